@@ -1,0 +1,117 @@
+"""The error tree: every way in which Stitch says no.
+
+Comes in: what went wrong, where, what was expected and what was found, and what to do about it.
+Goes out: one exception whose text says all of that. Knows nothing of any other room.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class StitchError(Exception):
+    """Base of all errors that Stitch raises on purpose.
+
+    >>> print(StitchError("no such slot", where="program 'main'", expected="x", got="y"))
+    no such slot
+      where: program 'main'
+      expected: x
+      got: y
+    """
+
+    exit_code = 6
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str | None = None,
+        expected: str | None = None,
+        got: str | None = None,
+        remedy: str | None = None,
+    ) -> None:
+        self.what = what
+        self.where = where
+        self.expected = expected
+        self.got = got
+        self.remedy = remedy
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        parts = (
+            ("where", self.where),
+            ("expected", self.expected),
+            ("got", self.got),
+            ("try", self.remedy),
+        )
+        return "\n".join([self.what, *(f"  {label}: {text}" for label, text in parts if text)])
+
+
+class UsageError(StitchError):
+    """A command or a call was given the wrong words: exit code 2."""
+
+    exit_code = 2
+
+
+class CompileError(StitchError):
+    """A module cannot become a program (unknown operator, shapes that do not fit): exit code 3."""
+
+    exit_code = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One defect of a file: a machine-readable kind, the place, and the sentence for people."""
+
+    kind: str
+    where: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.detail} [{self.kind}]"
+
+
+class FormatError(StitchError):
+    """A file is not what it claims to be; `problems` lists every defect: exit code 3."""
+
+    exit_code = 3
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        problems: tuple[Problem, ...] = (),
+        where: str | None = None,
+        expected: str | None = None,
+        got: str | None = None,
+        remedy: str | None = None,
+    ) -> None:
+        self.problems = problems
+        super().__init__(what, where=where, expected=expected, got=got, remedy=remedy)
+
+    def __str__(self) -> str:
+        return "\n".join([StitchError.__str__(self), *(f"  - {p}" for p in self.problems)])
+
+
+class IncompatibleError(FormatError):
+    """A sound file for another version, feature set or machine: exit code 4."""
+
+    exit_code = 4
+
+
+class LinkError(StitchError):
+    """An output does not fit the input that it is to feed; names both sides: exit code 6."""
+
+
+class LayoutError(StitchError):
+    """A layout is not legal, or a tensor is not in the layout that was promised: exit code 6."""
+
+
+class OutOfMemoryError(StitchError):
+    """A space cannot hold what a task needs; the text names bytes, holes and a remedy: exit code 5."""
+
+    exit_code = 5
+
+
+class TaskError(StitchError):
+    """A task failed, or a handle was used after its tensor was freed: exit code 6."""

@@ -1,0 +1,211 @@
+"""The shape of a machine's memory: banks, sizes, alignments, and the footprint of a tensor in it.
+
+Source of the rules: tt-metal's allocator and tensor layout reports.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from stitch.errors import LayoutError
+from stitch.program import (
+    DataType,
+    Layout,
+    MemoryLayout,
+    ShardSpec,
+    Space,
+    TensorDesc,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceShape:
+    """One memory space: `banks` alike, addresses `[base, limit)` usable in each, all in bytes."""
+
+    banks: int
+    base: int
+    limit: int
+    alignment: int
+
+    @property
+    def capacity(self) -> int:
+        """Usable bytes per bank."""
+        return self.limit - self.base
+
+
+@dataclass(frozen=True, slots=True)
+class MachineShape:
+    """What a binary records of the machine that it was compiled for; `l1`, `dram` may be absent."""
+
+    name: str
+    core_grid: tuple[int, int]
+    host: SpaceShape
+    l1: SpaceShape | None = None
+    dram: SpaceShape | None = None
+
+    def space(self, space: Space) -> SpaceShape:
+        """The shape of a space; raises `LayoutError` where the machine has no such space."""
+        found = {Space.HOST: self.host, Space.DRAM: self.dram, Space.L1: self.l1}[space]
+        if found is None:
+            raise LayoutError(
+                f"machine {self.name!r} has no {space.value}",
+                expected=" or ".join(s.value for s in self.spaces),
+                remedy="choose another space, or another machine",
+            )
+        return found
+
+    @property
+    def spaces(self) -> tuple[Space, ...]:
+        """The spaces that this machine has, host first."""
+        present = ((Space.DRAM, self.dram), (Space.L1, self.l1))
+        return (Space.HOST, *(space for space, shape in present if shape is not None))
+
+    def shortcomings(self, compiled_for: MachineShape) -> Iterator[str]:
+        """Each way in which this machine cannot hold what was compiled for the other."""
+        if self.core_grid < compiled_for.core_grid and (
+            self.core_grid[0] < compiled_for.core_grid[0]
+            or self.core_grid[1] < compiled_for.core_grid[1]
+        ):
+            yield f"core grid: needs {compiled_for.core_grid}, has {self.core_grid}"
+        for space in compiled_for.spaces:
+            theirs = compiled_for.space(space)
+            if space not in self.spaces:
+                yield f"{space.value}: needed, absent"
+                continue
+            ours = self.space(space)
+            if space is Space.HOST:
+                continue
+            if ours.alignment != theirs.alignment:
+                yield f"{space.value} alignment: needs {theirs.alignment}, has {ours.alignment}"
+            if ours.banks != theirs.banks:
+                yield f"{space.value} banks: needs {theirs.banks}, has {ours.banks}"
+            if ours.base > theirs.base or ours.limit < theirs.limit:
+                yield (
+                    f"{space.value} addresses: needs [{theirs.base:#x}, {theirs.limit:#x}), "
+                    f"has [{ours.base:#x}, {ours.limit:#x})"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """The bytes that a tensor takes in every bank of its space (lock-step allocation)."""
+
+    pages: int
+    page_nbytes: int
+    aligned_page_nbytes: int
+    banks: int
+    size_per_bank: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes over all banks."""
+        return self.size_per_bank * self.banks
+
+
+def round_up(value: int, granule: int) -> int:
+    """The least multiple of `granule` that is at least `value`."""
+    return -(-value // granule) * granule
+
+
+def page_shape(desc: TensorDesc) -> tuple[int, int]:
+    """Elements (rows, columns) of one page: a tile, or one row (a shard's row when sharded)."""
+    layout = desc.layout
+    if layout.tile_shape is not None:
+        return layout.tile_shape
+    if layout.shard_spec is not None:
+        return (1, layout.shard_spec.shape[1])
+    return (1, desc.rows_and_columns[1])
+
+
+def shard_counts(desc: TensorDesc, spec: ShardSpec) -> tuple[int, int]:
+    """How many shards the matrix is cut into, down and across."""
+    rows, columns = desc.rows_and_columns
+    return max(1, -(-rows // spec.shape[0])), max(1, -(-columns // spec.shape[1]))
+
+
+def footprint(desc: TensorDesc, machine: MachineShape) -> Footprint:
+    """The pages and bytes per bank of a tensor; at least one granule, also when it is empty.
+
+    Raises `LayoutError` where shards do not fit the memory layout, the grid or the banks.
+    """
+    layout, space = desc.layout, machine.space(desc.layout.space)
+    rows, columns = desc.rows_and_columns
+    page = page_shape(desc)
+    page_nbytes = layout.data_type.nbytes(page[0] * page[1])
+    aligned = round_up(page_nbytes, space.alignment)
+    spec = layout.shard_spec
+    if spec is None:
+        pages = (rows // page[0]) * -(-columns // page[1]) if columns else 0
+        if space.banks == 1 and not layout.is_tiled:
+            # One bank, dense rows: no page ever starts in another bank, so no page padding.
+            size = round_up(pages * page_nbytes, space.alignment)
+        else:
+            size = -(-pages // space.banks) * aligned
+    else:
+        _check_shards(desc, spec, machine)
+        per_shard = (spec.shape[0] // page[0]) * (spec.shape[1] // page[1])
+        pages = per_shard * math.prod(shard_counts(desc, spec))
+        size = per_shard * aligned
+    return Footprint(pages, page_nbytes, aligned, space.banks, max(size, space.alignment))
+
+
+def _check_shards(desc: TensorDesc, spec: ShardSpec, machine: MachineShape) -> None:
+    rows, columns = desc.rows_and_columns
+    down, across = shard_counts(desc, spec)
+    layout = desc.layout.memory_layout
+    wrong = []
+    if layout is MemoryLayout.HEIGHT_SHARDED and spec.shape[1] != columns:
+        wrong.append(f"height shards are {columns} columns wide, not {spec.shape[1]}")
+    if layout is MemoryLayout.WIDTH_SHARDED and spec.shape[0] != rows:
+        wrong.append(f"width shards are {rows} rows high, not {spec.shape[0]}")
+    if layout is MemoryLayout.BLOCK_SHARDED and (
+        down > spec.core_grid[0] or across > spec.core_grid[1]
+    ):
+        wrong.append(f"{down}x{across} blocks do not fit a grid of {spec.core_grid}")
+    if down * across > spec.cores:
+        wrong.append(f"{down * across} shards do not fit {spec.cores} cores")
+    if desc.layout.space is Space.L1 and (
+        spec.core_grid[0] > machine.core_grid[0] or spec.core_grid[1] > machine.core_grid[1]
+    ):
+        wrong.append(f"grid {spec.core_grid} exceeds the machine's {machine.core_grid}")
+    if spec.cores > machine.space(desc.layout.space).banks:
+        wrong.append(f"{spec.cores} cores exceed the space's banks")
+    if wrong:
+        raise LayoutError(f"{desc.text()} cannot be sharded so: " + "; ".join(wrong))
+
+
+def shard_layout(
+    shape: tuple[int, ...],
+    memory_layout: MemoryLayout,
+    machine: MachineShape,
+    *,
+    data_type: DataType,
+    space: Space = Space.L1,
+    tile_shape: tuple[int, int] | None = None,
+) -> Layout:
+    """The even sharding of a shape over a machine's cores; raises `LayoutError` if there is none.
+
+    The grid divides (ceiling) before tilizing, as ttnn does.
+    """
+    flat = TensorDesc(shape, Layout(data_type, Space.DRAM, tile_shape))
+    rows, columns = flat.rows_and_columns
+    grid = machine.core_grid if space is Space.L1 else (1, machine.space(space).banks)
+    cores = min(grid[0] * grid[1], machine.space(space).banks)
+    row_step, column_step = tile_shape or (1, 1)
+
+    def cut(length: int, parts: int, step: int) -> int:
+        return round_up(max(1, -(-length // parts)), step)
+
+    spec_shape = {
+        MemoryLayout.HEIGHT_SHARDED: (cut(rows, cores, row_step), max(1, columns)),
+        MemoryLayout.WIDTH_SHARDED: (max(1, rows), cut(columns, cores, column_step)),
+        MemoryLayout.BLOCK_SHARDED: (
+            cut(rows, grid[0], row_step),
+            cut(columns, grid[1], column_step),
+        ),
+    }.get(memory_layout)
+    if spec_shape is None:
+        raise LayoutError("interleaved tensors have no shards")
+    return Layout(data_type, space, tile_shape, memory_layout, ShardSpec(grid, spec_shape))

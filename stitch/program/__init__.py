@@ -1,0 +1,49 @@
+"""Programs: the data that crosses every wall, and nothing that acts on it.
+
+Comes in: types, layouts, values, operations, slots. Goes out: frozen, checked `Program`s and
+their text. Must not know: machines, files, kernels, memory.
+"""
+
+from stitch.program.data_type import BLOCK_ELEMENTS, DataType
+from stitch.program.layout import (
+    FACE_SHAPE,
+    MAX_RANK,
+    TILE_SHAPE,
+    Layout,
+    MemoryLayout,
+    Orientation,
+    ShardSpec,
+    Space,
+    TensorDesc,
+    host_layout,
+)
+from stitch.program.operation import (
+    ABSENT,
+    NO_ATTRIBUTES,
+    Array,
+    AttributeValue,
+    Constant,
+    InputKind,
+    InputSlot,
+    Operation,
+    OutputSlot,
+    Ownership,
+    Value,
+    ValueType,
+)
+from stitch.program.program import (
+    OperationList,
+    Program,
+    Role,
+    Scratch,
+    placement_problems,
+    structure_problems,
+)
+
+__all__ = [
+    "ABSENT", "BLOCK_ELEMENTS", "FACE_SHAPE", "MAX_RANK", "NO_ATTRIBUTES", "TILE_SHAPE",
+    "Array", "AttributeValue", "Constant", "DataType", "InputKind", "InputSlot", "Layout",
+    "MemoryLayout", "Operation", "OperationList", "Orientation", "OutputSlot", "Ownership",
+    "Program", "Role", "Scratch", "ShardSpec", "Space", "TensorDesc", "Value", "ValueType",
+    "host_layout", "placement_problems", "structure_problems",
+]  # fmt: skip

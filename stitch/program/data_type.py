@@ -1,0 +1,148 @@
+"""Data types: how one element is stored, and in which type it is computed."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from stitch.errors import LayoutError
+
+#: Elements that share one exponent byte in the block formats (tt-metal data formats).
+BLOCK_ELEMENTS = 16
+
+
+class DataType(enum.Enum):
+    """The storage type of a tensor's elements; the value is its name in files and texts.
+
+    >>> DataType.BFLOAT16.short, DataType.BFLOAT16.compute_dtype.name
+    ('bf16', 'float32')
+    """
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    FLOAT64 = "float64"
+    INT8 = "int8"
+    INT16 = "int16"
+    INT32 = "int32"
+    INT64 = "int64"
+    UINT8 = "uint8"
+    UINT16 = "uint16"
+    UINT32 = "uint32"
+    UINT64 = "uint64"
+    BOOL = "bool"
+    BFP8 = "bfp8"
+    BFP4 = "bfp4"
+
+    @property
+    def short(self) -> str:
+        """The name used in shapes such as `2x2xf32` (the spelling of IREE)."""
+        return _FACTS[self].short
+
+    @property
+    def is_floating(self) -> bool:
+        """Whether the elements are real numbers, block formats included."""
+        return _FACTS[self].floating
+
+    @property
+    def is_block(self) -> bool:
+        """Whether sixteen elements share an exponent (bfp8, bfp4): tiled layouts only."""
+        return _FACTS[self].mantissa_bits != 0
+
+    @property
+    def mantissa_bits(self) -> int:
+        """Bits of an element in a block format, sign included; 0 for other types."""
+        return _FACTS[self].mantissa_bits
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The NumPy type of one stored element; raises `LayoutError` for block formats."""
+        found = _FACTS[self].dtype
+        if found is None:
+            raise LayoutError(
+                f"{self.value} has no element type of its own: its elements share exponents",
+                remedy="convert to float32 with to_layout first",
+            )
+        return found
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one stored element; raises `LayoutError` for block formats."""
+        return self.dtype.itemsize
+
+    @property
+    def compute_dtype(self) -> np.dtype[Any]:
+        """The NumPy type that kernels compute in: float32 for types narrower than that."""
+        return _FACTS[self].compute
+
+    def nbytes(self, elements: int) -> int:
+        """Bytes that `elements` elements take; for block formats a multiple of 16 elements."""
+        bits = self.mantissa_bits
+        if bits == 0:
+            return elements * self.itemsize
+        return elements * bits // 8 + elements // BLOCK_ELEMENTS
+
+    @staticmethod
+    def from_dtype(dtype: Any) -> DataType:
+        """The data type of a NumPy dtype; raises `LayoutError` for those Stitch does not store."""
+        found = _BY_DTYPE.get(np.dtype(dtype))
+        if found is None:
+            raise LayoutError(
+                f"arrays of type {np.dtype(dtype)} are not supported",
+                expected=", ".join(t.value for t in DataType if not t.is_block),
+                remedy="convert the array with .astype(...) first",
+            )
+        return found
+
+    @staticmethod
+    def parse(name: str) -> DataType:
+        """The data type of a name, long or short; raises `LayoutError` with the list of names."""
+        found = _BY_NAME.get(name)
+        if found is None:
+            raise LayoutError(
+                f"unknown data type {name!r}", expected=", ".join(t.value for t in DataType)
+            )
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    short: str
+    floating: bool
+    dtype: np.dtype[Any] | None
+    compute: np.dtype[Any]
+    mantissa_bits: int = 0
+
+
+_F32 = np.dtype(np.float32)
+_BF16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def _plain(short: str, name: str) -> _Facts:
+    dtype = np.dtype(name)
+    return _Facts(short, dtype.kind == "f", dtype, dtype)
+
+
+_FACTS: dict[DataType, _Facts] = {
+    DataType.FLOAT32: _plain("f32", "float32"),
+    DataType.FLOAT16: _Facts("f16", True, np.dtype(np.float16), _F32),
+    DataType.BFLOAT16: _Facts("bf16", True, _BF16, _F32),
+    DataType.FLOAT64: _plain("f64", "float64"),
+    DataType.INT8: _plain("i8", "int8"),
+    DataType.INT16: _plain("i16", "int16"),
+    DataType.INT32: _plain("i32", "int32"),
+    DataType.INT64: _plain("i64", "int64"),
+    DataType.UINT8: _plain("ui8", "uint8"),
+    DataType.UINT16: _plain("ui16", "uint16"),
+    DataType.UINT32: _plain("ui32", "uint32"),
+    DataType.UINT64: _plain("ui64", "uint64"),
+    DataType.BOOL: _plain("i1", "bool"),
+    DataType.BFP8: _Facts("bfp8", True, None, _F32, 8),
+    DataType.BFP4: _Facts("bfp4", True, None, _F32, 4),
+}
+_BY_DTYPE = {facts.dtype: t for t, facts in _FACTS.items() if facts.dtype is not None}
+_BY_NAME = {t.value: t for t in DataType} | {facts.short: t for t, facts in _FACTS.items()}

@@ -1,0 +1,182 @@
+"""Layouts: where a tensor lies (space, address) and in which form (type, tiles, shards)."""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass, replace
+
+from stitch.errors import LayoutError
+from stitch.program.data_type import DataType
+
+#: The tile of the device: 32 rows of 32, stored as four 16 x 16 faces (tt-metal tensor layouts).
+TILE_SHAPE = (32, 32)
+FACE_SHAPE = (16, 16)
+MAX_RANK = 32
+
+
+class Space(enum.Enum):
+    """A memory: the host's, the device's DRAM, or the L1 beside its cores."""
+
+    HOST = "host"
+    DRAM = "dram"
+    L1 = "l1"
+
+
+class MemoryLayout(enum.Enum):
+    """How pages spread over banks: round robin, or cut into one shard per core."""
+
+    INTERLEAVED = "interleaved"
+    HEIGHT_SHARDED = "height_sharded"
+    WIDTH_SHARDED = "width_sharded"
+    BLOCK_SHARDED = "block_sharded"
+
+
+class Orientation(enum.Enum):
+    """The order in which shards are dealt to the cores of a grid."""
+
+    ROW_MAJOR = "row_major"
+    COL_MAJOR = "col_major"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSpec:
+    """One shard: the cores (rows, columns) and the shard's (rows, columns) in elements."""
+
+    core_grid: tuple[int, int]
+    shape: tuple[int, int]
+    orientation: Orientation = Orientation.ROW_MAJOR
+
+    def __post_init__(self) -> None:
+        if min(*self.core_grid, *self.shape) < 1:
+            raise LayoutError(
+                "a shard needs a positive grid and a positive shape",
+                got=f"grid {self.core_grid}, shape {self.shape}",
+            )
+
+    @property
+    def cores(self) -> int:
+        return self.core_grid[0] * self.core_grid[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Data type, space, tile shape (None: row-major), memory layout, and perhaps an address.
+
+    Addresses are per bank, in bytes. Raises `LayoutError` where the parts contradict each other:
+    block formats are only tiled, the host is never sharded, a sharded layout has a shard spec.
+
+    >>> Layout(DataType.FLOAT32, Space.L1, TILE_SHAPE).text()
+    'f32:l1:tile:interleaved'
+    """
+
+    data_type: DataType
+    space: Space = Space.HOST
+    tile_shape: tuple[int, int] | None = None
+    memory_layout: MemoryLayout = MemoryLayout.INTERLEAVED
+    shard_spec: ShardSpec | None = None
+    address: int | None = None
+
+    def __post_init__(self) -> None:
+        wrong = list(self._contradictions())
+        if wrong:
+            raise LayoutError("this layout is not legal: " + "; ".join(wrong))
+
+    def _contradictions(self) -> list[str]:
+        wrong = []
+        if self.tile_shape not in (None, TILE_SHAPE):
+            wrong.append(f"tiles are {TILE_SHAPE}, not {self.tile_shape}")
+        if self.data_type.is_block and self.tile_shape is None:
+            wrong.append(f"{self.data_type.value} exists only in tiles")
+        if self.is_sharded != (self.shard_spec is not None):
+            wrong.append("a sharded memory layout and a shard spec go together")
+        if self.is_sharded and self.space is Space.HOST:
+            wrong.append("the host is never sharded")
+        if self.shard_spec is not None and self.tile_shape is not None:
+            rows, columns = self.shard_spec.shape
+            if rows % self.tile_shape[0] or columns % self.tile_shape[1]:
+                wrong.append(f"a tiled shard is whole tiles, not {rows}x{columns}")
+        if self.address is not None and not 0 <= self.address < 2**63:
+            wrong.append(f"address {self.address} is out of range")
+        return wrong
+
+    @property
+    def is_tiled(self) -> bool:
+        return self.tile_shape is not None
+
+    @property
+    def is_sharded(self) -> bool:
+        return self.memory_layout is not MemoryLayout.INTERLEAVED
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the elements lie row-major and without gaps at the start of the footprint."""
+        return self.tile_shape is None and not self.is_sharded
+
+    def without_address(self) -> Layout:
+        """The same layout, wherever it lies."""
+        return self if self.address is None else replace(self, address=None)
+
+    def text(self) -> str:
+        """One stable word per fact, for errors, `Program.text` and `--explain`."""
+        words = [self.data_type.short, self.space.value]
+        words.append("tile" if self.is_tiled else "row_major")
+        spec = self.shard_spec
+        if spec is None:
+            words.append(self.memory_layout.value)
+        else:
+            grid, shape = spec.core_grid, spec.shape
+            order = "" if spec.orientation is Orientation.ROW_MAJOR else ",col_major"
+            words.append(
+                f"{self.memory_layout.value}({grid[0]}x{grid[1]} cores,"
+                f"{shape[0]}x{shape[1]}{order})"
+            )
+        at = "" if self.address is None else f"@{self.address:#x}"
+        return ":".join(words) + at
+
+
+def host_layout(data_type: DataType) -> Layout:
+    """The canonical host layout: row-major, interleaved, no address."""
+    return Layout(data_type)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDesc:
+    """Shape and layout: what compiler and runtime agree on for one tensor.
+
+    >>> TensorDesc((2, 3), host_layout(DataType.FLOAT32)).text()
+    '2x3xf32:host:row_major:interleaved'
+    """
+
+    shape: tuple[int, ...]
+    layout: Layout
+
+    def __post_init__(self) -> None:
+        if len(self.shape) > MAX_RANK or any(d < 0 for d in self.shape):
+            raise LayoutError(
+                f"a tensor has at most {MAX_RANK} dimensions, none of them negative",
+                got=str(self.shape),
+            )
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def rows_and_columns(self) -> tuple[int, int]:
+        """The tensor as a matrix: outer dimensions joined to the rows; tiles pad each matrix.
+
+        Tiled, the last two dimensions are padded to whole tiles before the outer ones join the
+        rows (ttnn's rule: 2x3x5x7 is 192x32 elements, 6 tiles).
+        """
+        columns = self.shape[-1] if self.shape else 1
+        rows = self.shape[-2] if len(self.shape) > 1 else 1
+        outer = math.prod(self.shape[:-2])
+        tile = self.layout.tile_shape
+        if tile is not None:
+            rows = -(-rows // tile[0]) * tile[0]
+            columns = -(-columns // tile[1]) * tile[1]
+        return outer * rows, columns
+
+    def text(self) -> str:
+        return "".join(f"{d}x" for d in self.shape) + self.layout.text()

@@ -1,0 +1,140 @@
+"""Values, operations and slots: the one vocabulary that graphs and programs share."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stitch.errors import CompileError
+from stitch.program.data_type import DataType
+from stitch.program.layout import Layout, TensorDesc
+
+Array = npt.NDArray[Any]
+AttributeValue = int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
+#: The index that stands for an optional operand that is not there.
+ABSENT = -1
+NO_ATTRIBUTES: Mapping[str, AttributeValue] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class ValueType:
+    """What an operator sees of a value: its shape and its logical data type."""
+
+    shape: tuple[int, ...]
+    data_type: DataType
+
+    def text(self) -> str:
+        """The spelling of IREE.
+
+        >>> ValueType((2, 3), DataType.FLOAT32).text()
+        '2x3xf32'
+        """
+        return "x".join([*map(str, self.shape), self.data_type.short])
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One value: a name, its logical type, and, once placed, its layout.
+
+    `type.data_type` is what operators compute with; `layout.data_type` is how it is stored. They
+    differ only between floating types (a float32 value may be stored as bfp8).
+    """
+
+    name: str
+    type: ValueType
+    layout: Layout | None = None
+
+    @property
+    def desc(self) -> TensorDesc:
+        """Shape and layout of a placed value; raises `CompileError` before placement."""
+        if self.layout is None:
+            raise CompileError(f"value {self.name!r} has no layout yet: it is not placed")
+        return TensorDesc(self.type.shape, self.layout)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One application of an operator; operands are indices into the values, `ABSENT` for none."""
+
+    op: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    attributes: Mapping[str, AttributeValue] = field(default=NO_ATTRIBUTES)
+    domain: str = ""
+    location: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "attributes", MappingProxyType(dict(self.attributes)))
+
+
+class InputKind(enum.Enum):
+    """What an input is for; decides its default home and whether results can be remembered."""
+
+    ACTIVATION = "activation"
+    PARAMETER = "parameter"
+    STATE = "state"
+    SAVED = "saved"
+    KEY = "key"
+
+
+class Ownership(enum.Enum):
+    """Whether the caller keeps an input (`borrow`) or gives it away (`donate`)."""
+
+    BORROW = "borrow"
+    DONATE = "donate"
+
+
+@dataclass(frozen=True, slots=True)
+class InputSlot:
+    """A named input of a graph or program, and the value that it gives."""
+
+    name: str
+    value: int
+    kind: InputKind = InputKind.ACTIVATION
+    ownership: Ownership = Ownership.BORROW
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSlot:
+    """A named output; `aliases_input` is the index of the donated input whose buffer it takes."""
+
+    name: str
+    value: int
+    aliases_input: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Constant:
+    """A value known at compile time: dense row-major data of the value's logical data type.
+
+    The array is read-only and may be a memory mapping of the file that it came from.
+    """
+
+    value: int
+    data: Array
+
+    def __post_init__(self) -> None:
+        if self.data.flags.writeable:
+            frozen = self.data.view()
+            frozen.flags.writeable = False
+            object.__setattr__(self, "data", frozen)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Constant):
+            return NotImplemented
+        same = self.value == other.value and self.data.dtype == other.data.dtype
+        return same and self.data.shape == other.data.shape and bytes_equal(self.data, other.data)
+
+    def __hash__(self) -> int:
+        return hash((self.value, self.data.shape, self.data.dtype.str))
+
+
+def bytes_equal(a: Array, b: Array) -> bool:
+    """Whether two arrays of one shape and type hold the same bits (NaN equals itself)."""
+    return np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes()

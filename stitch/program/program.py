@@ -1,0 +1,228 @@
+"""`Program`: a placed, compiled entry point, and the checks and text that every holder shares."""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from stitch.errors import CompileError, Problem
+from stitch.program.layout import Space, TensorDesc
+from stitch.program.operation import (
+    ABSENT,
+    Array,
+    Constant,
+    InputKind,
+    InputSlot,
+    Operation,
+    OutputSlot,
+    Ownership,
+    Value,
+)
+
+
+class Role(enum.Enum):
+    """What a program is for; it does not change how it runs."""
+
+    FORWARD = "forward"
+    LOSS = "loss"
+    BACKWARD = "backward"
+    UPDATE = "update"
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Working memory for a program's intermediate values while it runs.
+
+    In L1 it occupies the bottom `[unreserved base, unreserved base + size_per_bank)` of every
+    bank; in DRAM and on the host it is a buffer that lives as long as the run. Intermediate
+    values lie dense and row-major at their `layout.address`, counted in bytes over all banks
+    from the start of the scratch's footprint.
+    """
+
+    space: Space
+    size_per_bank: int
+
+
+class OperationList(Protocol):
+    """What a computation graph and a program have in common."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def inputs(self) -> tuple[InputSlot, ...]: ...
+    @property
+    def outputs(self) -> tuple[OutputSlot, ...]: ...
+    @property
+    def values(self) -> tuple[Value, ...]: ...
+    @property
+    def operations(self) -> tuple[Operation, ...]: ...
+    @property
+    def constants(self) -> tuple[Constant, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A placed entry point: slots, values with layouts, operations in run order, constants.
+
+    Raises `CompileError` listing every way in which the parts do not fit together.
+    """
+
+    name: str
+    inputs: tuple[InputSlot, ...]
+    outputs: tuple[OutputSlot, ...]
+    values: tuple[Value, ...]
+    operations: tuple[Operation, ...]
+    constants: tuple[Constant, ...]
+    scratch: Scratch
+    role: Role = Role.FORWARD
+
+    def __post_init__(self) -> None:
+        problems = [*structure_problems(self), *placement_problems(self)]
+        if problems:
+            listed = "; ".join(map(str, problems[:8]))
+            raise CompileError(f"program {self.name!r} is not well formed: {listed}")
+
+    def input_desc(self, index: int) -> TensorDesc:
+        """Where input `index` must lie, and in which form."""
+        return self.values[self.inputs[index].value].desc
+
+    def output_desc(self, index: int) -> TensorDesc:
+        """Where output `index` will lie, and in which form."""
+        return self.values[self.outputs[index].value].desc
+
+    def constant_data(self) -> dict[int, Array]:
+        """The constants by the index of their value."""
+        return {constant.value: constant.data for constant in self.constants}
+
+    def text(self) -> str:
+        """The program as stable, readable text (the form that golden files hold)."""
+        return program_text(self)
+
+
+def structure_problems(body: OperationList) -> Iterator[Problem]:
+    """Every structural defect: bad indices, values defined twice, used before or never defined."""
+    count = len(body.values)
+    defined: dict[int, str] = {}
+
+    def define(index: int, where: str) -> Iterator[Problem]:
+        if not 0 <= index < count:
+            yield Problem("bad_index", where, f"value {index} of {count}")
+        elif index in defined:
+            yield Problem("defined_twice", where, f"value {index} comes from {defined[index]}")
+        else:
+            defined[index] = where
+
+    for i, slot in enumerate(body.inputs):
+        yield from define(slot.value, f"input {i} ({slot.name})")
+    for i, constant in enumerate(body.constants):
+        yield from define(constant.value, f"constant {i}")
+        if 0 <= constant.value < count:
+            yield from _constant_problems(constant, body.values[constant.value], i)
+    for i, operation in enumerate(body.operations):
+        where = f"operation {i} ({operation.op})"
+        for index in operation.inputs:
+            if index != ABSENT and index not in defined:
+                yield Problem("undefined", where, f"input value {index} is not defined before it")
+        for index in operation.outputs:
+            if index != ABSENT:
+                yield from define(index, where)
+    for i, output in enumerate(body.outputs):
+        if output.value not in defined:
+            yield Problem("undefined", f"output {i} ({output.name})", f"value {output.value}")
+    for kind, names in (
+        ("input", [s.name for s in body.inputs]),
+        ("output", [s.name for s in body.outputs]),
+    ):
+        for name in sorted(n for n, times in Counter(names).items() if times > 1):
+            yield Problem("duplicate_name", f"{kind} {name}", f"two {kind}s have this name")
+
+
+def _constant_problems(constant: Constant, value: Value, index: int) -> Iterator[Problem]:
+    data, kind = constant.data, value.type
+    if data.shape != kind.shape or kind.data_type.is_block or data.dtype != kind.data_type.dtype:
+        found = f"data is {data.dtype}{list(data.shape)}, value is {kind.text()}"
+        yield Problem("constant_type", f"constant {index}", found)
+
+
+def placement_problems(program: Program) -> Iterator[Problem]:
+    """Every defect of placement: values without layout, storage that does not fit, bad aliases."""
+    for i, value in enumerate(program.values):
+        where = f"value {i} ({value.name})"
+        if value.layout is None:
+            yield Problem("unplaced", where, "it has no layout")
+        elif value.layout.data_type is not value.type.data_type and not (
+            value.layout.data_type.is_floating and value.type.data_type.is_floating
+        ):
+            stored = f"{value.type.text()} cannot be stored as {value.layout.data_type.value}"
+            yield Problem("storage_type", where, stored)
+    for side, slots in (("input", program.inputs), ("output", program.outputs)):
+        for slot in slots:
+            home = program.values[slot.value].layout if slot.value < len(program.values) else None
+            if home is not None and home.space is Space.HOST and home.address is not None:
+                yield Problem("host_address", f"{side} {slot.name}", "a host address is never fixed")
+    produced = {v for operation in program.operations for v in operation.outputs}
+    seen: set[int] = set()
+    taken: set[int] = set()
+    for i, slot in enumerate(program.outputs):
+        where = f"output {i} ({slot.name})"
+        if slot.value not in produced or slot.value in seen:
+            yield Problem("output_value", where, "an output is a value of its own, made here")
+        seen.add(slot.value)
+        if slot.aliases_input is not None:
+            yield from _alias_problems(program, slot, where, taken)
+
+
+def _alias_problems(
+    program: Program, slot: OutputSlot, where: str, taken: set[int]
+) -> Iterator[Problem]:
+    index = slot.aliases_input
+    if index is None or not 0 <= index < len(program.inputs):
+        yield Problem("bad_alias", where, f"input {index} of {len(program.inputs)}")
+        return
+    source = program.inputs[index]
+    if index in taken:
+        yield Problem("bad_alias", where, f"input {source.name!r} is aliased twice")
+    taken.add(index)
+    if source.ownership is not Ownership.DONATE:
+        yield Problem("bad_alias", where, f"input {source.name!r} is not donated")
+    if not 0 <= source.value < len(program.values) or slot.value >= len(program.values):
+        return
+    ours, theirs = program.values[slot.value], program.values[source.value]
+    if ours.type.shape != theirs.type.shape or ours.layout != theirs.layout:
+        yield Problem("bad_alias", where, f"its layout differs from input {source.name!r}'s")
+
+
+def program_text(program: Program) -> str:
+    """See `Program.text`."""
+
+    def name(index: int) -> str:
+        return "_" if index == ABSENT else f"%{program.values[index].name}"
+
+    lines = [f"program @{program.name} role={program.role.value} {{"]
+    for slot in program.inputs:
+        extra = "" if slot.kind is InputKind.ACTIVATION else f" {slot.kind.value}"
+        extra += " donate" if slot.ownership is Ownership.DONATE else ""
+        value = program.values[slot.value]
+        lines.append(f"  input {slot.name}: {name(slot.value)} {value.desc.text()}{extra}")
+    for constant in program.constants:
+        value = program.values[constant.value]
+        lines.append(f"  constant {name(constant.value)} {value.desc.text()}")
+    for operation in program.operations:
+        outputs = ", ".join(map(name, operation.outputs))
+        op = f"{operation.domain}.{operation.op}" if operation.domain else operation.op
+        arguments = ", ".join(map(name, operation.inputs))
+        attributes = ", ".join(f"{k}={v!r}" for k, v in sorted(operation.attributes.items()))
+        attributes = f" {{{attributes}}}" if attributes else ""
+        types = ", ".join(
+            "_" if i == ABSENT else program.values[i].desc.text() for i in operation.outputs
+        )
+        lines.append(f"  {outputs} = {op}({arguments}){attributes} : {types}")
+    for output in program.outputs:
+        alias = output.aliases_input
+        extra = "" if alias is None else f" aliases {program.inputs[alias].name}"
+        lines.append(f"  output {output.name}: {name(output.value)}{extra}")
+    lines.append(f"  scratch {program.scratch.space.value} {program.scratch.size_per_bank} B/bank")
+    return "\n".join([*lines, "}"]) + "\n"
