@@ -60,9 +60,7 @@ class Machine:
         """Whether bytes can move from L1 to L1 without passing through DRAM."""
         return self.path(Space.L1, Space.L1) is not None
 
-    def seconds(
-        self, source: Space, target: Space, nbytes: int, transfer_nbytes: int
-    ) -> float:
+    def seconds(self, source: Space, target: Space, nbytes: int, transfer_nbytes: int) -> float:
         """Simulated seconds of a copy; by way of DRAM where there is no direct path."""
         direct = self.path(source, target)
         if direct is not None:

@@ -27,7 +27,9 @@ class InferenceContext:
     outputs: int
     location: str = ""
 
-    def fail(self, what: str, *, expected: str | None = None, got: str | None = None) -> CompileError:
+    def fail(
+        self, what: str, *, expected: str | None = None, got: str | None = None
+    ) -> CompileError:
         """The error to raise: names the operator, where it stands, and the operand types."""
         operands = ", ".join("_" if t is None else t.text() for t in self.inputs)
         where = f"{self.op}({operands})" + (f" at {self.location}" if self.location else "")

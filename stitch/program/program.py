@@ -162,7 +162,9 @@ def placement_problems(program: Program) -> Iterator[Problem]:
         for slot in slots:
             home = program.values[slot.value].layout if slot.value < len(program.values) else None
             if home is not None and home.space is Space.HOST and home.address is not None:
-                yield Problem("host_address", f"{side} {slot.name}", "a host address is never fixed")
+                yield Problem(
+                    "host_address", f"{side} {slot.name}", "a host address is never fixed"
+                )
     produced = {v for operation in program.operations for v in operation.outputs}
     seen: set[int] = set()
     taken: set[int] = set()

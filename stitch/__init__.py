@@ -1,0 +1,1 @@
+"""Stitch joins independently compiled programs at run time."""
