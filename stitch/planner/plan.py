@@ -1,0 +1,194 @@
+"""The plan: a frozen list of steps, the facts it rests on, and what it leaves behind.
+
+Words. A *block* is one allocation in a space; a *value* is what tasks read and write. A value has
+one or more *instances*: (block, byte offset, descriptor). Several values may share a block (views).
+Blocks and values are plain numbers, the same for every window that asks for the same work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from stitch.machine import Machine
+from stitch.program import Space, TensorDesc
+from stitch.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """Where a value lies: in a block, `offset_nbytes` into its footprint, as `desc` says.
+
+    `desc` carries no address. The first instance of a value is its primary one.
+    """
+
+    block: int
+    offset_nbytes: int
+    desc: TensorDesc
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One allocation. `address` is per bank; None means a host array outside the spaces.
+
+    `desc` describes the whole block (to move it to another space); `origin` says who made it.
+    """
+
+    number: int
+    space: Space
+    address: int | None
+    size_per_bank: int
+    desc: TensorDesc
+    origin: str
+    pinned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A value that exists when the plan starts, and how long ago it was last used (0: just now)."""
+
+    value: int
+    instances: tuple[Instance, ...]
+    idle: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """All that a plan may depend on.
+
+    `kept` are the values that somebody can still read afterwards. Raises nothing by itself.
+    """
+
+    machine: Machine
+    tasks: tuple[Task, ...]
+    blocks: tuple[Block, ...]
+    residents: tuple[Resident, ...]
+    kept: frozenset[int]
+
+
+CertificateKind: TypeAlias = Literal["capacity", "packing", "cycle", "no_path"]
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """Why bytes had to leave L1, as data that a stranger can check.
+
+    `capacity`: the pieces that had to lie in the gaps add up to more than the gaps.
+    `packing`: they add up to less, but no assignment of pieces to gaps exists.
+    `cycle`: the moves form a cycle and no granule of the space was free.
+    `no_path`: the machine has no path from L1 to L1.
+    Sizes are bytes per bank.
+    """
+
+    kind: CertificateKind
+    pieces: tuple[int, ...] = ()
+    gaps: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Allocate:
+    """Take `[address, address + size_per_bank)` in every bank of the space for a block."""
+
+    block: int
+    space: Space
+    address: int
+    size_per_bank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Give a block back: nothing in it is needed any more, or it lies elsewhere as well."""
+
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Write a value, from one instance, as another descriptor into another block.
+
+    `kind` is `copy` (a task wants it so) or `evict` (room is wanted; then `certificate` says why).
+    For an eviction the whole block is copied and all values in it follow.
+    """
+
+    kind: Literal["copy", "evict"]
+    value: int
+    source: Instance
+    target: Instance
+    nbytes: int
+    seconds: float
+    reason: str
+    certificate: Certificate | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Raw bytes from one region to another; addresses per bank, `nbytes` over all banks."""
+
+    source_space: Space
+    source_address: int
+    target_space: Space
+    target_address: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Relocate:
+    """Bring blocks to new addresses of the same space by an ordered list of raw transfers.
+
+    `targets` pairs blocks with addresses. Transfers that pass through DRAM are bounces; `stage` is
+    the DRAM region (address, size per bank) that they use, and `certificate` says why.
+    """
+
+    space: Space
+    targets: tuple[tuple[int, int], ...]
+    transfers: tuple[Transfer, ...]
+    nbytes: int
+    seconds: float
+    reason: str
+    stage: tuple[int, int] | None = None
+    certificate: Certificate | None = None
+
+    @property
+    def bounced_nbytes(self) -> int:
+        """Bytes that passed through DRAM, counted once on the way out."""
+        return sum(t.nbytes for t in self.transfers if t.target_space is not self.space)
+
+
+@dataclass(frozen=True, slots=True)
+class Execute:
+    """Run a task on blocks. `scratch` is (space, address, size per bank) or None."""
+
+    task: int
+    inputs: tuple[Instance, ...]
+    outputs: tuple[Instance, ...]
+    scratch: tuple[Space, int, int] | None
+
+
+Step: TypeAlias = Allocate | Free | Copy | Relocate | Execute
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Steps, and the state that they lead to.
+
+    `final_blocks` are the blocks alive at the end with their places; `final_values` the values
+    alive at the end with their instances. `free_regions` (space, address, size per bank) must be
+    free at the start; `touched` are the resident blocks that the plan reads, moves or frees.
+    """
+
+    request: PlanRequest
+    steps: tuple[Step, ...]
+    final_blocks: tuple[Block, ...]
+    final_values: tuple[Resident, ...]
+    free_regions: tuple[tuple[Space, int, int], ...]
+    touched: frozenset[int]
+
+    @property
+    def seconds(self) -> float:
+        """Simulated seconds of all copies and moves."""
+        return sum(s.seconds for s in self.steps if isinstance(s, Copy | Relocate))
+
+    @property
+    def copies(self) -> tuple[Copy | Relocate, ...]:
+        """The steps that carry bytes, in order."""
+        return tuple(s for s in self.steps if isinstance(s, Copy | Relocate))
