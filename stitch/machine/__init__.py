@@ -1,0 +1,13 @@
+"""Machines: described devices, the shape of their memory, and what copies cost on them.
+
+Comes in: YAML descriptions. Goes out: `Machine`. Must not know tensors' values, plans or devices.
+"""
+
+from stitch.machine.description import load_machine, machine_names, parse_machine
+from stitch.machine.machine import Machine, Noc, Path
+from stitch.machine.shape import Footprint, MachineShape, SpaceShape, footprint
+
+__all__ = [
+    "Footprint", "Machine", "MachineShape", "Noc", "Path", "SpaceShape", "footprint",
+    "load_machine", "machine_names", "parse_machine",
+]  # fmt: skip

@@ -1,35 +1,72 @@
-"""`Machine`: a described device, its memory shape and the rates of the paths between its spaces."""
+"""`Machine`: a described device, its memory shape and the cost of every way between its spaces.
+
+Comes in: figures that `description.py` has read and checked. Goes out: simulated seconds. Knows
+nothing of plans, tensors or files.
+
+The cost model, from first principles:
+
+* A published network-on-chip (NoC) table gives bytes per cycle against transfer size. Its shape
+  is that of one issuer: a request costs about 23 cycles to issue, whatever its size, until the link
+  itself is full. So the table is **per core**, not for the chip (`Noc.bytes_per_cycle`).
+* A copy inside L1 is made by all worker cores at once, each through its own link: links x table.
+  (Two rings per direction leave the bisection wide enough for uniform traffic.)
+* A copy between DRAM and L1 is issued by the same cores, but they share the DRAM channels: the
+  lesser of links x table and the bandwidth that the channels were measured to achieve in total.
+  DRAM to DRAM reads and writes the same channels, so it gets half of that.
+* A copy to or from the host is bound by the host link, whatever the cores do.
+* A page is one transfer. Below the smallest size of a table the time of one transfer is constant.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
+from stitch.errors import LayoutError
 from stitch.machine.shape import MachineShape
 from stitch.program import Space
+
+Curve = tuple[tuple[int, float], ...]
+
+
+def read_curve(curve: Curve, transfer_nbytes: int) -> float:
+    """The rate at a transfer size: linear between the points, flat above the last.
+
+    Below the first point the time of one transfer is that of the first point, so the rate falls in
+    proportion to the size.
+
+    >>> read_curve(((128, 4.0), (256, 8.0)), 192), read_curve(((128, 4.0), (256, 8.0)), 64)
+    (6.0, 2.0)
+    """
+    before = curve[0]
+    if transfer_nbytes <= before[0]:
+        return before[1] * max(1, transfer_nbytes) / before[0]
+    for after in curve[1:]:
+        if transfer_nbytes <= after[0]:
+            share = (transfer_nbytes - before[0]) / (after[0] - before[0])
+            return before[1] + share * (after[1] - before[1])
+        before = after
+    return before[1]
 
 
 @dataclass(frozen=True, slots=True)
 class Path:
     """How fast bytes go from one space to another.
 
-    `seconds(nbytes, transfer)` = operation latency + bytes / rate, where the rate depends on the
-    size of a single transfer (a page): `curve` holds (transfer bytes, bytes per second), rising.
+    `curve` holds (transfer bytes, bytes per second), rising; `limit_bytes_per_second` is what the
+    slower end allows in total, whatever the size of the transfers.
     """
 
     latency_seconds: float
-    curve: tuple[tuple[int, float], ...]
+    curve: Curve
+    limit_bytes_per_second: float = math.inf
 
     def rate(self, transfer_nbytes: int) -> float:
-        """Bytes per second for transfers of a size: linear between the points of the curve."""
-        before = self.curve[0]
-        if transfer_nbytes <= before[0]:
-            return before[1]
-        for after in self.curve[1:]:
-            if transfer_nbytes <= after[0]:
-                share = (transfer_nbytes - before[0]) / (after[0] - before[0])
-                return before[1] + share * (after[1] - before[1])
-            before = after
-        return before[1]
+        """Bytes per second for transfers of a size (see `read_curve`), capped by the limit."""
+        return min(read_curve(self.curve, transfer_nbytes), self.limit_bytes_per_second)
 
     def seconds(self, nbytes: int, transfer_nbytes: int) -> float:
         """Simulated seconds to carry `nbytes` in transfers of `transfer_nbytes`."""
@@ -37,12 +74,43 @@ class Path:
 
 
 @dataclass(frozen=True, slots=True)
+class Noc:
+    """The network on chip as one worker core sees it: rates over its link, latencies in cycles."""
+
+    clock_hz: float
+    curve: Curve
+    latency_cycles: float
+    latency_cycles_per_hop: float
+
+    def bytes_per_cycle(self, transfer_nbytes: int) -> float:
+        """Bytes per cycle over one core's link, in transfers of a size."""
+        return read_curve(self.curve, transfer_nbytes)
+
+    def write_latency_cycles(self, hops: float) -> float:
+        """Cycles from the start of a write until its first bytes arrive, `hops` routers away."""
+        return self.latency_cycles + self.latency_cycles_per_hop * hops
+
+    def path(self, links: int, hops: float, limit_bytes_per_second: float = math.inf) -> Path:
+        """The path that `links` cores make together, each over its own link."""
+        scale = links * self.clock_hz
+        return Path(
+            self.write_latency_cycles(hops) / self.clock_hz,
+            tuple((nbytes, rate * scale) for nbytes, rate in self.curve),
+            limit_bytes_per_second,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
-    """A described device: name, memory shape, and a path for each pair of spaces it connects."""
+    """A described device: name, memory shape, and a path for each pair of spaces it connects.
+
+    `sources` pairs the dotted name of a figure with where that figure was found.
+    """
 
     shape: MachineShape
     paths: tuple[tuple[Space, Space, Path], ...]
     sources: tuple[tuple[str, str], ...] = ()
+    noc: Noc | None = None
 
     @property
     def name(self) -> str:
@@ -55,18 +123,59 @@ class Machine:
                 return path
         return None
 
+    def without_path(self, source: Space, target: Space) -> Machine:
+        """The same machine with one path cut (to ask what a plan would then have to do)."""
+        left = tuple(p for p in self.paths if not (p[0] is source and p[1] is target))
+        return dataclasses.replace(self, paths=left)
+
     @property
     def moves_inside_l1(self) -> bool:
         """Whether bytes can move from L1 to L1 without passing through DRAM."""
         return self.path(Space.L1, Space.L1) is not None
 
-    def seconds(self, source: Space, target: Space, nbytes: int, transfer_nbytes: int) -> float:
-        """Simulated seconds of a copy; by way of DRAM where there is no direct path."""
-        direct = self.path(source, target)
-        if direct is not None:
-            return direct.seconds(nbytes, transfer_nbytes)
-        if Space.DRAM in (source, target):
-            return 0.0
-        return self.seconds(source, Space.DRAM, nbytes, transfer_nbytes) + self.seconds(
-            Space.DRAM, target, nbytes, transfer_nbytes
+    def route(self, source: Space, target: Space) -> tuple[Space, ...]:
+        """The spaces that a copy visits, both ends included: direct, else through fewest others.
+
+        Among equals DRAM comes first, since it has the room. Raises `LayoutError` where no chain of
+        paths leads from one to the other.
+        """
+        for middle in _detours(source, target):
+            stops = (source, *middle, target)
+            if all(self.path(*leg) is not None for leg in pairwise(stops)):
+                return stops
+        known = ", ".join(f"{a.value}->{b.value}" for a, b, _ in self.paths) or "none"
+        raise LayoutError(
+            f"machine {self.name!r} cannot carry bytes from {source.value} to {target.value}",
+            expected=f"a chain of paths {source.value} -> ... -> {target.value}",
+            got=f"paths: {known}",
+            remedy="add the missing path to the machine's description",
         )
+
+    def seconds(self, source: Space, target: Space, nbytes: int, transfer_nbytes: int) -> float:
+        """Simulated seconds of a copy: the sum over the legs of its route.
+
+        `nbytes` in all, in transfers of `transfer_nbytes`. Raises `LayoutError` without a route.
+        """
+        total = 0.0
+        stops = self.route(source, target)
+        for a, b in pairwise(stops):
+            leg = self.path(a, b)
+            assert leg is not None, "route() only returns connected stops"
+            total += leg.seconds(nbytes, transfer_nbytes)
+        return total
+
+    def noc_bytes_per_cycle(self, transfer_nbytes: int) -> float:
+        """Bytes per cycle over one worker core's link; raises `LayoutError` without a NoC."""
+        if self.noc is None:
+            raise LayoutError(
+                f"machine {self.name!r} describes no network on chip",
+                remedy="choose a machine whose description has a `noc` section",
+            )
+        return self.noc.bytes_per_cycle(transfer_nbytes)
+
+
+def _detours(source: Space, target: Space) -> Iterator[tuple[Space, ...]]:
+    yield ()
+    others = [s for s in (Space.DRAM, Space.L1, Space.HOST) if s not in (source, target)]
+    yield from ((middle,) for middle in others)
+    yield from ((a, b) for a in others for b in others if a is not b)

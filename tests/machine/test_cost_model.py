@@ -1,0 +1,157 @@
+"""The cost model against published figures, and the way it joins paths into routes."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+
+from stitch.errors import LayoutError
+from stitch.machine import Machine, Path, load_machine
+from stitch.program import Space
+
+# tt-npe's device models: transfer bytes -> bytes per cycle, per link.
+PUBLISHED = [
+    ("wormhole_n150", 128, 5.5),
+    ("wormhole_n150", 256, 10.1),
+    ("wormhole_n150", 512, 18),
+    ("wormhole_n150", 1024, 27.4),
+    ("wormhole_n150", 2048, 30),
+    ("blackhole_p150", 128, 6),
+    ("blackhole_p150", 1024, 48),
+    ("blackhole_p150", 2048, 57.7),
+    ("blackhole_p150", 16384, 60.9),
+]
+MANY = 1 << 30
+
+
+@pytest.mark.parametrize(("name", "transfer_nbytes", "expected"), PUBLISHED)
+def test_the_noc_table_is_reproduced(name: str, transfer_nbytes: int, expected: float) -> None:
+    machine = load_machine(name)
+    assert machine.noc_bytes_per_cycle(transfer_nbytes) == pytest.approx(expected, rel=0.10)
+
+
+@pytest.mark.parametrize(("name", "transfer_nbytes", "expected"), PUBLISHED)
+def test_a_copy_inside_l1_runs_at_the_table_on_every_link(
+    name: str, transfer_nbytes: int, expected: float
+) -> None:
+    machine = load_machine(name)
+    assert machine.noc is not None and machine.shape.l1 is not None
+    per_link = MANY / machine.seconds(Space.L1, Space.L1, MANY, transfer_nbytes)
+    per_link /= machine.shape.l1.banks * machine.noc.clock_hz
+    assert per_link == pytest.approx(expected, rel=0.10)
+
+
+@pytest.mark.parametrize(("name", "clock_hz"), [("wormhole_n150", 1e9), ("blackhole_p150", 1.35e9)])
+def test_the_noc_runs_at_its_clock(name: str, clock_hz: float) -> None:
+    noc = load_machine(name).noc
+    assert noc is not None and noc.clock_hz == clock_hz
+
+
+@pytest.mark.parametrize("hops", [0, 1, 10])
+def test_a_write_takes_forty_cycles_and_ten_for_each_hop(hops: int) -> None:
+    noc = load_machine("wormhole_n150").noc
+    assert noc is not None
+    assert noc.write_latency_cycles(hops) == pytest.approx(40 + 10 * hops, rel=0.10)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "low", "high"),
+    [
+        (Space.HOST, Space.DRAM, 3.9, 3.9),
+        (Space.HOST, Space.L1, 3.9, 3.9),
+        (Space.DRAM, Space.HOST, 1.1, 1.9),
+        (Space.L1, Space.HOST, 1.1, 1.9),
+        (Space.DRAM, Space.L1, 267, 267),
+        (Space.L1, Space.DRAM, 267, 267),
+    ],
+)
+def test_n150_copies_run_at_the_measured_rates(
+    source: Space, target: Space, low: float, high: float
+) -> None:
+    gigabytes = MANY / load_machine("wormhole_n150").seconds(source, target, MANY, 2048) / 1e9
+    assert 0.9 * low <= gigabytes <= 1.1 * high
+
+
+def test_p150_keeps_wormholes_share_of_its_faster_host_link() -> None:
+    n150, p150 = load_machine("wormhole_n150"), load_machine("blackhole_p150")
+    ends = (Space.HOST, Space.DRAM)
+    ratio = n150.seconds(*ends, MANY, 2048) / p150.seconds(*ends, MANY, 2048)
+    assert ratio == pytest.approx(2.0, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["wormhole_n150", "blackhole_p150", "tiny"])
+def test_larger_transfers_are_never_slower(name: str) -> None:
+    machine = load_machine(name)
+    sizes = [16, 32, 100, 128, 200, 1024, 1500, 2048, 4096, 65536]
+    for source, target in itertools.product(machine.shape.spaces, repeat=2):
+        times = [machine.seconds(source, target, MANY, size) for size in sizes]
+        assert times == sorted(times, reverse=True)
+
+
+def test_a_transfer_below_the_table_takes_as_long_as_its_first() -> None:
+    noc = load_machine("wormhole_n150").noc
+    assert noc is not None
+    assert 32 / noc.bytes_per_cycle(32) == pytest.approx(128 / noc.bytes_per_cycle(128))
+
+
+def test_every_pair_of_spaces_costs_time_on_every_shipped_machine() -> None:
+    for name in ("wormhole_n150", "blackhole_p150", "tiny", "host"):
+        machine = load_machine(name)
+        for source, target in itertools.product(machine.shape.spaces, repeat=2):
+            assert machine.seconds(source, target, 4096, 2048) > 0
+
+
+def test_without_a_direct_path_a_copy_goes_by_dram_and_costs_both_legs() -> None:
+    machine = load_machine("tiny")
+    both = machine.seconds(Space.HOST, Space.DRAM, 4096, 64) + machine.seconds(
+        Space.DRAM, Space.L1, 4096, 64
+    )
+    cut = machine.without_path(Space.HOST, Space.L1)
+    assert cut.route(Space.HOST, Space.L1) == (Space.HOST, Space.DRAM, Space.L1)
+    assert cut.seconds(Space.HOST, Space.L1, 4096, 64) == pytest.approx(both)
+
+
+def test_without_an_l1_path_a_move_inside_l1_bounces_and_costs_both_legs() -> None:
+    machine = load_machine("tiny").without_path(Space.L1, Space.L1)
+    both = machine.seconds(Space.L1, Space.DRAM, 4096, 64) + machine.seconds(
+        Space.DRAM, Space.L1, 4096, 64
+    )
+    assert not machine.moves_inside_l1
+    assert machine.seconds(Space.L1, Space.L1, 4096, 64) == pytest.approx(both)
+
+
+def test_without_a_dram_path_a_copy_inside_dram_goes_by_l1() -> None:
+    machine = load_machine("tiny").without_path(Space.DRAM, Space.DRAM)
+    assert machine.route(Space.DRAM, Space.DRAM) == (Space.DRAM, Space.L1, Space.DRAM)
+
+
+def test_a_copy_that_no_chain_of_paths_makes_is_a_layout_error() -> None:
+    machine = load_machine("tiny")
+    for source in (Space.HOST, Space.DRAM, Space.L1):
+        machine = machine.without_path(source, Space.L1)
+    with pytest.raises(LayoutError, match="cannot carry bytes from host to l1"):
+        machine.seconds(Space.HOST, Space.L1, 4096, 64)
+
+
+def test_a_space_that_is_absent_is_a_layout_error() -> None:
+    with pytest.raises(LayoutError):
+        load_machine("host").seconds(Space.HOST, Space.DRAM, 4096, 64)
+
+
+def test_a_machine_without_a_noc_says_so() -> None:
+    with pytest.raises(LayoutError, match="network on chip"):
+        load_machine("host").noc_bytes_per_cycle(128)
+
+
+def test_a_limit_caps_the_curve() -> None:
+    path = Path(0.0, ((64, 1e9), (1024, 9e9)), limit_bytes_per_second=5e9)
+    assert (path.rate(64), path.rate(1024)) == (1e9, 5e9)
+
+
+def test_a_replaced_path_changes_the_cost() -> None:
+    machine = load_machine("host")
+    paths = ((Space.HOST, Space.HOST, Path(1.0, ((1, 2.0),))),)
+    slow: Machine = dataclasses.replace(machine, paths=paths)
+    assert slow.seconds(Space.HOST, Space.HOST, 10, 10) == 6.0

@@ -1,0 +1,234 @@
+"""Machine descriptions: ours are sound and sourced, a user's are checked, every problem at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path as FilePath
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stitch.errors import FormatError, LayoutError, UsageError
+from stitch.machine.description import load_machine, machine_names, parse_machine
+from stitch.program import Space
+
+SHIPPED = ("blackhole_p150", "host", "tiny", "wormhole_n150")
+
+
+def text_of(name: str) -> str:
+    import stitch.machine
+
+    folder = FilePath(stitch.machine.__file__).parent
+    return (folder / f"{name}.yaml").read_text(encoding="utf-8")
+
+
+def problems_of(text: str) -> dict[str, str]:
+    """kind -> place of each problem found in a description."""
+    with pytest.raises(FormatError) as caught:
+        parse_machine(text.encode(), "mine.yaml")
+    assert "mine.yaml" in str(caught.value)
+    return {problem.kind: problem.where for problem in caught.value.problems}
+
+
+def changed(old: str, new: str, name: str = "tiny") -> str:
+    text = text_of(name)
+    assert old in text
+    return text.replace(old, new, 1)
+
+
+def test_the_shipped_machines_are_the_four_of_the_design() -> None:
+    assert machine_names() == SHIPPED
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_machine_loads_under_its_own_name(name: str) -> None:
+    assert load_machine(name).name == name
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_figure_of_a_shipped_machine_names_its_source(name: str) -> None:
+    def unsourced(node: object, place: str) -> list[str]:
+        if isinstance(node, dict):
+            if "source" in node:
+                return []
+            return [p for key, part in node.items() for p in unsourced(part, f"{place}.{key}")]
+        if isinstance(node, list):
+            return [p for i, part in enumerate(node) for p in unsourced(part, f"{place}[{i}]")]
+        return [place] if place not in (".name", ".description") else []
+
+    assert unsourced(yaml.safe_load(text_of(name)), "") == []
+
+
+def test_sources_are_data_of_the_machine() -> None:
+    sources = dict(load_machine("wormhole_n150").sources)
+    assert "72 worker cores" in sources["core_grid"]
+    assert "L1_SMALL" in sources["l1.reserved_top_nbytes"]
+    assert "3.9 GB/s" in sources["paths[1](host->dram)"]
+
+
+def test_n150_keeps_l1_small_and_the_unreserved_base_out_of_reach() -> None:
+    l1 = load_machine("wormhole_n150").shape.l1
+    assert l1 is not None
+    assert (l1.banks, l1.base, l1.limit, l1.alignment) == (64, 103_712, 1_499_136 - 32_768, 16)
+
+
+def test_n150_dram_is_twelve_channels() -> None:
+    dram = load_machine("wormhole_n150").shape.dram
+    assert dram is not None
+    assert (dram.banks, dram.limit, dram.alignment) == (12, 1_071_181_792, 32)
+
+
+def test_p150_has_the_published_sizes_and_alignments() -> None:
+    shape = load_machine("blackhole_p150").shape
+    assert shape.l1 is not None and shape.dram is not None
+    assert (shape.l1.base, shape.l1.limit) == (98_304, 1_572_864 - 32_768)
+    assert (shape.dram.banks, shape.dram.limit, shape.dram.alignment) == (8, 4_278_190_080, 64)
+
+
+def test_the_host_machine_has_no_device_spaces() -> None:
+    assert load_machine("host").shape.spaces == (Space.HOST,)
+
+
+def test_a_users_file_is_read_as_ours_is(tmp_path: FilePath) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(text_of("tiny"), encoding="utf-8")
+    assert load_machine(mine) == load_machine("tiny")
+    assert load_machine(str(mine)) == load_machine("tiny")
+
+
+def test_a_machine_is_given_back_as_it_is() -> None:
+    machine = load_machine("tiny")
+    assert load_machine(machine) is machine
+
+
+def test_a_machine_without_an_l1_path_is_expressed_by_leaving_it_out() -> None:
+    lines = text_of("tiny").splitlines()
+    text = "\n".join(line for line in lines if "from: l1, to: l1" not in line)
+    machine = parse_machine(text.encode(), "cut.yaml")
+    assert not machine.moves_inside_l1
+    assert machine.route(Space.L1, Space.L1) == (Space.L1, Space.DRAM, Space.L1)
+    assert machine.paths == load_machine("tiny").without_path(Space.L1, Space.L1).paths
+
+
+def test_an_unknown_name_suggests_the_closest_machine() -> None:
+    with pytest.raises(UsageError, match="did you mean 'wormhole_n150'"):
+        load_machine("wormhole_n15")
+
+
+def test_a_missing_file_names_itself(tmp_path: FilePath) -> None:
+    with pytest.raises(UsageError, match="nowhere"):
+        load_machine(tmp_path / "nowhere.yaml")
+
+
+def test_an_unknown_key_suggests_the_closest() -> None:
+    with pytest.raises(FormatError, match="did you mean 'alignment'") as caught:
+        parse_machine(changed("alignment: 16", "alignmnet: 16").encode(), "mine.yaml")
+    kinds = {problem.kind for problem in caught.value.problems}
+    assert kinds == {"unknown_key", "missing_key"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind", "where"),
+    [
+        ("banks: 4", "banks: 0", "out_of_range", "l1.banks"),
+        ("banks: 4", "banks: 5", "banks_per_core", "l1.banks"),
+        ("banks: 4", "banks: yes", "wrong_type", "l1.banks"),
+        ("banks: 4", "banks: 4.5", "wrong_type", "l1.banks"),
+        ("base: 1_024", "base: -16", "out_of_range", "l1.base"),
+        ("base: 1_024", "base: 16_384", "no_room", "l1.base"),
+        ("base: 1_024", "base: 1_030", "alignment", "l1.base"),
+        ("alignment: 16", "alignment: 24", "alignment", "l1.alignment"),
+        ("bank_nbytes: 16_384", "bank_nbytes: 1_0_0_0_0_1", "alignment", "l1.bank_nbytes"),
+        ("reserved_top_nbytes: 0", "reserved_top_nbytes: 16_000", "no_room", "l1.base"),
+        ("256: 16", "256: 6", "not_rising", "noc.bytes_per_cycle.256"),
+        ("64: 4, 128: 8", "128: 8, 64: 4", "not_rising", "noc.bytes_per_cycle.64"),
+        ("64: 4", "0: 4", "out_of_range", "noc.bytes_per_cycle"),
+        ("64: 4", "64: -4", "out_of_range", "noc.bytes_per_cycle.64"),
+        ("64: 4", "64: .nan", "out_of_range", "noc.bytes_per_cycle.64"),
+        ("clock_hz: 1_000_000_000", "clock_hz: 0", "out_of_range", "noc.clock_hz"),
+        ("clock_hz: 1_000_000_000", "clock_hz: .inf", "out_of_range", "noc.clock_hz"),
+        ("latency_cycles: 40", "latency_cycles: fast", "wrong_type", "noc.latency_cycles"),
+        ("value: [2, 2]", "value: [2]", "wrong_type", "core_grid"),
+        ("value: [2, 2]", "vlaue: [2, 2]", "wrong_type", "core_grid"),
+        ("name: tiny", "name: ''", "wrong_type", "name"),
+        ("name: tiny", "", "missing_key", "name"),
+        ("from: host, to: l1", "from: host, to: l2", "unknown_space", "paths[2](host->l2).to"),
+        ("from: host, to: l1", "from: host, to: dram", "duplicate_path", "paths[2](host->dram)"),
+        ("noc_links: 4", "bytes_per_second: 1", "rate", "paths[5](dram->l1).hops"),
+        ("hops: 1", "hops: 1, curve: {1: 1}", "rate", "paths[5](dram->l1)"),
+    ],
+)
+def test_an_impossible_figure_is_named(old: str, new: str, kind: str, where: str) -> None:
+    assert problems_of(changed(old, new)).get(kind) == where
+
+
+def test_all_problems_are_reported_at_once() -> None:
+    text = changed("banks: 4", "banks: 0").replace("256: 16", "256: 6").replace("name: tiny", "")
+    assert {"out_of_range", "not_rising", "missing_key"} <= problems_of(text).keys()
+
+
+def test_a_space_that_nothing_reaches_is_a_problem() -> None:
+    text = "\n".join(line for line in text_of("tiny").splitlines() if ", to: l1" not in line)
+    assert problems_of(text) == {"unreachable": "paths"}
+
+
+def test_l1_without_dram_is_refused() -> None:
+    document = yaml.safe_load(text_of("tiny"))
+    del document["dram"]
+    document["paths"] = [p for p in document["paths"] if "dram" not in (p["from"], p["to"])]
+    assert problems_of(yaml.safe_dump(document, sort_keys=False)) == {"missing_key": "dram"}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[1, 2]",
+        b"\xff\xfe\x00",
+        b"a: [",
+        b"a: 1\na: 2",
+        b"x: &x {a: 1}\ny: {<<: [*x, *x]}",
+        b"[" * 5000,
+        b"n: " + b"9" * 5000,
+        b"? [a]\n: b",
+        b"d: 2020-99-99",
+        b"h: &h {banks: *h}",
+        b"!!python/object:os.system {}",
+        b"#" * (1 << 21),
+    ],
+)
+def test_whatever_is_no_description_is_a_format_error(content: bytes) -> None:
+    with pytest.raises(FormatError):
+        parse_machine(content, "odd.yaml")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_damaged_description_is_read_or_refused(data: st.DataObject) -> None:
+    lines = text_of("tiny").splitlines()
+    index = data.draw(st.integers(0, len(lines) - 1))
+    lines[index] = data.draw(st.sampled_from(["", "host: 3", "paths: {}", "l1: [", "noc: {}"]))
+    try:
+        machine = parse_machine("\n".join(lines).encode(), "damaged.yaml")
+    except FormatError:
+        return
+    assert machine.seconds(Space.HOST, Space.L1, 1024, 64) > 0
+
+
+def test_numbers_in_plain_scientific_notation_are_numbers() -> None:
+    text = changed("bytes_per_second: 4.0e+9", "bytes_per_second: 4e9")
+    assert parse_machine(text.encode(), "mine.yaml").paths == load_machine("tiny").paths
+
+
+def test_a_variant_is_made_with_replace() -> None:
+    tiny = load_machine("tiny")
+    assert tiny.shape.l1 is not None
+    shape = dataclasses.replace(tiny.shape, l1=dataclasses.replace(tiny.shape.l1, limit=8_192))
+    assert dataclasses.replace(tiny, shape=shape).shape.space(Space.L1).capacity == 7_168
+
+
+def test_a_machine_without_dram_says_so() -> None:
+    with pytest.raises(LayoutError, match="no dram"):
+        load_machine("host").shape.space(Space.DRAM)
