@@ -65,7 +65,7 @@ class Operation:
     op: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    attributes: Mapping[str, AttributeValue] = field(default=NO_ATTRIBUTES)
+    attributes: Mapping[str, AttributeValue] = field(default_factory=lambda: NO_ATTRIBUTES)
     domain: str = ""
     location: str = ""
 
