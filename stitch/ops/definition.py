@@ -43,13 +43,15 @@ class KernelArguments:
     Arrays are dense views of the compute type (float32 stands in for narrower floats); outputs
     are preallocated and never overlap an input, but for elementwise operators, where output 0 may
     *be* an input's array. `constant[i]` says that input i never changes: it may be rearranged or
-    broadcast once, at binding.
+    broadcast once, at binding. What is derived from constants goes into `memo`, which the executor
+    keeps for the operation, so that binding it to other addresses derives nothing again.
     """
 
     inputs: tuple[Array | None, ...]
     outputs: tuple[Array, ...]
     attributes: Mapping[str, AttributeValue]
     constant: tuple[bool, ...]
+    memo: dict[str, Array] = field(default_factory=dict)
 
 
 #: Binds an operator to arrays and returns the steps that compute it; allocation happens here, once.

@@ -1,0 +1,28 @@
+"""Planning: residency, addresses and moves for a stretch of tasks; pure functions on frozen data.
+
+Comes in: a `PlanRequest` (machine, tasks, blocks, values). Goes out: a `Plan` whose every copy
+carries its bytes, simulated time, reason and, where bytes leave L1, a certificate. Must not know
+devices, bytes, kernels or files.
+"""
+
+from stitch.planner.plan import (
+    Allocate,
+    Block,
+    Certificate,
+    Copy,
+    Execute,
+    Free,
+    Instance,
+    Plan,
+    PlanRequest,
+    Relocate,
+    Resident,
+    Step,
+    Transfer,
+)
+from stitch.planner.planner import plan
+
+__all__ = [
+    "Allocate", "Block", "Certificate", "Copy", "Execute", "Free", "Instance", "Plan",
+    "PlanRequest", "Relocate", "Resident", "Step", "Transfer", "plan",
+]  # fmt: skip

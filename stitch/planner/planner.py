@@ -1,0 +1,263 @@
+"""The planner: tasks and a picture of memory in, a `Plan` out. Pure functions on frozen data.
+
+For each task in order: every input gets an instance in the described layout (and address), the
+scratch region is cleared, outputs get room, the task runs, dead values are dropped. Values are in
+L1 when a program wants them there and stay until room is needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stitch.errors import StitchError
+from stitch.planner.plan import Copy, Execute, Instance, Plan, PlanRequest
+from stitch.planner.residency import Residency
+from stitch.planner.room import Demand, copy_cost, make_room
+from stitch.program import DataType, Layout, Space, TensorDesc
+from stitch.task import Task, TransformationKind
+
+#: L1 first: what it evicts needs room in DRAM before DRAM is dealt out.
+SPACE_ORDER = (Space.L1, Space.DRAM, Space.HOST)
+
+
+def plan(request: PlanRequest) -> Plan:
+    """The steps that run a stretch of tasks from the given state.
+
+    Raises `OutOfMemoryError` or `LayoutError` where it cannot be done; nothing has changed then.
+    """
+    state = Residency(request)
+    for index, task in enumerate(request.tasks):
+        state.begin(index)
+        try:
+            _run(state, task)
+        except StitchError as error:
+            if error.where is None:
+                error.where = f"task {index} ({task.transformation.name})"
+            raise
+    return Plan(
+        request=request,
+        steps=tuple(state.steps),
+        final_blocks=tuple(block for _, block in sorted(state.blocks.items())),
+        final_values=state.final_values(),
+        free_regions=state.free_regions(),
+        touched=frozenset(state.touched),
+    )
+
+
+@dataclass(slots=True)
+class _Want:
+    """A block that a task needs made: for an input to be copied into, or for an output."""
+
+    what: str
+    desc: TensorDesc
+    address: int | None
+    size: int
+    value: int
+    block: int = -1
+
+
+def _bare(desc: TensorDesc) -> TensorDesc:
+    return TensorDesc(desc.shape, desc.layout.without_address())
+
+
+def _run(state: Residency, task: Task) -> None:
+    transformation = task.transformation
+    demands = {
+        space: Demand(space, repr(transformation.name), set())
+        for space in state.machine.shape.spaces
+    }
+    inputs, copies = _choose_inputs(state, task, demands)
+    taken = _aliased(task)
+    outputs = [
+        _want(state, f"output {transformation.output_name(o)!r}", desc, task.outputs[o])
+        for o, desc in enumerate(transformation.outputs)
+        if o not in taken
+    ]
+    scratch = _scratch_wants(state, task, demands)
+    wants = [*copies.values(), *outputs, *scratch]
+    _allocate(state, demands, wants, transformation.name)
+    for want in copies.values():
+        _copy(state, want, task)
+    if transformation.kind is TransformationKind.COPY:
+        _copy(state, outputs[0], task, source_of=task.inputs[0])
+    else:
+        _execute(state, task, inputs, copies, outputs, scratch)
+    for value in {*task.inputs, *task.outputs}:
+        if value in state.values and not state.is_needed(value):
+            state.drop(value)
+
+
+def _aliased(task: Task) -> dict[int, int]:
+    return dict(task.transformation.aliases)
+
+
+def _want(state: Residency, what: str, desc: TensorDesc, value: int) -> _Want:
+    return _Want(what, _bare(desc), desc.layout.address, state.size_of(desc), value)
+
+
+_Inputs = list[Instance | tuple[int, TensorDesc, int | None]]
+
+
+def _choose_inputs(
+    state: Residency, task: Task, demands: dict[Space, Demand]
+) -> tuple[_Inputs, dict[tuple[int, TensorDesc, int | None], _Want]]:
+    """For each input an instance that serves, or the key of a copy to be made."""
+    transformation = task.transformation
+    gives = {source for _, source in transformation.aliases}
+    chosen: _Inputs = []
+    copies: dict[tuple[int, TensorDesc, int | None], _Want] = {}
+    for index, desc in enumerate(transformation.inputs):
+        value, address, bare = task.inputs[index], desc.layout.address, _bare(desc)
+        instance = _serving(state, task, value, bare, address, index in gives, demands)
+        if instance is not None:
+            state.touch(instance.block)
+            demands[bare.layout.space].locked.add(instance.block)
+            chosen.append(instance)
+            continue
+        key = (value, bare, address)
+        if key not in copies:
+            what = f"input {transformation.input_name(index)!r}"
+            copies[key] = _want(state, what, desc, value)
+        chosen.append(key)
+    return chosen, copies
+
+
+def _serving(
+    state: Residency,
+    task: Task,
+    value: int,
+    desc: TensorDesc,
+    address: int | None,
+    gives: bool,
+    demands: dict[Space, Demand],
+) -> Instance | None:
+    instance = state.find(value, desc, address) or state.find(value, desc, None)
+    if instance is None:
+        return None
+    block = state.blocks[instance.block]
+    if block.address is None:
+        return None
+    if gives and (
+        block.pinned
+        or state.users[block.number] != {value}
+        or state.is_needed(value)
+        or task.inputs.count(value) > 1
+        or instance.offset_nbytes
+    ):
+        return None
+    relocate = demands[block.space].relocate
+    if address is None:
+        return instance
+    if block.number in relocate:
+        return instance if relocate[block.number] == address else None
+    if block.address == address and not instance.offset_nbytes:
+        relocate[block.number] = address
+        return instance
+    if block.pinned or instance.offset_nbytes or block.number in demands[block.space].locked:
+        return None
+    relocate[block.number] = address
+    return instance
+
+
+def _scratch_wants(state: Residency, task: Task, demands: dict[Space, Demand]) -> list[_Want]:
+    """Scratch in L1 is a promised region at the bottom; elsewhere it is a block for the run."""
+    scratch = task.transformation.scratch
+    if scratch is None or scratch.size_per_bank == 0:
+        return []
+    shape = state.shape(scratch.space)
+    if scratch.space is Space.L1:
+        size = -(-scratch.size_per_bank // shape.alignment) * shape.alignment
+        demands[Space.L1].fixed.append((shape.base, size, "scratch"))
+        return []
+    desc = scratch_desc(scratch.space, scratch.size_per_bank * shape.banks)
+    return [_Want("scratch", desc, None, scratch.size_per_bank, -1)]
+
+
+def scratch_desc(space: Space, nbytes: int) -> TensorDesc:
+    """Scratch as a tensor: plain bytes."""
+    return TensorDesc((nbytes,), Layout(DataType.UINT8, space))
+
+
+def _allocate(
+    state: Residency, demands: dict[Space, Demand], wants: list[_Want], who: str
+) -> None:
+    for space in SPACE_ORDER:
+        demand = demands.get(space)
+        mine = [w for w in wants if w.desc.layout.space is space]
+        if demand is None:
+            if mine:
+                state.shape(space)  # raises: the machine has no such space
+            continue
+        floating = [w for w in mine if w.address is None]
+        fixed = [w for w in mine if w.address is not None]
+        demand.fixed += [(w.address or 0, w.size, f"{w.what} of {who!r}") for w in fixed]
+        demand.floating += [(w.size, w.what) for w in floating]
+        addresses = make_room(state, demand)
+        if space is Space.L1:
+            state.claimed += [(space, a, size) for a, size, what in demand.fixed
+                              if what == "scratch"]  # fmt: skip
+        for want, address in zip(floating, addresses, strict=True):
+            want.address = address
+        for want in mine:
+            assert want.address is not None
+            origin = f"{want.what} of {who!r}"
+            want.block = state.allocate(space, want.address, want.size, want.desc, origin)
+
+
+def _copy(state: Residency, want: _Want, task: Task, source_of: int | None = None) -> None:
+    value = want.value if source_of is None else source_of
+    source = _cheapest_source(state, value, want.desc)
+    state.touch(source.block)
+    target = Instance(want.block, 0, want.desc)
+    nbytes, seconds = copy_cost(state, source.desc, want.desc)
+    lies = source.desc.layout.text()
+    reason = f"{want.what} of {task.transformation.name!r} wants {want.desc.layout.text()}"
+    reason += f", it lies as {lies}"
+    if source.desc == want.desc:
+        reason += " elsewhere"
+    state.steps.append(Copy("copy", value, source, target, nbytes, seconds, reason))
+    state.attach(want.value, target)
+
+
+def _cheapest_source(state: Residency, value: int, desc: TensorDesc) -> Instance:
+    origin = state.values[value][0].desc.layout.data_type
+    exact = [i for i in state.values[value] if i.desc.layout.data_type is origin]
+    return min(exact, key=lambda i: copy_cost(state, i.desc, desc)[1])
+
+
+def _execute(
+    state: Residency,
+    task: Task,
+    chosen: _Inputs,
+    copies: dict[tuple[int, TensorDesc, int | None], _Want],
+    outputs: list[_Want],
+    scratch: list[_Want],
+) -> None:
+    transformation = task.transformation
+    inputs = tuple(
+        found if isinstance(found, Instance) else Instance(copies[found].block, 0, copies[found].desc)
+        for found in chosen
+    )
+    aliased = _aliased(task)
+    made = iter(outputs)
+    instances = []
+    for o, desc in enumerate(transformation.outputs):
+        block = inputs[aliased[o]].block if o in aliased else next(made).block
+        instance = Instance(block, 0, _bare(desc))
+        instances.append(instance)
+        state.attach(task.outputs[o], instance)
+        state.rename(block, f"output {transformation.output_name(o)!r} of {transformation.name!r}")
+    for o, i in aliased.items():
+        state.surrender(task.inputs[i], inputs[i].block, task.outputs[o])
+    region = None
+    if scratch:
+        block_of = state.blocks[scratch[0].block]
+        assert block_of.address is not None
+        region = (block_of.space, block_of.address, block_of.size_per_bank)
+    elif transformation.scratch is not None and transformation.scratch.size_per_bank:
+        shape = state.shape(transformation.scratch.space)
+        size = -(-transformation.scratch.size_per_bank // shape.alignment) * shape.alignment
+        region = (transformation.scratch.space, shape.base, size)
+    state.steps.append(Execute(state.task, inputs, tuple(instances), region))
+    for want in scratch:
+        state.free(want.block)

@@ -1,0 +1,216 @@
+"""Finding addresses inside one space: placing pieces, opening holes, packing exactly.
+
+Pure functions over a `SpaceProblem`: blocks that may move, regions that may not, pieces that need
+room. The answer names the new address of every block that moves and of every piece. Cheapest
+first: nothing moves; a window is opened; a run of blocks slides; everything is packed anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stitch.memory import Allocator
+from stitch.planner.packing import gaps_between, pack
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """New addresses of the blocks that move (by number), addresses of the pieces (by position)."""
+
+    moves: tuple[tuple[int, int], ...]
+    pieces: tuple[int, ...]
+    moved_nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceProblem:
+    """One space at one moment; sizes and addresses in bytes per bank.
+
+    `movable`: (number, address, size). `displaced`: blocks that must get another address.
+    `obstacles`: (address, size) regions that stay or are promised. `pieces`: sizes that need room.
+    """
+
+    base: int
+    limit: int
+    alignment: int
+    movable: tuple[tuple[int, int, int], ...]
+    displaced: tuple[tuple[int, int, int], ...]
+    obstacles: tuple[tuple[int, int], ...]
+    pieces: tuple[int, ...]
+
+    @property
+    def gaps(self) -> tuple[tuple[int, int], ...]:
+        return gaps_between(self.obstacles, self.base, self.limit)
+
+    @property
+    def all_pieces(self) -> tuple[int, ...]:
+        """The sizes of everything that has to lie in the gaps."""
+        blocks = (*self.displaced, *self.movable)
+        return (*(size for _, _, size in blocks), *self.pieces)
+
+
+def arrange(problem: SpaceProblem) -> Arrangement | None:
+    """The cheapest arrangement found, None where there is provably none.
+
+    Raises `TimeoutError` where the exact search gave up.
+    """
+    if sum(problem.all_pieces) > sum(size for _, size in problem.gaps):
+        return None
+    opened = _open_windows(problem)
+    slid = _slide(problem)
+    found = [a for a in (opened, slid) if a is not None]
+    if found:
+        return min(found, key=lambda a: a.moved_nbytes)
+    return _pack_exactly(problem)
+
+
+def place(problem: SpaceProblem) -> Arrangement | None:
+    """The arrangement in which only displaced blocks move, None where best fit finds none."""
+    return _place(problem, {})
+
+
+def _allocator(problem: SpaceProblem, blocks: dict[int, tuple[int, int]]) -> Allocator:
+    allocator = Allocator(problem.base, problem.limit, problem.alignment)
+    for address, size in problem.obstacles:
+        allocator.alloc_at(address, size)
+    for address, size in blocks.values():
+        allocator.alloc_at(address, size)
+    return allocator
+
+
+def _place(problem: SpaceProblem, moved: dict[int, int]) -> Arrangement | None:
+    """Displaced blocks and pieces by best fit, largest first; `moved` has been decided before."""
+    blocks = {n: (moved.get(n, a), size) for n, a, size in problem.movable}
+    allocator = _allocator(problem, blocks)
+    jobs = [(size, 0, n) for n, _, size in problem.displaced]
+    jobs += [(size, 1, i) for i, size in enumerate(problem.pieces)]
+    moves, pieces = dict(moved), [0] * len(problem.pieces)
+    for size, kind, index in sorted(jobs, key=lambda job: (-job[0], job[1], job[2])):
+        address = allocator.try_alloc(size)
+        if address is None:
+            return None
+        if kind:
+            pieces[index] = address
+        else:
+            moves[index] = address
+    return _arrangement(problem, moves, pieces)
+
+
+def _arrangement(
+    problem: SpaceProblem, moves: dict[int, int], pieces: list[int]
+) -> Arrangement:
+    before = {n: (a, size) for n, a, size in (*problem.movable, *problem.displaced)}
+    real = {n: address for n, address in moves.items() if before[n][0] != address}
+    return Arrangement(
+        tuple(sorted(real.items())), tuple(pieces), sum(before[n][1] for n in real)
+    )
+
+
+def _open_windows(problem: SpaceProblem) -> Arrangement | None:
+    """One window for each piece or displaced block that finds no hole, cheapest windows first."""
+    moved: dict[int, int] = {}
+    reserved = list(problem.obstacles)
+    sizes = {n: size for n, _, size in problem.movable}
+    jobs = [(size, 0, n) for n, _, size in problem.displaced]
+    jobs += [(size, 1, i) for i, size in enumerate(problem.pieces)]
+    where = {n: a for n, a, _ in problem.movable}
+    pieces = [0] * len(problem.pieces)
+    for size, kind, index in sorted(jobs, key=lambda job: (-job[0], job[1], job[2])):
+        blocks = [(n, a, sizes[n]) for n, a in where.items()]
+        opened = _open_one(problem, blocks, reserved, size)
+        if opened is None:
+            return None
+        address, new_places = opened
+        reserved.append((address, size))
+        where |= new_places
+        moved |= new_places
+        if kind:
+            pieces[index] = address
+        else:
+            moved[index] = address
+    return _arrangement(problem, moved, pieces)
+
+
+def _open_one(
+    problem: SpaceProblem,
+    blocks: list[tuple[int, int, int]],
+    reserved: list[tuple[int, int]],
+    size: int,
+) -> tuple[int, dict[int, int]] | None:
+    windows = []
+    for start, room in gaps_between(reserved, problem.base, problem.limit):
+        if room < size:
+            continue
+        last = start + room - size
+        starts = {start, last}
+        for _, address, length in blocks:
+            starts.add(min(max(address + length, start), last))
+            starts.add(min(max(address - size, start), last))
+        for at in starts:
+            touched = [b for b in blocks if b[1] < at + size and at < b[1] + b[2]]
+            windows.append((sum(b[2] for b in touched), -at, touched))
+    windows.sort(key=lambda w: w[:2])
+    for _, negated, touched in windows[:64]:
+        at = -negated
+        chosen = {b[0] for b in touched}
+        fixed = {n: (a, length) for n, a, length in blocks if n not in chosen}
+        trial = SpaceProblem(
+            problem.base, problem.limit, problem.alignment, (), (), (*reserved, (at, size)), ()
+        )
+        allocator = _allocator(trial, fixed)
+        places: dict[int, int] = {}
+        for number, _, length in sorted(touched, key=lambda b: -b[2]):
+            address = allocator.try_alloc(length)
+            if address is None:
+                break
+            places[number] = address
+        else:
+            return at, places
+    return None
+
+
+def _slide(problem: SpaceProblem) -> Arrangement | None:
+    """Slide one run of neighbours within a gap so that all pieces and displaced blocks fit."""
+    best: Arrangement | None = None
+    for start, room in problem.gaps:
+        inside = sorted(
+            (b for b in problem.movable if start <= b[1] and b[1] + b[2] <= start + room),
+            key=lambda b: b[1],
+        )
+        for first in range(len(inside)):
+            at = inside[first - 1][1] + inside[first - 1][2] if first else start
+            moved: dict[int, int] = {}
+            for number, address, size in inside[first:]:
+                if address != at:
+                    moved[number] = at
+                at += size
+                cost = sum(b[2] for b in inside if b[0] in moved)
+                if best is not None and cost >= best.moved_nbytes:
+                    break
+                found = _place(problem, moved) if moved else None
+                if found is not None:
+                    best = found
+                    break
+    return best
+
+
+def _pack_exactly(problem: SpaceProblem) -> Arrangement | None:
+    gaps = problem.gaps
+    blocks = (*problem.displaced, *problem.movable)
+    chosen = pack(problem.all_pieces, tuple(size for _, size in gaps))
+    if chosen is None:
+        return None
+    moves: dict[int, int] = {}
+    pieces = [0] * len(problem.pieces)
+    for index, (start, _) in enumerate(gaps):
+        here = [b for b, gap in zip(blocks, chosen, strict=False) if gap == index]
+        at = start
+        # Blocks keep their order, so those that stay in their gap only slide.
+        for number, _, size in sorted(here, key=lambda b: b[1]):
+            moves[number] = at
+            at += size
+        for i, size in enumerate(problem.pieces):
+            if chosen[len(blocks) + i] == index:
+                pieces[i] = at
+                at += size
+    return _arrangement(problem, moves, pieces)

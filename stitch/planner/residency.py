@@ -1,0 +1,245 @@
+"""What is where while a plan is being made: blocks, values, free regions, next uses.
+
+This is the planner's own picture of the device. It is built from a frozen request, changed step by
+step, and thrown away; the real memory is untouched until a finished plan runs.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import replace
+
+from stitch.errors import OutOfMemoryError
+from stitch.machine import SpaceShape, footprint
+from stitch.memory import Allocator
+from stitch.planner.plan import (
+    Allocate,
+    Block,
+    Free,
+    Instance,
+    PlanRequest,
+    Resident,
+    Step,
+)
+from stitch.program import Space, TensorDesc
+
+#: "Not used again in this window": later than any task.
+NEVER = 1 << 60
+
+
+class Residency:
+    """The planner's picture of blocks, values and free regions; every change appends a step."""
+
+    def __init__(self, request: PlanRequest) -> None:
+        self.request = request
+        self.machine = request.machine
+        self.steps: list[Step] = []
+        self.task = 0
+        self.reading: frozenset[int] = frozenset()
+        self.blocks: dict[int, Block] = {block.number: block for block in request.blocks}
+        self.values: dict[int, list[Instance]] = {}
+        self.users: dict[int, set[int]] = {number: set() for number in self.blocks}
+        self.idle = {resident.value: resident.idle for resident in request.residents}
+        self.touched: set[int] = set()
+        self.claimed: list[tuple[Space, int, int]] = []
+        self._resident = frozenset(self.blocks)
+        self._next_block = max(self.blocks, default=-1) + 1
+        self.allocators: dict[Space, Allocator] = {}
+        for space in request.machine.shape.spaces:
+            shape = request.machine.shape.space(space)
+            self.allocators[space] = Allocator(shape.base, shape.limit, shape.alignment)
+        for block in request.blocks:
+            if block.address is not None:
+                self.allocators[block.space].alloc_at(block.address, block.size_per_bank)
+        for resident in request.residents:
+            for instance in resident.instances:
+                self._attach(resident.value, instance)
+        self._uses = _uses(request)
+
+    def shape(self, space: Space) -> SpaceShape:
+        return self.machine.shape.space(space)
+
+    # -- values ---------------------------------------------------------------------------------
+
+    def _attach(self, value: int, instance: Instance) -> None:
+        self.values.setdefault(value, []).append(instance)
+        self.users[instance.block].add(value)
+
+    def attach(self, value: int, instance: Instance) -> None:
+        """A further instance of a value (the first one becomes its primary)."""
+        self._attach(value, instance)
+
+    def begin(self, task: int) -> None:
+        """The plan now comes to this task."""
+        self.task = task
+        self.reading = frozenset(self.request.tasks[task].inputs)
+
+    def surrender(self, value: int, block: int, heir: int) -> None:
+        """An output has overwritten this block: the donated value no longer lies there."""
+        self.values[value] = [i for i in self.values[value] if i.block != block]
+        self.users[block] = {heir}
+
+    def next_use(self, value: int) -> int:
+        """The next task after the current one that reads a value; `NEVER` if none in sight."""
+        uses = self._uses.get(value, ())
+        at = bisect_right(uses, self.task)
+        return uses[at] if at < len(uses) else NEVER
+
+    def is_needed(self, value: int) -> bool:
+        """Whether anything can still read a value after the current task."""
+        return value in self.request.kept or self.next_use(value) != NEVER
+
+    def find(self, value: int, desc: TensorDesc, address: int | None) -> Instance | None:
+        """An instance of a value in a layout, at an address if one is asked for."""
+        for instance in self.values[value]:
+            if instance.desc == desc and (
+                address is None
+                or (self.blocks[instance.block].address == address and not instance.offset_nbytes)
+            ):
+                return instance
+        return None
+
+    def is_spare(self, value: int, instance: Instance) -> bool:
+        """Whether the value survives without this instance: another holds the same numbers."""
+        origin = self.values[value][0].desc.layout.data_type
+        return any(
+            other is not instance
+            and other.block != instance.block
+            and other.desc.layout.data_type is origin
+            for other in self.values[value]
+        )
+
+    def detach(self, value: int, instance: Instance) -> None:
+        """Forget an instance; its block is freed when no value uses it any more."""
+        self.values[value].remove(instance)
+        block = instance.block
+        if all(other.block != block for other in self.values[value]):
+            self.users[block].discard(value)
+        if not self.users[block]:
+            self.free(block)
+
+    def drop(self, value: int) -> None:
+        """A value is dead: forget all of its instances."""
+        for instance in list(self.values[value]):
+            self.detach(value, instance)
+        del self.values[value]
+
+    # -- blocks ---------------------------------------------------------------------------------
+
+    def touch(self, block: int) -> None:
+        """The plan depends on this resident block being where it is."""
+        if block in self._resident:
+            self.touched.add(block)
+
+    def allocate(self, space: Space, address: int, size: int, desc: TensorDesc, origin: str) -> int:
+        """A new block at an address that is free now."""
+        self.allocators[space].alloc_at(address, size)
+        number = self._next_block
+        self._next_block += 1
+        self.blocks[number] = Block(number, space, address, size, desc, origin)
+        self.users[number] = set()
+        self.claimed.append((space, address, size))
+        self.steps.append(Allocate(number, space, address, size))
+        return number
+
+    def rename(self, block: int, origin: str) -> None:
+        """A block now holds something else (an output that took its input's place)."""
+        self.blocks[block] = replace(self.blocks[block], origin=origin)
+
+    def free(self, block: int) -> None:
+        """Give a block's region back (a host array outside the spaces is merely forgotten)."""
+        self.touch(block)
+        found = self.blocks.pop(block)
+        del self.users[block]
+        if found.address is not None:
+            self.allocators[found.space].free(found.address)
+            self.steps.append(Free(block))
+
+    def moved(self, targets: dict[int, int]) -> None:
+        """Blocks of one space now lie at new addresses (the caller has recorded the step)."""
+        for block in targets:
+            self.touch(block)
+            found = self.blocks[block]
+            assert found.address is not None
+            self.allocators[found.space].free(found.address)
+        for block, address in targets.items():
+            found = self.blocks[block]
+            self.allocators[found.space].alloc_at(address, found.size_per_bank)
+            self.claimed.append((found.space, address, found.size_per_bank))
+            self.blocks[block] = replace(found, address=address)
+
+    def in_space(self, space: Space) -> list[Block]:
+        """The blocks that lie in a space, by address."""
+        found = [b for b in self.blocks.values() if b.space is space and b.address is not None]
+        return sorted(found, key=lambda b: b.address or 0)
+
+    def size_of(self, desc: TensorDesc) -> int:
+        """Bytes per bank that a descriptor takes on this machine."""
+        return footprint(desc, self.machine.shape).size_per_bank
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def free_regions(self) -> tuple[tuple[Space, int, int], ...]:
+        """What must be free at the start: all regions claimed, less those of touched residents."""
+        holders = [b for b in self.request.blocks if b.number in self.touched]
+        needed: list[tuple[Space, int, int]] = []
+        for space, merged in _merge(self.claimed).items():
+            mine = [
+                (b.address, b.address + b.size_per_bank)
+                for b in holders
+                if b.space is space and b.address is not None
+            ]
+            for start, end in merged:
+                needed += [(space, a, b - a) for a, b in _subtract(start, end, sorted(mine))]
+        return tuple(needed)
+
+    def final_values(self) -> tuple[Resident, ...]:
+        """The values alive, with their instances."""
+        return tuple(Resident(value, tuple(found)) for value, found in sorted(self.values.items()))
+
+    def out_of_memory(self, space: Space, size: int, wanted: str) -> OutOfMemoryError:
+        """The error that names bytes needed, free, the largest hole and the biggest tensors."""
+        allocator = self.allocators[space]
+        biggest = sorted(self.in_space(space), key=lambda b: -b.size_per_bank)[:5]
+        listed = ", ".join(f"{b.origin} ({b.size_per_bank} B)" for b in biggest) or "none"
+        return OutOfMemoryError(
+            f"{space.value} cannot hold {wanted}: {size} B per bank needed, "
+            f"{allocator.free_nbytes} B free, largest hole {allocator.largest_hole} B",
+            where=f"machine {self.machine.name!r}; biggest live tensors: {listed}",
+            remedy="drop tensors that are not needed, place some in another space "
+            "(--set input.NAME.space=dram), or split the program",
+        )
+
+
+def _uses(request: PlanRequest) -> dict[int, list[int]]:
+    uses: dict[int, list[int]] = {}
+    for index, task in enumerate(request.tasks):
+        for value in task.inputs:
+            found = uses.setdefault(value, [])
+            if not found or found[-1] != index:
+                found.append(index)
+    return uses
+
+
+def _merge(claimed: list[tuple[Space, int, int]]) -> dict[Space, list[tuple[int, int]]]:
+    merged: dict[Space, list[tuple[int, int]]] = {}
+    for space, address, size in sorted(claimed, key=lambda c: (c[0].value, c[1])):
+        spans = merged.setdefault(space, [])
+        if spans and address <= spans[-1][1]:
+            spans[-1] = (spans[-1][0], max(spans[-1][1], address + size))
+        else:
+            spans.append((address, address + size))
+    return merged
+
+
+def _subtract(start: int, end: int, holes: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    left, at = [], start
+    for a, b in holes:
+        if b <= at or a >= end:
+            continue
+        if a > at:
+            left.append((at, a))
+        at = max(at, b)
+    if at < end:
+        left.append((at, end))
+    return left

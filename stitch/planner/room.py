@@ -1,0 +1,337 @@
+"""Making room in a space: move what can move, drop what exists elsewhere, evict as a last resort.
+
+The order of remedies is the order of their cost: a free hole; dropping a spare copy that nobody is
+known to want; moving blocks inside the space; giving up the block whose next use is farthest
+(without a byte where another copy exists, else by a copy to DRAM, with its certificate).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from stitch.errors import LayoutError
+from stitch.machine import footprint, round_up
+from stitch.planner.moves import STAGE, Move, order_moves
+from stitch.planner.packing import gaps_between
+from stitch.planner.plan import (
+    Block,
+    Certificate,
+    CertificateKind,
+    Copy,
+    Instance,
+    Relocate,
+    Transfer,
+)
+from stitch.planner.repack import Arrangement, SpaceProblem, arrange, place
+from stitch.planner.residency import NEVER, Residency
+from stitch.program import Layout, Space, TensorDesc
+
+
+@dataclass(slots=True)
+class Demand:
+    """What one task needs of one space, in bytes per bank.
+
+    `fixed`: regions (address, size, what) it must have. `floating`: (size, what) that may lie
+    anywhere. `locked`: blocks that must stay in the space. `relocate`: blocks that must go to a
+    given address.
+    """
+
+    space: Space
+    who: str
+    locked: set[int]
+    fixed: list[tuple[int, int, str]] = field(default_factory=list)
+    floating: list[tuple[int, str]] = field(default_factory=list)
+    relocate: dict[int, int] = field(default_factory=dict)
+
+
+def make_room(state: Residency, demand: Demand) -> list[int]:
+    """Addresses for the floating pieces, after moves and evictions that are recorded as steps.
+
+    Raises `OutOfMemoryError` where no arrangement exists, `LayoutError` where fixed regions clash.
+    """
+    if not (demand.fixed or demand.floating or demand.relocate):
+        return []
+    _check_fixed(state, demand)
+    while True:
+        problem, proved = _problem(state, demand), True
+        found = place(problem)
+        if found is None and _drop_idle_copy(state, demand):
+            continue
+        if found is None:
+            try:
+                found = arrange(problem)
+            except TimeoutError:
+                proved = False
+        if found is not None:
+            break
+        _evict_farthest(state, demand, problem, proved)
+    _relocate(state, demand, found)
+    return list(found.pieces)
+
+
+def _check_fixed(state: Residency, demand: Demand) -> None:
+    shape = state.shape(demand.space)
+    regions = sorted(
+        [*demand.fixed]
+        + [
+            (address, state.blocks[n].size_per_bank, state.blocks[n].origin)
+            for n, address in demand.relocate.items()
+        ]
+    )
+    for address, size, what in regions:
+        if address < shape.base or address + size > shape.limit or address % shape.alignment:
+            raise LayoutError(
+                f"{what} cannot lie at {address:#x} in {demand.space.value}",
+                where=demand.who,
+                expected=f"a multiple of {shape.alignment} with room for {size} B per bank "
+                f"in [{shape.base:#x}, {shape.limit:#x})",
+                got=f"[{address:#x}, {address + size:#x})",
+            )
+        for block in state.in_space(demand.space):
+            if block.pinned and _overlap(address, size, block):
+                raise LayoutError(
+                    f"{what} needs [{address:#x}, {address + size:#x}) of {demand.space.value}, "
+                    f"where {block.origin} is pinned",
+                    where=demand.who,
+                    remedy="release the exported array or view that pins it, or move the tensor",
+                )
+    for (a, size, what), (b, _, other) in zip(regions, regions[1:], strict=False):
+        if a + size > b:
+            raise LayoutError(
+                f"{what} [{a:#x}, {a + size:#x}) and {other} (at {b:#x}) clash in "
+                f"{demand.space.value}",
+                where=demand.who,
+                remedy="compile one of them for another address",
+            )
+
+
+def _overlap(address: int, size: int, block: Block) -> bool:
+    start = block.address or 0
+    return start < address + size and address < start + block.size_per_bank
+
+
+def _problem(state: Residency, demand: Demand) -> SpaceProblem:
+    shape = state.shape(demand.space)
+    obstacles = [(address, size) for address, size, _ in demand.fixed]
+    obstacles += [(a, state.blocks[n].size_per_bank) for n, a in demand.relocate.items()]
+    promised = list(obstacles)
+    movable, displaced = [], []
+    for block in state.in_space(demand.space):
+        assert block.address is not None
+        if block.number in demand.relocate:
+            continue
+        if block.pinned:
+            obstacles.append((block.address, block.size_per_bank))
+            continue
+        entry = (block.number, block.address, block.size_per_bank)
+        clash = any(_overlap(address, size, block) for address, size in promised)
+        (displaced if clash else movable).append(entry)
+    return SpaceProblem(
+        shape.base,
+        shape.limit,
+        shape.alignment,
+        tuple(movable),
+        tuple(displaced),
+        tuple(sorted(obstacles)),
+        tuple(round_up(max(size, 1), shape.alignment) for size, _ in demand.floating),
+    )
+
+
+# -- dropping and evicting ----------------------------------------------------------------------
+
+
+def _victims(state: Residency, demand: Demand) -> list[tuple[tuple[int, ...], Block, bool]]:
+    """Blocks that may leave, best first: farthest next use, spare, longest idle, largest."""
+    found = []
+    for block in state.in_space(demand.space):
+        if block.pinned or block.number in demand.locked or block.number in demand.relocate:
+            continue
+        users = state.users[block.number]
+        soonest = min((_soonest(state, v) for v in users), default=NEVER)
+        spare = all(
+            state.is_spare(v, i)
+            for v in users
+            for i in state.values[v]
+            if i.block == block.number
+        )
+        idle = min((state.idle.get(v, 0) for v in users), default=0)
+        rank = (-soonest, not spare, -idle, -block.size_per_bank, block.address or 0)
+        found.append((rank, block, spare))
+    return sorted(found, key=lambda f: f[0])
+
+
+def _soonest(state: Residency, value: int) -> int:
+    return state.task if value in state.reading else state.next_use(value)
+
+
+def _drop(state: Residency, block: Block) -> None:
+    for value in list(state.users[block.number]):
+        for instance in [i for i in state.values[value] if i.block == block.number]:
+            state.detach(value, instance)
+            for other in state.values[value]:
+                state.touch(other.block)
+
+
+def _drop_idle_copy(state: Residency, demand: Demand) -> bool:
+    for _, block, spare in _victims(state, demand):
+        if spare and all(_soonest(state, v) == NEVER for v in state.users[block.number]):
+            _drop(state, block)
+            return True
+    return False
+
+
+def _evict_farthest(
+    state: Residency, demand: Demand, problem: SpaceProblem, proved: bool
+) -> None:
+    victims = _victims(state, demand)
+    if demand.space is not Space.L1 or state.machine.shape.dram is None:
+        victims = [v for v in victims if v[2]]
+    if not victims:
+        wanted = ", ".join([w for _, _, w in demand.fixed] + [w for _, w in demand.floating])
+        size = sum(s for _, s, _ in demand.fixed) + sum(s for s, _ in demand.floating)
+        raise state.out_of_memory(demand.space, size, f"{wanted} of {demand.who}")
+    _, block, spare = victims[0]
+    if spare:
+        _drop(state, block)
+        return
+    gaps = tuple(size for _, size in problem.gaps)
+    pieces = problem.all_pieces
+    kind: CertificateKind = "capacity" if sum(pieces) > sum(gaps) else "packing"
+    certificate = Certificate(kind, pieces, gaps) if proved else None
+    why = {
+        "capacity": f"{sum(pieces)} B per bank would have to lie in {sum(gaps)} B",
+        "packing": "regions that cannot move split the space, and the rest packs into no gaps",
+    }[kind]
+    if not proved:
+        why = "no arrangement was found within the search limit"
+    evict(state, block, f"room for {demand.who}: {why}", certificate)
+
+
+def dram_desc(desc: TensorDesc) -> TensorDesc:
+    """The form in which a tensor waits in DRAM: the same pages, interleaved."""
+    layout = desc.layout
+    return TensorDesc(
+        desc.shape, Layout(layout.data_type, Space.DRAM, layout.tile_shape)
+    )
+
+
+def evict(state: Residency, block: Block, reason: str, certificate: Certificate | None) -> None:
+    """Copy a block of L1 to DRAM; all values in it follow."""
+    target_desc = dram_desc(block.desc)
+    size = state.size_of(target_desc)
+    room = Demand(Space.DRAM, f"the eviction of {block.origin}", {block.number})
+    room.floating.append((size, block.origin))
+    (address,) = make_room(state, room)
+    new = state.allocate(Space.DRAM, address, size, target_desc, block.origin)
+    source = Instance(block.number, 0, block.desc)
+    target = Instance(new, 0, target_desc)
+    value = min(state.users[block.number])
+    nbytes, seconds = copy_cost(state, source.desc, target_desc)
+    state.touch(block.number)
+    state.steps.append(Copy("evict", value, source, target, nbytes, seconds, reason, certificate))
+    for user in list(state.users[block.number]):
+        for i, instance in enumerate(state.values[user]):
+            if instance.block == block.number:
+                moved = replace(instance, block=new, desc=dram_desc(instance.desc))
+                state.values[user][i] = moved
+        state.users[new].add(user)
+        state.users[block.number].discard(user)
+    state.free(block.number)
+
+
+def copy_cost(state: Residency, source: TensorDesc, target: TensorDesc) -> tuple[int, float]:
+    """Bytes written and simulated seconds of one copy."""
+    written = footprint(target, state.machine.shape)
+    read = footprint(source, state.machine.shape)
+    nbytes = written.pages * written.page_nbytes
+    page = max(1, min(written.page_nbytes, read.page_nbytes))
+    seconds = state.machine.seconds(source.layout.space, target.layout.space, nbytes, page)
+    return nbytes, seconds
+
+
+# -- moving -------------------------------------------------------------------------------------
+
+
+def _relocate(state: Residency, demand: Demand, found: Arrangement) -> None:
+    targets = dict(found.moves)
+    for number, address in demand.relocate.items():
+        if state.blocks[number].address != address:
+            targets[number] = address
+    if not targets:
+        return
+    moves = []
+    for number, target in sorted(targets.items()):
+        block = state.blocks[number]
+        assert block.address is not None
+        moves.append(Move(block.address, target, block.size_per_bank))
+    step = relocation(state, demand.space, targets, moves, demand.who)
+    state.moved(targets)
+    state.steps.append(step)
+
+
+def relocation(
+    state: Residency, space: Space, targets: dict[int, int], moves: list[Move], who: str
+) -> Relocate:
+    """The step that carries out moves: ordered, a cycle broken with one granule set aside."""
+    shape = state.shape(space)
+    busy = [(b.address or 0, b.size_per_bank) for b in state.in_space(space)]
+    busy += [(m.target, m.size) for m in moves]
+    holes = gaps_between(busy, shape.base, shape.limit)
+    hole, spare = max(holes, key=lambda h: h[1], default=(0, 0))
+    bounces = space is Space.L1 and not state.machine.moves_inside_l1
+    ordered, granule = order_moves(moves, spare=0 if bounces else spare)
+    staged = max((m.size for m in moves), default=0) if bounces else granule
+    certificate, stage, inside = None, None, True
+    if bounces:
+        certificate = Certificate("no_path", tuple(m.size for m in moves))
+    elif granule and spare < granule:
+        certificate = Certificate("cycle", tuple(m.size for m in moves), (spare,))
+    if staged and certificate is not None:
+        stage, inside = _dram_stage(state, staged * shape.banks, who), False
+    elif staged:
+        state.claimed.append((space, hole, staged))
+    transfers: list[Transfer] = []
+    for move in ordered:
+        transfers += _transfers(move, space, shape.banks, hole if inside else None, stage, bounces)
+    nbytes = sum(t.nbytes for t in transfers)
+    seconds = sum(
+        state.machine.seconds(t.source_space, t.target_space, t.nbytes, t.nbytes // shape.banks)
+        for t in transfers
+    )
+    named = ", ".join(state.blocks[n].origin for n in sorted(targets)[:3])
+    reason = f"room for {who}: {named} moved" + ("" if inside else " through DRAM")
+    return Relocate(
+        space, tuple(sorted(targets.items())), tuple(transfers), nbytes, seconds, reason,
+        stage, certificate,
+    )  # fmt: skip
+
+
+def _dram_stage(state: Residency, nbytes: int, who: str) -> tuple[int, int]:
+    dram = state.shape(Space.DRAM)
+    size = round_up(-(-nbytes // dram.banks), dram.alignment)
+    demand = Demand(Space.DRAM, f"a bounce for {who}", set())
+    demand.floating.append((size, "staging"))
+    (address,) = make_room(state, demand)
+    state.claimed.append((Space.DRAM, address, size))
+    return address, size
+
+
+def _transfers(
+    move: Move,
+    space: Space,
+    banks: int,
+    hole: int | None,
+    stage: tuple[int, int] | None,
+    bounces: bool,
+) -> list[Transfer]:
+    nbytes = move.size * banks
+    if bounces and move.source != STAGE and move.target != STAGE:
+        assert stage is not None
+        return [
+            Transfer(space, move.source, Space.DRAM, stage[0], nbytes),
+            Transfer(Space.DRAM, stage[0], space, move.target, nbytes),
+        ]
+    apart = (space, hole) if hole is not None else (Space.DRAM, stage[0] if stage else 0)
+    source = apart if move.source == STAGE else (space, move.source)
+    target = apart if move.target == STAGE else (space, move.target)
+    return [Transfer(*source, *target, nbytes)]

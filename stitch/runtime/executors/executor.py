@@ -1,0 +1,56 @@
+"""`Executor`: what computes a program's operations on host memory.
+
+`prepare` is called once per program, `bind` once per set of addresses; what `bind` returns belongs
+to a plan and dies with it. Calling the bound steps allocates and decides nothing.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stitch.machine import MachineShape
+from stitch.program import Array, Program
+
+Thunk = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BoundProgram:
+    """A program bound to addresses: steps to call in order.
+
+    `operations[i]` is (index of the operation, first step, one past its last step);
+    `arrays` are the compute arrays by value, for hooks; `staging_nbytes` what the executor holds
+    apart from the spaces because a form had to change.
+    """
+
+    steps: tuple[Thunk, ...]
+    operations: tuple[tuple[int, int, int], ...]
+    arrays: dict[int, Array]
+    staging_nbytes: int
+
+
+class PreparedProgram(ABC):
+    """A program made ready by an executor, to be bound to any addresses."""
+
+    @abstractmethod
+    def bind(
+        self, inputs: tuple[Array, ...], outputs: tuple[Array, ...], scratch: Array | None
+    ) -> BoundProgram:
+        """Steps that compute on these regions.
+
+        Each region is a writable uint8 array of a footprint, in the slot's described layout;
+        `scratch` is the program's scratch footprint.
+        """
+
+
+class Executor(ABC):
+    """Computes operation lists; final classes are registered by name in `executors`."""
+
+    name: str
+    computes: bool = True
+
+    @abstractmethod
+    def prepare(self, program: Program, machine: MachineShape) -> PreparedProgram:
+        """Make a program ready; raises `CompileError` for operators it cannot run."""

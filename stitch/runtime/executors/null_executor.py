@@ -1,0 +1,27 @@
+"""The null executor: plans and simulated time are real, data is not computed at all."""
+
+from __future__ import annotations
+
+from stitch.machine import MachineShape
+from stitch.program import Array, Program
+from stitch.runtime.executors.executor import BoundProgram, Executor, PreparedProgram
+from stitch.runtime.executors.numpy_executor import check_types
+
+
+class NullExecutor(Executor):
+    """Checks programs and lets plans run without touching a byte."""
+
+    name = "null"
+    computes = False
+
+    def prepare(self, program: Program, machine: MachineShape) -> PreparedProgram:
+        """Check every operation's types; raises `CompileError`."""
+        check_types(program)
+        return _NullPrepared()
+
+
+class _NullPrepared(PreparedProgram):
+    def bind(
+        self, inputs: tuple[Array, ...], outputs: tuple[Array, ...], scratch: Array | None
+    ) -> BoundProgram:
+        return BoundProgram((), (), {}, 0)
