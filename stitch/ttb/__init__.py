@@ -1,0 +1,14 @@
+"""The `.ttb` file: programs to bytes and back; the only room that knows flatbuffers.
+
+Comes in: `Binary`, or whatever bytes somebody hands over. Goes out: the same bytes for the same
+binary, or a `Binary` whose constants are mapped, or a `FormatError` with every defect. Must not
+know: operators, devices, plans. The format is specified in `envelope.py` and `docs/format.md`.
+"""
+
+from stitch.ttb.binary import CURRENT, FEATURES, OPSET, Binary, Version
+from stitch.ttb.file import FileSizes, ProgramSize, encode, inspect_sizes, load, save
+
+__all__ = [
+    "CURRENT", "FEATURES", "OPSET", "Binary", "FileSizes", "ProgramSize", "Version",
+    "encode", "inspect_sizes", "load", "save",
+]  # fmt: skip

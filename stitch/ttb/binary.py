@@ -1,0 +1,148 @@
+"""`Binary`: one or more programs, and the machine they were compiled for, as a file holds them.
+
+Comes in: programs, or what `load` decoded. Goes out: programs by name, and the check of the bytes
+of their constants. Must not know: bytes of the metadata, devices.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stitch.errors import CompileError, StitchError
+from stitch.machine.shape import MachineShape
+from stitch.program import Array, DataType, Program
+from stitch.ttb.problems import ProblemList
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Version:
+    """The version of the file format; text form `major.minor`."""
+
+    major: int
+    minor: int
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}"
+
+
+#: The version that this reader writes, and the newest that it reads.
+CURRENT = Version(1, 0)
+#: The ONNX operator set whose semantics programs follow.
+OPSET = 26
+#: The features that a file may require of this reader.
+FEATURES: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRow:
+    """One segment: where it stands behind the data's start, its length and its CRC-32."""
+
+    offset: int
+    nbytes: int
+    crc32: int
+
+
+class SegmentChecks:
+    """Which segments of one file have been checked; the bytes are those of the constants."""
+
+    def __init__(
+        self,
+        where: str,
+        rows: tuple[SegmentRow, ...],
+        bytes_of: tuple[Array, ...],
+        used_by: dict[str, tuple[int, ...]],
+    ) -> None:
+        self.rows = rows
+        self._where = where
+        self._bytes_of = bytes_of
+        self._used_by = used_by  # a program's name -> the segments of its constants
+        self._checked: set[int] = set()
+
+    def segments_of(self, program: Program) -> tuple[int, ...]:
+        """The segments that hold a program's constants, in the order of the constants."""
+        return self._used_by.get(program.name, ())
+
+    def check(self, programs: tuple[Program, ...], *, every: bool) -> None:
+        """Raise `FormatError` naming each unchecked segment whose bytes do not match."""
+        wanted = set(range(len(self.rows))) if every else set[int]()
+        names: dict[int, str] = {}
+        problems = ProblemList()
+        for program in programs:
+            for constant, index in zip(program.constants, self.segments_of(program), strict=False):
+                wanted.add(index)
+                name = program.values[constant.value].name
+                names.setdefault(index, f"constant {name!r} of program {program.name!r}")
+        for index in sorted(wanted - self._checked):
+            computed, stored = zlib.crc32(self._bytes_of[index].data), self.rows[index].crc32
+            if computed != stored:
+                detail = f"CRC-32 is {computed:#010x}, the file says {stored:#010x}"
+                place = f"segment {index} ({names.get(index, 'unused')})"
+                problems.add("segment_crc", place, detail)
+            else:
+                self._checked.add(index)
+        for program in programs:
+            _check_booleans(program, problems)
+        problems.raise_if_any("constants of the file are damaged", where=self._where)
+
+
+def _check_booleans(program: Program, problems: ProblemList) -> None:
+    """A bool that is neither 0 nor 1 would mean different things to different kernels."""
+    for constant in program.constants:
+        if constant.data.dtype != DataType.BOOL.dtype or not constant.data.size:
+            continue
+        if constant.data.view(np.uint8).max() > 1:
+            place = f"program {program.name}, value {program.values[constant.value].name}"
+            problems.add("bool", place, "a bool is neither 0 nor 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """What a `.ttb` file holds. Raises `CompileError` without programs, or with equal names.
+
+    `requires` names features that a reader must know. `segments` belongs to binaries that were
+    loaded; it takes no part in comparisons.
+    """
+
+    programs: tuple[Program, ...]
+    machine: MachineShape
+    producer: str
+    opset: int = OPSET
+    version: Version = CURRENT
+    requires: tuple[str, ...] = ()
+    segments: SegmentChecks | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        names = [program.name for program in self.programs]
+        if not names:
+            raise CompileError("a binary holds at least one program", got="none")
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise CompileError("programs of one binary have different names", got=", ".join(twice))
+
+    def program(self, name_or_index: str | int) -> Program:
+        """A program by its name or its index; raises `StitchError` listing the names."""
+        if isinstance(name_or_index, int):
+            if -len(self.programs) <= name_or_index < len(self.programs):
+                return self.programs[name_or_index]
+        else:
+            for program in self.programs:
+                if program.name == name_or_index:
+                    return program
+        raise StitchError(
+            f"the binary has no program {name_or_index!r}",
+            expected=", ".join(f"{i}: {p.name}" for i, p in enumerate(self.programs)),
+            remedy="use one of these names, or an index",
+        )
+
+    def verify_segments(self, program: Program | None = None) -> None:
+        """Check the CRC-32 of constants not checked yet: of one program, or of the whole file.
+
+        Raises `FormatError` naming each damaged segment and its constant. Does nothing for a
+        binary that was not loaded from a file.
+        """
+        if self.segments is not None:
+            programs = self.programs if program is None else (program,)
+            self.segments.check(programs, every=program is None)

@@ -1,0 +1,263 @@
+"""Records to programs: what the verifier has walked becomes `Program`s and a `Binary`.
+
+Comes in: the root's record and the file's data. Goes out: a `Binary`, or every defect that only
+shows at this level: segments, constants' lengths, layouts, indices. Must not know: flatbuffers.
+Each loop unpacks a record in the schema's order of fields (a test compares both).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from stitch.errors import StitchError
+from stitch.machine.shape import MachineShape, SpaceShape
+from stitch.program import (
+    NO_ATTRIBUTES,
+    Array,
+    AttributeValue,
+    Constant,
+    DataType,
+    InputKind,
+    InputSlot,
+    Layout,
+    MemoryLayout,
+    Operation,
+    Orientation,
+    OutputSlot,
+    Ownership,
+    Program,
+    Role,
+    Scratch,
+    ShardSpec,
+    Space,
+    Value,
+    ValueType,
+)
+from stitch.ttb.binary import Binary, SegmentChecks, SegmentRow, Version
+from stitch.ttb.enum_codes import members
+from stitch.ttb.envelope import ALIGNMENT
+from stitch.ttb.problems import ProblemList
+from stitch.ttb.verify import Record
+
+_DATA_TYPES = members(DataType)
+_SPACES = members(Space)
+_MEMORY_LAYOUTS = members(MemoryLayout)
+_ORIENTATIONS = members(Orientation)
+_INPUT_KINDS = members(InputKind)
+_OWNERSHIPS = members(Ownership)
+_ROLES = members(Role)
+#: NumPy counts bytes in a signed 64-bit number, dimensions of size 0 left out.
+_MOST_NBYTES = 2**63 - 1
+
+
+class Decoder:
+    """Decodes one file; `problems` collects what is wrong instead of stopping at the first."""
+
+    def __init__(self, data: memoryview, problems: ProblemList, where: str) -> None:
+        self._data = data
+        self._problems = problems
+        self._where = where
+        self._types: dict[int, ValueType] = {}
+        self._layouts: dict[int, Layout | None] = {}
+        self._segments: tuple[Array, ...] = ()
+        self._used_by: dict[str, tuple[int, ...]] = {}
+
+    def binary(self, root: Record) -> Binary | None:
+        """The binary of a root record; None where problems were found."""
+        version, producer, opset, machine, programs, segments, requires = root
+        rows = tuple([SegmentRow(*row) for row in segments])
+        self._check_segments(rows)
+        shape = self._machine(machine)
+        if self._problems.count:
+            return None
+        view = self._data
+        self._segments = tuple(
+            [np.frombuffer(view[r.offset : r.offset + r.nbytes], np.uint8) for r in rows]
+        )
+        decoded = [self._program(record, i) for i, record in enumerate(programs)]
+        if self._problems.count:
+            return None
+        whole = tuple([program for program in decoded if program is not None])
+        checks = SegmentChecks(self._where, rows, self._segments, self._used_by)
+        try:
+            return Binary(whole, shape, producer, opset, Version(*version), requires, checks)
+        except StitchError as error:
+            self._problems.add("binary", "Binary", _one_line(error))
+            return None
+
+    # Segments and machine ------------------------------------------------------------------
+
+    def _check_segments(self, rows: tuple[SegmentRow, ...]) -> None:
+        available, add = len(self._data), self._problems.add
+        ends = [(row.offset, row.offset + row.nbytes, i) for i, row in enumerate(rows)]
+        for start, end, i in ends:
+            if start % ALIGNMENT:
+                add("alignment", f"segments[{i}]", f"offset {start} is no multiple of {ALIGNMENT}")
+            if end > available:
+                detail = f"bytes {start} to {end} of {available} in the file: it is cut off"
+                add("bounds", f"segments[{i}]", detail)
+        reach, owner = 0, -1
+        for start, end, i in sorted(ends):
+            if start < reach and end > start:
+                add("overlap", f"segments[{i}]", f"it overlaps segment {owner}")
+            if end > reach:
+                reach, owner = end, i
+        if reach < available:
+            add("trailing", "file", f"{available - reach} bytes follow the last segment")
+
+    def _machine(self, record: Record) -> MachineShape:
+        name, rows, columns, host, l1, dram = record
+        for where, space in (("host", host), ("l1", l1), ("dram", dram)):
+            if space is None:
+                continue
+            _, base, limit, alignment = space
+            if base > limit:
+                self._problems.add("range", f"machine.{where}", f"base {base} is beyond {limit}")
+            if alignment & (alignment - 1):
+                detail = f"alignment {alignment} is no power of two"
+                self._problems.add("range", f"machine.{where}", detail)
+        return MachineShape(
+            name,
+            (rows, columns),
+            SpaceShape(*host),
+            None if l1 is None else SpaceShape(*l1),
+            None if dram is None else SpaceShape(*dram),
+        )
+
+    # Programs ------------------------------------------------------------------------------
+
+    def _program(self, record: Record, index: int) -> Program | None:
+        name, role, inputs, outputs, values, operations, constants, scratch = record
+        where = f"programs[{index}]"
+        before = self._problems.count
+        decoded_values = self._values(values, where)
+        decoded_operations = self._operations(operations, where)
+        decoded_constants = self._constants(constants, decoded_values, where)
+        if self._problems.count > before:
+            return None
+        space, size_per_bank = scratch
+        try:
+            program = Program(
+                name,
+                tuple([_input(slot) for slot in inputs]),
+                tuple([_output(slot) for slot in outputs]),
+                decoded_values,
+                decoded_operations,
+                decoded_constants,
+                Scratch(_SPACES[space], size_per_bank),
+                _ROLES[role],
+            )
+        except StitchError as error:
+            self._problems.add("program", where, _one_line(error))
+            return None
+        self._used_by[name] = tuple([segment for _, segment in constants])
+        return program
+
+    def _values(self, records: tuple[Record, ...], where: str) -> tuple[Value, ...]:
+        types, layouts = self._types, self._layouts
+        found: list[Value] = []
+        for name, type_record, layout_record in records:
+            # Pooled records are one object however often they are pointed at.
+            value_type = types.get(id(type_record))
+            if value_type is None:
+                shape, data_type = type_record
+                value_type = types[id(type_record)] = ValueType(shape, _DATA_TYPES[data_type])
+            if id(layout_record) not in layouts:
+                place = f"{where}.values[{len(found)}].layout"
+                layouts[id(layout_record)] = self._layout(layout_record, place)
+            found.append(Value(name, value_type, layouts[id(layout_record)]))
+        return tuple(found)
+
+    def _layout(self, record: Record, where: str) -> Layout | None:
+        data_type, space, tile_rows, tile_columns, memory_layout, spec, address = record
+        try:
+            return Layout(
+                _DATA_TYPES[data_type],
+                _SPACES[space],
+                (tile_rows, tile_columns) if tile_rows or tile_columns else None,
+                _MEMORY_LAYOUTS[memory_layout],
+                None if spec is None else _shard_spec(spec),
+                None if address == -1 else address,
+            )
+        except StitchError as error:
+            self._problems.add("layout", where, _one_line(error))
+            return None
+
+    def _operations(self, records: tuple[Record, ...], where: str) -> tuple[Operation, ...]:
+        found: list[Operation] = []
+        for op, domain, inputs, outputs, attributes, location in records:
+            read = NO_ATTRIBUTES
+            if attributes:
+                read = MappingProxyType({name: _attribute(value) for name, value in attributes})
+                names = [name for name, _ in attributes]
+                if any(a >= b for a, b in itertools.pairwise(names)):
+                    place = f"{where}.operations[{len(found)}]"
+                    self._problems.add(
+                        "attribute_order", place, "attributes are not sorted, or named twice"
+                    )
+            found.append(Operation(op, inputs, outputs, read, domain, location))
+        return tuple(found)
+
+    # Constants -----------------------------------------------------------------------------
+
+    def _constants(
+        self, records: tuple[Record, ...], values: tuple[Value, ...], where: str
+    ) -> tuple[Constant, ...]:
+        found = []
+        for i, (index, segment) in enumerate(records):
+            place = f"{where}.constants[{i}]"
+            if index >= len(values):
+                self._problems.add("bad_index", place, f"value {index} of {len(values)}")
+            elif segment >= len(self._segments):
+                detail = f"segment {segment} of {len(self._segments)}"
+                self._problems.add("bad_index", place, detail)
+            else:
+                array = self._array(values[index].type, self._segments[segment], place)
+                if array is not None:
+                    found.append(Constant(index, array))
+        return tuple(found)
+
+    def _array(self, kind: ValueType, segment: Array, where: str) -> Array | None:
+        if kind.data_type.is_block:
+            self._problems.add("constant_type", where, "block formats have no dense elements")
+            return None
+        dtype = kind.data_type.dtype
+        nbytes = math.prod(kind.shape) * dtype.itemsize
+        if nbytes != segment.nbytes:
+            detail = f"{kind.text()} takes {nbytes} bytes, its segment has {segment.nbytes}"
+            self._problems.add("constant_length", where, detail)
+            return None
+        if math.prod([d for d in kind.shape if d]) * dtype.itemsize > _MOST_NBYTES:
+            self._problems.add("constant_length", where, f"{kind.text()} is beyond any address")
+            return None
+        return segment.view(dtype).reshape(kind.shape)
+
+
+def _one_line(error: StitchError) -> str:
+    return " ".join(str(error).split())
+
+
+def _input(record: Record) -> InputSlot:
+    name, value, kind, ownership = record
+    return InputSlot(name, value, _INPUT_KINDS[kind], _OWNERSHIPS[ownership])
+
+
+def _output(record: Record) -> OutputSlot:
+    name, value, alias = record
+    return OutputSlot(name, value, None if alias == -1 else alias)
+
+
+def _shard_spec(record: Record) -> ShardSpec:
+    grid_rows, grid_columns, rows, columns, orientation = record
+    return ShardSpec((grid_rows, grid_columns), (rows, columns), _ORIENTATIONS[orientation])
+
+
+def _attribute(value: tuple[int, tuple[Any, ...]]) -> AttributeValue:
+    """Every member of the union is a table of one field, and that field is the value."""
+    found: AttributeValue = value[1][0]
+    return found

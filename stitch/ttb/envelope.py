@@ -1,0 +1,103 @@
+"""The envelope of a `.ttb` file. This docstring is its specification.
+
+All numbers are little-endian; positions are counted from the start of the file.
+
+    0          4 bytes   size: bytes of the flatbuffer that follows this prefix
+    4          4 bytes   offset of the flatbuffer's root table, counted from position 4
+    8          4 bytes   file identifier, "STCH"
+    4 + size   4 bytes   CRC-32 (zlib's) of everything before it: positions 0 to 4 + size
+    8 + size   0 to 63   zeros, up to the next multiple of 64, where the data starts
+    data start           segments, in the order of the root's table, each at a multiple of 64,
+                         zeros between them; the file ends where the last one ends
+
+Positions 0 to 4 + size are the metadata. The `offset` of a segment in the root's table counts from
+the data's start; `length` and `crc32` are those of its own bytes. Because the metadata's length
+decides where the data starts, offsets could not be absolute; because the data starts at a multiple
+of 64, segments are aligned to 64 bytes in the file, and so in memory when it is mapped.
+
+Comes in: bytes of a file. Goes out: its metadata and where its data starts, or a `FormatError`
+that names what the file is instead. Must not know: the schema beyond the identifier, programs.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+from stitch.errors import FormatError
+from stitch.ttb.foreign import recognize
+from stitch.ttb.generated.tables import FILE_IDENTIFIER
+
+ALIGNMENT = 64
+#: The size prefix, the root offset and the identifier: less than that is no `.ttb`.
+HEAD_NBYTES = 12
+_CRC_NBYTES = 4
+_RECOGNITION_NBYTES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A file taken apart: its metadata (size prefix included) and where its data starts."""
+
+    metadata: bytes
+    data_start: int
+
+
+def padded(position: int) -> int:
+    """The first multiple of 64 at or after a position."""
+    return -(-position // ALIGNMENT) * ALIGNMENT
+
+
+def data_start(metadata_nbytes: int) -> int:
+    """Where the data starts behind metadata of a length (size prefix included)."""
+    return padded(metadata_nbytes + _CRC_NBYTES)
+
+
+def close_metadata(metadata: bytes) -> bytes:
+    """Metadata with its CRC-32 and the padding behind it: a file up to its data's start."""
+    sealed = metadata + zlib.crc32(metadata).to_bytes(_CRC_NBYTES, "little")
+    return sealed.ljust(data_start(len(metadata)), b"\0")
+
+
+def open_envelope(file: memoryview, where: str) -> Envelope:
+    """Take a file apart; touches only its metadata. Raises `FormatError` naming what is wrong."""
+    if bytes(file[8:HEAD_NBYTES]) != FILE_IDENTIFIER:
+        found, remedy = recognize(bytes(file[:_RECOGNITION_NBYTES]), len(file))
+        raise FormatError(
+            "not a .ttb file",
+            where=where,
+            expected=f"the identifier {FILE_IDENTIFIER.decode()!r} at byte 8",
+            got=found,
+            remedy=remedy,
+        )
+    end = 4 + int.from_bytes(file[:4], "little")
+    start = data_start(end)
+    if end < HEAD_NBYTES or start > len(file):
+        raise FormatError(
+            "the file is cut off inside its metadata",
+            where=where,
+            expected=f"at least {start} bytes",
+            got=f"{len(file)} bytes",
+            remedy="copy or compile the file again",
+        )
+    metadata = bytes(file[:end])
+    _check_crc(metadata, bytes(file[end:start]), where)
+    return Envelope(metadata, start)
+
+
+def _check_crc(metadata: bytes, behind: bytes, where: str) -> None:
+    stored, computed = int.from_bytes(behind[:_CRC_NBYTES], "little"), zlib.crc32(metadata)
+    if stored != computed:
+        raise FormatError(
+            "the metadata is damaged: its checksum does not match",
+            where=where,
+            expected=f"CRC-32 {stored:#010x}",
+            got=f"{computed:#010x}",
+            remedy="copy or compile the file again",
+        )
+    if any(behind[_CRC_NBYTES:]):
+        raise FormatError(
+            "the padding behind the metadata is not zero",
+            where=where,
+            remedy="copy or compile the file again",
+        )

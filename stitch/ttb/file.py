@@ -1,0 +1,230 @@
+"""Files: `Binary` to bytes and back, whole or mapped.
+
+Comes in: a binary and a path, or a path or bytes. Goes out: a file or a `Binary` whose constants
+are read-only views of the mapping. Must not know: what programs mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from stitch.errors import FormatError, IncompatibleError, StitchError
+from stitch.ttb.binary import CURRENT, FEATURES, Binary, Version
+from stitch.ttb.decode import Decoder
+from stitch.ttb.encode import Segments, collect_segments, dense_bytes, encode_metadata
+from stitch.ttb.envelope import Envelope, close_metadata, open_envelope
+from stitch.ttb.generated.tables import ROOT, TABLES
+from stitch.ttb.problems import ProblemList
+from stitch.ttb.table_spec import TableSpec
+from stitch.ttb.verify import Verifier
+
+Source = str | Path | bytes | bytearray | memoryview
+
+#: What is read of a file before its version is known: fields that no version will change.
+_PEEK_FIELDS = ("version", "producer", "requires")
+_PEEK_TABLES = {
+    ROOT: TableSpec(ROOT, tuple(f for f in TABLES[ROOT].fields if f.name in _PEEK_FIELDS)),
+    "Version": TABLES["Version"],
+}
+
+
+def encode(binary: Binary) -> bytes:
+    """The bytes of a `.ttb` file; the same for equal binaries, in every process.
+
+    Raises `StitchError` for what the format cannot hold (a name that is too long, for instance).
+    """
+    segments = collect_segments(binary.programs)
+    head = close_metadata(encode_metadata(binary, segments))
+    return b"".join([head, *_pieces(segments)])
+
+
+def save(binary: Binary, path: str | Path) -> None:
+    """Write a `.ttb` file, segment by segment, under a temporary name that then takes its place.
+
+    Raises `StitchError` with the path where it cannot be written; then nothing is left behind, and
+    a file that was there before stays as it was.
+    """
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        raise StitchError("cannot write the file", where=str(path), got="not a regular file")
+    segments = collect_segments(binary.programs)
+    head = close_metadata(encode_metadata(binary, segments))
+    part = target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}.part")
+    try:
+        with part.open("xb") as file:
+            file.write(head)
+            for piece in _pieces(segments):
+                file.write(piece)
+        part.replace(target)
+    except OSError as error:
+        raise StitchError(
+            "cannot write the file",
+            where=str(path),
+            got=error.strerror or str(error),
+            remedy="choose a folder that exists, is writable and has room",
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink()
+
+
+def _pieces(segments: Segments) -> Iterator[bytes | memoryview]:
+    """The data, piece by piece: padding and segments in turn."""
+    end = 0
+    for row, array in zip(segments.rows, segments.arrays, strict=True):
+        yield bytes(row.offset - end)
+        yield dense_bytes(array).data
+        end = row.offset + row.nbytes
+
+
+def load(source: Source, *, verify: Literal["metadata", "full"] = "metadata") -> Binary:
+    """Read a `.ttb` file: map a path, or take bytes as they are; constants are never copied.
+
+    Verifies all metadata before decoding any of it. Constants are read-only views of the mapping;
+    their checksums are tested with `verify="full"`, else by `Binary.verify_segments`. Raises
+    `FormatError` with every defect found, `IncompatibleError` for another version or an unknown
+    feature; whatever the bytes, nothing else.
+    """
+    if verify not in ("metadata", "full"):
+        raise StitchError(f"unknown verification {verify!r}", expected="metadata or full")
+    where, file = open_source(source)
+    binary = decode_file(where, file, open_envelope(file, where))
+    if verify == "full":
+        binary.verify_segments()
+    return binary
+
+
+def open_source(source: Source) -> tuple[str, memoryview]:
+    """A name for errors, and the bytes: of a path mapped read-only, of bytes as they are."""
+    if isinstance(source, bytes | bytearray | memoryview):
+        view = memoryview(source)
+        flat = view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
+        return f"{flat.nbytes} bytes", flat.toreadonly()
+    try:
+        with Path(source).open("rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise FormatError(
+                    "cannot map the file", where=str(source), got="not a regular file",
+                    remedy="read it and pass its bytes",
+                )  # fmt: skip
+            if status.st_size == 0:
+                return str(source), memoryview(b"")
+            return str(source), memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except (OSError, ValueError) as error:
+        raise FormatError(
+            "cannot read the file",
+            where=str(source),
+            got=getattr(error, "strerror", None) or str(error),
+            remedy="check the path and its permissions",
+        ) from error
+
+
+def decode_file(where: str, file: memoryview, envelope: Envelope) -> Binary:
+    """Version, features, verification, decoding: in this order, each only if the last was well."""
+    _check_version(where, envelope.metadata)
+    problems = ProblemList()
+    root = Verifier(envelope.metadata, problems).root()
+    problems.raise_if_any("the file's metadata is not sound", where=where)
+    assert root is not None, "the verifier gave neither a record nor a problem"
+    binary = Decoder(file[envelope.data_start :], problems, where).binary(root)
+    problems.raise_if_any("the file's contents do not fit together", where=where)
+    assert binary is not None, "the decoder gave neither a binary nor a problem"
+    return binary
+
+
+def _check_version(where: str, metadata: bytes) -> None:
+    """Refuse another version or an unknown feature; unsound metadata is left to the verifier."""
+    problems = ProblemList()
+    root = Verifier(metadata, problems, _PEEK_TABLES).root()
+    if root is None or problems.count:
+        return
+    version, producer, requires = Version(*root[0]), root[1] or "an unknown producer", root[2]
+    if version.major != CURRENT.major or version.minor > CURRENT.minor:
+        newer = version > CURRENT
+        raise IncompatibleError(
+            f"the file is of format version {version}, this reader is of {CURRENT}",
+            where=where,
+            expected=f"a version from {CURRENT.major}.0 to {CURRENT}",
+            got=f"{version}, written by {producer}",
+            remedy="install a newer Stitch" if newer
+            else "compile the module again with this Stitch",
+        )  # fmt: skip
+    unknown = [name for name in requires if name not in FEATURES]
+    if unknown:
+        raise IncompatibleError(
+            "the file requires features that this reader does not know: " + ", ".join(unknown),
+            where=where,
+            expected=", ".join(sorted(FEATURES)) or "no features",
+            got=f"written by {producer}",
+            remedy="install a newer Stitch, or compile without these features",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramSize:
+    """What one program puts into a file: counts, and bytes of its constants (shared ones too)."""
+
+    name: str
+    values: int
+    operations: int
+    constants: int
+    constants_nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileSizes:
+    """The bytes of a file by part; `metadata`, `sealing` and `data` sum up to `total`.
+
+    `sealing` is the checksum and the padding behind the metadata; `data` is the segments with the
+    `padding` between them.
+    """
+
+    total: int
+    metadata: int
+    sealing: int
+    data: int
+    padding: int
+    segments: tuple[int, ...]
+    programs: tuple[ProgramSize, ...]
+
+
+def inspect_sizes(source: Source | Binary) -> FileSizes:
+    """The size of a file (or of the file that a binary would be), part by part, in bytes."""
+    if isinstance(source, Binary):
+        binary = source
+        segments = collect_segments(binary.programs)
+        metadata = encode_metadata(binary, segments)
+        start, rows = len(close_metadata(metadata)), segments.rows
+        metadata_nbytes = len(metadata)
+    else:
+        where, file = open_source(source)
+        envelope = open_envelope(file, where)
+        binary = decode_file(where, file, envelope)
+        metadata_nbytes, start = len(envelope.metadata), envelope.data_start
+        rows = binary.segments.rows if binary.segments is not None else ()
+    lengths = tuple(row.nbytes for row in rows)
+    data = max((row.offset + row.nbytes for row in rows), default=0)
+    return FileSizes(
+        total=start + data,
+        metadata=metadata_nbytes,
+        sealing=start - metadata_nbytes,
+        data=data,
+        padding=data - sum(lengths),
+        segments=lengths,
+        programs=tuple(
+            ProgramSize(
+                p.name, len(p.values), len(p.operations), len(p.constants),
+                sum(constant.data.nbytes for constant in p.constants),
+            )
+            for p in binary.programs
+        ),
+    )  # fmt: skip

@@ -1,0 +1,144 @@
+"""Generated from schema/program.fbs by tools/generate_schema. Do not edit.
+
+The one table that drives verifying, decoding and docs/format.md.
+"""
+
+from stitch.ttb.table_spec import FieldSpec, TableSpec
+
+SCHEMA_SHA256 = "ce2dea91fa9cf051d7755363c148db7057f632e9be2f8ad61e71fdeb155cbf01"
+FILE_IDENTIFIER = b"STCH"
+ROOT = "Binary"
+
+ENUMS: dict[str, tuple[str, ...]] = {
+    'DataType': ('FLOAT32', 'FLOAT16', 'BFLOAT16', 'FLOAT64', 'INT8', 'INT16', 'INT32', 'INT64', 'UINT8', 'UINT16', 'UINT32', 'UINT64', 'BOOL', 'BFP8', 'BFP4'),
+    'Space': ('HOST', 'DRAM', 'L1'),
+    'MemoryLayout': ('INTERLEAVED', 'HEIGHT_SHARDED', 'WIDTH_SHARDED', 'BLOCK_SHARDED'),
+    'Orientation': ('ROW_MAJOR', 'COL_MAJOR'),
+    'InputKind': ('ACTIVATION', 'PARAMETER', 'STATE', 'SAVED', 'KEY'),
+    'Ownership': ('BORROW', 'DONATE'),
+    'Role': ('FORWARD', 'LOSS', 'BACKWARD', 'UPDATE'),
+}
+
+#: The tables of each union; type codes count from 1.
+UNIONS: dict[str, tuple[str, ...]] = {
+    'AttributeValue': ('IntAttribute', 'FloatAttribute', 'StringAttribute', 'IntsAttribute', 'FloatsAttribute', 'StringsAttribute'),
+}
+
+TABLES: dict[str, TableSpec] = {
+    'Version': TableSpec('Version', (
+        FieldSpec(slot=0, name='major', kind='scalar', code='H', default=0),
+        FieldSpec(slot=1, name='minor', kind='scalar', code='H', default=0),
+    )),
+    'ShardSpec': TableSpec('ShardSpec', (
+        FieldSpec(slot=0, name='grid_rows', kind='scalar', code='I', default=1, minimum=1),
+        FieldSpec(slot=1, name='grid_columns', kind='scalar', code='I', default=1, minimum=1),
+        FieldSpec(slot=2, name='rows', kind='scalar', code='Q', default=1, minimum=1),
+        FieldSpec(slot=3, name='columns', kind='scalar', code='Q', default=1, minimum=1),
+        FieldSpec(slot=4, name='orientation', kind='scalar', code='B', of='Orientation', default=0, maximum=1),
+    )),
+    'Layout': TableSpec('Layout', (
+        FieldSpec(slot=0, name='data_type', kind='scalar', code='B', of='DataType', default=0, maximum=14),
+        FieldSpec(slot=1, name='space', kind='scalar', code='B', of='Space', default=0, maximum=2),
+        FieldSpec(slot=2, name='tile_rows', kind='scalar', code='I', default=0),
+        FieldSpec(slot=3, name='tile_columns', kind='scalar', code='I', default=0),
+        FieldSpec(slot=4, name='memory_layout', kind='scalar', code='B', of='MemoryLayout', default=0, maximum=3),
+        FieldSpec(slot=5, name='shard_spec', kind='table', of='ShardSpec'),
+        FieldSpec(slot=6, name='address', kind='scalar', code='q', default=-1, minimum=-1),
+    )),
+    'ValueType': TableSpec('ValueType', (
+        FieldSpec(slot=0, name='shape', kind='scalars', code='q', minimum=0, limit=32),
+        FieldSpec(slot=1, name='data_type', kind='scalar', code='B', of='DataType', default=0, maximum=14),
+    )),
+    'Value': TableSpec('Value', (
+        FieldSpec(slot=0, name='name', kind='string', limit=1024),
+        FieldSpec(slot=1, name='type', kind='table', of='ValueType', required=True, pooled=True),
+        FieldSpec(slot=2, name='layout', kind='table', of='Layout', required=True, pooled=True),
+    )),
+    'IntAttribute': TableSpec('IntAttribute', (
+        FieldSpec(slot=0, name='value', kind='scalar', code='q', default=0),
+    )),
+    'FloatAttribute': TableSpec('FloatAttribute', (
+        FieldSpec(slot=0, name='value', kind='scalar', code='d', default=0.0),
+    )),
+    'StringAttribute': TableSpec('StringAttribute', (
+        FieldSpec(slot=0, name='value', kind='string'),
+    )),
+    'IntsAttribute': TableSpec('IntsAttribute', (
+        FieldSpec(slot=0, name='values', kind='scalars', code='q'),
+    )),
+    'FloatsAttribute': TableSpec('FloatsAttribute', (
+        FieldSpec(slot=0, name='values', kind='scalars', code='d'),
+    )),
+    'StringsAttribute': TableSpec('StringsAttribute', (
+        FieldSpec(slot=0, name='values', kind='strings'),
+    )),
+    'Attribute': TableSpec('Attribute', (
+        FieldSpec(slot=0, name='name', kind='string', limit=1024, required=True),
+        FieldSpec(slot=1, name='value', kind='union', of='AttributeValue', required=True),
+    )),
+    'Operation': TableSpec('Operation', (
+        FieldSpec(slot=0, name='op', kind='string', limit=1024, required=True),
+        FieldSpec(slot=1, name='domain', kind='string', limit=1024),
+        FieldSpec(slot=2, name='inputs', kind='scalars', code='i', minimum=-1),
+        FieldSpec(slot=3, name='outputs', kind='scalars', code='i', minimum=-1),
+        FieldSpec(slot=4, name='attributes', kind='tables', of='Attribute'),
+        FieldSpec(slot=5, name='location', kind='string', limit=65536),
+    )),
+    'InputSlot': TableSpec('InputSlot', (
+        FieldSpec(slot=0, name='name', kind='string', limit=1024, required=True),
+        FieldSpec(slot=1, name='value', kind='scalar', code='I', default=0),
+        FieldSpec(slot=2, name='kind', kind='scalar', code='B', of='InputKind', default=0, maximum=4),
+        FieldSpec(slot=3, name='ownership', kind='scalar', code='B', of='Ownership', default=0, maximum=1),
+    )),
+    'OutputSlot': TableSpec('OutputSlot', (
+        FieldSpec(slot=0, name='name', kind='string', limit=1024, required=True),
+        FieldSpec(slot=1, name='value', kind='scalar', code='I', default=0),
+        FieldSpec(slot=2, name='aliases_input', kind='scalar', code='i', default=-1, minimum=-1),
+    )),
+    'Constant': TableSpec('Constant', (
+        FieldSpec(slot=0, name='value', kind='scalar', code='I', default=0),
+        FieldSpec(slot=1, name='segment', kind='scalar', code='I', default=0),
+    )),
+    'Scratch': TableSpec('Scratch', (
+        FieldSpec(slot=0, name='space', kind='scalar', code='B', of='Space', default=0, maximum=2),
+        FieldSpec(slot=1, name='size_per_bank', kind='scalar', code='Q', default=0),
+    )),
+    'Program': TableSpec('Program', (
+        FieldSpec(slot=0, name='name', kind='string', limit=1024, required=True),
+        FieldSpec(slot=1, name='role', kind='scalar', code='B', of='Role', default=0, maximum=3),
+        FieldSpec(slot=2, name='inputs', kind='tables', of='InputSlot'),
+        FieldSpec(slot=3, name='outputs', kind='tables', of='OutputSlot'),
+        FieldSpec(slot=4, name='values', kind='tables', of='Value'),
+        FieldSpec(slot=5, name='operations', kind='tables', of='Operation'),
+        FieldSpec(slot=6, name='constants', kind='tables', of='Constant'),
+        FieldSpec(slot=7, name='scratch', kind='table', of='Scratch', required=True),
+    )),
+    'SpaceShape': TableSpec('SpaceShape', (
+        FieldSpec(slot=0, name='banks', kind='scalar', code='I', default=1, minimum=1),
+        FieldSpec(slot=1, name='base', kind='scalar', code='Q', default=0),
+        FieldSpec(slot=2, name='limit', kind='scalar', code='Q', default=0),
+        FieldSpec(slot=3, name='alignment', kind='scalar', code='Q', default=1, minimum=1),
+    )),
+    'Machine': TableSpec('Machine', (
+        FieldSpec(slot=0, name='name', kind='string', limit=1024, required=True),
+        FieldSpec(slot=1, name='core_rows', kind='scalar', code='I', default=1, minimum=1),
+        FieldSpec(slot=2, name='core_columns', kind='scalar', code='I', default=1, minimum=1),
+        FieldSpec(slot=3, name='host', kind='table', of='SpaceShape', required=True),
+        FieldSpec(slot=4, name='l1', kind='table', of='SpaceShape'),
+        FieldSpec(slot=5, name='dram', kind='table', of='SpaceShape'),
+    )),
+    'Segment': TableSpec('Segment', (
+        FieldSpec(slot=0, name='offset', kind='scalar', code='Q', default=0),
+        FieldSpec(slot=1, name='length', kind='scalar', code='Q', default=0),
+        FieldSpec(slot=2, name='crc32', kind='scalar', code='I', default=0),
+    )),
+    'Binary': TableSpec('Binary', (
+        FieldSpec(slot=0, name='version', kind='table', of='Version', required=True),
+        FieldSpec(slot=1, name='producer', kind='string', limit=1024),
+        FieldSpec(slot=2, name='opset', kind='scalar', code='I', default=0),
+        FieldSpec(slot=3, name='machine', kind='table', of='Machine', required=True),
+        FieldSpec(slot=4, name='programs', kind='tables', of='Program', required=True),
+        FieldSpec(slot=5, name='segments', kind='tables', of='Segment'),
+        FieldSpec(slot=6, name='requires', kind='strings', limit=1024),
+    )),
+}
