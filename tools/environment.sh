@@ -1,0 +1,95 @@
+# Sourced by the tools: makes the virtual environment that they run in.
+#
+# `prepare_environment demo|dev` leaves PYTHON set to an interpreter that has Stitch (editable) and,
+# for `dev`, everything that tests and checks need. It installs only when something is missing: a
+# marker file in the environment remembers what was installed, from which pyproject.toml, and where.
+# Needs Python 3.11 or newer with venv; the first run needs a package index (pip's own settings,
+# such as PIP_INDEX_URL, hold). STITCH_VENV names another place than .venv.
+
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
+VENV="${STITCH_VENV:-$ROOT/.venv}"
+case "$VENV" in /*) ;; *) VENV="$PWD/$VENV" ;; esac
+PYTHON="$VENV/bin/python"
+MARKER="$VENV/.stitch-installed"
+
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" OPENBLAS_NUM_THREADS="${OPENBLAS_NUM_THREADS:-1}"
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PYTHONNOUSERSITE=1
+unset PYTHONHOME PYTHONPATH
+
+fail() {
+  printf '%s: %s\n' "$(basename "$0")" "$1" >&2
+  shift
+  printf '  %s\n' "$@" >&2
+  exit 1
+}
+
+say() { printf '%s\n' "$*" >&2; }
+
+find_python() {
+  local candidate found
+  for candidate in "${STITCH_PYTHON:-}" python3 python3.13 python3.12 python3.11 python3.14 python; do
+    [ -n "$candidate" ] && found="$(command -v "$candidate")" || continue
+    "$found" - 2>/dev/null <<'CODE' && printf '%s' "$found" && return 0
+import sys, venv, ensurepip
+sys.exit(sys.version_info < (3, 11))
+CODE
+  done
+  return 1
+}
+
+# What an installation depends on: where the repository is, its pyproject.toml, the interpreter.
+fingerprint() {
+  printf '%s %s ' "$ROOT" "$(cksum <"$ROOT/pyproject.toml" | tr ' ' '-')"
+  "$PYTHON" -c 'import sys; print(sys.version.split()[0])' 2>/dev/null
+}
+
+is_installed() {
+  [ -x "$PYTHON" ] && [ -r "$MARKER" ] || return 1
+  local have print
+  print="$(fingerprint)"
+  while read -r have; do
+    # An environment for development does for the demo as well.
+    [ "$have" = "$1 $print" ] || [ "$have" = "dev $print" ] && return 0
+  done <"$MARKER"
+  return 1
+}
+
+create_environment() {
+  local base
+  base="$(find_python)" || fail "Python 3.11 or newer with its venv module is needed" \
+    "try: apt-get install python3 python3-venv" \
+    "or name an interpreter: STITCH_PYTHON=/path/to/python3.12 $0"
+  say "making $VENV with $("$base" --version 2>&1)"
+  "$base" -m venv --clear "$VENV" || fail "could not make the environment $VENV"
+}
+
+install_into_environment() {
+  local target=".[dev]"
+  [ "$1" = demo ] && target="."
+  say "installing Stitch and what it needs ($1) ..."
+  if ! (cd "$ROOT" && "$PYTHON" -m pip install --quiet --editable "$target" >&2); then
+    fail "could not install Stitch's dependencies (see pip's message above)" \
+      "the first run needs a package index: check the network, or set PIP_INDEX_URL" \
+      "then run this again; nothing is left half done"
+  fi
+  printf '%s %s\n' "$1" "$(fingerprint)" >>"$MARKER.new"
+  mv "$MARKER.new" "$MARKER"
+}
+
+prepare_environment() {
+  is_installed "$1" && return 0
+  mkdir -p "$(dirname "$VENV")"
+  # Two tools started at once must not install into one environment together.
+  if command -v flock >/dev/null; then
+    exec 9>"$VENV.lock" || fail "cannot write beside $VENV"
+    flock 9
+    is_installed "$1" && { exec 9>&-; return 0; }
+  fi
+  rm -f "$MARKER"
+  if ! "$PYTHON" -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
+    ! grep -qsF "$VENV" "$VENV/bin/activate"; then
+    create_environment
+  fi
+  install_into_environment "$1"
+  { exec 9>&-; } 2>/dev/null || true
+}
