@@ -1,0 +1,145 @@
+"""The bytes of one memory space: a lazily committed mapping, its allocator, moves and counters.
+
+Comes in: addresses and sizes in bytes per bank. Goes out: writable views of footprints. A buffer
+at bank address `a` owns host bytes `[a * banks, (a + size_per_bank) * banks)`, so footprints
+overlap exactly where the device's ranges do. Must not know: tensors' owners, plans, programs.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+
+from stitch.errors import LayoutError, TaskError
+from stitch.machine.shape import MachineShape, SpaceShape, footprint
+from stitch.memory.allocator import Allocator
+from stitch.memory.cells import Bytes, used_bytes
+from stitch.program import Space, TensorDesc
+
+#: What debug mode writes where nothing is stored, and where something was freed.
+PADDING_BYTE = 0xA5
+POISON_BYTE = 0xDB
+#: Freed ranges from this size on go back to the system; smaller ones stay warm for the next user.
+RELEASE_NBYTES = 32 << 20
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+
+
+class WriteCounter:
+    """What a space's memory really saw: the number of writes by copies and moves, and their bytes.
+
+    Copies that are bound with a counter add to it each time they run.
+    """
+
+    __slots__ = ("nbytes", "writes")
+
+    def __init__(self) -> None:
+        self.writes = 0
+        self.nbytes = 0
+
+
+class SpaceMemory:
+    """One space's bytes; a 12 GiB space costs nothing before it is written.
+
+    `debug` poisons freed bytes and guards the unused part of footprints.
+    """
+
+    def __init__(self, space: Space, shape: SpaceShape, *, debug: bool = False) -> None:
+        self.space = space
+        self.shape = shape
+        self.debug = debug
+        self.allocator = Allocator(shape.base, shape.limit, shape.alignment)
+        self.counter = WriteCounter()
+        nbytes = max(1, shape.banks * shape.limit)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+        self._mapping = mmap.mmap(-1, nbytes, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        self._view = memoryview(self._mapping)
+        self.bytes: Bytes = np.frombuffer(self._mapping, np.uint8)
+
+    @property
+    def writes(self) -> int:
+        """How many copies and moves have written into this space."""
+        return self.counter.writes
+
+    @property
+    def written_nbytes(self) -> int:
+        """How many bytes copies and moves have written into this space."""
+        return self.counter.nbytes
+
+    def region(self, address: int, size_per_bank: int) -> Bytes:
+        """A writable view of the footprint at a bank address; raises `LayoutError` outside."""
+        banks = self.shape.banks
+        if address < 0 or size_per_bank < 0 or address + size_per_bank > self.shape.limit:
+            raise LayoutError(
+                f"{size_per_bank} bytes per bank at {address:#x} leave {self.space.value}",
+                expected=f"a range of [0, {self.shape.limit:#x})",
+            )
+        return self.bytes[address * banks : (address + size_per_bank) * banks]
+
+    def move(self, source_address: int, target_address: int, size_per_bank: int) -> None:
+        """Copies a footprint to another address of the same space; the two may overlap."""
+        banks = self.shape.banks
+        nbytes = size_per_bank * banks
+        source, target = source_address * banks, target_address * banks
+        highest = max(source_address, target_address) + size_per_bank
+        if min(source_address, target_address, size_per_bank) < 0 or highest > self.shape.limit:
+            raise LayoutError(
+                f"a move of {size_per_bank} bytes per bank from {source_address:#x} to "
+                f"{target_address:#x} leaves {self.space.value}"
+            )
+        # Slices of a memoryview copy as memmove does; NumPy would copy overlapping bytes twice.
+        self._view[target : target + nbytes] = self._view[source : source + nbytes]
+        self.counter.writes += 1
+        self.counter.nbytes += nbytes
+
+    def release(self, address: int, size_per_bank: int) -> None:
+        """Forgets the bytes of a freed footprint: poisoned in debug mode, else given back if large.
+
+        Afterwards the bytes are undefined (zero, poison, or what was there).
+        """
+        banks = self.shape.banks
+        start, stop = address * banks, (address + size_per_bank) * banks
+        if self.debug:
+            self.bytes[start:stop] = POISON_BYTE
+            return
+        if stop - start < RELEASE_NBYTES:
+            return
+        # Only whole system pages inside the range: their neighbours may be alive.
+        first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = stop // mmap.PAGESIZE * mmap.PAGESIZE
+        if first < last:
+            self._mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+    def fill_padding(self, desc: TensorDesc, address: int, machine: MachineShape) -> None:
+        """Debug mode: marks the unused bytes of a footprint (see `cells.used_bytes`)."""
+        if self.debug:
+            region = self.region(address, footprint(desc, machine).size_per_bank)
+            region[_unused(desc, machine)] = PADDING_BYTE
+
+    def check_padding(
+        self, desc: TensorDesc, address: int, machine: MachineShape, *, name: str
+    ) -> None:
+        """Debug mode: raises `TaskError` naming the buffer where its unused bytes were written."""
+        if not self.debug:
+            return
+        size_per_bank = footprint(desc, machine).size_per_bank
+        region = self.region(address, size_per_bank)
+        wrong = np.flatnonzero(_unused(desc, machine) & (region != PADDING_BYTE))
+        if wrong.size:
+            first = int(wrong[0])
+            raise TaskError(
+                f"{wrong.size} bytes of padding of {name!r} were overwritten",
+                where=f"{self.space.value} address {address:#x}, footprint byte {first} of "
+                f"{region.size} ({desc.text()})",
+                expected=f"{PADDING_BYTE:#04x}",
+                got=f"{int(region[first]):#04x}",
+                remedy="a copy, a kernel or a view wrote outside its tensor: look at the task "
+                "that ran last",
+            )
+
+
+def _unused(desc: TensorDesc, machine: MachineShape) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    unused = np.ones(footprint(desc, machine).nbytes, np.bool_)
+    for offset, count, stride, length in used_bytes(desc, machine):
+        np.ndarray((count, length), np.bool_, unused, offset, (stride, 1))[...] = False
+    return unused
