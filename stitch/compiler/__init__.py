@@ -1,0 +1,11 @@
+"""The compiler: computation graph → program, for one machine.
+
+Comes in: a computation graph with wishes, a machine, options. Goes out: a placed program and
+warnings. Passes are plain functions from graph to graph, one file each. Must not know: the runtime,
+files, or how programs will be composed.
+"""
+
+from stitch.compiler.compile_graph import compile_graph, optimize
+from stitch.compiler.options import Compilation, CompileOptions, CompileWarning
+
+__all__ = ["Compilation", "CompileOptions", "CompileWarning", "compile_graph", "optimize"]

@@ -1,0 +1,27 @@
+"""Linking: may programs be joined, and several programs joined into one before they run.
+
+Comes in: programs, the wires between their slots, a machine's memory shape. Goes out: reports,
+errors that name both sides, or one program. Serves compiler and runtime alike; must not know
+either, nor files, devices or plans.
+"""
+
+from stitch.link.alias import alias_obstacle
+from stitch.link.capacity import Demand, address_problems, check_capacity, demands
+from stitch.link.check import LinkReport, check_link, wire
+from stitch.link.interval_packing import Interval, Packing, max_load, pack_intervals
+from stitch.link.scratch import (
+    SCRATCH_ALIGNMENT,
+    ScratchPlan,
+    choose_scratch,
+    pack_scratch,
+    place_intermediates,
+)
+from stitch.link.static import link_programs
+from stitch.link.wires import Port, SharedInput, Wire
+
+__all__ = [
+    "SCRATCH_ALIGNMENT", "Demand", "Interval", "LinkReport", "Packing", "Port", "ScratchPlan",
+    "SharedInput", "Wire", "address_problems", "alias_obstacle", "check_capacity", "check_link",
+    "choose_scratch", "demands", "link_programs", "max_load", "pack_intervals", "pack_scratch",
+    "place_intermediates", "wire",
+]  # fmt: skip

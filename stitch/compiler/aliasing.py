@@ -1,0 +1,70 @@
+"""Aliasing: which outputs take the buffer of a donated input, each with its proof.
+
+Comes in: a graph whose outputs are values of their own, and the pairs that were asked for. Goes
+out: the pairs (output, input) that hold. A pair that was asked for and cannot be proved is an
+error that names the reader in the way (see `stitch.link.alias` for the rule).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stitch.compiler.slot_wishes import SlotWishes
+from stitch.errors import CompileError
+from stitch.graph.computation_graph import ComputationGraph
+from stitch.link.alias import alias_obstacle
+from stitch.program import Ownership
+
+Pairs = tuple[tuple[int, int], ...]
+
+
+def prove_aliases(graph: ComputationGraph, asked: Pairs) -> None:
+    """Raises `CompileError` with every pair that was asked for and does not hold."""
+    problems = [p for pair in asked if (p := _obstacle(graph, *pair)) is not None]
+    if problems:
+        raise CompileError(
+            "an output cannot take the buffer of an input: " + "; ".join(problems),
+            where=f"graph {graph.name!r}",
+            expected=(
+                "a donated input of the same type, whose last reader is the elementwise "
+                "operation that writes the output"
+            ),
+            remedy="drop the alias (the two buffers then take turns), or change the module",
+        )
+
+
+def free_aliases(graph: ComputationGraph, wishes: SlotWishes) -> Pairs:
+    """More pairs that hold: donated inputs nobody asked for, and outputs without a wish.
+
+    Each input goes to the first output that can prove its claim. An output that takes the buffer
+    of an input that is stored rounded would be rounded too; such inputs are left alone.
+    """
+    taken = {i for _, i in wishes.aliases}
+    busy = {o for o, _ in wishes.aliases}
+    found = []
+    for i, slot in enumerate(graph.inputs):
+        if slot.ownership is not Ownership.DONATE or i in taken or "data_type" in wishes.inputs[i]:
+            continue
+        for o in range(len(graph.outputs)):
+            if o not in busy and not wishes.outputs[o] and _obstacle(graph, o, i) is None:
+                found.append((o, i))
+                busy.add(o)
+                break
+    return tuple(found)
+
+
+def _obstacle(graph: ComputationGraph, output: int, source: int) -> str | None:
+    made, given = graph.outputs[output].name, graph.inputs[source]
+    pair = f"output {made!r} over input {given.name!r}"
+    if given.ownership is not Ownership.DONATE:
+        return f"{pair}: the input is not donated (--set input.{given.name}.ownership=donate)"
+    ours, theirs = graph.output_type(output), graph.input_type(source)
+    if ours != theirs:
+        return f"{pair}: {ours.text()} is not {theirs.text()}"
+    obstacle = alias_obstacle(graph, output, source)
+    return None if obstacle is None else f"{pair}: {obstacle}"
+
+
+def input_of(pairs: Sequence[tuple[int, int]], output: int) -> int | None:
+    """The input whose buffer an output takes, if any."""
+    return next((i for o, i in pairs if o == output), None)

@@ -1,0 +1,59 @@
+"""The compiler's way: computation graph → passes → placement → program.
+
+Comes in: a computation graph, a machine, options. Goes out: a `Compilation`. The same input gives
+the same program, in every process. Must not know: files, devices, the runtime.
+"""
+
+from __future__ import annotations
+
+from stitch.compiler.aliasing import free_aliases, prove_aliases
+from stitch.compiler.common_subexpressions import merge_common_subexpressions
+from stitch.compiler.constant_folding import fold_constants
+from stitch.compiler.dead_code import remove_dead_code
+from stitch.compiler.identity_removal import remove_identities
+from stitch.compiler.options import Compilation, CompileOptions
+from stitch.compiler.output_values import give_outputs_their_values
+from stitch.compiler.placement import place
+from stitch.compiler.slot_wishes import apply_kinds, slot_wishes
+from stitch.errors import CompileError
+from stitch.graph.computation_graph import ComputationGraph, check_types
+from stitch.machine.machine import Machine
+
+_DEFAULTS = CompileOptions()
+
+
+def compile_graph(
+    graph: ComputationGraph, machine: Machine, options: CompileOptions = _DEFAULTS
+) -> Compilation:
+    """A program for a machine, and warnings.
+
+    Raises `CompileError` for types that do not agree, wishes that cannot be met and aliases that
+    cannot be proved, `LayoutError` for layouts that cannot be, `OutOfMemoryError` where the program
+    does not fit the machine.
+    """
+    problems = check_types(graph)
+    if problems:
+        raise CompileError(
+            f"the types of computation graph {graph.name!r} do not agree: "
+            + "; ".join(map(str, problems[:8]))
+        )
+    graph = apply_kinds(graph.with_wishes(*options.wishes))
+    if options.optimize:
+        graph = optimize(graph, options)
+    wishes = slot_wishes(graph)
+    graph = give_outputs_their_values(graph, wishes.rounded_outputs(graph))
+    prove_aliases(graph, wishes.aliases)
+    aliases = wishes.aliases
+    if options.alias_donated:
+        aliases += free_aliases(graph, wishes)
+    program, warnings = place(graph, wishes, aliases, machine.shape, options)
+    return Compilation(program, warnings)
+
+
+def optimize(graph: ComputationGraph, options: CompileOptions = _DEFAULTS) -> ComputationGraph:
+    """The graph after the passes that keep every result as it is, to the last bit."""
+    graph = remove_dead_code(graph)
+    graph = fold_constants(graph, options.fold_growth_nbytes)
+    graph = remove_identities(graph)
+    graph = merge_common_subexpressions(graph)
+    return remove_dead_code(graph)

@@ -1,0 +1,47 @@
+"""What a caller may ask of the compiler, and what it gives back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stitch.graph.wish import Wish
+from stitch.program import Program, Role
+
+
+@dataclass(frozen=True, slots=True)
+class CompileOptions:
+    """Choices of one compilation; the defaults suit a forward program.
+
+    `wishes` replace the graph's own wishes on the same field of the same slot. `name` renames the
+    program. `fold_growth_nbytes` bounds by how much folding may make the constants grow in total.
+    `alias_donated` lets outputs take the buffers of donated inputs wherever that is proved, also
+    where no wish asks for it. Without `optimize` the operations stay as they are written.
+    """
+
+    wishes: tuple[Wish, ...] = ()
+    name: str | None = None
+    role: Role = Role.FORWARD
+    fold_growth_nbytes: int = 1 << 20
+    alias_donated: bool = True
+    optimize: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class CompileWarning:
+    """Something legal that the caller probably did not want: a kind, the place, the facts."""
+
+    kind: str
+    where: str
+    detail: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.detail} [{self.kind}]; try: {self.remedy}"
+
+
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """A compiled program and the warnings that came up on the way."""
+
+    program: Program
+    warnings: tuple[CompileWarning, ...] = ()

@@ -1,0 +1,61 @@
+"""Output values: each output gets a value of its own, made by an operation, read as it is written.
+
+An output that is an input, a constant, or the same value as another output becomes an `Identity`
+of it. So does an output whose storage rounds (float32 kept as bf16) while other operations read the
+value: they go on reading it unrounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from stitch.graph.computation_graph import ComputationGraph
+from stitch.program import Operation, OutputSlot, Value
+
+
+def give_outputs_their_values(
+    graph: ComputationGraph, rounded: Collection[int] = ()
+) -> ComputationGraph:
+    """The graph with an `Identity` before each output that needs one.
+
+    `rounded` holds the indices of outputs whose storage type differs from their logical type.
+    """
+    produced = {v for operation in graph.operations for v in operation.outputs}
+    read = {v for operation in graph.operations for v in operation.inputs}
+    # The value itself goes to the output that nothing rounds; a rounded one would spoil it.
+    shared = {slot.value for i, slot in enumerate(graph.outputs) if i not in rounded}
+    values, operations = list(graph.values), list(graph.operations)
+    outputs: list[OutputSlot] = []
+    taken: set[int] = set()
+    for i, slot in enumerate(graph.outputs):
+        spoils = i in rounded and (slot.value in read or slot.value in shared)
+        if slot.value in produced and slot.value not in taken and not spoils:
+            taken.add(slot.value)
+            outputs.append(slot)
+            continue
+        made = len(values)
+        values.append(Value(slot.name, graph.values[slot.value].type))
+        location = f"output {slot.name}"
+        operations.append(Operation("Identity", (slot.value,), (made,), location=location))
+        outputs.append(replace(slot, value=made))
+    return replace(
+        graph, values=tuple(values), operations=tuple(operations), outputs=tuple(outputs)
+    )
+
+
+def give_unique_names(values: Sequence[Value]) -> tuple[Value, ...]:
+    """The values with names that are neither empty nor taken by an earlier value."""
+    # A name that somebody has from the start is never given to another.
+    original = {value.name for value in values}
+    taken: set[str] = set()
+    named = []
+    for index, value in enumerate(values):
+        name = value.name or f"v{index}"
+        number = 1
+        while name in taken or (name != value.name and name in original):
+            number += 1
+            name = f"{value.name or 'v'}.{number}"
+        taken.add(name)
+        named.append(replace(value, name=name))
+    return tuple(named)

@@ -1,0 +1,217 @@
+"""Placement: every input, output and constant gets a space and a layout; the scratch gets a space.
+
+Comes in: an optimised graph, wishes, aliases, a machine. Goes out: a placed program. Wishes always
+win or are refused with the facts; they are never bent.
+
+Defaults, in order:
+1. Parameters, state, saved tensors, keys and constants lie in DRAM, row-major interleaved.
+2. Activations and outputs lie in L1, row-major interleaved. An output that takes the buffer of an
+   input lies where the input lies.
+3. The scratch lies in L1 if it takes at most half of what pinned slots leave there, else in DRAM.
+4. Slots and scratch together take at most three quarters of L1: the rest is for the tensors of
+   the programs that this one will be stitched with. While they take more, the largest slot that
+   no wish holds in L1 goes to DRAM (among equals the later one). An L1 page costs a fraction of
+   a DRAM page to reach, whatever the tensor, so moving the fewest tensors loses the least.
+5. A machine without L1 uses DRAM, one without device memory the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from stitch.compiler.aliasing import Pairs, input_of
+from stitch.compiler.options import CompileOptions, CompileWarning
+from stitch.compiler.output_values import give_unique_names
+from stitch.compiler.slot_layouts import (
+    SlotRequest,
+    default_space,
+    is_pinned,
+    size_traps,
+    slot_layout,
+)
+from stitch.compiler.slot_wishes import SlotWishes
+from stitch.errors import CompileError, OutOfMemoryError
+from stitch.graph.computation_graph import ComputationGraph
+from stitch.link.capacity import Demand, address_problems, check_capacity, demands
+from stitch.link.scratch import (
+    ScratchPlan,
+    choose_scratch,
+    pack_scratch,
+    place_intermediates,
+)
+from stitch.machine.shape import MachineShape, footprint
+from stitch.planner.packing import gaps_between, pack
+from stitch.program import Layout, Program, Scratch, Space, TensorDesc, Value
+
+#: The share of L1 that a program's slots and scratch may take together by default.
+L1_SHARE = (3, 4)
+
+
+@dataclass(slots=True)
+class _Slot:
+    """A slot while placement decides about it; aliasing outputs have none of their own."""
+
+    request: SlotRequest
+    value: int
+    layout: Layout
+    size_per_bank: int
+
+    def text(self) -> str:
+        return f"{self.request.label} ({self.size_per_bank} B per bank)"
+
+
+def place(
+    graph: ComputationGraph,
+    wishes: SlotWishes,
+    aliases: Pairs,
+    machine: MachineShape,
+    options: CompileOptions,
+) -> tuple[Program, tuple[CompileWarning, ...]]:
+    """The program of a graph whose outputs are values of their own, and warnings about its slots.
+
+    Raises `LayoutError` for a layout that cannot be, `CompileError` for fixed addresses that
+    collide, `OutOfMemoryError` where the whole does not fit.
+    """
+    name = options.name or graph.name
+    where = f"program {name!r} on machine {machine.name!r}"
+    slots = _slots(graph, wishes, aliases, machine)
+    placed = {s.value for s in graph.inputs} | {s.value for s in graph.outputs}
+    placed |= {constant.value for constant in graph.constants}
+    plan = pack_scratch(graph.values, graph.operations, placed)
+    pinned = sum(s.size_per_bank for s in slots if _in_l1(s) and is_pinned(s.request))
+    scratch = choose_scratch(plan.nbytes, machine, l1_slots_per_bank=pinned, where=where)
+    _relieve_l1(slots, scratch, machine, where)
+    program = _assemble(graph, slots, aliases, machine, plan, scratch, options, name)
+    wanted = demands(
+        program.inputs, program.outputs, program.constants, program.values, scratch, machine
+    )
+    _check(wanted, machine, where)
+    warnings = [w for s in slots for w in size_traps(s.request, s.layout, machine)]
+    return program, tuple(warnings)
+
+
+def _slots(
+    graph: ComputationGraph, wishes: SlotWishes, aliases: Pairs, machine: MachineShape
+) -> list[_Slot]:
+    requests = [
+        (slot.value, SlotRequest("input", slot.name, graph.input_type(i), slot.kind, asked))
+        for i, (slot, asked) in enumerate(zip(graph.inputs, wishes.inputs, strict=True))
+    ]
+    requests += [
+        (slot.value, SlotRequest("output", slot.name, graph.output_type(i), None, asked))
+        for i, (slot, asked) in enumerate(zip(graph.outputs, wishes.outputs, strict=True))
+        if input_of(aliases, i) is None
+    ]
+    return [
+        _slot(request, value, default_space(request, machine), machine)
+        for value, request in requests
+    ]
+
+
+def _slot(request: SlotRequest, value: int, space: Space, machine: MachineShape) -> _Slot:
+    layout = slot_layout(request, space, machine)
+    size = footprint(TensorDesc(request.type.shape, layout), machine).size_per_bank
+    return _Slot(request, value, layout, size)
+
+
+def _in_l1(slot: _Slot) -> bool:
+    return slot.layout.space is Space.L1
+
+
+def _relieve_l1(slots: list[_Slot], scratch: Scratch, machine: MachineShape, where: str) -> None:
+    """Sends the largest free slots to DRAM until L1 is comfortable and the rest can be packed."""
+    if machine.l1 is None:
+        return
+    capacity = machine.l1.capacity
+    bottom = scratch.size_per_bank if scratch.space is Space.L1 else 0
+    while True:
+        here = [s for s in slots if _in_l1(s)]
+        free = [i for i, s in enumerate(slots) if _in_l1(s) and not is_pinned(s.request)]
+        used = bottom + sum(s.size_per_bank for s in here)
+        comfortable = used * L1_SHARE[1] <= capacity * L1_SHARE[0]
+        if (comfortable or not free) and (used > capacity or _packs(here, bottom, machine)):
+            return  # a sum above the capacity is reported with all the facts, later
+        if not free:
+            raise _no_gap(here, bottom, machine, where)
+        largest = max(free, key=lambda i: (slots[i].size_per_bank, i))
+        slot = slots[largest]
+        slots[largest] = _slot(slot.request, slot.value, Space.DRAM, machine)
+
+
+def _packs(here: list[_Slot], bottom: int, machine: MachineShape) -> bool:
+    """Whether the slots without an address fit between those with one and above the scratch."""
+    pieces = [s.size_per_bank for s in here if s.layout.address is None]
+    try:
+        return pack(pieces, [size for _, size in _gaps(here, bottom, machine)]) is not None
+    except TimeoutError:
+        return True  # nothing is proved either way; the runtime moves what it must
+
+
+def _gaps(here: list[_Slot], bottom: int, machine: MachineShape) -> tuple[tuple[int, int], ...]:
+    l1 = machine.space(Space.L1)
+    fixed = [(s.layout.address, s.size_per_bank) for s in here if s.layout.address is not None]
+    return gaps_between(fixed, min(l1.base + bottom, l1.limit), l1.limit)
+
+
+def _no_gap(here: list[_Slot], bottom: int, machine: MachineShape, where: str) -> OutOfMemoryError:
+    gaps = ", ".join(f"{size} B at {address:#x}" for address, size in _gaps(here, bottom, machine))
+    return OutOfMemoryError(
+        "the slots that wishes hold in L1 do not fit between its fixed addresses",
+        where=where,
+        expected=f"gaps of L1, per bank: {gaps or 'none'}",
+        got=", ".join(s.text() for s in here if s.layout.address is None),
+        remedy="move the fixed addresses together, or place some of these slots in DRAM",
+    )
+
+
+def _assemble(
+    graph: ComputationGraph,
+    slots: list[_Slot],
+    aliases: Pairs,
+    machine: MachineShape,
+    plan: ScratchPlan,
+    scratch: Scratch,
+    options: CompileOptions,
+    name: str,
+) -> Program:
+    values: list[Value] = list(place_intermediates(graph.values, plan, scratch))
+    for slot in slots:
+        values[slot.value] = replace(values[slot.value], layout=slot.layout)
+    for output, source in aliases:
+        made, given = graph.outputs[output].value, graph.inputs[source].value
+        values[made] = replace(values[made], layout=values[given].layout)
+    home = Space.HOST if machine.dram is None else Space.DRAM
+    for constant in graph.constants:
+        value = values[constant.value]
+        values[constant.value] = replace(value, layout=Layout(value.type.data_type, home))
+    outputs = tuple(
+        replace(slot, aliases_input=input_of(aliases, i)) for i, slot in enumerate(graph.outputs)
+    )
+    return Program(
+        name,
+        graph.inputs,
+        outputs,
+        give_unique_names(values),
+        graph.operations,
+        graph.constants,
+        scratch,
+        options.role,
+    )
+
+
+def _check(wanted: tuple[Demand, ...], machine: MachineShape, where: str) -> None:
+    problems = list(address_problems(wanted, machine))
+    if problems:
+        free = ""
+        if machine.l1 is not None:
+            scratch = sum(d.size_per_bank for d in wanted if d.label == "the scratch region")
+            free = (
+                f"L1 is free for slots at [{machine.l1.base + scratch:#x}, {machine.l1.limit:#x})"
+            )
+        raise CompileError(
+            "the wished addresses cannot be: " + "; ".join(problems),
+            where=where,
+            expected=free or None,
+            remedy="choose other addresses, or let the planner choose them",
+        )
+    check_capacity(wanted, machine, where)

@@ -1,0 +1,126 @@
+"""Wishes → choices: what was asked for each slot, checked, before anything is placed.
+
+Comes in: a graph with its wishes. Goes out: for each slot the wishes by field, the graph with kinds
+and ownership applied, and the pairs of outputs and inputs that were asked to share a buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from stitch.errors import CompileError
+from stitch.graph.computation_graph import ComputationGraph
+from stitch.graph.wish import Wish
+from stitch.program import DataType, InputKind, Ownership, ValueType
+
+#: The fields that say where and how a tensor lies; the others say what it is for.
+LAYOUT_FIELDS = ("space", "data_type", "layout", "memory_layout", "shard_spec", "address")
+ByField = Mapping[str, Wish]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotWishes:
+    """The wishes about layouts, by field, for each input and output; and the aliases asked for.
+
+    `aliases` pairs an output's index with an input's. Two slots that share a buffer share wishes.
+    """
+
+    inputs: tuple[ByField, ...]
+    outputs: tuple[ByField, ...]
+    aliases: tuple[tuple[int, int], ...]
+
+    def rounded_outputs(self, graph: ComputationGraph) -> frozenset[int]:
+        """The outputs whose storage type differs from their logical type."""
+        return frozenset(
+            i
+            for i, wishes in enumerate(self.outputs)
+            if "data_type" in wishes
+            and wishes["data_type"].value is not graph.output_type(i).data_type
+        )
+
+
+def apply_kinds(graph: ComputationGraph) -> ComputationGraph:
+    """The graph with the wished kinds and ownership on its input slots."""
+    slots = list(graph.inputs)
+    for i in range(len(slots)):
+        for wish in graph.wishes_for_input(i):
+            if isinstance(wish.value, InputKind):
+                slots[i] = replace(slots[i], kind=wish.value)
+            elif isinstance(wish.value, Ownership):
+                slots[i] = replace(slots[i], ownership=wish.value)
+    return replace(graph, inputs=tuple(slots))
+
+
+def slot_wishes(graph: ComputationGraph) -> SlotWishes:
+    """The layout wishes of each slot; raises `CompileError` with all that contradict a type."""
+    inputs = [_layout_wishes(graph.wishes_for_input(i)) for i in range(len(graph.inputs))]
+    outputs = [_layout_wishes(graph.wishes_for_output(i)) for i in range(len(graph.outputs))]
+    aliases = _asked_aliases(graph)
+    problems = [
+        problem
+        for side, found, type_of in (
+            ("input", inputs, graph.input_type),
+            ("output", outputs, graph.output_type),
+        )
+        for i, wishes in enumerate(found)
+        if (problem := _type_problem(f"{side} {i}", wishes, type_of(i))) is not None
+    ]
+    for output, source in aliases:
+        merged = dict(inputs[source])
+        for name, wish in outputs[output].items():
+            if name in merged and merged[name].value != wish.value:
+                problems.append(
+                    f"{wish.text()} contradicts {merged[name].text()}: the output takes the "
+                    "input's buffer"
+                )
+            merged.setdefault(name, wish)
+        inputs[source] = outputs[output] = merged
+    if problems:
+        raise CompileError(
+            "these wishes cannot be met: " + "; ".join(problems), where=f"graph {graph.name!r}"
+        )
+    return SlotWishes(tuple(inputs), tuple(outputs), aliases)
+
+
+def _layout_wishes(wishes: tuple[Wish, ...]) -> dict[str, Wish]:
+    return {wish.field: wish for wish in wishes if wish.field in LAYOUT_FIELDS}
+
+
+def _type_problem(slot: str, wishes: ByField, kind: ValueType) -> str | None:
+    if "data_type" not in wishes:
+        return None
+    wish = wishes["data_type"]
+    stored = wish.value
+    if not isinstance(stored, DataType) or stored is kind.data_type:
+        return None
+    if stored.is_floating and kind.data_type.is_floating:
+        return None
+    return (
+        f"{wish.text()}: {slot} is {kind.text()}, and only floating types may be stored "
+        "in another floating type; add a Cast to the module"
+    )
+
+
+def _asked_aliases(graph: ComputationGraph) -> tuple[tuple[int, int], ...]:
+    names = [slot.name for slot in graph.inputs]
+    pairs: dict[int, int] = {
+        i: slot.aliases_input
+        for i, slot in enumerate(graph.outputs)
+        if slot.aliases_input is not None
+    }
+    for i in range(len(graph.outputs)):
+        for wish in graph.wishes_for_output(i):
+            if wish.field == "alias":
+                pairs[i] = (
+                    wish.value if isinstance(wish.value, int) else names.index(str(wish.value))
+                )
+    twice = {i for i in pairs.values() if list(pairs.values()).count(i) > 1}
+    if twice:
+        listed = ", ".join(repr(names[i]) for i in sorted(twice))
+        raise CompileError(
+            f"two outputs are to take the buffer of the same input: {listed}",
+            where=f"graph {graph.name!r}",
+            remedy="let only one of the outputs alias it",
+        )
+    return tuple(sorted(pairs.items()))

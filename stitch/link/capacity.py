@@ -1,0 +1,126 @@
+"""Capacity: can a machine hold a program's slots, constants and scratch, all at once?
+
+Comes in: a program's parts, placed, and a machine's memory shape. Goes out: what each space must
+hold, every conflict between fixed addresses, or an `OutOfMemoryError`. Used by the compiler and by
+static linking. Must not know: other programs, devices, live tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from stitch.errors import OutOfMemoryError
+from stitch.machine.shape import MachineShape, footprint
+from stitch.program import Constant, InputSlot, OutputSlot, Scratch, Space, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one thing takes of a space, in bytes per bank, and its fixed address if it has one."""
+
+    label: str
+    space: Space
+    size_per_bank: int
+    address: int | None = None
+
+    def text(self) -> str:
+        """The name, the bytes, and the region where it is fixed."""
+        if self.address is None:
+            return f"{self.label} ({self.size_per_bank} B per bank)"
+        end = self.address + self.size_per_bank
+        return f"{self.label} at [{self.address:#x}, {end:#x})"
+
+
+def demands(
+    inputs: Sequence[InputSlot],
+    outputs: Sequence[OutputSlot],
+    constants: Sequence[Constant],
+    values: Sequence[Value],
+    scratch: Scratch,
+    machine: MachineShape,
+) -> tuple[Demand, ...]:
+    """Everything that must be somewhere while the program runs; an aliasing output adds nothing.
+
+    Raises `LayoutError` where a layout does not exist on the machine.
+    """
+    found = [_demand(f"input {s.name!r}", values[s.value], machine) for s in inputs]
+    found += [
+        _demand(f"output {s.name!r}", values[s.value], machine)
+        for s in outputs
+        if s.aliases_input is None
+    ]
+    found += [
+        _demand(f"constant {values[c.value].name!r}", values[c.value], machine) for c in constants
+    ]
+    if scratch.size_per_bank:
+        base = machine.space(scratch.space).base if scratch.space is Space.L1 else None
+        found.append(Demand("the scratch region", scratch.space, scratch.size_per_bank, base))
+    return tuple(found)
+
+
+def _demand(label: str, value: Value, machine: MachineShape) -> Demand:
+    layout = value.desc.layout
+    size = footprint(value.desc, machine).size_per_bank
+    return Demand(label, layout.space, size, layout.address)
+
+
+def address_problems(wanted: Sequence[Demand], machine: MachineShape) -> Iterator[str]:
+    """Every fixed address that is misaligned, out of range, or inside another fixed region."""
+    fixed = sorted(
+        ((d, d.address) for d in wanted if d.address is not None and d.space is not Space.HOST),
+        key=lambda pair: (pair[0].space.value, pair[1], pair[0].label),
+    )
+    for demand, address in fixed:
+        shape = machine.space(demand.space)
+        if address % shape.alignment:
+            yield (
+                f"{demand.text()} is not aligned: addresses in {demand.space.value} "
+                f"are multiples of {shape.alignment}"
+            )
+        if address < shape.base or address + demand.size_per_bank > shape.limit:
+            yield (
+                f"{demand.text()} is out of range: {demand.space.value} "
+                f"is usable at [{shape.base:#x}, {shape.limit:#x})"
+            )
+    for i, (demand, address) in enumerate(fixed):
+        for other, there in fixed[i + 1 :]:
+            if other.space is demand.space and there < address + demand.size_per_bank:
+                yield f"{demand.text()} and {other.text()} overlap in {demand.space.value}"
+
+
+def check_capacity(wanted: Sequence[Demand], machine: MachineShape, where: str) -> None:
+    """Raises `OutOfMemoryError` where a space cannot hold all that is needed in it at once."""
+    for space in machine.spaces:
+        shape = machine.space(space)
+        here = sorted(
+            (d for d in wanted if d.space is space), key=lambda d: (-d.size_per_bank, d.label)
+        )
+        needed = sum(d.size_per_bank for d in here)
+        if needed <= shape.capacity:
+            continue
+        largest = ", ".join(d.text() for d in here[:3])
+        raise OutOfMemoryError(
+            f"the program does not fit {space.value} of machine {machine.name!r}",
+            where=where,
+            expected=(
+                f"at most {shape.capacity} B per bank ({shape.capacity * shape.banks} B "
+                f"over {shape.banks} banks)"
+            ),
+            got=(
+                f"{needed} B per bank ({needed * shape.banks} B), {needed - shape.capacity} B "
+                f"per bank too much; the biggest: {largest}"
+            ),
+            remedy=_remedy(space),
+        )
+
+
+def _remedy(space: Space) -> str:
+    if space is Space.L1:
+        return "place the biggest slots in DRAM (--set SIDE.SLOT.space=dram)"
+    if space is Space.DRAM:
+        return (
+            "split the module into programs, store slots in a narrower type "
+            "(--set SIDE.SLOT.data_type=bf16), or choose a larger machine"
+        )
+    return "split the module into programs, or choose a larger machine"

@@ -1,0 +1,180 @@
+"""Static linking: several programs → one, with the same results to the last bit.
+
+Comes in: programs in run order, the wires between their slots, which outputs others still read,
+and a machine's memory shape. Goes out: one program. Must not know: files, devices, task graphs.
+
+What a wire becomes: the output and the input turn into one plain value. A tensor that passes
+through a wire is rounded whenever its storage type narrows (logical type → stored by the producer →
+stored for the consumer → logical type); each such step that changes the type becomes a `Cast`, so
+nothing is rounded more or less often than before. A wire that stores a block format (bfp8, bfp4) is
+refused with a `LinkError`: elements round together with their neighbours there, which no `Cast`
+says; such programs stay apart and are stitched at run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from stitch.errors import LinkError
+from stitch.link.alias import alias_obstacle
+from stitch.link.capacity import address_problems, check_capacity, demands
+from stitch.link.joined import JoinedProgram
+from stitch.link.scratch import ScratchPlan, choose_scratch, pack_scratch, place_intermediates
+from stitch.link.wires import Port, SharedInput, Wire, check_ports, check_wires
+from stitch.machine.shape import MachineShape
+from stitch.program import (
+    ABSENT,
+    Constant,
+    Operation,
+    Program,
+    Role,
+    Scratch,
+    Space,
+)
+
+
+def link_programs(
+    programs: Sequence[Program],
+    wires: Sequence[Wire],
+    *,
+    machine: MachineShape,
+    name: str,
+    keep: Collection[Port] | None = None,
+    shared: Sequence[SharedInput] = (),
+    strict_types: bool = False,
+    role: Role | None = None,
+) -> Program:
+    """One program that does what the programs do one after the other along the wires.
+
+    `keep`: the outputs that stay outputs, None for those that feed no wire. Operations that only
+    served dropped outputs go. Fixed addresses of slots that stay are kept. An alias is kept where
+    it still can be proved. Raises `LinkError` for wires that do not fit, point backwards, store a
+    block format, or whose slots' fixed addresses collide; `OutOfMemoryError` where the whole does
+    not fit the machine.
+    """
+    check_wires(programs, wires, shared, strict_types)
+    fed = {(w.producer, w.output) for w in wires}
+    if keep is None:
+        kept = {
+            (p, o)
+            for p, program in enumerate(programs)
+            for o in range(len(program.outputs))
+            if (p, o) not in fed
+        }
+    else:
+        kept = set(keep)
+        check_ports(kept, programs)
+    joined = JoinedProgram(programs, wires, shared, frozenset(kept), frozenset(fed))
+    for index in range(len(programs)):
+        joined.add(index)
+    return _finish(joined, name, machine, _role(programs) if role is None else role)
+
+
+def _role(programs: Sequence[Program]) -> Role:
+    roles = {program.role for program in programs}
+    return roles.pop() if len(roles) == 1 else Role.FORWARD
+
+
+def _finish(joined: JoinedProgram, name: str, machine: MachineShape, role: Role) -> Program:
+    """Drops what nobody needs, packs the scratch, proves aliases, checks that all of it fits."""
+    where = f"program {name!r}"
+    operations = _live_operations(joined)
+    constants = _live_constants(joined, operations)
+    placed = {s.value for s in joined.inputs} | {s.value for s in joined.outputs}
+    placed |= {constant.value for constant in constants}
+    plan = pack_scratch(joined.values, operations, placed)
+    slots = [
+        d
+        for d in demands(
+            joined.inputs, joined.outputs, constants, joined.values, Scratch(Space.HOST, 0), machine
+        )
+        if d.space is Space.L1
+    ]
+    scratch = choose_scratch(
+        plan.nbytes,
+        machine,
+        l1_slots_per_bank=sum(d.size_per_bank for d in slots),
+        l1_below=min((d.address for d in slots if d.address is not None), default=None),
+        where=where,
+    )
+    program = _compact(joined, operations, constants, plan, scratch, (name, role))
+    program = _with_aliases(program, joined)
+    wanted = demands(
+        program.inputs, program.outputs, program.constants, program.values, scratch, machine
+    )
+    problems = list(address_problems(wanted, machine))
+    if problems:
+        raise LinkError(
+            "the fixed addresses of these programs collide:\n  - " + "\n  - ".join(problems),
+            where=where,
+            remedy="stitch them at run time instead: they need these regions at different times",
+        )
+    check_capacity(wanted, machine, where)
+    return program
+
+
+def _live_operations(joined: JoinedProgram) -> list[Operation]:
+    needed = {slot.value for slot in joined.outputs}
+    live = []
+    for operation in reversed(joined.operations):
+        if needed.isdisjoint(operation.outputs):
+            continue
+        live.append(operation)
+        needed.update(v for v in operation.inputs if v != ABSENT)
+    return live[::-1]
+
+
+def _live_constants(joined: JoinedProgram, operations: Sequence[Operation]) -> list[Constant]:
+    read = {v for operation in operations for v in operation.inputs}
+    return [constant for constant in joined.constants if constant.value in read]
+
+
+def _compact(
+    joined: JoinedProgram,
+    operations: Sequence[Operation],
+    constants: Sequence[Constant],
+    plan: ScratchPlan,
+    scratch: Scratch,
+    name_and_role: tuple[str, Role],
+) -> Program:
+    """The program without the values that no slot, constant or operation mentions."""
+    used = {s.value for s in joined.inputs} | {s.value for s in joined.outputs}
+    used |= {constant.value for constant in constants}
+    for operation in operations:
+        used.update(operation.inputs, operation.outputs)
+    used.discard(ABSENT)
+    values = place_intermediates(joined.values, plan, scratch)
+    order = sorted(used)
+    at = {old: new for new, old in enumerate(order)} | {ABSENT: ABSENT}
+    return Program(
+        name_and_role[0],
+        tuple(replace(s, value=at[s.value]) for s in joined.inputs),
+        tuple(replace(s, value=at[s.value]) for s in joined.outputs),
+        tuple(values[v] for v in order),
+        tuple(
+            replace(
+                o, inputs=tuple(at[v] for v in o.inputs), outputs=tuple(at[v] for v in o.outputs)
+            )
+            for o in operations
+        ),
+        tuple(replace(c, value=at[c.value]) for c in constants),
+        scratch,
+        name_and_role[1],
+    )
+
+
+def _with_aliases(program: Program, joined: JoinedProgram) -> Program:
+    """The program with those of the parts' aliases that can still be proved in the whole."""
+    outputs = list(program.outputs)
+    taken: set[int] = set()
+    for output, port in joined.aliases.items():
+        slot = joined.slots.get(port)
+        if slot is None or slot in taken:
+            continue
+        ours = program.values[outputs[output].value]
+        theirs = program.values[program.inputs[slot].value]
+        if ours.layout == theirs.layout and alias_obstacle(program, output, slot) is None:
+            outputs[output] = replace(outputs[output], aliases_input=slot)
+            taken.add(slot)
+    return replace(program, outputs=tuple(outputs))

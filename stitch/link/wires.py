@@ -1,0 +1,108 @@
+"""Wires between the slots of several programs, and the checks that they are sound.
+
+Comes in: programs and pairs of slots, by index. Goes out: nothing, or one `LinkError` that lists
+every wire that does not fit. Must not know: how programs are joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from stitch.errors import LinkError
+from stitch.link.check import check_link, input_name, output_name
+from stitch.program import Program
+
+#: A slot of one of the programs: (index of the program, index of the slot).
+Port = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """An output that feeds an input of a later program; all four are indices."""
+
+    producer: int
+    output: int
+    consumer: int
+    input: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharedInput:
+    """Two input slots that always take the same tensor, so that one slot serves both."""
+
+    first: Port
+    again: Port
+
+
+def check_wires(
+    programs: Sequence[Program],
+    wires: Sequence[Wire],
+    shared: Sequence[SharedInput],
+    strict_types: bool,
+) -> None:
+    """Raises one `LinkError` with every wire or shared slot that does not fit."""
+    problems: list[str] = []
+    taken: set[Port] = set()
+    for wire in wires:
+        if not _exists(programs, (wire.producer, wire.output), "outputs") or not _exists(
+            programs, (wire.consumer, wire.input), "inputs"
+        ):
+            problems.append(f"{wire} points at no slot")
+            continue
+        producer, consumer = programs[wire.producer], programs[wire.consumer]
+        made, wanted = output_name(producer, wire.output), input_name(consumer, wire.input)
+        if wire.producer >= wire.consumer:
+            problems.append(f"{made} cannot feed {wanted}, which runs before it")
+        if (wire.consumer, wire.input) in taken:
+            problems.append(f"{wanted} is fed twice")
+        taken.add((wire.consumer, wire.input))
+        source, target = producer.output_desc(wire.output), consumer.input_desc(wire.input)
+        try:
+            check_link(source, target, output=made, input=wanted, strict_types=strict_types)
+        except LinkError as error:
+            problems.append(f"{error.what} (expected {error.expected}, got {error.got})")
+        if source.layout.data_type.is_block or target.layout.data_type.is_block:
+            problems.append(
+                f"{made} feeds {wanted} through a block format ({source.text()} to "
+                f"{target.text()}), whose rounding no operation can repeat"
+            )
+    for pair in shared:
+        problems.extend(_shared_problems(programs, pair, taken))
+    if problems:
+        raise LinkError(
+            "these programs cannot be linked into one:\n  - " + "\n  - ".join(problems),
+            where=", ".join(f"{i}: {p.name}" for i, p in enumerate(programs)),
+            remedy="stitch them at run time instead, or change the wires",
+        )
+
+
+def _exists(programs: Sequence[Program], port: Port, side: str) -> bool:
+    if not 0 <= port[0] < len(programs):
+        return False
+    program = programs[port[0]]
+    return 0 <= port[1] < len(program.inputs if side == "inputs" else program.outputs)
+
+
+def check_ports(ports: Collection[Port], programs: Sequence[Program]) -> None:
+    """Raises `LinkError` for ports that are no outputs."""
+    missing = sorted(p for p in ports if not _exists(programs, p, "outputs"))
+    if missing:
+        raise LinkError(f"there are no outputs {missing} to keep")
+
+
+def _shared_problems(
+    programs: Sequence[Program], pair: SharedInput, taken: set[Port]
+) -> Sequence[str]:
+    if not (_exists(programs, pair.first, "inputs") and _exists(programs, pair.again, "inputs")):
+        return [f"{pair} points at no slot"]
+    if pair.first in taken or pair.again in taken or pair.first >= pair.again:
+        return [f"{pair}: the first slot comes before the second, and both come from outside"]
+    taken.add(pair.again)
+    names = [input_name(programs[p], i) for p, i in (pair.first, pair.again)]
+    one, two = (
+        programs[p].values[programs[p].inputs[i].value] for p, i in (pair.first, pair.again)
+    )
+    if one.desc != two.desc or one.type != two.type:
+        return [f"{names[0]} ({one.desc.text()}) and {names[1]} ({two.desc.text()}) differ"]
+    return []
