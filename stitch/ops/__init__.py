@@ -1,0 +1,25 @@
+"""Operators: one definition per operator, and the three ways of using one.
+
+Comes in: ONNX names (opset 26), operand types, arrays. Goes out: result types, steps bound to
+arrays, results. Must not know: graphs, devices, files.
+"""
+
+from stitch.ops.attributes import resolve_attributes
+from stitch.ops.definition import (
+    Attribute,
+    Inference,
+    InferenceContext,
+    Kernel,
+    KernelArguments,
+    OpDef,
+    Thunk,
+)
+from stitch.ops.element_types import data_type_of_code, onnx_code
+from stitch.ops.evaluation import bind, evaluate, infer_types
+from stitch.ops.registry import lookup, operators
+
+__all__ = [
+    "Attribute", "Inference", "InferenceContext", "Kernel", "KernelArguments", "OpDef", "Thunk",
+    "bind", "data_type_of_code", "evaluate", "infer_types", "lookup", "onnx_code", "operators",
+    "resolve_attributes",
+]  # fmt: skip

@@ -1,0 +1,102 @@
+"""Comparisons, logic, choices and shifts, element by element."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from stitch.ops.attributes import int_of, string_of
+from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.element_types import BOOLEAN, EVERY, FLOATS, NUMERIC, UNSIGNED
+from stitch.ops.elementwise import binary, infer_broadcast
+from stitch.ops.inference import broadcast, operand, require_same_type, require_type
+from stitch.ops.steps import copy_steps, fill_step, given, overlaps, scalar
+from stitch.program import DataType, ValueType
+
+
+def _infer_truth(context: InferenceContext) -> tuple[ValueType, ...]:
+    return (ValueType(require_type(context, 0, FLOATS).shape, DataType.BOOL),)
+
+
+def _is_nan(arguments: KernelArguments) -> Sequence[Thunk]:
+    return (partial(np.isnan, given(arguments, 0), arguments.outputs[0]),)
+
+
+def _is_inf(arguments: KernelArguments) -> Sequence[Thunk]:
+    source, out = given(arguments, 0), arguments.outputs[0]
+    negative = int_of(arguments.attributes, "detect_negative")
+    positive = int_of(arguments.attributes, "detect_positive")
+    if negative and positive:
+        return (partial(np.isinf, source, out),)
+    if not negative and not positive:
+        return (fill_step(out, 0),)
+    return (partial(np.equal, source, scalar(np.inf if positive else -np.inf, source), out),)
+
+
+def _infer_where(context: InferenceContext) -> tuple[ValueType, ...]:
+    condition, x, y = require_type(context, 0, BOOLEAN), operand(context, 1), operand(context, 2)
+    require_type(context, 1, EVERY)
+    require_same_type(context, (1, 2))
+    return (ValueType(broadcast(context, condition.shape, x.shape, y.shape), x.data_type),)
+
+
+def _where(arguments: KernelArguments) -> Sequence[Thunk]:
+    condition, x, y = (given(arguments, i) for i in range(3))
+    out = arguments.outputs[0]
+    if overlaps(out, condition, x):
+        target = np.empty_like(out)
+        return (
+            partial(np.copyto, target, y),
+            partial(np.copyto, target, x, where=condition),
+            *copy_steps(target, out),
+        )
+    return (*copy_steps(y, out), partial(np.copyto, out, x, where=condition))
+
+
+def _infer_shift(context: InferenceContext) -> tuple[ValueType, ...]:
+    direction = string_of(context.attributes, "direction")
+    if direction not in ("LEFT", "RIGHT"):
+        raise context.fail("BitShift has no such direction", expected="LEFT, RIGHT", got=direction)
+    result: tuple[ValueType, ...] = infer_broadcast(UNSIGNED)(context)
+    return result
+
+
+def _shift(arguments: KernelArguments) -> Sequence[Thunk]:
+    left = string_of(arguments.attributes, "direction") == "LEFT"
+    function = np.left_shift if left else np.right_shift
+    return (partial(function, given(arguments, 0), given(arguments, 1), arguments.outputs[0]),)
+
+
+OPERATORS = (
+    binary("Equal", np.equal, EVERY, DataType.BOOL),
+    binary("Less", np.less, NUMERIC, DataType.BOOL),
+    binary("LessOrEqual", np.less_equal, NUMERIC, DataType.BOOL),
+    binary("Greater", np.greater, NUMERIC, DataType.BOOL),
+    binary("GreaterOrEqual", np.greater_equal, NUMERIC, DataType.BOOL),
+    binary("And", np.logical_and, BOOLEAN),
+    binary("Or", np.logical_or, BOOLEAN),
+    binary("Xor", np.logical_xor, BOOLEAN),
+    OpDef("IsNaN", (1, 1), _infer_truth, _is_nan, elementwise=True),
+    OpDef(
+        "IsInf",
+        (1, 1),
+        _infer_truth,
+        _is_inf,
+        attributes={
+            "detect_negative": Attribute("int", 1),
+            "detect_positive": Attribute("int", 1),
+        },
+        elementwise=True,
+    ),
+    OpDef("Where", (3, 3), _infer_where, _where, elementwise=True),
+    OpDef(
+        "BitShift",
+        (2, 2),
+        _infer_shift,
+        _shift,
+        attributes={"direction": Attribute("string", required=True)},
+        elementwise=True,
+    ),
+)

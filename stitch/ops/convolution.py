@@ -1,0 +1,223 @@
+"""Convolutions: Conv by gathered columns and one product, ConvTranspose by the reverse."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from stitch.ops.attributes import Attributes, int_of, ints_of, string_of
+from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.element_types import FLOATS
+from stitch.ops.inference import (
+    Shape,
+    present,
+    require_rank,
+    require_same_type,
+    require_shape,
+    require_type,
+    spatial_ints,
+)
+from stitch.ops.steps import copy_steps, fill_step, given, optional
+from stitch.ops.windows import (
+    WINDOW_ATTRIBUTES,
+    Windows,
+    check_window_attributes,
+    pad_steps,
+    window_view,
+    windows_of,
+)
+from stitch.program import Array, ValueType
+
+#: Columns are gathered for as many samples at a time as fit in this many bytes (at least one).
+COLUMNS_NBYTES = 4 << 20
+
+
+def _check_operands(context: InferenceContext, transposed: bool) -> tuple[Shape, Shape]:
+    """Spatial and kernel shapes of checked operands."""
+    x, w = require_type(context, 0, FLOATS), require_type(context, 1, FLOATS)
+    require_same_type(context, range(len(context.inputs)))
+    rank = require_rank(context, 0, 3)
+    require_rank(context, 1, rank, rank)
+    group = int_of(context.attributes, "group")
+    channels, wanted = x.shape[1], w.shape[0] if transposed else w.shape[1] * group
+    if group < 1 or channels != wanted or w.shape[0] % group:
+        raise context.fail(
+            f"channels and groups of a {context.op} do not fit",
+            expected=f"{wanted} input channels, filters divisible by {group}",
+            got=f"{channels} input channels, weights {list(w.shape)}",
+        )
+    declared = ints_of(context.attributes, "kernel_shape")
+    if declared is not None and declared != w.shape[2:]:
+        raise context.fail(
+            "kernel_shape differs from the weights",
+            expected=str(list(w.shape[2:])),
+            got=str(list(declared)),
+        )
+    if min(w.shape[2:]) < 1:
+        raise context.fail("a kernel needs at least one element", got=str(list(w.shape[2:])))
+    check_window_attributes(context, x.shape[2:], w.shape[2:])
+    if present(context, 2) is not None:
+        require_shape(context, 2, (w.shape[1] * group if transposed else w.shape[0],))
+    return x.shape[2:], w.shape[2:]
+
+
+def check_output(context: InferenceContext, output: Shape) -> None:
+    """No window may be larger than what it slides over."""
+    if any(size < 0 for size in output):
+        raise context.fail(
+            f"the kernel of {context.op} is larger than its padded input", got=str(list(output))
+        )
+
+
+def _infer_conv(context: InferenceContext) -> tuple[ValueType, ...]:
+    size, kernel = _check_operands(context, transposed=False)
+    windows = windows_of(context.attributes, size, kernel)
+    check_output(context, windows.output)
+    x, w = require_type(context, 0, FLOATS), require_type(context, 1, FLOATS)
+    return (ValueType((x.shape[0], w.shape[0], *windows.output), x.data_type),)
+
+
+def bias_steps(bias: Array | None, out: Array) -> tuple[Thunk, ...]:
+    """Add one number per channel."""
+    if bias is None:
+        return ()
+    return (partial(np.add, out, bias.reshape(-1, *(1,) * (out.ndim - 2)), out),)
+
+
+def _is_pointwise(windows: Windows) -> bool:
+    return (
+        math.prod(windows.kernel) == 1 and not windows.needs_padding and max(windows.strides) == 1
+    )
+
+
+def _conv(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, w, out = given(arguments, 0), given(arguments, 1), arguments.outputs[0]
+    if out.size == 0:
+        return ()
+    group = int_of(arguments.attributes, "group")
+    windows = windows_of(arguments.attributes, x.shape[2:], w.shape[2:])
+    samples, places = x.shape[0], math.prod(windows.output)
+    depth = math.prod(w.shape[1:])
+    bias = bias_steps(optional(arguments, 2), out)
+    if depth == 0:
+        return (fill_step(out, 0), *bias)
+    weights = w.reshape(group, w.shape[0] // group, depth)
+    result = out.reshape(samples, group, weights.shape[1], places)
+    if _is_pointwise(windows):
+        return (*_products(weights, x.reshape(samples, group, depth, places), result), *bias)
+    padded, steps = pad_steps(x, windows, 0)
+    view = window_view(padded, windows)
+    at_once = max(1, COLUMNS_NBYTES // (group * depth * places * x.itemsize))
+    columns = np.empty((min(samples, at_once), *view.shape[1:]), x.dtype)
+    for start in range(0, samples, at_once):
+        part = slice(start, min(start + at_once, samples))
+        gathered = columns[: part.stop - part.start]
+        flat = gathered.reshape(-1, group, depth, places)
+        steps = (
+            *steps,
+            partial(np.copyto, gathered, view[part]),
+            *_products(weights, flat, result[part]),
+        )
+    return (*steps, *bias)
+
+
+def _products(weights: Array, columns: Array, result: Array) -> tuple[Thunk, ...]:
+    """result[n, g] = weights[g] @ columns[n, g]; a lone sample and group is one `np.dot`."""
+    if columns.shape[:2] == (1, 1):
+        return (partial(np.dot, weights[0], columns[0, 0], result[0, 0]),)
+    return (partial(np.matmul, weights, columns, result),)
+
+
+def _transposed_windows(attributes: Attributes, size: Shape, kernel: Shape) -> Windows:
+    """The windows that a ConvTranspose spreads over; `size` is the output, `output` the input."""
+    rank = len(size)
+    ones, zeros = (1,) * rank, (0,) * rank
+    strides = ints_of(attributes, "strides") or ones
+    dilations = ints_of(attributes, "dilations") or ones
+    extra = ints_of(attributes, "output_padding") or zeros
+    pads = ints_of(attributes, "pads") or zeros + zeros
+    wanted = ints_of(attributes, "output_shape")
+    auto_pad = string_of(attributes, "auto_pad")
+    begins, ends, result = [], [], []
+    for i in range(rank):
+        full = strides[i] * (size[i] - 1) + extra[i] + dilations[i] * (kernel[i] - 1) + 1
+        if wanted is None and not auto_pad.startswith("SAME"):
+            begin, end = pads[i], pads[rank + i]
+        else:
+            total = full - (wanted[i] if wanted is not None else size[i] * strides[i])
+            total = max(total, 0)
+            begin = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
+            end = total - begin
+        length = full - begin - end
+        if wanted is not None:
+            length = wanted[i]
+        elif auto_pad.startswith("SAME"):
+            length = size[i] * strides[i]
+        begins.append(begin)
+        # Where the wanted shape is larger than what the windows reach, the end stays zero.
+        ends.append(max(full - begin - length, 0))
+        result.append(length)
+    return Windows(
+        tuple(result), kernel, strides, dilations, tuple(begins), tuple(ends), tuple(size)
+    )
+
+
+def _infer_conv_transpose(context: InferenceContext) -> tuple[ValueType, ...]:
+    size, kernel = _check_operands(context, transposed=True)
+    spatial_ints(context, "output_padding", (0,) * len(size), least=0)
+    spatial_ints(context, "output_shape", (0,) * len(size), least=0)
+    windows = _transposed_windows(context.attributes, size, kernel)
+    check_output(context, windows.size)
+    x, w = require_type(context, 0, FLOATS), require_type(context, 1, FLOATS)
+    channels = w.shape[1] * int_of(context.attributes, "group")
+    return (ValueType((x.shape[0], channels, *windows.size), x.data_type),)
+
+
+def _conv_transpose(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, w, out = given(arguments, 0), given(arguments, 1), arguments.outputs[0]
+    group = int_of(arguments.attributes, "group")
+    windows = _transposed_windows(arguments.attributes, x.shape[2:], w.shape[2:])
+    samples, places = x.shape[0], math.prod(x.shape[2:])
+    bias = bias_steps(optional(arguments, 2), out)
+    if out.size == 0:
+        return ()
+    if x.size == 0:
+        return (fill_step(out, 0), *bias)
+    depth = math.prod(w.shape[1:])
+    weights = w.reshape(group, w.shape[0] // group, depth).transpose(0, 2, 1)
+    columns = np.empty((samples, group, depth, places), x.dtype)
+    spread = np.empty((samples, out.shape[1], *windows.padded), x.dtype)
+    taps = columns.reshape(samples, out.shape[1], math.prod(windows.kernel), *x.shape[2:])
+    rows = x.reshape(samples, group, -1, places)
+    steps: list[Thunk] = [partial(np.matmul, weights, rows, columns), fill_step(spread, 0)]
+    for index, tap in enumerate(windows.taps()):
+        target = spread[(slice(None), slice(None), *tap)]
+        steps.append(partial(np.add, target, taps[:, :, index], target))
+    inner = tuple(slice(b, b + s) for b, s in zip(windows.begin, windows.size, strict=True))
+    return [*steps, *copy_steps(spread[(slice(None), slice(None), *inner)], out), *bias]
+
+
+OPERATORS = (
+    OpDef(
+        "Conv",
+        (2, 3),
+        _infer_conv,
+        _conv,
+        attributes={**WINDOW_ATTRIBUTES, "group": Attribute("int", 1)},
+    ),
+    OpDef(
+        "ConvTranspose",
+        (2, 3),
+        _infer_conv_transpose,
+        _conv_transpose,
+        attributes={
+            **WINDOW_ATTRIBUTES,
+            "group": Attribute("int", 1),
+            "output_padding": Attribute("ints"),
+            "output_shape": Attribute("ints"),
+        },
+    ),
+)

@@ -1,0 +1,69 @@
+"""Sets of data types that operators accept, and ONNX's numbers for data types.
+
+Block formats are in no set: they are a way of storing float values, never a type of computing.
+Source: `TensorProto.DataType` in onnx.proto.
+"""
+
+from __future__ import annotations
+
+from stitch.errors import CompileError
+from stitch.program import DataType
+
+FLOATS = frozenset({DataType.FLOAT32, DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT64})
+SIGNED = frozenset({DataType.INT8, DataType.INT16, DataType.INT32, DataType.INT64})
+UNSIGNED = frozenset({DataType.UINT8, DataType.UINT16, DataType.UINT32, DataType.UINT64})
+INTEGERS = SIGNED | UNSIGNED
+NUMERIC = FLOATS | INTEGERS
+SIGNED_NUMERIC = FLOATS | SIGNED
+BOOLEAN = frozenset({DataType.BOOL})
+EVERY = NUMERIC | BOOLEAN
+INDICES = frozenset({DataType.INT32, DataType.INT64})
+INT64 = frozenset({DataType.INT64})
+#: What ONNX lets matrix products work on.
+PRODUCTS = FLOATS | {DataType.INT32, DataType.INT64, DataType.UINT32, DataType.UINT64}
+
+_ONNX_CODES = {
+    DataType.FLOAT32: 1,
+    DataType.UINT8: 2,
+    DataType.INT8: 3,
+    DataType.UINT16: 4,
+    DataType.INT16: 5,
+    DataType.INT32: 6,
+    DataType.INT64: 7,
+    DataType.BOOL: 9,
+    DataType.FLOAT16: 10,
+    DataType.FLOAT64: 11,
+    DataType.UINT32: 12,
+    DataType.UINT64: 13,
+    DataType.BFLOAT16: 16,
+}
+_BY_CODE = {code: data_type for data_type, code in _ONNX_CODES.items()}
+
+
+def onnx_code(data_type: DataType) -> int:
+    """ONNX's number for a data type, as attributes such as Cast's `to` hold it.
+
+    Raises `CompileError` for block formats, which ONNX does not have.
+
+    >>> onnx_code(DataType.BFLOAT16)
+    16
+    """
+    found = _ONNX_CODES.get(data_type)
+    if found is None:
+        raise CompileError(f"ONNX has no number for {data_type.value}")
+    return found
+
+
+def data_type_of_code(code: int, where: str = "") -> DataType:
+    """The data type of an ONNX number; raises `CompileError` for types Stitch does not compute in.
+
+    >>> data_type_of_code(7).value
+    'int64'
+    """
+    found = _BY_CODE.get(code)
+    if found is None:
+        known = ", ".join(f"{number} ({t.value})" for number, t in sorted(_BY_CODE.items()))
+        raise CompileError(
+            "this ONNX data type is not supported", where=where, expected=known, got=str(code)
+        )
+    return found

@@ -1,0 +1,138 @@
+"""Using a definition: infer the types of an operation, bind it to arrays, or compute it at once.
+
+Comes in: operator names, types, arrays. Goes out: types, steps, results. Whoever runs bound steps
+does so under `np.errstate(all="ignore")`: kernels rely on it, as entering it costs more than
+many of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from stitch.ops.attributes import resolve_attributes
+from stitch.ops.definition import InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.registry import lookup
+from stitch.program import NO_ATTRIBUTES, Array, DataType, ValueType
+
+
+def infer_types(
+    op: str,
+    inputs: Sequence[ValueType | None],
+    *,
+    domain: str = "",
+    constants: Sequence[Array | None] | None = None,
+    attributes: Mapping[str, Any] = NO_ATTRIBUTES,
+    outputs: int = 1,
+    location: str = "",
+) -> tuple[ValueType, ...]:
+    """The types of an operation's outputs; raises `CompileError` for operands that do not fit.
+
+    `constants[i]` is the data of operand i where it is known; `outputs` is how many are wanted.
+
+    >>> a = ValueType((2, 1), DataType.FLOAT32)
+    >>> infer_types("Add", [a, ValueType((3,), DataType.FLOAT32)])[0].text()
+    '2x3xf32'
+    """
+    definition = lookup(op, domain)
+    known = tuple(constants) if constants is not None else (None,) * len(inputs)
+    context = InferenceContext(
+        op,
+        tuple(inputs),
+        known,
+        resolve_attributes(definition, attributes, location),
+        outputs,
+        location,
+    )
+    _check_arity(definition, context)
+    found = definition.infer(context)
+    assert len(found) == outputs, f"{op} inferred {len(found)} outputs of {outputs}"
+    return found
+
+
+def _check_arity(definition: OpDef, context: InferenceContext) -> None:
+    sides = (
+        ("operands", len(context.inputs), definition.inputs),
+        ("outputs", context.outputs, definition.outputs),
+    )
+    for side, count, (least, most) in sides:
+        if count < least or (most >= 0 and count > most):
+            upper = "or more" if most < 0 else f"to {most}"
+            raise context.fail(
+                f"{definition.name} has the wrong number of {side}",
+                expected=str(least) if least == most else f"{least} {upper}",
+                got=str(count),
+            )
+    required = (
+        context.inputs if definition.inputs[1] < 0 else context.inputs[: definition.inputs[0]]
+    )
+    if None in required:
+        raise context.fail(f"operand {required.index(None)} of {definition.name} is not optional")
+
+
+def bind(
+    op: str,
+    inputs: Sequence[Array | None],
+    outputs: Sequence[Array],
+    *,
+    domain: str = "",
+    attributes: Mapping[str, Any] = NO_ATTRIBUTES,
+    constant: Sequence[bool] | None = None,
+) -> tuple[Thunk, ...]:
+    """The steps that compute an operation from `inputs` into `outputs`, dense arrays of the
+    compute types; run them under `np.errstate(all="ignore")`.
+
+    `constant[i]` promises that input i never changes. Operands that decide shapes are read now.
+    """
+    definition = lookup(op, domain)
+    fixed = tuple(constant) if constant is not None else (False,) * len(inputs)
+    resolved = resolve_attributes(definition, attributes)
+    with np.errstate(all="ignore"):
+        return tuple(
+            definition.kernel(KernelArguments(tuple(inputs), tuple(outputs), resolved, fixed))
+        )
+
+
+def evaluate(
+    op: str,
+    inputs: Sequence[Array | None],
+    *,
+    domain: str = "",
+    attributes: Mapping[str, Any] = NO_ATTRIBUTES,
+    outputs: int = 1,
+) -> tuple[Array, ...]:
+    """Compute an operation at once; float16 and bfloat16 are computed in float32, rounded once.
+
+    Raises `CompileError` for operands that do not fit, `TaskError` for an index out of range.
+
+    >>> evaluate("Div", [np.array([-7, 7]), np.array([2, 2])])[0].tolist()
+    [-3, 3]
+    """
+    arrays = [None if a is None else np.asarray(a) for a in inputs]
+    types = [
+        None if a is None else ValueType(a.shape, DataType.from_dtype(a.dtype)) for a in arrays
+    ]
+    found = infer_types(
+        op, types, domain=domain, constants=arrays, attributes=attributes, outputs=outputs
+    )
+    results = [np.empty(t.shape, t.data_type.compute_dtype) for t in found]
+    with np.errstate(all="ignore"):
+        operands = [
+            None if a is None or t is None else np.asarray(a, t.data_type.compute_dtype, order="C")
+            for a, t in zip(arrays, types, strict=True)
+        ]
+        steps = bind(
+            op,
+            operands,
+            results,
+            domain=domain,
+            attributes=attributes,
+            constant=[True] * len(arrays),
+        )
+        for step in steps:
+            step()
+        return tuple(
+            r.astype(t.data_type.dtype, copy=False) for r, t in zip(results, found, strict=True)
+        )

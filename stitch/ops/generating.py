@@ -1,0 +1,115 @@
+"""Values made from shapes and numbers alone: ConstantOfShape, Range, EyeLike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from stitch.ops.attributes import float_of, int_of
+from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.element_types import EVERY, INT64, SIGNED_NUMERIC, data_type_of_code
+from stitch.ops.inference import (
+    constant,
+    known_ints,
+    operand,
+    require_rank,
+    require_same_type,
+    require_shape,
+    require_type,
+)
+from stitch.ops.steps import copy_steps, fill_step, given
+from stitch.program import Array, DataType, ValueType
+
+
+def _infer_filled(context: InferenceContext) -> tuple[ValueType, ...]:
+    require_type(context, 0, INT64)
+    require_rank(context, 0, 1, 1)
+    shape = known_ints(context, 0, "input")
+    if any(size < 0 for size in shape):
+        raise context.fail("a shape has sizes of at least 0", got=str(list(shape)))
+    return (ValueType(shape, data_type_of_code(int_of(context.attributes, "dtype"), context.op)),)
+
+
+def _filled(arguments: KernelArguments) -> Sequence[Thunk]:
+    out = arguments.outputs[0]
+    floating = out.dtype.kind == "f"
+    read = float_of if floating else int_of
+    value = read(arguments.attributes, "value_float" if floating else "value_int")
+    return (fill_step(out, value),)
+
+
+_RANGES = SIGNED_NUMERIC - {DataType.INT8}
+
+
+def _range_length(start: Array, limit: Array, delta: Array) -> int:
+    numbers = [v.reshape(()).item() for v in (start, limit, delta)]
+    return max(0, int(math.ceil((numbers[1] - numbers[0]) / numbers[2])))
+
+
+def _infer_range(context: InferenceContext) -> tuple[ValueType, ...]:
+    first = require_type(context, 0, _RANGES)
+    require_same_type(context, (0, 1, 2))
+    known = []
+    for index, name in enumerate(("start", "limit", "delta")):
+        if math.prod(operand(context, index).shape) != 1:
+            require_shape(context, index, ())
+        data = constant(context, index)
+        if data is None:
+            raise context.fail(
+                f"operand {index} ({name}) of Range must be known at compile time: "
+                "it decides a shape"
+            )
+        known.append(data.astype(first.data_type.compute_dtype))
+    if not known[2].any():
+        raise context.fail("the delta of a Range must not be 0")
+    if not all(np.isfinite(number).all() for number in known):
+        raise context.fail("the operands of a Range must be finite")
+    return (ValueType((_range_length(*known),), first.data_type),)
+
+
+def _range(arguments: KernelArguments) -> Sequence[Thunk]:
+    start, _, delta = (given(arguments, i).reshape(()) for i in range(3))
+    out = arguments.outputs[0]
+    return copy_steps((start + np.arange(out.size) * delta).astype(out.dtype), out)
+
+
+def _infer_eye(context: InferenceContext) -> tuple[ValueType, ...]:
+    data = require_type(context, 0, EVERY)
+    require_rank(context, 0, 2, 2)
+    if "dtype" not in context.attributes:
+        return (data,)
+    code = int_of(context.attributes, "dtype")
+    return (ValueType(data.shape, data_type_of_code(code, context.op)),)
+
+
+def _eye(arguments: KernelArguments) -> Sequence[Thunk]:
+    out = arguments.outputs[0]
+    k = int_of(arguments.attributes, "k")
+    return copy_steps(np.eye(out.shape[0], out.shape[1], k=k, dtype=out.dtype), out)
+
+
+OPERATORS = (
+    OpDef(
+        "ConstantOfShape",
+        (1, 1),
+        _infer_filled,
+        _filled,
+        attributes={
+            "dtype": Attribute("int", 1),
+            "value_float": Attribute("float", 0.0),
+            "value_int": Attribute("int", 0),
+        },
+        doc="ONNX's tensor attribute `value` is written as its type (an ONNX number) and one of "
+        "value_float (float types) and value_int (other types).",
+    ),
+    OpDef("Range", (3, 3), _infer_range, _range),
+    OpDef(
+        "EyeLike",
+        (1, 1),
+        _infer_eye,
+        _eye,
+        attributes={"dtype": Attribute("int"), "k": Attribute("int", 0)},
+    ),
+)

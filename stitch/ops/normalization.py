@@ -1,0 +1,315 @@
+"""Normalizations: by stored statistics, over a batch, a layer, an instance, a group, by a norm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from stitch.ops.attributes import float_of, int_of
+from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.element_types import FLOATS, data_type_of_code
+from stitch.ops.inference import (
+    axis_of,
+    present,
+    require_broadcast_to,
+    require_rank,
+    require_same_type,
+    require_shape,
+    require_type,
+)
+from stitch.ops.steps import copy_steps, given, is_constant, optional, scalar
+from stitch.program import Array, ValueType
+
+_EPSILON = 9.999999747378752e-06  # 1e-5 as the float32 that ONNX's schema holds
+
+
+def inverse_deviation(row: Array, epsilon: float) -> list[Thunk]:
+    """1 / sqrt(variance + epsilon), in place."""
+    return [
+        partial(np.add, row, scalar(epsilon, row), row),
+        partial(np.sqrt, row, row),
+        partial(np.reciprocal, row, row),
+    ]
+
+
+def standardize(
+    source: Array, out: Array, mean: Array, inverse: Array, epsilon: float
+) -> list[Thunk]:
+    """Rows of (rows, columns) arrays to mean 0 and variance 1; statistics go to (rows,) arrays."""
+    count = scalar(source.shape[1], out)
+    return [
+        partial(np.add.reduce, source, 1, None, mean),
+        partial(np.divide, mean, count, mean),
+        partial(np.subtract, source, mean[:, None], out),
+        partial(np.vecdot, out, out, inverse),
+        partial(np.divide, inverse, count, inverse),
+        *inverse_deviation(inverse, epsilon),
+        partial(np.multiply, out, inverse[:, None], out),
+    ]
+
+
+def _scale_and_shift(out: Array, scale: Array, shift: Array | None) -> list[Thunk]:
+    steps: list[Thunk] = [partial(np.multiply, out, scale, out)]
+    return steps if shift is None else [*steps, partial(np.add, out, shift, out)]
+
+
+def _per_channel(vector: Array, rank: int) -> Array:
+    return vector.reshape(-1, *(1,) * (rank - 2))
+
+
+def _infer_batch(context: InferenceContext) -> tuple[ValueType, ...]:
+    x = require_type(context, 0, FLOATS)
+    rank = require_rank(context, 0, 1)
+    channels = (x.shape[1] if rank > 1 else 1,)
+    for index in range(1, 5):
+        require_type(context, index, FLOATS)
+        require_shape(context, index, channels)
+    require_same_type(context, (1, 2))
+    require_same_type(context, (3, 4))
+    training = int_of(context.attributes, "training_mode")
+    if context.outputs > 1 and not training:
+        raise context.fail(
+            "BatchNormalization gives running statistics in training mode only",
+            expected="1 output",
+            got=str(context.outputs),
+        )
+    statistics = ValueType(channels, require_type(context, 3, FLOATS).data_type)
+    return (x, statistics, statistics)[: context.outputs]
+
+
+def _batch(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, scale, shift, mean, variance = (given(arguments, i) for i in range(5))
+    out, epsilon = arguments.outputs[0], float_of(arguments.attributes, "epsilon")
+    dtype, steps = out.dtype, []
+    if int_of(arguments.attributes, "training_mode"):
+        old = mean, variance
+        mean, variance = np.empty(mean.shape, dtype), np.empty(mean.shape, dtype)
+        steps += _batch_statistics(x, mean, variance)
+        momentum = float_of(arguments.attributes, "momentum")
+        fresh = zip(arguments.outputs[1:], old, (mean, variance), strict=False)
+        for running, before, now in fresh:
+            steps += _running_statistics(running, before, now, momentum)
+    factor, offset = np.empty(scale.shape, dtype), np.empty(scale.shape, dtype)
+    fold: list[Thunk] = [
+        partial(np.copyto, factor, variance, "unsafe"),
+        *inverse_deviation(factor, epsilon),
+        partial(np.multiply, factor, scale, factor, casting="unsafe"),
+        partial(np.multiply, mean, factor, offset, casting="unsafe"),
+        partial(np.subtract, shift, offset, offset, casting="unsafe"),
+    ]
+    if not steps and all(is_constant(arguments, i) for i in range(1, 5)):
+        for step in fold:
+            step()
+        fold = []
+    rank = max(x.ndim, 2)
+    factors, offsets = _per_channel(factor, rank), _per_channel(offset, rank)
+    return [
+        *steps,
+        *fold,
+        partial(np.multiply, x, factors, out),
+        partial(np.add, out, offsets, out),
+    ]
+
+
+def _batch_statistics(x: Array, mean: Array, variance: Array) -> list[Thunk]:
+    axes = tuple(i for i in range(x.ndim) if i != 1)
+    count = scalar(math.prod(x.shape[i] for i in axes), mean)
+    work = np.empty_like(x)
+    row = mean if x.ndim > 1 else mean.reshape(())
+    spread = variance if x.ndim > 1 else variance.reshape(())
+    return [
+        partial(np.add.reduce, x, axes, None, row),
+        partial(np.divide, mean, count, mean),
+        partial(np.subtract, x, _per_channel(mean, max(x.ndim, 2)), work),
+        partial(np.multiply, work, work, work),
+        partial(np.add.reduce, work, axes, None, spread),
+        partial(np.divide, variance, count, variance),
+    ]
+
+
+def _running_statistics(out: Array, before: Array, now: Array, momentum: float) -> list[Thunk]:
+    work = np.empty(out.shape, out.dtype)
+    return [
+        partial(np.multiply, now, scalar(1.0 - momentum, now), work, casting="unsafe"),
+        partial(np.multiply, before, scalar(momentum, before), out, casting="unsafe"),
+        partial(np.add, out, work, out),
+    ]
+
+
+def _infer_layer(context: InferenceContext) -> tuple[ValueType, ...]:
+    x = require_type(context, 0, FLOATS)
+    require_same_type(context, range(len(context.inputs)))
+    axis = axis_of(context, int_of(context.attributes, "axis"), require_rank(context, 0, 1))
+    require_broadcast_to(context, 1, x.shape)
+    if present(context, 2) is not None:
+        require_broadcast_to(context, 2, x.shape)
+    where = f"stash_type of {context.op}"
+    stash = data_type_of_code(int_of(context.attributes, "stash_type"), where)
+    if stash not in FLOATS:
+        raise context.fail("stash_type must be a float", got=stash.value)
+    row = ValueType((*x.shape[:axis], *(1,) * (len(x.shape) - axis)), stash)
+    return (x, row, row)[: context.outputs]
+
+
+def _rows(x: Array, axis: int) -> tuple[int, int]:
+    return math.prod(x.shape[:axis]), math.prod(x.shape[axis:])
+
+
+def _layer(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, scale, shift = given(arguments, 0), given(arguments, 1), optional(arguments, 2)
+    out = arguments.outputs[0]
+    axis = int_of(arguments.attributes, "axis") % x.ndim
+    shape = _rows(x, axis)
+    if x.size == 0:
+        return [partial(np.copyto, row, np.nan) for row in arguments.outputs[1:]]
+    mean, inverse = np.empty(shape[0], out.dtype), np.empty(shape[0], out.dtype)
+    epsilon = float_of(arguments.attributes, "epsilon")
+    steps = standardize(x.reshape(shape), out.reshape(shape), mean, inverse, epsilon)
+    for row, found in zip(arguments.outputs[1:], (mean, inverse), strict=False):
+        steps += copy_steps(found.reshape(row.shape), row)
+    return [*steps, *_scale_and_shift(out, scale, shift)]
+
+
+def _rms(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, scale, out = given(arguments, 0), given(arguments, 1), arguments.outputs[0]
+    if x.size == 0:
+        return ()
+    shape = _rows(x, int_of(arguments.attributes, "axis") % x.ndim)
+    row = np.empty(shape[0], out.dtype)
+    source, result = x.reshape(shape), out.reshape(shape)
+    return [
+        partial(np.vecdot, source, source, row),
+        partial(np.divide, row, scalar(shape[1], row), row),
+        *inverse_deviation(row, float_of(arguments.attributes, "epsilon")),
+        partial(np.multiply, source, row[:, None], result),
+        *_scale_and_shift(out, scale, None),
+    ]
+
+
+def _infer_instance(context: InferenceContext) -> tuple[ValueType, ...]:
+    x = require_type(context, 0, FLOATS)
+    require_same_type(context, (0, 1, 2))
+    require_rank(context, 0, 3)
+    for index in (1, 2):
+        require_shape(context, index, x.shape[1:2])
+    return (x,)
+
+
+def _infer_group(context: InferenceContext) -> tuple[ValueType, ...]:
+    x = require_type(context, 0, FLOATS)
+    require_same_type(context, (0, 1, 2))
+    require_rank(context, 0, 2)
+    for index in (1, 2):
+        require_shape(context, index, x.shape[1:2])
+    groups = int_of(context.attributes, "num_groups")
+    if groups < 1 or x.shape[1] % groups:
+        raise context.fail(
+            "num_groups must divide the channels", expected=f"a divisor of {x.shape[1]}",
+            got=str(groups),
+        )  # fmt: skip
+    return (x,)
+
+
+def _by_groups(arguments: KernelArguments, groups: int) -> Sequence[Thunk]:
+    x, out = given(arguments, 0), arguments.outputs[0]
+    if x.size == 0:
+        return ()
+    shape = (x.shape[0] * groups, x.size // (x.shape[0] * groups))
+    mean, inverse = np.empty(shape[0], out.dtype), np.empty(shape[0], out.dtype)
+    epsilon = float_of(arguments.attributes, "epsilon")
+    scale, shift = (_per_channel(given(arguments, i), x.ndim) for i in (1, 2))
+    return [
+        *standardize(x.reshape(shape), out.reshape(shape), mean, inverse, epsilon),
+        *_scale_and_shift(out, scale, shift),
+    ]
+
+
+def _instance(arguments: KernelArguments) -> Sequence[Thunk]:
+    return _by_groups(arguments, given(arguments, 0).shape[1])
+
+
+def _group(arguments: KernelArguments) -> Sequence[Thunk]:
+    return _by_groups(arguments, int_of(arguments.attributes, "num_groups"))
+
+
+def _infer_norm(context: InferenceContext) -> tuple[ValueType, ...]:
+    data = require_type(context, 0, FLOATS)
+    axis_of(context, int_of(context.attributes, "axis"), require_rank(context, 0, 1))
+    if int_of(context.attributes, "p") not in (1, 2):
+        raise context.fail("LpNormalization has p = 1 and p = 2", got=str(context.attributes["p"]))
+    return (data,)
+
+
+def _norm(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, out = given(arguments, 0), arguments.outputs[0]
+    if x.size == 0:
+        return ()
+    axis = int_of(arguments.attributes, "axis") % x.ndim
+    row = np.empty((*x.shape[:axis], 1, *x.shape[axis + 1 :]), out.dtype)
+    zero = np.empty(row.shape, np.bool_)
+    if int_of(arguments.attributes, "p") == 1:
+        steps: list[Thunk] = [partial(np.absolute, x, out)]
+        root: list[Thunk] = []
+    else:
+        steps = [partial(np.multiply, x, x, out)]
+        root = [partial(np.sqrt, row, row)]
+    return [
+        *steps,
+        partial(np.add.reduce, out, axis, None, row, True),
+        *root,
+        partial(np.equal, row, scalar(0, row), zero),
+        partial(np.copyto, row, scalar(1, row), where=zero),  # 0 / 1: the result is defined as 0
+        partial(np.divide, x, row, out),
+    ]
+
+
+_LAYER = {
+    "axis": Attribute("int", -1),
+    "epsilon": Attribute("float", _EPSILON),
+    "stash_type": Attribute("int", 1),
+}
+
+OPERATORS = (
+    OpDef(
+        "BatchNormalization",
+        (5, 5),
+        _infer_batch,
+        _batch,
+        outputs=(1, 3),
+        attributes={
+            "epsilon": Attribute("float", _EPSILON),
+            "momentum": Attribute("float", 0.8999999761581421),
+            "training_mode": Attribute("int", 0),
+        },
+    ),
+    OpDef("LayerNormalization", (2, 3), _infer_layer, _layer, (1, 3), _LAYER),
+    OpDef("RMSNormalization", (2, 2), _infer_layer, _rms, attributes=_LAYER),
+    OpDef(
+        "InstanceNormalization",
+        (3, 3),
+        _infer_instance,
+        _instance,
+        attributes={"epsilon": Attribute("float", _EPSILON)},
+    ),
+    OpDef(
+        "GroupNormalization",
+        (3, 3),
+        _infer_group,
+        _group,
+        attributes={
+            "epsilon": Attribute("float", _EPSILON),
+            "num_groups": Attribute("int", required=True),
+            "stash_type": Attribute("int", 1),
+        },
+    ),
+    OpDef(
+        "LpNormalization",
+        (1, 1),
+        _infer_norm,
+        _norm,
+        attributes={"axis": Attribute("int", -1), "p": Attribute("int", 2)},
+    ),
+)

@@ -1,0 +1,70 @@
+"""The one list of operators: each themed file adds its tuple, and a name may come only once."""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from itertools import chain
+
+from stitch.errors import CompileError
+from stitch.ops import (
+    activation,
+    casting,
+    comparison,
+    convolution,
+    einsum,
+    elementary,
+    elementwise,
+    error_function,
+    generating,
+    indexing,
+    matmul,
+    normalization,
+    pooling,
+    rearranging,
+    reduction,
+    reshaping,
+    scanning,
+    scattering,
+    softmax,
+)
+from stitch.ops.definition import OpDef
+
+_THEMES = (
+    elementwise, elementary, comparison, activation, error_function, matmul, convolution, pooling,
+    normalization, softmax, reduction, scanning, reshaping, rearranging, indexing, scattering,
+    generating, casting, einsum,
+)  # fmt: skip
+_OPERATORS: tuple[OpDef, ...] = tuple(chain.from_iterable(theme.OPERATORS for theme in _THEMES))
+_BY_NAME = {(definition.domain, definition.name): definition for definition in _OPERATORS}
+
+assert len(_BY_NAME) == len(_OPERATORS), [
+    key for key, times in Counter((d.domain, d.name) for d in _OPERATORS).items() if times > 1
+]
+
+
+def operators() -> tuple[OpDef, ...]:
+    """Every operator that Stitch knows."""
+    return _OPERATORS
+
+
+def lookup(op: str, domain: str = "") -> OpDef:
+    """The definition of an operator; raises `CompileError` that names close matches.
+
+    >>> lookup("Relu").elementwise
+    True
+    """
+    domain = "" if domain == "ai.onnx" else domain
+    found = _BY_NAME.get((domain, op))
+    if found is None:
+        names = [name for space, name in _BY_NAME if space == domain]
+        near = difflib.get_close_matches(op, names, 3)
+        shown = f"{domain}.{op}" if domain else op
+        raise CompileError(
+            f"unknown operator {shown!r}",
+            expected=f"one of {len(names)} operators of this domain (ONNX opset 26 names)"
+            if names
+            else f"a known domain, not {domain!r}",
+            remedy=f"did you mean {' or '.join(near)}?" if near else None,
+        )
+    return found

@@ -1,0 +1,202 @@
+"""Operators that keep every element in its order: Identity, Reshape, Flatten, Squeeze, Dropout ...
+
+Their result may take the memory of their operand; then nothing is left to do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from stitch.ops.attributes import int_of
+from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.element_types import BOOLEAN, EVERY, FLOATS, INT64
+from stitch.ops.inference import (
+    Shape,
+    axes_of,
+    constant,
+    known_ints,
+    operand,
+    present,
+    require_rank,
+    require_shape,
+    require_type,
+    same_as_first,
+)
+from stitch.ops.steps import copy_steps, fill_step, given
+from stitch.program import DataType, ValueType
+
+
+def reinterpret(arguments: KernelArguments) -> Sequence[Thunk]:
+    """The operand's elements, in order, in the output's shape."""
+    out = arguments.outputs[0]
+    return copy_steps(given(arguments, 0).reshape(out.shape), out)
+
+
+def _infer_reshape(context: InferenceContext) -> tuple[ValueType, ...]:
+    data = require_type(context, 0, EVERY)
+    require_type(context, 1, INT64)
+    wanted = list(known_ints(context, 1, "shape"))
+    keep_zero = bool(int_of(context.attributes, "allowzero"))
+    if (
+        wanted.count(-1) > 1
+        or any(size < -1 for size in wanted)
+        or (keep_zero and -1 in wanted and 0 in wanted)
+    ):
+        raise context.fail("Reshape cannot read this shape", got=str(wanted))
+    if not keep_zero:
+        if any(size == 0 and i >= len(data.shape) for i, size in enumerate(wanted)):
+            raise context.fail("Reshape has no dimension to copy for a 0", got=str(wanted))
+        wanted = [data.shape[i] if size == 0 else size for i, size in enumerate(wanted)]
+    count = math.prod(data.shape)
+    if -1 in wanted:
+        others = math.prod(size for size in wanted if size != -1)
+        fits = others and count % others == 0
+        wanted[wanted.index(-1)] = count // others if fits else 0
+    if math.prod(wanted) != count:
+        raise context.fail(
+            "Reshape must keep the number of elements",
+            expected=f"{count} elements",
+            got=f"shape {list(known_ints(context, 1, 'shape'))}",
+        )
+    return (ValueType(tuple(wanted), data.data_type),)
+
+
+def _infer_flatten(context: InferenceContext) -> tuple[ValueType, ...]:
+    data = require_type(context, 0, EVERY)
+    rank, axis = len(data.shape), int_of(context.attributes, "axis")
+    if not -rank <= axis <= rank:
+        raise context.fail(
+            f"Flatten has no axis {axis}", expected=f"{-rank} to {rank}", got=str(axis)
+        )
+    axis += rank if axis < 0 else 0
+    shape = (math.prod(data.shape[:axis]), math.prod(data.shape[axis:]))
+    return (ValueType(shape, data.data_type),)
+
+
+def _infer_squeeze(context: InferenceContext) -> tuple[ValueType, ...]:
+    data = require_type(context, 0, EVERY)
+    if present(context, 1) is None:
+        axes = tuple(i for i, size in enumerate(data.shape) if size == 1)
+    else:
+        require_type(context, 1, INT64)
+        axes = axes_of(context, known_ints(context, 1, "axes"), len(data.shape))
+    wrong = [axis for axis in axes if data.shape[axis] != 1]
+    if wrong:
+        raise context.fail(f"Squeeze removes dimensions of size 1 only, not axis {wrong[0]}")
+    shape: Shape = tuple(size for i, size in enumerate(data.shape) if i not in axes)
+    return (ValueType(shape, data.data_type),)
+
+
+def _infer_unsqueeze(context: InferenceContext) -> tuple[ValueType, ...]:
+    data = require_type(context, 0, EVERY)
+    require_type(context, 1, INT64)
+    listed = known_ints(context, 1, "axes")
+    rank = len(data.shape) + len(listed)
+    axes = axes_of(context, listed, rank)
+    sizes = iter(data.shape)
+    shape = tuple(1 if i in axes else next(sizes) for i in range(rank))
+    return (ValueType(shape, data.data_type),)
+
+
+def _infer_dropout(context: InferenceContext) -> tuple[ValueType, ...]:
+    data = require_type(context, 0, FLOATS)
+    if present(context, 1) is not None:
+        require_type(context, 1, FLOATS)
+        require_shape(context, 1, ())
+    if present(context, 2) is not None:
+        require_type(context, 2, BOOLEAN)
+        training, ratio = constant(context, 2), constant(context, 1)
+        still = present(context, 1) is not None and ratio is not None and not ratio.any()
+        if (training is None or training.any()) and not still:
+            raise context.fail(
+                "Dropout in training mode draws random numbers, and ONNX's Dropout takes no key "
+                "to draw them from",
+                expected="training_mode known to be false, or ratio known to be 0",
+                got="training_mode " + ("computed" if training is None else "true"),
+            )
+    return (data, ValueType(data.shape, DataType.BOOL))[: context.outputs]
+
+
+def _dropout(arguments: KernelArguments) -> Sequence[Thunk]:
+    mask = (fill_step(out, 1) for out in arguments.outputs[1:])
+    return (*reinterpret(arguments), *mask)
+
+
+def _infer_shape(context: InferenceContext) -> tuple[ValueType, ...]:
+    rank = len(operand(context, 0).shape)
+    start, end = shape_range(context.attributes, rank)
+    return (ValueType((max(0, end - start),), DataType.INT64),)
+
+
+def shape_range(attributes: object, rank: int) -> tuple[int, int]:
+    """The first dimension that Shape lists, and the one at which it stops."""
+    assert hasattr(attributes, "get")
+    start, end = attributes.get("start", 0), attributes.get("end")
+    first = min(max(start + rank if start < 0 else start, 0), rank)
+    if end is None:
+        return first, rank
+    return first, min(max(end + rank if end < 0 else end, 0), rank)
+
+
+def _shape(arguments: KernelArguments) -> Sequence[Thunk]:
+    shape = given(arguments, 0).shape
+    start, end = shape_range(arguments.attributes, len(shape))
+    out = arguments.outputs[0]
+    sizes = out.copy()
+    sizes[...] = shape[start:end]
+    return copy_steps(sizes, out)
+
+
+def _infer_size(context: InferenceContext) -> tuple[ValueType, ...]:
+    operand(context, 0)
+    return (ValueType((), DataType.INT64),)
+
+
+def _size(arguments: KernelArguments) -> Sequence[Thunk]:
+    return (fill_step(arguments.outputs[0], given(arguments, 0).size),)
+
+
+def _require_any(context: InferenceContext) -> tuple[ValueType, ...]:
+    require_rank(context, 0, 0)
+    return same_as_first(EVERY)(context)
+
+
+OPERATORS = (
+    OpDef("Identity", (1, 1), _require_any, reinterpret, elementwise=True),
+    OpDef(
+        "Reshape",
+        (2, 2),
+        _infer_reshape,
+        reinterpret,
+        attributes={"allowzero": Attribute("int", 0)},
+        elementwise=True,
+    ),
+    OpDef(
+        "Flatten",
+        (1, 1),
+        _infer_flatten,
+        reinterpret,
+        attributes={"axis": Attribute("int", 1)},
+        elementwise=True,
+    ),
+    OpDef("Squeeze", (1, 2), _infer_squeeze, reinterpret, elementwise=True),
+    OpDef("Unsqueeze", (2, 2), _infer_unsqueeze, reinterpret, elementwise=True),
+    OpDef(
+        "Dropout",
+        (1, 3),
+        _infer_dropout,
+        _dropout,
+        outputs=(1, 2),
+        attributes={"seed": Attribute("int")},
+        elementwise=True,
+    ),
+    OpDef(
+        "Shape",
+        (1, 1),
+        _infer_shape,
+        _shape,
+        attributes={"end": Attribute("int"), "start": Attribute("int", 0)},
+    ),
+    OpDef("Size", (1, 1), _infer_size, _size),
+)

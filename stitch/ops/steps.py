@@ -1,0 +1,147 @@
+"""Prepared steps that many kernels share: copies, fills, blocked chains, checked indices.
+
+Kernels may rely on their caller's `np.errstate(all="ignore")`: it costs about a microsecond, so
+it is set once around a whole run, not around every step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from stitch.errors import TaskError
+from stitch.ops.attributes import Attributes
+from stitch.ops.definition import Kernel, KernelArguments, Thunk
+from stitch.program import Array
+
+#: Elements per block of a chain of steps: all its arrays stay in the second-level cache.
+BLOCK_SIZE = 16384
+
+#: Builds a chain over one flat block: (source, out, workspaces, attributes) to steps.
+Chain = Callable[[Array, Array, tuple[Array, ...], Attributes], Sequence[Thunk]]
+
+
+def given(arguments: KernelArguments, index: int) -> Array:
+    """The array of an operand that inference made sure is there."""
+    found = arguments.inputs[index]
+    assert found is not None
+    return found
+
+
+def optional(arguments: KernelArguments, index: int) -> Array | None:
+    """The array of an optional operand."""
+    return arguments.inputs[index] if index < len(arguments.inputs) else None
+
+
+def is_constant(arguments: KernelArguments, index: int) -> bool:
+    """Whether an operand may be rearranged once, at binding."""
+    return index < len(arguments.constant) and arguments.constant[index]
+
+
+def ints_at(arguments: KernelArguments, index: int) -> tuple[int, ...]:
+    """The integers of an operand that was known at compile time."""
+    return tuple(int(value) for value in given(arguments, index).ravel())
+
+
+def scalar(value: float, like: Array) -> Array:
+    """A number as an array without dimensions: cheaper for a ufunc than a Python number."""
+    return np.array(value, like.dtype)
+
+
+def same_memory(a: Array, b: Array) -> bool:
+    """Whether two dense arrays are the very same bytes."""
+    return a.nbytes == b.nbytes and a.ctypes.data == b.ctypes.data
+
+
+def overlaps(out: Array, *sources: Array | None) -> bool:
+    """Whether writing `out` changes one of the sources."""
+    return any(s is not None and np.may_share_memory(out, s) for s in sources)
+
+
+def copy_steps(source: Array, out: Array) -> tuple[Thunk, ...]:
+    """Copy or convert `source` (any shape that broadcasts) into `out`; nothing if they are one."""
+    if source.dtype == out.dtype and source.shape == out.shape and same_memory(source, out):
+        return ()
+    return (partial(np.copyto, out, source, "unsafe"),)
+
+
+def fill_step(out: Array, value: float) -> Thunk:
+    """Write one number everywhere."""
+    return partial(np.copyto, out, np.array(value).astype(out.dtype))
+
+
+def chain_kernel(workspaces: int, build: Chain) -> Kernel:
+    """A kernel of an elementwise operator with one operand and several steps.
+
+    Long arrays are cut into blocks that share their workspaces, so that a chain reads and writes
+    main memory once. The output may be the input.
+    """
+
+    def kernel(arguments: KernelArguments) -> Sequence[Thunk]:
+        source, out = given(arguments, 0).reshape(-1), arguments.outputs[0].reshape(-1)
+        size = min(out.size, BLOCK_SIZE)
+        work = tuple(np.empty(size, out.dtype) for _ in range(workspaces))
+        steps: list[Thunk] = []
+        for start in range(0, out.size, BLOCK_SIZE):
+            part = slice(start, min(start + BLOCK_SIZE, out.size))
+            fitting = tuple(w[: part.stop - part.start] for w in work)
+            steps += build(source[part], out[part], fitting, arguments.attributes)
+        return steps
+
+    return kernel
+
+
+def mask_in(work: Array) -> Array:
+    """Truth values, one per element, in the memory of a workspace."""
+    return work.view(np.bool_)[: work.size]
+
+
+def polynomial(coefficients: Sequence[float], x: Array, out: Array) -> list[Thunk]:
+    """Horner's rule, highest power first; `out` must not be `x`; at least two coefficients."""
+    first, second, *others = coefficients
+    steps: list[Thunk] = [
+        partial(np.multiply, x, scalar(first, x), out),
+        partial(np.add, out, scalar(second, x), out),
+    ]
+    for coefficient in others:
+        steps.append(partial(np.multiply, out, x, out))
+        steps.append(partial(np.add, out, scalar(coefficient, x), out))
+    return steps
+
+
+def check_indices(op: str, indices: Array, size: int, out: Array) -> None:
+    """Write `indices`, negative ones counted from the end, to `out`; raises `TaskError`."""
+    if indices.size:
+        least, most = int(indices.min()), int(indices.max())
+        if least < -size or most >= size:
+            raise TaskError(
+                f"{op}: an index is out of range",
+                expected=f"{-size} to {size - 1}" if size else "no index: the axis is empty",
+                got=str(least if least < -size else most),
+            )
+        if least < 0:
+            np.add(indices, np.where(indices < 0, size, 0), out, casting="unsafe")
+            return
+    np.copyto(out, indices)
+
+
+def index_steps(op: str, indices: Array, size: int, fixed: bool) -> tuple[Array, tuple[Thunk, ...]]:
+    """Checked, non-negative indices and the steps that refresh them (none where they are fixed)."""
+    checked = np.empty(indices.shape, np.intp)
+    refresh = partial(check_indices, op, indices, size, checked)
+    if fixed:
+        refresh()
+        return checked, ()
+    return checked, (refresh,)
+
+
+def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
+    """Elements from one index to the next, per dimension, of a dense row-major array.
+
+    >>> strides_of((2, 3, 4))
+    (12, 4, 1)
+    """
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))

@@ -1,0 +1,127 @@
+"""Sliding windows: how kernels, strides, dilations and paddings lay over a spatial shape.
+
+Shared by convolutions and pools. Source: the padding and output-shape equations of ONNX's Conv
+and pooling operators.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from stitch.ops.attributes import Attributes, ints_of, string_of
+from stitch.ops.definition import Attribute, InferenceContext, Thunk
+from stitch.ops.inference import Shape, spatial_ints
+from stitch.program import Array
+
+AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
+WINDOW_ATTRIBUTES = {
+    "auto_pad": Attribute("string", "NOTSET"),
+    "dilations": Attribute("ints"),
+    "kernel_shape": Attribute("ints"),
+    "pads": Attribute("ints"),
+    "strides": Attribute("ints"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """One tuple entry per spatial axis; `end` may exceed the declared padding (ceil_mode)."""
+
+    size: Shape
+    kernel: Shape
+    strides: Shape
+    dilations: Shape
+    begin: Shape
+    end: Shape
+    output: Shape
+
+    @property
+    def padded(self) -> Shape:
+        """The spatial shape with its padding, large enough for every window."""
+        return tuple(b + s + e for b, s, e in zip(self.begin, self.size, self.end, strict=True))
+
+    @property
+    def needs_padding(self) -> bool:
+        return any(self.begin) or any(self.end)
+
+    def taps(self) -> Iterator[tuple[slice, ...]]:
+        """For each kernel element, in order, the padded positions that it meets."""
+        for tap in itertools.product(*map(range, self.kernel)):
+            yield tuple(
+                slice(t * d, t * d + (o - 1) * s + 1, s) if o else slice(0, 0)
+                for t, d, s, o in zip(tap, self.dilations, self.strides, self.output, strict=True)
+            )
+
+
+def check_window_attributes(context: InferenceContext, size: Shape, kernel: Shape) -> None:
+    """Lists as long as the spatial rank, in range, and either `pads` or `auto_pad`."""
+    ones = (1,) * len(size)
+    if ints_of(context.attributes, "kernel_shape") is not None:
+        spatial_ints(context, "kernel_shape", ones)
+    spatial_ints(context, "strides", ones)
+    spatial_ints(context, "dilations", ones)
+    spatial_ints(context, "pads", ones + ones, least=0)
+    auto_pad = string_of(context.attributes, "auto_pad")
+    if auto_pad not in AUTO_PADS:
+        raise context.fail("auto_pad has no such mode", expected=", ".join(AUTO_PADS), got=auto_pad)
+    if auto_pad != "NOTSET" and any(ints_of(context.attributes, "pads") or ()):
+        raise context.fail("pads and auto_pad exclude each other", got=f"auto_pad={auto_pad}")
+
+
+def windows_of(attributes: Attributes, size: Shape, kernel: Shape, ceil: bool = False) -> Windows:
+    """The windows over a spatial shape, for checked attributes; an output may come out negative."""
+    rank = len(size)
+    strides = ints_of(attributes, "strides") or (1,) * rank
+    dilations = ints_of(attributes, "dilations") or (1,) * rank
+    pads = ints_of(attributes, "pads") or (0,) * (2 * rank)
+    auto_pad = string_of(attributes, "auto_pad")
+    begins, ends, outputs = [], [], []
+    for i in range(rank):
+        span = dilations[i] * (kernel[i] - 1) + 1
+        begin, end = pads[i], pads[rank + i]
+        if auto_pad.startswith("SAME"):
+            output = -(-size[i] // strides[i])
+            total = max((output - 1) * strides[i] + span - size[i], 0)
+            small = total // 2
+            begin, end = (small, total - small) if auto_pad == "SAME_UPPER" else (
+                total - small, small,
+            )  # fmt: skip
+        else:
+            room = size[i] + begin + end - span
+            output = (-(-room // strides[i]) if ceil else room // strides[i]) + 1
+            if ceil and (output - 1) * strides[i] >= size[i] + begin:
+                output -= 1  # a window must not start in the right padding
+        needed = (output - 1) * strides[i] + span - size[i] - begin
+        begins.append(begin)
+        ends.append(max(end, needed))
+        outputs.append(output)
+    return Windows(size, kernel, strides, dilations, tuple(begins), tuple(ends), tuple(outputs))
+
+
+def pad_steps(source: Array, windows: Windows, value: float) -> tuple[Array, tuple[Thunk, ...]]:
+    """The source with its padding, and the steps that refresh it; no copy where none is needed."""
+    if not windows.needs_padding:
+        return source, ()
+    padded = np.full((*source.shape[:2], *windows.padded), value, source.dtype)
+    places = (slice(b, b + s) for b, s in zip(windows.begin, windows.size, strict=True))
+    inner = padded[(slice(None), slice(None), *places)]
+    return padded, (partial(np.copyto, inner, source),)
+
+
+def window_view(padded: Array, windows: Windows) -> Array:
+    """Every window as a view: (batch, channels, *kernel, *output)."""
+    spatial: Sequence[int] = padded.strides[2:]
+    kernel = (s * d for s, d in zip(spatial, windows.dilations, strict=True))
+    output = (s * t for s, t in zip(spatial, windows.strides, strict=True))
+    return as_strided(
+        padded,
+        (*padded.shape[:2], *windows.kernel, *windows.output),
+        (*padded.strides[:2], *kernel, *output),
+        writeable=False,
+    )
