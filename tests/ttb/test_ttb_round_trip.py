@@ -1,0 +1,263 @@
+"""What is written comes back: every type, layout and attribute, the same bytes each time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from stitch.errors import CompileError, FormatError, StitchError
+from stitch.machine.shape import MachineShape, SpaceShape
+from stitch.program import (
+    Array,
+    AttributeValue,
+    Constant,
+    DataType,
+    InputSlot,
+    Layout,
+    Operation,
+    OutputSlot,
+    Program,
+    Scratch,
+    Space,
+    Value,
+    ValueType,
+)
+from stitch.ttb import Binary, Version, encode, inspect_sizes, load, save
+
+HERE = str(Path(__file__).parent)
+if HERE not in sys.path:
+    sys.path.insert(0, HERE)
+from random_programs import binaries  # noqa: E402
+
+MACHINE = MachineShape("box", (2, 3), SpaceShape(1, 0, 2**40, 64), SpaceShape(6, 64, 4096, 16))
+
+
+def binary_of(*arrays: Array, attributes: dict[str, AttributeValue] | None = None) -> Binary:
+    """A binary of one program with constants; its operation has the attributes."""
+    kind = ValueType((2,), DataType.FLOAT32)
+    held = [
+        Value(f"c{i}", ValueType(a.shape, t), Layout(t))
+        for i, (a, t) in enumerate((a, DataType.from_dtype(a.dtype)) for a in arrays)
+    ]
+    ends = Value("x", kind, Layout(DataType.FLOAT32)), Value("y", kind, Layout(DataType.FLOAT32))
+    made = len(held) + 1
+    program = Program(
+        "main",
+        (InputSlot("x", 0),),
+        (OutputSlot("y", made),),
+        (ends[0], *held, ends[1]),
+        (Operation("Sum", tuple(range(made)), (made,), attributes or {}),),
+        tuple(Constant(i + 1, a) for i, a in enumerate(arrays)),
+        Scratch(Space.HOST, 0),
+    )
+    return Binary((program,), MACHINE, "test")
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(binaries())
+def test_any_binary_comes_back_equal_and_encodes_to_the_same_bytes(binary: Binary) -> None:
+    written = encode(binary)
+    read = load(written, verify="full")
+    assert read == binary
+    assert encode(read) == written
+    assert [p.text() for p in read.programs] == [p.text() for p in binary.programs]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [0, -1, 2**63 - 1, -(2**63), 0.0, -0.0, 1e308, float("inf"), "", "text", (1, 2), (0.5,), ("a",),
+     ("", "b"), (), tuple(range(1000))],
+)  # fmt: skip
+def test_an_attribute_keeps_its_value_and_its_type(value: AttributeValue) -> None:
+    read = load(encode(binary_of(attributes={"a": value}))).programs[0].operations[0]
+    assert repr(read.attributes["a"]) == repr(value)
+
+
+def test_a_nan_attribute_stays_a_nan() -> None:
+    read = load(encode(binary_of(attributes={"a": float("nan")}))).programs[0].operations[0]
+    assert repr(read.attributes["a"]) == "nan"
+
+
+@pytest.mark.parametrize(
+    "value", [2**63, (1, 2**64), ("a", 1)], ids=["wide int", "wide int in tuple", "mixed"]
+)
+def test_an_attribute_that_the_format_cannot_hold_is_refused_by_name(value: object) -> None:
+    binary = binary_of(attributes={"stride": value})  # type: ignore[dict-item]
+    with pytest.raises(StitchError, match="'stride'"):
+        encode(binary)
+
+
+def test_a_name_that_is_too_long_is_refused_when_it_is_written() -> None:
+    binary = binary_of()
+    program = replace(binary.programs[0], name="n" * 1025)
+    with pytest.raises(StitchError, match="name is too long"):
+        encode(replace(binary, programs=(program,)))
+
+
+def test_text_that_is_not_unicode_is_refused_when_it_is_written() -> None:
+    with pytest.raises(StitchError, match="not valid Unicode"):
+        encode(binary_of(attributes={"a": "\ud800"}))
+
+
+@pytest.mark.parametrize("data_type", [t for t in DataType if not t.is_block])
+def test_constants_of_every_type_keep_their_bits(data_type: DataType) -> None:
+    array = np.arange(6).reshape(2, 3).astype(data_type.dtype)
+    read = load(encode(binary_of(array)), verify="full").programs[0].constants[0].data
+    assert read.dtype == array.dtype
+    assert read.tobytes() == array.tobytes()
+
+
+def test_bfloat16_nan_payloads_survive() -> None:
+    array = np.array([0x7FC1, 0xFFFF, 0x0001], np.uint16).view(ml_dtypes.bfloat16)
+    read = load(encode(binary_of(array)), verify="full").programs[0].constants[0].data
+    assert read.view(np.uint16).tolist() == [0x7FC1, 0xFFFF, 0x0001]
+
+
+def test_a_transposed_constant_is_written_row_major() -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3).T
+    read = load(encode(binary_of(array)), verify="full").programs[0].constants[0].data
+    assert np.array_equal(read, array)
+
+
+def test_empty_and_scalar_constants_come_back() -> None:
+    arrays = np.zeros((0, 4), np.int64), np.array(7, np.int8), np.zeros((3, 0), np.float32)
+    read = load(encode(binary_of(*arrays)), verify="full").programs[0].constants
+    assert [c.data.shape for c in read] == [(0, 4), (), (3, 0)]
+    assert read[1].data == 7
+
+
+def test_equal_constants_share_one_segment() -> None:
+    array = np.arange(100, dtype=np.float32)
+    sizes = inspect_sizes(encode(binary_of(array, array.copy(), array + 1)))
+    assert sizes.segments == (400, 400)
+    assert load(encode(binary_of(array, array.copy()))) == binary_of(array, array.copy())
+
+
+def test_segments_stand_at_multiples_of_64_in_the_file() -> None:
+    written = encode(binary_of(*[np.full(n, n, np.uint8) for n in (1, 63, 64, 65)]))
+    start = np.frombuffer(written, np.uint8).ctypes.data
+    constants = load(written).programs[0].constants
+    assert [(c.data.ctypes.data - start) % 64 for c in constants] == [0, 0, 0, 0]
+
+
+def test_a_mapped_constant_is_read_only_and_lies_in_the_mapping(tmp_path: Path) -> None:
+    path = tmp_path / "a.ttb"
+    save(binary_of(np.arange(4, dtype=np.float32), np.ones(9, np.int8)), path)
+    first, second = (c.data for c in load(path).programs[0].constants)
+    assert not first.flags.writeable
+    assert not first.flags.owndata
+    assert second.ctypes.data - first.ctypes.data == 64
+    assert first.ctypes.data % 64 == 0
+
+
+def test_constants_of_bytes_are_views_of_the_bytes() -> None:
+    written = encode(binary_of(np.arange(4, dtype=np.float32)))
+    data = load(written).programs[0].constants[0].data
+    start = np.frombuffer(written, np.uint8).ctypes.data
+    assert start <= data.ctypes.data < start + len(written)
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_bytes_load_from_every_kind_of_buffer(kind: type) -> None:
+    written = encode(binary_of(np.ones(3, np.int32)))
+    read = load(kind(written), verify="full")
+    assert read == binary_of(np.ones(3, np.int32))
+    assert not read.programs[0].constants[0].data.flags.writeable
+
+
+def test_save_writes_what_encode_gives(tmp_path: Path) -> None:
+    binary = binary_of(np.arange(1000), np.zeros(3, bool))
+    save(binary, tmp_path / "a.ttb")
+    assert (tmp_path / "a.ttb").read_bytes() == encode(binary)
+    assert [p.name for p in tmp_path.iterdir()] == ["a.ttb"]
+
+
+def test_saving_over_the_mapped_file_leaves_the_loaded_binary_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.ttb"
+    save(binary_of(np.arange(5000)), path)
+    read = load(path)
+    save(binary_of(np.zeros(3)), path)
+    read.verify_segments()
+    assert read == binary_of(np.arange(5000))
+
+
+def test_a_path_that_cannot_be_written_is_named_and_nothing_is_left(tmp_path: Path) -> None:
+    for path in (tmp_path / "missing" / "a.ttb", tmp_path):
+        with pytest.raises(StitchError) as caught:
+            save(binary_of(), path)
+        assert str(path) in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failure_while_encoding_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.ttb"
+    save(binary_of(), path)
+    with pytest.raises(StitchError):
+        save(binary_of(attributes={"a": 2**70}), path)
+    assert load(path) == binary_of()
+    assert [p.name for p in tmp_path.iterdir()] == ["a.ttb"]
+
+
+def test_a_path_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "missing.ttb", tmp_path):
+        with pytest.raises(FormatError) as caught:
+            load(path)
+        assert str(path) in str(caught.value)
+
+
+def test_two_processes_with_different_hash_seeds_write_the_same_bytes(tmp_path: Path) -> None:
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from test_ttb_round_trip import *;"
+        "save(binary_of(np.arange(9), np.ones(4), attributes={c: c for c in 'zyxabc'}), sys.argv[2])"
+    )
+    written = []
+    for seed in ("1", "2"):
+        path = tmp_path / f"{seed}.ttb"
+        subprocess.run(
+            [sys.executable, "-c", script, HERE, str(path)],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            check=True,
+        )
+        written.append(path.read_bytes())
+    assert written[0] == written[1]
+
+
+def test_programs_are_found_by_name_and_index_and_otherwise_listed() -> None:
+    first = binary_of().programs[0]
+    binary = Binary((first, replace(first, name="loss")), MACHINE, "test")
+    assert binary.program("loss") is binary.program(1) is binary.programs[1]
+    with pytest.raises(StitchError, match="0: main, 1: loss"):
+        binary.program("backward")
+    with pytest.raises(StitchError, match="no program 2"):
+        binary.program(2)
+
+
+def test_a_binary_has_programs_and_their_names_differ() -> None:
+    first = binary_of().programs[0]
+    with pytest.raises(CompileError, match="at least one"):
+        Binary((), MACHINE, "test")
+    with pytest.raises(CompileError, match="different names"):
+        Binary((first, first), MACHINE, "test")
+
+
+def test_sizes_add_up_for_files_and_for_binaries() -> None:
+    binary = binary_of(np.arange(9), np.ones(4, np.int8))
+    written = encode(binary)
+    sizes = inspect_sizes(written)
+    assert sizes == inspect_sizes(binary)
+    assert sizes.total == len(written) == sizes.metadata + sizes.sealing + sizes.data
+    assert sizes.data == sum(sizes.segments) + sizes.padding
+    assert (sizes.programs[0].operations, sizes.programs[0].constants_nbytes) == (1, 76)
+
+
+def test_the_version_and_the_producer_come_back() -> None:
+    read = load(encode(binary_of()))
+    assert (read.version, read.producer, read.opset) == (Version(1, 0), "test", 26)
