@@ -1,0 +1,166 @@
+"""The rules of the house: what rooms may import, what stays light, and how files are kept."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+EXTRAS = ("torch", "onnx", "onnxruntime", "ray", "safetensors", "plotly", "sklearn")
+LONGEST_FILE = 400
+#: Written by a generator, so neither their length nor their docstrings are ours.
+GENERATED = ROOT / "stitch" / "ttb" / "generated"
+
+
+def python_files(*folders: str) -> list[Path]:
+    files = [file for folder in folders for file in sorted((ROOT / folder).rglob("*.py"))]
+    return [file for file in files if GENERATED not in file.parents]
+
+
+def repository_files() -> list[Path]:
+    """Every text file that is, or would be, part of the repository."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+    )
+    if listed.returncode == 0:
+        files = [ROOT / name for name in listed.stdout.decode().split("\0") if name]
+    else:  # An unpacked archive has no git.
+        hidden = re.compile(r"/(\.venv|\.git|\.\w+_cache|__pycache__)/")
+        files = [f for f in ROOT.rglob("*") if not hidden.search(f.as_posix())]
+    return [file for file in files if file.is_file()]
+
+
+def relative(file: Path) -> str:
+    return file.relative_to(ROOT).as_posix()
+
+
+def test_imports_keep_to_the_contracts(tmp_path: Path) -> None:
+    linter = "import sys; from importlinter.cli import lint_imports_command as run; run()"
+    result = subprocess.run(
+        [sys.executable, "-c", linter, "--no-logo", "--cache-dir", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "0 broken" in result.stdout
+
+
+def test_a_room_that_imports_upwards_breaks_the_contracts(tmp_path: Path) -> None:
+    for room in sorted((ROOT / "stitch").iterdir()):
+        if room.is_dir() and (room / "__init__.py").exists():
+            (tmp_path / "stitch" / room.name).mkdir(parents=True)
+            (tmp_path / "stitch" / room.name / "__init__.py").write_text("")
+        elif room.suffix == ".py":
+            (tmp_path / "stitch").mkdir(exist_ok=True)
+            (tmp_path / "stitch" / room.name).write_text("")
+    (tmp_path / "stitch" / "ttb" / "generated").mkdir()
+    (tmp_path / "stitch" / "ttb" / "generated" / "__init__.py").write_text("")
+    (tmp_path / "stitch" / "memory" / "__init__.py").write_text("import stitch.runtime\n")
+    (tmp_path / "stitch" / "compiler" / "__init__.py").write_text("import stitch.runtime, torch\n")
+    code = (
+        "import sys; sys.path.insert(0, '.'); "
+        "from importlinter.cli import lint_imports_command as run; run()"
+    )
+    config = ROOT / "pyproject.toml"
+    result = subprocess.run(
+        [sys.executable, "-c", code, "--no-logo", "--no-cache", "--config", str(config)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "stitch.memory is not allowed to import stitch.runtime" in result.stdout
+    assert "stitch.compiler is not allowed to import stitch.runtime" in result.stdout
+    assert "stitch.compiler -> torch" in result.stdout
+
+
+def test_importing_stitch_loads_no_optional_extra() -> None:
+    code = f"import sys, stitch; print([m for m in {EXTRAS!r} if m in sys.modules])"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "[]"
+
+
+def test_the_face_only_re_exports() -> None:
+    tree = ast.parse((ROOT / "stitch" / "__init__.py").read_text(encoding="utf-8"))
+    assert ast.get_docstring(tree)
+    for node in tree.body[1:]:
+        if isinstance(node, ast.ImportFrom):
+            assert (node.module or "").startswith("stitch."), ast.unparse(node)
+        else:
+            names = [ast.unparse(t) for t in getattr(node, "targets", [])]
+            assert names in (["__all__"], ["__version__"]), ast.unparse(node)
+
+
+@pytest.mark.parametrize("folder", ["stitch", "tools", "examples", "tests"])
+def test_every_module_says_what_it_is_for(folder: str) -> None:
+    silent = [
+        relative(file)
+        for file in python_files(folder)
+        if not ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
+    ]
+    assert silent == []
+
+
+def test_no_file_outgrows_its_readers() -> None:
+    long = {
+        relative(file): count
+        for file in python_files("stitch", "tools", "examples")
+        if (count := len(file.read_text(encoding="utf-8").splitlines())) > LONGEST_FILE
+    }
+    assert long == {}
+
+
+def test_no_file_names_a_place_of_one_machine() -> None:
+    # Spelt in pieces, so that this file does not name them either.
+    places = "|".join(
+        ("/ro" + "ot/", "/ho" + "me/", "/wo" + "rk/", "/tm" + "p/venv", "/Us" + "ers/")
+    )
+    found = []
+    for file in repository_files():
+        try:
+            text = file.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        found += [
+            f"{relative(file)}: {line}" for line in text.splitlines() if re.search(places, line)
+        ]
+    assert found == []
+
+
+def test_nothing_is_left_half_done() -> None:
+    marks = re.compile(
+        "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X", "Not" + "ImplementedError"))
+    )
+    found = [
+        f"{relative(file)}: {line.strip()}"
+        for file in python_files("stitch", "tools", "examples", "tests")
+        for line in file.read_text(encoding="utf-8").splitlines()
+        if marks.search(line)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("tool", ["tools/demo", "tools/test", "tools/check", ".ci/run"])
+def test_a_tool_is_executable_and_sound_bash(tool: str) -> None:
+    file = ROOT / tool
+    assert file.stat().st_mode & 0o111
+    checked = subprocess.run(["bash", "-n", str(file)], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    names = [file.name for file in python_files("tests") if file.name.startswith("test_")]
+    assert sorted(names) == sorted(set(names))
