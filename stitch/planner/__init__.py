@@ -5,6 +5,7 @@ carries its bytes, simulated time, reason and, where bytes leave L1, a certifica
 devices, bytes, kernels or files.
 """
 
+from stitch.planner.outcome import outcome
 from stitch.planner.plan import (
     Allocate,
     Block,
@@ -24,5 +25,5 @@ from stitch.planner.planner import plan
 
 __all__ = [
     "Allocate", "Block", "Certificate", "Copy", "Execute", "Free", "Instance", "Plan",
-    "PlanRequest", "Relocate", "Resident", "Step", "Transfer", "plan",
+    "PlanRequest", "Relocate", "Resident", "Step", "Transfer", "outcome", "plan",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from stitch.machine import Machine
-from stitch.program import Space, TensorDesc
+from stitch.program import Layout, Space, TensorDesc
 from stitch.task import Task
 
 
@@ -66,6 +66,12 @@ class PlanRequest:
     kept: frozenset[int]
 
 
+def waiting_desc(desc: TensorDesc) -> TensorDesc:
+    """The form in which a tensor of L1 waits in DRAM: the same pages, interleaved."""
+    layout = desc.layout
+    return TensorDesc(desc.shape, Layout(layout.data_type, Space.DRAM, layout.tile_shape))
+
+
 CertificateKind: TypeAlias = Literal["capacity", "packing", "cycle", "no_path"]
 
 
@@ -87,12 +93,9 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Allocate:
-    """Take `[address, address + size_per_bank)` in every bank of the space for a block."""
+    """Take `[address, address + size_per_bank)` in every bank of the block's space for it."""
 
-    block: int
-    space: Space
-    address: int
-    size_per_bank: int
+    block: Block
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +110,13 @@ class Copy:
     """Write a value, from one instance, as another descriptor into another block.
 
     `kind` is `copy` (a task wants it so) or `evict` (room is wanted; then `certificate` says why).
+    `value` is read; `made` gets the new instance (another value where `to_layout` was asked for).
     For an eviction the whole block is copied and all values in it follow.
     """
 
     kind: Literal["copy", "evict"]
     value: int
+    made: int
     source: Instance
     target: Instance
     nbytes: int

@@ -215,7 +215,7 @@ def _copy(state: Residency, want: _Want, task: Task, source_of: int | None = Non
     reason += f", it lies as {lies}"
     if source.desc == want.desc:
         reason += " elsewhere"
-    state.steps.append(Copy("copy", value, source, target, nbytes, seconds, reason))
+    state.steps.append(Copy("copy", value, want.value, source, target, nbytes, seconds, reason))
     state.attach(want.value, target)
 
 

@@ -136,10 +136,11 @@ class Residency:
         self.allocators[space].alloc_at(address, size)
         number = self._next_block
         self._next_block += 1
-        self.blocks[number] = Block(number, space, address, size, desc, origin)
+        block = Block(number, space, address, size, desc, origin)
+        self.blocks[number] = block
         self.users[number] = set()
         self.claimed.append((space, address, size))
-        self.steps.append(Allocate(number, space, address, size))
+        self.steps.append(Allocate(block))
         return number
 
     def rename(self, block: int, origin: str) -> None:

@@ -21,10 +21,11 @@ from stitch.planner.plan import (
     Instance,
     Relocate,
     Transfer,
+    waiting_desc,
 )
 from stitch.planner.repack import Arrangement, SpaceProblem, arrange, place
 from stitch.planner.residency import NEVER, Residency
-from stitch.program import Layout, Space, TensorDesc
+from stitch.program import Space, TensorDesc
 
 
 @dataclass(slots=True)
@@ -207,17 +208,9 @@ def _evict_farthest(
     evict(state, block, f"room for {demand.who}: {why}", certificate)
 
 
-def dram_desc(desc: TensorDesc) -> TensorDesc:
-    """The form in which a tensor waits in DRAM: the same pages, interleaved."""
-    layout = desc.layout
-    return TensorDesc(
-        desc.shape, Layout(layout.data_type, Space.DRAM, layout.tile_shape)
-    )
-
-
 def evict(state: Residency, block: Block, reason: str, certificate: Certificate | None) -> None:
     """Copy a block of L1 to DRAM; all values in it follow."""
-    target_desc = dram_desc(block.desc)
+    target_desc = waiting_desc(block.desc)
     size = state.size_of(target_desc)
     room = Demand(Space.DRAM, f"the eviction of {block.origin}", {block.number})
     room.floating.append((size, block.origin))
@@ -228,11 +221,13 @@ def evict(state: Residency, block: Block, reason: str, certificate: Certificate 
     value = min(state.users[block.number])
     nbytes, seconds = copy_cost(state, source.desc, target_desc)
     state.touch(block.number)
-    state.steps.append(Copy("evict", value, source, target, nbytes, seconds, reason, certificate))
+    state.steps.append(
+        Copy("evict", value, value, source, target, nbytes, seconds, reason, certificate)
+    )
     for user in list(state.users[block.number]):
         for i, instance in enumerate(state.values[user]):
             if instance.block == block.number:
-                moved = replace(instance, block=new, desc=dram_desc(instance.desc))
+                moved = replace(instance, block=new, desc=waiting_desc(instance.desc))
                 state.values[user][i] = moved
         state.users[new].add(user)
         state.users[block.number].discard(user)

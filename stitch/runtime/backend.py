@@ -1,0 +1,242 @@
+"""`LocalBackend`: turns a plan into steps bound to bytes, and runs them.
+
+Comes in: plans, prepared programs. Goes out: `BoundPlan`, whose run allocates, decodes and decides
+nothing. Must not know handles or windows: that is the device's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from stitch.machine import Machine
+from stitch.memory import POISON_BYTE, CopyKernel, SpaceMemory, prepare_copy
+from stitch.planner import Allocate, Block, Copy, Execute, Free, Instance, Plan, Relocate, Transfer
+from stitch.program import Array, Program, Space, TensorDesc
+from stitch.runtime.executors import BoundProgram, Executor, PreparedProgram, as_bytes
+
+Thunk = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BoundStep:
+    """One step of a plan: where its thunks begin and end, and, for programs, what hooks need."""
+
+    first: int
+    stop: int
+    program: Program | None = None
+    bound: BoundProgram | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BoundPlan:
+    """A plan bound to bytes.
+
+    `thunks` run it; `arguments` receives the host arrays of this run before it starts, in the
+    order of `argument_values` (numbers of the values outside the spaces).
+    """
+
+    plan: Plan
+    thunks: tuple[Thunk, ...]
+    steps: tuple[BoundStep, ...]
+    arguments: list[Any]
+    argument_values: tuple[int, ...]
+    staging_nbytes: int
+
+
+class LocalBackend:
+    """The spaces of one simulated machine in this process, and the executor that computes."""
+
+    def __init__(self, machine: Machine, executor: Executor, *, debug: bool = False) -> None:
+        self.machine = machine
+        self.executor = executor
+        self.debug = debug
+        self.spaces = {
+            space: SpaceMemory(space, machine.shape.space(space), debug=debug)
+            for space in machine.shape.spaces
+        }
+        self._kernels: dict[tuple[TensorDesc, TensorDesc], CopyKernel] = {}
+
+    def kernel(self, source: TensorDesc, target: TensorDesc) -> CopyKernel:
+        """The prepared conversion between two descriptors."""
+        found = self._kernels.get((source, target))
+        if found is None:
+            found = prepare_copy(source, target, self.machine.shape)
+            self._kernels[source, target] = found
+        return found
+
+    def region(self, space: Space, address: int, size_per_bank: int) -> Array:
+        """The bytes of a footprint, writable."""
+        return self.spaces[space].region(address, size_per_bank)
+
+    def bind(self, plan: Plan, programs: Sequence[PreparedProgram | None],
+             bodies: Sequence[Program | None]) -> BoundPlan:  # fmt: skip
+        """Bind a plan to bytes; `programs[i]`, `bodies[i]` belong to task i (None for copies)."""
+        return _PlanBinding(self, plan, programs, bodies).bound()
+
+    def write_counts(self) -> tuple[int, int]:
+        """How many writes the spaces have seen, and how many bytes."""
+        spaces = self.spaces.values()
+        return sum(s.writes for s in spaces), sum(s.written_nbytes for s in spaces)
+
+
+def _counted(write: Array, read: Array, memory: SpaceMemory) -> Thunk:
+    counter, nbytes = memory.counter, write.nbytes
+
+    def copy() -> None:
+        np.copyto(write, read)
+        counter.writes += 1
+        counter.nbytes += nbytes
+
+    return copy
+
+
+class _PlanBinding:
+    """One binding under construction: follows the blocks through the steps."""
+
+    def __init__(
+        self,
+        backend: LocalBackend,
+        plan: Plan,
+        programs: Sequence[PreparedProgram | None],
+        bodies: Sequence[Program | None],
+    ) -> None:
+        self.backend = backend
+        self.plan = plan
+        self.programs = programs
+        self.bodies = bodies
+        self.blocks: dict[int, Block] = {b.number: b for b in plan.request.blocks}
+        self.thunks: list[Thunk] = []
+        self.arguments: list[Any] = []
+        self.positions: dict[int, int] = {}
+        self.argument_values: list[int] = []
+        self.staging_nbytes = 0
+
+    def bound(self) -> BoundPlan:
+        steps = []
+        for step in self.plan.steps:
+            first = len(self.thunks)
+            program: Program | None = None
+            bound: BoundProgram | None = None
+            if isinstance(step, Execute):
+                program = self.bodies[step.task]
+                if self.backend.executor.computes:
+                    bound = self._execute(step)
+            elif isinstance(step, Copy):
+                if self.backend.executor.computes:
+                    self._copy(step)
+            else:
+                self._place(step)
+            steps.append(BoundStep(first, len(self.thunks), program, bound))
+        return BoundPlan(
+            self.plan, tuple(self.thunks), tuple(steps), self.arguments,
+            tuple(self.argument_values), self.staging_nbytes,
+        )  # fmt: skip
+
+    def _place(self, step: Allocate | Free | Relocate) -> None:
+        spaces, debug = self.backend.spaces, self.backend.debug
+        if isinstance(step, Allocate):
+            block = step.block
+            self.blocks[block.number] = block
+            if debug and block.address is not None:
+                memory = spaces[block.space]
+                fill = partial(memory.fill_padding, block.desc, block.address)
+                self.thunks.append(partial(fill, self.backend.machine.shape))
+        elif isinstance(step, Free):
+            block = self.blocks.pop(step.block)
+            if debug and block.address is not None:
+                memory = spaces[block.space]
+                check = partial(memory.check_padding, block.desc, block.address)
+                self.thunks.append(partial(check, self.backend.machine.shape, name=block.origin))
+                self.thunks.append(partial(memory.release, block.address, block.size_per_bank))
+        else:
+            if self.backend.executor.computes:
+                self.thunks += [self._transfer(t) for t in step.transfers]
+            for number, address in step.targets:
+                old = self.blocks[number]
+                self.blocks[number] = Block(
+                    number, old.space, address, old.size_per_bank, old.desc, old.origin, old.pinned
+                )
+
+    def _transfer(self, transfer: Transfer) -> Thunk:
+        spaces = self.backend.spaces
+        source, target = spaces[transfer.source_space], spaces[transfer.target_space]
+        if source is target:
+            size = transfer.nbytes // source.shape.banks
+            return partial(source.move, transfer.source_address, transfer.target_address, size)
+        start = transfer.source_address * source.shape.banks
+        read = source.bytes[start : start + transfer.nbytes]
+        start = transfer.target_address * target.shape.banks
+        write = target.bytes[start : start + transfer.nbytes]
+        return _counted(write, read, target)
+
+    def _region(self, instance: Instance) -> Array:
+        block = self.blocks[instance.block]
+        assert block.address is not None
+        whole = self.backend.region(block.space, block.address, block.size_per_bank)
+        return whole[instance.offset_nbytes :]
+
+    def _copy(self, step: Copy) -> None:
+        target = self._region(step.target)
+        memory = self.backend.spaces[step.target.desc.layout.space]
+        kernel = self.backend.kernel(step.source.desc, step.target.desc)
+        if self.blocks[step.source.block].address is not None:
+            self.thunks.append(kernel.bind(self._region(step.source), target, memory.counter))
+            return
+        position = self.positions.get(step.source.block)
+        if position is None:
+            position = self.positions[step.source.block] = len(self.arguments)
+            self.arguments.append(None)
+            self.argument_values.append(step.value)
+        self._copy_argument(position, step, kernel, target, memory)
+
+    def _copy_argument(
+        self, position: int, step: Copy, kernel: CopyKernel, target: Array, memory: SpaceMemory
+    ) -> None:
+        """A host array enters: straight into a dense target of its type, else by way of staging."""
+        arguments, dtype = self.arguments, step.source.desc.layout.data_type.dtype
+        layout, shape = step.target.desc.layout, step.source.desc.shape
+        direct = layout.is_dense and layout.data_type is step.source.desc.layout.data_type
+        if direct:
+            used = step.source.desc.elements * dtype.itemsize
+            into = target[:used].view(dtype).reshape(shape)
+        else:
+            into = np.zeros(shape, dtype)
+            self.staging_nbytes += into.nbytes
+        copyto, counter, nbytes = np.copyto, memory.counter, into.nbytes
+
+        def enter() -> None:
+            copyto(into, arguments[position])
+            counter.writes += 1
+            counter.nbytes += nbytes
+
+        def stage() -> None:
+            copyto(into, arguments[position])
+
+        if direct:
+            self.thunks.append(enter)
+        else:
+            self.thunks.append(stage)
+            self.thunks.append(kernel.bind(as_bytes(into), target, memory.counter))
+
+    def _execute(self, step: Execute) -> BoundProgram:
+        prepared = self.programs[step.task]
+        assert prepared is not None
+        scratch = None
+        if step.scratch is not None:
+            scratch = self.backend.region(*step.scratch)
+            if self.backend.debug:
+                # Nothing alive may lie here: what does, is destroyed now rather than by chance.
+                self.thunks.append(partial(scratch.fill, POISON_BYTE))
+        bound = prepared.bind(
+            tuple(self._region(i) for i in step.inputs),
+            tuple(self._region(i) for i in step.outputs),
+            scratch,
+        )
+        self.thunks += bound.steps
+        self.staging_nbytes += bound.staging_nbytes
+        return bound

@@ -1,0 +1,96 @@
+"""What running a plan does to a device's records, computed once when the plan is bound.
+
+Blocks and values of a plan are numbers; here blocks become places (space and address) and
+instances become references that hold for whichever tensors the plan is replayed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stitch.planner import Block, Instance, Plan, outcome
+from stitch.program import Space, TensorDesc
+
+Place = tuple[Space, int]
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceRef:
+    """An instance after the run.
+
+    `kept` ≥ 0: the value's instance at that position before. Else it lies in the new block
+    `made` ≥ 0, or in the resident block at `place`.
+    """
+
+    kept: int
+    made: int
+    place: Place | None
+    offset_nbytes: int
+    desc: TensorDesc
+    origin: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Effects:
+    """The difference between the records before and after.
+
+    `freed`: places given back. `moved`: (old place, new address). `made`: new blocks, in order.
+    `changed`: value → its instances, where they differ. `gone`: values with no instance left.
+    """
+
+    freed: tuple[Place, ...]
+    moved: tuple[tuple[Place, int], ...]
+    made: tuple[Block, ...]
+    changed: tuple[tuple[int, tuple[InstanceRef, ...]], ...]
+    gone: tuple[int, ...]
+
+
+def effects_of(plan: Plan, steps_done: int | None = None) -> Effects:
+    """The effects of a whole plan, or of its first steps after a failure."""
+    if steps_done is None:
+        blocks: Mapping[int, Block] = {b.number: b for b in plan.final_blocks}
+        values = {r.value: r.instances for r in plan.final_values}
+    else:
+        blocks, listed = outcome(plan, steps_done)
+        values = {value: tuple(found) for value, found in listed.items()}
+    before = {b.number: b for b in plan.request.blocks}
+    freed: list[Place] = []
+    moved: list[tuple[Place, int]] = []
+    for number, block in before.items():
+        if block.address is None:
+            continue
+        after = blocks.get(number)
+        if after is None:
+            freed.append((block.space, block.address))
+        elif after.address != block.address and after.address is not None:
+            moved.append(((block.space, block.address), after.address))
+    made = tuple(block for number, block in sorted(blocks.items()) if number not in before)
+    position = {block.number: i for i, block in enumerate(made)}
+    earlier = {r.value: r.instances for r in plan.request.residents}
+    changed = []
+    for value, found in sorted(values.items()):
+        old = earlier.get(value, ())
+        if old != found:
+            refs = tuple(_reference(i, old, position, before, blocks) for i in found)
+            changed.append((value, refs))
+    gone = tuple(sorted(value for value in earlier if value not in values))
+    return Effects(tuple(freed), tuple(moved), made, tuple(changed), gone)
+
+
+def _reference(
+    instance: Instance,
+    old: tuple[Instance, ...],
+    position: Mapping[int, int],
+    before: Mapping[int, Block],
+    after: Mapping[int, Block],
+) -> InstanceRef:
+    kept = old.index(instance) if instance in old else -1
+    made = position.get(instance.block, -1)
+    place: Place | None = None
+    origin = after[instance.block].origin
+    if kept < 0 and made < 0:
+        block = before[instance.block]
+        assert block.address is not None
+        place = (block.space, block.address)
+    return InstanceRef(kept, made, place, instance.offset_nbytes, instance.desc, origin)

@@ -1,0 +1,158 @@
+"""`LoadedProgram`: the agent that a program becomes when a device has loaded it."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stitch.errors import UsageError
+from stitch.program import (
+    InputKind,
+    Layout,
+    Ownership,
+    Program,
+    TensorDesc,
+    ValueType,
+    host_layout,
+)
+from stitch.runtime.executors import as_bytes
+from stitch.task import Transformation, TransformationKind
+
+if TYPE_CHECKING:
+    from stitch.runtime.device import Device
+    from stitch.runtime.executors import PreparedProgram
+    from stitch.runtime.tensor import Tensor
+
+
+class InputPort:
+    """An input slot as the call path sees it: what arrays become, and which tensors fit."""
+
+    __slots__ = ("accepted", "desc", "dtype", "host_desc", "host_key", "name", "shape", "type")
+
+    def __init__(self, name: str, kind: ValueType, desc: TensorDesc, key: int) -> None:
+        self.name = name
+        self.type = kind
+        self.desc = desc
+        self.shape = kind.shape
+        self.dtype = kind.data_type.dtype
+        self.host_desc = TensorDesc(kind.shape, host_layout(kind.data_type))
+        self.host_key = key
+        #: Keys of the descriptors that have been linked to this slot before.
+        self.accepted: set[int] = set()
+
+
+class LoadedProgram:
+    """A program on a device, called with arrays or tensors; gives one tensor or a tuple.
+
+    Calls return at once; the work is done when somebody looks.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        program: Program,
+        verify: Callable[[], None],
+        constants: tuple[object, ...],
+    ) -> None:
+        self.device = device
+        self.program = program
+        self.name = program.name
+        self._verify = verify
+        self._prepared: PreparedProgram | None = None
+        #: Blocks that reserve the constants' device addresses for as long as this lives.
+        self.constant_blocks = constants
+        self.ports = tuple(
+            self._port(slot.name, program.values[slot.value].type, program.input_desc(i))
+            for i, slot in enumerate(program.inputs)
+        )
+        self.output_names = tuple(slot.name for slot in program.outputs)
+        self.transformation = Transformation(
+            name=program.name,
+            kind=TransformationKind.PROGRAM,
+            inputs=tuple(port.desc for port in self.ports),
+            outputs=tuple(program.output_desc(i) for i in range(len(program.outputs))),
+            input_names=tuple(port.name for port in self.ports),
+            output_names=self.output_names,
+            donated=frozenset(
+                i for i, s in enumerate(program.inputs) if s.ownership is Ownership.DONATE
+            ),
+            aliases=tuple(
+                (o, s.aliases_input)
+                for o, s in enumerate(program.outputs)
+                if s.aliases_input is not None
+            ),
+            scratch=program.scratch,
+        )
+        self.output_descs = tuple(
+            TensorDesc(d.shape, d.layout.without_address()) for d in self.transformation.outputs
+        )
+        self.output_keys = tuple(device.desc_key(d) for d in self.output_descs)
+        #: Programs of parameters only can be evaluated once and remembered.
+        self.is_constant_evaluable = bool(program.inputs) and all(
+            slot.kind is InputKind.PARAMETER for slot in program.inputs
+        )
+
+    def _port(self, name: str, kind: ValueType, desc: TensorDesc) -> InputPort:
+        host = TensorDesc(kind.shape, host_layout(kind.data_type))
+        return InputPort(name, kind, desc, self.device.desc_key(host))
+
+    def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
+        """Queue one run; raises `UsageError` for missing or surplus inputs, `LinkError` for misfits."""
+        if named or len(arguments) != len(self.ports):
+            arguments = self.arrange(arguments, named)
+        return self.device.submit(self, arguments)
+
+    def arrange(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Arguments in slot order; raises `UsageError` naming what is missing or surplus."""
+        names = [port.name for port in self.ports]
+        given = dict(zip(names, arguments, strict=False))
+        twice = sorted(given.keys() & named.keys())
+        surplus = [*named.keys() - set(names)] + [
+            f"argument {i}" for i in range(len(names), len(arguments))
+        ]
+        given.update(named)
+        missing = [name for name in names if name not in given]
+        if missing or surplus or twice:
+            parts = (("missing", missing), ("surplus", sorted(surplus)), ("given twice", twice))
+            raise UsageError(
+                f"wrong inputs for program {self.name!r}: "
+                + "; ".join(f"{word}: {', '.join(found)}" for word, found in parts if found),
+                expected=", ".join(f"{p.name}: {p.type.text()}" for p in self.ports),
+            )
+        return tuple(given[name] for name in names)
+
+    def prepared(self) -> PreparedProgram:
+        """The executor's form of the program; made, and its constants checked, on first use."""
+        if self._prepared is None:
+            self._verify()
+            backend = self.device.backend
+            self._prepared = backend.executor.prepare(self.program, backend.machine.shape)
+        return self._prepared
+
+    def content_hash(self) -> int:
+        """A number that programs with the same text and constants share, whatever their file."""
+        crc = zlib.crc32(self.program.text().encode())
+        for constant in self.program.constants:
+            crc = zlib.crc32(as_bytes(np.ascontiguousarray(constant.data)), crc)
+        return crc
+
+    def input_layout(self, which: int | str) -> Layout:
+        """The layout that an input must have; raises `UsageError` for an unknown slot."""
+        names = [port.name for port in self.ports]
+        if isinstance(which, str):
+            if which not in names:
+                raise UsageError(
+                    f"program {self.name!r} has no input {which!r}", expected=", ".join(names)
+                )
+            which = names.index(which)
+        if not 0 <= which < len(self.ports):
+            raise UsageError(f"program {self.name!r} has {len(self.ports)} inputs, not {which + 1}")
+        return self.ports[which].desc.layout
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(f"{p.name}: {p.type.text()}" for p in self.ports)
+        outputs = ", ".join(d.text() for d in self.output_descs)
+        return f"<LoadedProgram {self.name}({inputs}) -> {outputs}>"

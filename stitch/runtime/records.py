@@ -1,0 +1,197 @@
+"""The records of a device: which blocks and values there are, and how a plan changes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from stitch.memory import Allocator, SpaceMemory
+from stitch.planner import Block, Instance, Resident
+from stitch.program import Array, Space, TensorDesc
+from stitch.runtime.effects import Effects, InstanceRef, Place
+from stitch.runtime.state import BlockRecord, InstanceRecord, Status, ValueRecord
+
+
+class Records:
+    """Blocks by place, and the values that lie in them."""
+
+    def __init__(self, spaces: dict[Space, SpaceMemory]) -> None:
+        self._spaces = spaces
+        self.allocators: dict[Space, Allocator] = {s: m.allocator for s, m in spaces.items()}
+        self.blocks: dict[Place, BlockRecord] = {}
+        self._desc_keys: dict[TensorDesc, int] = {}
+
+    def desc_key(self, desc: TensorDesc) -> int:
+        """A small number for a descriptor, the same for equal ones."""
+        return self._desc_keys.setdefault(desc, len(self._desc_keys))
+
+    # -- making and freeing ----------------------------------------------------------------------
+
+    def reserve(self, desc: TensorDesc, size: int, address: int | None, origin: str) -> BlockRecord:
+        """A block outside any plan (a constant's address); raises `OutOfMemoryError`."""
+        allocator = self.allocators[desc.layout.space]
+        if address is None:
+            address = allocator.alloc(size)
+        else:
+            allocator.alloc_at(address, size)
+        return self._add(desc, size, address, origin)
+
+    def _add(self, desc: TensorDesc, size: int, address: int, origin: str) -> BlockRecord:
+        space = desc.layout.space
+        block = BlockRecord(space, address, size, desc, self.desc_key(desc), origin)
+        self.blocks[space, address] = block
+        return block
+
+    def outside(self, desc: TensorDesc, array: Array, origin: str) -> BlockRecord:
+        """A host array outside the spaces, as a block."""
+        return BlockRecord(Space.HOST, None, 0, desc, self.desc_key(desc), origin, array)
+
+    def attach(
+        self, value: ValueRecord, block: BlockRecord, offset: int, desc: TensorDesc, key: int
+    ) -> None:
+        """A value now lies in a block (as well)."""
+        value.instances.append(InstanceRecord(block, offset, desc, key))
+        block.users.append(value)
+
+    def release(self, value: ValueRecord) -> None:
+        """Forget a value's instances, and free the blocks that nobody else uses."""
+        for instance in value.instances:
+            block = instance.block
+            block.users.remove(value)
+            if not block.users and not block.pins:
+                self.free(block)
+        value.instances = []
+
+    def free(self, block: BlockRecord) -> None:
+        """Give a block's region back; a block that is free already stays so."""
+        if block.address is None:
+            block.array = None
+            return
+        if self.blocks.pop((block.space, block.address), None) is None:
+            return
+        self.allocators[block.space].free(block.address)
+        self._spaces[block.space].release(block.address, block.size_per_bank)
+
+    # -- plans -----------------------------------------------------------------------------------
+
+    def apply(
+        self,
+        effects: Effects,
+        value_of: Callable[[int], ValueRecord],
+        note: Callable[[ValueRecord], None],
+    ) -> None:
+        """Change the records as a plan that has just run says.
+
+        `value_of` finds the record of a value's number; `note` hears of values that are gone.
+        """
+        changed = [(value_of(v), refs, self._found(refs)) for v, refs in effects.changed]
+        gone = [value_of(v) for v in effects.gone]
+        for space, address in effects.freed:
+            self.allocators[space].free(address)
+            block = self.blocks.pop((space, address))
+            if not self._spaces[space].debug:
+                self._spaces[space].release(address, block.size_per_bank)
+        self._move(effects.moved)
+        made = []
+        for block in effects.made:
+            assert block.address is not None
+            self.allocators[block.space].alloc_at(block.address, block.size_per_bank)
+            made.append(self._add(block.desc, block.size_per_bank, block.address, block.origin))
+        for value, refs, residents in changed:
+            self._change(value, refs, residents, made)
+        for value in gone:
+            for instance in value.instances:
+                instance.block.users.remove(value)
+            value.instances = []
+            note(value)
+
+    def _found(self, refs: tuple[InstanceRef, ...]) -> list[BlockRecord | None]:
+        return [None if ref.place is None else self.blocks[ref.place] for ref in refs]
+
+    def _move(self, moved: Sequence[tuple[Place, int]]) -> None:
+        taken = []
+        for (space, address), target in moved:
+            self.allocators[space].free(address)
+            taken.append((self.blocks.pop((space, address)), target))
+        for block, target in taken:
+            self.allocators[block.space].alloc_at(target, block.size_per_bank)
+            block.address = target
+            self.blocks[block.space, target] = block
+
+    def _change(
+        self,
+        value: ValueRecord,
+        refs: tuple[InstanceRef, ...],
+        residents: list[BlockRecord | None],
+        made: list[BlockRecord],
+    ) -> None:
+        before = value.instances
+        after = []
+        for ref, resident in zip(refs, residents, strict=True):
+            if ref.kept >= 0:
+                after.append(before[ref.kept])
+                continue
+            block = made[ref.made] if resident is None else resident
+            block.origin = ref.origin
+            block.users.append(value)
+            after.append(InstanceRecord(block, ref.offset_nbytes, ref.desc, self.desc_key(ref.desc)))
+        for instance in before:
+            if instance not in after:
+                instance.block.users.remove(value)
+        value.instances = after
+        if value.status is Status.PENDING:
+            value.status = Status.READY
+
+
+class Picture:
+    """The frozen picture of the records that a plan request needs, and the way back from numbers.
+
+    Values of the window keep their numbers; the others that lie in some block follow.
+    """
+
+    def __init__(self, records: Records, sources: Sequence[ValueRecord], first_free: int,
+                 now: int) -> None:  # fmt: skip
+        self._numbers: dict[int, int] = {}
+        self.blocks: list[Block] = []
+        self.residents: list[Resident] = []
+        self.bystanders: dict[int, ValueRecord] = {}
+        self.kept: set[int] = set()
+        for value in sources:
+            for instance in value.instances:
+                self._number(instance.block)
+        for _, block in sorted(records.blocks.items(), key=lambda b: (b[0][0].value, b[0][1])):
+            self._number(block)
+        self._add_values(records, sources, first_free, now)
+
+    def _number(self, block: BlockRecord) -> int:
+        number = self._numbers.get(id(block))
+        if number is None:
+            number = self._numbers[id(block)] = len(self.blocks)
+            # A block without users is reserved for good: constants, exported bytes.
+            pinned = block.pins > 0 or (not block.users and block.address is not None)
+            self.blocks.append(
+                Block(number, block.space, block.address, block.size_per_bank, block.desc,
+                      block.origin, pinned)  # fmt: skip
+            )
+        return number
+
+    def _add_values(
+        self, records: Records, sources: Sequence[ValueRecord], first_free: int, now: int
+    ) -> None:
+        seen = {id(value) for value in sources}
+        for value in sources:
+            self._resident(value.number, value, now)
+        number = first_free
+        for block in list(records.blocks.values()):
+            for value in block.users:
+                if id(value) not in seen:
+                    seen.add(id(value))
+                    self.bystanders[number] = value
+                    self.kept.add(number)
+                    self._resident(number, value, now)
+                    number += 1
+
+    def _resident(self, number: int, value: ValueRecord, now: int) -> None:
+        instances = tuple(
+            Instance(self._number(i.block), i.offset_nbytes, i.desc) for i in value.instances
+        )
+        self.residents.append(Resident(number, instances, max(0, now - value.last_used)))

@@ -1,0 +1,112 @@
+"""The mutable records of a device: blocks (allocations) and values (what handles refer to)."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+from stitch.program import Array, Space, TensorDesc
+
+if TYPE_CHECKING:
+    from stitch.runtime.device import Device
+
+
+class Status(enum.IntEnum):
+    """The life of a value. Up to READY it can be used."""
+
+    PENDING = 0
+    READY = 1
+    FREED = 2
+    DONATED = 3
+    LOST = 4
+    FAILED = 5
+
+
+class BlockRecord:
+    """One allocation: in a space at an address, or a host array outside the spaces (`array`)."""
+
+    __slots__ = ("address", "array", "desc", "desc_key", "origin", "pins", "size_per_bank",
+                 "space", "space_name", "users")  # fmt: skip
+
+    def __init__(
+        self,
+        space: Space,
+        address: int | None,
+        size_per_bank: int,
+        desc: TensorDesc,
+        desc_key: int,
+        origin: str,
+        array: Array | None = None,
+    ) -> None:
+        self.space = space
+        self.space_name = space.value
+        self.address = address
+        self.size_per_bank = size_per_bank
+        self.desc = desc
+        self.desc_key = desc_key
+        self.origin = origin
+        self.array = array
+        self.pins = 0
+        #: The values that lie in it, in the order in which they came.
+        self.users: list[ValueRecord] = []
+
+
+class InstanceRecord:
+    """Where a value lies: block, byte offset into its footprint, descriptor without address."""
+
+    __slots__ = ("block", "desc", "desc_key", "offset_nbytes")
+
+    def __init__(
+        self, block: BlockRecord, offset_nbytes: int, desc: TensorDesc, desc_key: int
+    ) -> None:
+        self.block = block
+        self.offset_nbytes = offset_nbytes
+        self.desc = desc
+        self.desc_key = desc_key
+
+    def signature(self) -> tuple[object, ...]:
+        """What a plan depends on."""
+        block = self.block
+        return (
+            block.space_name,
+            block.address,
+            block.size_per_bank,
+            block.desc_key,
+            block.pins > 0,
+            self.offset_nbytes,
+            self.desc_key,
+        )
+
+
+class ValueRecord:
+    """One value: pending, ready or gone; every handle on it shares this record."""
+
+    __slots__ = ("by", "consumed", "desc", "desc_key", "device", "handles", "instances", "last_used",
+                 "number", "retain", "status", "version", "window", "__weakref__")  # fmt: skip
+
+    def __init__(self, device: Device, desc: TensorDesc, desc_key: int) -> None:
+        self.device = device
+        self.desc = desc
+        self.desc_key = desc_key
+        self.status = Status.PENDING
+        self.instances: list[InstanceRecord] = []
+        self.handles = 0
+        self.number = -1
+        self.window = -1
+        self.last_used = 0
+        self.retain = False
+        self.consumed = False
+        self.by = ""
+        self.version = 0
+
+    @property
+    def kept(self) -> bool:
+        """Whether somebody can still read it."""
+        return self.handles > 0 and not self.consumed
+
+    def signature(self) -> tuple[object, ...]:
+        """What a plan that uses this value depends on."""
+        found = self.instances
+        if len(found) == 1:
+            return found[0].signature()
+        return tuple(instance.signature() for instance in found)

@@ -1,0 +1,172 @@
+"""`Tensor`: the handle that users hold. Perhaps pending (a future), perhaps a view of another."""
+
+from __future__ import annotations
+
+import operator
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any
+
+from stitch.errors import LayoutError
+from stitch.program import Array, DataType, Layout, Space, TensorDesc
+from stitch.runtime.state import Status, ValueRecord
+
+if TYPE_CHECKING:
+    from stitch.runtime.device import Device
+
+
+class Tensor:
+    """A value on a device. Reading its bytes or its address runs the queue; its shape does not.
+
+    A handle never goes stale silently: using one whose value was freed, donated or lost raises
+    `TaskError` naming the task that did it.
+    """
+
+    __slots__ = ("__weakref__", "_record")
+
+    def __init__(self, record: ValueRecord) -> None:
+        record.handles += 1
+        self._record = record
+
+    def __del__(self) -> None:
+        # Finalizers may run anywhere, so they only leave a note that the device reads later.
+        record = self._record
+        record.device.dropped.append(record)
+
+    # -- what it is ------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> Device:
+        """The device that it belongs to."""
+        return self._record.device
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The logical shape."""
+        return self._record.desc.shape
+
+    @property
+    def data_type(self) -> DataType:
+        """The storage type of its elements."""
+        return self._record.desc.layout.data_type
+
+    @property
+    def volume(self) -> int:
+        """How many elements it has (padding not counted)."""
+        return self._record.desc.elements
+
+    @property
+    def stride(self) -> tuple[int, ...]:
+        """Row-major strides in elements."""
+        strides, step = [], 1
+        for length in reversed(self.shape):
+            strides.append(step)
+            step *= length
+        return tuple(reversed(strides))
+
+    @property
+    def desc(self) -> TensorDesc:
+        """Shape and layout; once it is ready, the layout carries its address."""
+        return TensorDesc(self.shape, self.layout)
+
+    @property
+    def layout(self) -> Layout:
+        """Where it lies and how; for a pending tensor, where its program will leave it."""
+        return self.device.layout_of(self._record)
+
+    @property
+    def space(self) -> Space:
+        """The space of its primary instance."""
+        return self.layout.space
+
+    @property
+    def address(self) -> int | None:
+        """Its address per bank, None for an array outside the device; runs the queue if pending."""
+        self.device.settle(self._record)
+        return self.layout.address
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether it is still a future."""
+        return self._record.status is Status.PENDING
+
+    @property
+    def is_allocated(self) -> bool:
+        """Whether it can be used: pending or ready, not freed, donated, lost or failed."""
+        return self._record.status <= Status.READY and not self._record.consumed
+
+    @property
+    def retain(self) -> bool:
+        """Whether `stitch.submit` leaves it alone; settable."""
+        return self._record.retain
+
+    @retain.setter
+    def retain(self, value: bool) -> None:
+        self._record.retain = bool(value)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a tensor without dimensions has no length")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"<Tensor {self._record.desc.text()} {self._record.status.name.lower()}>"
+
+    # -- what it holds ---------------------------------------------------------------------------
+
+    def numpy(self) -> Array:
+        """Its elements as a NumPy array of its own (block formats as float32); runs the queue."""
+        return self.device.read(self._record)
+
+    def item(self) -> Any:
+        """Its only element as a Python number; raises `ValueError` if there are more."""
+        return self.numpy().item()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        if copy is False:
+            raise ValueError("a device tensor cannot become an array without a copy; use dlpack")
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """Zero-copy export of a dense tensor; its buffer is pinned until the consumer lets go.
+
+        Raises `BufferError` where its layout is not dense, as a copy would be needed.
+        """
+        return self.device.export(self._record).__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+    # -- what can be done with it ----------------------------------------------------------------
+
+    def to_layout(self, layout: Layout | TensorDesc, *, retain: bool | None = None) -> Tensor:
+        """The same elements in another layout; see `stitch.to_layout`."""
+        return self.device.to_layout(self, layout, retain=retain)
+
+    def has_layout(self, layout: Layout | TensorDesc) -> bool:
+        """Whether it already lies so (an address counts only where one is given)."""
+        return self.device.has_layout(self, layout)
+
+    def deallocate(self) -> None:
+        """Free it now: any later use of any handle on it raises `TaskError`."""
+        self.device.deallocate(self._record, "deallocate()")
+
+    def __getitem__(self, index: int | slice | EllipsisType) -> Tensor:
+        """A view on part of the first dimension; it shares the buffer and keeps it alive.
+
+        Raises `LayoutError` where the part does not start on a page or lies in shards.
+        """
+        if index is ...:
+            return Tensor(self._record)
+        if not self.shape:
+            raise LayoutError("a tensor without dimensions cannot be indexed")
+        length = self.shape[0]
+        if isinstance(index, slice):
+            start, stop, step = index.indices(length)
+            if step != 1:
+                raise LayoutError("a view takes consecutive elements", got=f"step {step}")
+            return self.device.view(self._record, start, max(stop, start), keep=True)
+        at = operator.index(index)
+        if not -length <= at < length:
+            raise IndexError(f"index {at} is out of range for length {length}")
+        return self.device.view(self._record, at % length, at % length + 1, keep=False)
