@@ -38,8 +38,8 @@ def compile_graph(
             + "; ".join(map(str, problems[:8]))
         )
     graph = apply_kinds(graph.with_wishes(*options.wishes))
-    if options.optimize:
-        graph = optimize(graph, options)
+    # Without optimisation, too, target shapes and axes have to become constants.
+    graph = optimize(graph, options) if options.optimize else fold_constants(graph, 0)
     wishes = slot_wishes(graph)
     graph = give_outputs_their_values(graph, wishes.rounded_outputs(graph))
     prove_aliases(graph, wishes.aliases)

@@ -3,7 +3,8 @@
 An operation is folded where all of its operands are constants, or where it asks only for the shape
 of a value (shapes are static here). Results are those of the NumPy kernels, bit for bit. A budget
 keeps folding from blowing up the file: a result counts, less the constants that only this operation
-reads. Operators that draw random numbers are never folded.
+reads. Shapes, axes and indices are free: operators need them to be constants. Operators that draw
+random numbers are never folded.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from stitch import ops
 from stitch.errors import StitchError
 from stitch.graph.computation_graph import ComputationGraph
+from stitch.graph.known_values import MAX_ELEMENTS
 from stitch.program import ABSENT, Array, Constant, Operation, Value
 
 #: Operators with hidden state: two applications to the same operands may differ.
@@ -54,9 +56,9 @@ def fold_constants(graph: ComputationGraph, growth_nbytes: int) -> ComputationGr
             for v in operation.inputs
             if v in known and v not in outputs and readers[v] == operation.inputs.count(v)
         }
-        growth = sum(data.nbytes for data in results.values())
+        growth = sum(data.nbytes for data in results.values() if not _is_index(data))
         growth -= sum(known[v].nbytes for v in dying)
-        if growth > max(0, growth_nbytes):
+        if growth > 0 and growth > growth_nbytes:
             kept.append(operation)
             continue
         growth_nbytes -= growth
@@ -64,6 +66,11 @@ def fold_constants(graph: ComputationGraph, growth_nbytes: int) -> ComputationGr
     made = {v for operation in kept for v in operation.outputs}
     constants = tuple(Constant(v, data) for v, data in known.items() if v not in made)
     return replace(graph, operations=tuple(kept), constants=constants)
+
+
+def _is_index(data: Array) -> bool:
+    """Whether the data may be a shape, axes or indices: small, and integers."""
+    return data.dtype.kind in "iub" and data.size <= MAX_ELEMENTS
 
 
 def _fold(

@@ -79,7 +79,7 @@ def place(
     placed |= {constant.value for constant in graph.constants}
     plan = pack_scratch(graph.values, graph.operations, placed)
     pinned = sum(s.size_per_bank for s in slots if _in_l1(s) and is_pinned(s.request))
-    scratch = choose_scratch(plan.nbytes, machine, l1_slots_per_bank=pinned, where=where)
+    scratch = choose_scratch(plan.nbytes, machine, l1_slots_per_bank=pinned)
     _relieve_l1(slots, scratch, machine, where)
     program = _assemble(graph, slots, aliases, machine, plan, scratch, options, name)
     wanted = demands(

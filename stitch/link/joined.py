@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from stitch.errors import LinkError
-from stitch.link.check import output_name
 from stitch.link.wires import Port, SharedInput, Wire
-from stitch.ops.element_types import onnx_code
+from stitch.ops import onnx_code
 from stitch.program import (
     ABSENT,
     Constant,
@@ -73,34 +72,44 @@ class JoinedProgram:
         self._add_operations(index, program, where)
 
     def _add_operations(self, index: int, program: Program, where: dict[int, int]) -> None:
-        ports = {slot.value: o for o, slot in enumerate(program.outputs)}
+        ports = {slot.value: (index, o) for o, slot in enumerate(program.outputs)}
         read = {v for operation in program.operations for v in operation.inputs}
         for operation in program.operations:
+            made: dict[int, int] = {ABSENT: ABSENT}
             for v in operation.outputs:
-                if v == ABSENT:
-                    continue
-                value = program.values[v]
-                if (
-                    v in ports
-                    and (index, ports[v]) in self.kept
-                    and not self._splits((index, ports[v]), value)
-                ):
-                    where[v] = self._value(program, value)
-                    continue
-                if v in ports and v in read and _rounds(value):
-                    raise LinkError(
-                        f"{output_name(program, ports[v])} is stored as "
-                        f"{value.desc.layout.data_type.value} and read inside its own program",
-                        remedy="recompile it: the compiler gives such an output its own value",
-                    )
-                where[v] = self._value(program, replace(value, layout=None))
+                if v != ABSENT:
+                    stays = v in ports and ports[v] in self.kept and ports[v] not in self.fed
+                    made[v] = self._made(program, program.values[v], ports.get(v), stays)
             inputs = tuple(ABSENT if v == ABSENT else where[v] for v in operation.inputs)
-            outputs = tuple(ABSENT if v == ABSENT else where[v] for v in operation.outputs)
+            outputs = tuple(made[v] for v in operation.outputs)
             self.operations.append(replace(operation, inputs=inputs, outputs=outputs))
+            for v, here in made.items():
+                where[v] = here
+                if v in ports and v in read:
+                    where[v] = self._as_stored(program, program.values[v], here)
+                if v in ports:
+                    self.made[ports[v]] = here
         for o, slot in enumerate(program.outputs):
-            self.made[index, o] = where[slot.value]
             if (index, o) in self.kept:
-                self._add_output((index, o), program, slot, where[slot.value])
+                self._add_output((index, o), program, slot, self.made[index, o])
+
+    def _made(self, program: Program, value: Value, port: Port | None, stays: bool) -> int:
+        """A value that an operation makes: an output with its layout, or a plain value."""
+        if stays or (port in self.kept and not _rounds(value)):
+            return self._value(program, value)
+        return self._value(program, replace(value, layout=None))
+
+    def _as_stored(self, program: Program, value: Value, here: int) -> int:
+        """What an operation reads that reads an output of its own program: what is stored."""
+        if not _rounds(value) or self.values[here].layout is not None:
+            return here
+        stored = value.desc.layout.data_type
+        if stored.is_block:
+            raise LinkError(
+                f"an output of program {program.name!r} ({value.desc.text()}) is read inside it",
+                remedy="recompile it: the compiler gives such an output a value of its own",
+            )
+        return self._cast(program, self._cast(program, here, stored), value.type.data_type)
 
     def _splits(self, port: Port, value: Value) -> bool:
         """Whether a kept output is rounded by its storage, and a consumer needs it unrounded."""

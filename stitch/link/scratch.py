@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stitch import ops
-from stitch.errors import CompileError, OutOfMemoryError
+from stitch.errors import CompileError
 from stitch.link.interval_packing import Interval, pack_intervals
 from stitch.machine.shape import MachineShape, round_up
 from stitch.program import ABSENT, Layout, Operation, Scratch, Space, Value
@@ -122,14 +122,13 @@ def choose_scratch(
     machine: MachineShape,
     *,
     l1_slots_per_bank: int,
-    where: str,
     l1_below: int | None = None,
 ) -> Scratch:
     """The space for a scratch of `nbytes`: L1 if it is small enough, else DRAM, else the host.
 
     Small enough: at most half of what the slots in L1 leave of its capacity, and with `l1_below`
-    (an address) wholly below it. The host serves only on a machine without device memory. Raises
-    `OutOfMemoryError` where nothing can hold it.
+    (an address) wholly below it. The host serves only on a machine without device memory. Whether
+    all of the program fits is `check_capacity`'s question.
     """
     if machine.l1 is not None:
         size = scratch_size_per_bank(nbytes, machine, Space.L1)
@@ -139,15 +138,6 @@ def choose_scratch(
             return Scratch(Space.L1, size)
     space = Space.HOST if machine.dram is None else Space.DRAM
     size = scratch_size_per_bank(nbytes, machine, space)
-    capacity = machine.space(space).capacity
-    if size > capacity:
-        raise OutOfMemoryError(
-            f"the intermediate values do not fit {space.value}",
-            where=where,
-            expected=f"at most {capacity} B per bank",
-            got=f"{size} B per bank, {nbytes} B over all banks",
-            remedy="split the module into programs, or choose a larger machine",
-        )
     return Scratch(space, size)
 
 

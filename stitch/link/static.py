@@ -96,7 +96,6 @@ def _finish(joined: JoinedProgram, name: str, machine: MachineShape, role: Role)
         machine,
         l1_slots_per_bank=sum(d.size_per_bank for d in slots),
         l1_below=min((d.address for d in slots if d.address is not None), default=None),
-        where=where,
     )
     program = _compact(joined, operations, constants, plan, scratch, (name, role))
     program = _with_aliases(program, joined)
