@@ -5,9 +5,19 @@ Comes in: YAML descriptions. Goes out: `Machine`. Must not know tensors' values,
 
 from stitch.machine.description import load_machine, machine_names, parse_machine
 from stitch.machine.machine import Machine, Noc, Path
-from stitch.machine.shape import Footprint, MachineShape, SpaceShape, footprint
+from stitch.machine.shape import (
+    Footprint,
+    MachineShape,
+    SpaceShape,
+    footprint,
+    page_shape,
+    round_up,
+    shard_counts,
+    shard_layout,
+)
 
 __all__ = [
     "Footprint", "Machine", "MachineShape", "Noc", "Path", "SpaceShape", "footprint",
-    "load_machine", "machine_names", "parse_machine",
+    "load_machine", "machine_names", "page_shape", "parse_machine", "round_up", "shard_counts",
+    "shard_layout",
 ]  # fmt: skip
