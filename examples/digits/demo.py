@@ -31,7 +31,10 @@ def compile_apart(folder: Path) -> tuple[Path, Path]:
     for name in ("features", "classifier"):
         target = folder / f"{name}.ttb"
         compiler = Path(sys.executable).parent / "stitch-compile"
-        command = [compiler, HERE / f"{name}.yaml", "-o", target, "--target", MACHINE]
+        command = [
+            str(part)
+            for part in (compiler, HERE / f"{name}.yaml", "-o", target, "--target", MACHINE)
+        ]
         print("$", " ".join(["stitch-compile", f"{name}.yaml", "-o", target.name]), flush=True)
         subprocess.run(command, check=True)
         made.append(target)
