@@ -19,7 +19,7 @@ from stitch.ops.inference import (
     same_as_first,
 )
 from stitch.ops.steps import Chain, chain_kernel, copy_steps, given, mask_in, scalar
-from stitch.program import Array, ValueType
+from stitch.program import Array, DataType, ValueType
 
 Work = tuple[Array, ...]
 
@@ -208,10 +208,12 @@ def _relu(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _activation(name: str, workspaces: int, chain: Chain, **defaults: float) -> OpDef:
+    # ONNX has Celu for float32 only.
+    allowed = frozenset({DataType.FLOAT32}) if name == "Celu" else FLOATS
     return OpDef(
         name,
         (1, 1),
-        same_as_first(FLOATS),
+        same_as_first(allowed),
         chain_kernel(workspaces, chain),
         attributes={key: Attribute("float", value) for key, value in defaults.items()},
         elementwise=True,

@@ -67,6 +67,9 @@ def erf_steps(x: Array, out: Array, work: tuple[Array, ...]) -> list[Thunk]:
         partial(np.multiply, top, clipped, top),
         *polynomial(_BOTTOM, square, clipped),
         partial(np.divide, top, clipped, out),
+        # 1 + erf(x) must vanish for large negative x, whatever it is multiplied with.
+        partial(np.maximum, out, scalar(-1.0, x), out=out),
+        partial(np.minimum, out, scalar(1.0, x), out=out),
     ]
 
 
@@ -102,13 +105,13 @@ def _double_steps(x: Array, out: Array, work: tuple[Array, ...]) -> list[Thunk]:
 def _erf(x: Array, out: Array, work: tuple[Array, ...], _: Attributes) -> Sequence[Thunk]:
     if x.dtype.kind == "f":
         return erf_steps(x, out, work)
-    # Whole numbers: erf(1) = 0.84 truncates to 0, and so does everything that is not beyond 6.
-    limit = np.empty(x.shape, np.float64)
-    double = tuple(np.empty(x.shape, np.float64) for _ in work)
+    # As in ONNX's reference the result is a float32 first: 1 from 4 on, where it rounds to 1.
+    wide, single = np.empty(x.shape, np.float64), np.empty(x.shape, np.float32)
     return [
-        partial(np.copyto, limit, x),
-        *erf_steps(limit, limit, double),
-        partial(np.copyto, out, limit, "unsafe"),
+        partial(np.copyto, wide, x),
+        *erf_steps(wide, wide, tuple(np.empty(x.shape, np.float64) for _ in work)),
+        partial(np.copyto, single, wide, "same_kind"),
+        partial(np.copyto, out, single, "unsafe"),
     ]
 
 

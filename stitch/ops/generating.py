@@ -44,8 +44,12 @@ _RANGES = SIGNED_NUMERIC - {DataType.INT8}
 
 
 def _range_length(start: Array, limit: Array, delta: Array) -> int:
-    numbers = [v.reshape(()).item() for v in (start, limit, delta)]
-    return max(0, int(math.ceil((numbers[1] - numbers[0]) / numbers[2])))
+    first, last, step = (v.reshape(()).item() for v in (start, limit, delta))
+    if start.dtype.kind == "f":
+        length = math.ceil((last - first) / step)
+    else:
+        length = -((first - last) // step)
+    return max(0, int(length))
 
 
 def _infer_range(context: InferenceContext) -> tuple[ValueType, ...]:

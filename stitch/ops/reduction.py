@@ -206,7 +206,7 @@ def _infer_argument(context: InferenceContext) -> tuple[ValueType, ...]:
     axis = axis_of(context, int_of(context.attributes, "axis"), require_rank(context, 0, 1))
     keep = bool(int_of(context.attributes, "keepdims"))
     shape = _reduced_shape(data.shape, (axis,), keep)
-    if data.shape[axis] == 0 and math.prod(shape):
+    if data.shape[axis] == 0 and 0 not in shape:
         raise context.fail(f"{context.op} over an empty axis has no answer", got=f"axis {axis}")
     return (ValueType(shape, DataType.INT64),)
 
