@@ -1,0 +1,18 @@
+"""Computation graphs: operators and logical tensors, before anything is placed.
+
+Comes in: Python functions, calls of a builder, JSON. Goes out: checked, frozen
+`ComputationGraph`s and the wishes that users attach. Must not know: machines, layouts, files.
+"""
+
+from stitch.graph.builder import ComputationGraphBuilder
+from stitch.graph.computation_graph import ComputationGraph, check_types, graph_problems
+from stitch.graph.json_form import as_json, from_json
+from stitch.graph.symbolic import SymbolicTensor
+from stitch.graph.trace import trace
+from stitch.graph.wish import WISH_FIELDS, Wish, parse_wish, wished_layout, wishes_of
+
+__all__ = [
+    "WISH_FIELDS", "ComputationGraph", "ComputationGraphBuilder", "SymbolicTensor", "Wish",
+    "as_json", "check_types", "from_json", "graph_problems", "parse_wish", "trace",
+    "wished_layout", "wishes_of",
+]  # fmt: skip

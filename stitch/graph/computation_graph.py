@@ -1,0 +1,194 @@
+"""`ComputationGraph`: operators and logical tensors before anything is placed.
+
+Comes in: slots, values, operations and constants in the terms of `stitch.program`, and wishes.
+Goes out: a checked, frozen graph, its text, and a type check. Must not know: layouts, machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from stitch import ops
+from stitch.errors import CompileError, Problem
+from stitch.graph.known_values import KnownValues
+from stitch.graph.wish import Wish, closest
+from stitch.program import (
+    ABSENT,
+    Array,
+    AttributeValue,
+    Constant,
+    InputKind,
+    InputSlot,
+    Operation,
+    OutputSlot,
+    Ownership,
+    Value,
+    ValueType,
+    structure_problems,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ComputationGraph:
+    """An unplaced entry point: slots, typed values, operations in run order, constants, wishes.
+
+    Raises `CompileError` listing every way in which the parts do not fit together.
+    """
+
+    name: str
+    inputs: tuple[InputSlot, ...]
+    outputs: tuple[OutputSlot, ...]
+    values: tuple[Value, ...]
+    operations: tuple[Operation, ...]
+    constants: tuple[Constant, ...] = ()
+    wishes: tuple[Wish, ...] = ()
+
+    def __post_init__(self) -> None:
+        problems = graph_problems(self)
+        if problems:
+            listed = "; ".join(map(str, problems[:8]))
+            raise CompileError(f"computation graph {self.name!r} is not well formed: {listed}")
+
+    def input_type(self, index: int) -> ValueType:
+        """Shape and logical data type of input `index`."""
+        return self.values[self.inputs[index].value].type
+
+    def output_type(self, index: int) -> ValueType:
+        """Shape and logical data type of output `index`."""
+        return self.values[self.outputs[index].value].type
+
+    def constant_data(self) -> dict[int, Array]:
+        """The constants by the index of their value."""
+        return {constant.value: constant.data for constant in self.constants}
+
+    def slot_index(self, wish: Wish) -> int:
+        """The index of the slot that a wish is about; raises `CompileError` if there is none."""
+        names = [s.name for s in (self.inputs if wish.side == "input" else self.outputs)]
+        problem = _slot_problem(wish.side, wish.slot, names)
+        if problem is not None:
+            raise CompileError(problem, where=f"graph {self.name!r}, wish {wish.text()}")
+        return wish.slot if isinstance(wish.slot, int) else names.index(wish.slot)
+
+    def wishes_for_input(self, index: int) -> tuple[Wish, ...]:
+        """The wishes about input `index`, by whatever name they call it."""
+        return self._wishes_for("input", index)
+
+    def wishes_for_output(self, index: int) -> tuple[Wish, ...]:
+        """The wishes about output `index`, by whatever name they call it."""
+        return self._wishes_for("output", index)
+
+    def _wishes_for(self, side: str, index: int) -> tuple[Wish, ...]:
+        return tuple(w for w in self.wishes if w.side == side and self.slot_index(w) == index)
+
+    def with_wishes(self, *wishes: Wish) -> ComputationGraph:
+        """The same graph with more wishes; a later wish replaces an earlier one on its field."""
+        kept: dict[tuple[str, int, str], Wish] = {}
+        for wish in (*self.wishes, *wishes):
+            kept[wish.side, self.slot_index(wish), wish.field] = wish
+        return replace(self, wishes=tuple(kept.values()))
+
+    def text(self) -> str:
+        """The graph as stable, readable text (the form that golden files hold)."""
+        return "\n".join([f"graph @{self.name} {{", *_text_lines(self), "}"]) + "\n"
+
+
+def graph_problems(graph: ComputationGraph) -> tuple[Problem, ...]:
+    """Every defect of a graph: structure, values that are placed already, wishes about no slot."""
+    problems = list(structure_problems(graph))
+    for i, value in enumerate(graph.values):
+        if value.layout is not None:
+            where = f"value {i} ({value.name})"
+            problems.append(Problem("placed", where, "a graph's values have no layout"))
+    sides = {
+        "input": [slot.name for slot in graph.inputs],
+        "output": [slot.name for slot in graph.outputs],
+    }
+    for wish in graph.wishes:
+        problem = _slot_problem(wish.side, wish.slot, sides[wish.side])
+        if problem is None and wish.field == "alias" and isinstance(wish.value, str | int):
+            problem = _slot_problem("input", wish.value, sides["input"])
+        if problem is not None:
+            problems.append(Problem("unknown_slot", f"wish {wish.text()}", problem))
+    return tuple(problems)
+
+
+def check_types(graph: ComputationGraph) -> tuple[Problem, ...]:
+    """Runs inference over the whole graph again; returns every mismatch and every failure."""
+    return tuple(_type_problems(graph))
+
+
+def _type_problems(graph: ComputationGraph) -> Iterator[Problem]:
+    known = KnownValues()
+    for index, data in graph.constant_data().items():
+        known.add_constant(index, data)
+    for i, operation in enumerate(graph.operations):
+        where = f"operation {i} ({operation.op})"
+        where += f" at {operation.location}" if operation.location else ""
+        operands = [None if j == ABSENT else graph.values[j].type for j in operation.inputs]
+        try:
+            inferred = ops.infer_types(
+                operation.op,
+                operands,
+                domain=operation.domain,
+                constants=known.operands(operation),
+                attributes=operation.attributes,
+                outputs=len(operation.outputs),
+                location=operation.location,
+            )
+        except CompileError as error:
+            yield Problem("no_type", where, str(error).replace("\n", ";"))
+            continue
+        for index, found in zip(operation.outputs, inferred, strict=True):
+            if index != ABSENT and graph.values[index].type != found:
+                value = graph.values[index]
+                detail = f"{value.name} is {value.type.text()}, the operator gives {found.text()}"
+                yield Problem("type_mismatch", where, detail)
+        known.add_operation(operation, operands)
+
+
+def _slot_problem(side: str, slot: str | int, names: list[str]) -> str | None:
+    if isinstance(slot, int):
+        return None if 0 <= slot < len(names) else f"there is no {side} {slot} of {len(names)}"
+    if slot in names:
+        return None
+    near = closest(slot, names)
+    return f"there is no {side} {slot!r}; {side}s: {', '.join(names)}" + (
+        f"; {near}" if near else ""
+    )
+
+
+def _text_lines(graph: ComputationGraph) -> Iterator[str]:
+    def name(index: int) -> str:
+        return "_" if index == ABSENT else f"%{graph.values[index].name}"
+
+    def kind(index: int) -> str:
+        return "_" if index == ABSENT else graph.values[index].type.text()
+
+    for slot in graph.inputs:
+        extra = "" if slot.kind is InputKind.ACTIVATION else f" {slot.kind.value}"
+        extra += " donate" if slot.ownership is Ownership.DONATE else ""
+        yield f"  input {slot.name}: {name(slot.value)} {kind(slot.value)}{extra}"
+    for constant in graph.constants:
+        yield f"  constant {name(constant.value)} {kind(constant.value)}{_shown(constant.data)}"
+    for operation in graph.operations:
+        op = f"{operation.domain}.{operation.op}" if operation.domain else operation.op
+        left = ", ".join(map(name, operation.outputs))
+        right = f"{op}({', '.join(map(name, operation.inputs))})"
+        types = ", ".join(map(kind, operation.outputs))
+        yield f"  {left} = {right}{_attributes_text(operation.attributes)} : {types}"
+    for output in graph.outputs:
+        alias = output.aliases_input
+        extra = "" if alias is None else f" aliases {graph.inputs[alias].name}"
+        yield f"  output {output.name}: {name(output.value)}{extra}"
+    for wish in graph.wishes:
+        yield f"  wish {wish.text()}"
+
+
+def _attributes_text(attributes: Mapping[str, AttributeValue]) -> str:
+    shown = ", ".join(f"{key}={value!r}" for key, value in sorted(attributes.items()))
+    return f" {{{shown}}}" if shown else ""
+
+
+def _shown(data: Array) -> str:
+    return f" = {data.tolist()}" if data.size <= 4 else ""

@@ -1,0 +1,154 @@
+"""The constants of a graph under construction: each array once, none that can change later.
+
+Comes in: arrays and numbers. Goes out: `Constant`s. Small equal arrays are shared by content,
+large ones by identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from stitch.errors import CompileError, LayoutError
+from stitch.program import Array, Constant, DataType
+
+#: Arrays up to this many bytes are compared by content.
+SMALL_NBYTES = 4096
+
+_Key = tuple[str, tuple[int, ...], bytes]
+
+
+class ConstantPool:
+    """Constants by value index, with sharing."""
+
+    __slots__ = ("_by_content", "_by_identity", "_constants")
+
+    def __init__(self) -> None:
+        self._constants: list[Constant] = []
+        self._by_content: dict[_Key, int] = {}
+        self._by_identity: dict[int, tuple[Array, Array, int]] = {}
+
+    def find(self, data: Array) -> int | None:
+        """The value that already holds this data, if that is cheap to know."""
+        if data.nbytes <= SMALL_NBYTES:
+            return self._by_content.get(_key(data))
+        held = self._by_identity.get(id(data))
+        if held is not None and held[0] is data and _same_bits(held[1], data):
+            return held[2]
+        return None
+
+    def add(self, index: int, data: Array) -> Array:
+        """Holds data for a value; a writable array is copied. Returns what is held, read-only."""
+        kept = np.array(data, order="C") if _can_change(data) else np.ascontiguousarray(data)
+        kept = kept.reshape(data.shape)
+        constant = Constant(index, kept)
+        self._constants.append(constant)
+        if data.nbytes <= SMALL_NBYTES:
+            self._by_content.setdefault(_key(data), index)
+        else:
+            self._by_identity[id(data)] = (data, constant.data, index)
+        return constant.data
+
+    def constants(self) -> tuple[Constant, ...]:
+        """All of them, in order of their making."""
+        return tuple(self._constants)
+
+
+def array_of(given: object, where: str, data_type: DataType | None = None) -> Array:
+    """An array as it is; numbers and lists of numbers as arrays.
+
+    Python and NumPy numbers take `data_type` where they fit it (or float32, int64, bool); a list
+    of ints is an int64 vector. Raises `CompileError` for anything else.
+    """
+    if isinstance(given, np.ndarray):
+        return _storable(given, where)
+    if isinstance(given, bool | int | float | np.generic):
+        return _scalar(given, where, data_type)
+    if isinstance(given, Sequence) and not isinstance(given, str | bytes):
+        return _listed(given, where, data_type)
+    raise CompileError(
+        f"{type(given).__name__} is neither a tensor nor an array nor a number",
+        where=where,
+        got=repr(given)[:80],
+        remedy="pass a symbolic tensor, a NumPy array or a number",
+    )
+
+
+def _storable(array: Array, where: str) -> Array:
+    try:
+        DataType.from_dtype(array.dtype)
+    except LayoutError as error:
+        raise CompileError(
+            error.what, where=where, expected=error.expected, remedy=error.remedy
+        ) from error
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _scalar(given: bool | int | float | np.generic, where: str, wanted: DataType | None) -> Array:
+    number = given.item() if isinstance(given, np.generic) else given
+    if not isinstance(number, bool | int | float):
+        raise CompileError(f"{number!r} is not a real number", where=where)
+    if wanted is None:
+        if isinstance(given, np.generic):
+            return _storable(np.asarray(given), where)
+        wanted = _natural(number)
+    fits = _fits(number, wanted)
+    if fits:
+        return np.asarray(number, wanted.dtype)
+    raise CompileError(
+        f"the number {number!r} does not fit a tensor of {wanted.value}",
+        where=where,
+        expected=f"a number that {wanted.value} can hold",
+        remedy="cast the tensor first",
+    )
+
+
+def _natural(number: bool | int | float) -> DataType:
+    if isinstance(number, bool):
+        return DataType.BOOL
+    return DataType.INT64 if isinstance(number, int) else DataType.FLOAT32
+
+
+def _fits(number: bool | int | float, wanted: DataType) -> bool:
+    if wanted is DataType.BOOL:
+        return isinstance(number, bool)
+    if wanted.is_floating:
+        return abs(number) < 1e308 or number != number or isinstance(number, float)
+    if isinstance(number, float):
+        return False
+    limits = np.iinfo(wanted.dtype)
+    return bool(limits.min <= number <= limits.max)
+
+
+def _listed(given: Sequence[object], where: str, wanted: DataType | None) -> Array:
+    try:
+        array: Array = np.asarray(given)
+    except ValueError as error:
+        raise CompileError("a list of unequal lists is no array", where=where) from error
+    if array.size == 0 or array.dtype.kind in "iu":
+        return array.astype(np.int64)
+    if array.dtype.kind == "b":
+        return array
+    if array.dtype.kind != "f":
+        raise CompileError("a list of numbers is needed", where=where, got=repr(given)[:80])
+    floating = wanted if wanted is not None and wanted.is_floating else DataType.FLOAT32
+    return array.astype(floating.dtype)
+
+
+def _can_change(array: Array) -> bool:
+    """Whether anyone can still write the array, or an array that it is a view of."""
+    base: object = array
+    while isinstance(base, np.ndarray):
+        if base.flags.writeable:
+            return True
+        base = base.base
+    return False
+
+
+def _key(data: Array) -> _Key:
+    return (data.dtype.str + data.dtype.name, data.shape, data.tobytes())
+
+
+def _same_bits(a: Array, b: Array) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()

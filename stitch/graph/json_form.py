@@ -1,0 +1,270 @@
+"""The JSON form of a computation graph: text that other tools can read, and that reads back.
+
+Comes in: a graph, or text from anywhere. Goes out: text that depends on the graph alone, or the
+same graph. Whatever text comes in: a graph or a `FormatError` that lists every defect.
+
+The form (version 1): an object with `format` ("stitch.computation_graph"), `version`, `name`,
+`inputs` [{name, value, kind, ownership}], `outputs` [{name, value, aliases_input}],
+`values` [{name, shape, data_type}], `operations` [{op, domain, inputs, outputs, attributes,
+location}], `constants` [{value, data}] and `wishes` ["input.x.space=l1"]. Attributes are
+{kind, value}, kind one of int, float, string, ints, floats, strings; floats that JSON has no
+number for are the strings "nan", "inf", "-inf". Constant data is little-endian, row-major,
+base64; without it, the reader is given the arrays by the name of their value.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from stitch.errors import CompileError, FormatError, LayoutError, Problem, UsageError
+from stitch.graph.computation_graph import ComputationGraph
+from stitch.graph.json_reader import Record, objects_without_duplicates
+from stitch.graph.wish import parse_wish
+from stitch.program import (
+    Array,
+    AttributeValue,
+    Constant,
+    DataType,
+    InputKind,
+    InputSlot,
+    Operation,
+    OutputSlot,
+    Ownership,
+    Value,
+    ValueType,
+)
+
+FORMAT = "stitch.computation_graph"
+VERSION = 1
+_Part = TypeVar("_Part")
+
+
+def as_json(graph: ComputationGraph, *, with_data: bool = True) -> str:
+    """The graph as JSON text; without data, constants are known by name only."""
+    body = {
+        "format": FORMAT,
+        "version": VERSION,
+        "name": graph.name,
+        "inputs": [
+            {
+                "name": slot.name,
+                "value": slot.value,
+                "kind": slot.kind.value,
+                "ownership": slot.ownership.value,
+            }
+            for slot in graph.inputs
+        ],
+        "outputs": [
+            {"name": slot.name, "value": slot.value, "aliases_input": slot.aliases_input}
+            for slot in graph.outputs
+        ],
+        "values": [
+            {
+                "name": value.name,
+                "shape": list(value.type.shape),
+                "data_type": value.type.data_type.value,
+            }
+            for value in graph.values
+        ],
+        "operations": [_operation_out(operation) for operation in graph.operations],
+        "constants": [_constant_out(constant, with_data) for constant in graph.constants],
+        "wishes": [wish.text() for wish in graph.wishes],
+    }
+    return json.dumps(body, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
+
+
+def from_json(text: str | bytes, constants: Mapping[str, Array] | None = None) -> ComputationGraph:
+    """The graph that a text describes; raises `FormatError` listing every defect.
+
+    `constants` gives the arrays, by the name of their value, that the text holds no data for.
+    """
+    problems: list[Problem] = []
+    root = Record(_parsed(text), "graph", problems)
+    if root.text("format") != FORMAT or root.integer("version") != VERSION:
+        raise FormatError(
+            "not a computation graph that this version reads",
+            expected=f"format {FORMAT!r}, version {VERSION}",
+            got=f"format {root.get('format')!r}, version {root.get('version')!r}"[:200],
+        )
+    values = _all(root, "values", _value_in)
+    parts = {
+        "name": root.text("name"),
+        "inputs": _all(root, "inputs", _input_in),
+        "outputs": _all(root, "outputs", _output_in),
+        "values": values,
+        "operations": _all(root, "operations", _operation_in),
+        "constants": _all(root, "constants", lambda r: _constant_in(r, values, constants or {})),
+        "wishes": tuple(_wishes_in(root)),
+    }
+    root.refuse_other_keys(("format", "version", *parts))
+    if problems:
+        raise _defects(problems)
+    try:
+        return ComputationGraph(**parts)  # type: ignore[arg-type]  # each part is checked above
+    except CompileError as error:
+        raise FormatError(error.what) from error
+
+
+def _parsed(text: str | bytes) -> object:
+    try:
+        return json.loads(text, object_pairs_hook=objects_without_duplicates)
+    except RecursionError as error:
+        raise FormatError("JSON nested too deeply for a computation graph") from error
+    except ValueError as error:
+        raise FormatError(f"not JSON: {error}") from error
+
+
+def _defects(problems: list[Problem]) -> FormatError:
+    return FormatError("not a sound computation graph", problems=tuple(problems))
+
+
+def _all(root: Record, key: str, read: Callable[[Record], _Part]) -> tuple[_Part, ...]:
+    return tuple(read(record) for record in root.records(key))
+
+
+def _value_in(record: Record) -> Value:
+    record.refuse_other_keys(("name", "shape", "data_type"))
+    shape = record.integers("shape")
+    if any(d < 0 or d >= 2**63 for d in shape):
+        record.problem("bad_value", "shape", "a dimension is negative or too large")
+    kind = record.choice("data_type", {t.value: t for t in DataType}, DataType.FLOAT32)
+    return Value(record.text("name"), ValueType(shape, kind))
+
+
+def _input_in(record: Record) -> InputSlot:
+    record.refuse_other_keys(("name", "value", "kind", "ownership"))
+    kind = record.choice("kind", {k.value: k for k in InputKind}, InputKind.ACTIVATION)
+    owner = record.choice("ownership", {o.value: o for o in Ownership}, Ownership.BORROW)
+    return InputSlot(record.text("name"), record.integer("value"), kind, owner)
+
+
+def _output_in(record: Record) -> OutputSlot:
+    record.refuse_other_keys(("name", "value", "aliases_input"))
+    alias = None if record.get("aliases_input") is None else record.integer("aliases_input")
+    return OutputSlot(record.text("name"), record.integer("value"), alias)
+
+
+def _operation_in(record: Record) -> Operation:
+    record.refuse_other_keys(("op", "domain", "inputs", "outputs", "attributes", "location"))
+    attributes = {
+        name: _attribute_in(part) for name, part in record.named_records("attributes").items()
+    }
+    return Operation(
+        record.text("op"),
+        record.integers("inputs"),
+        record.integers("outputs"),
+        attributes,
+        record.text("domain"),
+        record.text("location"),
+    )
+
+
+def _operation_out(operation: Operation) -> dict[str, Any]:
+    return {
+        "op": operation.op,
+        "domain": operation.domain,
+        "inputs": list(operation.inputs),
+        "outputs": list(operation.outputs),
+        "attributes": {
+            name: _attribute_out(value) for name, value in sorted(operation.attributes.items())
+        },
+        "location": operation.location,
+    }
+
+
+def _attribute_out(value: AttributeValue) -> dict[str, Any]:
+    if isinstance(value, tuple):
+        kind = {int: "ints", float: "floats", str: "strings"}[type(value[0]) if value else int]
+        return {"kind": kind, "value": [_number_out(item) for item in value]}
+    kind = {int: "int", float: "float", str: "string"}[type(value)]
+    return {"kind": kind, "value": _number_out(value)}
+
+
+def _number_out(value: int | float | str) -> int | float | str:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _attribute_in(record: Record) -> AttributeValue:
+    record.refuse_other_keys(("kind", "value"))
+    kinds = ("int", "float", "string", "ints", "floats", "strings")
+    kind = record.choice("kind", {k: k for k in kinds}, "int")
+    if kind == "int":
+        return record.integer("value")
+    if kind == "string":
+        return record.text("value")
+    if kind == "float":
+        return _float_in(record, record.get("value"))
+    if kind == "ints":
+        return record.integers("value")
+    items = record.items("value")
+    if kind == "floats":
+        return tuple(_float_in(record, item) for item in items)
+    if not all(isinstance(item, str) for item in items):
+        record.problem("bad_value", "value", "a list of strings is needed")
+    return tuple(str(item) for item in items)
+
+
+def _float_in(record: Record, value: object) -> float:
+    if value in ("nan", "inf", "-inf") and isinstance(value, str):
+        return float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e308 * 1.7:
+        record.problem("bad_value", "value", f"not a number: {value!r:.40}")
+        return 0.0
+    return float(value)
+
+
+def _constant_out(constant: Constant, with_data: bool) -> dict[str, Any]:
+    if not with_data:
+        return {"value": constant.value}
+    data = np.ascontiguousarray(constant.data)
+    return {"value": constant.value, "data": base64.b64encode(data.tobytes()).decode("ascii")}
+
+
+def _constant_in(record: Record, values: tuple[Value, ...], given: Mapping[str, Array]) -> Constant:
+    record.refuse_other_keys(("value", "data"))
+    index = record.integer("value")
+    nothing = Constant(index, np.zeros(0, np.uint8))
+    if not 0 <= index < len(values):
+        record.problem("bad_index", "value", f"value {index} of {len(values)}")
+        return nothing
+    value = values[index]
+    if value.type.data_type.is_block:
+        record.problem("constant_type", "value", f"{value.type.text()} holds no plain data")
+        return nothing
+    if record.get("data") is None:
+        if value.name not in given:
+            record.problem("no_data", "data", f"no data here, and no array {value.name!r} given")
+            return nothing
+        return Constant(index, np.array(given[value.name]))
+    return _decoded(record, index, value.type) or nothing
+
+
+def _decoded(record: Record, index: int, kind: ValueType) -> Constant | None:
+    try:
+        data = base64.b64decode(record.text("data"), validate=True)
+    except (binascii.Error, ValueError) as error:
+        record.problem("bad_value", "data", f"not base64: {error}")
+        return None
+    wanted = math.prod(kind.shape) * kind.data_type.itemsize
+    if len(data) != wanted or min(kind.shape, default=0) < 0:
+        record.problem("bad_length", "data", f"{kind.text()} is {wanted} bytes, not {len(data)}")
+        return None
+    if kind.data_type is DataType.BOOL and any(byte > 1 for byte in data):
+        record.problem("bad_value", "data", "a boolean is 0 or 1")
+        return None
+    return Constant(index, np.frombuffer(data, kind.data_type.dtype).reshape(kind.shape))
+
+
+def _wishes_in(root: Record) -> Any:
+    for text in root.items("wishes"):
+        try:
+            yield parse_wish(text if isinstance(text, str) else repr(text))
+        except (UsageError, LayoutError) as error:
+            root.problem("bad_wish", "wishes", str(error).replace("\n", ";"))

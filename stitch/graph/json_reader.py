@@ -1,0 +1,133 @@
+"""Reading JSON that may be wrong: every field checked, every defect noted, none fatal at once.
+
+Comes in: parsed JSON. Goes out: values of the right Python type (a harmless stand-in where the
+field is defective) and `Problem`s. Must not know: graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from stitch.errors import Problem
+from stitch.graph.wish import closest
+
+_Choice = TypeVar("_Choice")
+#: More defects than this are not worth listing.
+MAX_PROBLEMS = 50
+
+
+def objects_without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """The hook for `json.loads` that refuses an object with two equal keys (`ValueError`)."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError(f"a key stands twice in one object, among {sorted(found)[:8]}")
+    return found
+
+
+class Record:
+    """A JSON object with the place where it stands."""
+
+    __slots__ = ("_fields", "_problems", "where")
+
+    def __init__(self, data: object, where: str, problems: list[Problem]) -> None:
+        self.where = where
+        self._problems = problems
+        self._fields: Mapping[str, object] = {}
+        if isinstance(data, dict):
+            self._fields = data
+        else:
+            self._note("not_an_object", where, f"an object is needed, not {_kind(data)}")
+
+    def get(self, key: str) -> object:
+        """The field as it is, or None."""
+        return self._fields.get(key)
+
+    def problem(self, kind: str, key: str, detail: str) -> None:
+        """Notes a defect of a field."""
+        self._note(kind, f"{self.where}.{key}", detail)
+
+    def text(self, key: str) -> str:
+        """A string."""
+        value = self._fields.get(key)
+        if isinstance(value, str):
+            return value
+        self._wrong(key, "a string", value)
+        return ""
+
+    def integer(self, key: str) -> int:
+        """A whole number of 64 bits."""
+        value = self._fields.get(key)
+        if _is_integer(value):
+            return int(value)  # type: ignore[call-overload, no-any-return]  # checked above
+        self._wrong(key, "a whole number of 64 bits", value)
+        return 0
+
+    def integers(self, key: str) -> tuple[int, ...]:
+        """A list of whole numbers of 64 bits."""
+        items = self.items(key)
+        if all(_is_integer(item) for item in items):
+            return tuple(int(item) for item in items)  # type: ignore[call-overload]  # checked
+        self._wrong(key, "a list of whole numbers of 64 bits", items)
+        return ()
+
+    def items(self, key: str) -> Sequence[object]:
+        """A list of anything."""
+        value = self._fields.get(key)
+        if isinstance(value, list):
+            return value
+        self._wrong(key, "a list", value)
+        return ()
+
+    def records(self, key: str) -> list[Record]:
+        """A list of objects."""
+        return [
+            Record(item, f"{self.where}.{key}[{i}]", self._problems)
+            for i, item in enumerate(self.items(key))
+        ]
+
+    def named_records(self, key: str) -> dict[str, Record]:
+        """An object of objects."""
+        value = self._fields.get(key)
+        if not isinstance(value, dict):
+            self._wrong(key, "an object", value)
+            return {}
+        return {
+            str(name): Record(item, f"{self.where}.{key}.{name}", self._problems)
+            for name, item in value.items()
+        }
+
+    def choice(self, key: str, choices: Mapping[str, _Choice], otherwise: _Choice) -> _Choice:
+        """One of some words."""
+        value = self._fields.get(key)
+        if isinstance(value, str) and value in choices:
+            return choices[value]
+        near = closest(value, choices) if isinstance(value, str) else ""
+        self._wrong(key, " or ".join(choices) + (f" ({near})" if near else ""), value)
+        return otherwise
+
+    def refuse_other_keys(self, allowed: Iterable[str]) -> None:
+        """Notes every field that has no meaning here."""
+        words = tuple(allowed)
+        for key in self._fields:
+            if key not in words:
+                near = closest(key, words) or f"allowed: {', '.join(words)}"
+                self.problem("unknown_key", key, f"it has no meaning here; {near}")
+
+    def _wrong(self, key: str, wanted: str, value: object) -> None:
+        kind = "missing_key" if key not in self._fields else "bad_value"
+        self.problem(kind, key, f"{wanted} is needed, not {_kind(value)}")
+
+    def _note(self, kind: str, where: str, detail: str) -> None:
+        if len(self._problems) < MAX_PROBLEMS:
+            self._problems.append(Problem(kind, where, detail))
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "nothing"
+    return f"{value!r:.60}" if isinstance(value, str | int | float) else f"a {type(value).__name__}"

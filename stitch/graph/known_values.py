@@ -1,0 +1,115 @@
+"""Known values: the small arrays of a graph that can be computed before it runs.
+
+Comes in: constants and operations in run order. Goes out: the data of an operand where it is
+known (a Reshape's target shape, also when it is built from `Shape`, `Slice` and `Concat`), for
+inference to look at. The graph itself is not changed. Must not know: builders, files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from stitch import ops
+from stitch.errors import StitchError
+from stitch.program import ABSENT, Array, Operation, ValueType
+
+#: Shapes, axes and indices are small; larger results are data and stay unknown.
+MAX_ELEMENTS = 4096
+
+
+class KnownValues:
+    """Data of values by index: constants at once, results of operations when asked for."""
+
+    __slots__ = ("_arrays", "_makers")
+
+    def __init__(self) -> None:
+        self._arrays: dict[int, Array | None] = {}
+        self._makers: dict[int, tuple[Operation, tuple[ValueType | None, ...]]] = {}
+
+    def add_constant(self, index: int, data: Array) -> None:
+        """Remembers the data of a constant."""
+        self._arrays[index] = data
+
+    def add_operation(self, operation: Operation, operands: Sequence[ValueType | None]) -> None:
+        """Remembers how values are made, in case their data is asked for."""
+        for index in operation.outputs:
+            if index != ABSENT:
+                self._makers[index] = (operation, tuple(operands))
+
+    def operands(self, operation: Operation) -> tuple[Array | None, ...]:
+        """The data of each operand where it is known, else None."""
+        return tuple(None if i == ABSENT else self.get(i) for i in operation.inputs)
+
+    def get(self, index: int) -> Array | None:
+        """The data of a value, or None if it depends on inputs, is large, or cannot be computed.
+
+        Makers are walked with a stack of our own: chains may be longer than Python's.
+        """
+        pending = [index]
+        while pending:
+            wanted = pending[-1]
+            if wanted in self._arrays or wanted not in self._makers:
+                pending.pop()
+                continue
+            operation, operands = self._makers[wanted]
+            if operation.op == "Shape" and not operation.domain:
+                sources: list[int] = []
+            else:
+                sources = [i for i in operation.inputs if i != ABSENT]
+            if any(self._is_unknown(i) for i in sources):
+                self._arrays[wanted] = None
+                continue
+            missing = [i for i in sources if i not in self._arrays]
+            if missing:
+                pending.extend(missing)
+            else:
+                self._compute(operation, operands)
+        return self._arrays.get(index)
+
+    def _is_unknown(self, index: int) -> bool:
+        if index in self._arrays:
+            data = self._arrays[index]
+            return data is None or data.size > MAX_ELEMENTS
+        return index not in self._makers
+
+    def _compute(self, operation: Operation, operands: tuple[ValueType | None, ...]) -> None:
+        made: Sequence[Array | None]
+        try:
+            made = self._evaluate(operation, operands)
+        except StitchError:
+            made = [None] * len(operation.outputs)
+        for index, data in zip(operation.outputs, made, strict=True):
+            if index != ABSENT:
+                self._arrays[index] = data
+
+    def _evaluate(
+        self, operation: Operation, operands: tuple[ValueType | None, ...]
+    ) -> Sequence[Array | None]:
+        if operation.op == "Shape" and not operation.domain and operands[0] is not None:
+            shape = operands[0].shape
+            start, end = (operation.attributes.get(name) for name in ("start", "end"))
+            first = start if isinstance(start, int) else 0
+            last = end if isinstance(end, int) else len(shape)
+            return [np.asarray(shape[first:last], np.int64)]
+        arrays = self.operands(operation)
+        count = len(operation.outputs)
+        types = ops.infer_types(
+            operation.op,
+            operands,
+            domain=operation.domain,
+            constants=arrays,
+            attributes=operation.attributes,
+            outputs=count,
+        )
+        if any(math.prod(kind.shape) > MAX_ELEMENTS for kind in types):
+            return [None] * count
+        return ops.evaluate(
+            operation.op,
+            arrays,
+            domain=operation.domain,
+            attributes=operation.attributes,
+            outputs=count,
+        )

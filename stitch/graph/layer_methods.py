@@ -1,0 +1,293 @@
+"""Layers as methods: FlexFlow's operators that have weights or windows, written in ONNX.
+
+Comes in: activations as NCHW or with features last, weights as PyTorch stores them (tensors or
+arrays). Goes out: ONNX operations. Must not know: how weights are initialised or trained.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from stitch.errors import CompileError
+from stitch.graph.reduction_methods import ReductionMethods
+from stitch.graph.source_location import user_location
+from stitch.graph.symbolic import Operand, SymbolicTensor
+
+Pair = int | Sequence[int]
+
+
+class LayerMethods(ReductionMethods):
+    """Weights, windows and attention."""
+
+    __slots__ = ()
+
+    def matmul(self, a: Operand, b: Operand) -> SymbolicTensor:
+        """The matrix product, stacked over leading axes as in `numpy.matmul`."""
+        return self._binary("MatMul", a, b)
+
+    batch_matmul = matmul
+
+    def dot(self, a: Operand, b: Operand) -> SymbolicTensor:
+        """`numpy.dot`: the matrix product; raises `CompileError` where it is none (rank > 2)."""
+        x, y = self._pair("dot", a, b)
+        if not x.shape or not y.shape:
+            return self.mul(x, y)
+        if len(y.shape) > 2:
+            raise CompileError(
+                "dot with more than two axes on the right sums over an axis of its own",
+                where=user_location(),
+                remedy="use matmul or einsum",
+            )
+        return self.matmul(x, y)
+
+    def einsum(self, equation: str, *operands: Operand) -> SymbolicTensor:
+        """Einstein's summation over tensors of one data type."""
+        like = next((t for t in operands if isinstance(t, SymbolicTensor)), None)
+        tensors = [self.tensor(t, like) for t in operands]
+        self._same_type("Einsum", tensors)
+        return self._one("Einsum", *tensors, equation=equation)
+
+    def linear(
+        self,
+        x: Operand,
+        weight: Operand,
+        bias: Operand | None = None,
+        activation: str | None = None,
+    ) -> SymbolicTensor:
+        """x W' + b: x [..., in], weight [out, in], bias [out] give [..., out]."""
+        tensor, matrix = self._pair("Linear", x, weight)
+        if len(matrix.shape) != 2 or not tensor.shape or tensor.shape[-1] != matrix.shape[1]:
+            raise CompileError(
+                "a linear layer's weight does not fit its input",
+                where=user_location(),
+                expected=f"a weight [out, {tensor.shape[-1] if tensor.shape else 1}]",
+                got=matrix.type.text(),
+            )
+        added = None if bias is None else self.tensor(bias, tensor)
+        if len(tensor.shape) == 2:
+            result = self._one("Gemm", tensor, matrix, added, transB=1)
+        else:
+            result = self.matmul(tensor, self.transpose(matrix))
+            result = result if added is None else self.add(result, added)
+        return self.activation(result, activation)
+
+    dense = linear
+
+    def conv2d(
+        self,
+        x: Operand,
+        weight: Operand,
+        bias: Operand | None = None,
+        *,
+        stride: Pair = 1,
+        padding: Pair = 0,
+        dilation: Pair = 1,
+        groups: int = 1,
+        activation: str | None = None,
+    ) -> SymbolicTensor:
+        """2-D convolution: x [N, C, H, W], weight [M, C / groups, kH, kW], bias [M]."""
+        tensor, kernel = self._pair("Conv", x, weight)
+        result = self._one(
+            "Conv",
+            tensor,
+            kernel,
+            None if bias is None else self.tensor(bias, tensor),
+            strides=_pair(stride, "stride"),
+            pads=_pair(padding, "padding") * 2,
+            dilations=_pair(dilation, "dilation"),
+            group=groups,
+        )
+        return self.activation(result, activation)
+
+    def pool2d(
+        self,
+        x: Operand,
+        kernel: Pair,
+        *,
+        stride: Pair | None = None,
+        padding: Pair = 0,
+        kind: str = "max",
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+    ) -> SymbolicTensor:
+        """2-D pooling of [N, C, H, W], `max` or `average`; the stride defaults to the kernel."""
+        if kind not in ("max", "average"):
+            raise CompileError(
+                f"unknown pooling {kind!r}", where=user_location(), expected="max, average"
+            )
+        window = _pair(kernel, "kernel")
+        averaged = kind == "average"
+        return self._one(
+            "AveragePool" if averaged else "MaxPool",
+            x,
+            kernel_shape=window,
+            strides=window if stride is None else _pair(stride, "stride"),
+            pads=_pair(padding, "padding") * 2,
+            ceil_mode=1 if ceil_mode else None,
+            count_include_pad=int(count_include_pad) if averaged else None,
+        )
+
+    def adaptive_pool2d(self, x: Operand, size: Pair, *, kind: str = "average") -> SymbolicTensor:
+        """2-D pooling to [N, C, *size]; raises `CompileError` unless size divides H and W."""
+        tensor, wanted = self.tensor(x), _pair(size, "size")
+        if len(tensor.shape) != 4 or any(
+            w < 1 or d % w for d, w in zip(tensor.shape[2:], wanted, strict=True)
+        ):
+            raise CompileError(
+                "adaptive pooling needs an output size that divides the input's",
+                where=user_location(),
+                expected=f"divisors of {list(tensor.shape[2:])}",
+                got=str(list(wanted)),
+            )
+        if wanted == (1, 1) and kind in ("max", "average"):
+            return self._one("GlobalMaxPool" if kind == "max" else "GlobalAveragePool", tensor)
+        return self.pool2d(
+            tensor, [d // w for d, w in zip(tensor.shape[2:], wanted, strict=True)], kind=kind
+        )
+
+    def batch_norm(
+        self,
+        x: Operand,
+        scale: Operand,
+        bias: Operand,
+        mean: Operand,
+        variance: Operand,
+        *,
+        epsilon: float = 1e-5,
+        relu: bool = False,
+    ) -> SymbolicTensor:
+        """Batch normalisation at inference: x [N, C, ...], statistics and weights [C]."""
+        tensor = self.tensor(x)
+        rest = [self.tensor(t, tensor) for t in (scale, bias, mean, variance)]
+        result = self._one("BatchNormalization", tensor, *rest, epsilon=epsilon)
+        return self.relu(result) if relu else result
+
+    def layer_norm(
+        self,
+        x: Operand,
+        scale: Operand | None = None,
+        bias: Operand | None = None,
+        *,
+        axis: int = -1,
+        epsilon: float = 1e-5,
+    ) -> SymbolicTensor:
+        """Layer normalisation over the axes from `axis` on; scale and bias have their shape."""
+        tensor = self.tensor(x)
+        shape = tensor.shape[axis:] if tensor.shape else ()
+        weight = np.ones(shape, tensor.dtype) if scale is None else scale
+        return self._one(
+            "LayerNormalization",
+            tensor,
+            self.tensor(weight, tensor),
+            None if bias is None else self.tensor(bias, tensor),
+            axis=axis,
+            epsilon=epsilon,
+        )
+
+    def rms_norm(
+        self, x: Operand, scale: Operand | None = None, *, axis: int = -1, epsilon: float = 1e-5
+    ) -> SymbolicTensor:
+        """x divided by its root mean square over the axes from `axis` on, times the scale."""
+        tensor = self.tensor(x)
+        axes = tuple(range(axis, 0)) if axis < 0 else tuple(range(axis, len(tensor.shape)))
+        squares = self.reduce_mean(self.square(tensor), axes, keepdims=True)
+        result = self.mul(tensor, self.rsqrt(self.add(squares, epsilon)))
+        return result if scale is None else self.mul(result, scale)
+
+    def embedding(
+        self, indices: Operand, table: Operand, aggregate: str | None = None
+    ) -> SymbolicTensor:
+        """Rows of a table [entries, width]; `sum` or `mean` over the last axis of the indices."""
+        rows = self.gather(self.tensor(table), indices, 0)
+        if aggregate is None or aggregate == "none":
+            return rows
+        if aggregate not in ("sum", "mean"):
+            raise CompileError(
+                f"unknown aggregation {aggregate!r}",
+                where=user_location(),
+                expected="sum, mean, none",
+            )
+        return self.reduce(aggregate, rows, -2)
+
+    def scaled_dot_product_attention(
+        self,
+        query: Operand,
+        key: Operand,
+        value: Operand,
+        mask: Operand | None = None,
+        *,
+        causal: bool = False,
+        scale: float | None = None,
+    ) -> SymbolicTensor:
+        """softmax(Q K' scale + mask) V over [..., length, width].
+
+        A boolean mask keeps where it is true, another is added; `causal` keeps what is not later.
+        """
+        q, k = self._pair("attention", query, key)
+        factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
+        scores = self.mul(self.matmul(q, self.swapaxes(k, -1, -2)), factor)
+        if causal:
+            later = np.triu(np.full(scores.shape[-2:], -np.inf, np.float32), 1)
+            scores = self.add(scores, later.astype(scores.dtype))
+        if mask is not None:
+            given = self.tensor(mask, scores)
+            if given.data_type.value == "bool":
+                scores = self.where(given, scores, -math.inf)
+            else:
+                scores = self.add(scores, given)
+        return self.matmul(self.softmax(scores), value)
+
+    def multi_head_attention(
+        self,
+        query: Operand,
+        key: Operand,
+        value: Operand,
+        weights: Sequence[Operand],
+        biases: Sequence[Operand | None] = (None, None, None, None),
+        *,
+        heads: int,
+        mask: Operand | None = None,
+        causal: bool = False,
+    ) -> SymbolicTensor:
+        """Attention in heads over [batch, length, width], as `torch.nn.MultiheadAttention`.
+
+        `weights` and `biases` are those of query, key, value and output: [out, in] and [out].
+        """
+        if len(weights) != 4 or len(biases) != 4:
+            raise CompileError(
+                "attention has weights and biases of query, key, value and output",
+                where=user_location(),
+                expected="4 and 4",
+                got=f"{len(weights)} and {len(biases)}",
+            )
+        q, k, v = (
+            self._in_heads(self.linear(x, w, b), heads)
+            for x, w, b in zip((query, key, value), weights[:3], biases[:3], strict=True)
+        )
+        mixed = self.scaled_dot_product_attention(q, k, v, mask, causal=causal)
+        joined = self.transpose(mixed, (0, 2, 1, 3))
+        batch, length = joined.shape[:2]
+        flat = self.reshape(joined, (batch, length, joined.shape[2] * joined.shape[3]))
+        return self.linear(flat, weights[3], biases[3])
+
+    def _in_heads(self, x: SymbolicTensor, heads: int) -> SymbolicTensor:
+        """[batch, length, width] as [batch, heads, length, width / heads]."""
+        if len(x.shape) != 3 or heads < 1 or x.shape[-1] % heads:
+            raise CompileError(
+                "attention takes [batch, length, width], its heads dividing the width",
+                where=user_location(),
+                got=f"{x.type.text()} and {heads} heads",
+            )
+        batch, length, width = x.shape
+        split = self.reshape(x, (batch, length, heads, width // heads))
+        return self.transpose(split, (0, 2, 1, 3))
+
+
+def _pair(given: Pair, what: str) -> tuple[int, int]:
+    found = (given, given) if isinstance(given, int) else tuple(int(v) for v in given)
+    if len(found) != 2:
+        raise CompileError(f"a {what} is one number or two", where=user_location(), got=str(given))
+    return found[0], found[1]

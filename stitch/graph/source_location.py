@@ -1,0 +1,27 @@
+"""Source locations: the line of the user's code that asked for an operation.
+
+Comes in: the call stack. Goes out: `model.py:12`. File names without their folders, so that the
+same module gives the same bytes wherever it lies.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import PurePath
+
+#: Packages whose frames stand between the user's line and the builder.
+_OURS = frozenset({"stitch", "numpy"})
+
+
+def user_location() -> str:
+    """`file:line` of the nearest frame outside Stitch and NumPy; empty if there is none."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in _OURS:
+            name = PurePath(frame.f_code.co_filename).name
+            return f"{name}:{frame.f_lineno}"
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return ""

@@ -1,0 +1,263 @@
+"""Wishes: what a user asks of placement for one slot, before anything is placed.
+
+Comes in: a spelling such as `input.x.space=l1`, or a `TensorDesc`. Goes out: a checked `Wish`,
+which the compiler honours or refuses. Must not know: machines (whether a wish fits is their say).
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
+
+from stitch.errors import LayoutError, UsageError
+from stitch.program import (
+    TILE_SHAPE,
+    DataType,
+    InputKind,
+    Layout,
+    MemoryLayout,
+    Orientation,
+    Ownership,
+    ShardSpec,
+    Space,
+    TensorDesc,
+)
+
+Side = Literal["input", "output"]
+WishValue = Space | DataType | MemoryLayout | ShardSpec | InputKind | Ownership | str | int
+
+_SIDES: tuple[Side, ...] = ("input", "output")
+_SHARDS = "ROWSxCOLUMNS of cores, then of a shard, such as 8x1,32x64 or 8x1,32x64,col_major"
+_ENUMERATIONS: Mapping[str, type[enum.Enum]] = {
+    "space": Space,
+    "data_type": DataType,
+    "memory_layout": MemoryLayout,
+    "kind": InputKind,
+    "ownership": Ownership,
+}
+_EXPECTED: Mapping[str, str] = {
+    **{field: ", ".join(m.value for m in kind) for field, kind in _ENUMERATIONS.items()},
+    "layout": "row_major, tile",
+    "shard_spec": _SHARDS,
+    "address": "bytes from the start of each bank, decimal or 0x...",
+    "alias": "the name or index of the input whose buffer the output takes",
+}
+#: The fields that can be wished for, by side.
+WISH_FIELDS: Mapping[Side, tuple[str, ...]] = {
+    "input": (
+        "space", "data_type", "layout", "memory_layout", "shard_spec", "address", "kind",
+        "ownership",
+    ),
+    "output": (
+        "space", "data_type", "layout", "memory_layout", "shard_spec", "address", "alias",
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """One wish: side, slot (name or index), field, value; a spelled value becomes its type.
+
+    Values by field: space `Space`, data_type (of storage) `DataType`, layout `"row_major"` or
+    `"tile"`, memory_layout `MemoryLayout`, shard_spec `ShardSpec`, address `int` (bytes per bank),
+    kind `InputKind`, ownership `Ownership`, alias `str | int`. Raises `UsageError`.
+
+    >>> Wish("input", "x", "space", "l1").value
+    <Space.L1: 'l1'>
+    """
+
+    side: Side
+    slot: str | int
+    field: str
+    value: WishValue
+
+    def __post_init__(self) -> None:
+        where = f"{self.side}.{self.slot}"
+        _one_of("side", self.side, _SIDES, where)
+        _one_of(f"field of an {self.side}", self.field, WISH_FIELDS[self.side], where)
+        if isinstance(self.slot, int) and self.slot < 0:
+            raise UsageError("a slot's index is not negative", where=where, got=str(self.slot))
+        object.__setattr__(self, "value", _checked(self.field, self.value, f"{where}.{self.field}"))
+
+    def text(self) -> str:
+        """The spelling that `parse_wish` reads back."""
+        return f"{self.side}.{self.slot}.{self.field}={_spelled(self.value, self.field)}"
+
+
+def parse_wish(text: str) -> Wish:
+    """The wish that a text such as `input.x.address=0x20000` spells; raises `UsageError`.
+
+    >>> parse_wish("output.0.space=l1")
+    Wish(side='output', slot=0, field='space', value=<Space.L1: 'l1'>)
+    """
+    path, equals, value = text.partition("=")
+    parts = path.strip().replace("-", "_").split(".")
+    exact = path.strip().split(".")
+    slot = ".".join(exact[1:-1])
+    if not equals or len(parts) < 3 or not slot:
+        raise UsageError(
+            f"not a wish: {text!r}",
+            expected="SIDE.SLOT.FIELD=VALUE, such as input.x.space=l1 or output.0.layout=tile",
+            remedy=f"sides: {', '.join(_SIDES)}; fields: {', '.join(_EXPECTED)}",
+        )
+    side: Side = "output" if parts[0] == "output" else "input"
+    _one_of("side", parts[0], _SIDES, text)
+    number = int(slot) if re.fullmatch(r"[0-9]{1,9}", slot) else None
+    return Wish(side, slot if number is None else number, parts[-1], value.strip())
+
+
+def wishes_of(side: Side, slot: str | int, desc: TensorDesc) -> tuple[Wish, ...]:
+    """The wishes that a desc spells out: all that differs from a plain host layout."""
+    layout = desc.layout
+    found: list[tuple[str, WishValue]] = []
+    if layout.space is not Space.HOST:
+        found.append(("space", layout.space))
+    if layout.data_type.is_block:
+        found.append(("data_type", layout.data_type))
+    if layout.is_tiled:
+        found.append(("layout", "tile"))
+    if layout.shard_spec is not None:
+        found.append(("memory_layout", layout.memory_layout))
+        found.append(("shard_spec", layout.shard_spec))
+    if layout.address is not None:
+        found.append(("address", layout.address))
+    return tuple(Wish(side, slot, field, value) for field, value in found)
+
+
+def wished_layout(default: Layout, wishes: Iterable[Wish]) -> Layout:
+    """The default with one slot's wishes applied; raises `LayoutError` if they contradict.
+
+    A sharded `memory_layout` without a `shard_spec` needs the machine (`shard_layout`): the
+    compiler looks for it before it asks here.
+
+    >>> from stitch.program import host_layout
+    >>> wished_layout(host_layout(DataType.FLOAT32), [parse_wish("input.x.space=l1")]).text()
+    'f32:l1:row_major:interleaved'
+    """
+    asked = {wish.field: wish.value for wish in wishes}
+    changes: dict[str, object] = {}
+    for field in ("space", "data_type", "memory_layout", "shard_spec", "address"):
+        if field in asked:
+            changes[field] = asked[field]
+    if "layout" in asked:
+        changes["tile_shape"] = TILE_SHAPE if asked["layout"] == "tile" else None
+    elif asked.get("data_type") in (DataType.BFP8, DataType.BFP4):
+        changes["tile_shape"] = TILE_SHAPE
+    if asked.get("memory_layout") is MemoryLayout.INTERLEAVED and "shard_spec" not in asked:
+        changes["shard_spec"] = None
+    if not changes:
+        return default
+    made: Layout = replace(default, **changes)  # type: ignore[arg-type]  # fields checked by Wish
+    return made
+
+
+def closest(name: str, allowed: Iterable[str]) -> str:
+    """`did you mean ...?` for the nearest allowed word, or nothing."""
+    near = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else ""
+
+
+def _one_of(what: str, name: str, allowed: Iterable[str], where: str) -> None:
+    choices = tuple(allowed)
+    if name not in choices:
+        raise UsageError(
+            f"unknown {what}: {name!r}",
+            where=where,
+            expected=", ".join(choices),
+            remedy=closest(str(name), choices) or None,
+        )
+
+
+def _checked(field: str, value: WishValue, where: str) -> WishValue:
+    check: Mapping[str, Callable[[WishValue, str], WishValue]] = {
+        "space": lambda v, w: _member(Space, v, w),
+        "data_type": lambda v, w: _member(DataType, v, w),
+        "memory_layout": lambda v, w: _member(MemoryLayout, v, w),
+        "kind": lambda v, w: _member(InputKind, v, w),
+        "ownership": lambda v, w: _member(Ownership, v, w),
+        "layout": _row_major_or_tile,
+        "shard_spec": _shard_spec,
+        "address": _address,
+        "alias": _alias,
+    }
+    return check[field](value, where)
+
+
+_Member = TypeVar("_Member", bound=enum.Enum)
+
+
+def _member(kind: type[_Member], value: WishValue, where: str) -> _Member:
+    if isinstance(value, kind):
+        return value
+    names = {member.value: member for member in kind}
+    if isinstance(value, str):
+        spelled = value.replace("-", "_")
+        if kind is DataType:
+            names |= {member.short: member for member in DataType}  # type: ignore[misc]
+        if spelled in names:
+            return names[spelled]
+    raise _wrong(where, value, [str(m.value) for m in kind])
+
+
+def _row_major_or_tile(value: WishValue, where: str) -> WishValue:
+    spelled = value.replace("-", "_") if isinstance(value, str) else value
+    if spelled not in ("row_major", "tile"):
+        raise _wrong(where, value, ["row_major", "tile"])
+    return spelled
+
+
+def _address(value: WishValue, where: str) -> WishValue:
+    if isinstance(value, str) and re.fullmatch(r"0[xX][0-9a-fA-F]{1,16}|[0-9]{1,19}", value):
+        value = int(value, 16 if value[:2].lower() == "0x" else 10)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        raise UsageError(f"not an address: {value!r}", where=where, expected=_EXPECTED["address"])
+    return value
+
+
+def _alias(value: WishValue, where: str) -> WishValue:
+    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}", value):
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, str | int) or value in ("", -1):
+        raise UsageError(f"not an input: {value!r}", where=where, expected=_EXPECTED["alias"])
+    return value
+
+
+def _shard_spec(value: WishValue, where: str) -> WishValue:
+    if isinstance(value, ShardSpec):
+        return value
+    found = re.fullmatch(
+        r"(\d{1,9})x(\d{1,9}),(\d{1,9})x(\d{1,9})(?:,(row_major|col_major))?",
+        value.replace(" ", "") if isinstance(value, str) else "",
+    )
+    if found is None:
+        raise UsageError(f"not a shard spec: {value!r}", where=where, expected=_SHARDS)
+    rows, columns, high, wide = (int(found[i]) for i in range(1, 5))
+    try:
+        return ShardSpec((rows, columns), (high, wide), Orientation(found[5] or "row_major"))
+    except LayoutError as error:
+        raise UsageError(error.what, where=where, expected=_SHARDS, got=error.got) from error
+
+
+def _wrong(where: str, value: object, allowed: list[str]) -> UsageError:
+    return UsageError(
+        f"unknown {where.rpartition('.')[2]}: {value!r}",
+        where=where,
+        expected=", ".join(allowed),
+        remedy=closest(str(value), allowed) or None,
+    )
+
+
+def _spelled(value: WishValue, field: str) -> str:
+    if isinstance(value, enum.Enum):
+        return str(value.value)
+    if isinstance(value, ShardSpec):
+        order = "" if value.orientation is Orientation.ROW_MAJOR else ",col_major"
+        grid, shape = value.core_grid, value.shape
+        return f"{grid[0]}x{grid[1]},{shape[0]}x{shape[1]}{order}"
+    if field == "address" and isinstance(value, int):
+        return f"{value:#x}"
+    return str(value)
