@@ -1,0 +1,14 @@
+"""Memory: the bytes of each space, who may take which address, and copies between layouts.
+
+Comes in: sizes, addresses, tensor descriptions, arrays. Goes out: addresses, views of footprints,
+prepared copies. Must not know: tasks, plans, programs, executors.
+"""
+
+from stitch.memory.allocator import Allocator
+from stitch.memory.conversion import CopyKernel, prepare_copy, read_array, write_array
+from stitch.memory.space_memory import PADDING_BYTE, POISON_BYTE, SpaceMemory, WriteCounter
+
+__all__ = [
+    "PADDING_BYTE", "POISON_BYTE", "Allocator", "CopyKernel", "SpaceMemory", "WriteCounter",
+    "prepare_copy", "read_array", "write_array",
+]  # fmt: skip

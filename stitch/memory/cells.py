@@ -146,10 +146,9 @@ def paired_views(
     ours, theirs = parts
     if ours.column_stride == theirs.column_stride == cell_nbytes or ours.columns == 1:
         shape = (ours.rows, ours.columns * cell_nbytes)
-        dtype = np.dtype(np.uint8)
         return (
-            np.ndarray(shape, dtype, source, ours.offset, (ours.row_stride, 1)),
-            np.ndarray(shape, dtype, target, theirs.offset, (theirs.row_stride, 1)),
+            np.ndarray(shape, np.uint8, source, ours.offset, (ours.row_stride, 1)),
+            np.ndarray(shape, np.uint8, target, theirs.offset, (theirs.row_stride, 1)),
         )
     dtype = np.dtype((np.void, cell_nbytes))
     return cell_view(source, ours, dtype), cell_view(target, theirs, dtype)

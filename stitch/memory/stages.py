@@ -1,0 +1,89 @@
+"""Stages: what a conversion does to one strip of a tensor, and how strips run one after another.
+
+Comes in: stages that turn one contiguous strip of bytes into the next. Goes out: a list of
+prepared calls without arguments, which allocate nothing when they run. Must not know: layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stitch.memory.cells import Bytes
+
+#: One prepared call.
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One step for one strip: `calls(source, target, scratch)` prepares it on given bytes."""
+
+    target_nbytes: int
+    calls: Callable[[Bytes, Bytes, Bytes], Sequence[Call]]
+    scratch_nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """The stages of one strip, from source bytes to target bytes.
+
+    `source`, `target` say where the strip lies contiguously in its footprint; None means that
+    the first stage gathers from the whole source region, or the last scatters into the target's.
+    """
+
+    stages: tuple[Stage, ...]
+    source: slice | None
+    target: slice | None
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """Bytes that all strips of a conversion share: two that take turns, and scratch."""
+
+    turns: tuple[int, int]
+    scratch: int
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.turns) + self.scratch
+
+    @staticmethod
+    def of(strips: Sequence[Strip]) -> Staging:
+        """The least staging with which every strip can run."""
+        turns = [0, 0]
+        scratch = 0
+        for strip in strips:
+            for i, stage in enumerate(strip.stages):
+                scratch = max(scratch, stage.scratch_nbytes)
+                if i + 1 < len(strip.stages):
+                    turns[i % 2] = max(turns[i % 2], stage.target_nbytes)
+        return Staging((turns[0], turns[1]), scratch)
+
+
+def bind_strips(
+    strips: Sequence[Strip], staging: Staging, source: Bytes, target: Bytes
+) -> list[Call]:
+    """The calls of all strips on given regions, with staging of their own."""
+    turns = [np.empty(nbytes, np.uint8) for nbytes in staging.turns]
+    scratch = np.empty(staging.scratch, np.uint8)
+    calls: list[Call] = []
+    for strip in strips:
+        current = source if strip.source is None else source[strip.source]
+        last = len(strip.stages) - 1
+        for i, stage in enumerate(strip.stages):
+            if i < last:
+                following = turns[i % 2][: stage.target_nbytes]
+            else:
+                following = target if strip.target is None else target[strip.target]
+            calls += stage.calls(current, following, scratch)
+            current = following
+    return calls
+
+
+def typed(raw: Bytes, dtype: np.dtype[Any], count: int) -> np.ndarray[Any, np.dtype[Any]]:
+    """The first `count` elements of a strip as elements of a type."""
+    return raw[: count * dtype.itemsize].view(dtype)
