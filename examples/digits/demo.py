@@ -36,7 +36,8 @@ def compile_apart(folder: Path) -> tuple[Path, Path]:
             for part in (compiler, HERE / f"{name}.yaml", "-o", target, "--target", MACHINE)
         ]
         print("$", " ".join(["stitch-compile", f"{name}.yaml", "-o", target.name]), flush=True)
-        subprocess.run(command, check=True)
+        if code := subprocess.run(command, check=False).returncode:
+            sys.exit(code)  # The compiler has said why.
         made.append(target)
     return made[0], made[1]
 
