@@ -2,7 +2,7 @@
 
 Comes in: the root's record and the file's data. Goes out: a `Binary`, or every defect that only
 shows at this level: segments, constants' lengths, layouts, indices. Must not know: flatbuffers.
-Each loop unpacks a record in the schema's order of fields (a test compares both).
+Records are unpacked by position: their fields stand in the schema's order.
 """
 
 from __future__ import annotations

@@ -17,6 +17,11 @@ class ProblemList:
         self.listed: list[Problem] = []
         self.count = 0
 
+    @property
+    def is_full(self) -> bool:
+        """Whether further defects are only counted."""
+        return len(self.listed) >= MOST_LISTED
+
     def add(self, kind: str, where: str, detail: str) -> None:
         """Record one defect."""
         self.count += 1

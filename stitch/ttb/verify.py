@@ -103,7 +103,10 @@ class Verifier:
         return text or ROOT
 
     def _add(self, kind: str, position: int, detail: str) -> None:
-        self._problems.add(kind, self._where(), f"{detail} (at byte {position})")
+        if self._problems.is_full:
+            self._problems.count += 1  # Not listed: no need to spell out where.
+        else:
+            self._problems.add(kind, self._where(), f"{detail} (at byte {position})")
 
     def _claim(self, nbytes: int) -> None:
         self._claimed += nbytes
@@ -208,7 +211,7 @@ class Verifier:
     def _string(self, position: int, field: FieldSpec) -> str:
         found = self._strings.get(position)
         if found is None:
-            found = self._read_string(position)
+            found = self._read_string(position, field)
             self._strings[position] = found
         if field.kind == "string" and field.limit is not None and len(found) * 4 > field.limit:
             too_long = len(found) > field.limit or len(found.encode()) > field.limit
@@ -216,8 +219,8 @@ class Verifier:
                 self._add("limit", position, f"a string is longer than {field.limit} bytes")
         return found
 
-    def _read_string(self, position: int) -> str:
-        nbytes = self._count(position, 1, None)
+    def _read_string(self, position: int, field: FieldSpec) -> str:
+        nbytes = self._count(position, 1, field)
         if nbytes is None:
             return ""
         start = position + 4
@@ -231,20 +234,21 @@ class Verifier:
             self._add("utf8", start + error.start, f"not UTF-8: {error.reason}")
             return ""
 
-    def _count(self, position: int, item_nbytes: int, limit: int | None) -> int | None:
+    def _count(self, position: int, item_nbytes: int, field: FieldSpec) -> int | None:
         """The length of a vector that lies inside the metadata; None where it does not."""
         if position & 3 or position + 4 > self._end:
-            self._add("bounds", position, "a vector is outside the metadata or misaligned")
+            self._add("bounds", position, f"{field.name} is outside the metadata or misaligned")
             return None
         count: int = _U32.unpack_from(self._data, position)[0]
         if count * item_nbytes > self._end - position - 4:
-            self._add("bounds", position, f"{count} elements of {item_nbytes} bytes do not fit")
+            detail = f"{field.name}: {count} elements of {item_nbytes} bytes do not fit"
+            self._add("bounds", position, detail)
             return None
         if item_nbytes == 8 and count and position & 7 != 4:
-            self._add("alignment", position, "a vector of 8-byte elements is misaligned")
+            self._add("alignment", position, f"{field.name} has misaligned 8-byte elements")
             return None
-        if limit is not None and count > limit:
-            self._add("limit", position, f"{count} elements; most is {limit}")
+        if field.limit is not None and count > field.limit and item_nbytes > 1:
+            self._add("limit", position, f"{field.name}: {count} elements, at most {field.limit}")
             return None
         self._claimed += 4 + count * item_nbytes
         if self._claimed > self._end:
@@ -253,7 +257,7 @@ class Verifier:
 
     def _scalars(self, position: int, field: FieldSpec) -> tuple[Any, ...]:
         code = field.code
-        count = self._count(position, ITEM_NBYTES[code], field.limit)
+        count = self._count(position, ITEM_NBYTES[code], field)
         if not count:
             return ()
         values: tuple[Any, ...]
@@ -268,7 +272,7 @@ class Verifier:
 
     def _offsets(self, position: int, field: FieldSpec) -> list[int]:
         """Where the elements of a vector of offsets stand; 0 for an offset of zero."""
-        count = self._count(position, 4, field.limit)
+        count = self._count(position, 4, field)
         if not count:
             return []
         start = position + 4

@@ -216,7 +216,8 @@ def test_a_path_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_two_processes_with_different_hash_seeds_write_the_same_bytes(tmp_path: Path) -> None:
     script = (
         "import sys; sys.path.insert(0, sys.argv[1]); from test_ttb_round_trip import *;"
-        "save(binary_of(np.arange(9), np.ones(4), attributes={c: c for c in 'zyxabc'}), sys.argv[2])"
+        "save(binary_of(np.arange(9), np.ones(4), attributes=dict(zip('zyxabc', 'abcdef'))),"
+        "sys.argv[2])"
     )
     written = []
     for seed in ("1", "2"):

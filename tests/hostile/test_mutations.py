@@ -1,0 +1,126 @@
+"""Damage at random and cuts at every place: a file loads, or is refused; nothing else happens."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import struct
+import sys
+import tracemalloc
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+
+from stitch.errors import FormatError
+from stitch.ttb import encode, load
+
+HERE = str(Path(__file__).parent)
+if HERE not in sys.path:
+    sys.path.insert(0, HERE)
+from specimens import rich_binary  # noqa: E402
+
+FILE = encode(rich_binary())
+METADATA_NBYTES = 4 + struct.unpack_from("<I", FILE)[0]
+SEED = 20260714
+#: Values that break things: extremes, signs, small counts, and offsets that point back.
+NASTY = (0, 1, 2, 4, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 2**31 - 1, 2**31, 2**32 - 1, 2**32 - 4)
+
+
+def mutated(draw: random.Random) -> bytes:
+    """The specimen with one to four changes to its metadata, and the CRC mended."""
+    file = bytearray(FILE)
+    for _ in range(draw.randint(1, 4)):
+        kind, at = draw.randrange(5), draw.randrange(METADATA_NBYTES)
+        word = draw.randrange(METADATA_NBYTES // 4) * 4
+        if kind == 0:
+            file[at] ^= 1 << draw.randrange(8)
+        elif kind == 1:
+            file[at] = draw.randrange(256)
+        elif kind == 2:
+            struct.pack_into("<I", file, word, draw.choice(NASTY))
+        elif kind == 3:
+            near = struct.unpack_from("<I", file, word)[0] + draw.choice((-8, -4, -1, 1, 4, 8))
+            struct.pack_into("<I", file, word, near % 2**32)
+        else:
+            source = draw.randrange(METADATA_NBYTES // 4) * 4
+            file[word : word + 4] = file[source : source + 4]
+    end = min(4 + struct.unpack_from("<I", file)[0], len(file) - 4)
+    struct.pack_into("<I", file, end, crc32(file[:end]))
+    return bytes(file)
+
+
+def survive(count: int, seed: int) -> tuple[int, int]:
+    """Load `count` mutations; how many were taken and refused. Any other exception passes out."""
+    draw, taken, refused = random.Random(seed), 0, 0
+    for _ in range(count):
+        try:
+            binary = load(mutated(draw), verify="full")
+        except FormatError as error:
+            refused += 1
+            assert str(error)
+        else:
+            taken += 1
+            assert all(program.text() for program in binary.programs)
+            written = encode(binary)
+            assert encode(load(written, verify="full")) == written
+    return taken, refused
+
+
+def test_two_thousand_mutations_load_or_are_refused() -> None:
+    taken, refused = survive(2000, SEED)
+    assert taken + refused == 2000
+    assert taken > 20
+    assert refused > 1000
+
+
+@pytest.mark.full
+def test_twenty_thousand_mutations_load_or_are_refused() -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    taken, refused = survive(20_000, seed)
+    assert taken + refused == 20_000
+    assert refused > 10_000
+
+
+def test_mutations_take_no_more_memory_than_a_sound_file_of_their_size() -> None:
+    draw = random.Random(SEED + 1)
+    files = [mutated(draw) for _ in range(200)]
+    peaks = []
+    for file in [FILE, *files]:
+        tracemalloc.start()
+        with contextlib.suppress(FormatError):
+            load(file, verify="full")
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert max(peaks) < 300_000
+
+
+def test_every_truncation_is_refused() -> None:
+    for length in range(len(FILE)):
+        with pytest.raises(FormatError):
+            load(FILE[:length])
+
+
+def test_every_changed_byte_is_refused_or_makes_no_difference() -> None:
+    for at in range(len(FILE)):
+        damaged = bytearray(FILE)
+        damaged[at] ^= 0x55
+        try:
+            binary = load(bytes(damaged), verify="full")
+        except FormatError:
+            continue
+        # Only the zeros between segments belong to nobody.
+        assert binary == rich_binary()
+        assert FILE[at] == 0
+        assert at >= METADATA_NBYTES
+
+
+def test_random_bytes_behind_a_good_identifier_are_refused() -> None:
+    draw = random.Random(SEED + 2)
+    for _ in range(300):
+        body = draw.randbytes(draw.randrange(0, 300))
+        metadata = struct.pack("<I", len(body) + 8) + draw.randbytes(4) + b"STCH" + body
+        file = metadata + crc32(metadata).to_bytes(4, "little")
+        with pytest.raises(FormatError):
+            load(file.ljust(-(-len(file) // 64) * 64, b"\0"))

@@ -1,0 +1,107 @@
+"""The schema, the generated code, the program's enums and the decoder agree."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import stitch.ttb.generated.flatbuffer as fb
+from stitch.program import Layout, Operation, Program, ShardSpec, Value
+from stitch.ttb.enum_codes import CODES, FILE_ENUMS, members
+from stitch.ttb.generated.tables import ENUMS, SCHEMA_SHA256, TABLES, UNIONS
+
+ROOT = Path(__file__).resolve().parents[2]
+SCHEMA = ROOT / "schema" / "program.fbs"
+GENERATE = ROOT / "tools" / "generate_schema"
+
+
+def run_generator(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(GENERATE), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_generated_code_and_document_are_up_to_date() -> None:
+    result = run_generator("--check")
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_generated_code_carries_the_hash_of_the_committed_schema() -> None:
+    sha = hashlib.sha256(SCHEMA.read_bytes()).hexdigest()
+    flatbuffer = ROOT / "stitch" / "ttb" / "generated" / "flatbuffer.py"
+    assert sha == SCHEMA_SHA256
+    assert sha in flatbuffer.read_text().splitlines()[0]
+
+
+def test_the_check_notices_a_changed_schema(tmp_path: Path) -> None:
+    changed = tmp_path / "program.fbs"
+    changed.write_text(SCHEMA.read_text().replace("crc32:uint;", "crc32:uint; extra:uint;"))
+    result = run_generator("--check", "--schema", str(changed))
+    assert result.returncode == 1
+    assert "out of date" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("table A { b:B; } table B { a:[A]; }", "recursive tables: A -> B -> A"),
+        ("table A { b:Missing; }", "unknown type 'Missing'"),
+        ("enum E : ubyte { X = 0, Y = 2 }", "Y must be 1"),
+        ("struct S { a:int; }", "'struct' is not a declaration"),
+    ],
+)
+def test_the_generator_refuses_what_the_verifier_could_not_bound(
+    text: str, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "bad.fbs"
+    path.write_text(text)
+    result = run_generator("--check", "--schema", str(path))
+    assert result.returncode == 1
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize("kind", FILE_ENUMS, ids=lambda kind: kind.__name__)
+def test_schema_and_program_enums_have_the_same_members(kind: type[enum.Enum]) -> None:
+    assert sorted(ENUMS[kind.__name__]) == sorted(member.name for member in kind)
+    assert [CODES[member] for member in members(kind)] == list(range(len(kind)))
+    flatc = getattr(fb, kind.__name__)
+    assert {name: getattr(flatc, name) for name in ENUMS[kind.__name__]} == {
+        member.name: CODES[member] for member in kind
+    }
+
+
+def test_every_enum_of_the_schema_is_matched() -> None:
+    assert set(ENUMS) == {kind.__name__ for kind in FILE_ENUMS}
+
+
+def test_members_of_the_union_are_tables_of_one_field() -> None:
+    for name in UNIONS["AttributeValue"]:
+        assert len(TABLES[name].fields) == 1
+
+
+def fields_of(table: str) -> set[str]:
+    return {field.name for field in TABLES[table].fields}
+
+
+def test_the_schema_holds_every_field_of_a_program() -> None:
+    assert set(Program.__slots__) == fields_of("Program")
+    assert set(Operation.__slots__) == fields_of("Operation")
+    assert set(Value.__slots__) == fields_of("Value")
+    tile = {"tile_rows", "tile_columns"}
+    assert set(Layout.__slots__) - {"tile_shape"} == fields_of("Layout") - tile
+    grid = {"grid_rows", "grid_columns", "rows", "columns"}
+    assert set(ShardSpec.__slots__) - {"core_grid", "shape"} == fields_of("ShardSpec") - grid
+
+
+def test_flatc_accepts_the_schema_where_it_is_installed() -> None:
+    flatc = shutil.which("flatc")
+    declared = SCHEMA.read_text()
+    if flatc is not None:
+        command = [flatc, "--conform", str(SCHEMA), str(SCHEMA)]
+        assert subprocess.run(command, check=False).returncode == 0
+    assert 'file_identifier "STCH";' in declared
