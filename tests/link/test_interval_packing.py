@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stitch.link import Interval, max_load, pack_intervals
+from stitch.link import Interval, interval_packing, max_load, pack_intervals
 
 
 @st.composite
@@ -61,13 +62,16 @@ def test_a_chain_needs_two_buffers_at_most() -> None:
     assert pack_intervals(chain).peak_nbytes == 128
 
 
-def test_the_search_finds_the_optimum_where_every_greedy_order_misses_it() -> None:
-    # The narrow buffers have to alternate between bottom and top; greedy orders leave a hole.
+def test_the_search_finds_the_optimum_where_every_greedy_order_misses_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     intervals = [
-        Interval(0, 2, 2), Interval(1, 4, 3), Interval(3, 6, 2), Interval(5, 8, 3),
-        Interval(7, 9, 2), Interval(0, 0, 3), Interval(9, 9, 3), Interval(2, 3, 0),
+        Interval(5, 6, 4), Interval(3, 3, 1), Interval(2, 5, 3), Interval(3, 4, 3),
+        Interval(0, 2, 2), Interval(4, 6, 1), Interval(1, 1, 4),
     ]  # fmt: skip
-    assert pack_intervals(intervals).peak_nbytes == max_load(intervals) == 5
+    assert pack_intervals(intervals).peak_nbytes == max_load(intervals) == 8
+    monkeypatch.setattr(interval_packing, "SEARCH_ROUNDS", 0)
+    assert pack_intervals(intervals).peak_nbytes == 9
 
 
 def test_nothing_takes_nothing() -> None:

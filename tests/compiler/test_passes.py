@@ -1,0 +1,285 @@
+"""Passes: graphs shrink, results stay the same to the last bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stitch import ops
+from stitch.compiler import optimize
+from stitch.compiler.common_subexpressions import merge_common_subexpressions
+from stitch.compiler.constant_folding import fold_constants, is_repeatable
+from stitch.compiler.dead_code import remove_dead_code
+from stitch.compiler.identity_removal import remove_identities
+from stitch.compiler.output_values import give_outputs_their_values, give_unique_names
+from stitch.graph.computation_graph import ComputationGraph
+from stitch.program import (
+    Array,
+    Constant,
+    DataType,
+    InputSlot,
+    Operation,
+    OutputSlot,
+    Value,
+    ValueType,
+)
+
+F32 = DataType.FLOAT32
+
+
+class Sketch:
+    """Builds a graph by hand; types come from inference."""
+
+    def __init__(self) -> None:
+        self.values: list[Value] = []
+        self.inputs: list[InputSlot] = []
+        self.operations: list[Operation] = []
+        self.constants: list[Constant] = []
+        self.data: dict[int, Array] = {}
+
+    def _value(self, name: str, kind: ValueType) -> int:
+        self.values.append(Value(name, kind))
+        return len(self.values) - 1
+
+    def input(self, name: str, *shape: int, data_type: DataType = F32) -> int:
+        value = self._value(name, ValueType(shape or (2, 3), data_type))
+        self.inputs.append(InputSlot(name, value))
+        return value
+
+    def constant(self, data: Any) -> int:
+        array = np.array(data)
+        value = self._value("c", ValueType(array.shape, DataType.from_dtype(array.dtype)))
+        self.constants.append(Constant(value, array))
+        self.data[value] = array
+        return value
+
+    def op(self, op: str, *inputs: int, **attributes: Any) -> int:
+        (kind,) = ops.infer_types(
+            op,
+            [self.values[v].type for v in inputs],
+            constants=[self.data.get(v) for v in inputs],
+            attributes=attributes,
+        )
+        made = self._value(op.lower(), kind)
+        self.operations.append(Operation(op, inputs, (made,), attributes))
+        return made
+
+    def graph(self, *outputs: int) -> ComputationGraph:
+        slots = tuple(OutputSlot(f"y{i}", v) for i, v in enumerate(outputs))
+        return ComputationGraph(
+            "g",
+            tuple(self.inputs),
+            slots,
+            tuple(self.values),
+            tuple(self.operations),
+            tuple(self.constants),
+        )
+
+
+def run(graph: ComputationGraph, *inputs: Array) -> list[Array]:
+    known = graph.constant_data()
+    known.update({s.value: a for s, a in zip(graph.inputs, inputs, strict=True)})
+    for operation in graph.operations:
+        results = ops.evaluate(
+            operation.op,
+            [known[v] for v in operation.inputs],
+            attributes=operation.attributes,
+            outputs=len(operation.outputs),
+        )
+        known.update(zip(operation.outputs, results, strict=True))
+    return [known[slot.value] for slot in graph.outputs]
+
+
+def names(graph: ComputationGraph) -> list[str]:
+    return [operation.op for operation in graph.operations]
+
+
+def test_an_operation_on_constants_becomes_its_result() -> None:
+    sketch = Sketch()
+    x = sketch.input("x")
+    weight = sketch.op("Exp", sketch.constant(np.float32([[1, 2, 3], [4, 5, 6]])))
+    graph = sketch.graph(sketch.op("Mul", x, weight))
+    folded = fold_constants(graph, 1024)
+    assert names(folded) == ["Mul"]
+    array = np.float32([[1, 2, 3], [3, 2, 1]])
+    assert run(folded, array)[0].tobytes() == run(graph, array)[0].tobytes()
+
+
+def test_the_shape_of_a_value_is_a_constant() -> None:
+    sketch = Sketch()
+    x, y = sketch.input("x", 2, 6), sketch.input("y", 3, 4)
+    graph = sketch.graph(sketch.op("Shape", y))
+    folded = fold_constants(graph, 0)
+    assert names(folded) == []
+    assert folded.constant_data()[folded.outputs[0].value].tolist() == [3, 4]
+    assert x in {slot.value for slot in folded.inputs}
+
+
+def test_a_result_beyond_the_budget_is_left_to_the_run() -> None:
+    sketch = Sketch()
+    x = sketch.input("x", 100, 100)
+    ones = sketch.op("Expand", sketch.constant(np.float32([1])), sketch.constant([100, 100]))
+    graph = sketch.graph(sketch.op("Add", x, ones))
+    assert names(fold_constants(graph, 39_000)) == ["Expand", "Add"]
+    assert names(fold_constants(graph, 40_000)) == ["Add"]
+
+
+def test_the_budget_is_for_all_operations_together() -> None:
+    sketch = Sketch()
+    x = sketch.input("x", 100)
+    shape = sketch.constant([100])
+    total = x
+    for i in range(4):
+        filled = sketch.op("Expand", sketch.constant(np.float32([i])), shape)
+        total = sketch.op("Add", total, filled)
+    folded = fold_constants(sketch.graph(total), 800)
+    assert names(folded).count("Expand") == 2
+
+
+def test_a_weight_that_is_only_rearranged_costs_no_budget() -> None:
+    sketch = Sketch()
+    x = sketch.input("x", 2, 100)
+    weight = sketch.constant(np.ones((50, 100), np.float32))
+    graph = sketch.graph(sketch.op("MatMul", x, sketch.op("Transpose", weight, perm=(1, 0))))
+    folded = remove_dead_code(fold_constants(graph, 0))
+    assert names(folded) == ["MatMul"]
+    assert [c.data.shape for c in folded.constants] == [(100, 50)]
+
+
+def test_what_fails_now_is_left_to_fail_where_it_runs() -> None:
+    sketch = Sketch()
+    data, index = sketch.constant(np.float32([1, 2])), sketch.constant([7])
+    sketch.input("x")
+    graph = sketch.graph(sketch.op("Gather", data, index))
+    assert names(fold_constants(graph, 1024)) == ["Gather"]
+
+
+@pytest.mark.parametrize("op", ["RandomNormal", "RandomUniformLike", "Bernoulli", "Multinomial"])
+def test_operators_with_hidden_state_are_never_repeated(op: str) -> None:
+    assert not is_repeatable(Operation(op, (), (0,)))
+    assert is_repeatable(Operation("Add", (0, 1), (2,)))
+
+
+def test_identities_are_bypassed() -> None:
+    sketch = Sketch()
+    x = sketch.input("x")
+    same = sketch.op("Identity", x)
+    same = sketch.op("Cast", same, to=1)
+    same = sketch.op("Transpose", same, perm=(0, 1))
+    same = sketch.op("Reshape", same, sketch.constant([2, 3]))
+    graph = sketch.graph(sketch.op("Relu", same))
+    assert names(remove_identities(graph)) == ["Relu"]
+    assert remove_identities(graph).operations[0].inputs == (x,)
+
+
+def test_casts_that_round_are_never_touched() -> None:
+    sketch = Sketch()
+    x = sketch.input("x")
+    rounded = sketch.op("Cast", sketch.op("Cast", x, to=16), to=1)
+    assert names(optimize(sketch.graph(sketch.op("Relu", rounded)))) == ["Cast", "Cast", "Relu"]
+
+
+def test_a_transpose_that_moves_elements_stays_also_where_the_shape_does_not_change() -> None:
+    sketch = Sketch()
+    x = sketch.input("x", 3, 3)
+    graph = sketch.graph(sketch.op("Transpose", x), sketch.op("Transpose", x, perm=(1, 0)))
+    assert names(remove_identities(graph)) == ["Transpose", "Transpose"]
+
+
+def test_what_is_computed_twice_is_computed_once() -> None:
+    sketch = Sketch()
+    x = sketch.input("x")
+    left = sketch.op("Add", sketch.op("Exp", x), sketch.constant(np.float32(2)))
+    right = sketch.op("Add", sketch.op("Exp", x), sketch.constant(np.float32(2)))
+    graph = sketch.graph(sketch.op("Mul", left, right))
+    merged = merge_common_subexpressions(graph)
+    assert names(merged) == ["Exp", "Add", "Mul"]
+    assert len(merged.constants) == 1
+
+
+def test_what_differs_only_in_an_attribute_or_the_sign_of_zero_stays_apart() -> None:
+    sketch = Sketch()
+    x = sketch.input("x", 3, 3)
+    graph = sketch.graph(
+        sketch.op("Softmax", x, axis=0),
+        sketch.op("Softmax", x, axis=1),
+        sketch.op("Div", x, sketch.constant(np.float32(0.0))),
+        sketch.op("Div", x, sketch.constant(np.float32(-0.0))),
+    )
+    assert len(merge_common_subexpressions(graph).operations) == 4
+
+
+def test_dead_code_goes_and_the_signature_stays() -> None:
+    sketch = Sketch()
+    x, unused = sketch.input("x"), sketch.input("unused")
+    sketch.op("Exp", unused)
+    sketch.op("Add", x, sketch.constant(np.float32(3)))
+    graph = remove_dead_code(sketch.graph(sketch.op("Relu", x)))
+    assert names(graph) == ["Relu"]
+    assert [slot.name for slot in graph.inputs] == ["x", "unused"]
+    assert len(graph.values) == 3
+    assert graph.constants == ()
+
+
+def test_an_output_that_is_an_input_or_a_constant_or_a_second_name_gets_its_own_value() -> None:
+    sketch = Sketch()
+    x = sketch.input("x")
+    made, constant = sketch.op("Relu", x), sketch.constant(np.float32([[1]]))
+    graph = give_outputs_their_values(sketch.graph(x, made, made, constant))
+    assert names(graph) == ["Relu", "Identity", "Identity", "Identity"]
+    assert len({slot.value for slot in graph.outputs} - {x, constant}) == 4
+    array = np.float32([[1, -2, 3], [-4, 5, -6]])
+    relu = np.maximum(array, 0).tolist()
+    assert [a.tolist() for a in run(graph, array)] == [array.tolist(), relu, relu, [[1.0]]]
+
+
+def test_a_rounded_output_never_feeds_another_operation_or_output() -> None:
+    sketch = Sketch()
+    made = sketch.op("Relu", sketch.input("x"))
+    graph = sketch.graph(made, sketch.op("Neg", made), made)
+    split = give_outputs_their_values(graph, rounded={0})
+    assert names(split) == ["Relu", "Neg", "Identity"]
+    read = {v for operation in split.operations for v in operation.inputs}
+    assert split.outputs[0].value not in read
+    assert split.outputs[2].value == made
+
+
+def test_names_become_unique_without_taking_anothers() -> None:
+    kind = ValueType((), F32)
+    values = [Value(name, kind) for name in ("a", "a", "", "a.2", "")]
+    assert [v.name for v in give_unique_names(values)] == ["a", "a.3", "v2", "a.2", "v4"]
+
+
+_UNARY = ["Relu", "Neg", "Identity", "Exp", "Transpose", "Tanh"]
+_BINARY = ["Add", "Mul", "Sub", "Max", "MatMul"]
+
+
+@st.composite
+def _graphs(draw: st.DrawFn) -> ComputationGraph:
+    sketch = Sketch()
+    for i in range(2):
+        sketch.input(f"x{i}", 3, 3)
+    for i in range(draw(st.integers(0, 3))):
+        sketch.constant(np.full((3, 3), draw(st.integers(-1, 2)), np.float32) + i % 2)
+    for _ in range(draw(st.integers(1, 14))):
+        count = len(sketch.values)
+        op = draw(st.sampled_from(_UNARY + _BINARY))
+        operands = [draw(st.integers(0, count - 1)) for _ in range(1 + (op in _BINARY))]
+        sketch.op(op, *operands)
+    count = len(sketch.values)
+    return sketch.graph(*[draw(st.integers(0, count - 1)) for _ in range(draw(st.integers(1, 3)))])
+
+
+@given(_graphs(), st.integers(0, 9))
+@settings(max_examples=150, deadline=None)
+def test_optimising_changes_no_bit_of_any_result(graph: ComputationGraph, seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    inputs = [chance.standard_normal((3, 3)).astype(np.float32) for _ in range(2)]
+    small = optimize(graph)
+    assert [a.tobytes() for a in run(small, *inputs)] == [a.tobytes() for a in run(graph, *inputs)]
+    assert len(small.operations) <= len(graph.operations)
+    assert optimize(small) == small
