@@ -94,6 +94,10 @@ def run(graph: ComputationGraph, *inputs: Array) -> list[Array]:
     return [known[slot.value] for slot in graph.outputs]
 
 
+def f32(data: Any) -> Array:
+    return np.array(data, np.float32)
+
+
 def names(graph: ComputationGraph) -> list[str]:
     return [operation.op for operation in graph.operations]
 
@@ -101,11 +105,11 @@ def names(graph: ComputationGraph) -> list[str]:
 def test_an_operation_on_constants_becomes_its_result() -> None:
     sketch = Sketch()
     x = sketch.input("x")
-    weight = sketch.op("Exp", sketch.constant(np.float32([[1, 2, 3], [4, 5, 6]])))
+    weight = sketch.op("Exp", sketch.constant(f32([[1, 2, 3], [4, 5, 6]])))
     graph = sketch.graph(sketch.op("Mul", x, weight))
     folded = fold_constants(graph, 1024)
     assert names(folded) == ["Mul"]
-    array = np.float32([[1, 2, 3], [3, 2, 1]])
+    array = f32([[1, 2, 3], [3, 2, 1]])
     assert run(folded, array)[0].tobytes() == run(graph, array)[0].tobytes()
 
 
@@ -122,7 +126,7 @@ def test_the_shape_of_a_value_is_a_constant() -> None:
 def test_a_result_beyond_the_budget_is_left_to_the_run() -> None:
     sketch = Sketch()
     x = sketch.input("x", 100, 100)
-    ones = sketch.op("Expand", sketch.constant(np.float32([1])), sketch.constant([100, 100]))
+    ones = sketch.op("Expand", sketch.constant(f32([1])), sketch.constant([100, 100]))
     graph = sketch.graph(sketch.op("Add", x, ones))
     assert names(fold_constants(graph, 39_000)) == ["Expand", "Add"]
     assert names(fold_constants(graph, 40_000)) == ["Add"]
@@ -134,7 +138,7 @@ def test_the_budget_is_for_all_operations_together() -> None:
     shape = sketch.constant([100])
     total = x
     for i in range(4):
-        filled = sketch.op("Expand", sketch.constant(np.float32([i])), shape)
+        filled = sketch.op("Expand", sketch.constant(f32([i])), shape)
         total = sketch.op("Add", total, filled)
     folded = fold_constants(sketch.graph(total), 800)
     assert names(folded).count("Expand") == 2
@@ -152,7 +156,7 @@ def test_a_weight_that_is_only_rearranged_costs_no_budget() -> None:
 
 def test_what_fails_now_is_left_to_fail_where_it_runs() -> None:
     sketch = Sketch()
-    data, index = sketch.constant(np.float32([1, 2])), sketch.constant([7])
+    data, index = sketch.constant(f32([1, 2])), sketch.constant([7])
     sketch.input("x")
     graph = sketch.graph(sketch.op("Gather", data, index))
     assert names(fold_constants(graph, 1024)) == ["Gather"]
@@ -193,8 +197,8 @@ def test_a_transpose_that_moves_elements_stays_also_where_the_shape_does_not_cha
 def test_what_is_computed_twice_is_computed_once() -> None:
     sketch = Sketch()
     x = sketch.input("x")
-    left = sketch.op("Add", sketch.op("Exp", x), sketch.constant(np.float32(2)))
-    right = sketch.op("Add", sketch.op("Exp", x), sketch.constant(np.float32(2)))
+    left = sketch.op("Add", sketch.op("Exp", x), sketch.constant(f32(2)))
+    right = sketch.op("Add", sketch.op("Exp", x), sketch.constant(f32(2)))
     graph = sketch.graph(sketch.op("Mul", left, right))
     merged = merge_common_subexpressions(graph)
     assert names(merged) == ["Exp", "Add", "Mul"]
@@ -207,8 +211,8 @@ def test_what_differs_only_in_an_attribute_or_the_sign_of_zero_stays_apart() -> 
     graph = sketch.graph(
         sketch.op("Softmax", x, axis=0),
         sketch.op("Softmax", x, axis=1),
-        sketch.op("Div", x, sketch.constant(np.float32(0.0))),
-        sketch.op("Div", x, sketch.constant(np.float32(-0.0))),
+        sketch.op("Div", x, sketch.constant(f32(0.0))),
+        sketch.op("Div", x, sketch.constant(f32(-0.0))),
     )
     assert len(merge_common_subexpressions(graph).operations) == 4
 
@@ -217,7 +221,7 @@ def test_dead_code_goes_and_the_signature_stays() -> None:
     sketch = Sketch()
     x, unused = sketch.input("x"), sketch.input("unused")
     sketch.op("Exp", unused)
-    sketch.op("Add", x, sketch.constant(np.float32(3)))
+    sketch.op("Add", x, sketch.constant(f32(3)))
     graph = remove_dead_code(sketch.graph(sketch.op("Relu", x)))
     assert names(graph) == ["Relu"]
     assert [slot.name for slot in graph.inputs] == ["x", "unused"]
@@ -228,11 +232,11 @@ def test_dead_code_goes_and_the_signature_stays() -> None:
 def test_an_output_that_is_an_input_or_a_constant_or_a_second_name_gets_its_own_value() -> None:
     sketch = Sketch()
     x = sketch.input("x")
-    made, constant = sketch.op("Relu", x), sketch.constant(np.float32([[1]]))
+    made, constant = sketch.op("Relu", x), sketch.constant(f32([[1]]))
     graph = give_outputs_their_values(sketch.graph(x, made, made, constant))
     assert names(graph) == ["Relu", "Identity", "Identity", "Identity"]
     assert len({slot.value for slot in graph.outputs} - {x, constant}) == 4
-    array = np.float32([[1, -2, 3], [-4, 5, -6]])
+    array = f32([[1, -2, 3], [-4, 5, -6]])
     relu = np.maximum(array, 0).tolist()
     assert [a.tolist() for a in run(graph, array)] == [array.tolist(), relu, relu, [[1.0]]]
 
