@@ -7,6 +7,7 @@ of their constants. Must not know: bytes of the metadata, devices.
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -118,7 +119,7 @@ class Binary:
         names = [program.name for program in self.programs]
         if not names:
             raise CompileError("a binary holds at least one program", got="none")
-        twice = sorted({name for name in names if names.count(name) > 1})
+        twice = sorted(name for name, times in Counter(names).items() if times > 1)
         if twice:
             raise CompileError("programs of one binary have different names", got=", ".join(twice))
 
