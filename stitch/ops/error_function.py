@@ -17,7 +17,7 @@ import numpy as np
 
 from stitch.ops.attributes import Attributes
 from stitch.ops.definition import OpDef, Thunk
-from stitch.ops.element_types import NUMERIC
+from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import same_as_first
 from stitch.ops.steps import chain_kernel, polynomial, scalar
 from stitch.program import Array
@@ -103,18 +103,9 @@ def _double_steps(x: Array, out: Array, work: tuple[Array, ...]) -> list[Thunk]:
 
 
 def _erf(x: Array, out: Array, work: tuple[Array, ...], _: Attributes) -> Sequence[Thunk]:
-    if x.dtype.kind == "f":
-        return erf_steps(x, out, work)
-    # As in ONNX's reference the result is a float32 first: 1 from 4 on, where it rounds to 1.
-    wide, single = np.empty(x.shape, np.float64), np.empty(x.shape, np.float32)
-    return [
-        partial(np.copyto, wide, x),
-        *erf_steps(wide, wide, tuple(np.empty(x.shape, np.float64) for _ in work)),
-        partial(np.copyto, single, wide, "same_kind"),
-        partial(np.copyto, out, single, "unsafe"),
-    ]
+    return erf_steps(x, out, work)
 
 
 OPERATORS = (
-    OpDef("Erf", (1, 1), same_as_first(NUMERIC), chain_kernel(WORKSPACES, _erf), elementwise=True),
+    OpDef("Erf", (1, 1), same_as_first(FLOATS), chain_kernel(WORKSPACES, _erf), elementwise=True),
 )

@@ -113,24 +113,23 @@ def onnx_types(
     return found
 
 
-def tolerance(data_type: DataType) -> dict[str, float]:
+def tolerance(data_type: DataType) -> tuple[float, float]:
     if data_type is DataType.FLOAT64:
-        return {"rtol": 1e-10, "atol": 1e-12}
+        return 1e-10, 1e-12
     if data_type is DataType.BFLOAT16:
-        return {"rtol": 1e-2, "atol": 1e-3}
+        return 1e-2, 1e-3
     if data_type is DataType.FLOAT16:
-        return {"rtol": 2e-3, "atol": 1e-4}
-    return {"rtol": 2e-5, "atol": 2e-6}
+        return 2e-3, 1e-4
+    return 2e-5, 2e-6
 
 
 def assert_close(ours: Array, theirs: Array) -> None:
     data_type = DataType.from_dtype(ours.dtype)
     assert ours.shape == theirs.shape
     if data_type.is_floating:
-        wide = np.float64
-        np.testing.assert_allclose(
-            ours.astype(wide), theirs.astype(wide), **tolerance(data_type), equal_nan=True
-        )
+        mine, other = ours.astype(np.float64), theirs.astype(np.float64)
+        rtol, atol = tolerance(data_type)
+        np.testing.assert_allclose(mine, other, rtol=rtol, atol=atol, equal_nan=True)
     else:
         np.testing.assert_array_equal(ours, theirs)
 
