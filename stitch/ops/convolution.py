@@ -160,9 +160,8 @@ def _transposed_windows(attributes: Attributes, size: Shape, kernel: Shape) -> W
         # Where the wanted shape is larger than what the windows reach, the end stays zero.
         ends.append(max(full - begin - length, 0))
         result.append(length)
-    return Windows(
-        tuple(result), kernel, strides, dilations, tuple(begins), tuple(ends), tuple(size)
-    )
+    padding = (tuple(begins), tuple(ends), zeros)
+    return Windows(tuple(result), kernel, strides, dilations, *padding, tuple(size))
 
 
 def _infer_conv_transpose(context: InferenceContext) -> tuple[ValueType, ...]:

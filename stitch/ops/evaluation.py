@@ -95,6 +95,11 @@ def bind(
         )
 
 
+def in_compute_type(array: Array) -> Array:
+    """The array as kernels want it: dense, and float32 where its type is narrower."""
+    return np.asarray(array, DataType.from_dtype(array.dtype).compute_dtype, order="C")
+
+
 def evaluate(
     op: str,
     inputs: Sequence[Array | None],
@@ -119,10 +124,7 @@ def evaluate(
     )
     results = [np.empty(t.shape, t.data_type.compute_dtype) for t in found]
     with np.errstate(all="ignore"):
-        operands = [
-            None if a is None or t is None else np.asarray(a, t.data_type.compute_dtype, order="C")
-            for a, t in zip(arrays, types, strict=True)
-        ]
+        operands = [None if a is None else in_compute_type(a) for a in arrays]
         steps = bind(
             op,
             operands,

@@ -1,4 +1,4 @@
-"""Normalizations: by stored statistics, over a batch, a layer, an instance, a group, by a norm."""
+"""Normalizations over a layer, an instance, a group, or by a norm."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from stitch.ops.inference import (
     require_shape,
     require_type,
 )
-from stitch.ops.steps import copy_steps, given, is_constant, optional, scalar
+from stitch.ops.steps import copy_steps, given, optional, scalar
 from stitch.program import Array, ValueType
 
-_EPSILON = 9.999999747378752e-06  # 1e-5 as the float32 that ONNX's schema holds
+EPSILON = 9.999999747378752e-06  # 1e-5 as the float32 that ONNX's schema holds
 
 
 def inverse_deviation(row: Array, epsilon: float) -> list[Thunk]:
@@ -56,87 +56,9 @@ def _scale_and_shift(out: Array, scale: Array, shift: Array | None) -> list[Thun
     return steps if shift is None else [*steps, partial(np.add, out, shift, out)]
 
 
-def _per_channel(vector: Array, rank: int) -> Array:
+def per_channel(vector: Array, rank: int) -> Array:
+    """A vector over axis 1 of an array of `rank` dimensions, ready to broadcast."""
     return vector.reshape(-1, *(1,) * (rank - 2))
-
-
-def _infer_batch(context: InferenceContext) -> tuple[ValueType, ...]:
-    x = require_type(context, 0, FLOATS)
-    rank = require_rank(context, 0, 1)
-    channels = (x.shape[1] if rank > 1 else 1,)
-    for index in range(1, 5):
-        require_type(context, index, FLOATS)
-        require_shape(context, index, channels)
-    require_same_type(context, (1, 2))
-    require_same_type(context, (3, 4))
-    training = int_of(context.attributes, "training_mode")
-    if context.outputs > 1 and not training:
-        raise context.fail(
-            "BatchNormalization gives running statistics in training mode only",
-            expected="1 output",
-            got=str(context.outputs),
-        )
-    statistics = ValueType(channels, require_type(context, 3, FLOATS).data_type)
-    return (x, statistics, statistics)[: context.outputs]
-
-
-def _batch(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, scale, shift, mean, variance = (given(arguments, i) for i in range(5))
-    out, epsilon = arguments.outputs[0], float_of(arguments.attributes, "epsilon")
-    dtype, steps = out.dtype, []
-    if int_of(arguments.attributes, "training_mode"):
-        old = mean, variance
-        mean, variance = np.empty(mean.shape, dtype), np.empty(mean.shape, dtype)
-        steps += _batch_statistics(x, mean, variance)
-        momentum = float_of(arguments.attributes, "momentum")
-        fresh = zip(arguments.outputs[1:], old, (mean, variance), strict=False)
-        for running, before, now in fresh:
-            steps += _running_statistics(running, before, now, momentum)
-    factor, offset = np.empty(scale.shape, dtype), np.empty(scale.shape, dtype)
-    fold: list[Thunk] = [
-        partial(np.copyto, factor, variance, "unsafe"),
-        *inverse_deviation(factor, epsilon),
-        partial(np.multiply, factor, scale, factor, casting="unsafe"),
-        partial(np.multiply, mean, factor, offset, casting="unsafe"),
-        partial(np.subtract, shift, offset, offset, casting="unsafe"),
-    ]
-    if not steps and all(is_constant(arguments, i) for i in range(1, 5)):
-        for step in fold:
-            step()
-        fold = []
-    rank = max(x.ndim, 2)
-    factors, offsets = _per_channel(factor, rank), _per_channel(offset, rank)
-    return [
-        *steps,
-        *fold,
-        partial(np.multiply, x, factors, out),
-        partial(np.add, out, offsets, out),
-    ]
-
-
-def _batch_statistics(x: Array, mean: Array, variance: Array) -> list[Thunk]:
-    axes = tuple(i for i in range(x.ndim) if i != 1)
-    count = scalar(math.prod(x.shape[i] for i in axes), mean)
-    work = np.empty_like(x)
-    row = mean if x.ndim > 1 else mean.reshape(())
-    spread = variance if x.ndim > 1 else variance.reshape(())
-    return [
-        partial(np.add.reduce, x, axes, None, row),
-        partial(np.divide, mean, count, mean),
-        partial(np.subtract, x, _per_channel(mean, max(x.ndim, 2)), work),
-        partial(np.multiply, work, work, work),
-        partial(np.add.reduce, work, axes, None, spread),
-        partial(np.divide, variance, count, variance),
-    ]
-
-
-def _running_statistics(out: Array, before: Array, now: Array, momentum: float) -> list[Thunk]:
-    work = np.empty(out.shape, out.dtype)
-    return [
-        partial(np.multiply, now, scalar(1.0 - momentum, now), work, casting="unsafe"),
-        partial(np.multiply, before, scalar(momentum, before), out, casting="unsafe"),
-        partial(np.add, out, work, out),
-    ]
 
 
 def _infer_layer(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -220,7 +142,7 @@ def _by_groups(arguments: KernelArguments, groups: int) -> Sequence[Thunk]:
     shape = (x.shape[0] * groups, x.size // (x.shape[0] * groups))
     mean, inverse = np.empty(shape[0], out.dtype), np.empty(shape[0], out.dtype)
     epsilon = float_of(arguments.attributes, "epsilon")
-    scale, shift = (_per_channel(given(arguments, i), x.ndim) for i in (1, 2))
+    scale, shift = (per_channel(given(arguments, i), x.ndim) for i in (1, 2))
     return [
         *standardize(x.reshape(shape), out.reshape(shape), mean, inverse, epsilon),
         *_scale_and_shift(out, scale, shift),
@@ -268,23 +190,11 @@ def _norm(arguments: KernelArguments) -> Sequence[Thunk]:
 
 _LAYER = {
     "axis": Attribute("int", -1),
-    "epsilon": Attribute("float", _EPSILON),
+    "epsilon": Attribute("float", EPSILON),
     "stash_type": Attribute("int", 1),
 }
 
 OPERATORS = (
-    OpDef(
-        "BatchNormalization",
-        (5, 5),
-        _infer_batch,
-        _batch,
-        outputs=(1, 3),
-        attributes={
-            "epsilon": Attribute("float", _EPSILON),
-            "momentum": Attribute("float", 0.8999999761581421),
-            "training_mode": Attribute("int", 0),
-        },
-    ),
     OpDef("LayerNormalization", (2, 3), _infer_layer, _layer, (1, 3), _LAYER),
     OpDef("RMSNormalization", (2, 2), _infer_layer, _rms, attributes=_LAYER),
     OpDef(
@@ -292,7 +202,7 @@ OPERATORS = (
         (3, 3),
         _infer_instance,
         _instance,
-        attributes={"epsilon": Attribute("float", _EPSILON)},
+        attributes={"epsilon": Attribute("float", EPSILON)},
     ),
     OpDef(
         "GroupNormalization",
@@ -300,7 +210,7 @@ OPERATORS = (
         _infer_group,
         _group,
         attributes={
-            "epsilon": Attribute("float", _EPSILON),
+            "epsilon": Attribute("float", EPSILON),
             "num_groups": Attribute("int", required=True),
             "stash_type": Attribute("int", 1),
         },

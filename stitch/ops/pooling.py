@@ -64,12 +64,10 @@ def _average(arguments: KernelArguments) -> Sequence[Thunk]:
     include = bool(int_of(arguments.attributes, "count_include_pad"))
     counts = np.zeros(windows.output, out.dtype)
     ones = np.zeros(windows.padded, out.dtype)
-    declared = ints_of(arguments.attributes, "pads") or windows.begin + windows.end
-    ends = declared[len(windows.size) :]
     # Padding that ceil_mode adds beyond what was declared never counts.
     inner = tuple(
         slice(0, b + s + e) if include else slice(b, b + s)
-        for b, s, e in zip(windows.begin, windows.size, ends, strict=True)
+        for b, s, e in zip(windows.begin, windows.size, windows.end, strict=True)
     )
     ones[inner] = 1
     steps: list[Thunk] = list(refresh)
@@ -127,7 +125,8 @@ def _flat_positions(source: Array, windows: Windows, column_major: bool) -> Arra
         along = [1] * source.ndim
         along[axis + 2] = length
         total = total + (np.arange(length) * stride).reshape(along)
-    pads = [(0, 0), (0, 0), *zip(windows.begin, windows.end, strict=True)]
+    ends = map(sum, zip(windows.end, windows.overhang, strict=True))
+    pads = [(0, 0), (0, 0), *zip(windows.begin, ends, strict=True)]
     return np.pad(total, pads, constant_values=-1)
 
 

@@ -9,6 +9,7 @@ from itertools import chain
 from stitch.errors import CompileError
 from stitch.ops import (
     activation,
+    batch_normalization,
     casting,
     comparison,
     convolution,
@@ -20,6 +21,7 @@ from stitch.ops import (
     indexing,
     matmul,
     normalization,
+    padding,
     pooling,
     rearranging,
     reduction,
@@ -32,8 +34,8 @@ from stitch.ops.definition import OpDef
 
 _THEMES = (
     elementwise, elementary, comparison, activation, error_function, matmul, convolution, pooling,
-    normalization, softmax, reduction, scanning, reshaping, rearranging, indexing, scattering,
-    generating, casting, einsum,
+    batch_normalization, normalization, softmax, reduction, scanning, reshaping, rearranging,
+    padding, indexing, scattering, generating, casting, einsum,
 )  # fmt: skip
 _OPERATORS: tuple[OpDef, ...] = tuple(chain.from_iterable(theme.OPERATORS for theme in _THEMES))
 _BY_NAME = {(definition.domain, definition.name): definition for definition in _OPERATORS}

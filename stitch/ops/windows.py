@@ -31,7 +31,7 @@ WINDOW_ATTRIBUTES = {
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """One tuple entry per spatial axis; `end` may exceed the declared padding (ceil_mode)."""
+    """One tuple entry per spatial axis; `overhang` is what the last window reaches beyond `end`."""
 
     size: Shape
     kernel: Shape
@@ -39,16 +39,18 @@ class Windows:
     dilations: Shape
     begin: Shape
     end: Shape
+    overhang: Shape
     output: Shape
 
     @property
     def padded(self) -> Shape:
         """The spatial shape with its padding, large enough for every window."""
-        return tuple(b + s + e for b, s, e in zip(self.begin, self.size, self.end, strict=True))
+        parts = zip(self.begin, self.size, self.end, self.overhang, strict=True)
+        return tuple(map(sum, parts))
 
     @property
     def needs_padding(self) -> bool:
-        return any(self.begin) or any(self.end)
+        return any(self.begin) or any(self.end) or any(self.overhang)
 
     def taps(self) -> Iterator[tuple[slice, ...]]:
         """For each kernel element, in order, the padded positions that it meets."""
@@ -81,7 +83,7 @@ def windows_of(attributes: Attributes, size: Shape, kernel: Shape, ceil: bool = 
     dilations = ints_of(attributes, "dilations") or (1,) * rank
     pads = ints_of(attributes, "pads") or (0,) * (2 * rank)
     auto_pad = string_of(attributes, "auto_pad")
-    begins, ends, outputs = [], [], []
+    begins, ends, overhangs, outputs = [], [], [], []
     for i in range(rank):
         span = dilations[i] * (kernel[i] - 1) + 1
         begin, end = pads[i], pads[rank + i]
@@ -97,11 +99,13 @@ def windows_of(attributes: Attributes, size: Shape, kernel: Shape, ceil: bool = 
             output = (-(-room // strides[i]) if ceil else room // strides[i]) + 1
             if ceil and (output - 1) * strides[i] >= size[i] + begin:
                 output -= 1  # a window must not start in the right padding
-        needed = (output - 1) * strides[i] + span - size[i] - begin
+        reached = (output - 1) * strides[i] + span
         begins.append(begin)
-        ends.append(max(end, needed))
+        ends.append(end)
+        overhangs.append(max(0, reached - begin - size[i] - end))
         outputs.append(output)
-    return Windows(size, kernel, strides, dilations, tuple(begins), tuple(ends), tuple(outputs))
+    padding = (tuple(begins), tuple(ends), tuple(overhangs))
+    return Windows(size, kernel, strides, dilations, *padding, tuple(outputs))
 
 
 def pad_steps(source: Array, windows: Windows, value: float) -> tuple[Array, tuple[Thunk, ...]]:
