@@ -63,7 +63,7 @@ class StripShape:
 
 def tilize_stage(shape: StripShape) -> Stage:
     """Dense rows to tiles, padding elements zeroed."""
-    chunk = _chunk_nbytes(shape, shape.tiled_elements)
+    chunk = _chunk_nbytes(shape, shape.tiled_elements, _LARGEST_CHUNK)
     # A strip that is mostly padding is cheaper to clear first.
     mostly_padding = shape.elements * 2 < shape.tiled_elements
 
@@ -86,7 +86,9 @@ def tilize_stage(shape: StripShape) -> Stage:
 
 def untilize_stage(shape: StripShape) -> Stage:
     """Tiles to dense rows; padding elements are dropped."""
-    chunk = _chunk_nbytes(shape, shape.elements)
+    # Measured: 16 bytes beat 32 (0.78 of memcpy to 0.60) where a face row is 64 bytes or more.
+    wide = shape.itemsize * _FACE > _LARGEST_CHUNK
+    chunk = _chunk_nbytes(shape, shape.elements, _LARGEST_CHUNK // 2 if wide else _LARGEST_CHUNK)
 
     def calls(source: Bytes, target: Bytes, scratch: Bytes) -> list[Call]:
         tiled, dense = _tiled_bytes(source, shape), _dense_bytes(target, shape)
@@ -107,9 +109,10 @@ def _tiled_bytes(raw: Bytes, shape: StripShape) -> Bytes:
     return raw[: shape.tiled_elements * shape.itemsize]
 
 
-def _chunk_nbytes(shape: StripShape, elements: int) -> int | None:
+def _chunk_nbytes(shape: StripShape, elements: int, most: int) -> int | None:
+    """The size of the chunks that rows and face rows consist of; None where `take` loses."""
     row, run = shape.columns * shape.itemsize, _FACE * shape.itemsize
-    chunk = math.gcd(row, run, _LARGEST_CHUNK)
+    chunk = math.gcd(row, run, most)
     worthwhile = chunk >= _LEAST_CHUNK and elements * shape.itemsize <= _LARGEST_INDEX * chunk
     return chunk if worthwhile and elements else None
 
