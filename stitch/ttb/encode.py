@@ -162,16 +162,17 @@ class _Encoder:
                 got=f"{text[:40]!r}...",
                 remedy="shorten it",
             )
-        return self._text(text, f"{table.lower()}'s {field}")
+        if text not in self._strings:
+            self._strings[text] = self._text(text, f"{table.lower()}'s {field}")
+        return self._strings[text]
 
     def _text(self, text: str, what: str) -> int:
-        found = self._strings.get(text)
-        if found is None:
-            try:
-                found = self._strings[text] = self._builder.CreateString(text)
-            except UnicodeEncodeError as error:
-                raise StitchError(f"the {what} {text!r} is not valid Unicode") from error
-        return found
+        """A string of its own: readers charge those without a limit each time they are used."""
+        try:
+            offset: int = self._builder.CreateString(text)
+        except UnicodeEncodeError as error:
+            raise StitchError(f"the {what} {text!r} is not valid Unicode") from error
+        return offset
 
     # Machine and segments ------------------------------------------------------------------
 

@@ -6,9 +6,10 @@ Must not know: programs, layouts, operators, segments' bytes.
 
 Python's flatbuffers package has no verifier. This one cannot be made to loop, to recurse deeply or
 to allocate more than the file justifies: every table, vector, string and vtable that it visits is
-charged against the metadata's length, and only strings and pooled tables are remembered and free
-the second time. A sound file's parts do not overlap, so they never exceed that budget; offsets
-that share or overlap soon do. Depth is bounded by the schema, which has no recursive tables.
+charged against the metadata's length. Only strings of limited length and pooled tables, which are
+small, are free the second time. A sound file's parts do not overlap, so they never exceed that
+budget; offsets that share or overlap soon do. Depth is bounded by the schema, which has no
+recursive tables.
 
 For speed a vtable is checked once per table type and becomes a `Plan` (see `vtable.py`).
 """
@@ -75,8 +76,8 @@ class Verifier:
         self._pooled: dict[tuple[str, int], Record | None] = {}
         self._path: list[str | int] = []
         self._readers: dict[str, Callable[[int, FieldSpec], Any]] = {
+            "string": self._string,
             "table": self._child,
-            "scalars": self._scalars,
             "strings": self._vector_of_strings,
             "tables": self._vector_of_tables,
         }
@@ -133,6 +134,8 @@ class Verifier:
             self._add("alignment", position, f"table {plans.spec.name} misaligns an 8-byte field")
             return None
         raw = plan.unpack(self._data, position)
+        if plan.is_plain:
+            return raw
         record = list(plan.template)
         for at, index in plan.scalars:
             record[at] = raw[index]
@@ -144,6 +147,8 @@ class Verifier:
                 self._add("range", position, f"{field.name} is {value}, less than {field.minimum}")
         if plan.strings:
             self._read_strings(position, plan, raw, record)
+        for at, index, offset, field in plan.vectors:
+            record[at] = self._scalars(position + offset, raw[index], field)
         for at, index, offset, field in plan.others:
             record[at] = self._follow(position + offset, raw[index], field)
         for at, type_index, index, offset, field in plan.unions:
@@ -165,13 +170,8 @@ class Verifier:
         if not offset:
             self._add("offset", position, f"{field.name}: an offset of zero points nowhere")
             return None
-        if field.kind == "scalars":
-            return self._scalars(position + offset, field)
         self._path.append(field.name)
-        if field.kind == "string":
-            found: Any = self._string(position + offset, field)
-        else:
-            found = self._readers[field.kind](position + offset, field)
+        found = self._readers[field.kind](position + offset, field)
         self._path.pop()
         return found
 
@@ -211,8 +211,9 @@ class Verifier:
     def _string(self, position: int, field: FieldSpec) -> str:
         found = self._strings.get(position)
         if found is None:
-            found = self._read_string(position, field)
-            self._strings[position] = found
+            found = self._strings[position] = self._read_string(position, field)
+        elif field.limit is None:
+            self._claim(5 + len(found))
         if field.kind == "string" and field.limit is not None and len(found) * 4 > field.limit:
             too_long = len(found) > field.limit or len(found.encode()) > field.limit
             if too_long:
@@ -255,19 +256,22 @@ class Verifier:
             raise _BudgetSpentError
         return count
 
-    def _scalars(self, position: int, field: FieldSpec) -> tuple[Any, ...]:
-        code = field.code
-        count = self._count(position, ITEM_NBYTES[code], field)
+    def _scalars(self, position: int, offset: int, field: FieldSpec) -> tuple[Any, ...]:
+        if not offset:
+            self._add("offset", position, f"{field.name}: an offset of zero points nowhere")
+            return ()
+        position += offset
+        count = self._count(position, ITEM_NBYTES[field.code], field)
         if not count:
             return ()
         values: tuple[Any, ...]
         if count < 16:
-            values = _SHORT[code][count](self._data, position + 4)
+            values = _SHORT[field.code][count](self._data, position + 4)
         else:
-            values = struct.unpack_from(f"<{count}{code}", self._data, position + 4)
-        if field.minimum is not None and min(values) < field.minimum:
-            detail = f"{field.name} holds {min(values)}, less than {field.minimum}"
-            self._add("range", position, detail)
+            values = struct.unpack_from(f"<{count}{field.code}", self._data, position + 4)
+        least = field.minimum
+        if least is not None and (values[0] if count == 1 else min(values)) < least:
+            self._add("range", position, f"{field.name} holds {min(values)}, less than {least}")
         return values
 
     def _offsets(self, position: int, field: FieldSpec) -> list[int]:

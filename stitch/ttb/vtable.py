@@ -18,8 +18,8 @@ from stitch.ttb.table_spec import FieldSpec, TableSpec
 Report = Callable[[str, int, str], None]
 
 ITEM_NBYTES = {"b": 1, "B": 1, "h": 2, "H": 2, "i": 4, "I": 4, "q": 8, "Q": 8, "f": 4, "d": 8}
+_PARTS = {"string": "string", "scalars": "vector"}
 _EMPTY: Mapping[str, Any] = {"strings": (), "tables": (), "scalars": (), "string": ""}
-_UNLIMITED = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +28,20 @@ class Plan:
 
     `at` is an index into the table's record, `raw` one into what `unpack` gives, `offset` a field's
     place in the table. A position is well aligned for 8-byte fields where
-    `position & alignment_mask == alignment_residue`.
+    `position & alignment_mask == alignment_residue`. In a plain table, what `unpack` gives is the
+    record, with nothing to check.
     """
 
     nbytes: int
     unpack: Callable[[bytes, int], tuple[Any, ...]]
     alignment_mask: int
     alignment_residue: int
+    is_plain: bool
     template: tuple[Any, ...]
     scalars: tuple[tuple[int, int], ...]  # at, raw
     checks: tuple[tuple[int, FieldSpec], ...]  # raw, field
     strings: tuple[tuple[int, int, int, int, FieldSpec], ...]  # at, raw, offset, safe length, field
+    vectors: tuple[tuple[int, int, int, FieldSpec], ...]  # of scalars: at, raw, offset, field
     others: tuple[tuple[int, int, int, FieldSpec], ...]  # at, raw, offset, field
     unions: tuple[tuple[int, int, int, int, FieldSpec], ...]  # at, raw of type, raw, offset, field
 
@@ -108,7 +111,7 @@ def _inline_parts(
         elif offset and field.kind == "scalar":
             found.append(_Inline(offset, field.code, at, "scalar"))
         elif offset:
-            found.append(_Inline(offset, "I", at, "string" if field.kind == "string" else "other"))
+            found.append(_Inline(offset, "I", at, _PARTS.get(field.kind, "other")))
     if not tolerant and any(entries[known:]):
         note("unknown_field", f"{spec.name} has fields that the schema lacks")
     return sorted(found)
@@ -146,6 +149,11 @@ def _assemble(inline: list[_Inline], nbytes: int, spec: TableSpec) -> Plan:
         unpack=struct.Struct(layout).unpack_from,
         alignment_mask=0 if residue is None else 7,
         alignment_residue=residue or 0,
+        is_plain=[item.at for item in inline] == list(range(len(spec.fields)))
+        and all(
+            item.part == "scalar" and (f.minimum, f.maximum) == (None, None)
+            for _, item, f in numbered
+        ),
         template=tuple(
             f.default if f.kind == "scalar" else _EMPTY.get(f.kind) for f in spec.fields
         ),
@@ -156,10 +164,14 @@ def _assemble(inline: list[_Inline], nbytes: int, spec: TableSpec) -> Plan:
             if item.part == "scalar" and (field.minimum, field.maximum) != (None, None)
         ),
         strings=tuple(
-            # A character takes four bytes at most: shorter strings need not be measured.
-            (item.at, raw, item.offset, _UNLIMITED if f.limit is None else f.limit // 4, f)
+            # A character takes four bytes at most: shorter strings need not be measured. Those
+            # without a limit are charged each time.
+            (item.at, raw, item.offset, -1 if f.limit is None else f.limit // 4, f)
             for raw, item, f in numbered
             if item.part == "string"
+        ),
+        vectors=tuple(
+            (item.at, raw, item.offset, f) for raw, item, f in numbered if item.part == "vector"
         ),
         others=tuple(
             (item.at, raw, item.offset, f) for raw, item, f in numbered if item.part == "other"

@@ -43,9 +43,10 @@ All numbers are little-endian; positions are counted from the start of the file.
    (at absolute positions), required fields, enum values, ranges and limits (the tables below),
    UTF-8, the zero that ends a string. Fields that the schema does not know are refused.
 4. Size of the whole: tables, vectors, strings and vtables together claim no more bytes than the
-   metadata has. Strings, and tables marked *pooled*, count once however often they are pointed
-   at; anything else that is shared or overlaps counts again. So reading takes time and memory in
-   proportion to the file. No table can contain itself, so depth is bounded by the schema.
+   metadata has. Strings whose bytes are limited, and tables marked *pooled*, count once however
+   often they are pointed at; anything else that is shared or overlaps counts again. So reading
+   takes time and memory in proportion to the file. No table can contain itself, so depth is
+   bounded by the schema.
 5. Segments: alignment, bounds, overlap, the end of the file.
 6. The program: indices, names, layouts, constants' types and lengths.
 7. A segment's CRC-32: on first use, or at once with full verification.

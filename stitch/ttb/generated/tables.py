@@ -5,7 +5,7 @@ The one table that drives verifying, decoding and docs/format.md.
 
 from stitch.ttb.table_spec import FieldSpec, TableSpec
 
-SCHEMA_SHA256 = "ce2dea91fa9cf051d7755363c148db7057f632e9be2f8ad61e71fdeb155cbf01"
+SCHEMA_SHA256 = "16382046981e2c531b02816b298c42d3dbc9e65e4fe1ff6c52c2dc44df37b76d"
 FILE_IDENTIFIER = b"STCH"
 ROOT = "Binary"
 
@@ -82,7 +82,7 @@ TABLES: dict[str, TableSpec] = {
         FieldSpec(slot=2, name='inputs', kind='scalars', code='i', minimum=-1),
         FieldSpec(slot=3, name='outputs', kind='scalars', code='i', minimum=-1),
         FieldSpec(slot=4, name='attributes', kind='tables', of='Attribute'),
-        FieldSpec(slot=5, name='location', kind='string', limit=65536),
+        FieldSpec(slot=5, name='location', kind='string', limit=4096),
     )),
     'InputSlot': TableSpec('InputSlot', (
         FieldSpec(slot=0, name='name', kind='string', limit=1024, required=True),
