@@ -81,12 +81,14 @@ def _argument_names(f: Traceable, count: int, title: str) -> list[str]:
     except (TypeError, ValueError):
         return [f"x_{i}" for i in range(count)]
     names: list[str] = []
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     for parameter in parameters:
         if parameter.kind is parameter.VAR_POSITIONAL:
             names += [f"{parameter.name}_{i}" for i in range(count - len(names))]
-        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            if len(names) < count or parameter.default is parameter.empty:
-                names.append(parameter.name)
+        elif parameter.kind in positional and (
+            len(names) < count or parameter.default is parameter.empty
+        ):
+            names.append(parameter.name)
     if len(names) != count:
         raise CompileError(
             f"{title!r} is described by {count} arguments",

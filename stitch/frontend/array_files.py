@@ -1,0 +1,105 @@
+"""Arrays out of files: `.npy`, `.npz` and `.safetensors`, never unpickled.
+
+Comes in: a path and, where a file holds several, a name. Goes out: the array, or a `FormatError`
+that names file and array. safetensors is an optional extra, imported only for its files.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stitch.errors import FormatError, LayoutError
+from stitch.graph.wish import closest
+from stitch.program import Array, DataType
+
+SUFFIXES = (".npy", ".npz", ".safetensors")
+
+
+def read_array(path: Path, name: str | None = None) -> Array:
+    """One array of a file; `name` may be left out if there is only one. Raises `FormatError`."""
+    readers = {".npy": _npy, ".npz": _npz, ".safetensors": _safetensors}
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise FormatError(
+            f"{path.name}: arrays are read from {', '.join(SUFFIXES)} files", got=path.suffix
+        )
+    try:
+        array = reader(path, name)
+        DataType.from_dtype(array.dtype)
+    except FileNotFoundError as error:
+        near = closest(path.name, _siblings(path))
+        raise FormatError(f"there is no file {path.name}", remedy=near or None) from error
+    except LayoutError as error:
+        raise FormatError(f"{_title(path, name)}: {error.what}") from error
+    except (OSError, ValueError, EOFError, KeyError, MemoryError, OverflowError) as error:
+        raise FormatError(f"{_title(path, name)} cannot be read: {error}") from error
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
+        raise FormatError(f"{_title(path, name)} cannot be read: {error}") from error
+    return array
+
+
+def _title(path: Path, name: str | None) -> str:
+    return path.name if name is None else f"array {name!r} of {path.name}"
+
+
+def _npy(path: Path, name: str | None) -> Array:
+    if name is not None:
+        raise FormatError(f"{path.name} holds one array, without a name", got=name)
+    with path.open("rb") as file:
+        array: Array = np.lib.format.read_array(file, allow_pickle=False)
+    return array
+
+
+def _npz(path: Path, name: str | None) -> Array:
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        if not isinstance(arrays, np.lib.npyio.NpzFile):
+            raise ValueError("it is no .npz archive")
+        found: Any = arrays[_chosen(path, name, arrays.files)]
+        if not isinstance(found, np.ndarray):
+            raise ValueError("it is no array")
+        return found
+
+
+def _safetensors(path: Path, name: str | None) -> Array:
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        raise FormatError(
+            f"{path.name}: reading .safetensors needs the package safetensors",
+            remedy="pip install safetensors",
+        ) from error
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    try:
+        with safe_open(str(path), framework="numpy") as arrays:
+            found: Array = arrays.get_tensor(_chosen(path, name, arrays.keys()))
+            return found
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
+
+
+def _chosen(path: Path, name: str | None, names: Iterable[str]) -> str:
+    known = sorted(names)
+    if name is None and len(known) == 1:
+        return known[0]
+    if name is None or name not in known:
+        asked = "no name is given" if name is None else f"there is no array {name!r}"
+        raise FormatError(
+            f"{path.name}: {asked}",
+            expected=", ".join(known[:20]) or "an archive that is not empty",
+            remedy=(closest(name, known) or None) if name is not None else "add name: ...",
+        )
+    return name
+
+
+def _siblings(path: Path) -> list[str]:
+    try:
+        return [entry.name for entry in path.parent.iterdir()]
+    except OSError:
+        return []

@@ -1,0 +1,162 @@
+"""YAML that may be hostile, read as plain data with line numbers.
+
+Comes in: text. Goes out: `Node`s, or a `FormatError`: too long, too deep, too many nodes once
+aliases are followed, duplicate keys, tags. Nothing is constructed but numbers, strings, lists and
+mappings (PyYAML's safe loader). Must not know: what the keys mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import yaml
+
+from stitch.errors import FormatError, Problem
+
+MAX_NBYTES = 1 << 20
+MAX_DEPTH = 16
+MAX_EVENTS = 100_000
+MAX_NODES = 100_000
+
+Data = bool | int | float | str | tuple["Node", ...] | Mapping[str, "Node"] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A scalar, list or mapping; `line` counts from 1, `raw` is a scalar as it is written."""
+
+    line: int
+    data: Data
+    raw: str = ""
+
+    def describe(self) -> str:
+        """What stands here, in a few words."""
+        if isinstance(self.data, tuple):
+            return f"a list of {len(self.data)}"
+        if isinstance(self.data, Mapping):
+            return f"a mapping with the keys {', '.join(self.data)}"[:80]
+        return "nothing" if self.data is None else repr(self.raw)[:60]
+
+
+def read_yaml(text: str, file: str) -> tuple[Node, tuple[Problem, ...]]:
+    """The document and its recoverable defects; raises `FormatError` for what cannot be read."""
+    if len(text) > MAX_NBYTES:
+        raise FormatError(
+            "a module in YAML is a short text",
+            where=file,
+            expected=f"at most {MAX_NBYTES} characters",
+            got=str(len(text)),
+            remedy="keep weights in .npz, .npy or .safetensors files",
+        )
+    try:
+        _check_bounds(text, file)
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = file if mark is None else f"{file}:{mark.line + 1}"
+        what = getattr(error, "problem", None) or str(error)
+        raise FormatError(f"not YAML: {what}", where=where) from error
+    except (RecursionError, ValueError) as error:
+        raise FormatError(f"not YAML: {error}", where=file) from error
+    if root is None:
+        raise FormatError("the file holds nothing", where=file)
+    walk = _Walk(file)
+    return walk.node(root, 0), tuple(walk.problems)
+
+
+def _check_bounds(text: str, file: str) -> None:
+    """Depth and number of events, before anything is built."""
+    depth = 0
+    for count, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > MAX_DEPTH or count > MAX_EVENTS:
+            limit = f"{MAX_DEPTH} levels" if depth > MAX_DEPTH else f"{MAX_EVENTS} elements"
+            raise FormatError(f"this YAML goes beyond {limit}", where=f"{file}:{_line(event)}")
+
+
+def _line(found: yaml.Event | yaml.Node) -> int:
+    return 1 if found.start_mark is None else found.start_mark.line + 1
+
+
+class _Walk:
+    """From PyYAML's nodes to ours, counting every node that aliases repeat."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.problems: list[Problem] = []
+        self._count = 0
+
+    def node(self, found: yaml.Node, depth: int) -> Node:
+        line = _line(found)
+        self._count += 1
+        if self._count > MAX_NODES or depth > MAX_DEPTH:
+            raise FormatError(
+                "aliases make this YAML too large",
+                where=f"{self.file}:{line}",
+                expected=f"at most {MAX_NODES} nodes, {MAX_DEPTH} levels deep",
+                remedy="write the parts out, or use fewer aliases",
+            )
+        if isinstance(found, yaml.MappingNode):
+            return Node(line, self._mapping(found, depth))
+        if isinstance(found, yaml.SequenceNode):
+            return Node(line, tuple(self.node(item, depth + 1) for item in found.value))
+        return Node(line, self._scalar(found, line), str(found.value))
+
+    def _mapping(self, found: yaml.MappingNode, depth: int) -> dict[str, Node]:
+        made: dict[str, Node] = {}
+        for key, value in found.value:
+            line = _line(key)
+            if not isinstance(key, yaml.ScalarNode):
+                self._note("bad_key", line, "a key is a word")
+                continue
+            if key.value in made:
+                self._note("duplicate_key", line, f"the key {key.value!r} stands twice")
+                continue
+            made[key.value] = self.node(value, depth + 1)
+        return made
+
+    def _scalar(self, found: yaml.Node, line: int) -> bool | int | float | str | None:
+        kind = str(found.tag).rpartition(":")[2]
+        text = str(found.value)
+        if kind == "null":
+            return None
+        if kind == "bool":
+            return text.lower() in ("yes", "true", "on")
+        if kind in ("int", "float"):
+            return self._number(text, line)
+        if kind not in ("str", "timestamp", "merge", "value") or "python" in str(found.tag):
+            self._note("tag", line, f"tags such as {found.tag} have no meaning here")
+        return number_of(text) if found.style is None else text  # type: ignore[attr-defined]
+
+    def _number(self, text: str, line: int) -> int | float | str:
+        found = number_of(text)
+        if isinstance(found, str):
+            self._note("bad_number", line, f"not a number that is understood here: {text[:40]!r}")
+            return 0
+        return found
+
+    def _note(self, kind: str, line: int, detail: str) -> None:
+        self.problems.append(Problem(kind, f"{self.file}:{line}", detail))
+
+
+def number_of(text: str) -> int | float | str:
+    """The number that a text spells (also 0x10, 1e-5, .inf), else the text itself."""
+    plain = text.strip().lower()
+    if len(plain) > 64 or not plain:
+        return text
+    try:
+        return int(plain, 16 if plain.startswith("0x") else 10)
+    except ValueError:
+        pass
+    if plain.lstrip("+-") in (".inf", ".nan"):
+        return float(plain.replace(".", ""))
+    if not any(c.isdigit() for c in plain):
+        return text
+    try:
+        return float(plain)
+    except ValueError:
+        return text
