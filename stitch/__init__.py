@@ -1,1 +1,36 @@
 """Stitch joins independently compiled programs at run time."""
+
+from stitch.api import (
+    CompiledModel,
+    Device,
+    compile,
+    forbid_copies,
+    get_layout,
+    has_layout,
+    load,
+    open_device,
+    submit,
+    to_layout,
+    wait,
+)
+from stitch.errors import (
+    CompileError,
+    FormatError,
+    LayoutError,
+    LinkError,
+    OutOfMemoryError,
+    StitchError,
+    TaskError,
+)
+from stitch.graph import ComputationGraphBuilder, trace
+from stitch.program import DataType, Layout, MemoryLayout, ShardSpec, Space, TensorDesc
+from stitch.runtime import LoadedProgram, Tensor
+from stitch.runtime.pipeline import Pipeline
+
+__all__ = [
+    "CompileError", "CompiledModel", "ComputationGraphBuilder", "DataType", "Device",
+    "FormatError", "Layout", "LayoutError", "LinkError", "LoadedProgram", "MemoryLayout",
+    "OutOfMemoryError", "Pipeline", "ShardSpec", "Space", "StitchError", "TaskError", "Tensor",
+    "TensorDesc", "compile", "forbid_copies", "get_layout", "has_layout", "load", "open_device",
+    "submit", "to_layout", "trace", "wait",
+]  # fmt: skip

@@ -65,9 +65,7 @@ def _by_granules(moves: list[Move], spare: int) -> tuple[list[Move], int]:
     if 0 < spare < granule:
         granule = math.gcd(granule, 1 << (spare.bit_length() - 1))
     comes_from = {
-        move.target + at: move.source + at
-        for move in moves
-        for at in range(0, move.size, granule)
+        move.target + at: move.source + at for move in moves for at in range(0, move.size, granule)
     }
     wanted = set(comes_from.values())
     steps: list[Move] = []

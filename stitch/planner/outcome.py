@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stitch.planner.plan import Allocate, Block, Copy, Execute, Free, Instance, Plan, Relocate, waiting_desc
+from stitch.planner.plan import (
+    Allocate,
+    Block,
+    Copy,
+    Execute,
+    Free,
+    Instance,
+    Plan,
+    Relocate,
+    waiting_desc,
+)
 
 Values = dict[int, list[Instance]]
 

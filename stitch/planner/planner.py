@@ -178,9 +178,7 @@ def scratch_desc(space: Space, nbytes: int) -> TensorDesc:
     return TensorDesc((nbytes,), Layout(DataType.UINT8, space))
 
 
-def _allocate(
-    state: Residency, demands: dict[Space, Demand], wants: list[_Want], who: str
-) -> None:
+def _allocate(state: Residency, demands: dict[Space, Demand], wants: list[_Want], who: str) -> None:
     for space in SPACE_ORDER:
         demand = demands.get(space)
         mine = [w for w in wants if w.desc.layout.space is space]
@@ -235,7 +233,9 @@ def _execute(
 ) -> None:
     transformation = task.transformation
     inputs = tuple(
-        found if isinstance(found, Instance) else Instance(copies[found].block, 0, copies[found].desc)
+        found
+        if isinstance(found, Instance)
+        else Instance(copies[found].block, 0, copies[found].desc)
         for found in chosen
     )
     aliased = _aliased(task)

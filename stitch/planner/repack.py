@@ -96,14 +96,10 @@ def _place(problem: SpaceProblem, moved: dict[int, int]) -> Arrangement | None:
     return _arrangement(problem, moves, pieces)
 
 
-def _arrangement(
-    problem: SpaceProblem, moves: dict[int, int], pieces: list[int]
-) -> Arrangement:
+def _arrangement(problem: SpaceProblem, moves: dict[int, int], pieces: list[int]) -> Arrangement:
     before = {n: (a, size) for n, a, size in (*problem.movable, *problem.displaced)}
     real = {n: address for n, address in moves.items() if before[n][0] != address}
-    return Arrangement(
-        tuple(sorted(real.items())), tuple(pieces), sum(before[n][1] for n in real)
-    )
+    return Arrangement(tuple(sorted(real.items())), tuple(pieces), sum(before[n][1] for n in real))
 
 
 def _open_windows(problem: SpaceProblem) -> Arrangement | None:
@@ -160,10 +156,10 @@ def _open_one(
         allocator = _allocator(trial, fixed)
         places: dict[int, int] = {}
         for number, _, length in sorted(touched, key=lambda b: -b[2]):
-            address = allocator.try_alloc(length)
-            if address is None:
+            found = allocator.try_alloc(length)
+            if found is None:
                 break
-            places[number] = address
+            places[number] = found
         else:
             return at, places
     return None

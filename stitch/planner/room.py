@@ -8,6 +8,7 @@ known to want; moving blocks inside the space; giving up the block whose next us
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from stitch.errors import LayoutError
 from stitch.machine import footprint, round_up
@@ -96,7 +97,7 @@ def _check_fixed(state: Residency, demand: Demand) -> None:
                     where=demand.who,
                     remedy="release the exported array or view that pins it, or move the tensor",
                 )
-    for (a, size, what), (b, _, other) in zip(regions, regions[1:], strict=False):
+    for (a, size, what), (b, _, other) in pairwise(regions):
         if a + size > b:
             raise LayoutError(
                 f"{what} [{a:#x}, {a + size:#x}) and {other} (at {b:#x}) clash in "
@@ -116,7 +117,8 @@ def _problem(state: Residency, demand: Demand) -> SpaceProblem:
     obstacles = [(address, size) for address, size, _ in demand.fixed]
     obstacles += [(a, state.blocks[n].size_per_bank) for n, a in demand.relocate.items()]
     promised = list(obstacles)
-    movable, displaced = [], []
+    movable: list[tuple[int, int, int]] = []
+    displaced: list[tuple[int, int, int]] = []
     for block in state.in_space(demand.space):
         assert block.address is not None
         if block.number in demand.relocate:
@@ -150,10 +152,7 @@ def _victims(state: Residency, demand: Demand) -> list[tuple[tuple[int, ...], Bl
         users = state.users[block.number]
         soonest = min((_soonest(state, v) for v in users), default=NEVER)
         spare = all(
-            state.is_spare(v, i)
-            for v in users
-            for i in state.values[v]
-            if i.block == block.number
+            state.is_spare(v, i) for v in users for i in state.values[v] if i.block == block.number
         )
         idle = min((state.idle.get(v, 0) for v in users), default=0)
         rank = (-soonest, not spare, -idle, -block.size_per_bank, block.address or 0)
@@ -181,9 +180,7 @@ def _drop_idle_copy(state: Residency, demand: Demand) -> bool:
     return False
 
 
-def _evict_farthest(
-    state: Residency, demand: Demand, problem: SpaceProblem, proved: bool
-) -> None:
+def _evict_farthest(state: Residency, demand: Demand, problem: SpaceProblem, proved: bool) -> None:
     victims = _victims(state, demand)
     if demand.space is not Space.L1 or state.machine.shape.dram is None:
         victims = [v for v in victims if v[2]]
@@ -249,9 +246,11 @@ def copy_cost(state: Residency, source: TensorDesc, target: TensorDesc) -> tuple
 
 def _relocate(state: Residency, demand: Demand, found: Arrangement) -> None:
     targets = dict(found.moves)
-    for number, address in demand.relocate.items():
-        if state.blocks[number].address != address:
-            targets[number] = address
+    targets |= {
+        number: address
+        for number, address in demand.relocate.items()
+        if state.blocks[number].address != address
+    }
     if not targets:
         return
     moves = []

@@ -1,0 +1,13 @@
+"""Reports: what a device did and what it holds, for people and for programs.
+
+Comes in: a device's history and events. Goes out: text and plain data. Nothing depends on it; it
+changes nothing.
+"""
+
+from stitch.report.explain import CopyLine, copy_lines, explain, plan_json
+from stitch.report.memory import memory_report, memory_view, memory_views
+
+__all__ = [
+    "CopyLine", "copy_lines", "explain", "memory_report", "memory_view", "memory_views",
+    "plan_json",
+]  # fmt: skip

@@ -1,0 +1,16 @@
+"""The runtime: a device opened on a machine, its queue, its executors, the handles on its tensors.
+
+Comes in: binaries, arrays, calls. Goes out: tensors, perhaps pending. Must not know the compiler:
+what it runs was compiled elsewhere, by anyone.
+"""
+
+from stitch.runtime.device import DEFAULT_WINDOW, Device
+from stitch.runtime.events import Event, PlanMade, PlanRun, ReadBack
+from stitch.runtime.hooks import HookContext
+from stitch.runtime.program import LoadedProgram
+from stitch.runtime.tensor import Tensor
+
+__all__ = [
+    "DEFAULT_WINDOW", "Device", "Event", "HookContext", "LoadedProgram", "PlanMade", "PlanRun",
+    "ReadBack", "Tensor",
+]  # fmt: skip

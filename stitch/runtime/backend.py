@@ -71,7 +71,8 @@ class LocalBackend:
 
     def region(self, space: Space, address: int, size_per_bank: int) -> Array:
         """The bytes of a footprint, writable."""
-        return self.spaces[space].region(address, size_per_bank)
+        region: Array = self.spaces[space].region(address, size_per_bank)
+        return region
 
     def bind(self, plan: Plan, programs: Sequence[PreparedProgram | None],
              bodies: Sequence[Program | None]) -> BoundPlan:  # fmt: skip

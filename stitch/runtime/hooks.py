@@ -71,8 +71,7 @@ class Hooks:
     def _update(self) -> None:
         self.active = bool(self._registered)
         self.on_operations = any(
-            "before_operation" in entry or "after_operation" in entry
-            for entry in self._registered
+            "before_operation" in entry or "after_operation" in entry for entry in self._registered
         )
 
     def call(self, moment: Moment, context: HookContext) -> None:

@@ -100,7 +100,7 @@ class LoadedProgram:
         return InputPort(name, kind, desc, self.device.desc_key(host))
 
     def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
-        """Queue one run; raises `UsageError` for missing or surplus inputs, `LinkError` for misfits."""
+        """Queue one run; raises `UsageError` for missing or surplus inputs, `LinkError`."""
         if named or len(arguments) != len(self.ports):
             arguments = self.arrange(arguments, named)
         return self.device.submit(self, arguments)
@@ -136,7 +136,7 @@ class LoadedProgram:
         """A number that programs with the same text and constants share, whatever their file."""
         crc = zlib.crc32(self.program.text().encode())
         for constant in self.program.constants:
-            crc = zlib.crc32(as_bytes(np.ascontiguousarray(constant.data)), crc)
+            crc = zlib.crc32(as_bytes(np.ascontiguousarray(constant.data)).data, crc)
         return crc
 
     def input_layout(self, which: int | str) -> Layout:

@@ -87,9 +87,9 @@ class Records:
         gone = [value_of(v) for v in effects.gone]
         for space, address in effects.freed:
             self.allocators[space].free(address)
-            block = self.blocks.pop((space, address))
+            record = self.blocks.pop((space, address))
             if not self._spaces[space].debug:
-                self._spaces[space].release(address, block.size_per_bank)
+                self._spaces[space].release(address, record.size_per_bank)
         self._move(effects.moved)
         made = []
         for block in effects.made:
@@ -133,7 +133,9 @@ class Records:
             block = made[ref.made] if resident is None else resident
             block.origin = ref.origin
             block.users.append(value)
-            after.append(InstanceRecord(block, ref.offset_nbytes, ref.desc, self.desc_key(ref.desc)))
+            after.append(
+                InstanceRecord(block, ref.offset_nbytes, ref.desc, self.desc_key(ref.desc))
+            )
         for instance in before:
             if instance not in after:
                 instance.block.users.remove(value)
@@ -169,8 +171,15 @@ class Picture:
             # A block without users is reserved for good: constants, exported bytes.
             pinned = block.pins > 0 or (not block.users and block.address is not None)
             self.blocks.append(
-                Block(number, block.space, block.address, block.size_per_bank, block.desc,
-                      block.origin, pinned)  # fmt: skip
+                Block(
+                    number,
+                    block.space,
+                    block.address,
+                    block.size_per_bank,
+                    block.desc,
+                    block.origin,
+                    pinned,
+                )
             )
         return number
 

@@ -81,8 +81,22 @@ class InstanceRecord:
 class ValueRecord:
     """One value: pending, ready or gone; every handle on it shares this record."""
 
-    __slots__ = ("by", "consumed", "desc", "desc_key", "device", "handles", "instances", "last_used",
-                 "number", "retain", "status", "version", "window", "__weakref__")  # fmt: skip
+    __slots__ = (
+        "__weakref__",
+        "by",
+        "consumed",
+        "desc",
+        "desc_key",
+        "device",
+        "handles",
+        "instances",
+        "last_used",
+        "number",
+        "retain",
+        "status",
+        "version",
+        "window",
+    )  # fmt: skip
 
     def __init__(self, device: Device, desc: TensorDesc, desc_key: int) -> None:
         self.device = device

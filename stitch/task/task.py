@@ -57,7 +57,7 @@ class Future(NamedTuple):
 
 
 class Task(NamedTuple):
-    """One invocation: a transformation, the numbers of the values it reads, and of those it makes."""
+    """One invocation: a transformation, and the numbers of the values it reads and makes."""
 
     transformation: Transformation
     inputs: tuple[int, ...]

@@ -235,5 +235,3 @@ def dense_view(region: Array, kind: ValueType) -> Array:
     dtype = kind.data_type.dtype
     count = int(np.prod(kind.shape, dtype=np.int64))
     return region[: count * dtype.itemsize].view(dtype).reshape(kind.shape)
-
-

@@ -1,0 +1,254 @@
+"""The public face: compile, load, open_device, submit, wait, to_layout, pipelines.
+
+Comes in: modules, files, arrays. Goes out: compiled models, devices, tensors. `stitch/__init__.py`
+re-exports it; nothing but the commands imports it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from stitch.compiler import CompileOptions, CompileWarning, compile_graph
+from stitch.errors import CompileError, FormatError, UsageError
+from stitch.frontend.yaml_module import load_module
+from stitch.graph import ComputationGraph, Wish, as_json, from_json, parse_wish, trace
+from stitch.machine import Machine, load_machine
+from stitch.program import Layout, Role, TensorDesc
+from stitch.report import explain, memory_report, memory_views
+from stitch.runtime import DEFAULT_WINDOW, LoadedProgram, Tensor
+from stitch.runtime import Device as RuntimeDevice
+from stitch.runtime.executors import Executor
+from stitch.ttb import Binary, encode, inspect_sizes, save
+from stitch.ttb import load as load_binary
+
+__version__ = "0.1.0"
+PRODUCER = f"stitch {__version__}"
+
+
+class Device(RuntimeDevice):
+    """A simulated machine, opened: load programs, call them, look at results; see `open_device`."""
+
+    def explain(self) -> str:
+        """Every copy so far, with bytes, simulated time and reason."""
+        return explain(self)
+
+    def memory_report(self) -> str:
+        """What each space holds, in bytes per bank."""
+        return memory_report(self)
+
+    def memory_views(self) -> dict[str, dict[str, Any]]:
+        """The memory report as data, with tt-metal's keys."""
+        return memory_views(self)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CompiledModel:
+    """A compiled module: its graph, its binary, and what the compiler warned of.
+
+    Callable: runs on a device of its own target, opened at the first call.
+    """
+
+    graph: ComputationGraph
+    binary: Binary
+    target: str
+    wishes: tuple[Wish, ...] = ()
+    warnings: tuple[CompileWarning, ...] = ()
+
+    def save(self, path: str | Path) -> None:
+        """Write the `.ttb` file, whole or not at all."""
+        save(self.binary, path)
+
+    def encode(self) -> bytes:
+        """The bytes that `save` would write."""
+        return encode(self.binary)
+
+    def text(self) -> str:
+        """The programs as readable text."""
+        return "".join(program.text() for program in self.binary.programs)
+
+    def as_json(self) -> str:
+        """The graph, the target and the wishes as JSON; `CompiledModel.load` compiles it again."""
+        wishes = [[w.side, w.slot, w.field, w.value] for w in self.wishes]
+        body = {"stitch": "model", "target": self.target, "wishes": wishes}
+        return json.dumps(body | {"graph": json.loads(as_json(self.graph))})
+
+    def dump(self, file: IO[str]) -> None:
+        """Write `as_json` into an open text file."""
+        file.write(self.as_json())
+
+    @staticmethod
+    def load(file: IO[str]) -> CompiledModel:
+        """Read what `dump` wrote; raises `FormatError` for anything else."""
+        try:
+            body = json.load(file)
+            wishes = tuple(Wish(*wish) for wish in body["wishes"])
+            graph, target = from_json(json.dumps(body["graph"])), body["target"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise FormatError(f"this is no JSON of a compiled model: {error}") from error
+        return _compiled(graph, load_machine(target), str(target), CompileOptions(wishes=wishes))
+
+    def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
+        """Run the first program on a device of the model's own target."""
+        key = id(self)
+        if key not in _OWN_DEVICES:
+            device = open_device(self.target)
+            _OWN_DEVICES[key] = (self, device.load(self))
+        return _OWN_DEVICES[key][1](*arguments, **named)
+
+
+#: Devices that callable models opened for themselves, kept with the model so ids stay its own.
+_OWN_DEVICES: dict[int, tuple[CompiledModel, LoadedProgram]] = {}
+
+
+def compile(
+    module: ComputationGraph | str | Path | Callable[..., Any],
+    example_inputs: Sequence[Any] | Mapping[str, Any] = (),
+    *,
+    target: str | Path | Machine = "wormhole_n150",
+    wishes: Iterable[str | Wish] = (),
+    name: str | None = None,
+    role: Role | str = Role.FORWARD,
+) -> CompiledModel:
+    """Compile a module for a machine: a computation graph, a YAML path, or a Python function.
+
+    A function is traced over `example_inputs` (descriptors or arrays). `wishes` are spelled as for
+    `stitch-compile --set`, as in `"input.x.space=l1"`. Raises `CompileError`, `FormatError`,
+    `LayoutError`, `OutOfMemoryError`.
+    """
+    graph = _graph(module, example_inputs)
+    asked = tuple(parse_wish(w) if isinstance(w, str) else w for w in wishes)
+    options = CompileOptions(wishes=asked, name=name, role=Role(role))
+    machine = load_machine(target)
+    spelled = machine.name if isinstance(target, Machine) else str(target)
+    return _compiled(graph, machine, spelled, options)
+
+
+def _graph(module: Any, examples: Sequence[Any] | Mapping[str, Any]) -> ComputationGraph:
+    if isinstance(module, ComputationGraph):
+        return module
+    if isinstance(module, str | Path):
+        if Path(module).suffix.lower() not in (".yaml", ".yml"):
+            raise CompileError(
+                f"no front end reads {str(module)!r}", expected="a module in YAML (.yaml, .yml)"
+            )
+        return load_module(module)
+    if callable(module):
+        if isinstance(examples, Mapping):
+            raise UsageError("a traced function takes its examples by position")
+        return trace(module, *examples)
+    raise UsageError(
+        "compile takes a computation graph, a path or a function", got=type(module).__name__
+    )
+
+
+def _compiled(
+    graph: ComputationGraph, machine: Machine, target: str, options: CompileOptions
+) -> CompiledModel:
+    made = compile_graph(graph, machine, options)
+    binary = Binary((made.program,), machine.shape, PRODUCER)
+    return CompiledModel(graph, binary, target, options.wishes, made.warnings)
+
+
+def open_device(
+    machine: str | Path | Machine = "wormhole_n150",
+    *,
+    executor: str | Executor = "numpy",
+    window: int = DEFAULT_WINDOW,
+    debug: bool = False,
+    strict_types: bool = False,
+) -> Device:
+    """Open a simulated machine by name, YAML path or description.
+
+    `executor`: who computes (`numpy`, `null`). `window`: tasks queued before they run; 1 runs
+    each call at once. `debug`: poison freed bytes and guard padding. `strict_types`: links may
+    not change the floating storage type.
+    """
+    return Device(
+        load_machine(machine),
+        executor=executor, window=window, debug=debug, strict_types=strict_types,
+    )  # fmt: skip
+
+
+def load(source: str | Path | bytes | CompiledModel, *, verify: str = "metadata") -> Binary:
+    """Read and check a binary without a device: a path, bytes, or a compiled model.
+
+    `verify="full"` checks every byte. Raises `FormatError`, `IncompatibleError`.
+    """
+    if isinstance(source, CompiledModel):
+        return source.binary
+    if verify not in ("metadata", "full"):
+        raise UsageError("verify is 'metadata' or 'full'", got=repr(verify))
+    return load_binary(source, verify="full" if verify == "full" else "metadata")
+
+
+def submit(
+    device: Device, binary: Any, program: int | str, inputs: Sequence[Any]
+) -> tuple[Tensor, ...]:
+    """Run a program of a binary; inputs that are not retained are freed afterwards.
+
+    `binary` is what `device.load` takes, or a loaded program. Gives the outputs, pending.
+    """
+    loaded = binary if isinstance(binary, LoadedProgram) else device.load(binary, program)
+    made = loaded(*inputs)
+    for tensor in inputs:
+        if isinstance(tensor, Tensor) and tensor.is_allocated and not tensor.retain:
+            device.deallocate(tensor._record, f"submit of {loaded.name!r}")
+    return made if isinstance(made, tuple) else (made,)
+
+
+def wait(tensors: Tensor | Iterable[Tensor]) -> None:
+    """Run the queues that these tensors are in; raises what a failed task raised."""
+    for tensor in (tensors,) if isinstance(tensors, Tensor) else tuple(tensors):
+        tensor.device.settle(tensor._record)
+
+
+def to_layout(tensor: Tensor, layout: Layout | TensorDesc, *, retain: bool | None = None) -> Tensor:
+    """The same elements in another layout (any legal one), queued; carries `retain` over.
+
+    `retain=False` frees the source afterwards unless it is itself retained. Raises `LayoutError`
+    where the shape differs or the machine cannot hold the layout.
+    """
+    return tensor.to_layout(layout, retain=retain)
+
+
+def has_layout(tensor: Tensor, layout: Layout | TensorDesc) -> bool:
+    """Whether a tensor lies as described; an address counts only where one is given."""
+    return tensor.has_layout(layout)
+
+
+def get_layout(binary: Any, program: int | str = 0, input: int | str = 0) -> Layout:
+    """The layout that a program wants an input in; raises `UsageError` for an unknown slot."""
+    source = getattr(binary, "binary", binary)
+    found = source if isinstance(source, Binary) else load(source)
+    body = found.program(program)
+    names = [slot.name for slot in body.inputs]
+    if isinstance(input, str):
+        if input not in names:
+            raise UsageError(f"{body.name!r} has no input {input!r}", expected=", ".join(names))
+        input = names.index(input)
+    if not 0 <= input < len(names):
+        raise UsageError(f"{body.name!r} has {len(names)} inputs, not {input + 1}")
+    return body.input_desc(input).layout
+
+
+@contextmanager
+def forbid_copies(device: Device) -> Iterator[None]:
+    """Within the block, work that would need a copy raises `TaskError` instead of making one."""
+    device.flush()
+    device.copies_forbidden += 1
+    try:
+        yield
+        device.flush()
+    finally:
+        device.copies_forbidden -= 1
+
+
+__all__ = [
+    "CompiledModel", "Device", "compile", "forbid_copies", "get_layout", "has_layout",
+    "inspect_sizes", "load", "open_device", "submit", "to_layout", "wait",
+]  # fmt: skip

@@ -1,0 +1,58 @@
+"""The memory report: tt-metal's memory-view keys for each space, and who holds what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stitch.program import Space
+from stitch.runtime import Device
+
+
+def memory_view(device: Device, space: Space) -> dict[str, Any]:
+    """One space as data; sizes are bytes per bank, as the device allocates in lock-step."""
+    device.flush()
+    allocator = device.records.allocators[space]
+    shape = device.machine.shape.space(space)
+    names = {
+        block.address: block.origin
+        for (where, _), block in device.records.blocks.items()
+        if where is space
+    }
+    table = [
+        {"address": address, "size": size, "allocated": True, "tensor": names.get(address, "")}
+        for address, size in allocator.blocks()
+    ] + [
+        {"address": address, "size": size, "allocated": False, "tensor": ""}
+        for address, size in allocator.holes()
+    ]
+    return {
+        "num_banks": shape.banks,
+        "total_bytes_per_bank": shape.capacity,
+        "total_bytes_allocated_per_bank": allocator.used_nbytes,
+        "total_bytes_free_per_bank": allocator.free_nbytes,
+        "largest_contiguous_bytes_free_per_bank": allocator.largest_hole,
+        "block_table": sorted(table, key=lambda entry: int(str(entry["address"]))),
+    }
+
+
+def memory_views(device: Device) -> dict[str, dict[str, Any]]:
+    """Every space of the machine, by name."""
+    return {space.value: memory_view(device, space) for space in device.machine.shape.spaces}
+
+
+def memory_report(device: Device) -> str:
+    """The views as text: one line per space, one per live block."""
+    out = []
+    for name, view in memory_views(device).items():
+        out.append(
+            f"{name}: {view['num_banks']} banks x {view['total_bytes_per_bank']} B, "
+            f"{view['total_bytes_allocated_per_bank']} B allocated, "
+            f"{view['total_bytes_free_per_bank']} B free, largest hole "
+            f"{view['largest_contiguous_bytes_free_per_bank']} B (per bank)"
+        )
+        out += [
+            f"  {entry['address']:#010x} {entry['size']:>9} B  {entry['tensor']}"
+            for entry in view["block_table"]
+            if entry["allocated"]
+        ]
+    return "\n".join(out)

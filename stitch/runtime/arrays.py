@@ -1,0 +1,81 @@
+"""What the host hands in: arrays of any kind become dense arrays of the type that is wanted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from stitch.errors import LayoutError, LinkError
+from stitch.program import Array, DataType
+
+
+def capture(
+    array: Any, shape: tuple[int, ...], data_type: DataType, borrow: bool, what: str, who: str
+) -> Array:
+    """An array of the shape and type that a slot wants, safe against later writes.
+
+    A writable array is copied unless it is borrowed. Floats convert to floats and integers to
+    integers that can hold them; float ↔ integer and object arrays raise `LinkError`.
+    """
+    dtype = data_type.dtype
+    if type(array) is np.ndarray and array.dtype == dtype and array.shape == shape:
+        return array if borrow or not array.flags.writeable else array.copy()
+    found = as_array(array, what, who)
+    if found.shape != shape:
+        raise LinkError(
+            f"{what} of {who!r} has another shape",
+            expected=f"{list(shape)}",
+            got=f"{list(found.shape)}",
+            remedy="reshape the array, or compile the program for this shape",
+        )
+    return converted(found, data_type, what, who)
+
+
+def as_array(array: Any, what: str, who: str) -> Array:
+    """Anything array-like (DLPack included) as a NumPy array; object arrays raise `LayoutError`."""
+    if not isinstance(array, np.ndarray) and hasattr(array, "__dlpack__"):
+        try:
+            array = np.from_dlpack(array)
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            raise LayoutError(
+                f"{what} of {who!r} cannot be taken over by DLPack: {error}",
+                remedy="bring it to the CPU, dense, and detach it first",
+            ) from error
+    found = np.asarray(array)
+    if found.dtype.hasobject or found.dtype.kind in "USVMm":
+        is_known = any(not t.is_block and t.dtype == found.dtype for t in DataType)
+        if not is_known:
+            raise LayoutError(
+                f"{what} of {who!r} is not a numeric array",
+                got=f"dtype {found.dtype}",
+                remedy="pass numbers (NumPy, DLPack, or nested lists)",
+            )
+    return found
+
+
+def converted(array: Array, data_type: DataType, what: str, who: str) -> Array:
+    """A dense copy in the wanted type; raises `LinkError` where numbers would change kind."""
+    dtype = data_type.dtype
+    if array.dtype == dtype:
+        return np.array(array, order="C")
+    given = DataType.from_dtype(array.dtype)
+    if given.is_floating is not data_type.is_floating or (dtype.kind == "b") is not (
+        array.dtype.kind == "b"
+    ):
+        raise _mismatch(given, data_type, what, who)
+    made = array.astype(dtype)
+    if not data_type.is_floating and not np.array_equal(made, array):
+        raise _mismatch(given, data_type, what, who, "some values do not fit")
+    return made
+
+
+def _mismatch(
+    given: DataType, wanted: DataType, what: str, who: str, why: str = "it is never converted"
+) -> LinkError:
+    return LinkError(
+        f"{what} of {who!r} has another type, and {why}",
+        expected=wanted.value,
+        got=given.value,
+        remedy=f"convert the array with .astype({wanted.value!r})",
+    )

@@ -1,0 +1,74 @@
+"""Results of programs that depend on parameters only, remembered by the versions of their inputs.
+
+Entries are shared across binaries (the program counts by content) and die with any of their
+inputs. Arrays have no version, so calls with arrays are not remembered.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from stitch.runtime.state import ValueRecord
+
+if TYPE_CHECKING:
+    from stitch.runtime.program import LoadedProgram
+    from stitch.runtime.tensor import Tensor
+
+Key = tuple[int, ...]
+_next_version = itertools.count(1).__next__
+
+
+class ConstantCache:
+    """The remembered results of one device; `hits` and `misses` count the calls."""
+
+    def __init__(self) -> None:
+        self.hits = 0
+        self.misses = 0
+        self._entries: dict[Key, tuple[Tensor, ...]] = {}
+        self._by_version: dict[int, set[Key]] = {}
+        self._hashes: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def key(self, agent: LoadedProgram, inputs: Sequence[ValueRecord]) -> Key | None:
+        """What a result is remembered by; None where an input is an array of this call only."""
+        if any(value.handles == 0 for value in inputs):
+            self.misses += 1
+            return None
+        for value in inputs:
+            if value.version == 0:
+                value.version = _next_version()
+        found = self._hashes.get(id(agent.program))
+        if found is None:
+            found = self._hashes[id(agent.program)] = agent.content_hash()
+        return (found, *(value.version for value in inputs))
+
+    def find(self, key: Key) -> tuple[ValueRecord, ...] | None:
+        """The values of an earlier result, if they still exist."""
+        entry = self._entries.get(key)
+        if entry is not None and all(tensor.is_allocated for tensor in entry):
+            self.hits += 1
+            return tuple(tensor._record for tensor in entry)
+        self.misses += 1
+        return None
+
+    def remember(
+        self, key: Key, inputs: Sequence[ValueRecord], results: tuple[Tensor, ...]
+    ) -> None:
+        """Keep a result until one of its inputs dies."""
+        self._entries[key] = results
+        for value in inputs:
+            self._by_version.setdefault(value.version, set()).add(key)
+
+    def forget(self, value: ValueRecord) -> None:
+        """An input died or changed: drop what was made from it."""
+        for key in self._by_version.pop(value.version, ()) if value.version else ():
+            self._entries.pop(key, None)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._entries.clear()
+        self._by_version.clear()

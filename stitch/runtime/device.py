@@ -1,0 +1,491 @@
+"""`Device`: a simulated machine with its queue. Calls queue tasks; looking at a result runs them.
+
+The queue is a task graph. When the window closes the planner turns it into a plan, or a plan made
+earlier for the same work is replayed; then the backend runs it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from stitch.errors import StitchError, TaskError, UsageError
+from stitch.link import check_link
+from stitch.machine import Machine, load_machine
+from stitch.planner import PlanRequest, plan
+from stitch.program import Layout, TensorDesc
+from stitch.runtime.arrays import capture
+from stitch.runtime.backend import LocalBackend
+from stitch.runtime.constant_cache import ConstantCache
+from stitch.runtime.events import EventStream, PlanMade, PlanRun
+from stitch.runtime.executors import Executor, make_executor
+from stitch.runtime.history import History
+from stitch.runtime.hooks import Hooks
+from stitch.runtime.loading import load_program
+from stitch.runtime.plans import PlanCache, ReadyPlan, run_plan
+from stitch.runtime.program import InputPort, LoadedProgram
+from stitch.runtime.records import Picture, Records
+from stitch.runtime.state import Status, ValueRecord
+from stitch.runtime.tensor import Tensor
+from stitch.runtime.tensor_access import TensorAccess
+from stitch.task import TaskGraph, Transformation, TransformationKind
+from stitch.ttb import Binary, load
+
+#: Tasks that a window holds unless said otherwise.
+DEFAULT_WINDOW = 64
+
+
+class Device(TensorAccess):
+    """A machine, opened. Use it as a context manager, or call `close`.
+
+    It may be used from several threads; two devices are independent of each other.
+    """
+
+    def __init__(
+        self,
+        machine: str | Machine,
+        *,
+        executor: str | Executor = "numpy",
+        window: int = DEFAULT_WINDOW,
+        debug: bool = False,
+        strict_types: bool = False,
+    ) -> None:
+        if window < 1:
+            raise UsageError("a window holds at least one task", got=str(window))
+        self.machine = load_machine(machine)
+        self.backend = LocalBackend(self.machine, make_executor(executor), debug=debug)
+        self.records = Records(self.backend.spaces)
+        self.window = window
+        self.strict_types = strict_types
+        self.events = EventStream()
+        self.hooks = Hooks()
+        self.history = History()
+        self.constant_cache = ConstantCache()
+        self.dropped: deque[ValueRecord] = deque()
+        self.unpinned: deque[Any] = deque()
+        self.lock = threading.RLock()
+        self.plans = PlanCache()
+        self.copies_forbidden = 0
+        #: The plan that ran last, for those who run it again by themselves.
+        self.last_ready: ReadyPlan | None = None
+        self._graph = TaskGraph()
+        self._values: list[ValueRecord] = []
+        self._sources: list[ValueRecord] = []
+        self._agents: list[LoadedProgram | None] = []
+        self._limit = window
+        self._now = 0
+        self._closed = False
+
+    # -- life --------------------------------------------------------------------------------------
+
+    def _self(self) -> Device:
+        return self
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.close()
+            return
+        with self.lock:
+            self._forget_queue("the device was closed after an error")
+            self.close()
+
+    def close(self) -> None:
+        """Run what is queued and give all memory back; closing twice is allowed."""
+        with self.lock:
+            if self._closed:
+                return
+            try:
+                self.flush()
+            finally:
+                self._closed = True
+                self.plans.clear()
+                self.constant_cache.clear()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it can still be used."""
+        return self._closed
+
+    def check_open(self) -> None:
+        """Raise `TaskError` if the device has been closed."""
+        if self._closed:
+            raise TaskError(
+                f"device {self.machine.name!r} is closed",
+                remedy="read results before leaving the `with` block",
+            )
+
+    @property
+    def executor(self) -> str:
+        """The name of the executor that computes."""
+        return self.backend.executor.name
+
+    def desc_key(self, desc: TensorDesc) -> int:
+        """A small number for a descriptor."""
+        return self.records.desc_key(desc)
+
+    # -- loading -----------------------------------------------------------------------------------
+
+    def load(self, source: Any, program: int | str = 0) -> LoadedProgram:
+        """A program of a binary (path, bytes, `Binary` or compiled model), ready to be called.
+
+        Its constants reserve their device addresses until the loaded program is dropped. Raises
+        `FormatError`, `IncompatibleError` (it was compiled for another machine, with every
+        difference), `OutOfMemoryError`.
+        """
+        binary = getattr(source, "binary", source)
+        if not isinstance(binary, Binary):
+            binary = load(binary)
+        with self.lock:
+            self.check_open()
+            self._drain()
+            return load_program(self, binary, program)
+
+    # -- queueing ----------------------------------------------------------------------------------
+
+    def submit(self, agent: LoadedProgram, arguments: Sequence[Any],
+               borrow: bool = False) -> Tensor | tuple[Tensor, ...]:  # fmt: skip
+        """Queue one run of a loaded program; see `LoadedProgram.__call__`."""
+        with self.lock:
+            if self._closed or agent.device is not self:
+                self._refuse(agent)
+            if self.dropped:
+                self._drain()
+            if agent.is_constant_evaluable:
+                return self._remembered(agent, arguments, borrow)
+            return self._queue(agent, self._link(agent, arguments, borrow))
+
+    def _refuse(self, agent: LoadedProgram) -> None:
+        self.check_open()
+        raise UsageError(f"program {agent.name!r} is loaded on another device")
+
+    def _link(
+        self, agent: LoadedProgram, arguments: Sequence[Any], borrow: bool
+    ) -> list[ValueRecord]:
+        """The values that the arguments stand for; nothing is queued if one does not fit."""
+        found = []
+        for port, argument in zip(agent.ports, arguments, strict=True):
+            if type(argument) is Tensor:
+                value = argument._record
+                if value.desc_key not in port.accepted or value.status or value.consumed:
+                    self._check(agent, port, value)
+            else:
+                value = self._capture(port, argument, agent.name, borrow)
+            found.append(value)
+        if agent.transformation.donated:
+            self._check_donations(agent, found)
+        return found
+
+    def _capture(self, port: InputPort, array: Any, who: str, borrow: bool) -> ValueRecord:
+        host = capture(array, port.shape, port.type.data_type, borrow, f"input {port.name!r}", who)
+        value = ValueRecord(self, port.host_desc, port.host_key)
+        value.status = Status.READY
+        origin = f"input {port.name!r} of {who!r}"
+        block = self.records.outside(port.host_desc, host, origin)
+        self.records.attach(value, block, 0, port.host_desc, port.host_key)
+        return value
+
+    def _check(self, agent: LoadedProgram, port: InputPort, value: ValueRecord) -> None:
+        self.check_usable(value)
+        if value.device is not self:
+            raise UsageError(
+                f"input {port.name!r} of {agent.name!r} is a tensor of another device",
+                remedy="bring it over with .numpy()",
+            )
+        if value.desc_key not in port.accepted:
+            made = value.by or "a tensor"
+            check_link(
+                value.desc, port.desc, output=made, input=f"{agent.name}.{port.name}",
+                strict_types=self.strict_types,
+            )  # fmt: skip
+            port.accepted.add(value.desc_key)
+
+    def _check_donations(self, agent: LoadedProgram, found: list[ValueRecord]) -> None:
+        for index in agent.transformation.donated:
+            value, name = found[index], agent.ports[index].name
+            sharers = {id(u) for i in value.instances for u in i.block.users} - {id(value)}
+            pinned = any(i.block.pins for i in value.instances)
+            if found.count(value) > 1 or sharers or pinned:
+                why = "it is exported" if pinned else "views share it"
+                if found.count(value) > 1:
+                    why = "it is passed twice"
+                raise TaskError(
+                    f"input {name!r} of {agent.name!r} is donated, but {why}",
+                    remedy="donate a tensor that nothing else refers to",
+                )
+
+    def _queue(self, agent: LoadedProgram, found: list[ValueRecord]) -> Tensor | tuple[Tensor, ...]:
+        values = self._append(agent.transformation, agent, found)
+        for value, desc, key in zip(values, agent.output_descs, agent.output_keys, strict=True):
+            value.desc, value.desc_key = desc, key
+        for index in agent.transformation.donated:
+            found[index].consumed = True
+            found[index].by = f"donated to {agent.name!r}"
+        handles = [Tensor(value) for value in values]
+        if len(self._graph.tasks) >= self._limit:
+            self._window_full()
+        return handles[0] if len(handles) == 1 else tuple(handles)
+
+    def _append(
+        self, what: Transformation, agent: LoadedProgram | None, found: Sequence[ValueRecord]
+    ) -> list[ValueRecord]:
+        graph, now = self._graph, self._now
+        for value in found:
+            if value.window != now:
+                value.window = now
+                value.number = graph.source()
+                self._values.append(value)
+                self._sources.append(value)
+        number = graph.add(what, tuple([value.number for value in found]))
+        self._agents.append(agent)
+        made = []
+        for desc in what.outputs:
+            value = ValueRecord(self, desc, -1)
+            value.number, value.window, value.by = number, now, what.name
+            number += 1
+            made.append(value)
+        self._values += made
+        return made
+
+    def _window_full(self) -> None:
+        """Run; where the work repeats, let the next windows hold whole periods of it."""
+        period, tasks = self._graph.period(), len(self._graph.tasks)
+        self._limit = tasks - tasks % period if period else self.window
+        self.flush()
+
+    def _remembered(
+        self, agent: LoadedProgram, arguments: Sequence[Any], borrow: bool
+    ) -> Tensor | tuple[Tensor, ...]:
+        found = self._link(agent, arguments, borrow)
+        key = self.constant_cache.key(agent, found)
+        hit = None if key is None else self.constant_cache.find(key)
+        if hit is not None:
+            handles = tuple(Tensor(value) for value in hit)
+            return handles[0] if len(handles) == 1 else handles
+        made = self._queue(agent, found)
+        if key is not None:
+            handles = made if isinstance(made, tuple) else (made,)
+            self.constant_cache.remember(key, found, handles)
+        return made
+
+    def to_layout(
+        self, tensor: Tensor, layout: Layout | TensorDesc, *, retain: bool | None = None
+    ) -> Tensor:
+        """Queue a conversion; see `stitch.to_layout`."""
+        with self.lock:
+            self.check_open()
+            self._drain()
+            value = tensor._record
+            self.check_usable(value)
+            desc = self.target_desc(value, layout)
+            bare = TensorDesc(desc.shape, desc.layout.without_address())
+            what = Transformation(
+                "to_layout",
+                TransformationKind.COPY,
+                (),
+                (desc,),
+                output_names=("tensor",),
+                key=-1 - self.desc_key(desc),
+            )
+            (made,) = self._append(what, None, [value])
+            made.desc, made.desc_key = bare, self.desc_key(bare)
+            made.retain = value.retain
+            result = Tensor(made)
+            if retain is False and not value.retain:
+                self.deallocate(value, "to_layout(retain=False)")
+            if len(self._graph.tasks) >= self._limit:
+                self._window_full()
+            return result
+
+    # -- running -----------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Run everything that is queued.
+
+        A failure while planning changes nothing but the tensors that could not be made; after a
+        failure while running, finished outputs stay and what depended on the rest is failed.
+        """
+        with self.lock:
+            self._drain()
+            if not self._graph.tasks:
+                return
+            values, graph = self._values, self._graph
+            kept = tuple([value.handles > 0 and not value.consumed for value in values])
+            key = (graph.key(), kept, tuple([value.signature() for value in self._sources]))
+            ready = self.plans.find(key, self.records)
+            if ready is None:
+                try:
+                    ready = self._plan(kept)
+                except StitchError as error:
+                    self._one_by_one(error)
+                    return
+                self.plans.add(key, ready)
+            self._start_window()
+            self.run(ready, values)
+
+    def _plan(self, kept: tuple[bool, ...]) -> ReadyPlan:
+        values = self._values
+        picture = Picture(self.records, self._sources, len(values), self._now)
+        picture.kept.update(i for i, alive in enumerate(kept) if alive)
+        request = PlanRequest(
+            self.machine,
+            tuple(self._graph.tasks),
+            tuple(picture.blocks),
+            tuple(picture.residents),
+            frozenset(picture.kept),
+        )
+        made = plan(request)
+        if self.copies_forbidden and made.copies:
+            raise TaskError(
+                "a copy would be needed where copies are forbidden",
+                where=made.copies[0].reason,
+                remedy="compile the programs for matching layouts, or allow copies here",
+            )
+        programs = [None if a is None else a.prepared() for a in self._agents]
+        bodies = [None if a is None else a.program for a in self._agents]
+        bound = self.backend.bind(made, programs, bodies)
+        ready = self.plans.ready(bound, picture, self.records, len(values))
+        if self.events.active:
+            self.events.emit(PlanMade(ready.index, made))
+        return ready
+
+    def run(self, ready: ReadyPlan, values: Sequence[ValueRecord]) -> None:
+        """Run a ready plan on the values of a window, and bring the records up to date."""
+        began = time.perf_counter() if self.events.active else 0.0
+        self._now += 1
+        now = self._now
+        try:
+            run_plan(self, ready, values)
+        finally:
+            for value in values:
+                value.last_used = now
+        self.history.ran(ready)
+        self.last_ready = ready
+        if self.events.active:
+            self.events.emit(PlanRun(ready.index, began, time.perf_counter() - began))
+
+    def needs_attention(self) -> bool:
+        """Whether a plan may not be run past the queue just now."""
+        if self.dropped:
+            self._drain()
+        return bool(self._closed or self._graph.tasks or self.hooks.active or self.events.active)
+
+    def _start_window(self) -> None:
+        self._graph = TaskGraph()
+        self._values, self._sources, self._agents = [], [], []
+
+    def _one_by_one(self, error: StitchError) -> None:
+        """The window cannot be planned as a whole: run its tasks alone, fail those that cannot."""
+        tasks, values, agents = self._graph.tasks, self._values, self._agents
+        if len(tasks) == 1:
+            self._start_window()
+            self._now += 1
+            for number in tasks[0].outputs:
+                fail(values[number], error)
+            for number in tasks[0].inputs:
+                self._undo_donation(values[number], tasks[0].transformation.name)
+            self._drop_dead(values)
+            raise error
+        self._start_window()
+        self._now += 1
+        first: StitchError | None = None
+        uses = {v: i for i, task in enumerate(tasks) for v in task.inputs}
+        for index, (task, agent) in enumerate(zip(tasks, agents, strict=True)):
+            try:
+                self._run_alone(task, agent, values, {v for v, i in uses.items() if i > index})
+            except StitchError as problem:
+                first = first or problem
+        self._drop_dead(values)
+        if first is not None:
+            raise first
+
+    def _run_alone(
+        self, task: Any, agent: LoadedProgram | None, values: Sequence[ValueRecord], later: set[int]
+    ) -> None:
+        inputs = [values[number] for number in task.inputs]
+        broken = next((v for v in inputs if v.status > Status.DONATED), None)
+        if broken is not None:
+            cause = TaskError(
+                f"task {task.transformation.name!r} was cancelled: {broken.by}",
+            )
+            for number in task.outputs:
+                fail(values[number], cause)
+            return
+        held = [values[n] for n in {*later, *task.outputs} if n < len(values)]
+        for value in held:
+            value.handles += 1
+        consumed = [v for v in held if v.consumed]
+        for value in consumed:
+            value.consumed = False
+        try:
+            made = self._append(task.transformation, agent, inputs)
+            for number, fresh in zip(task.outputs, made, strict=True):
+                old = values[number]
+                old.number, old.window = fresh.number, fresh.window
+                self._values[fresh.number] = old
+            self.flush()
+        finally:
+            for value in held:
+                value.handles -= 1
+            for value in consumed:
+                value.consumed = True
+
+    def _undo_donation(self, value: ValueRecord, name: str) -> None:
+        if value.consumed and value.by == f"donated to {name!r}" and value.handles:
+            value.consumed = False
+
+    def _drop_dead(self, values: Iterable[ValueRecord]) -> None:
+        for value in values:
+            if value.status is Status.READY and not value.kept and value.window != self._now:
+                self.records.release(value)
+                value.status = Status.FREED
+
+    def _forget_queue(self, why: str) -> None:
+        for value in self._values:
+            if value.status is Status.PENDING:
+                fail(value, TaskError(why))
+        self._start_window()
+        self._now += 1
+
+    def _drain(self) -> None:
+        """Read the notes that finalizers left: drop values without handles, unpin exports."""
+        dropped, now = self.dropped, self._now
+        while dropped:
+            value = dropped.popleft()
+            value.handles -= 1
+            if value.handles == 0 and value.window != now and value.status is Status.READY:
+                self._free(value, "its last handle was dropped")
+        while self.unpinned:
+            self.release_pin(self.unpinned.popleft())
+
+    def _free(self, value: ValueRecord, by: str) -> None:
+        self.records.release(value)
+        value.status = Status.FREED
+        value.by = by
+        self.constant_cache.forget(value)
+
+    def deallocate(self, value: ValueRecord, by: str) -> None:
+        """Free a value now, or, if queued tasks still read it, after them."""
+        with self.lock:
+            self.check_usable(value)
+            if value.status is Status.READY and value.window != self._now:
+                self._free(value, by)
+            else:
+                value.consumed = True
+                value.by = by
+
+    def wait(self) -> None:
+        """Run everything that is queued."""
+        self.check_open()
+        self.flush()
+
+
+def fail(value: ValueRecord, error: BaseException) -> None:
+    """Mark a value that could not be made."""
+    value.status = Status.FAILED
+    value.by = f"{type(error).__name__}: {error}"

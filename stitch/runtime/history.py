@@ -1,0 +1,54 @@
+"""What a device has done, kept as plans and counts: reports are made from it when asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stitch.planner import Plan
+from stitch.program import TensorDesc
+
+if TYPE_CHECKING:
+    from stitch.runtime.plans import ReadyPlan
+
+
+class History:
+    """How often each plan ran, in the order of first runs, and what the host read back."""
+
+    def __init__(self) -> None:
+        self._plans: dict[int, ReadyPlan] = {}
+        self._reads: dict[int, tuple[TensorDesc, list[int]]] = {}
+
+    def ran(self, ready: ReadyPlan) -> None:
+        """A plan ran once more (the count is the plan's own)."""
+        self._plans[ready.index] = ready
+
+    def read(self, key: int, desc: TensorDesc, nbytes: int) -> None:
+        """The host read a tensor."""
+        found = self._reads.get(key)
+        if found is None:
+            found = self._reads[key] = (desc, [0, 0])
+        counts = found[1]
+        counts[0] += 1
+        counts[1] += nbytes
+
+    @property
+    def reads(self) -> tuple[tuple[TensorDesc, int, int], ...]:
+        """What the host read back: descriptor, how often, bytes in all."""
+        return tuple((desc, times, nbytes) for desc, (times, nbytes) in self._reads.values())
+
+    @property
+    def plans(self) -> tuple[tuple[Plan, int], ...]:
+        """Every plan that ran, with how often."""
+        return tuple((ready.plan, ready.runs) for ready in self._plans.values())
+
+    @property
+    def staging(self) -> tuple[int, ...]:
+        """Bytes of kernel staging of each plan, in the same order."""
+        return tuple(ready.bound.staging_nbytes for ready in self._plans.values())
+
+    def clear(self) -> None:
+        """Begin anew (counts of replayed plans go on from zero)."""
+        for ready in self._plans.values():
+            ready.runs = 0
+        self._plans.clear()
+        self._reads.clear()

@@ -1,0 +1,44 @@
+"""Loading: a program of a binary becomes an agent of a device, its constants get addresses."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+from stitch.errors import IncompatibleError
+from stitch.machine import footprint
+from stitch.runtime.program import LoadedProgram
+from stitch.runtime.state import BlockRecord
+from stitch.ttb import Binary
+
+if TYPE_CHECKING:
+    from stitch.runtime.device import Device
+
+
+def load_program(device: Device, binary: Binary, which: int | str) -> LoadedProgram:
+    """See `Device.load`. Nothing stays reserved where it fails."""
+    missing = tuple(device.machine.shape.shortcomings(binary.machine))
+    if missing:
+        raise IncompatibleError(
+            f"a binary compiled for {binary.machine.name!r} does not run on "
+            f"{device.machine.name!r}: " + "; ".join(missing),
+            remedy=f"compile it with --target={device.machine.name}",
+        )
+    program = binary.program(which)
+    blocks: list[BlockRecord] = []
+    try:
+        for constant in program.constants:
+            value = program.values[constant.value]
+            desc = value.desc
+            size = footprint(desc, device.machine.shape).size_per_bank
+            name = f"constant {value.name!r} of {program.name!r}"
+            blocks.append(device.records.reserve(desc, size, desc.layout.address, name))
+    except Exception:
+        for block in blocks:
+            device.records.free(block)
+        raise
+    loaded = LoadedProgram(device, program, lambda: binary.verify_segments(program), tuple(blocks))
+    if blocks:
+        # Runs wherever the last reference dies, so it only leaves notes; see Device._drain.
+        weakref.finalize(loaded, device.unpinned.extend, blocks).atexit = False
+    return loaded

@@ -1,0 +1,131 @@
+"""`Pipeline`: a fixed chain of loaded programs, called in one go; the fast steady path.
+
+The first call plans the whole chain; later calls with arrays check the plan's preconditions, run
+its steps, and hand out the outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from stitch.errors import UsageError
+from stitch.link import wire
+from stitch.program import Array
+from stitch.runtime.program import LoadedProgram
+from stitch.runtime.tensor import Tensor
+from stitch.runtime.turns import MAX_TURNS, Turn, can_take_turns
+
+
+class Pipeline:
+    """Loaded programs chained by position: `pipeline(x)` is `c(b(a(x)))` with one plan.
+
+    Inputs of later programs that no output of the one before feeds are inputs of the pipeline.
+    Raises `UsageError` for no program or several devices, `LinkError` where two do not fit.
+    """
+
+    def __init__(self, programs: Sequence[LoadedProgram]) -> None:
+        if not programs:
+            raise UsageError("a pipeline needs at least one program")
+        self.programs = tuple(programs)
+        self.device = programs[0].device
+        if any(p.device is not self.device for p in programs):
+            raise UsageError("the programs of a pipeline are loaded on one device")
+        self._wires = [
+            {i: o for o, i in wire(a.program, b.program)} for a, b in pairwise(self.programs)
+        ]
+        self.inputs = tuple(
+            (stage, index)
+            for stage, program in enumerate(self.programs)
+            for index in range(len(program.ports))
+            if stage == 0 or index not in self._wires[stage - 1]
+        )
+        ports = [self.programs[s].ports[i] for s, i in self.inputs]
+        self._ports = tuple(ports)
+        self._expected = tuple((p.shape, p.dtype) for p in ports)
+        self._turns: list[Turn] = []
+
+    def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
+        """Run the chain on arrays (or tensors); gives the last program's outputs.
+
+        The result is ready when this returns where all inputs are arrays of the described types;
+        otherwise it is queued like any call.
+        """
+        if named or len(arguments) != len(self._ports):
+            arguments = self._arrange(arguments, named)
+        for argument, (shape, dtype) in zip(arguments, self._expected, strict=True):
+            if (
+                type(argument) is not np.ndarray
+                or argument.dtype != dtype
+                or argument.shape != shape
+            ):
+                return self.queue(arguments)
+        return self._run(arguments)
+
+    def _run(self, arrays: tuple[Array, ...]) -> Tensor | tuple[Tensor, ...]:
+        device = self.device
+        with device.lock:
+            if device.needs_attention():
+                return self._first_time(arrays)
+            for turn in self._turns:
+                if turn.is_free():
+                    return turn.run(arrays)
+            return self._first_time(arrays)
+
+    def _first_time(self, arrays: tuple[Array, ...]) -> Tensor | tuple[Tensor, ...]:
+        """Plan and run by way of the queue; keep the plan where it can take turns."""
+        device = self.device
+        device.check_open()
+        device.flush()
+        outputs = self.queue(arrays, borrow=True)
+        device.flush()
+        handles = outputs if isinstance(outputs, tuple) else (outputs,)
+        ready = device.last_ready
+        if ready is not None and not device.hooks.active and can_take_turns(ready):
+            self._turns = [t for t in self._turns if t.is_whole()][: MAX_TURNS - 1]
+            self._turns.append(Turn(device, ready, handles))
+        return outputs
+
+    def queue(
+        self, arguments: Sequence[Any], *, borrow: bool = False
+    ) -> Tensor | tuple[Tensor, ...]:
+        """Queue the chain as ordinary calls; gives the last program's outputs, pending."""
+        given = dict(zip(self.inputs, arguments, strict=True))
+        outputs: tuple[Tensor, ...] = ()
+        for stage, program in enumerate(self.programs):
+            wires = self._wires[stage - 1] if stage else {}
+            inputs = [
+                outputs[wires[i]] if i in wires else given[stage, i]
+                for i in range(len(program.ports))
+            ]
+            made = self.device.submit(program, inputs, borrow)
+            outputs = made if isinstance(made, tuple) else (made,)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def _arrange(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Array, ...]:
+        names = self.input_names
+        given = dict(zip(names, arguments, strict=False))
+        unknown = sorted(named.keys() - set(names))
+        given.update(named)
+        missing = [name for name in names if name not in given]
+        if missing or unknown or len(arguments) > len(names):
+            raise UsageError(
+                "wrong inputs for the pipeline"
+                + (f"; missing: {', '.join(missing)}" if missing else "")
+                + (f"; surplus: {', '.join(unknown)}" if unknown else ""),
+                expected=", ".join(names),
+                got=f"{len(arguments)} by position, {len(named)} by name",
+            )
+        return tuple(given[name] for name in names)
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The names of the inputs; one that several programs use is told apart by its program."""
+        names = [p.name for p in self._ports]
+        return tuple(
+            name if names.count(name) == 1 else f"{self.programs[s].name}.{name}"
+            for name, (s, _) in zip(names, self.inputs, strict=True)
+        )

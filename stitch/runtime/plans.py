@@ -1,0 +1,209 @@
+"""Plans that can run again: what must hold before, what to do, and the cache that finds them.
+
+The check before a replay is constant where each space holds the very blocks that it held when the
+plan was made, and proportional to the plan otherwise.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from stitch.planner import Execute, Plan
+from stitch.runtime.backend import BoundPlan
+from stitch.runtime.effects import Effects, Place, effects_of
+from stitch.runtime.hooked import run_hooked
+from stitch.runtime.records import Picture, Records
+from stitch.runtime.state import Status, ValueRecord
+
+if TYPE_CHECKING:
+    from stitch.memory import Allocator
+    from stitch.runtime.device import Device
+
+#: Kinds of work whose plans are kept, and plans kept for one kind (they differ in placements).
+MAX_KINDS = 512
+MAX_VARIANTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Bystander:
+    """A block that the plan touches although no task of the window uses it."""
+
+    place: Place
+    users: tuple[object, ...]
+
+
+@dataclass(slots=True, eq=False)
+class ReadyPlan:
+    """A bound plan with its preconditions and effects; `runs` counts how often it ran."""
+
+    index: int
+    bound: BoundPlan
+    effects: Effects
+    tokens: tuple[tuple[Allocator, int], ...]
+    bystanders: tuple[Bystander, ...]
+    #: Where the record of a bystander's value is found: value → (place, position among users).
+    bystander_values: dict[int, tuple[Place, int]]
+    runs: int = 0
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that this is."""
+        return self.bound.plan
+
+    def holds(self, records: Records) -> bool:
+        """Whether the regions that it takes are free and the bystanders are as they were."""
+        for bystander in self.bystanders:
+            block = records.blocks.get(bystander.place)
+            if block is None or tuple(map(signature, block.users)) != bystander.users:
+                return False
+        for allocator, token in self.tokens:
+            if allocator.token != token:
+                break
+        else:
+            return True
+        return all(
+            records.allocators[space].is_free(address, size)
+            for space, address, size in self.bound.plan.free_regions
+        )
+
+
+def signature(value: ValueRecord) -> tuple[object, ...]:
+    """What a plan that touches a bystander's block depends on."""
+    return (value.signature(), value.kept)
+
+
+class PlanCache:
+    """Ready plans by the work that they do; the least recently used kinds of work go first."""
+
+    def __init__(self) -> None:
+        self._kinds: OrderedDict[Hashable, list[ReadyPlan]] = OrderedDict()
+        #: How many plans have been made; in the steady state it stands still.
+        self.made = 0
+
+    def find(self, key: Hashable, records: Records) -> ReadyPlan | None:
+        """A plan for this work whose preconditions hold."""
+        variants = self._kinds.get(key)
+        if variants is None:
+            return None
+        self._kinds.move_to_end(key)
+        for ready in variants:
+            if ready.holds(records):
+                return ready
+        return None
+
+    def add(self, key: Hashable, ready: ReadyPlan) -> None:
+        """Keep a plan for the next time."""
+        variants = self._kinds.setdefault(key, [])
+        variants.insert(0, ready)
+        del variants[MAX_VARIANTS:]
+        while len(self._kinds) > MAX_KINDS:
+            self._kinds.popitem(last=False)
+
+    def ready(
+        self, bound: BoundPlan, picture: Picture, records: Records, first_free: int
+    ) -> ReadyPlan:
+        """A bound plan with its preconditions, taken from the picture that it was made from."""
+        plan = bound.plan
+        in_window = {
+            i.block for r in plan.request.residents if r.value < first_free for i in r.instances
+        }
+        touched: list[Place] = []
+        for number in sorted(plan.touched - in_window):
+            block = plan.request.blocks[number]
+            if block.address is not None:
+                touched.append((block.space, block.address))
+        effects = effects_of(plan)
+        wanted = {v for v, _ in effects.changed} | set(effects.gone)
+        values: dict[int, tuple[Place, int]] = {}
+        for number, value in picture.bystanders.items():
+            if number in wanted:
+                record = value.instances[0].block
+                assert record.address is not None
+                values[number] = ((record.space, record.address), record.users.index(value))
+                touched.append((record.space, record.address))
+        bystanders = tuple(
+            Bystander(place, tuple(map(signature, records.blocks[place].users)))
+            for place in dict.fromkeys(touched)
+        )
+        tokens = tuple((a, a.token) for a in records.allocators.values())
+        self.made += 1
+        return ReadyPlan(self.made, bound, effects, tokens, bystanders, values)
+
+    def clear(self) -> None:
+        """Drop all plans."""
+        self._kinds.clear()
+
+
+def run_plan(device: Device, ready: ReadyPlan, values: Sequence[ValueRecord]) -> None:
+    """Run a plan on the values of a window; on failure leave what was finished."""
+    bound, records = ready.bound, device.records
+    for i, number in enumerate(bound.argument_values):
+        bound.arguments[i] = values[number].instances[0].block.array
+    found = _bystanders(ready, records)
+
+    def value_of(number: int) -> ValueRecord:
+        return values[number] if number < len(values) else found[number]
+
+    steps: Any = iter(bound.thunks)
+    try:
+        with device.quiet():
+            if device.hooks.active:
+                run_hooked(bound, device.hooks)
+            else:
+                for thunk in steps:
+                    thunk()
+    except BaseException as error:
+        done = error.__dict__.pop("stitch_steps_done", None)
+        if done is None:
+            thunks_done = len(bound.thunks) - steps.__length_hint__() - 1
+            done = sum(1 for step in bound.steps if step.stop <= thunks_done)
+        _after_failure(device, ready, values, value_of, done, error)
+        raise
+    finally:
+        for i in range(len(bound.arguments)):
+            bound.arguments[i] = None
+    ready.runs += 1
+    records.apply(ready.effects, value_of, device.note_gone)
+    for value in values:
+        if value.status is Status.PENDING:
+            value.status = Status.FREED
+
+
+def _bystanders(ready: ReadyPlan, records: Records) -> dict[int, ValueRecord]:
+    return {
+        number: records.blocks[place].users[position]
+        for number, (place, position) in ready.bystander_values.items()
+    }
+
+
+def _after_failure(
+    device: Device,
+    ready: ReadyPlan,
+    values: Sequence[ValueRecord],
+    value_of: Any,
+    steps_done: int,
+    error: BaseException,
+) -> None:
+    plan = ready.plan
+    device.records.apply(effects_of(plan, steps_done), value_of, device.note_gone)
+    finished = {s.task for s in plan.steps[:steps_done] if isinstance(s, Execute)}
+    failing = next(
+        (s.task for s in plan.steps[steps_done:] if isinstance(s, Execute)), len(plan.request.tasks)
+    )
+    for index, task in enumerate(plan.request.tasks):
+        name = task.transformation.name
+        for number in task.outputs:
+            value = values[number]
+            if value.status is Status.PENDING:
+                why = f"failed: {error}" if index == failing else "was cancelled after a failure"
+                value.status = Status.FAILED
+                value.by = f"task {name!r} {why}"
+        if index not in finished:
+            for position in task.transformation.donated:
+                values[task.inputs[position]].status = Status.LOST
+    for value in values:
+        if not value.kept and value.instances:
+            device.records.release(value)

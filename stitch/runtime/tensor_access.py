@@ -1,0 +1,355 @@
+"""What a device does with single tensors: reading, viewing, exporting, describing."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stitch.errors import LayoutError, TaskError, UsageError
+from stitch.link import check_link
+from stitch.machine import Machine, footprint
+from stitch.memory import CopyKernel
+from stitch.program import Array, DataType, Layout, Space, TensorDesc, host_layout
+from stitch.runtime.arrays import as_array
+from stitch.runtime.backend import LocalBackend
+from stitch.runtime.constant_cache import ConstantCache
+from stitch.runtime.events import EventStream, ReadBack
+from stitch.runtime.executors import as_bytes
+from stitch.runtime.history import History
+from stitch.runtime.records import Records
+from stitch.runtime.state import BlockRecord, InstanceRecord, Status, ValueRecord
+from stitch.runtime.tensor import Tensor
+
+if TYPE_CHECKING:
+    import threading
+
+    from stitch.runtime.device import Device
+
+
+class TensorAccess:
+    """The part of a device that looks after single values; `Device` adds the queue."""
+
+    machine: Machine
+    backend: LocalBackend
+    records: Records
+    history: History
+    events: EventStream
+    constant_cache: ConstantCache
+    lock: threading.RLock
+    unpinned: deque[BlockRecord]
+    copies_forbidden: int
+
+    def flush(self) -> None:
+        """Run what is queued."""
+        raise AssertionError("Device defines it")
+
+    def check_open(self) -> None:
+        """Raise if closed."""
+        raise AssertionError("Device defines it")
+
+    # -- checks ------------------------------------------------------------------------------------
+
+    def check_usable(self, value: ValueRecord) -> None:
+        """Raise `TaskError` saying who freed, donated or failed to make a value."""
+        if value.status <= Status.READY and not value.consumed:
+            return
+        words = {
+            Status.FREED: "was freed",
+            Status.DONATED: "was given away",
+            Status.LOST: "was lost in a failure after it was donated",
+            Status.FAILED: "was never made",
+        }
+        state = words.get(value.status, "was given away or freed")
+        raise TaskError(
+            f"this tensor ({value.desc.text()}) {state}",
+            where=value.by or None,
+            remedy="keep a handle that is not donated or freed, or set tensor.retain = True",
+        )
+
+    def settle(self, value: ValueRecord) -> None:
+        """Make sure that a value is ready: run the queue if it is pending, raise if it is gone."""
+        with self.lock:
+            self.check_open()
+            if value.status is Status.PENDING and not value.consumed:
+                self.flush()
+            self.check_usable(value)
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Kernels may divide by zero and overflow: IEEE results, no warnings."""
+        with np.errstate(all="ignore"):
+            yield
+
+    # -- looking -----------------------------------------------------------------------------------
+
+    def layout_of(self, value: ValueRecord) -> Layout:
+        """The layout of a value's primary instance, or, while pending, the promised one."""
+        if value.status is not Status.READY or not value.instances:
+            return value.desc.layout
+        instance = value.instances[0]
+        address = self._address(instance)
+        layout = instance.desc.layout
+        return layout if address is None else replace(layout, address=address)
+
+    def _address(self, instance: InstanceRecord) -> int | None:
+        block = instance.block
+        if block.address is None:
+            return None
+        banks = self.machine.shape.space(block.space).banks
+        return block.address + instance.offset_nbytes // banks
+
+    def region_of(self, instance: InstanceRecord) -> Array:
+        """The bytes of an instance, from its offset to the end of its block."""
+        block = instance.block
+        if block.array is not None:
+            return as_bytes(np.ascontiguousarray(block.array))
+        assert block.address is not None
+        whole = self.backend.region(block.space, block.address, block.size_per_bank)
+        return whole[instance.offset_nbytes :]
+
+    def dense(self, instance: InstanceRecord) -> Array | None:
+        """An instance as an array over its own bytes, None where its layout is not dense."""
+        if instance.block.array is not None:
+            return instance.block.array
+        layout = instance.desc.layout
+        if not layout.is_dense:
+            return None
+        nbytes = instance.desc.elements * layout.data_type.itemsize
+        flat = self.region_of(instance)[:nbytes].view(layout.data_type.dtype)
+        return flat.reshape(instance.desc.shape)
+
+    def read(self, value: ValueRecord) -> Array:
+        """A value's elements in an array of their own; see `Tensor.numpy`."""
+        with self.lock:
+            self.settle(value)
+            if not self.backend.executor.computes:
+                raise TaskError(
+                    "the null executor computes no data, so there is nothing to read",
+                    remedy="open the device with executor='numpy'",
+                )
+            instance = value.instances[0]
+            found = self.dense(instance)
+            made = self._converted(instance) if found is None else found.copy()
+            if instance.block.address is not None:
+                self.history.read(value.desc_key, value.desc, made.nbytes)
+                if self.events.active:
+                    self.events.emit(ReadBack(made.nbytes, value.desc.text()))
+            return made
+
+    def _converted(self, instance: InstanceRecord) -> Array:
+        kind = instance.desc.layout.data_type
+        target = DataType.FLOAT32 if kind.is_block else kind
+        made: Array = np.zeros(instance.desc.shape, target.dtype)
+        host = TensorDesc(instance.desc.shape, host_layout(target))
+        kernel: CopyKernel = self.backend.kernel(instance.desc, host)
+        kernel.bind(self.region_of(instance), as_bytes(made))()
+        return made
+
+    def memory(self, space: Space | str) -> Array:
+        """All bytes of a space, live: what is written here, programs will read.
+
+        A buffer at bank address `a` begins at byte `a * banks`; see `Tensor.address`.
+        """
+        self.check_open()
+        found = self.backend.spaces.get(Space(space))
+        if found is None:
+            self.machine.shape.space(Space(space))
+            raise AssertionError("a machine's spaces and the backend's differ")
+        memory: Array = found.bytes
+        return memory
+
+    def footprint_of(self, tensor: Tensor) -> slice:
+        """Where in `memory(tensor.space)` a tensor's footprint lies; raises for host arrays."""
+        value = tensor._record
+        self.settle(value)
+        instance = value.instances[0]
+        block = instance.block
+        if block.address is None:
+            raise LayoutError("this tensor is a host array outside the device's memory")
+        banks = self.machine.shape.space(block.space).banks
+        start = block.address * banks + instance.offset_nbytes
+        return slice(start, start + footprint(instance.desc, self.machine.shape).nbytes)
+
+    # -- layouts -----------------------------------------------------------------------------------
+
+    def target_desc(self, value: ValueRecord, layout: Layout | TensorDesc) -> TensorDesc:
+        """The descriptor that a conversion is to reach; raises `LayoutError` for another shape."""
+        if isinstance(layout, TensorDesc):
+            if layout.shape != value.desc.shape:
+                raise LayoutError(
+                    "to_layout keeps the shape",
+                    expected=str(list(value.desc.shape)),
+                    got=str(list(layout.shape)),
+                )
+            layout = layout.layout
+        desc = TensorDesc(value.desc.shape, layout)
+        footprint(desc, self.machine.shape)
+        return desc
+
+    def has_layout(self, tensor: Tensor, layout: Layout | TensorDesc) -> bool:
+        """Whether a tensor lies as described; an address counts only where one is given."""
+        wanted = layout.layout if isinstance(layout, TensorDesc) else layout
+        if isinstance(layout, TensorDesc) and layout.shape != tensor.shape:
+            return False
+        if wanted.address is not None:
+            self.settle(tensor._record)
+        mine = self.layout_of(tensor._record)
+        return wanted == (mine if wanted.address is not None else mine.without_address())
+
+    # -- making ------------------------------------------------------------------------------------
+
+    def new_value(self, desc: TensorDesc) -> ValueRecord:
+        """A ready value without an instance yet."""
+        value = ValueRecord(self._self(), desc, self.records.desc_key(desc))
+        value.status = Status.READY
+        return value
+
+    def _self(self) -> Device:
+        raise AssertionError("Device defines it")
+
+    def tensor(self, array: Any, *, borrow: bool = False) -> Tensor:
+        """A host tensor of an array: a copy, or, with `borrow=True`, the array itself.
+
+        Raises `LayoutError` for arrays that are not numeric.
+        """
+        with self.lock:
+            self.check_open()
+            found = as_array(array, "the array", "tensor")
+            kind = DataType.from_dtype(found.dtype)
+            host = found if borrow else np.array(found, order="C")
+            desc = TensorDesc(host.shape, host_layout(kind))
+            value = self.new_value(desc)
+            value.by = "tensor()"
+            block = self.records.outside(desc, host, "a host array")
+            self.records.attach(value, block, 0, desc, value.desc_key)
+            return Tensor(value)
+
+    def empty(self, desc: TensorDesc) -> Tensor:
+        """A tensor with room but no defined contents; raises `OutOfMemoryError`."""
+        with self.lock:
+            self.check_open()
+            self.flush()
+            size = footprint(desc, self.machine.shape).size_per_bank
+            block = self.records.reserve(desc, size, desc.layout.address, "empty()")
+            bare = TensorDesc(desc.shape, desc.layout.without_address())
+            value = self.new_value(bare)
+            value.by = "empty()"
+            self.records.attach(value, block, 0, bare, value.desc_key)
+            return Tensor(value)
+
+    def write(self, tensor: Tensor, array: Any) -> None:
+        """Overwrite a tensor's elements; its other instances and remembered results are dropped.
+
+        Raises `LinkError` where shape or kind of number differ.
+        """
+        with self.lock:
+            value = tensor._record
+            self.settle(value)
+            self.flush()
+            found = as_array(array, "the array", "write")
+            source = TensorDesc(found.shape, host_layout(DataType.from_dtype(found.dtype)))
+            check_link(source, value.desc, output="the array", input="the tensor")
+            first = value.instances[0]
+            for instance in value.instances[1:]:
+                instance.block.users.remove(value)
+                if not instance.block.users and not instance.block.pins:
+                    self.records.free(instance.block)
+            value.instances = [first]
+            self.constant_cache.forget(value)
+            value.version = 0
+            if first.block.array is not None:
+                np.copyto(first.block.array, found, casting="same_kind")
+                return
+            kernel = self.backend.kernel(source, first.desc)
+            counter = self.backend.spaces[first.block.space].counter
+            dense = np.ascontiguousarray(found)
+            kernel.bind(as_bytes(dense), self.region_of(first), counter)()
+
+    def view(self, value: ValueRecord, start: int, stop: int, *, keep: bool) -> Tensor:
+        """Rows `[start, stop)` of the first dimension as a tensor on the same buffer."""
+        with self.lock:
+            self.settle(value)
+            instance = value.instances[0]
+            shape = (stop - start, *value.desc.shape[1:]) if keep else value.desc.shape[1:]
+            desc = TensorDesc(shape, instance.desc.layout)
+            block, offset = instance.block, instance.offset_nbytes
+            if block.array is not None:
+                part = block.array[start:stop] if keep else block.array[start]
+                block = self.records.outside(desc, np.asarray(part), block.origin)
+            else:
+                offset += self._view_offset(instance.desc, start, stop, keep)
+            made = self.new_value(desc)
+            made.by = value.by
+            self.records.attach(made, block, offset, desc, made.desc_key)
+            return Tensor(made)
+
+    def _view_offset(self, desc: TensorDesc, start: int, stop: int, keep: bool) -> int:
+        layout = desc.layout
+        if layout.is_sharded:
+            raise LayoutError(
+                "a sharded tensor has no views: a part of it is not one range",
+                got=desc.text(),
+                remedy="convert it to an interleaved layout first",
+            )
+        if layout.is_dense:
+            row = TensorDesc(desc.shape[1:], layout).elements
+            return start * row * layout.data_type.itemsize
+        pages = footprint(desc, self.machine.shape)
+        if len(desc.shape) > 2:
+            return start * (pages.pages // max(1, desc.shape[0])) * pages.aligned_page_nbytes
+        assert layout.tile_shape is not None
+        high = layout.tile_shape[0]
+        whole = start % high == 0 and (stop % high == 0 or stop == desc.shape[0])
+        if len(desc.shape) < 2 or not whole or not keep:
+            raise LayoutError(
+                "a view of a tiled matrix starts and ends on a tile",
+                expected=f"rows that are multiples of {high}",
+                got=f"[{start}:{stop}] of {desc.text()}",
+                remedy="convert it to row-major first",
+            )
+        across = pages.pages // -(-desc.shape[0] // high)
+        return start // high * across * pages.aligned_page_nbytes
+
+    # -- leaving -----------------------------------------------------------------------------------
+
+    def export(self, value: ValueRecord) -> Array:
+        """The bytes of a dense tensor for DLPack; its block is pinned while the array lives."""
+        with self.lock:
+            self.settle(value)
+            instance = value.instances[0]
+            found = self.dense(instance)
+            if found is None:
+                raise BufferError(
+                    f"{value.desc.text()} is not dense: exporting it would need a copy; "
+                    "use .numpy(), or to_layout with a row-major layout"
+                )
+            view = found.view()
+            block = instance.block
+            if block.address is not None:
+                block.pins += 1
+                weakref.finalize(view, self.unpinned.append, block).atexit = False
+            return view
+
+    def release_pin(self, block: BlockRecord) -> None:
+        """An export, or whoever reserved the block, has let go."""
+        if block.pins:
+            block.pins -= 1
+        if not block.pins and not block.users:
+            self.records.free(block)
+
+    def note_gone(self, value: ValueRecord) -> None:
+        """A value lost its last instance in a plan."""
+        if value.status is Status.READY:
+            value.status = Status.LOST if value.kept else Status.FREED
+        self.constant_cache.forget(value)
+
+    def check_device(self, tensor: Tensor) -> None:
+        """Raise `UsageError` for a tensor of another device."""
+        if tensor._record.device is not self:
+            raise UsageError("this tensor belongs to another device")
