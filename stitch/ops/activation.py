@@ -165,10 +165,7 @@ def _gelu(x: Array, out: Array, work: Work, attributes: Attributes) -> Sequence[
             partial(np.tanh, gate, gate),
         ]
     else:
-        inner = [
-            partial(np.multiply, x, scalar(math.sqrt(0.5), x), gate),
-            *erf_steps(gate, gate, work),
-        ]
+        inner = erf_steps(x, gate, work, math.sqrt(0.5))
     return [
         *inner,
         partial(np.add, gate, scalar(1.0, x), gate),

@@ -89,10 +89,10 @@ def _max(arguments: KernelArguments) -> Sequence[Thunk]:
     if out.size == 0:
         return ()
     padded, refresh = pad_steps(source, windows, _lowest(source))
+    if len(arguments.outputs) == 1:
+        return [*refresh, *_separable_max(padded, windows, out)]
     views = [padded[(slice(None), slice(None), *tap)] for tap in windows.taps()]
     steps: list[Thunk] = [*refresh, partial(np.copyto, out, views[0])]
-    if len(arguments.outputs) == 1:
-        return [*steps, *(partial(np.maximum, out, view, out=out) for view in views[1:])]
     indices = arguments.outputs[1]
     column_major = bool(int_of(arguments.attributes, "storage_order"))
     places = [
@@ -111,6 +111,21 @@ def _max(arguments: KernelArguments) -> Sequence[Thunk]:
             partial(np.copyto, out, view, where=mask),
             partial(np.copyto, indices, place, where=mask),
         ]
+    return steps
+
+
+def _separable_max(padded: Array, windows: Windows, out: Array) -> list[Thunk]:
+    """The maximum over a box, one axis after the other."""
+    steps: list[Thunk] = []
+    current = padded
+    for axis, kernel in enumerate(windows.kernel, 2):
+        shape = (*current.shape[:axis], windows.output[axis - 2], *current.shape[axis + 1 :])
+        target = out if axis == out.ndim - 1 else np.empty(shape, out.dtype)
+        for tap in range(kernel):
+            view = current[(slice(None),) * axis + (windows.tap(axis - 2, tap),)]
+            first = partial(np.copyto, target, view)
+            steps.append(partial(np.maximum, target, view, out=target) if tap else first)
+        current = target
     return steps
 
 

@@ -52,13 +52,16 @@ class Windows:
     def needs_padding(self) -> bool:
         return any(self.begin) or any(self.end) or any(self.overhang)
 
+    def tap(self, axis: int, index: int) -> slice:
+        """The padded positions along a spatial axis that one kernel element meets."""
+        count, stride = self.output[axis], self.strides[axis]
+        first = index * self.dilations[axis]
+        return slice(first, first + (count - 1) * stride + 1, stride) if count else slice(0, 0)
+
     def taps(self) -> Iterator[tuple[slice, ...]]:
         """For each kernel element, in order, the padded positions that it meets."""
-        for tap in itertools.product(*map(range, self.kernel)):
-            yield tuple(
-                slice(t * d, t * d + (o - 1) * s + 1, s) if o else slice(0, 0)
-                for t, d, s, o in zip(tap, self.dilations, self.strides, self.output, strict=True)
-            )
+        for place in itertools.product(*map(range, self.kernel)):
+            yield tuple(self.tap(axis, index) for axis, index in enumerate(place))
 
 
 def check_window_attributes(context: InferenceContext, size: Shape, kernel: Shape) -> None:
