@@ -9,7 +9,7 @@ from __future__ import annotations
 from stitch.compiler.aliasing import free_aliases, prove_aliases
 from stitch.compiler.common_subexpressions import merge_common_subexpressions
 from stitch.compiler.constant_folding import fold_constants
-from stitch.compiler.dead_code import remove_dead_code
+from stitch.compiler.dead_code import drop_unused_values, remove_dead_code
 from stitch.compiler.identity_removal import remove_identities
 from stitch.compiler.options import Compilation, CompileOptions
 from stitch.compiler.output_values import give_outputs_their_values
@@ -39,7 +39,10 @@ def compile_graph(
         )
     graph = apply_kinds(graph.with_wishes(*options.wishes))
     # Without optimisation, too, target shapes and axes have to become constants.
-    graph = optimize(graph, options) if options.optimize else fold_constants(graph, 0)
+    if options.optimize:
+        graph = optimize(graph, options)
+    else:
+        graph = drop_unused_values(fold_constants(graph, 0))
     wishes = slot_wishes(graph)
     graph = give_outputs_their_values(graph, wishes.rounded_outputs(graph))
     prove_aliases(graph, wishes.aliases)

@@ -18,10 +18,11 @@ def remove_dead_code(graph: ComputationGraph) -> ComputationGraph:
             needed.update(v for v in operation.inputs if v != ABSENT)
     constants = tuple(c for c in graph.constants if c.value in needed)
     kept = replace(graph, operations=tuple(reversed(live)), constants=constants)
-    return _without_unused_values(kept)
+    return drop_unused_values(kept)
 
 
-def _without_unused_values(graph: ComputationGraph) -> ComputationGraph:
+def drop_unused_values(graph: ComputationGraph) -> ComputationGraph:
+    """The graph without values that no slot, constant or operation mentions."""
     used = {slot.value for slot in graph.inputs} | {slot.value for slot in graph.outputs}
     used |= {constant.value for constant in graph.constants}
     for operation in graph.operations:

@@ -8,7 +8,8 @@ either, nor files, devices or plans.
 from stitch.link.alias import alias_obstacle
 from stitch.link.capacity import Demand, address_problems, check_capacity, demands
 from stitch.link.check import LinkReport, check_link, wire
-from stitch.link.interval_packing import Interval, Packing, max_load, pack_intervals
+from stitch.link.interval_packing import pack_intervals
+from stitch.link.intervals import Interval, Packing, max_load
 from stitch.link.scratch import (
     SCRATCH_ALIGNMENT,
     ScratchPlan,
@@ -17,11 +18,11 @@ from stitch.link.scratch import (
     place_intermediates,
 )
 from stitch.link.static import link_programs
-from stitch.link.wires import Port, SharedInput, Wire
+from stitch.link.wires import Port, SharedInput, Wire, chain_wires
 
 __all__ = [
     "SCRATCH_ALIGNMENT", "Demand", "Interval", "LinkReport", "Packing", "Port", "ScratchPlan",
-    "SharedInput", "Wire", "address_problems", "alias_obstacle", "check_capacity", "check_link",
-    "choose_scratch", "demands", "link_programs", "max_load", "pack_intervals", "pack_scratch",
-    "place_intermediates", "wire",
+    "SharedInput", "Wire", "address_problems", "alias_obstacle", "chain_wires", "check_capacity",
+    "check_link", "choose_scratch", "demands", "link_programs", "max_load", "pack_intervals",
+    "pack_scratch", "place_intermediates", "wire",
 ]  # fmt: skip

@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 
 from stitch import ops
 from stitch.errors import CompileError
-from stitch.link.interval_packing import Interval, pack_intervals
+from stitch.link.interval_packing import pack_intervals
+from stitch.link.intervals import Interval
 from stitch.machine.shape import MachineShape, round_up
 from stitch.program import ABSENT, Layout, Operation, Scratch, Space, Value
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from stitch.errors import LinkError
-from stitch.link.check import check_link, input_name, output_name
+from stitch.link.check import check_link, input_name, output_name, wire
 from stitch.program import Program
 
 #: A slot of one of the programs: (index of the program, index of the slot).
@@ -35,6 +35,18 @@ class SharedInput:
     again: Port
 
 
+def chain_wires(programs: Sequence[Program], *, strict_types: bool = False) -> tuple[Wire, ...]:
+    """The wires of a chain: each program's outputs feed the next one's activations, in order.
+
+    Raises `LinkError` for the first neighbours that do not fit (see `wire`).
+    """
+    return tuple(
+        Wire(p, output, p + 1, taken)
+        for p in range(len(programs) - 1)
+        for output, taken in wire(programs[p], programs[p + 1], strict_types=strict_types)
+    )
+
+
 def check_wires(
     programs: Sequence[Program],
     wires: Sequence[Wire],
@@ -44,20 +56,20 @@ def check_wires(
     """Raises one `LinkError` with every wire or shared slot that does not fit."""
     problems: list[str] = []
     taken: set[Port] = set()
-    for wire in wires:
-        if not _exists(programs, (wire.producer, wire.output), "outputs") or not _exists(
-            programs, (wire.consumer, wire.input), "inputs"
+    for link in wires:
+        if not _exists(programs, (link.producer, link.output), "outputs") or not _exists(
+            programs, (link.consumer, link.input), "inputs"
         ):
-            problems.append(f"{wire} points at no slot")
+            problems.append(f"{link} points at no slot")
             continue
-        producer, consumer = programs[wire.producer], programs[wire.consumer]
-        made, wanted = output_name(producer, wire.output), input_name(consumer, wire.input)
-        if wire.producer >= wire.consumer:
+        producer, consumer = programs[link.producer], programs[link.consumer]
+        made, wanted = output_name(producer, link.output), input_name(consumer, link.input)
+        if link.producer >= link.consumer:
             problems.append(f"{made} cannot feed {wanted}, which runs before it")
-        if (wire.consumer, wire.input) in taken:
+        if (link.consumer, link.input) in taken:
             problems.append(f"{wanted} is fed twice")
-        taken.add((wire.consumer, wire.input))
-        source, target = producer.output_desc(wire.output), consumer.input_desc(wire.input)
+        taken.add((link.consumer, link.input))
+        source, target = producer.output_desc(link.output), consumer.input_desc(link.input)
         try:
             check_link(source, target, output=made, input=wanted, strict_types=strict_types)
         except LinkError as error:

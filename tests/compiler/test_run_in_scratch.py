@@ -7,12 +7,14 @@ values are views of one poisoned scratch. Any overlap that should not be there c
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stitch import ops
 from stitch.compiler import CompileOptions, compile_graph
 from stitch.graph.computation_graph import ComputationGraph
+from stitch.link import Wire, link_programs
 from stitch.machine.description import load_machine
 from stitch.program import (
     Array,
@@ -107,3 +109,49 @@ def test_results_in_assigned_bytes_are_bit_equal_with_the_graphs_meaning(
     made = _run_in_place(program, inputs)
     assert [a.dtype for a in made] == [a.dtype for a in expected]
     assert [a.tobytes() for a in made] == [a.tobytes() for a in expected]
+
+
+@given(st.lists(_graphs(), min_size=2, max_size=4), st.integers(0, 99))
+@settings(max_examples=80, deadline=None)
+def test_compiled_programs_linked_into_one_give_the_results_of_the_graphs_in_turn(
+    graphs: list[ComputationGraph], seed: int
+) -> None:
+    chance = np.random.default_rng(seed)
+    programs = [compile_graph(graph, _TINY).program for graph in graphs]
+    wires: list[Wire] = []
+    results: list[list[Array]] = []
+    outside: list[Array] = []
+    for p, graph in enumerate(graphs):
+        inputs = []
+        for i in range(len(graph.inputs)):
+            kind = graph.input_type(i)
+            # The first fitting output of the program before feeds the first inputs.
+            fits = [o for o in range(len(graphs[p - 1].outputs)) if p] if i < 2 else []
+            fits = [o for o in fits if graphs[p - 1].output_type(o) == kind]
+            if fits:
+                wires.append(Wire(p - 1, fits[0], p, i))
+                inputs.append(results[p - 1][fits[0]])
+            else:
+                inputs.append(chance.standard_normal(kind.shape).astype(np.float32))
+                outside.append(inputs[-1])
+        results.append(_meaning(graph, inputs))
+    keep = {(p, o) for p, graph in enumerate(graphs) for o in range(len(graph.outputs))}
+    linked = link_programs(programs, wires, machine=_TINY.shape, name="all", keep=keep)
+    made = _run_in_place(linked, outside)
+    expected = [array for arrays in results for array in arrays]
+    assert [a.tobytes() for a in made] == [a.tobytes() for a in expected]
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (0, 4), (1,), (3, 0, 2)])
+def test_scalars_and_empty_tensors_find_a_place(shape: tuple[int, ...]) -> None:
+    kind = ValueType(shape, DataType.FLOAT32)
+    graph = ComputationGraph(
+        "g",
+        (InputSlot("x", 0),),
+        (OutputSlot("y", 2),),
+        tuple(Value(name, kind) for name in "xty"),
+        (Operation("Exp", (0,), (1,)), Operation("Neg", (1,), (2,))),
+    )
+    program = compile_graph(graph, _TINY).program
+    x = np.full(shape, 2, np.float32)
+    assert _run_in_place(program, [x])[0].tobytes() == _meaning(graph, [x])[0].tobytes()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stitch.link import Interval, interval_packing, max_load, pack_intervals
+from stitch.link import Interval, max_load, pack_intervals
 
 
 @st.composite
@@ -62,16 +64,39 @@ def test_a_chain_needs_two_buffers_at_most() -> None:
     assert pack_intervals(chain).peak_nbytes == 128
 
 
-def test_the_search_finds_the_optimum_where_every_greedy_order_misses_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_search_finds_the_optimum_where_every_greedy_order_misses_it() -> None:
     intervals = [
         Interval(5, 6, 4), Interval(3, 3, 1), Interval(2, 5, 3), Interval(3, 4, 3),
         Interval(0, 2, 2), Interval(4, 6, 1), Interval(1, 1, 4),
     ]  # fmt: skip
     assert pack_intervals(intervals).peak_nbytes == max_load(intervals) == 8
-    monkeypatch.setattr(interval_packing, "SEARCH_ROUNDS", 0)
-    assert pack_intervals(intervals).peak_nbytes == 9
+    assert pack_intervals(intervals, placements=0).peak_nbytes == 9
+
+
+def _cut_rectangle(pieces: int, seed: int) -> list[Interval]:
+    """A rectangle of moments and bytes, cut into pieces: they fill it without slack."""
+    chance = random.Random(seed)
+    rectangles = [(0, 400, 0, 4096)]
+    while len(rectangles) < pieces:
+        first, last, low, high = rectangles.pop(chance.randrange(len(rectangles)))
+        if chance.random() < 0.5 and last - first > 1:
+            cut = chance.randint(first + 1, last - 1)
+            rectangles += [(first, cut, low, high), (cut, last, low, high)]
+        elif high - low > 1:
+            cut = chance.randint(low + 1, high - 1)
+            rectangles += [(first, last, low, cut), (first, last, cut, high)]
+        else:
+            rectangles.append((first, last, low, high))
+    return [Interval(first, last - 1, (high - low) * 64) for first, last, low, high in rectangles]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_sets_without_slack_are_packed_within_a_quarter_of_the_bound(seed: int) -> None:
+    intervals = _cut_rectangle(120, seed)
+    packing = pack_intervals(intervals)
+    assert _clashes(intervals, packing.offsets) == []
+    assert packing.peak_nbytes <= 1.25 * max_load(intervals)
+    assert packing.peak_nbytes <= pack_intervals(intervals, placements=0).peak_nbytes
 
 
 def test_nothing_takes_nothing() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stitch import ops
 from stitch.errors import LinkError, OutOfMemoryError
-from stitch.link import SharedInput, Wire, alias_obstacle, link_programs
+from stitch.link import SharedInput, Wire, alias_obstacle, chain_wires, link_programs
 from stitch.machine.description import load_machine
 from stitch.program import (
     ABSENT,
@@ -224,6 +224,19 @@ def test_a_wire_without_a_change_of_type_adds_no_operation() -> None:
     linked = link_programs(programs, [Wire(0, 0, 1, 0)], machine=TINY, name="ab")
     assert [o.op for o in linked.operations] == ["Mul", "Tanh", "Mul", "Tanh"]
     assert len(linked.inputs) == len(linked.outputs) == 1
+
+
+def test_a_chain_is_wired_by_position() -> None:
+    programs = [_scale("a", 2.0), _scale("b", 3.0), _scale("c", 4.0)]
+    assert chain_wires(programs) == (Wire(0, 0, 1, 0), Wire(1, 0, 2, 0))
+    with pytest.raises(LinkError, match="program 'b' does not fit program 'n'"):
+        chain_wires([*programs[:2], _two("n")])
+
+
+def _two(name: str) -> Program:
+    sketch = Sketch(name)
+    sketch.output("y", sketch.op("Add", sketch.input("p"), sketch.input("q")))
+    return sketch.program()
 
 
 def test_names_stay_unique_and_say_where_they_come_from() -> None:
