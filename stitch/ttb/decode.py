@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -37,6 +37,8 @@ from stitch.program import (
     Space,
     Value,
     ValueType,
+    placement_problems,
+    structure_problems,
 )
 from stitch.ttb.binary import Binary, SegmentChecks, SegmentRow, Version
 from stitch.ttb.enum_codes import members
@@ -53,6 +55,19 @@ _OWNERSHIPS = members(Ownership)
 _ROLES = members(Role)
 #: NumPy counts bytes in a signed 64-bit number, dimensions of size 0 left out.
 _MOST_NBYTES = 2**63 - 1
+
+
+class _Draft(NamedTuple):
+    """The fields of a `Program`, in its order, before its checks."""
+
+    name: str
+    inputs: tuple[InputSlot, ...]
+    outputs: tuple[OutputSlot, ...]
+    values: tuple[Value, ...]
+    operations: tuple[Operation, ...]
+    constants: tuple[Constant, ...]
+    scratch: Scratch
+    role: Role
 
 
 class Decoder:
@@ -141,22 +156,33 @@ class Decoder:
         if self._problems.count > before:
             return None
         space, size_per_bank = scratch
+        draft = _Draft(
+            name,
+            tuple([_input(slot) for slot in inputs]),
+            tuple([_output(slot) for slot in outputs]),
+            decoded_values,
+            decoded_operations,
+            decoded_constants,
+            Scratch(_SPACES[space], size_per_bank),
+            _ROLES[role],
+        )
         try:
-            program = Program(
-                name,
-                tuple([_input(slot) for slot in inputs]),
-                tuple([_output(slot) for slot in outputs]),
-                decoded_values,
-                decoded_operations,
-                decoded_constants,
-                Scratch(_SPACES[space], size_per_bank),
-                _ROLES[role],
-            )
+            program = Program(*draft)
         except StitchError as error:
-            self._problems.add("program", where, _one_line(error))
+            self._explain(draft, error, where)
             return None
         self._used_by[name] = tuple([segment for _, segment in constants])
         return program
+
+    def _explain(self, draft: _Draft, error: StitchError, where: str) -> None:
+        """Each reason why a draft is no program, as a defect of its own."""
+        before = self._problems.count
+        # The checks only read what a draft has as well.
+        whole = cast(Program, draft)
+        for problem in itertools.chain(structure_problems(draft), placement_problems(whole)):
+            self._problems.add(problem.kind, f"{where}: {problem.where}", problem.detail)
+        if self._problems.count == before:
+            self._problems.add("program", where, _one_line(error))
 
     def _values(self, records: tuple[Record, ...], where: str) -> tuple[Value, ...]:
         types, layouts = self._types, self._layouts

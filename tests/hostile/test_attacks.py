@@ -114,16 +114,16 @@ ATTACKS: dict[str, tuple[Callable[[Surgery], None], str]] = {
     "constant without a segment": (put((*PROGRAM, "constants", 0, "segment"), "I", 3), "bad_index"),
     "constant without a value": (put((*PROGRAM, "constants", 0, "value"), "I", 900), "bad_index"),
     "illegal layout": (put(("programs", 0, "values", 2, "layout", "tile_rows"), "I", 7), "layout"),
-    "operand that does not exist": (put_behind((*OPERATION, "inputs"), 4, "i", 77), "program"),
-    "operand used before it is made": (put_behind((*OPERATION, "inputs"), 4, "i", 8), "program"),
+    "operand that does not exist": (put_behind((*OPERATION, "inputs"), 4, "i", 77), "undefined"),
+    "operand used before it is made": (put_behind((*OPERATION, "inputs"), 4, "i", 8), "undefined"),
     "input of a value that does not exist": (
-        put((*PROGRAM, "inputs", 1, "value"), "I", 2**32 - 1), "program"),
+        put((*PROGRAM, "inputs", 1, "value"), "I", 2**32 - 1), "bad_index"),
     "output of a value that does not exist": (
-        put((*PROGRAM, "outputs", 0, "value"), "I", 2**32 - 1), "program"),
+        put((*PROGRAM, "outputs", 0, "value"), "I", 2**32 - 1), "undefined"),
     "alias of an input that does not exist": (
-        put((*PROGRAM, "outputs", 0, "aliases_input"), "i", 2**31 - 1), "program"),
+        put((*PROGRAM, "outputs", 0, "aliases_input"), "i", 2**31 - 1), "bad_alias"),
     "equal program names": (duplicate_program, "binary"),
-    "shared operations": (share_operations, "program"),
+    "shared operations": (share_operations, "defined_twice"),
 }  # fmt: skip
 
 
