@@ -10,7 +10,7 @@ import numpy as np
 
 from stitch.ops.attributes import Attributes, float_of, string_of
 from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
-from stitch.ops.element_types import FLOATS, NUMERIC, SIGNED_NUMERIC
+from stitch.ops.element_types import FLOATS, PRODUCTS, SIGNED_NUMERIC
 from stitch.ops.error_function import WORKSPACES, erf_steps
 from stitch.ops.inference import (
     require_broadcast_to,
@@ -182,7 +182,7 @@ def _infer_gelu(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def _infer_prelu(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = require_type(context, 0, NUMERIC)
+    data = require_type(context, 0, PRODUCTS)
     require_same_type(context, (0, 1))
     require_broadcast_to(context, 1, data.shape)
     return (data,)

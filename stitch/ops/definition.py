@@ -55,6 +55,7 @@ class KernelArguments:
 
 
 #: Binds an operator to arrays and returns the steps that compute it; allocation happens here, once.
+#: Steps may rely on their caller's `np.errstate(all="ignore")`: entering it costs more than many.
 Kernel = Callable[[KernelArguments], Sequence[Thunk]]
 Inference = Callable[[InferenceContext], tuple[ValueType, ...]]
 

@@ -40,7 +40,7 @@ def _filled(arguments: KernelArguments) -> Sequence[Thunk]:
     return (fill_step(out, value),)
 
 
-_RANGES = SIGNED_NUMERIC - {DataType.INT8}
+_RANGES = SIGNED_NUMERIC - {DataType.INT8, DataType.FLOAT16, DataType.BFLOAT16}
 
 
 def _range_length(start: Array, limit: Array, delta: Array) -> int:

@@ -8,10 +8,11 @@ from functools import partial
 
 import numpy as np
 
-from stitch.ops.attributes import float_of, int_of
+from stitch.ops.attributes import float_of, int_of, ints_of
 from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS, data_type_of_code
 from stitch.ops.inference import (
+    axes_of,
     axis_of,
     present,
     require_broadcast_to,
@@ -188,6 +189,33 @@ def _norm(arguments: KernelArguments) -> Sequence[Thunk]:
     ]
 
 
+def _infer_mean_variance(context: InferenceContext) -> tuple[ValueType, ...]:
+    data = require_type(context, 0, FLOATS)
+    axes_of(context, ints_of(context.attributes, "axes") or (), len(data.shape))
+    return (data,)
+
+
+def _mean_variance(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, out = given(arguments, 0), arguments.outputs[0]
+    axes = tuple(a % x.ndim for a in ints_of(arguments.attributes, "axes") or ())
+    if x.size == 0:
+        return ()
+    shape = tuple(1 if i in axes else size for i, size in enumerate(x.shape))
+    row, square = np.empty(shape, out.dtype), np.empty_like(out)
+    count = scalar(math.prod(x.shape[i] for i in axes), row)
+    return [
+        partial(np.add.reduce, x, axes, None, row, True),
+        partial(np.divide, row, count, row),
+        partial(np.subtract, x, row, out),
+        partial(np.multiply, out, out, square),
+        partial(np.add.reduce, square, axes, None, row, True),
+        partial(np.divide, row, count, row),
+        partial(np.sqrt, row, row),
+        partial(np.add, row, scalar(1e-9, row), row),  # the epsilon of ONNX's function body
+        partial(np.divide, out, row, out),
+    ]
+
+
 _LAYER = {
     "axis": Attribute("int", -1),
     "epsilon": Attribute("float", EPSILON),
@@ -195,6 +223,13 @@ _LAYER = {
 }
 
 OPERATORS = (
+    OpDef(
+        "MeanVarianceNormalization",
+        (1, 1),
+        _infer_mean_variance,
+        _mean_variance,
+        attributes={"axes": Attribute("ints", (0, 2, 3))},
+    ),
     OpDef("LayerNormalization", (2, 3), _infer_layer, _layer, (1, 3), _LAYER),
     OpDef("RMSNormalization", (2, 2), _infer_layer, _rms, attributes=_LAYER),
     OpDef(

@@ -1,4 +1,8 @@
-"""The one list of operators: each themed file adds its tuple, and a name may come only once."""
+"""The one list of operators: each themed file adds its tuple, and a name may come only once.
+
+A new operator is one `OpDef` in the tuple `OPERATORS` of the file of its theme, and one row in
+the table of cases of a test file: `test_every_operator_has_a_case` asks for it.
+"""
 
 from __future__ import annotations
 

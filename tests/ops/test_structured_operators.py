@@ -123,6 +123,8 @@ NORMALIZATIONS = [
     ("Hardmax", ["T[2,3,4]"], {"axis": -2}),
 ]
 LAYERS = [
+    ("MeanVarianceNormalization", ["T[2,3,4,5]"], {}),
+    ("MeanVarianceNormalization", ["T[2,3,4]"], {"axes": (-1, 0)}),
     ("GroupNormalization", ["T[2,6,4]", "T[6]", "T[6]"], {"num_groups": 3}),
     ("LayerNormalization", ["T[2,3,4]", "T[4]"], {}),
     ("LayerNormalization", ["T[2,3,4]", "T[4]", "T[4]"], {"epsilon": 0.125}),
