@@ -9,9 +9,7 @@ a set or from the order of a hash. Strings, layouts and value types that are equ
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flatbuffers
@@ -20,7 +18,6 @@ import numpy as np
 from stitch.errors import StitchError
 from stitch.machine.shape import MachineShape, SpaceShape
 from stitch.program import (
-    Array,
     AttributeValue,
     Constant,
     InputSlot,
@@ -34,9 +31,11 @@ from stitch.program import (
 )
 from stitch.ttb.binary import Binary, SegmentRow
 from stitch.ttb.enum_codes import CODES
-from stitch.ttb.envelope import padded
 from stitch.ttb.generated import flatbuffer as fb
 from stitch.ttb.generated.tables import FILE_IDENTIFIER, TABLES
+from stitch.ttb.problems import ProblemList
+from stitch.ttb.segments import Segments
+from stitch.ttb.verify import Verifier
 
 #: Every string of a limited field, and the most bytes that it may have.
 _LIMITS = {
@@ -49,46 +48,25 @@ _INITIAL_NBYTES = 1 << 16
 _INT64 = range(-(2**63), 2**63)
 
 
-@dataclass(frozen=True, slots=True)
-class Segments:
-    """The data of a file: rows of the root's table, and the contiguous bytes of each."""
-
-    rows: tuple[SegmentRow, ...]
-    arrays: tuple[Array, ...]
-    of_constant: Mapping[int, int]  # id of a `Constant` -> its segment
-
-
-def collect_segments(programs: Iterable[Program]) -> Segments:
-    """Lay the constants of all programs out behind each other; equal bytes become one segment."""
-    rows: list[SegmentRow] = []
-    arrays: list[Array] = []
-    known: dict[tuple[int, int], list[int]] = {}
-    of_constant: dict[int, int] = {}
-    end = 0
-    for program in programs:
-        for constant in program.constants:
-            data = dense_bytes(constant.data)
-            key = (data.nbytes, zlib.crc32(data.data))
-            same = [i for i in known.get(key, ()) if np.array_equal(dense_bytes(arrays[i]), data)]
-            if not same:
-                offset = padded(end)
-                end = offset + data.nbytes
-                same = [len(rows)]
-                known.setdefault(key, []).append(len(rows))
-                rows.append(SegmentRow(offset, data.nbytes, key[1]))
-                arrays.append(constant.data)
-            of_constant[id(constant)] = same[0]
-    return Segments(tuple(rows), tuple(arrays), of_constant)
-
-
-def dense_bytes(data: Array) -> Array:
-    """An array's elements, row-major, as a flat array of bytes; a view where it is dense."""
-    return np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-
-
 def encode_metadata(binary: Binary, segments: Segments) -> bytes:
-    """The size-prefixed flatbuffer of a binary. Raises `StitchError` for what it cannot hold."""
-    return _Encoder(segments).root(binary)
+    """The size-prefixed flatbuffer of a binary, which a reader will take.
+
+    Raises `StitchError` for what the format cannot hold.
+    """
+    try:
+        metadata = _Encoder(segments).root(binary)
+    except (TypeError, OverflowError) as error:  # What flatbuffers and NumPy say of wide numbers.
+        raise StitchError(
+            "the binary holds a number that a .ttb file cannot",
+            got=str(error),
+            remedy="keep sizes, addresses and counts within 64 bits, and not negative",
+        ) from error
+    problems = ProblemList()
+    Verifier(metadata, problems).root()
+    problems.raise_if_any(
+        "the binary is beyond what a .ttb file may hold", remedy="change what the problems name"
+    )
+    return metadata
 
 
 class _Encoder:

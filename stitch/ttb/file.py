@@ -20,10 +20,11 @@ from typing import Literal
 from stitch.errors import FormatError, IncompatibleError, StitchError
 from stitch.ttb.binary import CURRENT, FEATURES, Binary, Version
 from stitch.ttb.decode import Decoder
-from stitch.ttb.encode import Segments, collect_segments, dense_bytes, encode_metadata
+from stitch.ttb.encode import encode_metadata
 from stitch.ttb.envelope import Envelope, close_metadata, open_envelope
 from stitch.ttb.generated.tables import ROOT, TABLES
 from stitch.ttb.problems import ProblemList
+from stitch.ttb.segments import Segments, collect_segments, dense_bytes
 from stitch.ttb.table_spec import TableSpec
 from stitch.ttb.verify import Verifier
 
@@ -107,7 +108,8 @@ def open_source(source: Source) -> tuple[str, memoryview]:
     """A name for errors, and the bytes: of a path mapped read-only, of bytes as they are."""
     if isinstance(source, bytes | bytearray | memoryview):
         view = memoryview(source)
-        flat = view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
+        castable = view.c_contiguous and view.nbytes
+        flat = view.cast("B") if castable else memoryview(view.tobytes())
         return f"{flat.nbytes} bytes", flat.toreadonly()
     try:
         with Path(source).open("rb") as file:

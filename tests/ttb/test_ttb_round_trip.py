@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,6 +101,27 @@ def test_a_name_that_is_too_long_is_refused_when_it_is_written() -> None:
     program = replace(binary.programs[0], name="n" * 1025)
     with pytest.raises(StitchError, match="name is too long"):
         encode(replace(binary, programs=(program,)))
+
+
+def test_numbers_that_the_format_cannot_hold_are_refused_when_they_are_written() -> None:
+    binary = binary_of()
+    program = replace(binary.programs[0], scratch=Scratch(Space.L1, 2**64))
+    with pytest.raises(StitchError, match="holds a number that"):
+        encode(replace(binary, programs=(program,)))
+    with pytest.raises(FormatError, match="banks is 0"):
+        encode(replace(binary, machine=replace(MACHINE, host=SpaceShape(0, 0, 1, 1))))
+
+
+def test_an_empty_buffer_of_any_shape_is_an_empty_file() -> None:
+    for source in (b"", memoryview(b""), np.zeros((0, 3), np.float32).data):
+        with pytest.raises(FormatError, match="an empty file"):
+            load(source)
+
+
+def test_a_buffer_that_is_not_contiguous_loads_as_well() -> None:
+    written = np.frombuffer(encode(binary_of(np.ones(3, np.int32))), np.uint8)
+    strided = np.stack([written, written], axis=1)[:, 0]
+    assert load(strided.data, verify="full") == binary_of(np.ones(3, np.int32))
 
 
 def test_text_that_is_not_unicode_is_refused_when_it_is_written() -> None:
@@ -262,3 +284,17 @@ def test_sizes_add_up_for_files_and_for_binaries() -> None:
 def test_the_version_and_the_producer_come_back() -> None:
     read = load(encode(binary_of()))
     assert (read.version, read.producer, read.opset) == (Version(1, 0), "test", 26)
+
+
+def test_neither_saving_nor_loading_copies_the_constants(tmp_path: Path) -> None:
+    binary = binary_of(np.arange(4_000_000, dtype=np.float64))
+    path = tmp_path / "large.ttb"
+    tracemalloc.start()
+    try:
+        save(binary, path)
+        read = load(path, verify="full")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert read.programs[0].constants[0].data.nbytes == 32_000_000
+    assert peak < 2_000_000
