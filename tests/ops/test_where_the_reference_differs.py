@@ -40,6 +40,30 @@ def test_same_lower_gives_the_odd_padding_to_the_beginning(op: str) -> None:
     np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.parametrize("pads", [(0, 0, 0, 0), (1, 0, 0, 0), (0, 1, 0, 2), (1, 1, 2, 0)])
+@pytest.mark.parametrize("strides", [(1, 1), (2, 3)])
+def test_maxpool_with_any_padding(pads: tuple[int, ...], strides: tuple[int, int]) -> None:
+    """Without dilation the reference runs out of bounds when kernel and padding differ."""
+    x = floats(2, 3, 7, 8)
+    attributes = {"kernel_shape": (3, 3), "strides": strides, "pads": pads}
+    widths = ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3]))
+    padded = np.pad(x, widths, constant_values=-np.inf)
+    boxes = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))
+    wanted = boxes.max((-2, -1))[:, :, :: strides[0], :: strides[1]]
+    (found,) = evaluate("MaxPool", [x], attributes=attributes)
+    np.testing.assert_array_equal(found, wanted)
+    values, indices = evaluate("MaxPool", [x], attributes=attributes, outputs=2)
+    np.testing.assert_array_equal(values, wanted)
+    np.testing.assert_array_equal(x.ravel()[indices], wanted)
+
+
+def test_a_backward_slice_clamps_its_start_to_the_first_element() -> None:
+    """The reference slices as Python does; the specification clamps starts to 0..size - 1."""
+    x = np.array([1, 2, 3], np.float32)
+    operands = [np.array([v]) for v in (-7, -4, 0, -1)]
+    assert evaluate("Slice", [x, *operands])[0].tolist() == [1.0]
+
+
 def test_maxpool_indices_in_column_major_order() -> None:
     """The reference ignores storage_order; this is the example of ONNX's operator tests."""
     x = np.arange(1, 26, dtype=np.float32).reshape(1, 1, 5, 5)
