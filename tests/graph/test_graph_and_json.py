@@ -1,0 +1,248 @@
+"""The graph's own checks, and its JSON form: round trips, and whatever text comes in."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stitch.errors import CompileError, FormatError
+from stitch.graph import (
+    ComputationGraph,
+    ComputationGraphBuilder,
+    as_json,
+    check_types,
+    from_json,
+    parse_wish,
+    trace,
+)
+from stitch.program import (
+    Array,
+    DataType,
+    InputKind,
+    InputSlot,
+    Operation,
+    OutputSlot,
+    Ownership,
+    Value,
+    ValueType,
+    host_layout,
+)
+
+F32 = DataType.FLOAT32
+X = ValueType((2, 3), F32)
+
+
+def rich_graph() -> ComputationGraph:
+    b = ComputationGraphBuilder("rich \u00e9")
+    x = b.input("x", (2, 6), "float32", InputKind.STATE, Ownership.DONATE)
+    w = b.parameter("w", np.array([[np.nan, -0.0, np.inf, 1, 2, 3]], np.float32))
+    half = b.cast(x, "bfloat16")
+    best, places = b.topk(x * w, 2)
+    b.output("half", half + b.constant(np.ones((6,), half.dtype)))
+    b.output("best", b.op("Elu", best, alpha=0.1))
+    b.output("places", places)
+    b.output("mask", b.op("Clip", x, None, 6.0) > 0)
+    b.output("new", b.leaky_relu(x, float("inf")), aliases_input=0)
+    b.wish(parse_wish("input.x.shard_spec=2x1,32x64"), parse_wish("output.0.space=l1"))
+    return b.build()
+
+
+def isomorphic(a: ComputationGraph, b: ComputationGraph) -> bool:
+    """Equality up to the order and numbering of values."""
+
+    def shape_of(graph: ComputationGraph) -> Any:
+        term: dict[int, Any] = {}
+        for slot in graph.inputs:
+            term[slot.value] = ("input", slot.name, slot.kind, slot.ownership)
+        for constant in graph.constants:
+            term[constant.value] = ("constant", constant.data.dtype.name, constant.data.tobytes())
+        term[-1] = None
+        for o in graph.operations:
+            operands = tuple(term[i] for i in o.inputs)
+            body = (o.op, o.domain, operands, repr(sorted(o.attributes.items())), o.location)
+            for place, index in enumerate(o.outputs):
+                term[index] = (*body, place, graph.values[index].type)
+        outputs = [(slot.name, slot.aliases_input, term[slot.value]) for slot in graph.outputs]
+        return graph.name, outputs, [wish.text() for wish in graph.wishes]
+
+    return bool(shape_of(a) == shape_of(b))
+
+
+def renumbered(graph: ComputationGraph) -> ComputationGraph:
+    """The same graph with its values in reverse order."""
+    last = len(graph.values) - 1
+
+    def move(indices: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(i if i < 0 else last - i for i in indices)
+
+    return replace(
+        graph,
+        values=graph.values[::-1],
+        inputs=tuple(replace(s, value=last - s.value) for s in graph.inputs),
+        outputs=tuple(replace(s, value=last - s.value) for s in graph.outputs),
+        constants=tuple(replace(c, value=last - c.value) for c in graph.constants),
+        operations=tuple(
+            replace(o, inputs=move(o.inputs), outputs=move(o.outputs)) for o in graph.operations
+        ),
+    )
+
+
+def test_the_json_form_reads_back_as_the_same_graph() -> None:
+    graph = rich_graph()
+    again = from_json(as_json(graph))
+    assert again.values == graph.values
+    assert again.constants == graph.constants
+    assert isomorphic(again, graph)
+    assert again.text() == graph.text()
+
+
+def test_graphs_that_differ_in_numbering_only_are_isomorphic_after_a_round_trip() -> None:
+    graph = rich_graph()
+    other = renumbered(graph)
+    assert as_json(other) != as_json(graph)
+    assert isomorphic(from_json(as_json(other)), graph)
+    changed = replace(graph, wishes=())
+    assert not isomorphic(changed, graph)
+
+
+def test_the_same_graph_gives_the_same_text_twice() -> None:
+    assert as_json(rich_graph()) == as_json(rich_graph())
+
+
+def test_constants_may_be_left_out_and_given_by_name() -> None:
+    graph = rich_graph()
+    names = {graph.values[c.value].name: c.data for c in graph.constants}
+    text = as_json(graph, with_data=False)
+    assert '"data"' not in text
+    assert from_json(text, names).constants == graph.constants
+    with pytest.raises(FormatError, match="no array 'w' given"):
+        from_json(text)
+    with pytest.raises(FormatError, match="constant_type"):
+        from_json(text, {**names, "w": np.zeros(3)})
+
+
+def edited(**changes: Any) -> str:
+    body = json.loads(as_json(trace(lambda x: x * 2, X)))
+    body.update(changes)
+    return json.dumps(body)
+
+
+BAD = {
+    "": "not JSON",
+    "[]": "format",
+    "{}": "not a computation graph",
+    '{"a": 1, "a": 2}': "stands twice",
+    "[" * 100_000: "nested too deeply",
+    edited(version=2): "version 2",
+    edited(name=3): "a string is needed",
+    edited(colour=1): "colour",
+    edited(values=[{"name": "x", "shape": [-1], "data_type": "float32"}]): "negative",
+    edited(values=[{"name": "x", "shape": [2], "data_type": "flaot32"}]): "did you mean 'float32'",
+    edited(values=7): "a list is needed",
+    edited(operations=[{"op": "Relu"}]): "missing_key",
+    edited(operations=[7]): "an object is needed",
+    edited(constants=[{"value": 1, "data": "!!"}]): "not base64",
+    edited(constants=[{"value": 1, "data": "AAAA"}]): "4 bytes, not 3",
+    edited(constants=[{"value": 99, "data": ""}]): "bad_index",
+    edited(wishes=["input.z.space=l1"]): "there is no input",
+    edited(wishes=[3]): "bad_wish",
+    edited(outputs=[{"name": "y", "value": 77, "aliases_input": None}]): "undefined",
+    edited(inputs=[{"name": "x", "value": True, "kind": "activation"}]): "ownership",
+}
+
+
+@pytest.mark.parametrize("text", BAD, ids=range(len(BAD)))
+def test_json_that_is_no_graph_is_a_format_error_that_says_why(text: str) -> None:
+    with pytest.raises(FormatError) as caught:
+        from_json(text)
+    assert BAD[text] in str(caught.value)
+
+
+SMALL = as_json(trace(lambda x: x.builder.op("Elu", x * 2, alpha=0.5), X))
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_a_damaged_text_is_a_graph_or_a_format_error(data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(SMALL) - 1))
+    end = data.draw(st.integers(at, min(len(SMALL), at + 12)))
+    put = data.draw(st.sampled_from(["", "0", "-1", "1e999", "null", "[]", "{}", '"', "99999999"]))
+    try:
+        graph = from_json(SMALL[:at] + put + SMALL[end:])
+    except FormatError:
+        return
+    assert isinstance(graph, ComputationGraph)
+
+
+def test_a_graph_that_is_not_well_formed_says_everything_that_is_wrong() -> None:
+    with pytest.raises(CompileError) as caught:
+        ComputationGraph(
+            "g",
+            (InputSlot("x", 0),),
+            (OutputSlot("y", 5),),
+            (Value("x", X, host_layout(F32)), Value("y", X)),
+            (Operation("Relu", (1,), (1,)),),
+            wishes=(parse_wish("input.z.space=l1"),),
+        )
+    for kind in ("undefined", "placed", "unknown_slot"):
+        assert kind in str(caught.value)
+
+
+def graph_of(*operations: Operation, types: tuple[ValueType, ...]) -> ComputationGraph:
+    values = tuple(Value(f"v{i}", kind) for i, kind in enumerate(types))
+    return ComputationGraph(
+        "g", (InputSlot("x", 0),), (OutputSlot("y", len(types) - 1),), values, operations
+    )
+
+
+def test_a_type_check_reports_every_mismatch_and_every_failure() -> None:
+    wrong = ValueType((3, 3), F32)
+    graph = graph_of(
+        Operation("Relu", (0,), (1,), location="a.py:1"),
+        Operation("Rleu", (1,), (2,), location="a.py:2"),
+        Operation("Neg", (2,), (3,)),
+        types=(X, wrong, X, ValueType((2, 3), DataType.INT32)),
+    )
+    problems = check_types(graph)
+    assert [p.kind for p in problems] == ["type_mismatch", "no_type", "type_mismatch"]
+    assert "v1 is 3x3xf32, the operator gives 2x3xf32" in str(problems[0])
+    assert "a.py:2" in str(problems[1])
+
+
+def test_a_type_check_follows_shapes_that_are_computed() -> None:
+    b = ComputationGraphBuilder("g")
+    x = b.input("x", (2, 3), "float32")
+    doubled = b.op("Mul", b.op("Shape", x), [1, 2])
+    b.output("y", b.op("Expand", x[:, :1], b.op("Sub", doubled, [0, 2])))
+    graph = b.build()
+    assert graph.output_type(0).shape == (2, 4)
+    assert check_types(graph) == ()
+
+
+def test_a_very_long_chain_is_typed_without_recursion() -> None:
+    b = ComputationGraphBuilder("long")
+    total = b.constant(np.zeros(1, np.int64))
+    for i in range(3000):
+        total = total + i % 2
+    x = b.input("x", (1500,), "float32")
+    b.output("y", b.op("Reshape", x, b.op("Concat", total, [1], axis=0)))
+    graph = b.build()
+    assert graph.output_type(0).shape == (1500, 1)
+    assert check_types(graph) == ()
+
+
+def test_read_only_arrays_are_kept_and_writable_ones_are_copied() -> None:
+    kept: Array = np.zeros(5000, np.float32)
+    kept.flags.writeable = False
+    changing = np.zeros(5000, np.float32)
+    b = ComputationGraphBuilder("g")
+    b.output("y", b.parameter("a", kept) + b.parameter("b", changing))
+    first, second = b.build().constants
+    assert np.shares_memory(first.data, kept)
+    assert not np.shares_memory(second.data, changing)

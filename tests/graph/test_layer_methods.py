@@ -1,0 +1,257 @@
+"""FlexFlow's operators as builder methods, compared with NumPy or with ONNX's reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from stitch import ops
+from stitch.errors import CompileError
+from stitch.graph import ComputationGraph, ComputationGraphBuilder, trace
+from stitch.program import ABSENT, Array
+
+Run = Callable[..., dict[str, Array]]
+RANDOM = np.random.default_rng(7)
+
+
+def numbers(*shape: int) -> Array:
+    return RANDOM.standard_normal(shape).astype(np.float32)
+
+
+def reference(graph: ComputationGraph, *arrays: Array) -> list[Array]:
+    """What ONNX's own reference evaluator makes of a graph."""
+
+    def name(index: int) -> str:
+        return "" if index == ABSENT else f"v{index}"
+
+    def info(index: int) -> onnx.ValueInfoProto:
+        kind = graph.values[index].type
+        return helper.make_tensor_value_info(name(index), ops.onnx_code(kind.data_type), kind.shape)
+
+    nodes = [
+        helper.make_node(
+            o.op, [name(i) for i in o.inputs], [name(i) for i in o.outputs], **dict(o.attributes)
+        )
+        for o in graph.operations
+    ]
+    body = helper.make_graph(
+        nodes,
+        "g",
+        [info(slot.value) for slot in graph.inputs],
+        [info(slot.value) for slot in graph.outputs],
+        [numpy_helper.from_array(np.array(c.data), name(c.value)) for c in graph.constants],
+    )
+    model = helper.make_model(body, opset_imports=[helper.make_opsetid("", 26)])
+    onnx.checker.check_model(model)
+    feeds = {name(slot.value): a for slot, a in zip(graph.inputs, arrays, strict=True)}
+    return [np.asarray(r) for r in ReferenceEvaluator(model).run(None, feeds)]
+
+
+X2 = numbers(4, 6)
+X3 = numbers(2, 5, 8)
+IMAGE = numbers(2, 4, 8, 12)
+POSITIVE = np.abs(numbers(3, 4)) + 0.1
+WHOLE = np.array([[3, -4, 5], [7, 0, -9]], np.int32)
+INDICES = np.array([[0, 3, 1], [2, 2, 0]], np.int64)
+HEADS = [numbers(8, 8) / 3 for _ in range(4)]
+BIASES = [numbers(8) for _ in range(4)]
+
+METHODS: dict[str, tuple[Callable[[Any, Any], Any], Array]] = {
+    "linear": (lambda b, x: b.linear(x, HEADS[0][:3, :6], BIASES[0][:3]), X2),
+    "linear without bias": (lambda b, x: b.dense(x, HEADS[0][:3, :6], activation="relu"), X2),
+    "linear on three axes": (lambda b, x: b.linear(x, HEADS[0], BIASES[0]), X3),
+    "conv2d": (lambda b, x: b.conv2d(x, numbers(6, 2, 3, 3), numbers(6), groups=2), IMAGE),
+    "conv2d strided": (
+        lambda b, x: b.conv2d(x, numbers(3, 4, 3, 2), stride=(2, 3), padding=(1, 0), dilation=2),
+        IMAGE,
+    ),
+    "max pool": (lambda b, x: b.pool2d(x, (2, 3), stride=2, padding=1), IMAGE),
+    "average pool": (lambda b, x: b.pool2d(x, 3, padding=1, kind="average"), IMAGE),
+    "average pool without pad": (
+        lambda b, x: b.pool2d(x, 3, padding=1, kind="average", count_include_pad=False),
+        IMAGE,
+    ),
+    "adaptive pool": (lambda b, x: b.adaptive_pool2d(x, (4, 3)), IMAGE),
+    "adaptive pool to one": (lambda b, x: b.adaptive_pool2d(x, 1), IMAGE),
+    "adaptive max pool": (lambda b, x: b.adaptive_pool2d(x, 1, kind="max"), IMAGE),
+    "batch norm": (
+        lambda b, x: b.batch_norm(x, numbers(4), numbers(4), numbers(4), POSITIVE[0], relu=True),
+        IMAGE,
+    ),
+    "layer norm": (lambda b, x: b.layer_norm(x, BIASES[0], BIASES[1]), X3),
+    "layer norm over two axes": (lambda b, x: b.layer_norm(x, axis=-2, epsilon=1e-3), X3),
+    "rms norm": (lambda b, x: b.rms_norm(x, BIASES[2]), X3),
+    "embedding": (lambda b, x: b.embedding(x, X2), INDICES),
+    "embedding sum": (lambda b, x: b.embedding(x, X2, "sum"), INDICES),
+    "embedding mean": (lambda b, x: b.embedding(x, X2, "mean"), INDICES),
+    "attention": (lambda b, x: b.multi_head_attention(x, x, x, HEADS, BIASES, heads=2), X3),
+    "causal attention": (
+        lambda b, x: b.multi_head_attention(x, x, x, HEADS, heads=4, causal=True),
+        X3,
+    ),
+    "masked attention": (
+        lambda b, x: b.scaled_dot_product_attention(x, x, x, np.tri(5, dtype=bool), scale=0.5),
+        X3,
+    ),
+    "softmax": (lambda b, x: b.softmax(x, 1), X3),
+    "log softmax": (lambda b, x: b.log_softmax(x), X3),
+    "dropout": (lambda b, x: b.dropout(x, 0.3), X2),
+    "flat": (lambda b, x: b.flat(x), IMAGE),
+    "flatten": (lambda b, x: b.flatten(x, 1, 2), IMAGE),
+    "relu": (lambda b, x: b.relu(x), X2),
+    "leaky relu": (lambda b, x: b.leaky_relu(x, 0.2), X2),
+    "gelu": (lambda b, x: b.gelu(x), X2),
+    "gelu tanh": (lambda b, x: b.gelu(x, "tanh"), X2),
+    "sigmoid": (lambda b, x: b.sigmoid(x), X2),
+    "tanh": (lambda b, x: b.tanh(x), X2),
+    "elu": (lambda b, x: b.elu(x, 0.5), X2),
+    "silu": (lambda b, x: b.silu(x), X2),
+    "softplus": (lambda b, x: b.softplus(x), X2),
+    "erf": (lambda b, x: b.erf(x), X2),
+    "identity": (lambda b, x: b.identity(x), X2),
+    "noop": (lambda b, x: b.noop(x), X2),
+    "exp": (lambda b, x: b.exp(x), X2),
+    "log": (lambda b, x: b.log(x), POSITIVE),
+    "sqrt": (lambda b, x: b.sqrt(x), POSITIVE),
+    "rsqrt": (lambda b, x: b.rsqrt(x), POSITIVE),
+    "reciprocal": (lambda b, x: b.reciprocal(x), POSITIVE),
+    "sin and cos": (lambda b, x: b.add(b.sin(x), b.cos(x)), X2),
+    "pow": (lambda b, x: b.pow(x, 2.5), POSITIVE),
+    "mean": (lambda b, x: b.mean(x, 1), X3),
+    "add": (lambda b, x: b.add(x, X2), X2),
+    "sub": (lambda b, x: b.sub(X2, x), X2),
+    "mul": (lambda b, x: b.mul(x, x), X2),
+    "div": (lambda b, x: b.true_div(x, POSITIVE[0, 0]), X2),
+    "scalar versions": (
+        lambda b, x: b.scalar_floor_div(
+            b.scalar_true_div(b.scalar_multiply(b.scalar_sub(b.scalar_add(x, 1), 3), 2.5), 2), 0.5
+        ),
+        X2,
+    ),
+    "broadcast": (lambda b, x: b.broadcast(x, (3, 4, 6)), X2),
+    "expand": (lambda b, x: b.expand(b.unsqueeze(x, 0), (3, -1, -1)), X2),
+    "cast": (lambda b, x: b.cast(x, "int64"), X2),
+    "type_as": (lambda b, x: b.type_as(x, WHOLE), X2),
+    "concat": (lambda b, x: b.concat([x, X2, x], 1), X2),
+    "split": (lambda b, x: b.split(x, 3, 2), X3),
+    "split by sizes": (lambda b, x: b.split(x, [1, 4], 1), X3),
+    "chunk": (lambda b, x: b.chunk(x, 2, 1), X3),
+    "gather": (lambda b, x: b.gather(x, [[1, 0], [-1, 2]], 1), X3),
+    "gather elements": (lambda b, x: b.gather_elements(x[:, :3], INDICES, 0), X2),
+    "reshape": (lambda b, x: b.view(x, (4, -1)), X3),
+    "reverse": (lambda b, x: b.reverse(x, (0, 2)), X3),
+    "transpose": (lambda b, x: b.permute(x, (2, 0, 1)), X3),
+    "topk": (lambda b, x: b.topk(x, 3, 1), X3),
+    "smallest": (lambda b, x: b.topk(x, 2, largest=False), X2),
+    "clip": (lambda b, x: b.clip(x, -0.5, 0.5), X2),
+    "reduce sum": (lambda b, x: b.reduce_sum(x, (0, 2)), X3),
+    "reduce max": (lambda b, x: b.reduce_max(x, 1, keepdims=True), X3),
+    "reduce kinds": (
+        lambda b, x: tuple(
+            b.reduce(k, x, -1) for k in ("min", "prod", "l1", "l2", "sum_square", "log_sum_exp")
+        ),
+        X2,
+    ),
+    "reduce no axes": (lambda b, x: b.reduce_sum(x, ()), X2),
+    "integer floor division": (lambda b, x: b.floordiv(x, -2), WHOLE),
+    "integer modulo": (lambda b, x: b.mod(x, -4), WHOLE),
+    "einsum": (lambda b, x: b.einsum("bij,bkj->bik", x, x), X3),
+    "batch matmul": (lambda b, x: b.batch_matmul(x, b.swapaxes(x, 1, 2)), X3),
+    "where": (lambda b, x: b.where(b.greater(x, 0), x, 0.0), X2),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_is_valid_onnx_and_gives_what_onnx_gives(name: str, run: Run) -> None:
+    f, array = METHODS[name]
+    graph = trace(lambda x: f(x.builder, x), array)
+    expected = reference(graph, array)
+    found = list(run(graph, array).values())
+    assert len(found) == len(expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6)
+
+
+def test_linear_gives_flexflows_reference_values(run: Run) -> None:
+    x = np.array([[3, 3, 6], [2, 1, 5], [1, 2, -2], [8, 0.5, -3]], np.float32)
+    w = np.array([[1, 2, 1.5], [0.5, 4, -1]], np.float32)
+    bias = np.array([3, -1], np.float32)
+    found = run(trace(lambda t: t.builder.linear(t, w, bias), x), x)["output"]
+    assert found.tolist() == [[21, 6.5], [14.5, -1], [5, 9.5], [7.5, 8]]
+
+
+def test_attention_equals_its_formula_in_numpy(run: Run) -> None:
+    def heads(x: Array, w: Array, bias: Array) -> Array:
+        return (x @ w.T + bias).reshape(2, 5, 2, 4).transpose(0, 2, 1, 3)
+
+    q, k, v = (heads(X3, HEADS[i], BIASES[i]) for i in range(3))
+    scores = np.exp(q @ k.transpose(0, 1, 3, 2) / 2)
+    mixed = (scores / scores.sum(-1, keepdims=True)) @ v
+    expected = mixed.transpose(0, 2, 1, 3).reshape(2, 5, 8) @ HEADS[3].T + BIASES[3]
+    graph = trace(lambda x: x.builder.multi_head_attention(x, x, x, HEADS, BIASES, heads=2), X3)
+    np.testing.assert_allclose(run(graph, X3)["output"], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_adaptive_pooling_equals_means_of_blocks(run: Run) -> None:
+    graph = trace(lambda x: x.builder.adaptive_pool2d(x, (4, 3)), IMAGE)
+    expected = IMAGE.reshape(2, 4, 4, 2, 3, 4).mean((3, 5))
+    np.testing.assert_allclose(run(graph, IMAGE)["output"], expected, rtol=1e-5, atol=1e-6)
+
+
+WRONG: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "adaptive size": (lambda b, x: b.adaptive_pool2d(x, 5), "divides"),
+    "pool kind": (lambda b, x: b.pool2d(x, 2, kind="median"), "unknown pooling"),
+    "kernel": (lambda b, x: b.pool2d(x, (2, 2, 2)), "one number or two"),
+    "weight": (lambda b, x: b.linear(x, X2), "does not fit its input"),
+    "activation": (lambda b, x: b.activation(x, "rleu"), "unknown activation"),
+    "reduction": (lambda b, x: b.reduce("median", x), "unknown reduction"),
+    "heads": (lambda b, x: b.multi_head_attention(X3, X3, X3, HEADS, heads=3), "batch, length"),
+    "weights": (lambda b, x: b.multi_head_attention(x, x, x, [], heads=2), "4 and 4"),
+    "aggregate": (lambda b, x: b.embedding(INDICES, x, "max"), "unknown aggregation"),
+    "concat": (lambda b, x: b.concat([]), "at least one"),
+    "dot": (lambda b, x: b.dot(x, x), "axis of its own"),
+    "transpose": (lambda b, x: b.transpose(x, (0, 1)), "every axis"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_use_of_a_method_is_a_compile_error(name: str) -> None:
+    f, message = WRONG[name]
+    with pytest.raises(CompileError, match=message):
+        trace(lambda x: f(x.builder, x), IMAGE)
+
+
+def test_a_shape_that_is_computed_from_constants_is_known(run: Run) -> None:
+    b = ComputationGraphBuilder("computed")
+    x = b.input("x", (2, 3, 4), "float32")
+    shape = b.op("Shape", x, start=0, end=2)
+    head = b.op("Gather", shape, [0])
+    joined = b.op("Concat", head, b.op("Mul", b.op("Gather", shape, [1]), [4]), axis=0)
+    y = b.op("Reshape", x, joined)
+    b.output("y", y)
+    assert y.shape == (2, 12)
+    known = b.known_data(joined)
+    assert known is not None
+    assert known.tolist() == [2, 12]
+    array = numbers(2, 3, 4)
+    np.testing.assert_array_equal(run(b.build(), array)["y"], array.reshape(2, 12))
+
+
+def test_named_outputs_of_an_operation_name_its_values() -> None:
+    b = ComputationGraphBuilder("named")
+    x = b.input("x", (2, 5), "float32")
+    made = b.op("TopK", x, [2], outputs=("best", "where"), axis=1)
+    assert isinstance(made, tuple)
+    assert [t.name for t in made] == ["best", "where"]
+
+
+def test_float_attributes_are_floats_however_they_are_written() -> None:
+    graph = trace(lambda x: x.builder.op("Elu", x, alpha=2), X2)
+    assert repr(graph.operations[0].attributes["alpha"]) == "2.0"
