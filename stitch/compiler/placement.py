@@ -45,6 +45,8 @@ from stitch.program import Layout, Program, Scratch, Space, TensorDesc, Value
 
 #: The share of L1 that a program's slots and scratch may take together by default.
 L1_SHARE = (3, 4)
+#: Slots above which only sums are compared where fixed addresses cut L1 to pieces.
+PACKED_SLOTS = 400
 
 
 @dataclass(slots=True)
@@ -141,8 +143,13 @@ def _relieve_l1(slots: list[_Slot], scratch: Scratch, machine: MachineShape, whe
 def _packs(here: list[_Slot], bottom: int, machine: MachineShape) -> bool:
     """Whether the slots without an address fit between those with one and above the scratch."""
     pieces = [s.size_per_bank for s in here if s.layout.address is None]
+    gaps = [size for _, size in _gaps(here, bottom, machine)]
+    if len(gaps) == 1:
+        return sum(pieces) <= gaps[0]
+    if len(pieces) > PACKED_SLOTS:
+        return sum(pieces) <= sum(gaps)
     try:
-        return pack(pieces, [size for _, size in _gaps(here, bottom, machine)]) is not None
+        return pack(pieces, gaps) is not None
     except TimeoutError:
         return True  # nothing is proved either way; the runtime moves what it must
 

@@ -205,6 +205,20 @@ def test_what_is_computed_twice_is_computed_once() -> None:
     assert len(merged.constants) == 1
 
 
+def test_equal_constants_become_one_whatever_their_type_and_size() -> None:
+    sketch = Sketch()
+    x = sketch.input("x", 40)
+    total = x
+    for middle in (0.0, 0.0, 1.0):  # the ends are equal, the middle decides
+        data = np.zeros(40, np.float32)
+        data[20] = middle
+        total = sketch.op("Add", total, sketch.constant(data))
+    half = [sketch.constant(np.zeros((), DataType.BFLOAT16.dtype)) for _ in range(2)]
+    total = sketch.op("Add", total, sketch.op("Cast", sketch.op("Add", *half), to=1))
+    merged = merge_common_subexpressions(sketch.graph(total))
+    assert [c.data.size for c in merged.constants] == [40, 40, 1]
+
+
 def test_what_differs_only_in_an_attribute_or_the_sign_of_zero_stays_apart() -> None:
     sketch = Sketch()
     x = sketch.input("x", 3, 3)

@@ -328,3 +328,18 @@ def test_name_and_role_come_from_the_options() -> None:
     program = compiled(chain(4, 4), name="step", role=Role.UPDATE).program
     assert (program.name, program.role) == ("step", Role.UPDATE)
     assert compiled(chain(4, 4)).program.name == "chain"
+
+
+def test_thousands_of_slots_are_placed() -> None:
+    count, kind = 1500, ValueType((4, 16), F32)
+    graph = ComputationGraph(
+        "many",
+        tuple(InputSlot(f"x{i}", i) for i in range(count)),
+        tuple(OutputSlot(f"y{i}", count + i) for i in range(count)),
+        tuple(Value(f"v{i}", kind) for i in range(2 * count)),
+        tuple(Operation("Relu", (i,), (count + i,)) for i in range(count)),
+    )
+    for wishes in ((), ("input.x7.address=0x40000", "input.x8.address=0x80000")):
+        program = compiled(graph, *wishes).program
+        homes = {program.output_desc(i).layout.space for i in range(count)}
+        assert homes == {Space.L1}
