@@ -38,6 +38,8 @@ class DataType(enum.Enum):
     BFP8 = "bfp8"
     BFP4 = "bfp4"
 
+    __hash__ = object.__hash__
+
     @property
     def short(self) -> str:
         """The name used in shapes such as `2x2xf32` (the spelling of IREE)."""

@@ -22,6 +22,10 @@ class Space(enum.Enum):
     DRAM = "dram"
     L1 = "l1"
 
+    # Members are singletons: identity hashes in C, where enum's own hash runs Python code, and
+    # descriptors are looked up on every call path.
+    __hash__ = object.__hash__
+
 
 class MemoryLayout(enum.Enum):
     """How pages spread over banks: round robin, or cut into one shard per core."""
@@ -31,12 +35,16 @@ class MemoryLayout(enum.Enum):
     WIDTH_SHARDED = "width_sharded"
     BLOCK_SHARDED = "block_sharded"
 
+    __hash__ = object.__hash__
+
 
 class Orientation(enum.Enum):
     """The order in which shards are dealt to the cores of a grid."""
 
     ROW_MAJOR = "row_major"
     COL_MAJOR = "col_major"
+
+    __hash__ = object.__hash__
 
 
 @dataclass(frozen=True, slots=True)

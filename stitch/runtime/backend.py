@@ -208,15 +208,15 @@ class _PlanBinding:
         else:
             into = np.zeros(shape, dtype)
             self.staging_nbytes += into.nbytes
-        copyto, counter, nbytes = np.copyto, memory.counter, into.nbytes
+        counter, nbytes = memory.counter, into.nbytes
 
         def enter() -> None:
-            copyto(into, arguments[position])
+            into[...] = arguments[position]
             counter.writes += 1
             counter.nbytes += nbytes
 
         def stage() -> None:
-            copyto(into, arguments[position])
+            into[...] = arguments[position]
 
         if direct:
             self.thunks.append(enter)

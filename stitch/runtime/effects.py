@@ -6,7 +6,7 @@ instances become references that hold for whichever tensors the plan is replayed
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from stitch.planner import Block, Instance, Plan, outcome
@@ -28,6 +28,7 @@ class InstanceRef:
     place: Place | None
     offset_nbytes: int
     desc: TensorDesc
+    desc_key: int
     origin: str
 
 
@@ -35,19 +36,25 @@ class InstanceRef:
 class Effects:
     """The difference between the records before and after.
 
-    `freed`: places given back. `moved`: (old place, new address). `made`: new blocks, in order.
+    `freed`: places given back. `moved`: (old place, new address). `made`: new blocks, in order,
+    with the keys of their descriptors.
     `changed`: value → its instances, where they differ. `gone`: values with no instance left.
     """
 
     freed: tuple[Place, ...]
     moved: tuple[tuple[Place, int], ...]
-    made: tuple[Block, ...]
+    made: tuple[tuple[Block, int], ...]
     changed: tuple[tuple[int, tuple[InstanceRef, ...]], ...]
     gone: tuple[int, ...]
 
 
-def effects_of(plan: Plan, steps_done: int | None = None) -> Effects:
-    """The effects of a whole plan, or of its first steps after a failure."""
+def effects_of(
+    plan: Plan, key_of: Callable[[TensorDesc], int], steps_done: int | None = None
+) -> Effects:
+    """The effects of a whole plan, or of its first steps after a failure.
+
+    `key_of` gives the device's number for a descriptor.
+    """
     if steps_done is None:
         blocks: Mapping[int, Block] = {b.number: b for b in plan.final_blocks}
         values = {r.value: r.instances for r in plan.final_values}
@@ -65,14 +72,15 @@ def effects_of(plan: Plan, steps_done: int | None = None) -> Effects:
             freed.append((block.space, block.address))
         elif after.address != block.address and after.address is not None:
             moved.append(((block.space, block.address), after.address))
-    made = tuple(block for number, block in sorted(blocks.items()) if number not in before)
-    position = {block.number: i for i, block in enumerate(made)}
+    new = [block for number, block in sorted(blocks.items()) if number not in before]
+    made = tuple((block, key_of(block.desc)) for block in new)
+    position = {block.number: i for i, block in enumerate(new)}
     earlier = {r.value: r.instances for r in plan.request.residents}
     changed = []
     for value, found in sorted(values.items()):
         old = earlier.get(value, ())
         if old != found:
-            refs = tuple(_reference(i, old, position, before, blocks) for i in found)
+            refs = tuple(_reference(i, old, position, before, blocks, key_of) for i in found)
             changed.append((value, refs))
     gone = tuple(sorted(value for value in earlier if value not in values))
     return Effects(tuple(freed), tuple(moved), made, tuple(changed), gone)
@@ -84,6 +92,7 @@ def _reference(
     position: Mapping[int, int],
     before: Mapping[int, Block],
     after: Mapping[int, Block],
+    key_of: Callable[[TensorDesc], int],
 ) -> InstanceRef:
     kept = old.index(instance) if instance in old else -1
     made = position.get(instance.block, -1)
@@ -93,4 +102,5 @@ def _reference(
         block = before[instance.block]
         assert block.address is not None
         place = (block.space, block.address)
-    return InstanceRef(kept, made, place, instance.offset_nbytes, instance.desc, origin)
+    desc, offset = instance.desc, instance.offset_nbytes
+    return InstanceRef(kept, made, place, offset, desc, key_of(desc), origin)

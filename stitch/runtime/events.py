@@ -49,16 +49,18 @@ Subscriber = Callable[[Event], object]
 class EventStream:
     """Subscribers of one device; `active` is False while there is none."""
 
-    __slots__ = ("_subscribers", "active")
+    __slots__ = ("_changed", "_subscribers", "active")
 
-    def __init__(self) -> None:
+    def __init__(self, changed: Callable[[], None]) -> None:
         self._subscribers: list[Subscriber] = []
+        self._changed = changed
         self.active = False
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
         """Call `subscriber(event)` from now on; returns what ends the subscription."""
         self._subscribers.append(subscriber)
         self.active = True
+        self._changed()
 
         def unsubscribe() -> None:
             self._subscribers.remove(subscriber)

@@ -34,7 +34,8 @@ Hook = Callable[[HookContext], object]
 class Hooks:
     """The hooks of one device. Registrations add up; each is undone by what `register` returns."""
 
-    def __init__(self) -> None:
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
         self._registered: list[MappingProxyType[Moment, Hook]] = []
         self.active = False
         self.on_operations = False
@@ -69,6 +70,7 @@ class Hooks:
         return unregister
 
     def _update(self) -> None:
+        self._changed()
         self.active = bool(self._registered)
         self.on_operations = any(
             "before_operation" in entry or "after_operation" in entry for entry in self._registered

@@ -19,6 +19,8 @@ from stitch.runtime.program import LoadedProgram
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.turns import MAX_TURNS, Turn, can_take_turns
 
+_ndarray = np.ndarray
+
 
 class Pipeline:
     """Loaded programs chained by position: `pipeline(x)` is `c(b(a(x)))` with one plan.
@@ -45,7 +47,6 @@ class Pipeline:
         )
         ports = [self.programs[s].ports[i] for s, i in self.inputs]
         self._ports = tuple(ports)
-        self._expected = tuple((p.shape, p.dtype) for p in ports)
         self._turns: list[Turn] = []
 
     def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
@@ -56,24 +57,31 @@ class Pipeline:
         """
         if named or len(arguments) != len(self._ports):
             arguments = self._arrange(arguments, named)
-        for argument, (shape, dtype) in zip(arguments, self._expected, strict=True):
+        for argument, port in zip(arguments, self._ports):  # noqa: B905
+            # Types of built-in dtypes are singletons; anything else takes the careful way.
             if (
-                type(argument) is not np.ndarray
-                or argument.dtype != dtype
-                or argument.shape != shape
+                type(argument) is not _ndarray
+                or argument.dtype is not port.dtype
+                or argument.shape != port.shape
             ):
                 return self.queue(arguments)
-        return self._run(arguments)
-
-    def _run(self, arrays: tuple[Array, ...]) -> Tensor | tuple[Tensor, ...]:
         device = self.device
         with device.lock:
-            if device.needs_attention():
-                return self._first_time(arrays)
+            if not device.dropped:
+                epoch = device.records.epoch
+                for turn in self._turns:
+                    if turn.epoch == epoch and turn.is_unheld():
+                        return turn.run(arguments)
+            return self._look_closer(arguments)
+
+    def _look_closer(self, arrays: tuple[Array, ...]) -> Tensor | tuple[Tensor, ...]:
+        """Something has happened since the last call: check what a turn rests on, or plan anew."""
+        device = self.device
+        if not device.needs_attention():
             for turn in self._turns:
-                if turn.is_free():
+                if turn.is_unheld() and turn.is_free():
                     return turn.run(arrays)
-            return self._first_time(arrays)
+        return self._first_time(arrays)
 
     def _first_time(self, arrays: tuple[Array, ...]) -> Tensor | tuple[Tensor, ...]:
         """Plan and run by way of the queue; keep the plan where it can take turns."""

@@ -7,9 +7,11 @@ plan was made, and proportional to the plan otherwise.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from stitch.planner import Execute, Plan
 from stitch.runtime.backend import BoundPlan
@@ -115,7 +117,7 @@ class PlanCache:
             block = plan.request.blocks[number]
             if block.address is not None:
                 touched.append((block.space, block.address))
-        effects = effects_of(plan)
+        effects = effects_of(plan, records.desc_key)
         wanted = {v for v, _ in effects.changed} | set(effects.gone)
         values: dict[int, tuple[Place, int]] = {}
         for number, value in picture.bystanders.items():
@@ -142,19 +144,17 @@ def run_plan(device: Device, ready: ReadyPlan, values: Sequence[ValueRecord]) ->
     bound, records = ready.bound, device.records
     for i, number in enumerate(bound.argument_values):
         bound.arguments[i] = values[number].instances[0].block.array
-    found = _bystanders(ready, records)
-
-    def value_of(number: int) -> ValueRecord:
-        return values[number] if number < len(values) else found[number]
-
+    value_of: Callable[[int], ValueRecord] = values.__getitem__
+    if ready.bystander_values:
+        found = _bystanders(ready, records)
+        value_of = lambda n: values[n] if n < len(values) else found[n]  # noqa: E731
     steps: Any = iter(bound.thunks)
     try:
-        with device.quiet():
-            if device.hooks.active:
+        if device.hooks.active:
+            with np.errstate(all="ignore"):
                 run_hooked(bound, device.hooks)
-            else:
-                for thunk in steps:
-                    thunk()
+        else:
+            device.quiet.run(run_all, steps)
     except BaseException as error:
         done = error.__dict__.pop("stitch_steps_done", None)
         if done is None:
@@ -163,13 +163,18 @@ def run_plan(device: Device, ready: ReadyPlan, values: Sequence[ValueRecord]) ->
         _after_failure(device, ready, values, value_of, done, error)
         raise
     finally:
-        for i in range(len(bound.arguments)):
-            bound.arguments[i] = None
+        bound.arguments[:] = [None] * len(bound.arguments)
     ready.runs += 1
     records.apply(ready.effects, value_of, device.note_gone)
     for value in values:
         if value.status is Status.PENDING:
             value.status = Status.FREED
+
+
+def run_all(steps: Iterable[Callable[[], object]]) -> None:
+    """Call every step in order."""
+    for step in steps:
+        step()
 
 
 def _bystanders(ready: ReadyPlan, records: Records) -> dict[int, ValueRecord]:
@@ -188,7 +193,7 @@ def _after_failure(
     error: BaseException,
 ) -> None:
     plan = ready.plan
-    device.records.apply(effects_of(plan, steps_done), value_of, device.note_gone)
+    device.records.apply(effects_of(plan, device.desc_key, steps_done), value_of, device.note_gone)
     finished = {s.task for s in plan.steps[:steps_done] if isinstance(s, Execute)}
     failing = next(
         (s.task for s in plan.steps[steps_done:] if isinstance(s, Execute)), len(plan.request.tasks)

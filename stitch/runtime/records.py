@@ -19,6 +19,12 @@ class Records:
         self.allocators: dict[Space, Allocator] = {s: m.allocator for s, m in spaces.items()}
         self.blocks: dict[Place, BlockRecord] = {}
         self._desc_keys: dict[TensorDesc, int] = {}
+        #: Counts every change of the records: while it stands still, so does what they say.
+        self.epoch = 0
+
+    def touch(self) -> None:
+        """Something that runs rest on has changed."""
+        self.epoch += 1
 
     def desc_key(self, desc: TensorDesc) -> int:
         """A small number for a descriptor, the same for equal ones."""
@@ -33,27 +39,30 @@ class Records:
             address = allocator.alloc(size)
         else:
             allocator.alloc_at(address, size)
-        return self._add(desc, size, address, origin)
+        self.epoch += 1
+        return self._add(desc, self.desc_key(desc), size, address, origin)
 
-    def _add(self, desc: TensorDesc, size: int, address: int, origin: str) -> BlockRecord:
+    def _add(self, desc: TensorDesc, key: int, size: int, address: int, origin: str) -> BlockRecord:
         space = desc.layout.space
-        block = BlockRecord(space, address, size, desc, self.desc_key(desc), origin)
+        block = BlockRecord(space, address, size, desc, key, origin)
         self.blocks[space, address] = block
         return block
 
-    def outside(self, desc: TensorDesc, array: Array, origin: str) -> BlockRecord:
-        """A host array outside the spaces, as a block."""
-        return BlockRecord(Space.HOST, None, 0, desc, self.desc_key(desc), origin, array)
+    def outside(self, desc: TensorDesc, key: int, array: Array, origin: str) -> BlockRecord:
+        """A host array outside the spaces, as a block; `key` is its descriptor's."""
+        return BlockRecord(Space.HOST, None, 0, desc, key, origin, array)
 
     def attach(
         self, value: ValueRecord, block: BlockRecord, offset: int, desc: TensorDesc, key: int
     ) -> None:
         """A value now lies in a block (as well)."""
+        self.epoch += 1
         value.instances.append(InstanceRecord(block, offset, desc, key))
         block.users.append(value)
 
     def release(self, value: ValueRecord) -> None:
         """Forget a value's instances, and free the blocks that nobody else uses."""
+        self.epoch += 1
         for instance in value.instances:
             block = instance.block
             block.users.remove(value)
@@ -63,6 +72,7 @@ class Records:
 
     def free(self, block: BlockRecord) -> None:
         """Give a block's region back; a block that is free already stays so."""
+        self.epoch += 1
         if block.address is None:
             block.array = None
             return
@@ -83,6 +93,7 @@ class Records:
 
         `value_of` finds the record of a value's number; `note` hears of values that are gone.
         """
+        self.epoch += 1
         changed = [(value_of(v), refs, self._found(refs)) for v, refs in effects.changed]
         gone = [value_of(v) for v in effects.gone]
         for space, address in effects.freed:
@@ -92,10 +103,11 @@ class Records:
                 self._spaces[space].release(address, record.size_per_bank)
         self._move(effects.moved)
         made = []
-        for block in effects.made:
-            assert block.address is not None
-            self.allocators[block.space].alloc_at(block.address, block.size_per_bank)
-            made.append(self._add(block.desc, block.size_per_bank, block.address, block.origin))
+        for block, key in effects.made:
+            at, size = block.address, block.size_per_bank
+            assert at is not None
+            self.allocators[block.space].alloc_at(at, size)
+            made.append(self._add(block.desc, key, size, at, block.origin))
         for value, refs, residents in changed:
             self._change(value, refs, residents, made)
         for value in gone:
@@ -133,9 +145,7 @@ class Records:
             block = made[ref.made] if resident is None else resident
             block.origin = ref.origin
             block.users.append(value)
-            after.append(
-                InstanceRecord(block, ref.offset_nbytes, ref.desc, self.desc_key(ref.desc))
-            )
+            after.append(InstanceRecord(block, ref.offset_nbytes, ref.desc, ref.desc_key))
         for instance in before:
             if instance not in after:
                 instance.block.users.remove(value)

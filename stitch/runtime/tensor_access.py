@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -79,12 +77,6 @@ class TensorAccess:
             if value.status is Status.PENDING and not value.consumed:
                 self.flush()
             self.check_usable(value)
-
-    @contextmanager
-    def quiet(self) -> Iterator[None]:
-        """Kernels may divide by zero and overflow: IEEE results, no warnings."""
-        with np.errstate(all="ignore"):
-            yield
 
     # -- looking -----------------------------------------------------------------------------------
 
@@ -226,7 +218,7 @@ class TensorAccess:
             desc = TensorDesc(host.shape, host_layout(kind))
             value = self.new_value(desc)
             value.by = "tensor()"
-            block = self.records.outside(desc, host, "a host array")
+            block = self.records.outside(desc, value.desc_key, host, "a host array")
             self.records.attach(value, block, 0, desc, value.desc_key)
             return Tensor(value)
 
@@ -281,7 +273,8 @@ class TensorAccess:
             block, offset = instance.block, instance.offset_nbytes
             if block.array is not None:
                 part = block.array[start:stop] if keep else block.array[start]
-                block = self.records.outside(desc, np.asarray(part), block.origin)
+                key = self.records.desc_key(desc)
+                block = self.records.outside(desc, key, np.asarray(part), block.origin)
             else:
                 offset += self._view_offset(instance.desc, start, stop, keep)
             made = self.new_value(desc)
@@ -333,6 +326,7 @@ class TensorAccess:
             block = instance.block
             if block.address is not None:
                 block.pins += 1
+                self.records.epoch += 1
                 weakref.finalize(view, self.unpinned.append, block).atexit = False
             return view
 

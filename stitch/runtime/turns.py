@@ -6,15 +6,13 @@ let go of it gets the same handle back with new contents, and nothing is allocat
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
+from sys import getrefcount
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from stitch.program import Array, Space
-from stitch.runtime.plans import ReadyPlan
-from stitch.runtime.state import Status
+from stitch.runtime.plans import ReadyPlan, run_all
+from stitch.runtime.state import Status, ValueRecord
 from stitch.runtime.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -22,87 +20,88 @@ if TYPE_CHECKING:
 
 #: Results of one pipeline that may be held at a time before calls go by way of the queue.
 MAX_TURNS = 8
+#: References to an output while it is being looked at that are ours: the tuple of outputs, the
+#: name in the loop, and the argument of `getrefcount`.
+_OWN_REFERENCES = 3
 
 
 def can_take_turns(ready: ReadyPlan) -> bool:
     """Whether a plan touches nothing but its arguments and what it makes itself."""
-    effects = ready.effects
-    only_arrays = all(
-        block.address is None or block.number not in ready.plan.touched
-        for block in ready.plan.request.blocks
-    )
-    return only_arrays and not (effects.freed or effects.moved or ready.bystanders)
+    effects, plan = ready.effects, ready.plan
+    if effects.freed or effects.moved or ready.bystanders:
+        return False
+    return all(plan.request.blocks[number].address is None for number in plan.touched)
 
 
 class Turn:
     """One bound plan, its outputs' handles, and what the memory looked like after it ran."""
 
-    __slots__ = ("_arguments", "_checks", "_device", "_order", "_outputs", "_ready",
-                 "_temporary", "_tokens")  # fmt: skip
+    __slots__ = (
+        "_arguments",
+        "_device",
+        "_order",
+        "_outputs",
+        "_places",
+        "_ready",
+        "_run",
+        "_temporary",
+        "_thunks",
+        "epoch",
+    )
 
     def __init__(self, device: Device, ready: ReadyPlan, outputs: Sequence[Tensor]) -> None:
         self._device = device
         self._ready = ready
+        self._thunks = ready.bound.thunks
+        self._run = device.quiet.run
         self._outputs = tuple(outputs)
         # Arguments are numbered as they enter the queue, which is the order of the inputs.
         sources = sorted(r.value for r in ready.plan.request.residents)
         rank = {value: i for i, value in enumerate(sources)}
-        self._order = tuple(rank[value] for value in ready.bound.argument_values)
+        self._order = tuple(enumerate(rank[value] for value in ready.bound.argument_values))
         self._arguments = ready.bound.arguments
-        self._checks = tuple(
-            (tensor, tensor._record, tensor._record.instances[0].block.address)
-            for tensor in outputs
-        )
-        records = device.records
-        self._tokens = tuple((a, a.token) for a in records.allocators.values())
-        kept = [(block.space, block.address, block.size_per_bank) for block in ready.effects.made]
+        self._places = tuple(t._record.instances[0].block.address for t in outputs)
+        kept = [(b.space, b.address, b.size_per_bank) for b, _ in ready.effects.made]
         self._temporary = tuple(
             region
             for space, address, size in ready.plan.free_regions
             for region in _outside(space, address, size, kept)
         )
+        #: The records' epoch at which everything below was last seen to hold.
+        self.epoch = -1
 
     def is_whole(self) -> bool:
-        """Whether its outputs are still where the plan writes them."""
-        for _, record, place in self._checks:
-            if record.status is not Status.READY or record.consumed:
-                return False
-            if not record.instances or record.instances[0].block.address != place:
+        """Whether its outputs are still where the plan writes them, and only there."""
+        return all(
+            _is_at(tensor._record, place)
+            for tensor, place in zip(self._outputs, self._places, strict=True)
+        )
+
+    def is_unheld(self) -> bool:
+        """Whether nobody else holds a handle on its outputs."""
+        for tensor in self._outputs:  # noqa: SIM110
+            if getrefcount(tensor) > _OWN_REFERENCES:
                 return False
         return True
 
     def is_free(self) -> bool:
-        """Whether nobody else holds its outputs, and the regions it works in are free."""
-        for tensor, record, place in self._checks:
-            # Four references are ours: `_outputs`, `_checks`, the loop's name, the argument.
-            if sys.getrefcount(tensor) > 4:
-                return False
-            if record.status is not Status.READY or record.consumed or record.handles != 1:
-                return False
-            instances = record.instances
-            if len(instances) != 1:
-                return False
-            block = instances[0].block
-            if block.address != place or block.pins or len(block.users) != 1:
-                return False
-        for allocator, token in self._tokens:
-            if allocator.token != token:
-                allocators = self._device.records.allocators
-                return all(
-                    allocators[space].is_free(address, size)
-                    for space, address, size in self._temporary
-                )
-        return True
+        """Whether what it works in is as it was; then that holds until the records change."""
+        records = self._device.records
+        allocators = records.allocators
+        fits = self.is_whole() and all(
+            allocators[space].is_free(address, size) for space, address, size in self._temporary
+        )
+        if fits:
+            self.epoch = records.epoch
+        return fits
 
     def run(self, arrays: Sequence[Array]) -> Tensor | tuple[Tensor, ...]:
         """Run the plan on other arrays; gives the handles of the same outputs."""
         arguments = self._arguments
-        for i, source in enumerate(self._order):
+        for i, source in self._order:
             arguments[i] = arrays[source]
-        with np.errstate(all="ignore"):
-            for thunk in self._ready.bound.thunks:
-                thunk()
-        for i in range(len(arguments)):
+        self._run(run_all, self._thunks)
+        for i, _ in self._order:
             arguments[i] = None
         self._ready.runs += 1
         outputs = self._outputs
@@ -112,9 +111,20 @@ class Turn:
         return tuple([tensor for tensor in outputs])  # noqa: C416
 
 
+def _is_at(record: ValueRecord, place: int | None) -> bool:
+    instances = record.instances
+    if record.status is not Status.READY or record.consumed or record.handles != 1:
+        return False
+    if len(instances) != 1 or record.version:
+        return False
+    block = instances[0].block
+    return block.address == place and not block.pins and len(block.users) == 1
+
+
 def _outside(
     space: Space, address: int, size: int, kept: Sequence[tuple[Space, int | None, int]]
 ) -> list[tuple[Space, int, int]]:
+    """The parts of a region that lie outside the kept ones."""
     left, at, end = [], address, address + size
     mine = sorted((a, n) for s, a, n in kept if s is space and a is not None)
     for start, length in mine:

@@ -75,13 +75,12 @@ class TaskGraph:
     0
     """
 
-    __slots__ = ("_count", "_keys", "producers", "tasks")
+    __slots__ = ("_count", "_keys", "tasks")
 
     def __init__(self) -> None:
         self._count = 0
         self._keys: list[tuple[int, ...]] = []
         self.tasks: list[Task] = []
-        self.producers: list[Future | None] = []
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -95,7 +94,6 @@ class TaskGraph:
         """Number a value that exists before the graph runs."""
         number = self._count
         self._count = number + 1
-        self.producers.append(None)
         return number
 
     def add(self, transformation: Transformation, inputs: tuple[int, ...]) -> int:
@@ -110,13 +108,18 @@ class TaskGraph:
                 expected=f"values 0 to {first - 1}",
                 got=str(inputs),
             )
-        index = len(self.tasks)
         made = len(transformation.outputs)
         self._count = first + made
         self.tasks.append(Task(transformation, inputs, tuple(range(first, first + made))))
         self._keys.append((transformation.key, *inputs))
-        self.producers.extend(Future(index, output) for output in range(made))
         return first
+
+    def future(self, value: int) -> Future | None:
+        """Which output of which task a value is, None for one that comes from outside."""
+        for index, task in enumerate(self.tasks):
+            if value in task.outputs:
+                return Future(index, value - task.outputs[0])
+        return None
 
     def key(self) -> tuple[tuple[int, ...], ...]:
         """What two graphs have in common when they ask for the same work on the same references."""
@@ -132,7 +135,6 @@ class TaskGraph:
         self._count = 0
         self._keys.clear()
         self.tasks = []
-        self.producers.clear()
 
 
 def least_period(items: Sequence[int]) -> int:
