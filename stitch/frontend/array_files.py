@@ -6,8 +6,6 @@ that names file and array. safetensors is an optional extra, imported only for i
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -31,15 +29,17 @@ def read_array(path: Path, name: str | None = None) -> Array:
         )
     try:
         array = reader(path, name)
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
         DataType.from_dtype(array.dtype)
     except FileNotFoundError as error:
         near = closest(path.name, _siblings(path))
         raise FormatError(f"there is no file {path.name}", remedy=near or None) from error
     except LayoutError as error:
         raise FormatError(f"{_title(path, name)}: {error.what}") from error
-    except (OSError, ValueError, EOFError, KeyError, MemoryError, OverflowError) as error:
-        raise FormatError(f"{_title(path, name)} cannot be read: {error}") from error
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
+    except FormatError:
+        raise
+    except Exception as error:
+        # Damaged files make NumPy raise what it likes (TokenError, SyntaxError, zlib.error ...).
         raise FormatError(f"{_title(path, name)} cannot be read: {error}") from error
     return array
 

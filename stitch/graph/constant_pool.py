@@ -76,13 +76,14 @@ def array_of(given: object, where: str, data_type: DataType | None = None) -> Ar
 
 
 def _storable(array: Array, where: str) -> Array:
+    native = array.astype(array.dtype.newbyteorder("="), copy=False)
     try:
-        DataType.from_dtype(array.dtype)
+        DataType.from_dtype(native.dtype)
     except LayoutError as error:
         raise CompileError(
             error.what, where=where, expected=error.expected, remedy=error.remedy
         ) from error
-    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    return native
 
 
 def _scalar(given: bool | int | float | np.generic, where: str, wanted: DataType | None) -> Array:

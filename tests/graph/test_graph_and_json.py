@@ -246,3 +246,11 @@ def test_read_only_arrays_are_kept_and_writable_ones_are_copied() -> None:
     first, second = b.build().constants
     assert np.shares_memory(first.data, kept)
     assert not np.shares_memory(second.data, changing)
+
+
+def test_big_endian_arrays_become_native_constants() -> None:
+    b = ComputationGraphBuilder("g")
+    b.output("y", b.constant(np.arange(3, dtype=">f4")) + 1)
+    data = b.build().constants[0].data
+    assert data.dtype.isnative
+    assert data.tolist() == [0, 1, 2]
