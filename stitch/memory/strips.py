@@ -71,7 +71,8 @@ def conversion_strips(source: Side, target: Side) -> Iterator[Strip]:
         yield from _dense_strips(source, target)
         return
     columns = source.desc.shape[-1] if source.desc.shape else 1
-    for at in _strip_places(source.desc):
+    widest = max(dense_type(side.desc).itemsize for side in (source, target))
+    for at in _strip_places(source.desc, widest):
         stages = list(_middle(source, target, at, columns))
         place, goal = _place(source, at, columns), _place(target, at, columns)
         if place is None:
@@ -92,7 +93,7 @@ class _StripPlace:
     tile_rows: int
 
 
-def _strip_places(desc: TensorDesc) -> Iterator[_StripPlace]:
+def _strip_places(desc: TensorDesc, itemsize: int) -> Iterator[_StripPlace]:
     shape = desc.shape
     height = shape[-2] if len(shape) > 1 else 1
     outer = math.prod(shape[:-2])
@@ -100,7 +101,7 @@ def _strip_places(desc: TensorDesc) -> Iterator[_StripPlace]:
     step = TILE_SHAPE[0]
     tiles_high = -(-height // step)
     padded_width = -(-width // TILE_SHAPE[1]) * TILE_SHAPE[1]
-    tile_rows_at_once = max(1, _STRIP_NBYTES // (4 * step * padded_width))
+    tile_rows_at_once = max(1, _STRIP_NBYTES // (itemsize * step * padded_width))
     if tile_rows_at_once >= tiles_high:
         group = max(1, tile_rows_at_once // tiles_high)
         for o in range(0, outer, group):

@@ -128,7 +128,7 @@ def _tiled_index(shape: StripShape, chunk: int) -> npt.NDArray[np.intp]:
     )
     o = np.arange(shape.outer).reshape(-1, 1, 1, 1, 1, 1, 1)
     index = np.where((y < shape.rows) & (x < per_row), (o * shape.rows + y) * per_row + x, 0)
-    return _frozen(index)
+    return _flat(index)
 
 
 @lru_cache(maxsize=64)
@@ -140,13 +140,12 @@ def _dense_index(shape: StripShape, chunk: int) -> npt.NDArray[np.intp]:
     x = np.arange(shape.columns * shape.itemsize // chunk).reshape(1, 1, -1)
     tile = (o * shape.tile_rows + y // _TILE) * shape.tile_columns + x // (2 * per_run)
     face = tile * 4 + y // _FACE % 2 * 2 + x // per_run % 2
-    return _frozen((face * _FACE + y % _FACE) * per_run + x % per_run)
+    return _flat((face * _FACE + y % _FACE) * per_run + x % per_run)
 
 
-def _frozen(index: Array) -> npt.NDArray[np.intp]:
-    flat = np.ascontiguousarray(index, dtype=np.intp).reshape(-1)
-    flat.flags.writeable = False
-    return flat
+def _flat(index: Array) -> npt.NDArray[np.intp]:
+    # Not read-only, although it is shared: `take` copies a read-only index at every call.
+    return np.ascontiguousarray(index, dtype=np.intp).reshape(-1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,150 @@
+"""The allocator's answers, one behaviour each."""
+
+from __future__ import annotations
+
+import pytest
+
+from stitch.errors import LayoutError, OutOfMemoryError, TaskError
+from stitch.memory import Allocator
+
+
+def test_a_block_lies_at_the_top_of_its_hole_unless_low() -> None:
+    allocator = Allocator(64, 1024, 16)
+    assert allocator.alloc(100) == 1024 - 112
+    assert allocator.alloc(100, low=True) == 64
+
+
+def test_sizes_are_rounded_up_and_an_empty_block_takes_one_granule() -> None:
+    allocator = Allocator(0, 256, 32)
+    address = allocator.alloc(0)
+    assert allocator.size_of(address) == 32
+    assert allocator.free(address) == 32
+    assert allocator.free(allocator.alloc(33)) == 64
+
+
+def test_base_and_limit_shrink_to_the_alignment() -> None:
+    allocator = Allocator(10, 100, 32)
+    assert (allocator.base, allocator.limit, allocator.capacity) == (32, 96, 64)
+
+
+def test_the_best_fitting_hole_is_taken() -> None:
+    allocator = Allocator(0, 1600, 16)
+    for address, size in ((0, 100), (400, 100), (700, 100)):
+        allocator.alloc_at(address // 16 * 16, size)
+    sizes = [size for _, size in allocator.holes()]
+    smallest = min(size for size in sizes if size >= 160)
+    hole = next(h for h in allocator.holes() if h[1] == smallest)
+    address = allocator.alloc(160)
+    assert hole[0] <= address < hole[0] + hole[1]
+
+
+def test_neighbouring_holes_become_one() -> None:
+    allocator = Allocator(0, 480, 16)
+    blocks = [allocator.alloc(160) for _ in range(3)]
+    for address in (blocks[0], blocks[2], blocks[1]):
+        allocator.free(address)
+        allocator.check()
+    assert allocator.holes() == ((0, 480),)
+
+
+def test_an_unknown_address_cannot_be_freed() -> None:
+    allocator = Allocator(0, 256, 16)
+    address = allocator.alloc(32)
+    allocator.free(address)
+    with pytest.raises(TaskError, match="freed twice, or never allocated"):
+        allocator.free(address)
+    with pytest.raises(TaskError):
+        allocator.free(address + 1)
+
+
+def test_the_middle_of_a_block_cannot_be_freed() -> None:
+    allocator = Allocator(0, 256, 16)
+    address = allocator.alloc(64)
+    with pytest.raises(TaskError):
+        allocator.free(address + 16)
+    assert allocator.blocks() == ((address, 64),)
+
+
+def test_alloc_at_says_which_block_is_in_the_way() -> None:
+    allocator = Allocator(0, 1024, 16)
+    allocator.alloc_at(256, 128)
+    with pytest.raises(OutOfMemoryError, match=r"taken by \[0x100, 0x180\)"):
+        allocator.alloc_at(240, 32)
+
+
+@pytest.mark.parametrize(
+    ("address", "size", "reason"),
+    [(8, 16, "multiple of 16"), (1024, 16, "leaves"), (1008, 32, "leaves"), (-16, 16, "leaves")],
+)
+def test_alloc_at_says_what_is_wrong_with_a_range(address: int, size: int, reason: str) -> None:
+    allocator = Allocator(0, 1024, 16)
+    with pytest.raises(LayoutError, match=reason):
+        allocator.alloc_at(address, size)
+    assert not allocator.is_free(address, size)
+
+
+def test_out_of_memory_names_needed_free_largest_hole_and_biggest_blocks() -> None:
+    """The phi-2 case: bytes enough, but no hole that is large enough."""
+    allocator = Allocator(0, 786_432 + 305_152 + 16, 16)
+    low = allocator.alloc(254_912, low=True)
+    allocator.alloc(786_432, low=True)
+    allocator.free(low)
+    with pytest.raises(OutOfMemoryError) as caught:
+        allocator.alloc(305_152)
+    text = str(caught.value)
+    assert "305152 bytes" in text
+    assert "305168 B free" in text
+    assert "largest hole 254912 B" in text
+    assert "786432 B at 0x3e3c0" in text
+
+
+def test_try_alloc_gives_none_and_changes_nothing_when_full() -> None:
+    allocator = Allocator(0, 64, 16)
+    allocator.alloc(48)
+    before = (allocator.blocks(), allocator.holes(), allocator.token)
+    assert allocator.try_alloc(32) is None
+    assert (allocator.blocks(), allocator.holes(), allocator.token) == before
+
+
+def test_the_token_is_the_set_of_live_blocks_whatever_the_way_to_it() -> None:
+    one, two = Allocator(0, 4096, 16), Allocator(0, 4096, 16)
+    one.alloc_at(0, 64)
+    one.alloc_at(128, 32)
+    two.alloc_at(128, 32)
+    extra = two.alloc(512)
+    two.alloc_at(0, 64)
+    assert one.token != two.token
+    two.free(extra)
+    assert one.token == two.token
+
+
+def test_the_token_tells_sizes_apart() -> None:
+    one, two = Allocator(0, 4096, 16), Allocator(0, 4096, 16)
+    one.alloc_at(0, 64)
+    two.alloc_at(0, 48)
+    assert one.token != two.token
+
+
+def test_a_clone_is_independent() -> None:
+    allocator = Allocator(0, 4096, 16)
+    allocator.alloc(64)
+    twin = allocator.clone()
+    assert twin.token == allocator.token
+    twin.alloc(128)
+    twin.check()
+    allocator.check()
+    assert len(allocator.blocks()) == 1
+    assert twin.used_nbytes == allocator.used_nbytes + 128
+
+
+def test_an_empty_space_has_no_hole() -> None:
+    allocator = Allocator(16, 16, 16)
+    assert (allocator.largest_hole, allocator.free_nbytes, allocator.try_alloc(1)) == (0, 0, None)
+
+
+def test_check_notices_a_broken_index() -> None:
+    allocator = Allocator(0, 256, 16)
+    allocator.alloc(32)
+    allocator._holes.append(1 << 40)
+    with pytest.raises(AssertionError):
+        allocator.check()

@@ -1,0 +1,138 @@
+"""What a prepared copy promises: its path, its staging, no allocation, clear errors."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from stitch.errors import LayoutError
+from stitch.machine.shape import MachineShape, SpaceShape, footprint, shard_layout
+from stitch.memory import CopyKernel, prepare_copy, read_array, write_array
+from stitch.program import (
+    TILE_SHAPE,
+    DataType,
+    Layout,
+    MemoryLayout,
+    Space,
+    TensorDesc,
+    host_layout,
+)
+
+MACHINE = MachineShape(
+    "m", (4, 4), SpaceShape(1, 0, 1 << 30, 64), SpaceShape(16, 0, 1 << 20, 16),
+    SpaceShape(12, 0, 1 << 28, 32),
+)  # fmt: skip
+F32, BF16 = DataType.FLOAT32, DataType.BFLOAT16
+
+
+def kernel(shape: tuple[int, ...], source: Layout, target: Layout) -> CopyKernel:
+    return prepare_copy(TensorDesc(shape, source), TensorDesc(shape, target), MACHINE)
+
+
+@pytest.mark.parametrize("shape", [(64, 128), (4, 4)])
+@pytest.mark.parametrize("host", [F32, BF16])
+@pytest.mark.parametrize("device", [F32, BF16])
+@pytest.mark.parametrize("tile", [None, TILE_SHAPE])
+def test_to_layout_makes_the_round_trip(
+    shape: tuple[int, int], host: DataType, device: DataType, tile: tuple[int, int] | None
+) -> None:
+    """tt-mlir's to_layout test; small integers are exact in both types."""
+    data = (np.arange(np.prod(shape)) % 200).reshape(shape).astype(host.dtype)
+    there = kernel(shape, host_layout(host), Layout(device, Space.DRAM, tile))
+    back = kernel(shape, Layout(device, Space.DRAM, tile), host_layout(host))
+    region = np.zeros(there.target_footprint.nbytes, np.uint8)
+    result = np.zeros_like(data)
+    there.bind(data.reshape(-1).view(np.uint8), region)()
+    back.bind(region, result.reshape(-1).view(np.uint8))()
+    np.testing.assert_array_equal(result.astype(np.float32), data.astype(np.float32))
+
+
+def test_the_path_names_what_is_needed_and_nothing_else() -> None:
+    shape = (64, 64)
+    dense, tiled = Layout(F32, Space.DRAM), Layout(F32, Space.DRAM, TILE_SHAPE)
+    sharded = shard_layout(
+        shape, MemoryLayout.HEIGHT_SHARDED, MACHINE, data_type=BF16, tile_shape=TILE_SHAPE
+    )
+    assert kernel(shape, dense, dense).path == ("move",)
+    assert kernel(shape, dense, tiled).path == ("tilize",)
+    assert kernel(shape, tiled, dense).path == ("untilize",)
+    assert kernel(shape, host_layout(F32), tiled).path == ("tilize", "move")
+    assert kernel(shape, dense, Layout(BF16, Space.DRAM)).path == ("cast",)
+    assert kernel(shape, dense, sharded).path == ("cast", "tilize", "reshard", "move")
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (50, 70), (3, 40, 24)])
+def test_copies_that_change_no_number_need_no_staging_when_interleaved(
+    shape: tuple[int, ...],
+) -> None:
+    dense, tiled = host_layout(F32), Layout(F32, Space.DRAM, TILE_SHAPE)
+    for source, target in ((dense, tiled), (tiled, dense), (tiled, tiled), (dense, dense)):
+        assert kernel(shape, source, target).staging_nbytes == 0
+
+
+def test_staging_does_not_grow_with_the_tensor() -> None:
+    target = Layout(DataType.BFP8, Space.DRAM, TILE_SHAPE)
+    small = kernel((1024, 1024), host_layout(F32), target).staging_nbytes
+    assert 0 < kernel((8192, 1024), host_layout(F32), target).staging_nbytes <= small
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        (host_layout(F32), Layout(F32, Space.DRAM, TILE_SHAPE)),
+        (Layout(BF16, Space.DRAM, TILE_SHAPE), host_layout(F32)),
+        (host_layout(F32), Layout(DataType.BFP8, Space.DRAM, TILE_SHAPE)),
+        (Layout(DataType.BFP4, Space.DRAM, TILE_SHAPE), host_layout(F32)),
+        (host_layout(F32), host_layout(DataType.INT64)),
+    ],
+)
+def test_a_bound_copy_allocates_nothing_that_grows(source: Layout, target: Layout) -> None:
+    prepared = kernel((500, 700), source, target)
+    given = np.zeros(prepared.source_footprint.nbytes, np.uint8)
+    copy = prepared.bind(given, np.zeros(prepared.target_footprint.nbytes, np.uint8))
+    copy()
+    tracemalloc.start()
+    try:
+        copy()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 64 << 10
+
+
+def test_a_bound_copy_can_run_again_and_sees_new_bytes() -> None:
+    prepared = kernel((40, 40), host_layout(F32), Layout(F32, Space.DRAM, TILE_SHAPE))
+    data = np.zeros((40, 40), np.float32)
+    region = np.zeros(prepared.target_footprint.nbytes, np.uint8)
+    copy = prepared.bind(data.reshape(-1).view(np.uint8), region)
+    for value in (1.0, 2.0):
+        data[:] = value
+        copy()
+        assert (read_array(prepared.target, region, MACHINE) == value).all()
+
+
+def test_a_read_only_source_is_welcome() -> None:
+    data = np.ones((40, 40), ml_dtypes.bfloat16)
+    data.flags.writeable = False
+    desc = TensorDesc((40, 40), Layout(BF16, Space.L1, TILE_SHAPE))
+    region = np.zeros(footprint(desc, MACHINE).nbytes, np.uint8)
+    write_array(data, desc, region, MACHINE)
+    np.testing.assert_array_equal(read_array(desc, region, MACHINE), data)
+
+
+def test_shapes_have_to_agree() -> None:
+    with pytest.raises(LayoutError, match="never shapes"):
+        prepare_copy(
+            TensorDesc((2, 3), host_layout(F32)), TensorDesc((3, 2), host_layout(F32)), MACHINE
+        )
+
+
+def test_an_array_of_another_type_or_shape_is_refused() -> None:
+    desc = TensorDesc((2, 3), host_layout(F32))
+    region = np.zeros(64, np.uint8)
+    for array in (np.zeros((2, 3), np.float64), np.zeros((3, 2), np.float32)):
+        with pytest.raises(LayoutError, match="does not fit"):
+            write_array(array, desc, region, MACHINE)
