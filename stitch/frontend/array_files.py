@@ -68,7 +68,7 @@ def _npz(path: Path, name: str | None) -> Array:
 
 def _safetensors(path: Path, name: str | None) -> Array:
     try:
-        from safetensors import SafetensorError, safe_open
+        from stitch.frontend import safetensors
     except ImportError as error:
         raise FormatError(
             f"{path.name}: reading .safetensors needs the package safetensors",
@@ -76,12 +76,7 @@ def _safetensors(path: Path, name: str | None) -> Array:
         ) from error
     if not path.is_file():
         raise FileNotFoundError(path)
-    try:
-        with safe_open(str(path), framework="numpy") as arrays:
-            found: Array = arrays.get_tensor(_chosen(path, name, arrays.keys()))
-            return found
-    except SafetensorError as error:
-        raise ValueError(str(error)) from error
+    return safetensors.read(path, lambda names: _chosen(path, name, names))
 
 
 def _chosen(path: Path, name: str | None, names: Iterable[str]) -> str:
