@@ -327,6 +327,12 @@ def attribute_of(value: Written, kind: str = "") -> AttributeValue:
     items: list[Any] = list(value or ())
     if items and all(isinstance(item, str) for item in items):
         return tuple(items)
+    if not all(isinstance(item, bool | int | float | np.number) for item in items):
+        raise CompileError(
+            "an attribute is a number, a string, or a list of either",
+            where=user_location(),
+            got=repr(value)[:80],
+        )
     if kind == "floats" or any(isinstance(item, float | np.floating) for item in items):
         return tuple(float(item) for item in items)
     return tuple(int(item) for item in items)

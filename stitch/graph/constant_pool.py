@@ -6,6 +6,7 @@ large ones by identity.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -94,8 +95,7 @@ def _scalar(given: bool | int | float | np.generic, where: str, wanted: DataType
         if isinstance(given, np.generic):
             return _storable(np.asarray(given), where)
         wanted = _natural(number)
-    fits = _fits(number, wanted)
-    if fits:
+    if _fits(number, wanted):
         return np.asarray(number, wanted.dtype)
     raise CompileError(
         f"the number {number!r} does not fit a tensor of {wanted.value}",
@@ -115,7 +115,12 @@ def _fits(number: bool | int | float, wanted: DataType) -> bool:
     if wanted is DataType.BOOL:
         return isinstance(number, bool)
     if wanted.is_floating:
-        return abs(number) < 1e308 or number != number or isinstance(number, float)
+        with np.errstate(all="ignore"):
+            try:
+                stored = float(np.asarray(float(number)).astype(wanted.dtype))
+            except OverflowError:
+                return False
+        return math.isfinite(stored) or not math.isfinite(number)
     if isinstance(number, float):
         return False
     limits = np.iinfo(wanted.dtype)
@@ -127,12 +132,16 @@ def _listed(given: Sequence[object], where: str, wanted: DataType | None) -> Arr
         array: Array = np.asarray(given)
     except ValueError as error:
         raise CompileError("a list of unequal lists is no array", where=where) from error
-    if array.size == 0 or array.dtype.kind in "iu":
+    if array.size == 0 or array.dtype.kind == "i":
         return array.astype(np.int64)
     if array.dtype.kind == "b":
         return array
     if array.dtype.kind != "f":
-        raise CompileError("a list of numbers is needed", where=where, got=repr(given)[:80])
+        raise CompileError(
+            "a list of numbers (whole ones of 64 bits) is needed",
+            where=where,
+            got=repr(given)[:80],
+        )
     floating = wanted if wanted is not None and wanted.is_floating else DataType.FLOAT32
     return array.astype(floating.dtype)
 

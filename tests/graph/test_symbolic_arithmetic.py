@@ -163,3 +163,12 @@ def test_a_numpy_function_means_the_same_on_symbolic_tensors(name: str, run: Run
     found = run(trace(f, A, B), A, B)["output"]
     assert found.shape == expected.shape
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_infinities_and_nan_are_numbers_of_any_floating_type(run: Run) -> None:
+    x = A.astype(np.float16)
+    graph = trace(lambda t: (t + float("inf"), t * float("nan"), t - np.float64("inf")), x)
+    high, none, low = run(graph, x).values()
+    assert np.isposinf(high).all()
+    assert np.isnan(none).all()
+    assert np.isneginf(low).all()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stitch.errors import CompileError, LayoutError, UsageError
@@ -95,6 +95,7 @@ def test_a_wrong_spelling_is_a_usage_error_that_lists_what_is_allowed(text: str)
     assert caught.value.exit_code == 2
 
 
+@settings(deadline=None)
 @given(st.text(max_size=40))
 def test_any_text_is_a_wish_or_a_usage_error(text: str) -> None:
     for candidate in (text, f"input.x.{text}", f"output.{text}=l1", f"input.x.address={text}"):
