@@ -22,7 +22,7 @@ from stitch.ops.inference import (
     require_same_type,
     require_type,
 )
-from stitch.ops.steps import fill_step, given, is_constant, optional, scalar
+from stitch.ops.steps import fill_step, given, is_constant, optional, remembered, scalar
 from stitch.program import Array, ValueType
 
 #: A constant bias is spread to the result's shape up to this size: adding equal shapes is faster
@@ -79,7 +79,9 @@ def _transposed(arguments: KernelArguments, index: int, transpose: bool) -> Arra
     found = given(arguments, index)
     if not transpose:
         return found
-    return np.ascontiguousarray(found.T) if is_constant(arguments, index) else found.T
+    if not is_constant(arguments, index):
+        return found.T
+    return remembered(arguments, f"transposed {index}", lambda: np.ascontiguousarray(found.T))
 
 
 def _scale(source: Array, factor: float, out: Array) -> list[Thunk]:
@@ -102,17 +104,22 @@ def _gemm(arguments: KernelArguments) -> Sequence[Thunk]:
     if bias is None or beta == 0.0:
         return steps
     if is_constant(arguments, 2):
-        if beta != 1.0:
-            bias = (bias * np.asarray(beta, bias.dtype if bias.dtype.kind == "f" else None)).astype(
-                bias.dtype
-            )
-        if out.nbytes <= SPREAD_BIAS_NBYTES:
-            bias = np.broadcast_to(bias, out.shape).copy()
+        given_bias = bias
+        bias = remembered(arguments, "bias", lambda: _constant_bias(given_bias, beta, out))
     elif beta != 1.0:
         scaled = np.empty_like(bias)
         steps += _scale(bias, beta, scaled)
         bias = scaled
     return [*steps, partial(np.add, out, bias, out)]
+
+
+def _constant_bias(bias: Array, beta: float, out: Array) -> Array:
+    if beta != 1.0:
+        factor = np.asarray(beta, bias.dtype if bias.dtype.kind == "f" else None)
+        bias = (bias * factor).astype(bias.dtype)
+    if out.nbytes <= SPREAD_BIAS_NBYTES:
+        bias = np.broadcast_to(bias, out.shape).copy()
+    return bias
 
 
 OPERATORS = (

@@ -51,6 +51,14 @@ def scalar(value: float, like: Array) -> Array:
     return np.array(value, like.dtype)
 
 
+def remembered(arguments: KernelArguments, name: str, make: Callable[[], Array]) -> Array:
+    """What is derived from constants: made at the first binding of an operation, then shared."""
+    found = arguments.memo.get(name)
+    if found is None:
+        found = arguments.memo[name] = make()
+    return found
+
+
 def same_memory(a: Array, b: Array) -> bool:
     """Whether two dense arrays are the very same bytes."""
     return a.nbytes == b.nbytes and a.ctypes.data == b.ctypes.data

@@ -11,7 +11,7 @@ from stitch.program import Array, DataType
 
 
 def capture(
-    array: Any, shape: tuple[int, ...], data_type: DataType, borrow: bool, what: str, who: str
+    array: Any, shape: tuple[int, ...], data_type: DataType, borrow: bool, what: str
 ) -> Array:
     """An array of the shape and type that a slot wants, safe against later writes.
 
@@ -21,25 +21,25 @@ def capture(
     dtype = data_type.dtype
     if type(array) is np.ndarray and array.dtype == dtype and array.shape == shape:
         return array if borrow or not array.flags.writeable else array.copy()
-    found = as_array(array, what, who)
+    found = as_array(array, what)
     if found.shape != shape:
         raise LinkError(
-            f"{what} of {who!r} has another shape",
+            f"{what} has another shape",
             expected=f"{list(shape)}",
             got=f"{list(found.shape)}",
             remedy="reshape the array, or compile the program for this shape",
         )
-    return converted(found, data_type, what, who)
+    return converted(found, data_type, what)
 
 
-def as_array(array: Any, what: str, who: str) -> Array:
+def as_array(array: Any, what: str) -> Array:
     """Anything array-like (DLPack included) as a NumPy array; object arrays raise `LayoutError`."""
     if not isinstance(array, np.ndarray) and hasattr(array, "__dlpack__"):
         try:
             array = np.from_dlpack(array)
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
             raise LayoutError(
-                f"{what} of {who!r} cannot be taken over by DLPack: {error}",
+                f"{what} cannot be taken over by DLPack: {error}",
                 remedy="bring it to the CPU, dense, and detach it first",
             ) from error
     found = np.asarray(array)
@@ -47,14 +47,14 @@ def as_array(array: Any, what: str, who: str) -> Array:
         is_known = any(not t.is_block and t.dtype == found.dtype for t in DataType)
         if not is_known:
             raise LayoutError(
-                f"{what} of {who!r} is not a numeric array",
+                f"{what} is not a numeric array",
                 got=f"dtype {found.dtype}",
                 remedy="pass numbers (NumPy, DLPack, or nested lists)",
             )
     return found
 
 
-def converted(array: Array, data_type: DataType, what: str, who: str) -> Array:
+def converted(array: Array, data_type: DataType, what: str) -> Array:
     """A dense copy in the wanted type; raises `LinkError` where numbers would change kind."""
     dtype = data_type.dtype
     if array.dtype == dtype:
@@ -63,18 +63,18 @@ def converted(array: Array, data_type: DataType, what: str, who: str) -> Array:
     if given.is_floating is not data_type.is_floating or (dtype.kind == "b") is not (
         array.dtype.kind == "b"
     ):
-        raise _mismatch(given, data_type, what, who)
+        raise _mismatch(given, data_type, what)
     made = array.astype(dtype)
     if not data_type.is_floating and not np.array_equal(made, array):
-        raise _mismatch(given, data_type, what, who, "some values do not fit")
+        raise _mismatch(given, data_type, what, "some values do not fit")
     return made
 
 
 def _mismatch(
-    given: DataType, wanted: DataType, what: str, who: str, why: str = "it is never converted"
+    given: DataType, wanted: DataType, what: str, why: str = "it is never converted"
 ) -> LinkError:
     return LinkError(
-        f"{what} of {who!r} has another type, and {why}",
+        f"{what} has another type, and {why}",
         expected=wanted.value,
         got=given.value,
         remedy=f"convert the array with .astype({wanted.value!r})",

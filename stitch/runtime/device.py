@@ -31,7 +31,7 @@ from stitch.runtime.loading import load_program
 from stitch.runtime.plans import PlanCache, ReadyPlan, run_plan
 from stitch.runtime.program import InputPort, LoadedProgram
 from stitch.runtime.records import Picture, Records
-from stitch.runtime.state import Status, ValueRecord
+from stitch.runtime.state import ArgumentRecord, Status, ValueRecord
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.tensor_access import TensorAccess
 from stitch.task import TaskGraph, Transformation, TransformationKind
@@ -74,6 +74,7 @@ class Device(TensorAccess):
         self.copies_forbidden = 0
         #: The plan that ran last, for those who run it again by themselves.
         self.last_ready: ReadyPlan | None = None
+        self._views = {}
         self._graph = TaskGraph()
         self._values: list[ValueRecord] = []
         self._sources: list[ValueRecord] = []
@@ -183,20 +184,15 @@ class Device(TensorAccess):
                 if value.desc_key not in port.accepted or value.status or value.consumed:
                     self._check(agent, port, value)
             else:
-                value = self._capture(port, argument, agent.name, borrow)
+                value = self._capture(port, argument, borrow)
             found.append(value)
         if agent.transformation.donated:
             self._check_donations(agent, found)
         return found
 
-    def _capture(self, port: InputPort, array: Any, who: str, borrow: bool) -> ValueRecord:
-        host = capture(array, port.shape, port.type.data_type, borrow, f"input {port.name!r}", who)
-        value = ValueRecord(self, port.host_desc, port.host_key)
-        value.status = Status.READY
-        origin = f"input {port.name!r} of {who!r}"
-        block = self.records.outside(port.host_desc, port.host_key, host, origin)
-        self.records.attach(value, block, 0, port.host_desc, port.host_key)
-        return value
+    def _capture(self, port: InputPort, array: Any, borrow: bool) -> ValueRecord:
+        host = capture(array, port.shape, port.type.data_type, borrow, port.origin)
+        return ArgumentRecord(self, host, port)
 
     def _check(self, agent: LoadedProgram, port: InputPort, value: ValueRecord) -> None:
         self.check_usable(value)
@@ -367,12 +363,7 @@ class Device(TensorAccess):
         """Run a ready plan on the values of a window, and bring the records up to date."""
         began = time.perf_counter() if self.events.active else 0.0
         self._now += 1
-        now = self._now
-        try:
-            run_plan(self, ready, values)
-        finally:
-            for value in values:
-                value.last_used = now
+        run_plan(self, ready, values, self._now)
         self.history.ran(ready)
         self.last_ready = ready
         if self.events.active:

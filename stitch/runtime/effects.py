@@ -46,6 +46,8 @@ class Effects:
     made: tuple[tuple[Block, int], ...]
     changed: tuple[tuple[int, tuple[InstanceRef, ...]], ...]
     gone: tuple[int, ...]
+    #: Nothing but new values in new blocks: what the steady state does.
+    is_simple: bool
 
 
 def effects_of(
@@ -82,8 +84,18 @@ def effects_of(
         if old != found:
             refs = tuple(_reference(i, old, position, before, blocks, key_of) for i in found)
             changed.append((value, refs))
-    gone = tuple(sorted(value for value in earlier if value not in values))
-    return Effects(tuple(freed), tuple(moved), made, tuple(changed), gone)
+    # Host arrays of one call need no obituary: nobody has a handle on them.
+    outside = {number for number, block in before.items() if block.address is None}
+    dead_arrays = {
+        value
+        for value, found in earlier.items()
+        if value not in plan.request.kept and all(i.block in outside for i in found)
+    }
+    gone = tuple(sorted(v for v in earlier if v not in values and v not in dead_arrays))
+    simple = not (freed or moved or gone) and all(
+        value not in earlier and all(ref.made >= 0 for ref in refs) for value, refs in changed
+    )
+    return Effects(tuple(freed), tuple(moved), made, tuple(changed), gone, simple)
 
 
 def _reference(

@@ -139,11 +139,11 @@ class PlanCache:
         self._kinds.clear()
 
 
-def run_plan(device: Device, ready: ReadyPlan, values: Sequence[ValueRecord]) -> None:
+def run_plan(device: Device, ready: ReadyPlan, values: Sequence[ValueRecord], now: int) -> None:
     """Run a plan on the values of a window; on failure leave what was finished."""
     bound, records = ready.bound, device.records
     for i, number in enumerate(bound.argument_values):
-        bound.arguments[i] = values[number].instances[0].block.array
+        bound.arguments[i] = values[number].host_array()
     value_of: Callable[[int], ValueRecord] = values.__getitem__
     if ready.bystander_values:
         found = _bystanders(ready, records)
@@ -166,9 +166,11 @@ def run_plan(device: Device, ready: ReadyPlan, values: Sequence[ValueRecord]) ->
         bound.arguments[:] = [None] * len(bound.arguments)
     ready.runs += 1
     records.apply(ready.effects, value_of, device.note_gone)
+    pending, freed = Status.PENDING, Status.FREED
     for value in values:
-        if value.status is Status.PENDING:
-            value.status = Status.FREED
+        value.last_used = now
+        if value.status is pending:
+            value.status = freed
 
 
 def run_all(steps: Iterable[Callable[[], object]]) -> None:

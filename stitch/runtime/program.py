@@ -30,16 +30,22 @@ if TYPE_CHECKING:
 class InputPort:
     """An input slot as the call path sees it: what arrays become, and which tensors fit."""
 
-    __slots__ = ("accepted", "desc", "dtype", "host_desc", "host_key", "name", "shape", "type")
+    __slots__ = (
+        "accepted", "desc", "dtype", "host_desc", "host_key", "name", "origin", "shape",
+        "signature", "type",
+    )  # fmt: skip
 
-    def __init__(self, name: str, kind: ValueType, desc: TensorDesc, key: int) -> None:
+    def __init__(self, who: str, name: str, kind: ValueType, desc: TensorDesc, key: int) -> None:
         self.name = name
+        self.origin = f"input {name!r} of {who!r}"
         self.type = kind
         self.desc = desc
         self.shape = kind.shape
         self.dtype = kind.data_type.dtype
         self.host_desc = TensorDesc(kind.shape, host_layout(kind.data_type))
         self.host_key = key
+        #: What `InstanceRecord.signature` says of a host array in this slot.
+        self.signature = ("host", None, 0, key, False, 0, key)
         #: Keys of the descriptors that have been linked to this slot before.
         self.accepted: set[int] = set()
 
@@ -97,7 +103,7 @@ class LoadedProgram:
 
     def _port(self, name: str, kind: ValueType, desc: TensorDesc) -> InputPort:
         host = TensorDesc(kind.shape, host_layout(kind.data_type))
-        return InputPort(name, kind, desc, self.device.desc_key(host))
+        return InputPort(self.name, name, kind, desc, self.device.desc_key(host))
 
     def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
         """Queue one run; raises `UsageError` for missing or surplus inputs, `LinkError`."""

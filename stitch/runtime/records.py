@@ -94,6 +94,11 @@ class Records:
         `value_of` finds the record of a value's number; `note` hears of values that are gone.
         """
         self.epoch += 1
+        if effects.is_simple:
+            made = self._make(effects.made)
+            for number, refs in effects.changed:
+                self._settle(value_of(number), refs, made)
+            return
         changed = [(value_of(v), refs, self._found(refs)) for v, refs in effects.changed]
         gone = [value_of(v) for v in effects.gone]
         for space, address in effects.freed:
@@ -102,12 +107,7 @@ class Records:
             if not self._spaces[space].debug:
                 self._spaces[space].release(address, record.size_per_bank)
         self._move(effects.moved)
-        made = []
-        for block, key in effects.made:
-            at, size = block.address, block.size_per_bank
-            assert at is not None
-            self.allocators[block.space].alloc_at(at, size)
-            made.append(self._add(block.desc, key, size, at, block.origin))
+        made = self._make(effects.made)
         for value, refs, residents in changed:
             self._change(value, refs, residents, made)
         for value in gone:
@@ -115,6 +115,25 @@ class Records:
                 instance.block.users.remove(value)
             value.instances = []
             note(value)
+
+    def _make(self, blocks: tuple[tuple[Block, int], ...]) -> list[BlockRecord]:
+        made = []
+        for block, key in blocks:
+            at, size = block.address, block.size_per_bank
+            assert at is not None
+            self.allocators[block.space].alloc_at(at, size)
+            made.append(self._add(block.desc, key, size, at, block.origin))
+        return made
+
+    def _settle(
+        self, value: ValueRecord, refs: tuple[InstanceRef, ...], made: list[BlockRecord]
+    ) -> None:
+        """A value that did not exist before now lies in new blocks."""
+        for ref in refs:
+            block = made[ref.made]
+            block.users.append(value)
+            value.instances.append(InstanceRecord(block, ref.offset_nbytes, ref.desc, ref.desc_key))
+        value.status = Status.READY
 
     def _found(self, refs: tuple[InstanceRef, ...]) -> list[BlockRecord | None]:
         return [None if ref.place is None else self.blocks[ref.place] for ref in refs]

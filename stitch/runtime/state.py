@@ -9,6 +9,7 @@ from stitch.program import Array, Space, TensorDesc
 
 if TYPE_CHECKING:
     from stitch.runtime.device import Device
+    from stitch.runtime.program import InputPort
 
 
 class Status(enum.IntEnum):
@@ -124,3 +125,54 @@ class ValueRecord:
         if len(found) == 1:
             return found[0].signature()
         return tuple(instance.signature() for instance in found)
+
+    def host_array(self) -> Array:
+        """The host array outside the spaces in which it lies."""
+        array = self.instances[0].block.array
+        assert array is not None
+        return array
+
+
+class ArgumentRecord(ValueRecord):
+    """A host array of one call, which no handle refers to.
+
+    It has one instance, outside the spaces, whose record is made only where a plan is made.
+    """
+
+    __slots__ = ("_own", "array", "port")
+
+    def __init__(self, device: Device, array: Array, port: InputPort) -> None:
+        self._own: list[InstanceRecord] | None = None
+        self.array = array
+        self.port = port
+        self.device = device
+        self.desc = port.host_desc
+        self.desc_key = port.host_key
+        self.status = Status.READY
+        self.handles = self.last_used = self.version = 0
+        self.number = self.window = -1
+        self.consumed = self.retain = False
+        self.by = port.origin
+
+    @property
+    def instances(self) -> list[InstanceRecord]:
+        """Its instance, made when first asked for."""
+        if self._own is None:
+            port = self.port
+            key, desc = port.host_key, port.host_desc
+            block = BlockRecord(Space.HOST, None, 0, desc, key, port.origin, self.array)
+            block.users.append(self)
+            self._own = [InstanceRecord(block, 0, desc, key)]
+        return self._own
+
+    @instances.setter
+    def instances(self, value: list[InstanceRecord]) -> None:
+        self._own = value
+
+    def signature(self) -> tuple[object, ...]:
+        """The same for every array of a slot."""
+        return self.port.signature
+
+    def host_array(self) -> Array:
+        """The array."""
+        return self.array

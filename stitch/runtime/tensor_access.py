@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
     from stitch.runtime.device import Device
 
+#: Places whose arrays are kept ready for reading.
+MAX_VIEWS = 4096
+
 
 class TensorAccess:
     """The part of a device that looks after single values; `Device` adds the queue."""
@@ -42,6 +45,8 @@ class TensorAccess:
     lock: threading.RLock
     unpinned: deque[BlockRecord]
     copies_forbidden: int
+    #: Dense arrays over places that were read before.
+    _views: dict[tuple[str, int | None, int, int], Array]
 
     def flush(self) -> None:
         """Run what is queued."""
@@ -109,12 +114,21 @@ class TensorAccess:
         """An instance as an array over its own bytes, None where its layout is not dense."""
         if instance.block.array is not None:
             return instance.block.array
+        block = instance.block
+        key = (block.space_name, block.address, instance.offset_nbytes, instance.desc_key)
+        made = self._views.get(key)
+        if made is not None:
+            return made
         layout = instance.desc.layout
         if not layout.is_dense:
             return None
         nbytes = instance.desc.elements * layout.data_type.itemsize
         flat = self.region_of(instance)[:nbytes].view(layout.data_type.dtype)
-        return flat.reshape(instance.desc.shape)
+        made = flat.reshape(instance.desc.shape)
+        if len(self._views) >= MAX_VIEWS:
+            self._views.clear()
+        self._views[key] = made
+        return made
 
     def read(self, value: ValueRecord) -> Array:
         """A value's elements in an array of their own; see `Tensor.numpy`."""
@@ -212,7 +226,7 @@ class TensorAccess:
         """
         with self.lock:
             self.check_open()
-            found = as_array(array, "the array", "tensor")
+            found = as_array(array, "the array")
             kind = DataType.from_dtype(found.dtype)
             host = found if borrow else np.array(found, order="C")
             desc = TensorDesc(host.shape, host_layout(kind))
@@ -244,7 +258,7 @@ class TensorAccess:
             value = tensor._record
             self.settle(value)
             self.flush()
-            found = as_array(array, "the array", "write")
+            found = as_array(array, "the array")
             source = TensorDesc(found.shape, host_layout(DataType.from_dtype(found.dtype)))
             check_link(source, value.desc, output="the array", input="the tensor")
             first = value.instances[0]
