@@ -134,8 +134,7 @@ def decode_stage(data_type: DataType, tiles: int) -> Stage:
             partial(np.copyto, exponents.reshape(tiles, -1), pages[:, :_EXPONENTS]),
             *_unpack(pages[:, _EXPONENTS:], signed.view(np.uint8), signs.view(np.uint8), form),
             # Sign-magnitude to two's complement: (m ^ s) - s, where s is 0 or -1.
-            partial(np.left_shift, signed, 7 - form.magnitude_bits, out=signs),
-            partial(np.right_shift, signs, 7, out=signs),
+            *_spread_signs(signed, signs, form),
             partial(np.bitwise_and, signed, form.largest, out=signed),
             partial(np.bitwise_xor, signed, signs, out=signed),
             partial(np.subtract, signed, signs, out=signed),
@@ -196,6 +195,18 @@ def _unpack(source: Array, elements: Array, spare: Array, form: _Format) -> list
         partial(np.left_shift, pairs, 4, out=shifted),
         partial(np.bitwise_or, pairs, shifted, out=pairs),
         partial(np.bitwise_and, pairs, 0x0F0F, out=pairs),
+    ]
+
+
+def _spread_signs(elements: Array, signs: Array, form: _Format) -> list[Call]:
+    """-1 where the sign bit is set, else 0."""
+    if form.magnitude_bits == 7:
+        return [partial(np.right_shift, elements, 7, out=signs)]
+    # Two elements at once: shifts of 16 bits are fast, those of 8 are not.
+    pairs, shifted = elements.view(np.uint16), signs.view(np.uint16)
+    return [
+        partial(np.left_shift, pairs, 7 - form.magnitude_bits, out=shifted),
+        partial(np.right_shift, signs, 7, out=signs),
     ]
 
 

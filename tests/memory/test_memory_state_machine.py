@@ -257,7 +257,7 @@ def test_short_histories_keep_every_invariant() -> None:
     run_state_machine_as_test(
         MemoryHistory,
         settings=settings(
-            max_examples=40,
+            max_examples=120,
             stateful_step_count=30,
             deadline=None,
             suppress_health_check=slow_is_fine,
