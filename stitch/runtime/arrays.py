@@ -20,7 +20,7 @@ def capture(
     """
     dtype = data_type.dtype
     if type(array) is np.ndarray and array.dtype == dtype and array.shape == shape:
-        return array if borrow or not array.flags.writeable else array.copy()
+        return array if borrow or _is_frozen(array) else array.copy()
     found = as_array(array, what)
     if found.shape != shape:
         raise LinkError(
@@ -30,6 +30,15 @@ def capture(
             remedy="reshape the array, or compile the program for this shape",
         )
     return converted(found, data_type, what)
+
+
+def _is_frozen(array: Any) -> bool:
+    """Whether nobody can write to an array, nor to an array that it is a view of."""
+    while isinstance(array, np.ndarray):
+        if array.flags.writeable:
+            return False
+        array = array.base
+    return True
 
 
 def as_array(array: Any, what: str) -> Array:

@@ -35,7 +35,7 @@ class ConstantCache:
 
     def key(self, agent: LoadedProgram, inputs: Sequence[ValueRecord]) -> Key | None:
         """What a result is remembered by; None where an input is an array of this call only."""
-        if any(value.handles == 0 for value in inputs):
+        if any(value.handles == 0 or value.is_borrowed for value in inputs):
             self.misses += 1
             return None
         for value in inputs:

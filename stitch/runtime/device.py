@@ -10,7 +10,7 @@ import contextvars
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from stitch.runtime.backend import LocalBackend
 from stitch.runtime.constant_cache import ConstantCache
 from stitch.runtime.events import EventStream, PlanMade, PlanRun
 from stitch.runtime.executors import Executor, make_executor
+from stitch.runtime.fallback import fail, run_one_by_one
 from stitch.runtime.history import History
 from stitch.runtime.hooks import Hooks
 from stitch.runtime.loading import load_program
@@ -34,7 +35,8 @@ from stitch.runtime.records import Picture, Records
 from stitch.runtime.state import ArgumentRecord, Status, ValueRecord
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.tensor_access import TensorAccess
-from stitch.task import TaskGraph, Transformation, TransformationKind
+from stitch.runtime.window import Window
+from stitch.task import Transformation, TransformationKind
 from stitch.ttb import Binary, load
 
 #: Tasks that a window holds unless said otherwise.
@@ -75,12 +77,8 @@ class Device(TensorAccess):
         #: The plan that ran last, for those who run it again by themselves.
         self.last_ready: ReadyPlan | None = None
         self._views = {}
-        self._graph = TaskGraph()
-        self._values: list[ValueRecord] = []
-        self._sources: list[ValueRecord] = []
-        self._agents: list[LoadedProgram | None] = []
+        self.queued = Window(0)
         self._limit = window
-        self._now = 0
         self._closed = False
         #: Kernels may divide by zero and overflow: in here that gives IEEE results, no warnings.
         #: A context of its own is entered in a tenth of the time that np.errstate takes.
@@ -163,7 +161,7 @@ class Device(TensorAccess):
         with self.lock:
             if self._closed or agent.device is not self:
                 self._refuse(agent)
-            if self.dropped:
+            if self.dropped or self.unpinned:
                 self._drain()
             if agent.is_constant_evaluable:
                 return self._remembered(agent, arguments, borrow)
@@ -224,42 +222,20 @@ class Device(TensorAccess):
                 )
 
     def _queue(self, agent: LoadedProgram, found: list[ValueRecord]) -> Tensor | tuple[Tensor, ...]:
-        values = self._append(agent.transformation, agent, found)
+        values = self.queued.append(self, agent.transformation, agent, found)
         for value, desc, key in zip(values, agent.output_descs, agent.output_keys, strict=True):
             value.desc, value.desc_key = desc, key
         for index in agent.transformation.donated:
             found[index].consumed = True
             found[index].by = f"donated to {agent.name!r}"
         handles = [Tensor(value) for value in values]
-        if len(self._graph.tasks) >= self._limit:
+        if len(self.queued.graph.tasks) >= self._limit:
             self._window_full()
         return handles[0] if len(handles) == 1 else tuple(handles)
 
-    def _append(
-        self, what: Transformation, agent: LoadedProgram | None, found: Sequence[ValueRecord]
-    ) -> list[ValueRecord]:
-        graph, now = self._graph, self._now
-        self.records.epoch += 1
-        for value in found:
-            if value.window != now:
-                value.window = now
-                value.number = graph.source()
-                self._values.append(value)
-                self._sources.append(value)
-        number = graph.add(what, tuple([value.number for value in found]))
-        self._agents.append(agent)
-        made = []
-        for desc in what.outputs:
-            value = ValueRecord(self, desc, -1)
-            value.number, value.window, value.by = number, now, what.name
-            number += 1
-            made.append(value)
-        self._values += made
-        return made
-
     def _window_full(self) -> None:
         """Run; where the work repeats, let the next windows hold whole periods of it."""
-        period, tasks = self._graph.period(), len(self._graph.tasks)
+        period, tasks = self.queued.graph.period(), len(self.queued.graph.tasks)
         self._limit = tasks - tasks % period if period else self.window
         self.flush()
 
@@ -297,13 +273,13 @@ class Device(TensorAccess):
                 output_names=("tensor",),
                 key=-1 - self.desc_key(desc),
             )
-            (made,) = self._append(what, None, [value])
+            (made,) = self.queued.append(self, what, None, [value])
             made.desc, made.desc_key = bare, self.desc_key(bare)
             made.retain = value.retain
             result = Tensor(made)
             if retain is False and not value.retain:
                 self.deallocate(value, "to_layout(retain=False)")
-            if len(self._graph.tasks) >= self._limit:
+            if len(self.queued.graph.tasks) >= self._limit:
                 self._window_full()
             return result
 
@@ -317,29 +293,29 @@ class Device(TensorAccess):
         """
         with self.lock:
             self._drain()
-            if not self._graph.tasks:
+            window = self.queued
+            if not window.graph.tasks:
                 return
-            values, graph = self._values, self._graph
-            kept = tuple([value.handles > 0 and not value.consumed for value in values])
-            key = (graph.key(), kept, tuple([value.signature() for value in self._sources]))
+            kept = window.kept()
+            key = window.key(kept)
             ready = self.plans.find(key, self.records)
             if ready is None:
                 try:
-                    ready = self._plan(kept)
+                    ready = self._plan(window, kept)
                 except StitchError as error:
-                    self._one_by_one(error)
+                    run_one_by_one(self, window, error)
                     return
                 self.plans.add(key, ready)
-            self._start_window()
-            self.run(ready, values)
+            self.start_window()
+            self.run(ready, window.values)
 
-    def _plan(self, kept: tuple[bool, ...]) -> ReadyPlan:
-        values = self._values
-        picture = Picture(self.records, self._sources, len(values), self._now)
+    def _plan(self, window: Window, kept: tuple[bool, ...]) -> ReadyPlan:
+        values, agents = window.values, window.agents
+        picture = Picture(self.records, window.sources, len(values), window.number)
         picture.kept.update(i for i, alive in enumerate(kept) if alive)
         request = PlanRequest(
             self.machine,
-            tuple(self._graph.tasks),
+            tuple(window.graph.tasks),
             tuple(picture.blocks),
             tuple(picture.residents),
             frozenset(picture.kept),
@@ -351,8 +327,8 @@ class Device(TensorAccess):
                 where=made.copies[0].reason,
                 remedy="compile the programs for matching layouts, or allow copies here",
             )
-        programs = [None if a is None else a.prepared() for a in self._agents]
-        bodies = [None if a is None else a.program for a in self._agents]
+        programs = [None if a is None else a.prepared() for a in agents]
+        bodies = [None if a is None else a.program for a in agents]
         bound = self.backend.bind(made, programs, bodies)
         ready = self.plans.ready(bound, picture, self.records, len(values))
         if self.events.active:
@@ -362,8 +338,7 @@ class Device(TensorAccess):
     def run(self, ready: ReadyPlan, values: Sequence[ValueRecord]) -> None:
         """Run a ready plan on the values of a window, and bring the records up to date."""
         began = time.perf_counter() if self.events.active else 0.0
-        self._now += 1
-        run_plan(self, ready, values, self._now)
+        run_plan(self, ready, values, self.queued.number)
         self.history.ran(ready)
         self.last_ready = ready
         if self.events.active:
@@ -373,88 +348,26 @@ class Device(TensorAccess):
         """Whether a plan may not be run past the queue just now."""
         if self.dropped:
             self._drain()
-        return self._closed or self.hooks.active or self.events.active or len(self._graph.tasks) > 0
+        return (
+            self._closed
+            or self.hooks.active
+            or self.events.active
+            or len(self.queued.graph.tasks) > 0
+        )
 
-    def _start_window(self) -> None:
-        self._graph = TaskGraph()
-        self._values, self._sources, self._agents = [], [], []
-
-    def _one_by_one(self, error: StitchError) -> None:
-        """The window cannot be planned as a whole: run its tasks alone, fail those that cannot."""
-        tasks, values, agents = self._graph.tasks, self._values, self._agents
-        if len(tasks) == 1:
-            self._start_window()
-            self._now += 1
-            for number in tasks[0].outputs:
-                fail(values[number], error)
-            for number in tasks[0].inputs:
-                self._undo_donation(values[number], tasks[0].transformation.name)
-            self._drop_dead(values)
-            raise error
-        self._start_window()
-        self._now += 1
-        first: StitchError | None = None
-        uses = {v: i for i, task in enumerate(tasks) for v in task.inputs}
-        for index, (task, agent) in enumerate(zip(tasks, agents, strict=True)):
-            try:
-                self._run_alone(task, agent, values, {v for v, i in uses.items() if i > index})
-            except StitchError as problem:
-                first = first or problem
-        self._drop_dead(values)
-        if first is not None:
-            raise first
-
-    def _run_alone(
-        self, task: Any, agent: LoadedProgram | None, values: Sequence[ValueRecord], later: set[int]
-    ) -> None:
-        inputs = [values[number] for number in task.inputs]
-        broken = next((v for v in inputs if v.status > Status.DONATED), None)
-        if broken is not None:
-            cause = TaskError(
-                f"task {task.transformation.name!r} was cancelled: {broken.by}",
-            )
-            for number in task.outputs:
-                fail(values[number], cause)
-            return
-        held = [values[n] for n in {*later, *task.outputs} if n < len(values)]
-        for value in held:
-            value.handles += 1
-        consumed = [v for v in held if v.consumed]
-        for value in consumed:
-            value.consumed = False
-        try:
-            made = self._append(task.transformation, agent, inputs)
-            for number, fresh in zip(task.outputs, made, strict=True):
-                old = values[number]
-                old.number, old.window = fresh.number, fresh.window
-                self._values[fresh.number] = old
-            self.flush()
-        finally:
-            for value in held:
-                value.handles -= 1
-            for value in consumed:
-                value.consumed = True
-
-    def _undo_donation(self, value: ValueRecord, name: str) -> None:
-        if value.consumed and value.by == f"donated to {name!r}" and value.handles:
-            value.consumed = False
-
-    def _drop_dead(self, values: Iterable[ValueRecord]) -> None:
-        for value in values:
-            if value.status is Status.READY and not value.kept and value.window != self._now:
-                self.records.release(value)
-                value.status = Status.FREED
+    def start_window(self) -> None:
+        """Begin an empty queue."""
+        self.queued = Window(self.queued.number + 1)
 
     def _forget_queue(self, why: str) -> None:
-        for value in self._values:
+        for value in self.queued.values:
             if value.status is Status.PENDING:
                 fail(value, TaskError(why))
-        self._start_window()
-        self._now += 1
+        self.start_window()
 
     def _drain(self) -> None:
         """Read the notes that finalizers left: drop values without handles, unpin exports."""
-        dropped, now = self.dropped, self._now
+        dropped, now = self.dropped, self.queued.number
         while dropped:
             value = dropped.popleft()
             value.handles -= 1
@@ -473,7 +386,7 @@ class Device(TensorAccess):
         """Free a value now, or, if queued tasks still read it, after them."""
         with self.lock:
             self.check_usable(value)
-            if value.status is Status.READY and value.window != self._now:
+            if value.status is Status.READY and value.window != self.queued.number:
                 self._free(value, by)
             else:
                 value.consumed = True
@@ -483,9 +396,3 @@ class Device(TensorAccess):
         """Run everything that is queued."""
         self.check_open()
         self.flush()
-
-
-def fail(value: ValueRecord, error: BaseException) -> None:
-    """Mark a value that could not be made."""
-    value.status = Status.FAILED
-    value.by = f"{type(error).__name__}: {error}"

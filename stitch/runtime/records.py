@@ -70,6 +70,16 @@ class Records:
                 self.free(block)
         value.instances = []
 
+    def forget_copies(self, value: ValueRecord) -> None:
+        """Keep a value's primary instance alone: its bytes have changed, or may have."""
+        self.epoch += 1
+        for instance in value.instances[1:]:
+            block = instance.block
+            block.users.remove(value)
+            if not block.users and not block.pins:
+                self.free(block)
+        del value.instances[1:]
+
     def free(self, block: BlockRecord) -> None:
         """Give a block's region back; a block that is free already stays so."""
         self.epoch += 1

@@ -91,6 +91,7 @@ class ValueRecord:
         "device",
         "handles",
         "instances",
+        "is_borrowed",
         "last_used",
         "number",
         "retain",
@@ -113,6 +114,8 @@ class ValueRecord:
         self.consumed = False
         self.by = ""
         self.version = 0
+        #: Its bytes are somebody else's, who may write to them at any time.
+        self.is_borrowed = False
 
     @property
     def kept(self) -> bool:
@@ -151,7 +154,7 @@ class ArgumentRecord(ValueRecord):
         self.status = Status.READY
         self.handles = self.last_used = self.version = 0
         self.number = self.window = -1
-        self.consumed = self.retain = False
+        self.consumed = self.retain = self.is_borrowed = False
         self.by = port.origin
 
     @property

@@ -232,6 +232,7 @@ class TensorAccess:
             desc = TensorDesc(host.shape, host_layout(kind))
             value = self.new_value(desc)
             value.by = "tensor()"
+            value.is_borrowed = borrow
             block = self.records.outside(desc, value.desc_key, host, "a host array")
             self.records.attach(value, block, 0, desc, value.desc_key)
             return Tensor(value)
@@ -262,13 +263,15 @@ class TensorAccess:
             source = TensorDesc(found.shape, host_layout(DataType.from_dtype(found.dtype)))
             check_link(source, value.desc, output="the array", input="the tensor")
             first = value.instances[0]
-            for instance in value.instances[1:]:
-                instance.block.users.remove(value)
-                if not instance.block.users and not instance.block.pins:
-                    self.records.free(instance.block)
-            value.instances = [first]
-            self.constant_cache.forget(value)
-            value.version = 0
+            if first.block.array is not None and not first.block.array.flags.writeable:
+                raise LayoutError(
+                    "this tensor borrows an array that is read-only",
+                    remedy="make a tensor of your own: device.tensor(array)",
+                )
+            for sharer in tuple(first.block.users):
+                self.records.forget_copies(sharer)
+                self.constant_cache.forget(sharer)
+                sharer.version = 0
             if first.block.array is not None:
                 np.copyto(first.block.array, found, casting="same_kind")
                 return
@@ -293,6 +296,7 @@ class TensorAccess:
                 offset += self._view_offset(instance.desc, start, stop, keep)
             made = self.new_value(desc)
             made.by = value.by
+            made.is_borrowed = block.array is not None
             self.records.attach(made, block, offset, desc, made.desc_key)
             return Tensor(made)
 

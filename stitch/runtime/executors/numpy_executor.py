@@ -187,6 +187,8 @@ class _Binding:
     def _scratch_region(self, value: Value) -> Array:
         desc = value.desc
         start = desc.layout.address
+        if not desc.elements:
+            return np.empty(0, np.uint8)
         assert self.scratch is not None and start is not None
         return self.scratch[start : start + desc.layout.data_type.nbytes(desc.elements)]
 

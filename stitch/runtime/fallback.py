@@ -1,0 +1,88 @@
+"""When a window cannot be planned as a whole: its tasks run alone, and only those that cannot fail.
+
+So a task that does not fit fails the same whatever the window, and nothing else is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from stitch.errors import StitchError, TaskError
+from stitch.runtime.state import Status, ValueRecord
+from stitch.runtime.window import Window
+
+if TYPE_CHECKING:
+    from stitch.runtime.device import Device
+
+
+def run_one_by_one(device: Device, window: Window, error: StitchError) -> None:
+    """Run each task of a window in a window of its own; raises the first error at the end."""
+    tasks, values = window.graph.tasks, window.values
+    device.start_window()
+    if len(tasks) == 1:
+        for number in tasks[0].outputs:
+            fail(values[number], error)
+        for number in tasks[0].inputs:
+            _undo_donation(values[number], tasks[0].transformation.name)
+        _drop_dead(device, values)
+        raise error
+    first: StitchError | None = None
+    last_use = {v: i for i, task in enumerate(tasks) for v in task.inputs}
+    for index in range(len(tasks)):
+        try:
+            _run_alone(device, window, index, {v for v, i in last_use.items() if i > index})
+        except StitchError as problem:
+            first = first or problem
+    _drop_dead(device, values)
+    if first is not None:
+        raise first
+
+
+def _run_alone(device: Device, window: Window, index: int, later: set[int]) -> None:
+    task, values = window.graph.tasks[index], window.values
+    inputs = [values[number] for number in task.inputs]
+    broken = next((v for v in inputs if v.status > Status.DONATED), None)
+    if broken is not None:
+        cause = TaskError(f"task {task.transformation.name!r} was cancelled: {broken.by}")
+        for number in task.outputs:
+            fail(values[number], cause)
+        return
+    # What later tasks read is held for them, also where its handle is gone.
+    held = [values[n] for n in {*later, *task.outputs}]
+    consumed = [value for value in held if value.consumed]
+    for value in held:
+        value.handles += 1
+        value.consumed = False
+    try:
+        alone = device.queued
+        made = alone.append(device, task.transformation, window.agents[index], inputs)
+        for number, fresh in zip(task.outputs, made, strict=True):
+            old = values[number]
+            old.number, old.window = fresh.number, fresh.window
+            alone.values[fresh.number] = old
+        device.flush()
+    finally:
+        for value in held:
+            value.handles -= 1
+        for value in consumed:
+            value.consumed = True
+
+
+def _undo_donation(value: ValueRecord, name: str) -> None:
+    if value.consumed and value.by == f"donated to {name!r}" and value.handles:
+        value.consumed = False
+
+
+def _drop_dead(device: Device, values: Iterable[ValueRecord]) -> None:
+    for value in values:
+        in_queue = value.window == device.queued.number
+        if value.status is Status.READY and not value.kept and not in_queue:
+            device.records.release(value)
+            value.status = Status.FREED
+
+
+def fail(value: ValueRecord, error: BaseException) -> None:
+    """Mark a value that could not be made."""
+    value.status = Status.FAILED
+    value.by = f"{type(error).__name__}: {error}"

@@ -1,0 +1,66 @@
+"""A window: the stretch of tasks that is queued, its numbered values, and who asked for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from stitch.runtime.state import ValueRecord
+from stitch.task import TaskGraph, Transformation
+
+if TYPE_CHECKING:
+    from stitch.runtime.device import Device
+    from stitch.runtime.program import LoadedProgram
+
+Key = tuple[object, ...]
+
+
+class Window:
+    """The queue of a device between two runs; `number` tells windows apart."""
+
+    __slots__ = ("agents", "graph", "number", "sources", "values")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.graph = TaskGraph()
+        #: Every value by its number, the ones that existed before, and the agent of each task.
+        self.values: list[ValueRecord] = []
+        self.sources: list[ValueRecord] = []
+        self.agents: list[LoadedProgram | None] = []
+
+    def append(
+        self,
+        device: Device,
+        what: Transformation,
+        agent: LoadedProgram | None,
+        inputs: Sequence[ValueRecord],
+    ) -> list[ValueRecord]:
+        """Queue a task; gives the pending values of its outputs."""
+        graph, now, records = self.graph, self.number, device.records
+        records.epoch += 1
+        for value in inputs:
+            if value.window != now:
+                if value.is_borrowed:
+                    records.forget_copies(value)
+                value.window = now
+                value.number = graph.source()
+                self.values.append(value)
+                self.sources.append(value)
+        number = graph.add(what, tuple([value.number for value in inputs]))
+        self.agents.append(agent)
+        made = []
+        for desc in what.outputs:
+            value = ValueRecord(device, desc, -1)
+            value.number, value.window, value.by = number, now, what.name
+            number += 1
+            made.append(value)
+        self.values += made
+        return made
+
+    def kept(self) -> tuple[bool, ...]:
+        """For each value whether somebody can still read it."""
+        return tuple([value.handles > 0 and not value.consumed for value in self.values])
+
+    def key(self, kept: tuple[bool, ...]) -> Key:
+        """What two windows have in common that one plan serves, up to free regions."""
+        return (self.graph.key(), kept, tuple([value.signature() for value in self.sources]))
