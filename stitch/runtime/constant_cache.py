@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from stitch.runtime.program import LoadedProgram
     from stitch.runtime.tensor import Tensor
 
-Key = tuple[int, ...]
+Key = tuple[bytes | int, ...]
 _next_version = itertools.count(1).__next__
 
 
@@ -28,7 +28,6 @@ class ConstantCache:
         self.misses = 0
         self._entries: dict[Key, tuple[Tensor, ...]] = {}
         self._by_version: dict[int, set[Key]] = {}
-        self._hashes: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -41,10 +40,7 @@ class ConstantCache:
         for value in inputs:
             if value.version == 0:
                 value.version = _next_version()
-        found = self._hashes.get(id(agent.program))
-        if found is None:
-            found = self._hashes[id(agent.program)] = agent.content_hash()
-        return (found, *(value.version for value in inputs))
+        return (agent.content_hash, *(value.version for value in inputs))
 
     def find(self, key: Key) -> tuple[ValueRecord, ...] | None:
         """The values of an earlier result, if they still exist."""

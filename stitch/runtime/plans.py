@@ -122,7 +122,8 @@ class PlanCache:
         values: dict[int, tuple[Place, int]] = {}
         for number, value in picture.bystanders.items():
             if number in wanted:
-                record = value.instances[0].block
+                # A host array has its first instance outside the spaces.
+                record = next(i.block for i in value.instances if i.block.address is not None)
                 assert record.address is not None
                 values[number] = ((record.space, record.address), record.users.index(value))
                 touched.append((record.space, record.address))

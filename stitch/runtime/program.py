@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import zlib
+import hashlib
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -138,12 +139,13 @@ class LoadedProgram:
             self._prepared = backend.executor.prepare(self.program, backend.machine.shape)
         return self._prepared
 
-    def content_hash(self) -> int:
-        """A number that programs with the same text and constants share, whatever their file."""
-        crc = zlib.crc32(self.program.text().encode())
+    @cached_property
+    def content_hash(self) -> bytes:
+        """What programs with the same text and constants share, whatever their file."""
+        digest = hashlib.sha256(self.program.text().encode())
         for constant in self.program.constants:
-            crc = zlib.crc32(as_bytes(np.ascontiguousarray(constant.data)).data, crc)
-        return crc
+            digest.update(as_bytes(np.ascontiguousarray(constant.data)).data)
+        return digest.digest()
 
     def input_layout(self, which: int | str) -> Layout:
         """The layout that an input must have; raises `UsageError` for an unknown slot."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 from stitch.memory import Allocator, SpaceMemory
@@ -9,6 +10,9 @@ from stitch.planner import Block, Instance, Resident
 from stitch.program import Array, Space, TensorDesc
 from stitch.runtime.effects import Effects, InstanceRef, Place
 from stitch.runtime.state import BlockRecord, InstanceRecord, Status, ValueRecord
+
+#: Over all devices: a tensor of another device never passes for one of this.
+_next_desc_key = itertools.count().__next__
 
 
 class Records:
@@ -27,8 +31,11 @@ class Records:
         self.epoch += 1
 
     def desc_key(self, desc: TensorDesc) -> int:
-        """A small number for a descriptor, the same for equal ones."""
-        return self._desc_keys.setdefault(desc, len(self._desc_keys))
+        """A number for a descriptor: the same for equal ones, never that of another device."""
+        found = self._desc_keys.get(desc)
+        if found is None:
+            found = self._desc_keys[desc] = _next_desc_key()
+        return found
 
     # -- making and freeing ----------------------------------------------------------------------
 

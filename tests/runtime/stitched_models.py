@@ -1,0 +1,167 @@
+"""Small models, machines and checks that the tests of the runtime share."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stitch
+from stitch.graph import ComputationGraphBuilder
+from stitch.graph.symbolic import SymbolicTensor
+from stitch.machine import Machine, SpaceShape, load_machine
+from stitch.program import Array, InputKind, Ownership
+from stitch.runtime import Device
+from stitch.ttb import Binary
+
+Wishes = Sequence[str]
+
+
+def tiny(
+    *,
+    l1_nbytes: int | None = None,
+    dram_nbytes: int | None = None,
+    core_grid: tuple[int, int] = (2, 2),
+    name: str = "tiny",
+) -> Machine:
+    """The tiny machine with other sizes per bank, or another grid of cores."""
+    machine = load_machine("tiny")
+    shape = machine.shape
+    l1, dram = shape.l1, shape.dram
+    assert l1 is not None
+    assert dram is not None
+    limit = l1.limit if l1_nbytes is None else l1.base + l1_nbytes
+    l1 = SpaceShape(core_grid[0] * core_grid[1], l1.base, limit, l1.alignment)
+    if dram_nbytes is not None:
+        dram = SpaceShape(dram.banks, dram.base, dram.base + dram_nbytes, dram.alignment)
+    shape = dataclasses.replace(shape, name=name, core_grid=core_grid, l1=l1, dram=dram)
+    return dataclasses.replace(machine, shape=shape)
+
+
+def model(
+    name: str,
+    build: Callable[[ComputationGraphBuilder], None],
+    *,
+    target: str | Machine = "tiny",
+    wishes: Wishes = (),
+) -> stitch.CompiledModel:
+    """The compiled model of a graph that a function writes."""
+    builder = ComputationGraphBuilder(name)
+    build(builder)
+    return stitch.compile(builder.build(), target=target, wishes=wishes)
+
+
+def scaled(
+    name: str,
+    factor: float,
+    shape: tuple[int, ...] = (4, 64),
+    *,
+    target: str | Machine = "tiny",
+    wishes: Wishes = (),
+    data_type: str = "float32",
+) -> stitch.CompiledModel:
+    """y = factor * x + 1: every element tells which programs it went through, in which order."""
+
+    def build(b: ComputationGraphBuilder) -> None:
+        x = b.input("x", shape, data_type)
+        b.output("y", x * factor + 1.0)
+
+    return model(name, build, target=target, wishes=wishes)
+
+
+def binary_op(
+    name: str,
+    op: str,
+    shape: tuple[int, ...],
+    *,
+    target: str | Machine = "tiny",
+    wishes: Wishes = (),
+    kind: InputKind = InputKind.PARAMETER,
+) -> stitch.CompiledModel:
+    """y = op(x, w) with the weight `w` as an input."""
+
+    def build(b: ComputationGraphBuilder) -> None:
+        x = b.input("x", shape, "float32")
+        w = b.input("w", shape, "float32", kind)
+        b.output("y", b.op(op, x, w))
+
+    return model(name, build, target=target, wishes=wishes)
+
+
+def consuming(
+    name: str,
+    factor: float,
+    shape: tuple[int, ...] = (4, 64),
+    *,
+    target: str | Machine = "tiny",
+    wishes: Wishes = (),
+) -> stitch.CompiledModel:
+    """y = factor * x over the buffer of x, which is donated."""
+
+    def build(b: ComputationGraphBuilder) -> None:
+        x = b.input("x", shape, "float32", ownership=Ownership.DONATE)
+        b.output("y", x * factor)
+
+    return model(name, build, target=target, wishes=wishes)
+
+
+def parameters_only(
+    name: str, factor: float, shape: tuple[int, ...] = (4, 64), *, target: str | Machine = "tiny"
+) -> stitch.CompiledModel:
+    """y = factor * w with nothing but a parameter: its results can be remembered."""
+
+    def build(b: ComputationGraphBuilder) -> None:
+        w: SymbolicTensor = b.input("w", shape, "float32", InputKind.PARAMETER)
+        b.output("y", w * factor)
+
+    return model(name, build, target=target)
+
+
+def together(*models: stitch.CompiledModel) -> Binary:
+    """One binary with the programs of several models."""
+    programs = tuple(m.binary.programs[0] for m in models)
+    return Binary(programs, models[0].binary.machine, "test")
+
+
+def integers(shape: tuple[int, ...] = (4, 64), start: int = 0) -> Array:
+    """Small whole numbers: exact in every floating type that is wide enough."""
+    count = int(np.prod(shape))
+    return (np.arange(start, start + count) % 61).reshape(shape).astype(np.float32)
+
+
+def used(device: Device) -> dict[str, int]:
+    """Bytes per bank that are allocated, by space; runs the queue."""
+    device.flush()
+    return {s.value: a.used_nbytes for s, a in device.records.allocators.items()}
+
+
+def one(result: Any) -> stitch.Tensor:
+    """The only output of a call."""
+    assert isinstance(result, stitch.Tensor)
+    return result
+
+
+@pytest.fixture(autouse=True)
+def memory_comes_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """After every test: with all handles gone, every device holds nothing at all."""
+    opened: list[Device] = []
+    begin = Device.__init__
+
+    def remember(self: Device, *arguments: Any, **options: Any) -> None:
+        begin(self, *arguments, **options)
+        opened.append(self)
+
+    monkeypatch.setattr(Device, "__init__", remember)
+    yield
+    gc.collect()
+    for device in opened:
+        device._drain()
+        device._drain()
+        held = {place: block.origin for place, block in device.records.blocks.items()}
+        assert not held, f"memory was not given back: {held}"
+        for space, allocator in device.records.allocators.items():
+            assert allocator.used_nbytes == 0, f"{space.value} still holds bytes"

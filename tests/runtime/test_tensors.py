@@ -1,0 +1,286 @@
+"""Tensors: getters, layouts, host arrays of every kind, reading and writing (after tt-mlir)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from stitched_models import integers, one, scaled
+
+import stitch
+from stitch.errors import StitchError, UsageError
+from stitch.program import TILE_SHAPE, Array, DataType, Layout, MemoryLayout, Space, TensorDesc
+from stitch.program import host_layout as host
+
+F32, BF16 = DataType.FLOAT32, DataType.BFLOAT16
+SHAPES = ((64, 128), (4, 4))
+LAYOUTS = {
+    "dram": Layout(F32, Space.DRAM),
+    "l1": Layout(F32, Space.L1),
+    "l1 tiles": Layout(F32, Space.L1, TILE_SHAPE),
+    "dram bf16 tiles": Layout(BF16, Space.DRAM, TILE_SHAPE),
+    "host space": Layout(F32, Space.HOST),
+}
+DTYPES = (
+    np.float32, np.float16, np.float64, ml_dtypes.bfloat16, np.int8, np.int16, np.int32, np.int64,
+    np.uint8, np.uint16, np.uint32, np.uint64, np.bool_,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: np.dtype(d).name)
+def test_getters_tell_type_shape_stride_volume_and_description(dtype: Any) -> None:
+    array = np.arange(24).reshape(2, 3, 4).astype(dtype)
+    with stitch.open_device("tiny", debug=True) as device:
+        tensor = device.tensor(array)
+        assert tensor.data_type.dtype == array.dtype
+        assert tensor.shape == (2, 3, 4)
+        assert tensor.stride == (12, 4, 1)
+        assert tensor.volume == 24
+        assert len(tensor) == 2
+        assert tensor.desc == TensorDesc((2, 3, 4), host(tensor.data_type))
+        assert tensor.is_allocated
+        assert not tensor.is_pending
+        assert tensor.device is device
+        assert tensor.numpy().dtype == array.dtype
+        np.testing.assert_array_equal(tensor.numpy(), array)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.ones(3, np.complex64),
+        np.ones(3, np.complex128),
+        np.array([object()]),
+        np.array(["a", "b"]),
+        np.array(["2024-01-01"], "datetime64[D]"),
+        np.zeros(3, np.void(b"ab").dtype),
+    ],
+    ids=["complex64", "complex128", "object", "str", "datetime", "void"],
+)
+def test_arrays_of_unsupported_types_are_refused_by_name(array: Array) -> None:
+    with stitch.open_device("tiny") as device:
+        program = device.load(scaled("a", 2.0, (3,)))
+        for attempt in (device.tensor, program):
+            with pytest.raises(StitchError, match="array") as refused:
+                attempt(array)
+            assert str(array.dtype) in str(refused.value) or "not numeric" in str(refused.value)
+        device.flush()
+        assert device.plans.made == 0
+
+
+def test_retain_is_false_at_first_and_can_be_set() -> None:
+    with stitch.open_device("tiny") as device:
+        tensor = device.tensor(integers())
+        assert tensor.retain is False
+        tensor.retain = True
+        assert tensor.retain is True
+        assert tensor.to_layout(LAYOUTS["dram"]).retain is True
+        tensor.retain = False
+        assert tensor.to_layout(LAYOUTS["dram"]).retain is False
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_to_layout_keeps_shape_volume_and_numbers_there_and_back(
+    name: str, shape: tuple[int, ...]
+) -> None:
+    array = integers(shape)
+    with stitch.open_device("wormhole_n150", debug=True) as device:
+        there = device.tensor(array).to_layout(LAYOUTS[name])
+        assert (there.shape, there.volume) == (shape, array.size)
+        assert there.layout.without_address() == LAYOUTS[name]
+        back = there.to_layout(host(F32))
+        np.testing.assert_array_equal(there.numpy().astype(np.float32), array)
+        np.testing.assert_array_equal(back.numpy(), array)
+        assert there.address is not None
+
+
+def test_to_layout_with_an_address_lies_there() -> None:
+    wanted = Layout(F32, Space.L1, address=0x2000)
+    with stitch.open_device("tiny", debug=True) as device:
+        tensor = device.tensor(integers()).to_layout(wanted)
+        assert tensor.address == 0x2000
+        assert stitch.has_layout(tensor, wanted)
+        assert not stitch.has_layout(tensor, Layout(F32, Space.L1, address=0x2400))
+        np.testing.assert_array_equal(tensor.numpy(), integers())
+
+
+def test_to_layout_refuses_another_shape_and_layouts_the_machine_cannot_hold() -> None:
+    with stitch.open_device("host") as device:
+        tensor = device.tensor(integers())
+        with pytest.raises(stitch.LayoutError, match="keeps the shape"):
+            tensor.to_layout(TensorDesc((64, 4), host(F32)))
+        with pytest.raises(stitch.LayoutError, match="has no l1"):
+            tensor.to_layout(LAYOUTS["l1"])
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", ["dram", "l1", "l1 tiles"])
+def test_has_layout_is_true_for_its_own_layout_alone(name: str, shape: tuple[int, ...]) -> None:
+    with stitch.open_device("wormhole_n150") as device:
+        tensor = device.tensor(integers(shape)).to_layout(LAYOUTS[name])
+        for pending in (True, False):
+            assert tensor.is_pending is pending
+            for other, layout in LAYOUTS.items():
+                assert stitch.has_layout(tensor, layout) is (other == name)
+                assert stitch.has_layout(tensor, TensorDesc(shape, layout)) is (other == name)
+            assert not stitch.has_layout(tensor, TensorDesc((1, *shape), LAYOUTS[name]))
+            stitch.wait(tensor)
+
+
+def test_has_layout_sees_sharding_and_data_type() -> None:
+    machine = stitch.machine.load_machine("wormhole_n150")
+    sharded = stitch.machine.shard_layout(
+        (64, 128), MemoryLayout.HEIGHT_SHARDED, machine.shape, data_type=F32
+    )
+    with stitch.open_device(machine) as device:
+        tensor = device.tensor(integers((64, 128))).to_layout(sharded)
+        assert stitch.has_layout(tensor, sharded)
+        assert not stitch.has_layout(tensor, LAYOUTS["l1"])
+        assert not stitch.has_layout(tensor, Layout(BF16, Space.L1))
+
+
+@pytest.mark.parametrize("source", [F32, BF16], ids=["from f32", "from bf16"])
+@pytest.mark.parametrize("target", [F32, BF16], ids=["to f32", "to bf16"])
+@pytest.mark.parametrize("space", [Space.DRAM, Space.L1], ids=["dram", "l1"])
+def test_row_major_typecasts_happen_on_the_device(
+    space: Space, source: DataType, target: DataType
+) -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        tensor = device.tensor(integers()).to_layout(Layout(source, space))
+        cast = tensor.to_layout(Layout(target, space))
+        assert cast.data_type is target
+        np.testing.assert_array_equal(cast.numpy().astype(np.float32), integers())
+
+
+@pytest.mark.parametrize(
+    "strided",
+    [
+        lambda a: a,
+        lambda a: np.asfortranarray(a),
+        lambda a: np.ascontiguousarray(a.T).T,
+        lambda a: np.repeat(np.repeat(a, 2, 0), 3, 1)[::2, ::3],
+        lambda a: np.ascontiguousarray(a[::-1, ::-1])[::-1, ::-1],
+    ],
+    ids=["contiguous", "fortran", "transposed", "sliced", "reversed"],
+)
+@pytest.mark.parametrize("borrow", [False, True], ids=["copied", "borrowed"])
+def test_strided_host_arrays_keep_their_elements(strided: Any, borrow: bool) -> None:
+    array = strided(integers())
+    np.testing.assert_array_equal(array, integers())
+    with stitch.open_device("tiny", debug=True) as device:
+        program = device.load(scaled("a", 2.0))
+        tensor = device.tensor(array, borrow=borrow)
+        np.testing.assert_array_equal(tensor.numpy(), integers())
+        np.testing.assert_array_equal(one(program(tensor)).numpy(), integers() * 2 + 1)
+        np.testing.assert_array_equal(one(program(array)).numpy(), integers() * 2 + 1)
+        tiled = tensor.to_layout(LAYOUTS["l1 tiles"])
+        np.testing.assert_array_equal(tiled.numpy(), integers())
+
+
+def test_a_borrowed_array_is_its_owner_and_a_copied_one_is_not() -> None:
+    array = integers()
+    with stitch.open_device("tiny") as device:
+        borrowed, copied = device.tensor(array, borrow=True), device.tensor(array)
+        array[0, 0] = 99
+        assert borrowed.numpy()[0, 0] == 99
+        assert copied.numpy()[0, 0] == 0
+        device.write(borrowed, integers(start=5))
+        assert array[0, 0] == 5
+
+
+def test_later_runs_read_what_the_owner_of_a_borrowed_array_has_written() -> None:
+    array = integers()
+    with stitch.open_device("tiny", debug=True) as device:
+        program = device.load(scaled("a", 2.0))
+        tensor = device.tensor(array, borrow=True)
+        np.testing.assert_array_equal(one(program(tensor)).numpy(), integers() * 2 + 1)
+        array += 7
+        np.testing.assert_array_equal(one(program(tensor)).numpy(), (integers() + 7) * 2 + 1)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_bytes_of_device_and_host_tensors_reach_arrays_the_caller_owns(name: str) -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        tensor = device.tensor(integers((8, 8))).to_layout(LAYOUTS[name])
+        target = np.zeros((8, 8), np.float32)
+        target[...] = tensor
+        np.testing.assert_array_equal(target, integers((8, 8)))
+        mine = tensor.numpy()
+        mine[:] = -1
+        np.testing.assert_array_equal(tensor.numpy().astype(np.float32), integers((8, 8)))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_an_empty_tensor_takes_what_is_written_and_feeds_programs(name: str) -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        program = device.load(scaled("a", 2.0, (8, 8)))
+        tensor = device.empty(TensorDesc((8, 8), LAYOUTS[name]))
+        device.write(tensor, integers((8, 8)))
+        np.testing.assert_array_equal(tensor.numpy().astype(np.float32), integers((8, 8)))
+        np.testing.assert_array_equal(one(program(tensor)).numpy(), integers((8, 8)) * 2 + 1)
+        device.write(tensor, integers((8, 8), 3))
+        np.testing.assert_array_equal(one(program(tensor)).numpy(), integers((8, 8), 3) * 2 + 1)
+        tensor.deallocate()
+
+
+def test_a_tensor_can_be_copied_onto_another_through_dlpack() -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        source = device.tensor(integers()).to_layout(LAYOUTS["l1"])
+        target = device.empty(TensorDesc((4, 64), LAYOUTS["dram"]))
+        device.write(target, source)
+        np.testing.assert_array_equal(target.numpy(), integers())
+
+
+def test_writing_another_shape_or_kind_of_number_is_refused() -> None:
+    with stitch.open_device("tiny") as device:
+        tensor = device.tensor(integers())
+        for wrong in (integers((2, 2)), integers().astype(np.int32)):
+            with pytest.raises(stitch.LinkError, match="the array cannot feed the tensor"):
+                device.write(tensor, wrong)
+        np.testing.assert_array_equal(tensor.numpy(), integers())
+
+
+def test_reading_back_64_times_without_waiting_in_between_is_exact() -> None:
+    with stitch.open_device("tiny") as device:
+        program = device.load(scaled("a", 2.0))
+        results = [one(program(integers(start=i)).to_layout(host(F32))) for i in range(64)]
+        stitch.wait(results)
+        for i, result in enumerate(results):
+            assert result.address is not None
+            np.testing.assert_array_equal(result.numpy(), integers(start=i) * 2 + 1)
+
+
+def test_the_system_description_tells_banks_sizes_and_grid() -> None:
+    with stitch.open_device("wormhole_n150") as device:
+        shape = device.machine.shape
+        assert shape.name == "wormhole_n150"
+        assert shape.core_grid[0] * shape.core_grid[1] == shape.space(Space.L1).banks
+        assert shape.space(Space.DRAM).banks == 12
+        assert shape.space(Space.L1).capacity > 1_000_000
+        assert {s.value for s in shape.spaces} == {"host", "dram", "l1"}
+
+
+def test_get_layout_says_what_a_program_of_a_binary_wants() -> None:
+    compiled = scaled("a", 2.0, wishes=("input.x.space=dram", "input.x.layout=tile"))
+    layout = stitch.get_layout(compiled, "a", "x")
+    assert layout == LAYOUTS["dram bf16 tiles"].__class__(F32, Space.DRAM, TILE_SHAPE)
+    assert stitch.get_layout(compiled.encode(), 0, 0) == layout
+    with pytest.raises(UsageError, match="no input 'z'"):
+        stitch.get_layout(compiled, 0, "z")
+    with pytest.raises(UsageError, match="1 inputs, not 2"):
+        stitch.get_layout(compiled, 0, 1)
+    with pytest.raises(StitchError, match="no program 'b'"):
+        stitch.get_layout(compiled, "b", 0)
+
+
+def test_scalars_and_empty_tensors_pass_through_programs() -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        scalar = device.load(scaled("scalar", 3.0, ()))
+        nothing = device.load(scaled("nothing", 3.0, (0, 4)))
+        assert one(scalar(np.float32(2))).item() == 7.0
+        assert one(nothing(np.zeros((0, 4), np.float32))).numpy().shape == (0, 4)
+        with pytest.raises(TypeError, match="no length"):
+            len(one(scalar(1.0)))
