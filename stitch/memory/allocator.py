@@ -104,6 +104,36 @@ class Allocator:
         Raises `LayoutError` where the range is misaligned or outside the space, and
         `OutOfMemoryError` where a live block is in the way, naming it.
         """
+        alignment = self.alignment
+        start, need = address // alignment, -(-size // alignment) or 1
+        hole = self._ends.get(start + need)
+        if hole is None or hole > start or start * alignment != address:
+            hole = self._hole_for(address, size)
+        # A plan that runs again takes the upper end of a hole: only that hole shrinks.
+        sizes, ends, holes = self._sizes, self._ends, self._holes
+        granules = sizes[hole]
+        del holes[bisect_left(holes, granules << _SHIFT | hole)]
+        above = hole + granules - start - need
+        if above:
+            sizes[start + need] = above
+            ends[hole + granules] = start + need
+            insort(holes, above << _SHIFT | (start + need))
+            self._starts = None
+        else:
+            del ends[start + need]
+        if hole < start:
+            sizes[hole] = start - hole
+            ends[start] = hole
+            insort(holes, (start - hole) << _SHIFT | hole)
+        else:
+            del sizes[hole]
+            self._starts = None
+        self._free -= need
+        self._live[start] = need
+        self._token ^= hash((start, need))
+
+    def _hole_for(self, address: int, size: int) -> int:
+        """The start of the hole that holds a range; raises as `alloc_at` says."""
         problem = self._range_problem(address, size)
         if problem:
             raise LayoutError(
@@ -120,15 +150,7 @@ class Allocator:
                 got=self._pressure(),
                 remedy="move or free the block that is in the way first",
             )
-        granules = self._sizes[hole]
-        self._remove_hole(hole, granules)
-        if hole < start:
-            self._add_hole(hole, start - hole)
-        if start + need < hole + granules:
-            self._add_hole(start + need, hole + granules - start - need)
-        self._free -= need
-        self._live[start] = need
-        self._token ^= hash((start, need))
+        return hole
 
     def free(self, address: int) -> int:
         """Gives a block back and returns its bytes per bank.
@@ -259,12 +281,6 @@ class Allocator:
         self._sizes[start] = granules
         self._ends[start + granules] = start
         insort(self._holes, granules << _SHIFT | start)
-        self._starts = None
-
-    def _remove_hole(self, start: int, granules: int) -> None:
-        del self._sizes[start]
-        del self._ends[start + granules]
-        del self._holes[bisect_left(self._holes, granules << _SHIFT | start)]
         self._starts = None
 
     def _sorted_starts(self) -> list[int]:

@@ -39,6 +39,7 @@ class Turn:
     __slots__ = (
         "_arguments",
         "_device",
+        "_nothing",
         "_order",
         "_outputs",
         "_places",
@@ -58,8 +59,11 @@ class Turn:
         # Arguments are numbered as they enter the queue, which is the order of the inputs.
         sources = sorted(r.value for r in ready.plan.request.residents)
         rank = {value: i for i, value in enumerate(sources)}
-        self._order = tuple(enumerate(rank[value] for value in ready.bound.argument_values))
+        order = [rank[value] for value in ready.bound.argument_values]
+        # None: the arguments enter in the order in which they are given.
+        self._order = None if order == list(range(len(sources))) else tuple(order)
         self._arguments = ready.bound.arguments
+        self._nothing = [None] * len(order)
         self._places = tuple(t._record.instances[0].block.address for t in outputs)
         kept = [(b.space, b.address, b.size_per_bank) for b, _ in ready.effects.made]
         self._temporary = tuple(
@@ -98,11 +102,10 @@ class Turn:
     def run(self, arrays: Sequence[Array]) -> Tensor | tuple[Tensor, ...]:
         """Run the plan on other arrays; gives the handles of the same outputs."""
         arguments = self._arguments
-        for i, source in self._order:
-            arguments[i] = arrays[source]
+        order = self._order
+        arguments[:] = arrays if order is None else [arrays[i] for i in order]
         self._run(run_all, self._thunks)
-        for i, _ in self._order:
-            arguments[i] = None
+        arguments[:] = self._nothing
         self._ready.runs += 1
         outputs = self._outputs
         if len(outputs) == 1:
