@@ -28,10 +28,40 @@ from stitch.ttb import load as load_binary
 
 __version__ = "0.1.0"
 PRODUCER = f"stitch {__version__}"
+#: Programs that `submit` keeps loaded on a device.
+MAX_SUBMITTED = 64
 
 
 class Device(RuntimeDevice):
     """A simulated machine, opened: load programs, call them, look at results; see `open_device`."""
+
+    def __init__(self, machine: str | Machine, **options: Any) -> None:
+        super().__init__(machine, **options)
+        self._submitted: dict[tuple[int, int | str], tuple[Binary, LoadedProgram]] = {}
+
+    def close(self) -> None:
+        """Run what is queued and give all memory back; closing twice is allowed."""
+        self._submitted.clear()
+        super().close()
+
+    def loaded(self, source: Any, program: int | str) -> LoadedProgram:
+        """A program of a binary, loaded at most once: for those who submit it over and over.
+
+        The last `MAX_SUBMITTED` stay loaded until the device closes. Raises what `load` raises.
+        """
+        if isinstance(source, LoadedProgram):
+            return source
+        binary = getattr(source, "binary", source)
+        if not isinstance(binary, Binary):
+            return self.load(binary, program)
+        with self.lock:
+            key = (id(binary), program)
+            # The entry holds the binary, so its id stays its own.
+            entry = self._submitted.pop(key, None) or (binary, self.load(binary, program))
+            self._submitted[key] = entry
+            while len(self._submitted) > MAX_SUBMITTED:
+                del self._submitted[next(iter(self._submitted))]
+            return entry[1]
 
     def explain(self) -> str:
         """Every copy so far, with bytes, simulated time and reason."""
@@ -193,7 +223,9 @@ def submit(
 
     `binary` is what `device.load` takes, or a loaded program. Gives the outputs, pending.
     """
-    loaded = binary if isinstance(binary, LoadedProgram) else device.load(binary, program)
+    loaded = device.loaded(binary, program)
+    if loaded.device is not device:
+        raise UsageError(f"program {loaded.name!r} is loaded on another device")
     made = loaded(*inputs)
     for tensor in inputs:
         if isinstance(tensor, Tensor) and tensor.is_allocated and not tensor.retain:
@@ -241,6 +273,7 @@ def forbid_copies(device: Device) -> Iterator[None]:
     """Within the block, work that would need a copy raises `TaskError` instead of making one."""
     device.flush()
     device.copies_forbidden += 1
+    device.records.touch()
     try:
         yield
         device.flush()

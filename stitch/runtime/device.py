@@ -261,6 +261,7 @@ class Device(TensorAccess):
         with self.lock:
             self.check_open()
             self._drain()
+            self.check_device(tensor)
             value = tensor._record
             self.check_usable(value)
             desc = self.target_desc(value, layout)
@@ -299,7 +300,7 @@ class Device(TensorAccess):
             kept = window.kept()
             key = window.key(kept)
             ready = self.plans.find(key, self.records)
-            if ready is None:
+            if ready is None or (self.copies_forbidden and ready.plan.copies):
                 try:
                     ready = self._plan(window, kept)
                 except StitchError as error:
@@ -352,6 +353,7 @@ class Device(TensorAccess):
             self._closed
             or self.hooks.active
             or self.events.active
+            or self.copies_forbidden > 0
             or len(self.queued.graph.tasks) > 0
         )
 

@@ -196,7 +196,8 @@ def _after_failure(
     error: BaseException,
 ) -> None:
     plan = ready.plan
-    device.records.apply(effects_of(plan, device.desc_key, steps_done), value_of, device.note_gone)
+    effects = effects_of(plan, device.desc_key, steps_done)
+    device.records.apply(effects, value_of, device.note_gone)
     finished = {s.task for s in plan.steps[:steps_done] if isinstance(s, Execute)}
     failing = next(
         (s.task for s in plan.steps[steps_done:] if isinstance(s, Execute)), len(plan.request.tasks)
@@ -215,3 +216,6 @@ def _after_failure(
     for value in values:
         if not value.kept and value.instances:
             device.records.release(value)
+    device.records.free_unused(
+        {(b.space, b.address) for b, _ in effects.made if b.address is not None}
+    )

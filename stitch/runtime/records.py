@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from stitch.memory import Allocator, SpaceMemory
 from stitch.planner import Block, Instance, Resident
@@ -97,6 +97,13 @@ class Records:
             return
         self.allocators[block.space].free(block.address)
         self._spaces[block.space].release(block.address, block.size_per_bank)
+
+    def free_unused(self, places: Iterable[Place]) -> None:
+        """Give back the blocks among these in which nothing lies (their task never ran)."""
+        for place in places:
+            block = self.blocks.get(place)
+            if block is not None and not block.users and not block.pins:
+                self.free(block)
 
     # -- plans -----------------------------------------------------------------------------------
 

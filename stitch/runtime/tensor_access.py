@@ -172,6 +172,7 @@ class TensorAccess:
 
     def footprint_of(self, tensor: Tensor) -> slice:
         """Where in `memory(tensor.space)` a tensor's footprint lies; raises for host arrays."""
+        self.check_device(tensor)
         value = tensor._record
         self.settle(value)
         instance = value.instances[0]
@@ -256,6 +257,7 @@ class TensorAccess:
         Raises `LinkError` where shape or kind of number differ.
         """
         with self.lock:
+            self.check_device(tensor)
             value = tensor._record
             self.settle(value)
             self.flush()

@@ -68,7 +68,7 @@ def scaled(
 
     def build(b: ComputationGraphBuilder) -> None:
         x = b.input("x", shape, data_type)
-        b.output("y", x * factor + 1.0)
+        b.output("y", x * factor + 1)
 
     return model(name, build, target=target, wishes=wishes)
 

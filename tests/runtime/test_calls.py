@@ -1,0 +1,253 @@
+"""Calls: what is captured when, which inputs are refused and how, what strict types mean."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from stitched_models import binary_op, integers, model, one, scaled
+
+import stitch
+from stitch.errors import StitchError, UsageError
+from stitch.program import Array, DataType, Layout, Space
+
+
+def test_a_writable_array_is_captured_at_the_call() -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        a = device.load(scaled("a", 2.0))
+        x = integers()
+        y = one(a(x))
+        x[:] = -5
+        np.testing.assert_array_equal(y.numpy(), integers() * 2 + 1)
+
+
+def test_a_borrowed_array_is_read_when_the_queue_runs() -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        a = device.load(scaled("a", 2.0))
+        x = integers()
+        by_submit = device.submit(a, (x,), borrow=True)
+        by_tensor = one(a(device.tensor(x, borrow=True)))
+        x += 3
+        for y in (one(by_submit), by_tensor):
+            np.testing.assert_array_equal(y.numpy(), (integers() + 3) * 2 + 1)
+
+
+def test_a_read_only_view_of_a_writable_array_is_captured_as_well() -> None:
+    with stitch.open_device("tiny") as device:
+        a = device.load(scaled("a", 2.0))
+        x = integers()
+        view = x.view()
+        view.flags.writeable = False
+        row = np.broadcast_to(x[1], (4, 64))
+        y, z = one(a(view)), one(a(row))
+        expected = np.broadcast_to(integers()[1], (4, 64)) * 2 + 1
+        x[:] = -5
+        np.testing.assert_array_equal(y.numpy(), integers() * 2 + 1)
+        np.testing.assert_array_equal(z.numpy(), expected)
+
+
+def test_a_read_only_array_is_not_copied_at_the_call() -> None:
+    x = integers()
+    x.flags.writeable = False
+    with stitch.open_device("tiny") as device:
+        value = device.load(scaled("a", 2.0)).ports[0]
+        assert stitch.runtime.arrays.capture(x, value.shape, DataType.FLOAT32, False, "x") is x
+
+
+def test_arguments_come_by_position_and_by_name() -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        sub = device.load(binary_op("sub", "Sub", (4, 64)))
+        x, w = integers(), integers(start=3)
+        for y in (sub(x, w), sub(x, w=w), sub(w=w, x=x)):
+            np.testing.assert_array_equal(one(y).numpy(), x - w)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "said"),
+    [
+        ((), {}, "missing: x, w"),
+        ((0,), {}, "missing: w"),
+        ((0, 0, 0), {}, "surplus: argument 2"),
+        ((0,), {"q": 0}, r"missing: w; surplus: q"),
+        ((0,), {"x": 0, "w": 0}, "given twice: x"),
+    ],
+)
+def test_wrong_sets_of_inputs_name_program_and_slots(
+    arguments: tuple[int, ...], named: dict[str, int], said: str
+) -> None:
+    with stitch.open_device("tiny") as device:
+        sub = device.load(binary_op("sub", "Sub", (4, 64)))
+        with pytest.raises(UsageError, match=f"'sub': {said}") as refused:
+            sub(*arguments, **named)
+        assert "x: 4x64xf32, w: 4x64xf32" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (integers((4, 32)), ("[4, 64]", "[4, 32]")),
+        (integers((64, 4)), ("[4, 64]", "[64, 4]")),
+        (integers().astype(np.int32), ("float32", "int32")),
+        (integers() > 3, ("float32", "bool")),
+        ([[1, 2], [3, 4]], ("[4, 64]", "[2, 2]")),
+    ],
+    ids=["narrow", "transposed", "int", "bool", "list"],
+)
+@pytest.mark.parametrize("as_tensor", [False, True], ids=["array", "tensor"])
+def test_a_wrong_argument_names_slot_program_and_both_sides(
+    wrong: Array, words: tuple[str, ...], as_tensor: bool
+) -> None:
+    with stitch.open_device("tiny") as device:
+        sub = device.load(binary_op("sub", "Sub", (4, 64)))
+        with pytest.raises(stitch.LinkError) as refused:
+            sub(integers(), device.tensor(np.asarray(wrong)) if as_tensor else wrong)
+        message = str(refused.value)
+        assert "'w'" in message or ".w" in message
+        assert "sub" in message
+        if not as_tensor:
+            assert all(word in message for word in words)
+        device.flush()
+        assert device.plans.made == 0
+
+
+def test_a_link_error_names_both_programs_and_both_descriptors() -> None:
+    with stitch.open_device("tiny") as device:
+        maker, taker = device.load(scaled("maker", 2.0)), device.load(scaled("taker", 2.0, (8, 8)))
+        h = one(maker(integers()))
+        with pytest.raises(stitch.LinkError) as refused:
+            taker(h)
+        message = str(refused.value)
+        assert "maker" in message
+        assert "taker.x" in message
+        assert "4x64xf32:l1" in message
+        assert "8x8xf32:l1" in message
+        np.testing.assert_array_equal(h.numpy(), integers() * 2 + 1)
+
+
+def test_integers_never_become_floats_nor_the_reverse() -> None:
+    with stitch.open_device("tiny") as device:
+        ints = device.load(scaled("ints", 2, data_type="int32"))
+        floats = device.load(scaled("floats", 2.0))
+        with pytest.raises(stitch.LinkError, match="int32 never turns into float32"):
+            floats(one(ints(integers().astype(np.int32))))
+        with pytest.raises(stitch.LinkError, match="float32 never turns into int32"):
+            ints(one(floats(integers())))
+
+
+def test_integers_convert_only_where_every_value_fits() -> None:
+    with stitch.open_device("tiny") as device:
+        ints = device.load(scaled("ints", 2, data_type="int32"))
+        fits = integers().astype(np.int64)
+        np.testing.assert_array_equal(one(ints(fits)).numpy(), fits * 2 + 1)
+        with pytest.raises(stitch.LinkError, match="some values do not fit"):
+            ints(fits + 2**40)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_strict_types_refuse_a_link_that_changes_the_storage_type(strict: bool) -> None:
+    narrow = scaled("narrow", 2.0, wishes=("output.y.data_type=bfloat16",))
+    with stitch.open_device("tiny", strict_types=strict, debug=True) as device:
+        a, b = device.load(narrow), device.load(scaled("b", 3.0))
+        h = one(a(integers()))
+        if strict:
+            for _ in range(2):
+                with pytest.raises(stitch.LinkError, match="strict_types is set"):
+                    b(h)
+        else:
+            np.testing.assert_array_equal(one(b(h)).numpy(), (integers() * 2 + 1) * 3 + 1)
+
+
+def test_a_tensor_of_another_device_is_refused_pending_or_ready() -> None:
+    with stitch.open_device("tiny") as here, stitch.open_device("tiny") as there:
+        mine, theirs = here.load(scaled("a", 2.0)), there.load(scaled("a", 2.0))
+        accepted = one(mine(one(mine(integers()))))
+        h = one(theirs(integers()))
+        for _ in range(2):
+            with pytest.raises(UsageError, match="tensor of another device"):
+                mine(h)
+            stitch.wait(h)
+        for use in (lambda: here.to_layout(h, Layout(DataType.FLOAT32, Space.L1)),
+                    lambda: here.write(h, integers())):  # fmt: skip
+            with pytest.raises(UsageError, match="another device"):
+                use()
+        np.testing.assert_array_equal(accepted.numpy(), (integers() * 2 + 1) * 2 + 1)
+
+
+def test_a_program_of_another_device_is_refused() -> None:
+    with stitch.open_device("tiny") as here, stitch.open_device("tiny") as there:
+        program = there.load(scaled("a", 2.0))
+        with pytest.raises(UsageError, match="loaded on another device"):
+            here.submit(program, (integers(),))
+        with pytest.raises(UsageError, match="on another device"):
+            stitch.submit(here, program, 0, (integers(),))
+
+
+def test_several_outputs_come_as_a_tuple_in_slot_order() -> None:
+    def build(b: stitch.ComputationGraphBuilder) -> None:
+        x = b.input("x", (4, 64), "float32")
+        b.output("double", x * 2.0)
+        b.output("triple", x * 3.0)
+
+    with stitch.open_device("tiny", debug=True) as device:
+        double, triple = device.load(model("both", build))(integers())
+        np.testing.assert_array_equal(triple.numpy(), integers() * 3)
+        np.testing.assert_array_equal(double.numpy(), integers() * 2)
+
+
+def test_addresses_of_pending_tensors_run_the_queue() -> None:
+    with stitch.open_device("tiny") as device:
+        y = one(device.load(scaled("a", 2.0))(integers()))
+        assert y.is_pending
+        assert y.layout.address is None
+        assert y.address is not None
+        assert not y.is_pending
+        assert y.layout.address == y.address
+
+
+def test_the_window_closes_when_it_is_full() -> None:
+    with stitch.open_device("tiny", window=4) as device:
+        a = device.load(scaled("a", 2.0))
+        results = [one(a(integers(start=i))) for i in range(6)]
+        assert [r.is_pending for r in results] == [False] * 4 + [True] * 2
+    with stitch.open_device("tiny", window=1) as device:
+        assert not one(device.load(scaled("a", 2.0))(integers())).is_pending
+    with pytest.raises(UsageError, match="at least one task"):
+        stitch.open_device("tiny", window=0)
+
+
+def test_a_binary_for_another_machine_lists_every_difference() -> None:
+    with stitch.open_device("tiny") as device, pytest.raises(StitchError) as refused:
+        device.load(scaled("a", 2.0, target="wormhole_n150"))
+    message = str(refused.value)
+    assert "compiled for 'wormhole_n150' does not run on 'tiny'" in message
+    assert all(word in message for word in ("core grid", "dram banks", "l1 banks", "l1 addresses"))
+    assert refused.value.exit_code == 4
+
+
+def test_what_does_not_fit_is_refused_when_it_is_loaded_and_nothing_stays() -> None:
+    weight = np.ones((128, 1024), np.float32)
+
+    def build(b: stitch.ComputationGraphBuilder) -> None:
+        x = b.input("x", (1, 128), "float32")
+        b.output("y", b.op("MatMul", x, b.parameter("w", weight)))
+
+    compiled = model("big", build)
+    with stitch.open_device("tiny") as device:
+        loaded = []
+        with pytest.raises(stitch.OutOfMemoryError):
+            while True:
+                loaded.append(device.load(compiled))
+        before = device.memory_report()
+        with pytest.raises(stitch.OutOfMemoryError):
+            device.load(compiled)
+        assert device.memory_report() == before
+        loaded.pop()
+        loaded.append(device.load(compiled))
+
+
+def test_unknown_executors_machines_and_programs_are_named() -> None:
+    with pytest.raises(UsageError, match="unknown executor 'abacus'"):
+        stitch.open_device("tiny", executor="abacus")
+    with pytest.raises(StitchError, match="nowhere"):
+        stitch.open_device("nowhere")
+    with stitch.open_device("tiny") as device, pytest.raises(StitchError, match="'b'"):
+        device.load(scaled("a", 2.0), "b")

@@ -1,0 +1,132 @@
+"""Programs of parameters only are evaluated once (tt-mlir's constant evaluation cache)."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+from stitched_models import integers, one, parameters_only, scaled, used
+
+import stitch
+
+
+def counts(device: stitch.Device) -> tuple[int, int, int]:
+    cache = device.constant_cache
+    return cache.misses, cache.hits, len(cache)
+
+
+def test_the_first_call_misses_and_the_others_hit() -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        k = device.load(parameters_only("k", 3.0))
+        w = device.tensor(integers())
+        results = [one(k(w)) for _ in range(4)]
+        for result in results:
+            np.testing.assert_array_equal(result.numpy(), integers() * 3)
+        assert counts(device) == (1, 3, 1)
+        assert len({result.address for result in results}) == 1
+
+
+def test_new_inputs_miss_again_and_old_ones_still_hit() -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        k = device.load(parameters_only("k", 3.0))
+        v, w = device.tensor(integers(start=7)), device.tensor(integers())
+        for tensor, start in ((w, 0), (v, 7), (w, 0), (v, 7)):
+            np.testing.assert_array_equal(one(k(tensor)).numpy(), integers(start=start) * 3)
+        assert counts(device) == (2, 2, 2)
+
+
+def test_binaries_with_the_same_program_share_results_and_others_do_not() -> None:
+    first, second = parameters_only("k", 3.0), parameters_only("k", 3.0)
+    other = parameters_only("k", 4.0)
+    with stitch.open_device("tiny", debug=True) as device:
+        w = device.tensor(integers())
+        for compiled, factor in ((first, 3), (second, 3), (other, 4)):
+            loaded = device.load(compiled.encode())
+            np.testing.assert_array_equal(one(loaded(w)).numpy(), integers() * factor)
+        assert counts(device) == (2, 1, 2)
+
+
+def test_a_program_that_takes_the_place_of_a_dropped_one_has_results_of_its_own() -> None:
+    with stitch.open_device("tiny") as device:
+        w = device.tensor(integers())
+        for factor in range(1, 40):
+            loaded = device.load(parameters_only("k", float(factor)).encode())
+            np.testing.assert_array_equal(one(loaded(w)).numpy(), integers() * factor)
+            del loaded
+            gc.collect()
+        assert device.constant_cache.hits == 0
+
+
+def test_an_input_that_dies_takes_its_results_along() -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        k = device.load(parameters_only("k", 3.0))
+        constants = used(device)
+        dropped, freed = device.tensor(integers()), device.tensor(integers())
+        for tensor in (dropped, freed):
+            stitch.wait(one(k(tensor)))
+        assert len(device.constant_cache) == 2
+        freed.deallocate()
+        assert len(device.constant_cache) == 1
+        del dropped, tensor
+        device.flush()
+        assert len(device.constant_cache) == 0
+        assert used(device) == constants
+
+
+def test_an_input_that_is_written_is_evaluated_again() -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        k = device.load(parameters_only("k", 3.0))
+        w = device.tensor(integers())
+        np.testing.assert_array_equal(one(k(w)).numpy(), integers() * 3)
+        device.write(w, integers(start=9))
+        np.testing.assert_array_equal(one(k(w)).numpy(), integers(start=9) * 3)
+        assert counts(device)[:2] == (2, 0)
+
+
+def test_a_result_that_was_freed_is_made_again() -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        k = device.load(parameters_only("k", 3.0))
+        w = device.tensor(integers())
+        one(k(w)).deallocate()
+        np.testing.assert_array_equal(one(k(w)).numpy(), integers() * 3)
+        assert counts(device)[:2] == (2, 0)
+
+
+def test_arrays_and_borrowed_arrays_are_never_remembered() -> None:
+    array = integers()
+    with stitch.open_device("tiny", debug=True) as device:
+        k = device.load(parameters_only("k", 3.0))
+        borrowed = device.tensor(array, borrow=True)
+        for _ in range(2):
+            np.testing.assert_array_equal(one(k(array)).numpy(), array * 3)
+            np.testing.assert_array_equal(one(k(borrowed)).numpy(), array * 3)
+            array += 1
+        assert counts(device) == (4, 0, 0)
+
+
+def test_programs_with_activations_are_not_remembered() -> None:
+    with stitch.open_device("tiny") as device:
+        a = device.load(scaled("a", 2.0))
+        x = device.tensor(integers())
+        assert one(a(x)).address != one(a(x)).address or device.constant_cache.hits == 0
+        assert counts(device) == (0, 0, 0)
+
+
+def test_a_pending_result_is_remembered_too() -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        k, a = device.load(parameters_only("k", 3.0)), device.load(scaled("a", 2.0))
+        w = device.tensor(integers())
+        y = one(a(one(k(w))))
+        z = one(a(one(k(w))))
+        np.testing.assert_array_equal(y.numpy(), z.numpy())
+        assert counts(device)[:2] == (1, 1)
+
+
+def test_a_pipelines_reused_output_is_a_new_version_each_time() -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        pipeline = stitch.Pipeline([device.load(scaled("a", 2.0))])
+        k = device.load(parameters_only("k", 3.0))
+        for start in range(6):
+            result = one(k(one(pipeline(integers(start=start)))))
+            np.testing.assert_array_equal(result.numpy(), (integers(start=start) * 2 + 1) * 3)
+            del result
