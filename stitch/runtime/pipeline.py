@@ -117,13 +117,15 @@ class Pipeline:
         names = self.input_names
         given = dict(zip(names, arguments, strict=False))
         unknown = sorted(named.keys() - set(names))
+        twice = sorted(given.keys() & named.keys())
         given.update(named)
         missing = [name for name in names if name not in given]
-        if missing or unknown or len(arguments) > len(names):
+        if missing or unknown or twice or len(arguments) > len(names):
             raise UsageError(
                 "wrong inputs for the pipeline"
                 + (f"; missing: {', '.join(missing)}" if missing else "")
-                + (f"; surplus: {', '.join(unknown)}" if unknown else ""),
+                + (f"; surplus: {', '.join(unknown)}" if unknown else "")
+                + (f"; given twice: {', '.join(twice)}" if twice else ""),
                 expected=", ".join(names),
                 got=f"{len(arguments)} by position, {len(named)} by name",
             )

@@ -1,0 +1,234 @@
+"""When something goes wrong: what stays, what is lost, and that nothing leaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from stitched_models import consuming, integers, one, scaled, tiny, used
+
+import stitch
+from stitch.program import DataType, Layout, Space, TensorDesc
+from stitch.runtime import HookContext
+
+F32 = DataType.FLOAT32
+
+
+class Stop(Exception):
+    """What a hook raises in these tests."""
+
+
+def stopping_at(
+    device: stitch.Device, name: str, moment: str = "before_program"
+) -> Callable[[], None]:
+    def hook(context: HookContext) -> None:
+        if context.program.name == name:
+            raise Stop(f"stopped at {name}")
+
+    return device.hooks.register(**{moment: hook})
+
+
+def fill_l1(device: stitch.Device, leave: int) -> stitch.Tensor:
+    """A pinned tensor that leaves `leave` bytes per bank of L1."""
+    shape = device.machine.shape.space(Space.L1)
+    rows = (shape.capacity - leave) // 64
+    tensor = device.empty(TensorDesc((rows * shape.banks, 16), Layout(F32, Space.L1)))
+    assert device.records.allocators[Space.L1].free_nbytes == leave
+    return tensor
+
+
+def test_a_plan_that_cannot_be_made_changes_nothing_and_names_what_is_in_the_way() -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        a = device.load(scaled("a", 2.0))
+        tensor = fill_l1(device, leave=256)
+        pinned = np.from_dlpack(tensor)
+        x = device.tensor(integers())
+        before = device.memory_report()
+        y = one(a(x))
+        with pytest.raises(stitch.OutOfMemoryError) as refused:
+            y.numpy()
+        message = str(refused.value)
+        assert "l1 cannot hold" in message
+        assert "of 'a'" in message
+        assert "256 B free, largest hole 256 B" in message
+        assert "empty()" in message
+        assert "try:" in message
+        with pytest.raises(stitch.TaskError, match=r"(?s)never made.*OutOfMemoryError"):
+            y.numpy()
+        with pytest.raises(stitch.TaskError, match="never made"):
+            a(y)
+        assert device.memory_report() == before
+        np.testing.assert_array_equal(x.numpy(), integers())
+        del pinned, tensor
+        np.testing.assert_array_equal(one(a(x)).numpy(), integers() * 2 + 1)
+
+
+def test_a_donation_is_undone_where_no_plan_can_be_made() -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        eat = device.load(consuming("eat", 3.0, wishes=("input.x.space=l1",)))
+        x = device.tensor(integers()).to_layout(Layout(F32, Space.DRAM))
+        stitch.wait(x)
+        tensor = fill_l1(device, leave=64)
+        pinned = np.from_dlpack(tensor)
+        y = one(eat(x))
+        with pytest.raises(stitch.OutOfMemoryError):
+            y.numpy()
+        assert x.is_allocated
+        np.testing.assert_array_equal(x.numpy(), integers())
+        del pinned, tensor
+        np.testing.assert_array_equal(one(eat(x)).numpy(), integers() * 3)
+
+
+def test_in_a_window_only_the_tasks_that_cannot_be_planned_fail() -> None:
+    big = scaled("big", 2.0, (64, 64), wishes=("input.x.space=l1", "output.y.space=l1"))
+    with stitch.open_device("tiny", debug=True) as device:
+        a, huge = device.load(scaled("a", 2.0)), device.load(big)
+        tensor = fill_l1(device, leave=4096)
+        pinned = np.from_dlpack(tensor)
+        first = one(a(integers()))
+        bad = one(huge(integers((64, 64))))
+        after_bad = one(huge(bad))
+        second = one(a(first))
+        with pytest.raises(stitch.OutOfMemoryError):
+            device.flush()
+        expected = integers() * 2 + 1
+        np.testing.assert_array_equal(first.numpy(), expected)
+        np.testing.assert_array_equal(second.numpy(), expected * 2 + 1)
+        with pytest.raises(stitch.TaskError, match=r"(?s)never made.*OutOfMemoryError"):
+            bad.numpy()
+        with pytest.raises(stitch.TaskError, match=r"(?s)never made.*cancelled"):
+            after_bad.numpy()
+        del pinned, tensor
+
+
+@pytest.mark.parametrize("moment", ["before_program", "before_operation", "after_program"])
+@pytest.mark.parametrize("window", [1, 64])
+def test_after_a_failure_finished_outputs_stay_and_dependants_are_cancelled(
+    moment: str, window: int
+) -> None:
+    with stitch.open_device("tiny", debug=True, window=window) as device:
+        a, b, c, d = (
+            device.load(scaled(n, f)) for n, f in zip("abcd", (2.0, 3.0, 4.0, 5.0), strict=True)
+        )
+        undo = stopping_at(device, "c", moment)
+        base = used(device)
+        x = device.tensor(integers())
+        h = one(a(x))
+        y = one(b(h))
+        expected = integers() * 2 + 1
+        if window == 1:
+            with pytest.raises(Stop):
+                c(y)
+        else:
+            z = one(c(y))
+            last = one(d(z))
+            aside = one(d(h))
+            with pytest.raises(Stop):
+                aside.numpy()
+            with pytest.raises(stitch.TaskError, match=r"task 'c' failed: stopped at c"):
+                z.numpy()
+            for gone in (last, aside):
+                with pytest.raises(
+                    stitch.TaskError, match="task 'd' was cancelled after a failure"
+                ):
+                    gone.numpy()
+            del z, last, aside, gone
+        np.testing.assert_array_equal(h.numpy(), expected)
+        np.testing.assert_array_equal(y.numpy(), expected * 3 + 1)
+        undo()
+        np.testing.assert_array_equal(one(c(y)).numpy(), (expected * 3 + 1) * 4 + 1)
+        del h, y, x
+        assert used(device) == base
+
+
+def test_a_donated_tensor_is_lost_with_the_task_that_took_it() -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        eat = device.load(consuming("eat", 3.0, wishes=("input.x.space=l1",)))
+        base = used(device)
+        undo = stopping_at(device, "eat", "after_operation")
+        x = device.tensor(integers()).to_layout(Layout(F32, Space.L1))
+        y = one(eat(x))
+        with pytest.raises(Stop):
+            y.numpy()
+        with pytest.raises(stitch.TaskError, match=r"(?s)lost in a failure.*donated to 'eat'"):
+            x.numpy()
+        undo()
+        assert used(device) == base
+
+
+def test_a_failure_after_an_eviction_leaves_the_evicted_tensor_readable() -> None:
+    small = tiny(l1_nbytes=4096)
+    wishes = ("input.x.space=l1", "output.y.space=l1")
+    with stitch.open_device(small, debug=True) as device:
+        a = device.load(scaled("a", 2.0, (32, 64), target=small, wishes=wishes))
+        x = device.tensor(integers((32, 64)))
+        held = [one(a(x))]
+        stitch.wait(held)
+        undo = stopping_at(device, "a", "before_program")
+        more = one(a(device.tensor(integers((32, 64), 3))))
+        with pytest.raises(Stop):
+            more.numpy()
+        np.testing.assert_array_equal(held[0].numpy(), integers((32, 64)) * 2 + 1)
+        undo()
+        np.testing.assert_array_equal(one(a(held[0])).numpy(), (integers((32, 64)) * 2 + 1) * 2 + 1)
+
+
+def test_a_failing_pipeline_fails_like_calls_and_works_again() -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        pipeline = stitch.Pipeline([device.load(scaled("a", 2.0)), device.load(scaled("b", 3.0))])
+        expected = (integers() * 2 + 1) * 3 + 1
+        np.testing.assert_array_equal(one(pipeline(integers())).numpy(), expected)
+        undo = stopping_at(device, "b")
+        with pytest.raises(Stop):
+            one(pipeline(integers())).numpy()
+        undo()
+        for _ in range(3):
+            np.testing.assert_array_equal(one(pipeline(integers())).numpy(), expected)
+
+
+def test_copies_are_forbidden_where_they_are_new_and_where_they_are_replayed() -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        a = device.load(scaled("a", 2.0, wishes=("input.x.space=l1", "output.y.space=l1")))
+        pipeline = stitch.Pipeline([a])
+        for _ in range(3):
+            np.testing.assert_array_equal(one(a(integers())).numpy(), integers() * 2 + 1)
+            np.testing.assert_array_equal(one(pipeline(integers())).numpy(), integers() * 2 + 1)
+        x = one(a(integers()))
+        stitch.wait(x)
+        with stitch.forbid_copies(device):
+            stitch.wait(one(a(x)))
+        for call in (a, pipeline):
+            with (
+                pytest.raises(stitch.TaskError, match="copies are forbidden") as refused,
+                stitch.forbid_copies(device),
+            ):
+                one(call(integers())).numpy()
+            assert "input 'x' of 'a'" in str(refused.value)
+        np.testing.assert_array_equal(one(pipeline(integers())).numpy(), integers() * 2 + 1)
+        np.testing.assert_array_equal(one(a(integers())).numpy(), integers() * 2 + 1)
+
+
+def test_clashing_addresses_name_both_and_leave_the_device_as_it_was() -> None:
+    wishes = ("input.x.address=0x1000", "input.x.space=l1")
+    with stitch.open_device("tiny", debug=True) as device:
+        a = device.load(scaled("a", 2.0, wishes=wishes))
+        tensor = device.empty(TensorDesc((4, 64), Layout(F32, Space.L1, address=0x1000)))
+        device.write(tensor, integers())
+        pinned = np.from_dlpack(tensor)
+        before = device.memory_report()
+        with pytest.raises(stitch.LayoutError) as refused:
+            one(a(integers())).numpy()
+        assert "input 'x' of 'a'" in str(refused.value)
+        assert "where empty() is pinned" in str(refused.value)
+        assert device.memory_report() == before
+        np.testing.assert_array_equal(pinned, integers())
+        del pinned
+
+
+def test_room_for_empty_that_is_not_there_is_out_of_memory() -> None:
+    with stitch.open_device("tiny") as device:
+        with pytest.raises(stitch.OutOfMemoryError) as refused:
+            device.empty(TensorDesc((4096, 64), Layout(F32, Space.L1)))
+        assert refused.value.exit_code == 5
+        assert used(device)["l1"] == 0

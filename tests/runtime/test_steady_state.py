@@ -1,0 +1,361 @@
+"""Plans are made once: replays, held results, windows that fill, pipelines that take turns."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+from stitched_models import binary_op, integers, model, one, parameters_only, scaled, used
+
+import stitch
+from stitch.errors import UsageError
+from stitch.program import Array, InputKind
+from stitch.runtime import LoadedProgram
+
+FACTORS = (2.0, 3.0, 5.0)
+
+
+def programs(device: stitch.Device, *, wishes: tuple[str, ...] = ()) -> list[LoadedProgram]:
+    return [
+        device.load(scaled(name, factor, wishes=wishes))
+        for name, factor in zip("abc", FACTORS, strict=True)
+    ]
+
+
+def through(x: Array, count: int = 3) -> Array:
+    for factor in FACTORS[:count]:
+        x = x * np.float32(factor) + 1
+    return x
+
+
+@pytest.mark.parametrize("debug", [False, True], ids=["plain", "debug"])
+@pytest.mark.parametrize("window", [1, 2, 64])
+def test_lazy_calls_stop_planning_after_three_iterations(window: int, debug: bool) -> None:
+    with stitch.open_device("tiny", window=window, debug=debug) as device:
+        chain = programs(device)
+        made = 0
+        for i in range(20):
+            value: object = integers(start=i)
+            for program in chain:
+                value = program(value)
+            np.testing.assert_array_equal(one(value).numpy(), through(integers(start=i)))
+            made = device.plans.made if i == 2 else made
+        assert device.plans.made == made
+
+
+def test_holding_the_last_result_makes_two_buffers_take_turns() -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        chain = programs(device)
+        addresses, previous, made = [], None, 0
+        for i in range(20):
+            value: object = integers(start=i)
+            for program in chain:
+                value = program(value)
+            stitch.wait(one(value))
+            if previous is not None:
+                np.testing.assert_array_equal(one(previous).numpy(), through(integers(start=i - 1)))
+            previous = value
+            addresses.append(one(value).address)
+            made = device.plans.made if i == 3 else made
+        assert device.plans.made == made
+        assert len(set(addresses)) == 2
+        assert all(a != b for a, b in zip(addresses, addresses[1:], strict=False))
+
+
+def test_feeding_a_state_back_stops_planning() -> None:
+    def build(b: stitch.ComputationGraphBuilder) -> None:
+        state = b.input("state", (4, 64), "float32", InputKind.STATE)
+        b.output("next", state + 1.0)
+
+    with stitch.open_device("tiny", debug=True) as device:
+        step = device.load(model("step", build))
+        state = device.tensor(integers())
+        made = 0
+        for i in range(20):
+            state = one(step(state))
+            stitch.wait(state)
+            made = device.plans.made if i == 4 else made
+        np.testing.assert_array_equal(state.numpy(), integers() + 20)
+        assert device.plans.made == made
+
+
+def test_a_window_that_fills_again_and_again_learns_the_period() -> None:
+    with stitch.open_device("tiny", window=16) as device:
+        chain = programs(device)
+        made = 0
+        for i in range(120):
+            value: object = integers(start=i)
+            for program in chain:
+                value = program(value)
+            if i == 40:
+                made = device.plans.made
+        np.testing.assert_array_equal(one(value).numpy(), through(integers(start=119)))
+        assert device.plans.made <= made + 1, "only the last, shorter window may be new"
+
+
+def test_submitting_a_binary_over_and_over_loads_and_plans_it_once() -> None:
+    compiled = scaled("a", 2.0)
+    with stitch.open_device("tiny", debug=True) as device:
+        made = 0
+        for i in range(10):
+            (y,) = stitch.submit(device, compiled, 0, (integers(start=i),))
+            np.testing.assert_array_equal(y.numpy(), integers(start=i) * 2 + 1)
+            made = device.plans.made if i == 2 else made
+        assert device.plans.made == made
+
+
+def test_weights_are_converted_once_and_again_only_after_a_write() -> None:
+    wishes = ("input.w.layout=tile", "input.w.space=dram", "input.x.space=l1", "output.y.space=l1")
+    compiled = binary_op("add", "Add", (32, 32), wishes=wishes)
+    x = integers((32, 32))
+    with stitch.open_device("tiny", debug=True) as device:
+        add = device.load(compiled)
+        w = device.tensor(x)
+        stitch.wait(one(add(x, w)))
+        writes = device.backend.write_counts()[0]
+        for _ in range(5):
+            np.testing.assert_array_equal(one(add(x, w)).numpy(), x * 2)
+        assert device.backend.write_counts()[0] - writes == 5, "only the activation is written"
+        device.write(w, x + 1)
+        np.testing.assert_array_equal(one(add(x, w)).numpy(), x * 2 + 1)
+
+
+def test_replays_use_fresh_inputs_and_survive_what_happens_in_between() -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        a, b, c = programs(device)
+        for i in range(12):
+            x = integers(start=i)
+            np.testing.assert_array_equal(one(b(one(a(x)))).numpy(), through(x, 2))
+            stray = device.tensor(x).to_layout(stitch.get_layout(scaled("a", 2.0)))
+            if i % 3 == 0:
+                np.testing.assert_array_equal(one(c(stray)).numpy(), x * 5 + 1)
+            if i % 2:
+                kept = stray
+                np.testing.assert_array_equal(kept.numpy(), x)
+            del stray
+        made = device.plans.made
+        for i in range(12):
+            x = integers(start=i)
+            np.testing.assert_array_equal(one(b(one(a(x)))).numpy(), through(x, 2))
+        assert device.plans.made <= made + 1
+
+
+def test_replay_never_writes_over_what_was_allocated_after_it_was_made() -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        a, b, _ = programs(device)
+        place = one(a(integers())).address
+        held = device.empty(
+            stitch.TensorDesc((4, 64), stitch.Layout(stitch.DataType.FLOAT32, stitch.Space.L1,
+                                                     address=place))
+        )  # fmt: skip
+        device.write(held, integers(start=50))
+        for i in range(3):
+            np.testing.assert_array_equal(
+                one(b(one(a(integers(start=i))))).numpy(), through(integers(start=i), 2)
+            )
+            np.testing.assert_array_equal(held.numpy(), integers(start=50))
+
+
+# -- pipelines ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("debug", [False, True], ids=["plain", "debug"])
+@pytest.mark.parametrize("window", [1, 2, 64])
+def test_a_pipeline_gives_the_numbers_of_calls_without_planning(window: int, debug: bool) -> None:
+    with stitch.open_device("tiny", window=window, debug=debug) as device:
+        pipeline = stitch.Pipeline(programs(device))
+        made = 0
+        for i in range(20):
+            found = one(pipeline(integers(start=i))).numpy()
+            np.testing.assert_array_equal(found, through(integers(start=i)))
+            made = device.plans.made if i == 3 else made
+        assert device.plans.made == made
+
+
+def test_a_result_that_nobody_holds_is_reused_and_a_held_one_keeps_its_numbers() -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        pipeline = stitch.Pipeline(programs(device))
+        places = [one(pipeline(integers(start=i))).address for i in range(5)]
+        assert len(set(places)) == 1
+        held = one(pipeline(integers(start=100)))
+        others = [one(pipeline(integers(start=i))) for i in range(5)]
+        assert len({t.address for t in (held, *others)}) == 6
+        np.testing.assert_array_equal(held.numpy(), through(integers(start=100)))
+        for i, other in enumerate(others):
+            np.testing.assert_array_equal(other.numpy(), through(integers(start=i)))
+
+
+def test_the_previous_result_may_be_held_for_ever_in_two_buffers() -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        pipeline = stitch.Pipeline(programs(device))
+        previous, places, made = None, set(), 0
+        for i in range(30):
+            result = one(pipeline(integers(start=i)))
+            if previous is not None:
+                np.testing.assert_array_equal(previous.numpy(), through(integers(start=i - 1)))
+            previous = result
+            places.add(result.address)
+            made = device.plans.made if i == 5 else made
+        assert device.plans.made == made
+        assert len(places) == 2
+
+
+def test_views_exports_and_queued_readers_hold_a_result_as_well() -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        chain = programs(device)
+        pipeline = stitch.Pipeline(chain)
+        one(pipeline(integers()))
+        expected = through(integers(start=1))
+        view = one(pipeline(integers(start=1)))[1]
+        np.testing.assert_array_equal(
+            one(pipeline(integers(start=2))).numpy(), through(integers(start=2))
+        )
+        np.testing.assert_array_equal(view.numpy(), expected[1])
+        outside = np.from_dlpack(one(pipeline(integers(start=1))))
+        one(pipeline(integers(start=2)))
+        np.testing.assert_array_equal(outside, expected)
+        pending = one(chain[0](one(pipeline(integers(start=1)))))
+        one(pipeline(integers(start=2)))
+        np.testing.assert_array_equal(pending.numpy(), expected * 2 + 1)
+        del view, outside
+        gc.collect()
+
+
+def test_a_result_that_was_freed_written_or_evicted_does_not_confuse_the_pipeline() -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        pipeline = stitch.Pipeline(programs(device))
+        for i in range(8):
+            result = one(pipeline(integers(start=i)))
+            np.testing.assert_array_equal(result.numpy(), through(integers(start=i)))
+            if i % 3 == 0:
+                result.deallocate()
+            elif i % 3 == 1:
+                device.write(result, integers())
+        big = device.load(
+            scaled("big", 2.0, (48, 64), wishes=("input.x.space=l1", "output.y.space=l1"))
+        )
+        held = one(pipeline(integers()))
+        np.testing.assert_array_equal(
+            one(big(integers((48, 64)))).numpy(), integers((48, 64)) * 2 + 1
+        )
+        for i in range(4):
+            np.testing.assert_array_equal(
+                one(pipeline(integers(start=i))).numpy(), through(integers(start=i))
+            )
+        np.testing.assert_array_equal(held.numpy(), through(integers()))
+
+
+def test_a_pipeline_takes_tensors_lists_names_and_other_types() -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        pipeline = stitch.Pipeline(programs(device))
+        expected = through(integers())
+        for x in (
+            integers(),
+            device.tensor(integers()),
+            integers().tolist(),
+            integers().astype(np.float64),
+            np.asfortranarray(integers()),
+            np.repeat(integers(), 2, 1)[:, ::2],
+        ):
+            for _ in range(2):
+                np.testing.assert_array_equal(one(pipeline(x)).numpy(), expected)
+                np.testing.assert_array_equal(one(pipeline(x=x)).numpy(), expected)
+
+
+def test_inputs_that_no_output_feeds_are_inputs_of_the_pipeline() -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        add, sub = (device.load(binary_op(op.lower(), op, (4, 64))) for op in ("Add", "Sub"))
+        pipeline = stitch.Pipeline([add, sub])
+        assert pipeline.input_names == ("x", "add.w", "sub.w")
+        for i in range(4):
+            x, v, w = integers(start=i), integers(start=2 * i), integers(start=3 * i)
+            np.testing.assert_array_equal(one(pipeline(x, v, w)).numpy(), x + v - w)
+            named = pipeline(x, **{"sub.w": w, "add.w": v})
+            np.testing.assert_array_equal(one(named).numpy(), x + v - w)
+        kept = device.tensor(v)
+        np.testing.assert_array_equal(one(pipeline(x, kept, w)).numpy(), x + v - w)
+
+
+def test_several_outputs_of_a_pipeline_are_held_one_by_one() -> None:
+    def build(b: stitch.ComputationGraphBuilder) -> None:
+        x = b.input("x", (4, 64), "float32")
+        b.output("double", x * 2.0)
+        b.output("triple", x * 3.0)
+
+    with stitch.open_device("tiny", debug=True) as device:
+        pipeline = stitch.Pipeline(
+            [device.load(scaled("a", 2.0)), device.load(model("both", build))]
+        )
+        double, triple = pipeline(integers())
+        del double
+        for i in range(5):
+            twice, thrice = pipeline(integers(start=i))
+            np.testing.assert_array_equal(twice.numpy(), (integers(start=i) * 2 + 1) * 2)
+            np.testing.assert_array_equal(thrice.numpy(), (integers(start=i) * 2 + 1) * 3)
+        np.testing.assert_array_equal(triple.numpy(), (integers() * 2 + 1) * 3)
+
+
+def test_pipelines_on_one_device_do_not_disturb_each_other() -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        a, b, c = programs(device)
+        first, second = stitch.Pipeline([a, b]), stitch.Pipeline([a, c])
+        for i in range(6):
+            x = integers(start=i)
+            held = one(first(x))
+            np.testing.assert_array_equal(one(second(x)).numpy(), (x * 2 + 1) * 5 + 1)
+            np.testing.assert_array_equal(held.numpy(), through(x, 2))
+
+
+def test_a_pipeline_gives_its_buffers_back_when_it_is_dropped() -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        chain = programs(device)
+        base = used(device)
+        pipeline = stitch.Pipeline(chain)
+        results = [one(pipeline(integers(start=i))) for i in range(4)]
+        assert used(device) != base
+        del pipeline, results
+        gc.collect()
+        assert used(device) == base
+
+
+def test_wrong_pipelines_and_wrong_inputs_are_refused() -> None:
+    with stitch.open_device("tiny") as device, stitch.open_device("tiny") as other:
+        a, b, _ = programs(device)
+        with pytest.raises(UsageError, match="at least one program"):
+            stitch.Pipeline([])
+        with pytest.raises(UsageError, match="one device"):
+            stitch.Pipeline([a, other.load(scaled("b", 2.0))])
+        with pytest.raises(stitch.LinkError, match="'a' does not fit program 'narrow'"):
+            stitch.Pipeline([a, device.load(scaled("narrow", 2.0, (8, 8)))])
+        pipeline = stitch.Pipeline([a, b])
+        for arguments, named, said in (
+            ((), {}, "missing: x"),
+            ((0,), {"z": 0}, "surplus: z"),
+            ((0, 0), {}, "2 by position"),
+            ((0,), {"x": 0}, "given twice: x"),
+        ):
+            with pytest.raises(UsageError, match="wrong inputs for the pipeline") as refused:
+                pipeline(*arguments, **named)
+            assert said in str(refused.value)
+        with pytest.raises(stitch.LinkError, match="another shape"):
+            pipeline(integers((8, 8)))
+        with pytest.raises(stitch.LinkError, match="another type"):
+            pipeline(integers().astype(np.int32))
+
+
+def test_a_closed_devices_pipeline_says_so() -> None:
+    with stitch.open_device("tiny") as device:
+        pipeline = stitch.Pipeline(programs(device))
+        one(pipeline(integers())).numpy()
+    with pytest.raises(stitch.TaskError, match="is closed"):
+        pipeline(integers())
+
+
+def test_a_pipeline_of_parameters_only_computes_each_time() -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        pipeline = stitch.Pipeline([device.load(parameters_only("k", 3.0))])
+        for i in range(4):
+            np.testing.assert_array_equal(
+                one(pipeline(integers(start=i))).numpy(), integers(start=i) * 3
+            )
