@@ -122,7 +122,7 @@ class CompiledModel:
             raise FormatError(f"this is no JSON of a compiled model: {error}") from error
         return _compiled(graph, load_machine(target), str(target), CompileOptions(wishes=wishes))
 
-    def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Run the first program on a device of the model's own target."""
         key = id(self)
         if key not in _OWN_DEVICES:

@@ -49,7 +49,7 @@ class Pipeline:
         self._ports = tuple(ports)
         self._turns: list[Turn] = []
 
-    def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Run the chain on arrays (or tensors); gives the last program's outputs.
 
         The result is ready when this returns where all inputs are arrays of the described types;

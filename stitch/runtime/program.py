@@ -106,7 +106,7 @@ class LoadedProgram:
         host = TensorDesc(kind.shape, host_layout(kind.data_type))
         return InputPort(self.name, name, kind, desc, self.device.desc_key(host))
 
-    def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Queue one run; raises `UsageError` for missing or surplus inputs, `LinkError`."""
         if named or len(arguments) != len(self.ports):
             arguments = self.arrange(arguments, named)
