@@ -80,6 +80,9 @@ def explain(device: Device) -> str:
             f"{line.source} -> {line.target}{proof}"
         )
         out.append(f"         {line.reason}")
+    for space, times, total in device.history.moves:
+        out.append(f"  aside  x{times} {total} B in all  {space.value} -> {space.value}")
+        out.append("         an earlier result lay where a plan that runs again writes")
     for desc, times, total in device.history.reads:
         out.append(f"  read   x{times} {total} B in all  {desc.text()} -> host")
     staged = max(device.history.staging, default=0)

@@ -22,6 +22,7 @@ from stitch.planner import PlanRequest, plan
 from stitch.program import Layout, TensorDesc
 from stitch.runtime.arrays import capture
 from stitch.runtime.backend import LocalBackend
+from stitch.runtime.clearing import make_way
 from stitch.runtime.constant_cache import ConstantCache
 from stitch.runtime.events import EventStream, PlanMade, PlanRun
 from stitch.runtime.executors import Executor, make_executor
@@ -35,12 +36,14 @@ from stitch.runtime.records import Picture, Records
 from stitch.runtime.state import ArgumentRecord, Status, ValueRecord
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.tensor_access import TensorAccess
-from stitch.runtime.window import Window
+from stitch.runtime.window import Key, Window
 from stitch.task import Transformation, TransformationKind
 from stitch.ttb import Binary, load
 
 #: Tasks that a window holds unless said otherwise.
 DEFAULT_WINDOW = 64
+#: Places that results of the same work take in turn before earlier ones are moved aside.
+BUFFERS_TAKING_TURNS = 2
 
 
 class Device(TensorAccess):
@@ -299,8 +302,8 @@ class Device(TensorAccess):
                 return
             kept = window.kept()
             key = window.key(kept)
-            ready = self.plans.find(key, self.records)
-            if ready is None or (self.copies_forbidden and ready.plan.copies):
+            ready = self._ready(key)
+            if ready is None:
                 try:
                     ready = self._plan(window, kept)
                 except StitchError as error:
@@ -309,6 +312,15 @@ class Device(TensorAccess):
                 self.plans.add(key, ready)
             self.start_window()
             self.run(ready, window.values)
+
+    def _ready(self, key: Key) -> ReadyPlan | None:
+        """A plan made earlier that may run now, perhaps after results of its last run made way."""
+        ready = self.plans.find(key, self.records)
+        variants = self.plans.variants(key)
+        if ready is None and len(variants) >= BUFFERS_TAKING_TURNS:
+            ready = next((r for r in variants if make_way(self, r)), None)
+        forbidden = ready is not None and self.copies_forbidden and ready.plan.copies
+        return None if forbidden else ready
 
     def _plan(self, window: Window, kept: tuple[bool, ...]) -> ReadyPlan:
         values, agents = window.values, window.agents

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stitch.planner import Plan
-from stitch.program import TensorDesc
+from stitch.program import Space, TensorDesc
 
 if TYPE_CHECKING:
     from stitch.runtime.plans import ReadyPlan
@@ -16,11 +16,23 @@ class History:
 
     def __init__(self) -> None:
         self._plans: dict[int, ReadyPlan] = {}
+        self._moves: dict[Space, list[int]] = {}
         self._reads: dict[int, tuple[TensorDesc, list[int]]] = {}
 
     def ran(self, ready: ReadyPlan) -> None:
         """A plan ran once more (the count is the plan's own)."""
         self._plans[ready.index] = ready
+
+    def moved(self, space: Space, nbytes: int) -> None:
+        """An earlier result was moved aside for a plan that runs again."""
+        counts = self._moves.setdefault(space, [0, 0])
+        counts[0] += 1
+        counts[1] += nbytes
+
+    @property
+    def moves(self) -> tuple[tuple[Space, int, int], ...]:
+        """Results moved aside: space, how often, bytes in all."""
+        return tuple((space, times, nbytes) for space, (times, nbytes) in self._moves.items())
 
     def read(self, key: int, desc: TensorDesc, nbytes: int) -> None:
         """The host read a tensor."""
@@ -52,3 +64,4 @@ class History:
             ready.runs = 0
         self._plans.clear()
         self._reads.clear()
+        self._moves.clear()

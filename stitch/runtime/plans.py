@@ -57,10 +57,8 @@ class ReadyPlan:
 
     def holds(self, records: Records) -> bool:
         """Whether the regions that it takes are free and the bystanders are as they were."""
-        for bystander in self.bystanders:
-            block = records.blocks.get(bystander.place)
-            if block is None or tuple(map(signature, block.users)) != bystander.users:
-                return False
+        if self.bystanders and not self.bystanders_hold(records):
+            return False
         for allocator, token in self.tokens:
             if allocator.token != token:
                 break
@@ -70,6 +68,14 @@ class ReadyPlan:
             records.allocators[space].is_free(address, size)
             for space, address, size in self.bound.plan.free_regions
         )
+
+    def bystanders_hold(self, records: Records) -> bool:
+        """Whether the blocks that it touches outside its window are as they were."""
+        for bystander in self.bystanders:
+            block = records.blocks.get(bystander.place)
+            if block is None or tuple(map(signature, block.users)) != bystander.users:
+                return False
+        return True
 
 
 def signature(value: ValueRecord) -> tuple[object, ...]:
@@ -95,6 +101,10 @@ class PlanCache:
             if ready.holds(records):
                 return ready
         return None
+
+    def variants(self, key: Hashable) -> Sequence[ReadyPlan]:
+        """All plans for this work, whether their preconditions hold or not."""
+        return self._kinds.get(key, ())
 
     def add(self, key: Hashable, ready: ReadyPlan) -> None:
         """Keep a plan for the next time."""

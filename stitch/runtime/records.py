@@ -130,7 +130,7 @@ class Records:
             record = self.blocks.pop((space, address))
             if not self._spaces[space].debug:
                 self._spaces[space].release(address, record.size_per_bank)
-        self._move(effects.moved)
+        self.move(effects.moved)
         made = self._make(effects.made)
         for value, refs, residents in changed:
             self._change(value, refs, residents, made)
@@ -162,7 +162,9 @@ class Records:
     def _found(self, refs: tuple[InstanceRef, ...]) -> list[BlockRecord | None]:
         return [None if ref.place is None else self.blocks[ref.place] for ref in refs]
 
-    def _move(self, moved: Sequence[tuple[Place, int]]) -> None:
+    def move(self, moved: Sequence[tuple[Place, int]]) -> None:
+        """Blocks lie at new addresses of their spaces now; their bytes have been moved."""
+        self.epoch += 1
         taken = []
         for (space, address), target in moved:
             self.allocators[space].free(address)

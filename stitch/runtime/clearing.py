@@ -1,0 +1,93 @@
+"""Making way: what lies where a plan wants to write is moved aside, so that the plan can run again.
+
+A caller who keeps every result fills the place that the last run wrote to. Moving that one result
+costs a memmove; planning and binding anew would cost a thousand times that for small tensors.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stitch.memory import Allocator
+from stitch.program import Space
+from stitch.runtime.plans import ReadyPlan
+from stitch.runtime.state import BlockRecord
+
+if TYPE_CHECKING:
+    from stitch.runtime.device import Device
+
+#: Bytes that may be moved to save a plan: about what planning a small window costs in time.
+MOVED_NBYTES = 4 << 20
+
+
+def make_way(device: Device, ready: ReadyPlan) -> bool:
+    """Whether the regions of a plan are free now, after moves of whole blocks out of them.
+
+    Nothing has changed where the answer is no. Only blocks that lie just where the plan makes
+    its own are moved: the results of earlier runs.
+    """
+    if device.copies_forbidden or not ready.bystanders_hold(device.records):
+        return False
+    in_the_way = _in_the_way(device, ready)
+    if not in_the_way:
+        return False
+    targets = _targets(device, ready, in_the_way)
+    if targets is None:
+        return False
+    records, spaces = device.records, device.backend.spaces
+    for block, target in zip(in_the_way, targets, strict=True):
+        assert block.address is not None
+        memory = spaces[block.space]
+        if device.backend.executor.computes:
+            memory.move(block.address, target, block.size_per_bank)
+        device.history.moved(block.space, block.size_per_bank * memory.shape.banks)
+        records.move([((block.space, block.address), target)])
+    return True
+
+
+def _in_the_way(device: Device, ready: ReadyPlan) -> list[BlockRecord]:
+    """The blocks to move; empty where something else is in the way, or it is not worth it."""
+    found: list[BlockRecord] = []
+    nbytes = 0
+    for made, _ in ready.effects.made:
+        assert made.address is not None
+        block = device.records.blocks.get((made.space, made.address))
+        if block is None:
+            continue
+        if block.size_per_bank != made.size_per_bank or block.pins or not block.users:
+            return []
+        if any(user.window == device.queued.number for user in block.users):
+            return []
+        if made.space is not Space.HOST and device.machine.path(made.space, made.space) is None:
+            return []
+        nbytes += block.size_per_bank * device.machine.shape.space(made.space).banks
+        found.append(block)
+    return found if nbytes <= MOVED_NBYTES else []
+
+
+def _targets(device: Device, ready: ReadyPlan, blocks: list[BlockRecord]) -> list[int] | None:
+    """Where the blocks can go, outside all regions of the plan; the allocators are as before."""
+    allocators = device.records.allocators
+    done: list[tuple[Allocator, int]] = []
+    targets: list[int] = []
+    for block in blocks:
+        assert block.address is not None
+        allocators[block.space].free(block.address)
+    for space, address, size in ready.plan.free_regions:
+        if not allocators[space].is_free(address, size):
+            break
+        allocators[space].alloc_at(address, size)
+        done.append((allocators[space], address))
+    cleared = len(done) == len(ready.plan.free_regions)
+    for block in blocks if cleared else ():
+        target = allocators[block.space].try_alloc(block.size_per_bank)
+        if target is None:
+            break
+        targets.append(target)
+        done.append((allocators[block.space], target))
+    for allocator, address in done:
+        allocator.free(address)
+    for block in blocks:
+        assert block.address is not None
+        allocators[block.space].alloc_at(block.address, block.size_per_bank)
+    return targets if len(targets) == len(blocks) else None
