@@ -25,7 +25,6 @@ from stitch.task import Transformation, TransformationKind
 if TYPE_CHECKING:
     from stitch.runtime.device import Device
     from stitch.runtime.executors import PreparedProgram
-    from stitch.runtime.tensor import Tensor
 
 
 class InputPort:
