@@ -16,11 +16,10 @@ from typing import Any, Self
 import numpy as np
 
 from stitch.errors import StitchError, TaskError, UsageError
-from stitch.link import check_link
 from stitch.machine import Machine, load_machine
 from stitch.planner import PlanRequest, plan
 from stitch.program import Layout, TensorDesc
-from stitch.runtime.arrays import capture
+from stitch.runtime.arguments import link_arguments
 from stitch.runtime.backend import LocalBackend
 from stitch.runtime.clearing import make_way
 from stitch.runtime.constant_cache import ConstantCache
@@ -31,9 +30,9 @@ from stitch.runtime.history import History
 from stitch.runtime.hooks import Hooks
 from stitch.runtime.loading import load_program
 from stitch.runtime.plans import PlanCache, ReadyPlan, run_plan
-from stitch.runtime.program import InputPort, LoadedProgram
+from stitch.runtime.program import LoadedProgram
 from stitch.runtime.records import Picture, Records
-from stitch.runtime.state import ArgumentRecord, Status, ValueRecord
+from stitch.runtime.state import Status, ValueRecord
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.tensor_access import TensorAccess
 from stitch.runtime.window import Key, Window
@@ -168,61 +167,11 @@ class Device(TensorAccess):
                 self._drain()
             if agent.is_constant_evaluable:
                 return self._remembered(agent, arguments, borrow)
-            return self._queue(agent, self._link(agent, arguments, borrow))
+            return self._queue(agent, link_arguments(self, agent, arguments, borrow))
 
     def _refuse(self, agent: LoadedProgram) -> None:
         self.check_open()
         raise UsageError(f"program {agent.name!r} is loaded on another device")
-
-    def _link(
-        self, agent: LoadedProgram, arguments: Sequence[Any], borrow: bool
-    ) -> list[ValueRecord]:
-        """The values that the arguments stand for; nothing is queued if one does not fit."""
-        found = []
-        for port, argument in zip(agent.ports, arguments, strict=True):
-            if type(argument) is Tensor:
-                value = argument._record
-                if value.desc_key not in port.accepted or value.status or value.consumed:
-                    self._check(agent, port, value)
-            else:
-                value = self._capture(port, argument, borrow)
-            found.append(value)
-        if agent.transformation.donated:
-            self._check_donations(agent, found)
-        return found
-
-    def _capture(self, port: InputPort, array: Any, borrow: bool) -> ValueRecord:
-        host = capture(array, port.shape, port.type.data_type, borrow, port.origin)
-        return ArgumentRecord(self, host, port)
-
-    def _check(self, agent: LoadedProgram, port: InputPort, value: ValueRecord) -> None:
-        self.check_usable(value)
-        if value.device is not self:
-            raise UsageError(
-                f"input {port.name!r} of {agent.name!r} is a tensor of another device",
-                remedy="bring it over with .numpy()",
-            )
-        if value.desc_key not in port.accepted:
-            made = value.by or "a tensor"
-            check_link(
-                value.desc, port.desc, output=made, input=f"{agent.name}.{port.name}",
-                strict_types=self.strict_types,
-            )  # fmt: skip
-            port.accepted.add(value.desc_key)
-
-    def _check_donations(self, agent: LoadedProgram, found: list[ValueRecord]) -> None:
-        for index in agent.transformation.donated:
-            value, name = found[index], agent.ports[index].name
-            sharers = {id(u) for i in value.instances for u in i.block.users} - {id(value)}
-            pinned = any(i.block.pins for i in value.instances)
-            if found.count(value) > 1 or sharers or pinned:
-                why = "it is exported" if pinned else "views share it"
-                if found.count(value) > 1:
-                    why = "it is passed twice"
-                raise TaskError(
-                    f"input {name!r} of {agent.name!r} is donated, but {why}",
-                    remedy="donate a tensor that nothing else refers to",
-                )
 
     def _queue(self, agent: LoadedProgram, found: list[ValueRecord]) -> Tensor | tuple[Tensor, ...]:
         values = self.queued.append(self, agent.transformation, agent, found)
@@ -245,7 +194,7 @@ class Device(TensorAccess):
     def _remembered(
         self, agent: LoadedProgram, arguments: Sequence[Any], borrow: bool
     ) -> Tensor | tuple[Tensor, ...]:
-        found = self._link(agent, arguments, borrow)
+        found = link_arguments(self, agent, arguments, borrow)
         key = self.constant_cache.key(agent, found)
         hit = None if key is None else self.constant_cache.find(key)
         if hit is not None:

@@ -1,0 +1,66 @@
+"""What a call is given becomes values: tensors are linked, arrays captured, donations checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from stitch.errors import TaskError, UsageError
+from stitch.link import check_link
+from stitch.runtime.arrays import capture
+from stitch.runtime.program import InputPort, LoadedProgram
+from stitch.runtime.state import ArgumentRecord, ValueRecord
+from stitch.runtime.tensor import Tensor
+
+if TYPE_CHECKING:
+    from stitch.runtime.device import Device
+
+
+def link_arguments(
+    device: Device, agent: LoadedProgram, arguments: Sequence[Any], borrow: bool
+) -> list[ValueRecord]:
+    """The values that the arguments stand for; nothing is queued if one does not fit."""
+    found: list[ValueRecord] = []
+    for port, argument in zip(agent.ports, arguments, strict=True):
+        if type(argument) is Tensor:
+            value = argument._record
+            if value.desc_key not in port.accepted or value.status or value.consumed:
+                _check(device, agent, port, value)
+        else:
+            host = capture(argument, port.shape, port.type.data_type, borrow, port.origin)
+            value = ArgumentRecord(device, host, port)
+        found.append(value)
+    if agent.transformation.donated:
+        _check_donations(agent, found)
+    return found
+
+
+def _check(device: Device, agent: LoadedProgram, port: InputPort, value: ValueRecord) -> None:
+    device.check_usable(value)
+    if value.device is not device:
+        raise UsageError(
+            f"input {port.name!r} of {agent.name!r} is a tensor of another device",
+            remedy="bring it over with .numpy()",
+        )
+    if value.desc_key not in port.accepted:
+        made = value.by or "a tensor"
+        check_link(
+            value.desc, port.desc, output=made, input=f"{agent.name}.{port.name}",
+            strict_types=device.strict_types,
+        )  # fmt: skip
+        port.accepted.add(value.desc_key)
+
+
+def _check_donations(agent: LoadedProgram, found: list[ValueRecord]) -> None:
+    for index in agent.transformation.donated:
+        value, name = found[index], agent.ports[index].name
+        sharers = {id(u) for i in value.instances for u in i.block.users} - {id(value)}
+        pinned = any(i.block.pins for i in value.instances)
+        if found.count(value) > 1 or sharers or pinned:
+            why = "it is exported" if pinned else "views share it"
+            if found.count(value) > 1:
+                why = "it is passed twice"
+            raise TaskError(
+                f"input {name!r} of {agent.name!r} is donated, but {why}",
+                remedy="donate a tensor that nothing else refers to",
+            )
