@@ -5,6 +5,7 @@ carries its bytes, simulated time, reason and, where bytes leave L1, a certifica
 devices, bytes, kernels or files.
 """
 
+from stitch.planner.check import WARNINGS, check_plan
 from stitch.planner.outcome import outcome
 from stitch.planner.plan import (
     Allocate,
@@ -24,6 +25,6 @@ from stitch.planner.plan import (
 from stitch.planner.planner import plan
 
 __all__ = [
-    "Allocate", "Block", "Certificate", "Copy", "Execute", "Free", "Instance", "Plan",
-    "PlanRequest", "Relocate", "Resident", "Step", "Transfer", "outcome", "plan",
+    "WARNINGS", "Allocate", "Block", "Certificate", "Copy", "Execute", "Free", "Instance", "Plan",
+    "PlanRequest", "Relocate", "Resident", "Step", "Transfer", "check_plan", "outcome", "plan",
 ]  # fmt: skip

@@ -82,7 +82,7 @@ class Certificate:
     `capacity`: the pieces that had to lie in the gaps add up to more than the gaps.
     `packing`: they add up to less, but no assignment of pieces to gaps exists.
     `cycle`: the moves form a cycle and no granule of the space was free.
-    `no_path`: the machine has no path from L1 to L1.
+    `no_path`: the machine has no path inside the space (from L1 to L1).
     Sizes are bytes per bank.
     """
 
@@ -141,7 +141,8 @@ class Relocate:
     """Bring blocks to new addresses of the same space by an ordered list of raw transfers.
 
     `targets` pairs blocks with addresses. Transfers that pass through DRAM are bounces; `stage` is
-    the DRAM region (address, size per bank) that they use, and `certificate` says why.
+    the region (address, size per bank) of `stage_space` that they use, and `certificate` says why.
+    What moves inside DRAM itself is staged on the host.
     """
 
     space: Space
@@ -152,10 +153,11 @@ class Relocate:
     reason: str
     stage: tuple[int, int] | None = None
     certificate: Certificate | None = None
+    stage_space: Space = Space.DRAM
 
     @property
     def bounced_nbytes(self) -> int:
-        """Bytes that passed through DRAM, counted once on the way out."""
+        """Bytes that left the space on their way, counted once on the way out."""
         return sum(t.nbytes for t in self.transfers if t.target_space is not self.space)
 
 

@@ -13,7 +13,7 @@ from stitch.errors import StitchError
 from stitch.planner.plan import Copy, Execute, Instance, Plan, PlanRequest
 from stitch.planner.residency import Residency
 from stitch.planner.room import Demand, copy_cost, make_room
-from stitch.program import DataType, Layout, Space, TensorDesc
+from stitch.program import DataType, Layout, Scratch, Space, TensorDesc
 from stitch.task import Task, TransformationKind
 
 #: L1 first: what it evicts needs room in DRAM before DRAM is dealt out.
@@ -95,26 +95,30 @@ def _want(state: Residency, what: str, desc: TensorDesc, value: int) -> _Want:
     return _Want(what, _bare(desc), desc.layout.address, state.size_of(desc), value)
 
 
-_Inputs = list[Instance | tuple[int, TensorDesc, int | None]]
+#: A copy to be made for inputs: value, descriptor, address, and the input if it is overwritten.
+_CopyKey = tuple[int, TensorDesc, int | None, int]
+_Inputs = list[Instance | _CopyKey]
 
 
 def _choose_inputs(
     state: Residency, task: Task, demands: dict[Space, Demand]
-) -> tuple[_Inputs, dict[tuple[int, TensorDesc, int | None], _Want]]:
+) -> tuple[_Inputs, dict[_CopyKey, _Want]]:
     """For each input an instance that serves, or the key of a copy to be made."""
     transformation = task.transformation
     gives = {source for _, source in transformation.aliases}
     chosen: _Inputs = []
-    copies: dict[tuple[int, TensorDesc, int | None], _Want] = {}
+    copies: dict[_CopyKey, _Want] = {}
     for index, desc in enumerate(transformation.inputs):
         value, address, bare = task.inputs[index], desc.layout.address, _bare(desc)
         instance = _serving(state, task, value, bare, address, index in gives, demands)
         if instance is not None:
             state.touch(instance.block)
             demands[bare.layout.space].locked.add(instance.block)
+            state.locked.add(instance.block)
             chosen.append(instance)
             continue
-        key = (value, bare, address)
+        # What an output overwrites is nobody else's copy.
+        key = (value, bare, address, index if index in gives else -1)
         if key not in copies:
             what = f"input {transformation.input_name(index)!r}"
             copies[key] = _want(state, what, desc, value)
@@ -169,13 +173,12 @@ def _scratch_wants(state: Residency, task: Task, demands: dict[Space, Demand]) -
         size = -(-scratch.size_per_bank // shape.alignment) * shape.alignment
         demands[Space.L1].fixed.append((shape.base, size, "scratch"))
         return []
-    desc = scratch_desc(scratch.space, scratch.size_per_bank * shape.banks)
-    return [_Want("scratch", desc, None, scratch.size_per_bank, -1)]
+    return [_want(state, "scratch", scratch_desc(scratch, shape.banks), -1)]
 
 
-def scratch_desc(space: Space, nbytes: int) -> TensorDesc:
-    """Scratch as a tensor: plain bytes."""
-    return TensorDesc((nbytes,), Layout(DataType.UINT8, space))
+def scratch_desc(scratch: Scratch, banks: int) -> TensorDesc:
+    """Scratch as a tensor of plain bytes: one row in each bank."""
+    return TensorDesc((banks, scratch.size_per_bank), Layout(DataType.UINT8, scratch.space))
 
 
 def _allocate(state: Residency, demands: dict[Space, Demand], wants: list[_Want], who: str) -> None:
@@ -227,7 +230,7 @@ def _execute(
     state: Residency,
     task: Task,
     chosen: _Inputs,
-    copies: dict[tuple[int, TensorDesc, int | None], _Want],
+    copies: dict[_CopyKey, _Want],
     outputs: list[_Want],
     scratch: list[_Want],
 ) -> None:

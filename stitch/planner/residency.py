@@ -41,6 +41,8 @@ class Residency:
         self.users: dict[int, set[int]] = {number: set() for number in self.blocks}
         self.idle = {resident.value: resident.idle for resident in request.residents}
         self.touched: set[int] = set()
+        #: Blocks that the current task reads where they are: they stay in their space.
+        self.locked: set[int] = set()
         self.claimed: list[tuple[Space, int, int]] = []
         self._resident = frozenset(self.blocks)
         self._next_block = max(self.blocks, default=-1) + 1
@@ -73,6 +75,7 @@ class Residency:
         """The plan now comes to this task."""
         self.task = task
         self.reading = frozenset(self.request.tasks[task].inputs)
+        self.locked.clear()
 
     def surrender(self, value: int, block: int, heir: int) -> None:
         """An output has overwritten this block: the donated value no longer lies there."""
@@ -110,12 +113,16 @@ class Residency:
         )
 
     def detach(self, value: int, instance: Instance) -> None:
-        """Forget an instance; its block is freed when no value uses it any more."""
-        self.values[value].remove(instance)
+        """Forget an instance; its block is freed when no value uses it any more, but if pinned."""
+        found = self.values[value]
+        origin = found[0].desc.layout.data_type
+        found.remove(instance)
+        # The primary instance is one that has lost nothing; the order stays otherwise.
+        found.sort(key=lambda i: i.desc.layout.data_type is not origin)
         block = instance.block
         if all(other.block != block for other in self.values[value]):
             self.users[block].discard(value)
-        if not self.users[block]:
+        if not self.users[block] and not self.blocks[block].pinned:
             self.free(block)
 
     def drop(self, value: int) -> None:

@@ -150,6 +150,8 @@ def _victims(state: Residency, demand: Demand) -> list[tuple[tuple[int, ...], Bl
         if block.pinned or block.number in demand.locked or block.number in demand.relocate:
             continue
         users = state.users[block.number]
+        if not users:
+            continue
         soonest = min((_soonest(state, v) for v in users), default=NEVER)
         spare = all(
             state.is_spare(v, i) for v in users for i in state.values[v] if i.block == block.number
@@ -209,7 +211,7 @@ def evict(state: Residency, block: Block, reason: str, certificate: Certificate 
     """Copy a block of L1 to DRAM; all values in it follow."""
     target_desc = waiting_desc(block.desc)
     size = state.size_of(target_desc)
-    room = Demand(Space.DRAM, f"the eviction of {block.origin}", {block.number})
+    room = Demand(Space.DRAM, f"the eviction of {block.origin}", set(state.locked))
     room.floating.append((size, block.origin))
     (address,) = make_room(state, room)
     new = state.allocate(Space.DRAM, address, size, target_desc, block.origin)
@@ -272,60 +274,69 @@ def relocation(
     busy += [(m.target, m.size) for m in moves]
     holes = gaps_between(busy, shape.base, shape.limit)
     hole, spare = max(holes, key=lambda h: h[1], default=(0, 0))
-    bounces = space is Space.L1 and not state.machine.moves_inside_l1
-    ordered, granule = order_moves(moves, spare=0 if bounces else spare)
-    staged = max((m.size for m in moves), default=0) if bounces else granule
-    certificate, stage, inside = None, None, True
-    if bounces:
-        certificate = Certificate("no_path", tuple(m.size for m in moves))
-    elif granule and spare < granule:
-        certificate = Certificate("cycle", tuple(m.size for m in moves), (spare,))
-    if staged and certificate is not None:
-        stage, inside = _dram_stage(state, staged * shape.banks, who), False
-    elif staged:
-        state.claimed.append((space, hole, staged))
+    bounces = state.machine.path(space, space) is None
+    ordered, granule = order_moves(moves, spare=None if bounces else spare)
+    outside = bounces or granule > spare
+    certificate, stage, other, through, parked = None, None, Space.DRAM, None, (space, hole)
+    if outside:
+        sizes = tuple(m.size for m in moves)
+        certificate = Certificate("no_path", sizes) if bounces else (
+            Certificate("cycle", sizes, (spare,)))  # fmt: skip
+        other = _beside(state, space)
+        # A granule that is set aside must not lie where the others pass through.
+        passing = max(m.size for m in moves) * shape.banks if bounces else 0
+        stage, after = _stage(state, other, (passing, granule * shape.banks), who)
+        through, parked = (other, stage[0]) if bounces else None, (other, after)
+    elif granule:
+        state.claimed.append((space, hole, granule))
     transfers: list[Transfer] = []
     for move in ordered:
-        transfers += _transfers(move, space, shape.banks, hole if inside else None, stage, bounces)
+        source = parked if move.source == STAGE else (space, move.source)
+        target = parked if move.target == STAGE else (space, move.target)
+        transfers += _transfers(source, target, move.size * shape.banks, through)
     nbytes = sum(t.nbytes for t in transfers)
     seconds = sum(
         state.machine.seconds(t.source_space, t.target_space, t.nbytes, t.nbytes // shape.banks)
         for t in transfers
     )
     named = ", ".join(state.blocks[n].origin for n in sorted(targets)[:3])
-    reason = f"room for {who}: {named} moved" + ("" if inside else " through DRAM")
+    reason = f"room for {who}: {named} moved" + (f" through {other.value}" if outside else "")
     return Relocate(
         space, tuple(sorted(targets.items())), tuple(transfers), nbytes, seconds, reason,
-        stage, certificate,
+        stage, certificate, other,
     )  # fmt: skip
 
 
-def _dram_stage(state: Residency, nbytes: int, who: str) -> tuple[int, int]:
-    dram = state.shape(Space.DRAM)
-    size = round_up(-(-nbytes // dram.banks), dram.alignment)
-    demand = Demand(Space.DRAM, f"a bounce for {who}", set())
-    demand.floating.append((size, "staging"))
+def _beside(state: Residency, space: Space) -> Space:
+    """Where bytes of a space wait: DRAM, the host for those of DRAM; connected if possible."""
+    others = [s for s in (Space.DRAM, Space.HOST, Space.L1)
+              if s is not space and s in state.machine.shape.spaces]  # fmt: skip
+    if not others:
+        raise LayoutError(
+            f"machine {state.machine.name!r} can move nothing inside {space.value}",
+            remedy="describe a path inside the space, or a second space",
+        )
+    machine = state.machine
+    return min(others, key=lambda s: not (machine.path(space, s) and machine.path(s, space)))
+
+
+def _stage(
+    state: Residency, space: Space, parts: tuple[int, int], who: str
+) -> tuple[tuple[int, int], int]:
+    """A free region for two parts (bytes over all banks), and the address of the second."""
+    shape = state.shape(space)
+    first, second = (round_up(-(-n // shape.banks), shape.alignment) for n in parts)
+    demand = Demand(space, f"a bounce for {who}", set(state.locked))
+    demand.floating.append((first + second, "staging"))
     (address,) = make_room(state, demand)
-    state.claimed.append((Space.DRAM, address, size))
-    return address, size
+    state.claimed.append((space, address, first + second))
+    return (address, first + second), address + first
 
 
-def _transfers(
-    move: Move,
-    space: Space,
-    banks: int,
-    hole: int | None,
-    stage: tuple[int, int] | None,
-    bounces: bool,
-) -> list[Transfer]:
-    nbytes = move.size * banks
-    if bounces and move.source != STAGE and move.target != STAGE:
-        assert stage is not None
-        return [
-            Transfer(space, move.source, Space.DRAM, stage[0], nbytes),
-            Transfer(Space.DRAM, stage[0], space, move.target, nbytes),
-        ]
-    apart = (space, hole) if hole is not None else (Space.DRAM, stage[0] if stage else 0)
-    source = apart if move.source == STAGE else (space, move.source)
-    target = apart if move.target == STAGE else (space, move.target)
-    return [Transfer(*source, *target, nbytes)]
+Spot = tuple[Space, int]
+
+
+def _transfers(source: Spot, target: Spot, nbytes: int, through: Spot | None) -> list[Transfer]:
+    if through is None or source[0] is not target[0]:
+        return [Transfer(*source, *target, nbytes)]
+    return [Transfer(*source, *through, nbytes), Transfer(*through, *target, nbytes)]

@@ -1,0 +1,115 @@
+"""The end of a plan's check: what it leaves behind, and what it says that it rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from stitch.planner.byte_map import ByteMap
+from stitch.planner.plan import Plan
+from stitch.planner.witness import Witness
+from stitch.program import Space
+
+Found = tuple[str, str]
+Region = tuple[Space, int, int]
+
+
+def end_problems(
+    plan: Plan, witness: Witness, read: frozenset[int], used: Sequence[Region]
+) -> Iterator[Found]:
+    """(kind, detail) of every disagreement between a plan's claims and its steps.
+
+    `read`: resident blocks that steps read, moved or freed. `used`: regions (space, start, end)
+    that steps took, in bytes per bank.
+    """
+    yield from _final_blocks(plan, witness)
+    yield from _final_values(plan, witness)
+    yield from _kept(plan, witness)
+    yield from _free_regions(plan, used)
+    for number in sorted(read - plan.touched):
+        yield "touched", f"resident block {number} is used and not listed"
+    for number in sorted(plan.touched - {b.number for b in plan.request.blocks}):
+        yield "touched", f"block {number} is listed and no resident"
+
+
+def _final_blocks(plan: Plan, witness: Witness) -> Iterator[Found]:
+    said = {b.number: replace(b, origin="") for b in plan.final_blocks}
+    in_spaces = {
+        n: replace(b, origin="") for n, b in witness.blocks.items() if b.address is not None
+    }
+    for number in sorted({n for n, b in said.items() if b.address is not None} | set(in_spaces)):
+        if said.get(number) != in_spaces.get(number):
+            yield "final", f"block {number} ends as {in_spaces.get(number)}, not {said.get(number)}"
+    held = {i.block for r in plan.final_values for i in r.instances}
+    held |= {b.number for b in plan.request.blocks if b.pinned}
+    # What nobody used when the plan began is not the plan's to explain.
+    began = {i.block for r in plan.request.residents for i in r.instances}
+    held |= {b.number for b in plan.request.blocks} - began
+    for number in sorted(set(said) - held):
+        yield "final", f"block {number} stays alive and holds no value"
+
+
+def _final_values(plan: Plan, witness: Witness) -> Iterator[Found]:
+    for resident in plan.final_values:
+        if not resident.instances:
+            yield "final", f"value {resident.value} is said to be alive and lies nowhere"
+            continue
+        for instance in resident.instances:
+            if not witness.holds(instance, resident.value):
+                where = f"block {instance.block} as {instance.desc.text()}"
+                yield "final", f"value {resident.value} does not lie in {where}"
+        primary = resident.instances[0].desc.layout.data_type
+        if primary is not witness.made_in.get(resident.value):
+            yield "lossy", f"the primary instance of value {resident.value} lost precision"
+
+
+def _kept(plan: Plan, witness: Witness) -> Iterator[Found]:
+    request = plan.request
+    known = {r.value for r in request.residents if r.instances}
+    known |= {v for task in request.tasks for v in task.outputs}
+    found = {r.value: r.instances for r in plan.final_values}
+    for value in sorted(request.kept & known):
+        whole = [
+            i
+            for i in found.get(value, ())
+            if i.desc.layout.data_type is witness.made_in[value] and witness.holds(i, value)
+        ]
+        if not whole:
+            yield "kept", f"value {value} must survive and does not"
+
+
+def _free_regions(plan: Plan, used: Sequence[Region]) -> Iterator[Found]:
+    starts = [b for b in plan.request.blocks if b.address is not None]
+    declared: dict[Space, ByteMap] = {}
+    for space, address, size in plan.free_regions:
+        declared.setdefault(space, ByteMap()).write(address, address + size, 0)
+        for block in starts:
+            at = block.address or 0
+            if block.space is space and at < address + size and address < at + block.size_per_bank:
+                yield "free_region", f"{block.origin} lies where the plan wants nothing"
+    taken: dict[Space, ByteMap] = {}
+    for space, start, end in used:
+        taken.setdefault(space, ByteMap()).write(start, end, 0)
+    for space in plan.request.machine.shape.spaces:
+        yield from _compare(plan, space, declared.get(space), taken.get(space))
+
+
+def _compare(
+    plan: Plan, space: Space, declared: ByteMap | None, taken: ByteMap | None
+) -> Iterator[Found]:
+    limit = plan.request.machine.shape.space(space).limit
+    needed, said = ByteMap(), declared or ByteMap()
+    for piece in (taken or ByteMap()).read(0, limit):
+        needed.write(piece.start, piece.end, 0)
+    for block in plan.request.blocks:
+        if block.space is space and block.address is not None and block.number in plan.touched:
+            needed.erase(block.address, block.address + block.size_per_bank)
+    for piece in said.read(0, limit):
+        needed_here = sum(p.end - p.start for p in needed.read(piece.start, piece.end))
+        if needed_here != piece.end - piece.start:
+            yield "free_region", f"{space.value} [{piece.start:#x}, {piece.end:#x}) is not needed"
+    for piece in needed.read(0, limit):
+        if sum(p.end - p.start for p in said.read(piece.start, piece.end)) != piece.end - (
+            piece.start
+        ):
+            yield "free_region", f"{space.value} [{piece.start:#x}, {piece.end:#x}) is not declared"

@@ -1,0 +1,165 @@
+"""What the checker sees: blocks, the symbolic bytes of every space, and what the bytes mean.
+
+Built from a request, changed by the steps of a plan, and asked one question: does this value lie
+here, whole, as described? Knows nothing of how plans are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from stitch.machine import footprint
+from stitch.planner.byte_map import ByteMap
+from stitch.planner.plan import Block, Instance, PlanRequest
+from stitch.program import DataType, Layout, Space, TensorDesc
+
+#: What a content means: at this byte of it begins this value, in this form.
+Fact = tuple[int, int, TensorDesc]
+#: Where bytes are: a space, or the number of a block that is a host array outside the spaces.
+Place = Space | int
+#: Bytes of a host array; nothing is ever written there.
+OUTSIDE_NBYTES = 1 << 60
+
+
+class Witness:
+    """Blocks alive, bytes, facts about contents; addresses here count bytes over all banks."""
+
+    def __init__(self, request: PlanRequest) -> None:
+        self.shape = request.machine.shape
+        self.blocks: dict[int, Block] = {}
+        self._memory: dict[Place, ByteMap] = {space: ByteMap() for space in self.shape.spaces}
+        self._facts: dict[int, set[Fact]] = {}
+        #: The data type that each value was made in: others hold it with loss.
+        self.made_in: dict[int, DataType] = {}
+        for block in request.blocks:
+            self.blocks[block.number] = block
+            if block.address is None:
+                self._memory[block.number] = ByteMap()
+            self._fill(*self.span(block))
+        for resident in request.residents:
+            for instance in resident.instances:
+                self._know(instance, resident.value)
+            if resident.instances:
+                self.made_in[resident.value] = resident.instances[0].desc.layout.data_type
+        for task in request.tasks:
+            for value, desc in zip(task.outputs, task.transformation.outputs, strict=True):
+                self.made_in[value] = desc.layout.data_type
+
+    # -- places ----------------------------------------------------------------------------------
+
+    def span(self, block: Block) -> tuple[Place, int, int]:
+        """The bytes of a block."""
+        if block.address is None:
+            return block.number, 0, OUTSIDE_NBYTES
+        banks = self.shape.space(block.space).banks
+        start = block.address * banks
+        return block.space, start, start + block.size_per_bank * banks
+
+    def memory(self, place: Place) -> ByteMap:
+        """The bytes of a place."""
+        return self._memory[place]
+
+    def live_in(self, space: Space, start: int, end: int) -> list[Block]:
+        """The blocks of a space that overlap `[start, end)`, in bytes per bank."""
+        return [
+            b
+            for b in self.blocks.values()
+            if b.space is space
+            and b.address is not None
+            and b.address < end
+            and start < b.address + b.size_per_bank
+        ]
+
+    def extent(self, desc: TensorDesc) -> int:
+        """The bytes of a footprint that a tensor needs, also without elements at least one."""
+        found = footprint(desc, self.shape)
+        if desc.layout.is_sharded:
+            return found.nbytes
+        page = found.page_nbytes if desc.layout.is_dense else found.aligned_page_nbytes
+        return max(1, found.pages * page)
+
+    def room(self, instance: Instance) -> bool:
+        """Whether an instance lies inside its block, in its block's space."""
+        block = self.blocks[instance.block]
+        _, start, end = self.span(block)
+        needed = instance.offset_nbytes + self.extent(instance.desc)
+        return block.space is instance.desc.layout.space and needed <= end - start
+
+    # -- meaning ---------------------------------------------------------------------------------
+
+    def _fill(self, place: Place, start: int, end: int) -> int:
+        content = len(self._facts)
+        self._facts[content] = set()
+        self.memory(place).write(start, end, content)
+        return content
+
+    def _at(self, instance: Instance) -> tuple[int, int] | None:
+        """The one content that lies where the instance is, and the byte of it that comes first."""
+        if instance.block not in self.blocks or not self.room(instance):
+            return None
+        place, start, _ = self.span(self.blocks[instance.block])
+        start += instance.offset_nbytes
+        pieces = self.memory(place).read(start, start + self.extent(instance.desc))
+        if len(pieces) != 1 or pieces[0].end - pieces[0].start != self.extent(instance.desc):
+            return None
+        return pieces[0].content, pieces[0].offset
+
+    def _know(self, instance: Instance, value: int) -> None:
+        found = self._at(instance)
+        if found is not None:
+            self._facts[found[0]].add((found[1], value, instance.desc))
+
+    def holds(self, instance: Instance, value: int) -> bool:
+        """Whether the value lies there whole, in exactly this form."""
+        found = self._at(instance)
+        return found is not None and (found[1], value, instance.desc) in self._facts[found[0]]
+
+    def write(self, instance: Instance, value: int) -> None:
+        """The value is written there, over the whole footprint of its descriptor."""
+        place, start, end = self.span(self.blocks[instance.block])
+        start += instance.offset_nbytes
+        self._fill(place, start, min(end, start + footprint(instance.desc, self.shape).nbytes))
+        self._know(instance, value)
+
+    def instances_in(self, block: Block) -> Iterator[tuple[Instance, int]]:
+        """Every (instance, value) that lies whole in a block."""
+        place, start, end = self.span(block)
+        for piece in self.memory(place).read(start, end):
+            for offset, value, desc in self._facts[piece.content]:
+                at = piece.start - start + offset - piece.offset
+                instance = Instance(block.number, at, desc)
+                if at >= 0 and self.holds(instance, value):
+                    yield instance, value
+
+    def carry(self, source: Block, target: Block) -> None:
+        """An eviction: all values of a block now lie in another one as well, waiting."""
+        followers = list(self.instances_in(source))
+        self._fill(*self.span(target))
+        for instance, value in followers:
+            if self._follows(instance, source.desc):
+                desc = waiting_form(instance.desc)
+                self._know(Instance(target.number, instance.offset_nbytes, desc), value)
+
+    def _follows(self, instance: Instance, whole: TensorDesc) -> bool:
+        """Whether copying the whole block as its descriptor says keeps this value at its place."""
+        if instance.desc == whole:
+            return instance.offset_nbytes == 0
+        ours, theirs = instance.desc.layout, whole.layout
+        if ours != theirs or ours.is_sharded:
+            return False
+        before, after = footprint(whole, self.shape), footprint(waiting_form(whole), self.shape)
+        even = ours.is_dense or before.aligned_page_nbytes == after.aligned_page_nbytes
+        # Without page padding that differs, the bytes of interleaved pages keep their order.
+        inside = instance.offset_nbytes + self.extent(instance.desc) <= self.extent(whole)
+        return inside and (even or instance.offset_nbytes == 0)
+
+    def place_at(self, number: int, address: int) -> None:
+        """A block has a new address; its bytes were carried there before."""
+        self.blocks[number] = replace(self.blocks[number], address=address)
+
+
+def waiting_form(desc: TensorDesc) -> TensorDesc:
+    """Interleaved pages in DRAM, of the same type and tile."""
+    layout = Layout(desc.layout.data_type, Space.DRAM, desc.layout.tile_shape)
+    return TensorDesc(desc.shape, layout)
