@@ -1,0 +1,91 @@
+"""Every example runs as a user would run it, and says what its docstring promises."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def output_of(example: str) -> str:
+    """What an example prints; fails with its errors if it does."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / example)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONIOENCODING": "utf-8"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def digits() -> str:
+    return output_of("digits/demo.py")
+
+
+def test_the_demo_recognises_held_out_digits(digits: str) -> None:
+    found = re.search(r"^accuracy +([0-9.]+): (\d+) of 360 ", digits, re.MULTILINE)
+    assert found is not None
+    assert float(found[1]) >= 0.95
+    assert int(found[2]) == round(float(found[1]) * 360)
+
+
+def test_the_demo_agrees_with_numpy(digits: str) -> None:
+    found = re.search(r"^difference +(\S+) at most", digits, re.MULTILINE)
+    assert found is not None
+    assert float(found[1]) <= 1e-5
+
+
+def test_the_demo_copies_the_images_in_and_nothing_else(digits: str) -> None:
+    assert "2 program runs, 1 copies, 92160 B" in digits
+    assert "input 'image' of 'features' wants" in digits
+    assert "input 'features' of 'classifier' wants" not in digits
+
+
+def test_the_demo_compiles_in_two_processes_and_reports_memory(digits: str) -> None:
+    assert digits.count("$ stitch-compile ") == 2
+    assert re.search(r"^  0x[0-9a-f]{8} +\d+ B  output 'features' of 'features'$", digits, re.M)
+
+
+def test_programs_that_agree_on_l1_need_no_copy_and_dram_needs_one() -> None:
+    agreeing, differing = output_of("chain_in_l1.py").split("A fourth")
+    assert "3 program runs, 1 copies" in agreeing
+    assert "4 program runs, 2 copies" in differing
+    assert "input 'x' of 'layer3' wants f32:dram:tile:interleaved" in differing
+
+
+def test_a_traced_function_gives_what_the_function_gives() -> None:
+    printed = output_of("traced_function.py")
+    assert "program @attention" in printed
+    assert "2 program runs, 1 copies" in printed
+
+
+def test_a_full_l1_moves_evicts_and_bounces_with_reasons() -> None:
+    _, move, evict, bounce = re.split(r"^== ", output_of("full_l1.py"), flags=re.MULTILINE)
+    assert re.search(r"^  move   x1 .*\n +room for 'half'", move, re.MULTILINE)
+    assert "evict " not in move and "bounce " not in move
+    assert re.search(r"^  evict  x1 .*\[capacity: 18432 B per bank", evict, re.MULTILINE)
+    assert re.search(r"^  bounce x1 .*\[cycle: ", bounce, re.MULTILINE)
+    assert "before: 0x400 and 0x2200\nafter:  0x2200 and 0x400\n" in bounce
+
+
+def test_a_pipeline_file_carries_its_state_in_l1() -> None:
+    printed = output_of("recurrent/run.py")
+    assert "13 program runs" in printed
+    assert "input 'state' of 'readout' wants" not in printed
+
+
+def test_every_example_is_run_here() -> None:
+    scripts = {p.relative_to(EXAMPLES).as_posix() for p in EXAMPLES.rglob("*.py")}
+    tested = set(re.findall(r'output_of\("([^"]+)"\)', Path(__file__).read_text(encoding="utf-8")))
+    # The makers of the digits' data have tests of their own, in test_digits_data.py.
+    assert scripts - {"digits/prepare.py", "digits/train.py"} == tested
