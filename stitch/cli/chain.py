@@ -1,0 +1,163 @@
+"""`Runnable`: what `stitch-run` runs, be it a chain of modules or a pipeline file.
+
+Comes in: loaded programs and wires. Goes out: slots to fill, and a call that gives tensors. Must
+not know: files of arrays, reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from stitch.api import Device
+from stitch.cli.modules import Module
+from stitch.link import Wire
+from stitch.program import Array, DataType, InputKind, ValueType
+from stitch.runtime import LoadedProgram, Tensor
+from stitch.runtime.pipeline import Pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class RunInput:
+    """An input that comes from outside; `given` is an array that it has unless told otherwise."""
+
+    name: str
+    type: ValueType
+    kind: InputKind = InputKind.ACTIVATION
+    given: Array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutput:
+    """A result; `stored` is the type that it is stored in, which decides how exact it can be."""
+
+    name: str
+    type: ValueType
+    stored: DataType
+
+
+class Runnable(Protocol):
+    """Runs on one device; `run` takes one array for each input, in order."""
+
+    device: Device
+    inputs: tuple[RunInput, ...]
+    outputs: tuple[RunOutput, ...]
+
+    @property
+    def programs(self) -> tuple[LoadedProgram, ...]:
+        """The loaded programs, in order."""
+
+    def run(self, arrays: Sequence[Array]) -> tuple[Tensor, ...]:
+        """One pass; gives the outputs, perhaps pending."""
+
+    def forget(self) -> None:
+        """Let go of everything that it keeps on the device."""
+
+
+class Chain:
+    """Modules in order, connected by wires; the outputs that feed nobody are its outputs."""
+
+    def __init__(
+        self, device: Device, modules: Sequence[Module], wires: Sequence[Wire], *, by_position: bool
+    ) -> None:
+        self.device = device
+        self._programs = [device.load(m.binary, m.program.name) for m in modules]
+        self._feeds = {(w.consumer, w.input): (w.producer, w.output) for w in wires}
+        self._sources = [
+            (k, i)
+            for k, module in enumerate(modules)
+            for i in range(len(module.program.inputs))
+            if (k, i) not in self._feeds
+        ]
+        taken = set(self._feeds.values())
+        self._results = [
+            (k, o)
+            for k, module in enumerate(modules)
+            for o in range(len(module.program.outputs))
+            if (k, o) not in taken
+        ]
+        self.inputs = self._named_inputs(modules)
+        self.outputs = self._named_outputs(modules)
+        self._pipeline = self._fast_path() if by_position else None
+
+    def _fast_path(self) -> Pipeline | None:
+        """A `Pipeline` where it gives the same outputs: those of the last program."""
+        last = len(self._programs) - 1
+        if any(k != last for k, _ in self._results):
+            return None
+        return Pipeline(self._programs)
+
+    def _named_inputs(self, modules: Sequence[Module]) -> tuple[RunInput, ...]:
+        plain = [modules[k].program.inputs[i].name for k, i in self._sources]
+        names = _told_apart(plain, [modules[k] for k, _ in self._sources], modules)
+        found = []
+        for name, (k, i) in zip(names, self._sources, strict=True):
+            program = modules[k].program
+            slot = program.inputs[i]
+            found.append(RunInput(name, program.values[slot.value].type, slot.kind))
+        return tuple(found)
+
+    def _named_outputs(self, modules: Sequence[Module]) -> tuple[RunOutput, ...]:
+        plain = [modules[k].program.outputs[o].name for k, o in self._results]
+        names = _told_apart(plain, [modules[k] for k, _ in self._results], modules)
+        found = []
+        for name, (k, o) in zip(names, self._results, strict=True):
+            program = modules[k].program
+            value = program.values[program.outputs[o].value]
+            found.append(RunOutput(name, value.type, value.desc.layout.data_type))
+        return tuple(found)
+
+    def run(self, arrays: Sequence[Array]) -> tuple[Tensor, ...]:
+        """One pass; see `Runnable`."""
+        if self._pipeline is not None:
+            return _tuple(self._pipeline(*arrays))
+        given = dict(zip(self._sources, arrays, strict=True))
+        made: list[tuple[Tensor, ...]] = []
+        for k, program in enumerate(self._programs):
+            arguments = [self._argument(k, i, given, made) for i in range(len(program.ports))]
+            made.append(_tuple(program.device.submit(program, arguments, borrow=True)))
+        results = tuple(made[k][o] for k, o in self._results)
+        del made, given
+        self.device.flush()
+        return results
+
+    def _argument(
+        self,
+        k: int,
+        i: int,
+        given: dict[tuple[int, int], Array],
+        made: list[tuple[Tensor, ...]],
+    ) -> Array | Tensor:
+        feed = self._feeds.get((k, i))
+        return given[k, i] if feed is None else made[feed[0]][feed[1]]
+
+    @property
+    def programs(self) -> tuple[LoadedProgram, ...]:
+        """The loaded programs, in order."""
+        return tuple(self._programs)
+
+    def forget(self) -> None:
+        """Drop the programs and what the pipeline keeps."""
+        self._pipeline = None
+        self._programs = []
+
+
+def _tuple(made: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return made if isinstance(made, tuple) else (made,)
+
+
+def _told_apart(
+    names: Sequence[str], owners: Sequence[Module], modules: Sequence[Module]
+) -> list[str]:
+    """Names as they are; where several slots share one, with their program's, or its index."""
+    programs = [m.program.name for m in modules]
+    found = []
+    for name, owner in zip(names, owners, strict=True):
+        if names.count(name) == 1:
+            found.append(name)
+            continue
+        title = owner.program.name
+        at = next(i for i, m in enumerate(modules) if m is owner)
+        found.append(f"{title if programs.count(title) == 1 else at}.{name}")
+    return found

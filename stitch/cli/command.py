@@ -1,0 +1,151 @@
+"""What the commands share: how words are read, how errors are said, which exit codes there are.
+
+Comes in: a parser and a body. Goes out: an exit code. Must not know: what a command does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from stitch.api import __version__
+from stitch.errors import FormatError, StitchError
+
+EXIT_OK = 0
+EXIT_MISMATCH = 1
+EXIT_USAGE = 2
+EXIT_BAD_FILE = 3
+EXIT_OUT_OF_MEMORY = 5
+EXIT_FAILURE = 6
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+EXIT_CODES = """\
+exit codes:
+  0 ok   1 an output is not as expected   2 usage   3 bad file
+  4 incompatible version or machine   5 out of memory   6 other failure"""
+
+Body = Callable[[argparse.Namespace], int]
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def make_parser(prog: str, description: str, examples: str) -> argparse.ArgumentParser:
+    """A parser with `--debug`, `--version`, examples and exit codes."""
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description=description,
+        epilog=f"examples:\n{examples}\n\n{EXIT_CODES}\n\nHyphens are accepted for underscores.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--debug", action="store_true", help="show a traceback with an error")
+    parser.add_argument("--version", action="version", version=f"{prog} {__version__}")
+    return parser
+
+
+def with_underscores(words: Sequence[str]) -> list[str]:
+    """Option names with underscores for hyphens; what follows `=` or a lone `--` stays.
+
+    >>> with_underscores(["--dry-run", "--name=a-b", "--", "--x-y"])
+    ['--dry_run', '--name=a-b', '--', '--x-y']
+    """
+    out = list(words)
+    for at, word in enumerate(out):
+        if word == "--":
+            break
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+            out[at] = "--" + name[2:].replace("-", "_") + equals + value
+    return out
+
+
+def printable(text: str) -> str:
+    r"""Text without control characters: names from files are data, terminals obey them.
+
+    >>> printable("a\x1b[31m")
+    'a\\x1b[31m'
+    """
+    return _CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
+
+
+def say(text: str) -> None:
+    """Print to standard output."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(printable(text).encode(encoding, "backslashreplace").decode(encoding))
+
+
+def say_aside(text: str) -> None:
+    """Print to standard error: warnings, progress, anything that is not the result."""
+    print(printable(text), file=sys.stderr)
+
+
+def run_command(parser: argparse.ArgumentParser, body: Body, argv: Sequence[str] | None) -> int:
+    """Read the words, run the body, and turn every way of failing into an exit code."""
+    words = with_underscores(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words
+    try:
+        try:
+            code = body(parser.parse_args(words))
+        except SystemExit as stop:  # argparse: help, version, wrong usage
+            code = stop.code if isinstance(stop.code, int) else EXIT_USAGE
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return _failed(parser.prog, "interrupted", EXIT_INTERRUPTED, debug)
+    except BrokenPipeError:
+        _leave_the_pipe()
+        return EXIT_BROKEN_PIPE
+    except StitchError as error:
+        return _failed(parser.prog, f"error: {error}", error.exit_code, debug)
+    except MemoryError:
+        return _failed(parser.prog, "error: out of host memory", EXIT_OUT_OF_MEMORY, debug)
+    except OSError as error:
+        return _failed(parser.prog, f"error: {os_error_text(error)}", EXIT_FAILURE, debug)
+    except Exception as error:
+        what = f"internal error: {type(error).__name__}: {error}"
+        hint = "" if debug else "\n  try: --debug shows the traceback; please report it"
+        return _failed(parser.prog, what + hint, EXIT_FAILURE, debug)
+
+
+def os_error_text(error: OSError) -> str:
+    """What the system said, and about which path."""
+    where = "" if error.filename is None else f"\n  where: {error.filename}"
+    return (error.strerror or str(error) or type(error).__name__) + where
+
+
+def read_failure(path: object, error: OSError) -> FormatError:
+    """The error for a file that cannot be read (exit code 3)."""
+    return FormatError(
+        "cannot read the file",
+        where=str(path),
+        got=error.strerror or str(error),
+        remedy="check the path and its permissions",
+    )
+
+
+def _failed(prog: str, message: str, code: int, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    with contextlib.suppress(OSError):
+        print(f"{prog}: {printable(message)}", file=sys.stderr)
+    return code
+
+
+def _leave_the_pipe() -> None:
+    """Nobody reads any more: let the interpreter's last flush go nowhere."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def add_options(parser: argparse.ArgumentParser, *options: tuple[str, dict[str, Any]]) -> None:
+    """Several options at once."""
+    for name, how in options:
+        parser.add_argument(name, **how)

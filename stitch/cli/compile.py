@@ -1,0 +1,189 @@
+"""`stitch-compile`: one module → one `.ttb` file, whatever it will be stitched to."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stitch import api
+from stitch.cli.command import (
+    EXIT_OK,
+    add_options,
+    make_parser,
+    read_failure,
+    run_command,
+    say,
+    say_aside,
+)
+from stitch.errors import CompileError, StitchError, UsageError
+from stitch.graph import ComputationGraph, from_json
+from stitch.program import Program, Role
+
+EXAMPLES = """\
+  stitch-compile features.yaml -o features.ttb
+  stitch-compile classifier.yaml -o c.ttb --target=wormhole_n150 --set input.x.space=l1
+  stitch-compile --entry=mymodels.mlp:make -o mlp.ttb
+  stitch-compile mlp.py --entry=make -o - | stitch-run --module=- --init=randn"""
+
+SOURCES = "modules in YAML (.yaml, .yml), graphs in JSON (.json), Python (.py with --entry=NAME)"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; gives its exit code."""
+    parser = make_parser("stitch-compile", "Compile a module into a .ttb file.", EXAMPLES)
+    parser.add_argument("source", nargs="?", metavar="SOURCE", help=SOURCES)
+    parser.add_argument("-o", "--output", metavar="FILE", help="the .ttb file, - for stdout")
+    add_options(
+        parser,
+        ("--target", {"default": "wormhole_n150", "metavar": "NAME|machine.yaml",
+                      "help": "the machine to compile for (default: %(default)s)"}),
+        ("--set", {"action": "append", "default": [], "metavar": "SIDE.SLOT.FIELD=VALUE",
+                   "dest": "wishes", "help": "a wish for one slot, as in input.x.space=l1; "
+                   "fields: space, data_type, layout, memory_layout, shard_spec, address, alias"}),
+        ("--name", {"help": "the program's name"}),
+        ("--role", {"choices": [role.value for role in Role], "default": Role.FORWARD.value,
+                    "help": "what the program is for"}),
+        ("--entry", {"metavar": "pkg.mod:factory", "help": "a Python factory that returns a "
+                     "ComputationGraph, or a function and the descriptors of its arguments"}),
+        ("--text", {"action": "store_true", "help": "print the program as text"}),
+    )  # fmt: skip
+    return run_command(parser, _compile, argv)
+
+
+def _compile(words: argparse.Namespace) -> int:
+    if words.output is None and not words.text:
+        raise UsageError("there is nothing to do", expected="-o FILE, or --text")
+    if words.output == "-" and words.text:
+        raise UsageError("-o - and --text both want standard output", remedy="choose one of them")
+    module, examples = _module(words.source, words.entry)
+    model = api.compile(
+        module, examples, target=words.target, wishes=words.wishes, name=words.name, role=words.role
+    )
+    for warning in model.warnings:
+        say_aside(f"stitch-compile: warning: {warning}")
+    if words.text:
+        say(model.text().rstrip("\n"))
+    if words.output is None:
+        return EXIT_OK
+    if words.output == "-":
+        data = model.encode()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+        say_aside(_summary(model, "standard output", len(data)))
+        return EXIT_OK
+    model.save(words.output)
+    say(_summary(model, words.output, api.inspect_sizes(model.binary).total))
+    return EXIT_OK
+
+
+def _summary(model: api.CompiledModel, where: str, nbytes: int) -> str:
+    programs = model.binary.programs
+    listed = "; ".join(f"{p.name}: {_slots_text(p)}" for p in programs)
+    plural = "" if len(programs) == 1 else "s"
+    machine = model.binary.machine.name
+    return f"{where}: {nbytes} bytes, {len(programs)} program{plural} for {machine}; {listed}"
+
+
+def _slots_text(program: Program) -> str:
+    inputs = [f"{s.name} {program.input_desc(i).text()}" for i, s in enumerate(program.inputs)]
+    outputs = [f"{s.name} {program.output_desc(i).text()}" for i, s in enumerate(program.outputs)]
+    return f"({', '.join(inputs)}) -> ({', '.join(outputs)})"
+
+
+def _module(source: str | None, entry: str | None) -> tuple[Any, Sequence[Any]]:
+    """What `api.compile` takes: the module and its example inputs."""
+    if entry is not None:
+        return _from_entry(source, entry)
+    if source is None:
+        raise UsageError(
+            "there is no module to compile", expected=f"SOURCE ({SOURCES}), or --entry"
+        )
+    suffix = Path(source).suffix.lower()
+    if suffix == ".json":
+        return _graph_of_json(Path(source)), ()
+    if suffix == ".py":
+        raise UsageError(
+            "a Python file needs the name of its factory", remedy=f"add --entry=NAME to {source}"
+        )
+    if suffix not in (".yaml", ".yml") and not Path(source).exists():
+        raise CompileError(f"no front end reads {source!r}", expected=SOURCES)
+    return source, ()
+
+
+def _graph_of_json(path: Path) -> ComputationGraph:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise read_failure(
+            path, error if isinstance(error, OSError) else OSError(str(error))
+        ) from error
+    return from_json(text)
+
+
+def _from_entry(source: str | None, entry: str) -> tuple[Any, Sequence[Any]]:
+    module_name, colon, name = entry.rpartition(":")
+    if source is None and not (colon and module_name):
+        raise UsageError(f"--entry={entry} names no factory", expected="--entry=pkg.mod:factory")
+    if source is not None and module_name:
+        raise UsageError(
+            "SOURCE and the module of --entry both say where the factory is",
+            expected=f"SOURCE and --entry={name}, or --entry={entry} alone",
+        )
+    module = _file_module(Path(source)) if source is not None else _imported(module_name)
+    factory = getattr(module, name, None)
+    if not callable(factory):
+        raise UsageError(f"{module.__name__} has no factory {name!r}", where=f"--entry={entry}")
+    try:
+        made = factory()
+    except StitchError:
+        raise
+    except Exception as error:
+        raise CompileError(
+            f"the factory failed: {type(error).__name__}: {error}", where=f"--entry={entry}"
+        ) from error
+    if isinstance(made, ComputationGraph):
+        return made, ()
+    if isinstance(made, tuple) and len(made) == 2 and callable(made[0]):
+        examples = made[1]
+        return made[0], tuple(examples) if isinstance(examples, list | tuple) else (examples,)
+    raise CompileError(
+        "the factory returned something that no front end reads",
+        where=f"--entry={entry}",
+        expected="a ComputationGraph, or (function, descriptors or example arrays)",
+        got=type(made).__name__,
+    )
+
+
+def _imported(name: str) -> Any:
+    # As with `python -m`: the user's own modules lie in the current folder.
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise CompileError(
+            f"cannot import {name!r}: {type(error).__name__}: {error}", where="--entry"
+        ) from error
+
+
+def _file_module(path: Path) -> Any:
+    if path.suffix.lower() != ".py":
+        raise UsageError("SOURCE with --entry is a Python file", got=str(path))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None, "a .py file always has a loader"
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except OSError as error:
+        raise read_failure(path, error) from error
+    except Exception as error:
+        raise CompileError(
+            f"{path.name} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    return module

@@ -1,0 +1,220 @@
+"""What a binary is, as plain data and as text: for `stitch-inspect`.
+
+Comes in: a binary and the sizes of its parts; no constant is read. Goes out: data for JSON, lines
+for people. Must not know: the command line.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stitch.api import inspect_sizes
+from stitch.errors import StitchError
+from stitch.link import demands
+from stitch.machine.shape import MachineShape
+from stitch.program import ABSENT, Program, Space, TensorDesc
+from stitch.ttb import Binary
+from stitch.ttb.file import FileSizes
+
+SECTIONS = ("inputs", "outputs", "operations", "memory")
+
+
+def describe(binary: Binary, sizes: FileSizes, sections: Sequence[str]) -> dict[str, Any]:
+    """The binary as data: always the head; of each program the sections asked for."""
+    shape = binary.machine
+    return {
+        "format_version": str(binary.version),
+        "producer": binary.producer,
+        "opset": binary.opset,
+        "requires": list(binary.requires),
+        "machine": _machine(shape),
+        "size": {
+            "total": sizes.total,
+            "metadata": sizes.metadata,
+            "sealing": sizes.sealing,
+            "data": sizes.data,
+            "padding": sizes.padding,
+            "segments": list(sizes.segments),
+        },
+        "programs": [_program(p, shape, sections) for p in binary.programs],
+    }
+
+
+def sizes_of(source: str | bytes) -> FileSizes:
+    """The sizes of a file's parts."""
+    return inspect_sizes(source)
+
+
+def _machine(shape: MachineShape) -> dict[str, Any]:
+    spaces = {
+        space.value: {
+            "banks": shape.space(space).banks,
+            "base": shape.space(space).base,
+            "limit": shape.space(space).limit,
+            "alignment": shape.space(space).alignment,
+        }
+        for space in shape.spaces
+    }
+    return {"name": shape.name, "core_grid": list(shape.core_grid), "spaces": spaces}
+
+
+def _program(program: Program, shape: MachineShape, sections: Sequence[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": program.name, "role": program.role.value}
+    if "inputs" in sections:
+        found["inputs"] = [
+            _slot(slot.name, program, slot.value, program.input_desc(i))
+            | {"kind": slot.kind.value, "ownership": slot.ownership.value}
+            for i, slot in enumerate(program.inputs)
+        ]
+    if "outputs" in sections:
+        found["outputs"] = [
+            _slot(slot.name, program, slot.value, program.output_desc(i))
+            | {"aliases_input": _alias(program, slot.aliases_input)}
+            for i, slot in enumerate(program.outputs)
+        ]
+    if "operations" in sections:
+        found["operations"] = _operations(program)
+    if "memory" in sections:
+        found["memory"] = _memory(program, shape)
+    return found
+
+
+def _alias(program: Program, index: int | None) -> str | None:
+    return None if index is None else program.inputs[index].name
+
+
+def _slot(name: str, program: Program, value: int, desc: TensorDesc) -> dict[str, Any]:
+    layout = desc.layout
+    return {
+        "name": name,
+        "type": program.values[value].type.text(),
+        "layout": layout.text(),
+        "shape": list(desc.shape),
+        "space": layout.space.value,
+        "data_type": layout.data_type.value,
+        "address": layout.address,
+    }
+
+
+def _operations(program: Program) -> list[dict[str, Any]]:
+    def names(indices: Sequence[int]) -> list[str]:
+        return ["" if i == ABSENT else program.values[i].name for i in indices]
+
+    return [
+        {
+            "op": operation.op,
+            "domain": operation.domain,
+            "inputs": names(operation.inputs),
+            "outputs": names(operation.outputs),
+            "types": [
+                "" if i == ABSENT else program.values[i].type.text() for i in operation.outputs
+            ],
+            "attributes": {
+                key: list(value) if isinstance(value, tuple) else value
+                for key, value in sorted(operation.attributes.items())
+            },
+            "location": operation.location,
+        }
+        for operation in program.operations
+    ]
+
+
+def _memory(program: Program, shape: MachineShape) -> dict[str, Any]:
+    """What each space holds while the program runs, in bytes per bank."""
+    try:
+        wanted = demands(
+            program.inputs, program.outputs, program.constants, program.values, program.scratch,
+            shape,
+        )  # fmt: skip
+    except StitchError as error:
+        return {"problem": str(error)}
+    totals: dict[str, int] = {}
+    for demand in wanted:
+        totals[demand.space.value] = totals.get(demand.space.value, 0) + demand.size_per_bank
+    spaces = {
+        space: {
+            "bytes_per_bank": total,
+            "capacity_per_bank": shape.space(Space(space)).capacity,
+            "banks": shape.space(Space(space)).banks,
+        }
+        for space, total in totals.items()
+    }
+    parts = [
+        {
+            "what": demand.label,
+            "space": demand.space.value,
+            "bytes_per_bank": demand.size_per_bank,
+            "address": demand.address,
+        }
+        for demand in wanted
+    ]
+    constants = sum(constant.data.nbytes for constant in program.constants)
+    return {"spaces": spaces, "parts": parts, "constants_nbytes": constants}
+
+
+def head_lines(path: str, found: Mapping[str, Any]) -> list[str]:
+    """Version, producer, machine and size of a binary."""
+    size, machine = found["size"], found["machine"]
+    requires = ", ".join(found["requires"]) or "nothing"
+    rows, columns = machine["core_grid"]
+    spaces = ", ".join(
+        f"{name} {s['banks']} x {s['limit'] - s['base']} B" for name, s in machine["spaces"].items()
+    )
+    return [
+        f"{path}: format {found['format_version']}, written by {found['producer']}, "
+        f"opset {found['opset']}, requires {requires}",
+        f"  machine {machine['name']}: {rows}x{columns} cores, {spaces}",
+        f"  size {size['total']} B: metadata {size['metadata']}, sealing {size['sealing']}, "
+        f"data {size['data']} in {len(size['segments'])} segments (padding {size['padding']})",
+    ]
+
+
+def program_lines(found: Mapping[str, Any]) -> list[str]:
+    """A program's sections as text."""
+    out = [f"program {found['name']} ({found['role']})"]
+    for slot in found.get("inputs", ()):
+        extra = "" if slot["kind"] == "activation" else f" {slot['kind']}"
+        extra += " donate" if slot["ownership"] == "donate" else ""
+        out.append(f"  input  {slot['name']}: {slot['type']} in {slot['layout']}{extra}")
+    for slot in found.get("outputs", ()):
+        alias = slot["aliases_input"]
+        extra = "" if alias is None else f" takes the buffer of {alias}"
+        out.append(f"  output {slot['name']}: {slot['type']} in {slot['layout']}{extra}")
+    if "operations" in found:
+        out += _operation_lines(found["operations"])
+    if "memory" in found:
+        out += _memory_lines(found["memory"])
+    return out
+
+
+def _operation_lines(operations: Sequence[Mapping[str, Any]]) -> list[str]:
+    counted = Counter(operation["op"] for operation in operations)
+    listed = ", ".join(f"{op} x{times}" for op, times in sorted(counted.items()))
+    out = [f"  {len(operations)} operations: {listed}"]
+    for operation in operations:
+        op = f"{operation['domain']}.{operation['op']}" if operation["domain"] else operation["op"]
+        attributes = ", ".join(f"{key}={value}" for key, value in operation["attributes"].items())
+        arguments = ", ".join([*(name or "_" for name in operation["inputs"]),
+                               *([attributes] if attributes else [])])  # fmt: skip
+        made = ", ".join(
+            f"{name or '_'}: {kind}" if kind else "_"
+            for name, kind in zip(operation["outputs"], operation["types"], strict=True)
+        )
+        out.append(f"    {made} = {op}({arguments})")
+    return out
+
+
+def _memory_lines(memory: Mapping[str, Any]) -> list[str]:
+    if "problem" in memory:
+        return [f"  memory: {memory['problem']}"]
+    out = [
+        f"  {name}: {s['bytes_per_bank']} of {s['capacity_per_bank']} B per bank "
+        f"({s['banks']} banks)"
+        for name, s in memory["spaces"].items()
+    ]
+    for part in memory["parts"]:
+        at = "" if part["address"] is None else f" at {part['address']:#x}"
+        out.append(f"    {part['space']:4} {part['bytes_per_bank']:>9} B  {part['what']}{at}")
+    return out

@@ -1,0 +1,169 @@
+"""`stitch-inspect`: what is in a `.ttb` file; whether several can be stitched, and at what cost.
+
+One file: versions, machine, slots, operations, memory, sizes; constants are not read unless
+`--verify=full` asks for their checksums. Several: the plan of one pass without data.
+`--check_plan` confirms the certificates of plans, those of a recording or of the given files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stitch import api
+from stitch.cli.command import (
+    EXIT_FAILURE,
+    EXIT_OK,
+    add_options,
+    make_parser,
+    read_failure,
+    run_command,
+    say,
+)
+from stitch.cli.describe import SECTIONS, describe, head_lines, program_lines
+from stitch.cli.modules import machine_for, read_modules
+from stitch.cli.stitching import stitching, stitching_json, stitching_lines
+from stitch.cli.wiring import FORM as WIRE_FORM
+from stitch.cli.wiring import wires_of
+from stitch.errors import UsageError
+from stitch.planner import Plan
+from stitch.planner.check import check_plan
+from stitch.report.replay import read_recording
+
+EXAMPLES = """\
+  stitch-inspect a.ttb
+  stitch-inspect a.ttb --section=operations
+  stitch-inspect a.ttb --json --verify=full
+  stitch-inspect a.ttb b.ttb                 can they be stitched, and at what cost?
+  stitch-inspect a.ttb b.ttb --check-plan
+  stitch-inspect --check-plan=run.json       what stitch-run --record=run.json wrote"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; gives its exit code."""
+    parser = make_parser(
+        "stitch-inspect", "Show .ttb files, and what stitching them costs.", EXAMPLES
+    )
+    parser.add_argument("modules", nargs="*", metavar="FILE", help=".ttb files, in run order")
+    add_options(
+        parser,
+        ("--section", {"action": "append", "choices": (*SECTIONS, "all"),
+                       "help": "what to show of each program; may be repeated "
+                       "(default: inputs, outputs, memory)"}),
+        ("--json", {"action": "store_true", "help": "JSON for programs"}),
+        ("--verify", {"choices": ("metadata", "full"), "default": "metadata",
+                      "help": "full: check every byte of the constants as well"}),
+        ("--function", {"action": "append", "default": [], "metavar": "NAME",
+                        "help": "the program of a module; the k-th for the k-th module"}),
+        ("--wire", {"action": "append", "default": [], "metavar": "A.Y=B.X",
+                    "help": f"connect by name instead of by position: {WIRE_FORM}"}),
+        ("--device", {"metavar": "NAME|machine.yaml",
+                      "help": "plan for this machine (default: the first module's)"}),
+        ("--check_plan", {"nargs": "?", "const": "", "metavar": "run.json",
+                          "help": "check the certificates of recorded plans, or of the plan "
+                          "for the given modules"}),
+    )  # fmt: skip
+    return run_command(parser, _inspect, argv)
+
+
+def _inspect(words: argparse.Namespace) -> int:
+    recording = words.check_plan
+    if recording is not None and recording.endswith(".ttb"):
+        raise UsageError(
+            f"--check_plan takes a recording, not {recording}",
+            remedy="put --check_plan behind the modules",
+        )
+    if recording:
+        if words.modules:
+            raise UsageError("--check_plan checks a recording, or the given modules: not both")
+        return _check(_recorded(recording), words.json)
+    if not words.modules:
+        raise UsageError("there is nothing to inspect", expected="one or more .ttb files")
+    if len(words.modules) == 1 and recording is None:
+        if words.wire or words.device or words.function:
+            raise UsageError("--wire, --device and --function are for several modules")
+        return _show(words)
+    return _stitch(words)
+
+
+def _show(words: argparse.Namespace) -> int:
+    path = words.modules[0]
+    source: str | bytes = path
+    if path == "-":
+        (module,) = read_modules([path], verify=words.verify)
+        binary, source = module.binary, b""
+        sizes = api.inspect_sizes(binary)
+    else:
+        binary = api.load(source, verify=words.verify)
+        sizes = api.inspect_sizes(source)
+    asked = words.section or ["inputs", "outputs", "memory"]
+    sections = SECTIONS if "all" in asked else tuple(s for s in SECTIONS if s in asked)
+    found = describe(binary, sizes, sections)
+    if words.verify == "full":
+        found["verified"] = "full"
+    if words.json:
+        say(json.dumps(found, indent=2))
+        return EXIT_OK
+    lines = head_lines("standard input" if path == "-" else path, found)
+    for program in found["programs"]:
+        lines += program_lines(program)
+    if words.verify == "full":
+        lines.append("every byte is as it was written")
+    say("\n".join(lines))
+    return EXIT_OK
+
+
+def _stitch(words: argparse.Namespace) -> int:
+    modules = read_modules(words.modules, words.function, verify=words.verify)
+    wires = wires_of(modules, words.wire)
+    found = stitching(modules, wires, machine_for(words.device, modules))
+    if words.check_plan is not None:
+        return _check(dict(enumerate(found.plans, 1)), words.json)
+    say(json.dumps(stitching_json(found), indent=2) if words.json
+        else "\n".join(stitching_lines(found)))  # fmt: skip
+    return EXIT_OK
+
+
+def _recorded(path: str) -> dict[int, Plan]:
+    try:
+        text = Path(path).read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError as error:
+        raise read_failure(path, error) from error
+    return dict(read_recording(text).plans)
+
+
+def _check(plans: dict[int, Plan], as_json: bool) -> int:
+    """Every problem of every plan; exit code 6 if there is one."""
+    found = {index: check_plan(plan) for index, plan in sorted(plans.items())}
+    certificates = {index: _certificates(plan) for index, plan in plans.items()}
+    wrong = sum(len(problems) for problems in found.values())
+    if as_json:
+        body: dict[str, Any] = {
+            "sound": not wrong,
+            "plans": [
+                {
+                    "plan": index,
+                    "steps": len(plans[index].steps),
+                    "certificates": certificates[index],
+                    "problems": [
+                        {"kind": p.kind, "where": p.where, "detail": p.detail} for p in problems
+                    ],
+                }
+                for index, problems in found.items()
+            ],
+        }
+        say(json.dumps(body, indent=2))
+        return EXIT_FAILURE if wrong else EXIT_OK
+    for index, problems in found.items():
+        facts = f"{len(plans[index].steps)} steps, {certificates[index]} certificates"
+        say(f"plan {index}: {facts}: " + (f"{len(problems)} problems" if problems else "sound"))
+        for problem in problems:
+            say(f"  - {problem}")
+    return EXIT_FAILURE if wrong else EXIT_OK
+
+
+def _certificates(plan: Plan) -> int:
+    return sum(step.certificate is not None for step in plan.copies)

@@ -1,0 +1,105 @@
+"""`stitch-link`: several `.ttb` modules → one module with one program, the same to the last bit."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from stitch import api
+from stitch.cli.command import (
+    EXIT_OK,
+    add_options,
+    make_parser,
+    run_command,
+    say,
+    say_aside,
+)
+from stitch.cli.modules import Module, read_modules
+from stitch.cli.wiring import FORM as WIRE_FORM
+from stitch.cli.wiring import output_port, wires_of
+from stitch.errors import IncompatibleError, UsageError
+from stitch.link import Port, Wire, link_programs
+from stitch.ttb import Binary, encode, save
+
+EXAMPLES = """\
+  stitch-link a.ttb b.ttb -o ab.ttb
+  stitch-link a.ttb b.ttb c.ttb -o abc.ttb --wire a.y=b.x --wire a.z=c.x --name=whole
+  stitch-link a.ttb b.ttb -o ab.ttb --keep=a.y"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; gives its exit code."""
+    parser = make_parser("stitch-link", "Join .ttb modules into one.", EXAMPLES)
+    parser.add_argument("modules", nargs="+", metavar="FILE", help=".ttb files, in run order")
+    parser.add_argument("-o", "--output", required=True, metavar="FILE",
+                        help="the .ttb file, - for stdout")  # fmt: skip
+    add_options(
+        parser,
+        ("--function", {"action": "append", "default": [], "metavar": "NAME",
+                        "help": "the program of a module; the k-th for the k-th module"}),
+        ("--wire", {"action": "append", "default": [], "metavar": "A.Y=B.X",
+                    "help": f"connect by name instead of by position: {WIRE_FORM}"}),
+        ("--keep", {"action": "append", "default": [], "metavar": "A.Y",
+                    "help": "an output that stays an output although it feeds a wire"}),
+        ("--name", {"help": "the new program's name (default: the names joined by _)"}),
+        ("--strict_types", {"action": "store_true",
+                            "help": "links may not change the floating storage type"}),
+    )  # fmt: skip
+    return run_command(parser, _link, argv)
+
+
+def _link(words: argparse.Namespace) -> int:
+    if len(words.modules) < 2:
+        raise UsageError("linking takes at least two modules", got=f"{len(words.modules)}")
+    modules = read_modules(words.modules, words.function, verify="full")
+    _check_machines(modules)
+    wires = wires_of(modules, words.wire, strict_types=words.strict_types)
+    name = words.name if words.name is not None else "_".join(m.program.name for m in modules)
+    program = link_programs(
+        [module.program for module in modules],
+        wires,
+        machine=modules[0].binary.machine,
+        name=name,
+        keep=_kept(modules, wires, words.keep),
+        strict_types=words.strict_types,
+    )
+    binary = Binary((program,), modules[0].binary.machine, api.PRODUCER)
+    facts = f"{len(modules)} programs linked into {name!r}, {len(program.operations)} operations"
+    if words.output == "-":
+        data = encode(binary)
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+        say_aside(f"standard output: {len(data)} bytes, {facts}")
+        return EXIT_OK
+    save(binary, words.output)
+    say(f"{words.output}: {api.inspect_sizes(binary).total} bytes, {facts}")
+    return EXIT_OK
+
+
+def _kept(
+    modules: Sequence[Module], wires: Sequence[Wire], words: Sequence[str]
+) -> set[Port] | None:
+    """The outputs that stay: those that feed nobody, and those that were asked for."""
+    if not words:
+        return None
+    fed = {(w.producer, w.output) for w in wires}
+    free = {
+        (k, o)
+        for k, module in enumerate(modules)
+        for o in range(len(module.program.outputs))
+        if (k, o) not in fed
+    }
+    return free | {output_port(modules, word) for word in words}
+
+
+def _check_machines(modules: Sequence[Module]) -> None:
+    first = modules[0].binary.machine
+    for module in modules[1:]:
+        missing = tuple(first.shortcomings(module.binary.machine))
+        if missing:
+            raise IncompatibleError(
+                f"{module.path} was compiled for {module.binary.machine.name!r}, "
+                f"{modules[0].path} for {first.name!r}: " + "; ".join(missing),
+                remedy="compile both for the same machine",
+            )

@@ -1,0 +1,112 @@
+"""Running the chain as often as asked, measuring each pass.
+
+Comes in: a runnable and its arrays. Goes out: results as arrays, times, what memory saw. Must not
+know: words of the command line, files.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+
+from stitch.api import Device
+from stitch.cli.chain import Runnable
+from stitch.planner import Copy, Plan
+from stitch.program import Array
+from stitch.report import CopyLine, copy_lines
+
+
+@dataclass(slots=True)
+class Measured:
+    """What the passes took.
+
+    `seconds`: of each timed pass. `copies`: the most writes that the memory of all spaces saw in
+    one pass, less one for each input (its way in).
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    passes: int = 0
+    copies: int = 0
+
+    def percentiles(self) -> dict[str, float]:
+        """p50, p90, p99, least, most and mean of the timed passes, in seconds."""
+        if not self.seconds:
+            return {}
+        p50, p90, p99 = np.percentile(self.seconds, (50, 90, 99))
+        return {
+            "p50": float(p50),
+            "p90": float(p90),
+            "p99": float(p99),
+            "min": min(self.seconds),
+            "max": max(self.seconds),
+            "mean": float(np.mean(self.seconds)),
+        }
+
+
+@contextmanager
+def progress(total: int) -> Iterator[Progress | None]:
+    """A bar on standard error while passes run; only on a terminal, only for several passes."""
+    if total < 2 or not sys.stderr.isatty():
+        yield None
+        return
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        yield bar
+
+
+def run_passes(
+    runnable: Runnable, arrays: Sequence[Array], warmup: int, timed: int, measured: Measured
+) -> list[Array]:
+    """Warm up, run and time; gives the last pass's results (none without data)."""
+    device = runnable.device
+    for index in range(warmup + timed):
+        before = device.backend.write_counts()[0]
+        began = time.perf_counter()
+        tensors = runnable.run(arrays)
+        device.flush()
+        seconds = time.perf_counter() - began
+        wrote = device.backend.write_counts()[0] - before
+        measured.copies = max(measured.copies, wrote - len(runnable.inputs))
+        measured.passes += 1
+        if index >= warmup:
+            measured.seconds.append(seconds)
+        if index < warmup + timed - 1:
+            del tensors
+    if not device.backend.executor.computes:
+        return []
+    return [tensor.numpy() for tensor in tensors]
+
+
+def copies_inside(device: Device) -> tuple[CopyLine, ...]:
+    """The copies that plans made of what was in memory already: all but the inputs' way in."""
+    return copy_lines([(_without_entries(plan), times) for plan, times in device.history.plans])
+
+
+def _without_entries(plan: Plan) -> Plan:
+    outside = {block.number for block in plan.request.blocks if block.address is None}
+    steps = tuple(
+        step for step in plan.steps if not (isinstance(step, Copy) and step.source.block in outside)
+    )
+    return replace(plan, steps=steps)
+
+
+def planned_copies(device: Device) -> int:
+    """For runs without data: the most copies that one plan makes of what is in memory already."""
+    return max((len(_without_entries(plan).copies) for plan, _ in device.history.plans), default=0)
+
+
+def leaks(device: Device) -> list[str]:
+    """What is still allocated, one line per block; nothing should be once all is dropped."""
+    device.flush()
+    return [
+        f"{space.value} {address:#x}: {block.size_per_bank} B per bank, {block.origin}"
+        for (space, address), block in sorted(
+            device.records.blocks.items(), key=lambda item: (item[0][0].value, item[0][1])
+        )
+    ]

@@ -1,0 +1,54 @@
+"""`stitch-run pipeline.yaml`: a pipeline file as something that a run can run.
+
+The form of the file is in `stitch/frontend/pipeline_yaml.py`. Comes in: parsed words. Goes out: a
+device, and what loads the pipeline on it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+
+from stitch.api import Device
+from stitch.cli.chain import RunInput, Runnable, RunOutput
+from stitch.frontend.pipeline_run import CheckedPipeline, YamlPipeline, read_pipeline
+from stitch.machine import Machine, load_machine
+from stitch.program import Array
+from stitch.runtime import LoadedProgram, Tensor
+
+
+class PipelineRunnable:
+    """A `Runnable` over a pipeline file."""
+
+    def __init__(self, device: Device, checked: CheckedPipeline) -> None:
+        self.device = device
+        self._pipeline = YamlPipeline(checked, device)
+        self.inputs = tuple(RunInput(i.name, i.type, given=i.given) for i in checked.inputs)
+        outputs = []
+        for name, value in zip(self._pipeline.output_names, checked.outputs, strict=True):
+            assert value.desc is not None, "the check lets no input through as an output"
+            outputs.append(RunOutput(name, value.type, value.desc.layout.data_type))
+        self.outputs = tuple(outputs)
+
+    @property
+    def programs(self) -> tuple[LoadedProgram, ...]:
+        """The loaded programs, in the order of the file."""
+        return tuple(self._pipeline.programs.values())
+
+    def run(self, arrays: Sequence[Array]) -> tuple[Tensor, ...]:
+        """One pass; see `Runnable`."""
+        return self._pipeline.run(arrays, borrow=True)
+
+    def forget(self) -> None:
+        """Drop the programs."""
+        self._pipeline.forget()
+
+
+def open_pipeline_file(
+    words: argparse.Namespace, open_device: Callable[[argparse.Namespace, Machine], Device]
+) -> tuple[Device, Callable[[], Runnable]]:
+    """The device for a pipeline file (`--device` goes before the file's own), and its loader."""
+    checked = read_pipeline(words.pipeline, strict_types=words.strict_types)
+    machine = load_machine(words.device if words.device is not None else checked.machine)
+    device = open_device(words, machine)
+    return device, lambda: PipelineRunnable(device, checked)

@@ -1,0 +1,178 @@
+"""`stitch-run`: run `.ttb` modules one after the other on a simulated device, stitched.
+
+Modules are connected by position, or by `--wire`. `--max_copies=N` bounds, for each pass, the
+writes that the memories of the spaces saw, less one for each input (its way in): copies between
+programs, moves, evictions, and an input that enters more than once. Without data (`--dry_run`,
+`--executor=null`) memory sees nothing, and the copies of the plan are counted instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from stitch.cli.command import (
+    EXIT_OK,
+    add_options,
+    make_parser,
+    run_command,
+    say,
+)
+from stitch.cli.replay import replay_file
+from stitch.cli.run_inputs import FORM as INPUT_FORM
+from stitch.cli.run_inputs import INITS
+from stitch.cli.run_outputs import EXPECTED_FORM, OUTPUT_FORM
+from stitch.cli.run_session import run_session
+from stitch.cli.wiring import FORM as WIRE_FORM
+from stitch.errors import UsageError
+from stitch.machine import load_machine, machine_names
+from stitch.runtime import DEFAULT_WINDOW
+from stitch.runtime.executors import EXECUTORS
+
+EXAMPLES = """\
+  stitch-run --module=a.ttb --module=b.ttb --input=x=@x.npy --output=y=@y.npy --explain
+  stitch-run --module=a.ttb --input="2x2xf32=1 2 3 4" --expected_output=@y.npy
+  stitch-run --module=a.ttb --module=b.ttb --dry_run --max_copies=0
+  stitch-run --module=a.ttb --init=randn --num_runs=100 --warmup_runs=5 --print_statistics
+  stitch-run pipeline.yaml --input=x=@x.npy --trace=trace.json --record=run.json
+  stitch-run --replay=run.json"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; gives its exit code."""
+    parser = make_parser(
+        "stitch-run", "Run .ttb modules, stitched, on a simulated device.", EXAMPLES
+    )
+    _add_what(parser)
+    _add_how(parser)
+    _add_reports(parser)
+    return run_command(parser, _run, argv)
+
+
+def _add_what(parser: argparse.ArgumentParser) -> None:
+    add_options(
+        parser,
+        ("pipeline", {"nargs": "?", "metavar": "pipeline.yaml", "help": "a pipeline file"}),
+        ("--module", {"action": "append", "default": [], "metavar": "FILE",
+                      "help": "a .ttb file, - for standard input; again for the next one"}),
+        ("--function", {"action": "append", "default": [], "metavar": "NAME",
+                        "help": "the program of a module, by name or index; the k-th for the "
+                        "k-th module (default: the first)"}),
+        ("--wire", {"action": "append", "default": [], "metavar": "A.Y=B.X",
+                    "help": f"connect by name instead of by position: {WIRE_FORM}"}),
+        ("--input", {"action": "append", "default": [], "metavar": "WHAT", "help": INPUT_FORM}),
+        ("--output", {"action": "append", "default": [], "metavar": "WHERE", "help": OUTPUT_FORM}),
+        ("--expected_output", {"action": "append", "default": [], "metavar": "WHAT",
+                               "help": f"compare; exit code 1 if it differs: {EXPECTED_FORM}"}),
+        ("--atol", {"type": _not_negative, "help": "absolute tolerance (default by type: f32 1e-4, "
+                    "f16 1e-3, bf16 1e-2; integers are exact)"}),
+        ("--rtol", {"type": _not_negative, "help": "relative tolerance (default 1e-5)"}),
+        ("--pcc", {"type": float, "help": "least Pearson correlation; alone it replaces the "
+                   "elementwise rule, with --atol or --rtol both must hold"}),
+        ("--init", {"choices": INITS, "help": "make the inputs that are not given"}),
+        ("--seed", {"type": _count, "default": 0, "help": "for --init=randn (default 0)"}),
+    )  # fmt: skip
+
+
+def _add_how(parser: argparse.ArgumentParser) -> None:
+    machine = {"metavar": "NAME|machine.yaml", "dest": "device",
+               "help": "default: the machine that the first module was compiled for"}  # fmt: skip
+    add_options(
+        parser,
+        ("--device", machine),
+        ("--target", machine | {"help": "the same as --device"}),
+        ("--list_devices", {"action": "store_true", "help": "list the known machines, and end"}),
+        ("--executor", {"choices": tuple(EXECUTORS), "help": "who computes (default: numpy)"}),
+        ("--window", {"type": _positive, "default": DEFAULT_WINDOW,
+                      "help": "tasks queued before they run; 1: each call at once"}),
+        ("--strict_types", {"action": "store_true",
+                            "help": "links may not change the floating storage type"}),
+        ("--check_memory", {"action": "store_true",
+                            "help": "poison freed bytes, guard padding (slower)"}),
+        ("--loops", {"type": _positive, "default": 1,
+                     "help": "do all runs N times; outputs are compared each time"}),
+        ("--num_runs", {"type": _positive, "default": 1, "help": "timed passes in each loop"}),
+        ("--warmup_runs", {"type": _count, "default": 0, "help": "passes before, not timed"}),
+        ("--dry_run", {"action": "store_true",
+                       "help": "plan and price everything, execute nothing; needs no data"}),
+        ("--max_copies", {"type": _count, "metavar": "N",
+                          "help": "exit code 6 if one pass makes more copies than N: writes that "
+                          "the memories saw, less one for each input's way in"}),
+        ("--check_memory_leak", {"action": "store_true",
+                                 "help": "exit code 6 if anything is left at the end"}),
+    )  # fmt: skip
+
+
+def _add_reports(parser: argparse.ArgumentParser) -> None:
+    add_options(
+        parser,
+        ("--explain", {"action": "store_true", "help": "every copy: bytes, time, reason"}),
+        ("--memory", {"action": "store_true", "help": "what each space holds, and its peak"}),
+        ("--print_statistics", {"action": "store_true", "help": "p50, p90, p99 of the passes"}),
+        ("--result_file", {"nargs": "?", "const": "run_results.json", "metavar": "FILE",
+                           "help": "everything as JSON (default name: %(const)s)"}),
+        ("--save_artifacts", {"action": "store_true",
+                              "help": "inputs, outputs, programs, plans and reports as files"}),
+        ("--artifact_dir", {"default": "stitch-artifacts", "metavar": "FOLDER",
+                            "help": "where to (default: %(default)s)"}),
+        ("--trace", {"metavar": "FILE", "help": "a Chrome trace (opens in Perfetto)"}),
+        ("--record", {"metavar": "FILE", "help": "machine, plans and allocator events"}),
+        ("--replay", {"metavar": "FILE", "help": "re-run recorded allocator events and check "
+                      "every address"}),
+    )  # fmt: skip
+
+
+def _run(words: argparse.Namespace) -> int:
+    if words.list_devices:
+        for name in machine_names():
+            shape = load_machine(name).shape
+            spaces = ", ".join(
+                f"{space.value} {shape.space(space).banks} x {shape.space(space).capacity} B"
+                for space in shape.spaces
+            )
+            say(f"{name}: {spaces}")
+        return EXIT_OK
+    if words.replay is not None:
+        return replay_file(words.replay)
+    _check_what(words)
+    return run_session(words)
+
+
+def _check_what(words: argparse.Namespace) -> None:
+    if words.pipeline is None and not words.module:
+        raise UsageError("there is nothing to run", expected="--module=FILE, or a pipeline.yaml")
+    if words.pipeline is None:
+        return
+    if Path(words.pipeline).suffix.lower() not in (".yaml", ".yml"):
+        raise UsageError(
+            f"{words.pipeline!r} is no pipeline file",
+            expected="a .yaml file",
+            remedy=f"to run a module, write --module={words.pipeline}",
+        )
+    if words.module or words.wire or words.function:
+        raise UsageError(
+            "a pipeline file says itself which modules run and how they are connected",
+            remedy="drop --module, --function and --wire",
+        )
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text} is negative")
+    return number
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return number
+
+
+def _not_negative(text: str) -> float:
+    number = float(text)
+    if not number >= 0:
+        raise argparse.ArgumentTypeError(f"{text} is no tolerance")
+    return number

@@ -1,0 +1,167 @@
+"""The arrays that a run starts from: files, words, or made up by `--init`.
+
+Comes in: the words of `--input`, and the slots. Goes out: one array for each slot, of its shape and
+type. Must not know: devices.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from stitch.cli.array_files import read_array_file, typed
+from stitch.cli.array_text import array_of_text, looks_like_array
+from stitch.cli.chain import RunInput
+from stitch.cli.slot_words import deal, split_slot
+from stitch.errors import LayoutError, LinkError, UsageError
+from stitch.program import Array, DataType, InputKind
+from stitch.runtime.arrays import capture
+
+INITS = ("randn", "arange", "zeros", "ones")
+FORM = "[NAME=]@file.npy, @file.npz (by name), [NAME=]2x2xf32=1 2 3 4, [NAME=]2x2xf32=@raw.bin"
+
+
+def is_array_word(word: str) -> bool:
+    """Whether a word is an array by itself, without a slot's name before it."""
+    return word.startswith("@") or looks_like_array(word)
+
+
+def is_archive(word: str) -> bool:
+    """Whether a word names a `.npz` file."""
+    return word.startswith("@") and word.lower().endswith(".npz")
+
+
+def gather_inputs(
+    slots: Sequence[RunInput],
+    words: Sequence[str],
+    *,
+    init: str | None,
+    seed: int,
+    without_data: bool = False,
+) -> tuple[Array, ...]:
+    """One array per slot; what no word gives is made by `init`.
+
+    `without_data`: what is missing is not an error, its shape is enough (nothing will read it).
+    Raises `UsageError` for missing, surplus or unfit inputs, `FormatError` for bad files.
+    """
+    given = {slot: _array(word, slots[slot]) for slot, word in _dealt(slots, words).items()}
+    for name, array in _of_archives(slots, words).items():
+        if name in given:
+            raise UsageError(f"input {slots[name].name!r} is given twice")
+        given[name] = array
+    missing = [slot.name for i, slot in enumerate(slots) if i not in given and slot.given is None]
+    if missing and init is None and not without_data:
+        wanted = ", ".join(f"{s.name}: {s.type.text()}" for s in slots)
+        raise UsageError(
+            f"inputs are missing: {', '.join(missing)}",
+            expected=wanted,
+            remedy="give them with --input, or have them made with --init=randn",
+        )
+    return tuple(
+        _final(slot, given.get(i), "zeros" if init is None else init, (seed, i), without_data)
+        for i, slot in enumerate(slots)
+    )
+
+
+def _final(
+    slot: RunInput, given: Array | None, init: str, seed: tuple[int, int], without_data: bool
+) -> Array:
+    found = slot.given if given is None else given
+    if found is not None:
+        return _fitted(slot, found)
+    if without_data:
+        return np.broadcast_to(np.zeros((), slot.type.data_type.dtype), slot.type.shape)
+    return made_up(slot, init, seed)
+
+
+def _dealt(slots: Sequence[RunInput], words: Sequence[str]) -> dict[int, str]:
+    split = [split_slot(word, is_array_word) for word in words if not is_archive(word)]
+    for name, word in split:
+        if name is None and not is_array_word(word):
+            raise UsageError(f"{word[:80]!r} is no input", expected=FORM)
+    return deal(split, [slot.name for slot in slots], "input")
+
+
+def _of_archives(slots: Sequence[RunInput], words: Sequence[str]) -> dict[int, Array]:
+    """The arrays of archives given as a whole: every member belongs to the slot of its name."""
+    names = [slot.name for slot in slots]
+    found: dict[int, Array] = {}
+    for word in words:
+        if not is_archive(word):
+            continue
+        for name, array in read_array_file(Path(word[1:])).items():
+            if name not in names:
+                raise UsageError(
+                    f"{word[1:]} holds an array {name!r}, and there is no such input",
+                    expected=", ".join(names),
+                    remedy=f"take one array of it with --input=NAME={word}",
+                )
+            if names.index(name) in found:
+                raise UsageError(f"input {name!r} is given twice")
+            found[names.index(name)] = array
+    return found
+
+
+def _array(word: str, slot: RunInput) -> Array:
+    if not word.startswith("@"):
+        return array_of_text(word)
+    path = Path(word[1:])
+    arrays = read_array_file(path)
+    return member(arrays, slot.name, path)
+
+
+def member(arrays: Mapping[str | None, Array], name: str, path: Path) -> Array:
+    """The array of a file for a slot: the only one, or the one of the slot's name."""
+    if len(arrays) == 1:
+        return next(iter(arrays.values()))
+    if name not in arrays:
+        raise UsageError(
+            f"{path} holds several arrays, and none is called {name!r}",
+            expected=", ".join(str(n) for n in arrays) or "an archive that is not empty",
+        )
+    return arrays[name]
+
+
+def _fitted(slot: RunInput, array: Array) -> Array:
+    """The array in the slot's type; raises `UsageError` where shape or kind of number differ."""
+    data_type = slot.type.data_type
+    try:
+        return capture(
+            typed(array, data_type), slot.type.shape, data_type, True, f"input {slot.name!r}",
+        )  # fmt: skip
+    except (LinkError, LayoutError) as error:
+        raise UsageError(
+            error.what, expected=error.expected, got=error.got, remedy=error.remedy
+        ) from error
+
+
+def made_up(slot: RunInput, init: str, seed: tuple[int, int]) -> Array:
+    """An array for a slot; the same seed gives the same array, in every process.
+
+    `randn`: floats from the normal distribution, integers from 0 to 9, fair bits; `arange`: 0, 1,
+    2, ... in row-major order (bits alternate).
+    """
+    shape, data_type = slot.type.shape, slot.type.data_type
+    dtype = data_type.dtype
+    if init == "zeros":
+        return np.zeros(shape, dtype)
+    if init == "ones":
+        return np.ones(shape, dtype)
+    if init == "arange":
+        counted = np.arange(slot_size(shape)).reshape(shape)
+        return (counted % 2 if data_type is DataType.BOOL else counted).astype(dtype)
+    random = np.random.default_rng([seed[0], seed[1], zlib.crc32(slot.name.encode())])
+    if slot.kind is InputKind.KEY and not data_type.is_floating:
+        info = np.iinfo(dtype)
+        return random.integers(0, info.max, shape, dtype, endpoint=True)
+    if data_type.is_floating:
+        return random.standard_normal(shape).astype(dtype)
+    return random.integers(0, 2 if data_type is DataType.BOOL else 10, shape).astype(dtype)
+
+
+def slot_size(shape: tuple[int, ...]) -> int:
+    """How many elements a shape has."""
+    return int(np.prod(shape, dtype=np.int64))

@@ -1,0 +1,120 @@
+"""Where results go (`--output`), and what they should be (`--expected_output`).
+
+Comes in: words, result arrays. Goes out: files in a batch, text, verdicts. Must not know: devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stitch.cli.array_files import SUFFIXES, npy_bytes, npz_bytes, read_array_file, typed
+from stitch.cli.array_text import array_of_text, text_of_array
+from stitch.cli.chain import RunOutput
+from stitch.cli.file_batch import FileBatch
+from stitch.cli.run_inputs import is_archive, is_array_word, member
+from stitch.cli.slot_words import deal, split_slot
+from stitch.errors import UsageError
+from stitch.program import Array
+
+OUTPUT_FORM = "'' (ignore), - (print), @file.npy, @file.npz; NAME= may stand before each"
+EXPECTED_FORM = "(ignored), @file.npy, @file.npz, 2x2xf32=1 2 3 4; NAME= may stand before each"
+IGNORED = "(ignored)"
+
+
+@dataclass(frozen=True, slots=True)
+class Destinations:
+    """Where each result goes, checked before anything runs.
+
+    `files`: result → `.npy` path. `archives`: path → results. `printed`: results in full; `brief`:
+    all results are shown, cut short.
+    """
+
+    files: Mapping[int, Path]
+    archives: Mapping[Path, tuple[int, ...]]
+    printed: tuple[int, ...]
+    brief: bool
+
+
+def destinations(
+    outputs: Sequence[RunOutput], words: Sequence[str], *, brief: bool
+) -> Destinations:
+    """What the words of `--output` say; `brief`: show results if they say nothing. Raises `UsageError`."""
+    split = [split_slot(word, _is_destination) for word in words if not is_archive(word)]
+    for name, word in split:
+        if name is None and not _is_destination(word):
+            raise UsageError(f"{word[:80]!r} is no output", expected=OUTPUT_FORM)
+    dealt = deal(split, [output.name for output in outputs], "output")
+    files: dict[int, Path] = {}
+    archives: dict[Path, tuple[int, ...]] = {
+        Path(word[1:]): tuple(range(len(outputs))) for word in words if is_archive(word)
+    }
+    for index, word in sorted(dealt.items()):
+        if not word.startswith("@"):
+            continue
+        path = Path(word[1:])
+        if path.suffix.lower() not in SUFFIXES:
+            raise UsageError(
+                f"results are written to {' and '.join(SUFFIXES)} files", got=str(path)
+            )
+        if is_archive(word):
+            archives[path] = (*archives.get(path, ()), index)
+        elif path in files.values():
+            raise UsageError(f"two outputs go to {path}")
+        else:
+            files[index] = path
+    printed = tuple(index for index, word in sorted(dealt.items()) if word == "-")
+    return Destinations(files, archives, printed, brief and not words)
+
+
+def _is_destination(word: str) -> bool:
+    return word in ("", "-") or word.startswith("@")
+
+
+def put(
+    where: Destinations, outputs: Sequence[RunOutput], arrays: Sequence[Array], batch: FileBatch
+) -> list[str]:
+    """Adds the files to the batch; gives the lines to print."""
+    for index, path in where.files.items():
+        batch.add(path, npy_bytes(arrays[index]))
+    for path, members in where.archives.items():
+        batch.add(path, npz_bytes({outputs[i].name: arrays[i] for i in dict.fromkeys(members)}))
+    shown = range(len(outputs)) if where.brief else where.printed
+    return [
+        f"result[{i}] {outputs[i].name}: {text_of_array(arrays[i], whole=not where.brief)}"
+        for i in shown
+    ]
+
+
+def expectations(outputs: Sequence[RunOutput], words: Sequence[str]) -> dict[int, Array]:
+    """What the words of `--expected_output` say; raises `UsageError`, `FormatError`."""
+    names = [output.name for output in outputs]
+    split = [split_slot(word, _is_expectation) for word in words if not is_archive(word)]
+    for name, word in split:
+        if name is None and not _is_expectation(word):
+            raise UsageError(f"{word[:80]!r} is no expected output", expected=EXPECTED_FORM)
+    found: dict[int, Array] = {}
+    for index, word in deal(split, names, "expected_output").items():
+        if word == IGNORED:
+            continue
+        if word.startswith("@"):
+            path = Path(word[1:])
+            found[index] = member(read_array_file(path), names[index], path)
+        else:
+            found[index] = array_of_text(word)
+    for word in words:
+        if not is_archive(word):
+            continue
+        for name, array in read_array_file(Path(word[1:])).items():
+            if name not in names:
+                raise UsageError(
+                    f"{word[1:]} holds an array {name!r}, and there is no such output",
+                    expected=", ".join(names),
+                )
+            found[names.index(name)] = array
+    return {i: typed(array, outputs[i].type.data_type) for i, array in found.items()}
+
+
+def _is_expectation(word: str) -> bool:
+    return word == IGNORED or is_array_word(word)

@@ -1,0 +1,114 @@
+"""What `stitch-run` says about a run: statistics, memory, copies, and all of it as JSON.
+
+Comes in: a device after the run, measurements, verdicts. Goes out: text and plain data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stitch import api
+from stitch.cli.chain import Runnable
+from stitch.cli.comparison import Verdict
+from stitch.cli.passes import Measured
+from stitch.planner import Allocate, Execute, Free, Plan
+from stitch.program import Space
+from stitch.report import CopyLine, memory_report, memory_views, plan_json
+
+
+def statistics_text(measured: Measured) -> str:
+    """One line: how many passes, and p50, p90, p99 in microseconds."""
+    found = measured.percentiles()
+    listed = "  ".join(f"{name} {seconds * 1e6:.1f} us" for name, seconds in found.items())
+    return f"{len(measured.seconds)} timed passes: {listed}"
+
+
+def copies_text(lines: Sequence[CopyLine]) -> str:
+    """One line per copy, with its reason."""
+    return "\n".join(
+        f"  {line.kind} x{line.times} {line.nbytes} B  {line.source} -> {line.target}\n"
+        f"    {line.reason}"
+        for line in lines
+    )
+
+
+def peaks(plans: Sequence[Plan]) -> dict[Space, int]:
+    """The most bytes per bank that any plan needed at one time, by space (scratch included)."""
+    most: dict[Space, int] = {}
+    for plan in plans:
+        sizes = {b.number: (b.space, b.size_per_bank) for b in plan.request.blocks
+                 if b.address is not None}  # fmt: skip
+        used: dict[Space, int] = {}
+        for space, size in sizes.values():
+            used[space] = used.get(space, 0) + size
+        _raise_to(most, used)
+        for step in plan.steps:
+            if isinstance(step, Allocate):
+                block = step.block
+                sizes[block.number] = (block.space, block.size_per_bank)
+                used[block.space] = used.get(block.space, 0) + block.size_per_bank
+            elif isinstance(step, Free) and step.block in sizes:
+                space, size = sizes.pop(step.block)
+                used[space] -= size
+            elif isinstance(step, Execute) and step.scratch is not None:
+                space, _, size = step.scratch
+                _raise_to(most, used | {space: used.get(space, 0) + size})
+            _raise_to(most, used)
+    return most
+
+
+def _raise_to(most: dict[Space, int], used: Mapping[Space, int]) -> None:
+    for space, size in used.items():
+        most[space] = max(most.get(space, 0), size)
+
+
+def memory_text(device: api.Device) -> str:
+    """The memory report, and the peak of each space."""
+    lines = [memory_report(device)]
+    for space, size in peaks([plan for plan, _ in device.history.plans]).items():
+        lines.append(f"{space.value}: peak {size} B per bank")
+    return "\n".join(lines)
+
+
+def result_json(
+    device: api.Device,
+    runnable: Runnable,
+    measured: Measured,
+    verdicts: Mapping[int, Verdict],
+    code: int,
+    failures: Sequence[str],
+) -> dict[str, Any]:
+    """Everything as plain data, the form of `run_results.json`."""
+    writes, written = device.backend.write_counts()
+    plans = device.history.plans
+    return {
+        "result": {0: "pass", 1: "mismatch"}.get(code, "error"),
+        "exit_code": code,
+        "errors": list(failures),
+        "producer": api.PRODUCER,
+        "machine": device.machine.name,
+        "executor": device.executor,
+        "inputs": [{"name": i.name, "type": i.type.text()} for i in runnable.inputs],
+        "outputs": [{"name": o.name, "type": o.type.text()} for o in runnable.outputs],
+        "comparisons": [
+            {
+                "result": index,
+                "name": verdict.name,
+                "passed": verdict.passed,
+                "detail": verdict.text,
+                "max_abs_difference": verdict.max_abs_difference,
+                "pcc": verdict.pcc,
+            }
+            for index, verdict in sorted(verdicts.items())
+        ],
+        "passes": measured.passes,
+        "seconds": measured.percentiles(),
+        "copies_per_pass": measured.copies,
+        "memory_writes": {"writes": writes, "nbytes": written},
+        "plans": [plan_json(plan) | {"runs": times} for plan, times in plans],
+        "peak_bytes_per_bank": {
+            space.value: size for space, size in peaks([plan for plan, _ in plans]).items()
+        },
+        "memory": memory_views(device),
+    }

@@ -1,0 +1,202 @@
+"""One run of `stitch-run`, from its words to its exit code.
+
+Comes in: parsed words. Goes out: files, text, an exit code. Everything that can be wrong with the
+words and the files is found before anything runs; files appear at the end, all or none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from stitch import api
+from stitch.cli.artifacts import add_artifacts
+from stitch.cli.chain import Chain, Runnable
+from stitch.cli.command import EXIT_FAILURE, EXIT_MISMATCH, EXIT_OK, say, say_aside
+from stitch.cli.comparison import Tolerances, Verdict, compare
+from stitch.cli.file_batch import FileBatch
+from stitch.cli.modules import machine_for, read_modules
+from stitch.cli.passes import (
+    Measured,
+    copies_inside,
+    leaks,
+    planned_copies,
+    progress,
+    run_passes,
+)
+from stitch.cli.pipeline_file import open_pipeline_file
+from stitch.cli.run_inputs import gather_inputs
+from stitch.cli.run_outputs import Destinations, destinations, expectations, put
+from stitch.cli.run_report import copies_text, memory_text, result_json, statistics_text
+from stitch.cli.wiring import wires_of
+from stitch.errors import StitchError, UsageError
+from stitch.program import Array
+from stitch.report.record import Recorder
+from stitch.report.trace import ChromeTrace
+
+
+@dataclass(slots=True)
+class Session:
+    """A run under way."""
+
+    words: argparse.Namespace
+    device: api.Device
+    runnable: Runnable
+    arrays: tuple[Array, ...]
+    where: Destinations
+    expected: dict[int, Array]
+    measured: Measured = field(default_factory=Measured)
+    results: list[Array] = field(default_factory=list)
+    verdicts: dict[int, Verdict] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+    batch: FileBatch = field(default_factory=FileBatch)
+
+
+def run_session(words: argparse.Namespace) -> int:
+    """Run what the words ask for; with `--result_file`, errors are written there as well."""
+    try:
+        return _run(words)
+    except StitchError as error:
+        if words.result_file is not None:
+            batch = FileBatch()
+            body = {"result": "error", "exit_code": error.exit_code, "error": str(error)}
+            batch.add(words.result_file, json.dumps(body, indent=2) + "\n")
+            batch.commit()
+        raise
+
+
+def _run(words: argparse.Namespace) -> int:
+    with ExitStack() as stack:
+        make = _pipeline_file if words.pipeline is not None else _chain
+        device, load = make(words)
+        stack.enter_context(device)
+        trace = ChromeTrace(device) if words.trace is not None else None
+        recorder = Recorder(device) if words.record is not None else None
+        session = _prepared(words, device, load())
+        _all_passes(session)
+        lines = _outcome(session)
+        code = _checked(session)
+        if words.save_artifacts:
+            add_artifacts(session.batch, words.artifact_dir, session.device, session.runnable,
+                          session.arrays, session.results)  # fmt: skip
+        if words.check_memory_leak:
+            code = max(code, _leak_check(session))
+        if trace is not None:
+            session.batch.add(words.trace, json.dumps(trace.as_json()))
+        if recorder is not None:
+            session.batch.add(words.record, recorder.text())
+        if words.result_file is not None:
+            body = result_json(session.device, session.runnable, session.measured,
+                               session.verdicts, code, session.failures)  # fmt: skip
+            session.batch.add(words.result_file, json.dumps(body, indent=2) + "\n")
+        session.batch.commit()
+        for line in lines:
+            say(line)
+        for failure in session.failures:
+            say_aside(f"stitch-run: error: {failure}")
+        return code
+
+
+def _open(words: argparse.Namespace, machine: Any) -> api.Device:
+    executor = words.executor or ("null" if words.dry_run else "numpy")
+    if words.dry_run and executor != "null":
+        raise UsageError(f"--dry_run executes nothing, --executor={executor} does")
+    return api.open_device(
+        machine,
+        executor=executor,
+        window=words.window,
+        debug=words.check_memory,
+        strict_types=words.strict_types,
+    )
+
+
+def _chain(words: argparse.Namespace) -> tuple[api.Device, Callable[[], Runnable]]:
+    modules = read_modules(words.module, words.function)
+    wires = wires_of(modules, words.wire, strict_types=words.strict_types)
+    device = _open(words, machine_for(words.device, modules))
+    return device, lambda: Chain(device, modules, wires, by_position=not words.wire)
+
+
+def _pipeline_file(words: argparse.Namespace) -> tuple[api.Device, Callable[[], Runnable]]:
+    return open_pipeline_file(words, _open)
+
+
+def _prepared(words: argparse.Namespace, device: api.Device, runnable: Runnable) -> Session:
+    computes = device.backend.executor.computes
+    arrays = gather_inputs(
+        runnable.inputs, words.input, init=words.init, seed=words.seed, without_data=not computes
+    )
+    return Session(
+        words, device, runnable, arrays, destinations(runnable.outputs, words.output, brief=not words.expected_output),
+        expectations(runnable.outputs, words.expected_output),
+    )  # fmt: skip
+
+
+def _all_passes(session: Session) -> None:
+    words, runnable = session.words, session.runnable
+    how = Tolerances(words.atol, words.rtol, words.pcc)
+    with progress(words.loops) as bar:
+        task = None if bar is None else bar.add_task("running", total=words.loops)
+        for _ in range(words.loops):
+            session.results = run_passes(
+                runnable, session.arrays, words.warmup_runs, words.num_runs, session.measured
+            )
+            if session.results:
+                for index, expected in session.expected.items():
+                    output = runnable.outputs[index]
+                    verdict = compare(output, session.results[index], expected, how)
+                    known = session.verdicts.get(index)
+                    if known is None or known.passed:  # one bad loop is enough
+                        session.verdicts[index] = verdict
+            if bar is not None and task is not None:
+                bar.advance(task)
+
+
+def _outcome(session: Session) -> list[str]:
+    """The lines to print; result files go into the batch."""
+    words, device = session.words, session.device
+    lines: list[str] = []
+    if device.backend.executor.computes:
+        lines += put(session.where, session.runnable.outputs, session.results, session.batch)
+    else:
+        lines.append("planned only: nothing was executed, no results exist")
+    if words.explain or words.dry_run:
+        lines.append(device.explain())
+    if words.memory:
+        lines.append(memory_text(device))
+    if words.print_statistics:
+        lines.append(statistics_text(session.measured))
+    failed = [(i, v) for i, v in sorted(session.verdicts.items()) if not v.passed]
+    lines += [f"[FAILED] result[{i}]: {v.name}: {v.text}" for i, v in failed]
+    if session.verdicts and not failed:
+        plural = "s" if len(session.verdicts) > 1 else ""
+        lines.append(f"[SUCCESS] {len(session.verdicts)} result{plural} as expected")
+    return lines
+
+
+def _checked(session: Session) -> int:
+    words, device = session.words, session.device
+    code = EXIT_OK
+    if any(not v.passed for v in session.verdicts.values()):
+        code = EXIT_MISMATCH
+    if not device.backend.executor.computes:
+        session.measured.copies = planned_copies(device)
+    if words.max_copies is not None and session.measured.copies > words.max_copies:
+        many = session.measured.copies
+        what = f"{many} {'copy' if many == 1 else 'copies'} in one pass, at most {words.max_copies} allowed"
+        session.failures.append(f"{what}\n{copies_text(copies_inside(device))}")
+        code = EXIT_FAILURE
+    return code
+
+
+def _leak_check(session: Session) -> int:
+    session.runnable.forget()
+    left = leaks(session.device)
+    if not left:
+        return EXIT_OK
+    session.failures.append("memory is still allocated at the end:\n  " + "\n  ".join(left))
+    return EXIT_FAILURE

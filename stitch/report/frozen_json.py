@@ -1,0 +1,154 @@
+"""Frozen data ⇄ JSON: dataclasses, named tuples, enumerations, tuples, sets, numbers, words.
+
+Comes in: a value of a known type, or parsed JSON and the type that it should have. Goes out: plain
+data, or the value, checked against the type hints; the type says everything, so the text names no
+classes and nothing in it is ever looked up by name. Must not know: what the types mean.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import math
+import types
+import typing
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from stitch.errors import FormatError, StitchError
+
+_T = TypeVar("_T")
+#: How deep data may nest; plans need about a dozen levels.
+MAX_DEPTH = 40
+
+
+def to_plain(value: Any) -> Any:
+    """Plain data for `json.dumps`: no NaN, no infinities (they become words)."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, frozenset):
+        return sorted(value)
+    if dataclasses.is_dataclass(value):
+        fields = {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"is": type(value).__name__} | fields
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return {name: to_plain(getattr(value, name)) for name in value._fields}
+    if isinstance(value, tuple):
+        return [to_plain(item) for item in value]
+    raise AssertionError(f"{type(value).__name__} is no frozen data")
+
+
+def from_plain(kind: type[_T], data: object, where: str) -> _T:
+    """The value of a type that plain data describes; raises `FormatError` naming the place."""
+    made: _T = _read(kind, data, where, 0)
+    return made
+
+
+def _read(hint: Any, data: object, where: str, depth: int) -> Any:
+    if depth > MAX_DEPTH:
+        raise FormatError("this recording nests too deep", where=where)
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return _read_union(typing.get_args(hint), data, where, depth)
+    if origin is typing.Literal:
+        if data not in typing.get_args(hint) or not isinstance(data, str | int):
+            raise _wrong(where, " or ".join(map(str, typing.get_args(hint))), data)
+        return data
+    if origin is tuple:
+        return _read_tuple(typing.get_args(hint), data, where, depth)
+    if origin is frozenset:
+        (item,) = typing.get_args(hint)
+        return frozenset(_read_items(item, data, where, depth))
+    return _read_plain(hint, data, where, depth)
+
+
+def _read_plain(hint: Any, data: object, where: str, depth: int) -> Any:
+    if hint is type(None):
+        if data is not None:
+            raise _wrong(where, "null", data)
+        return None
+    if hint is float:
+        return _read_float(data, where)
+    if hint in (int, str, bool):
+        if type(data) is not hint:
+            raise _wrong(where, hint.__name__, data)
+        return data
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        try:
+            return hint(data)
+        except ValueError as error:
+            raise _wrong(where, " or ".join(str(m.value) for m in hint), data) from error
+    return _read_fields(hint, data, where, depth)
+
+
+def _read_float(data: object, where: str) -> float:
+    if isinstance(data, str) and data in ("inf", "-inf", "nan"):
+        return float(data)
+    if type(data) is int or type(data) is float:
+        return float(data)
+    raise _wrong(where, "a number", data)
+
+
+def _read_union(choices: tuple[Any, ...], data: object, where: str, depth: int) -> Any:
+    if data is None and type(None) in choices:
+        return None
+    choices = tuple(choice for choice in choices if choice is not type(None))
+    if len(choices) > 1:
+        name = data.get("is") if isinstance(data, dict) else None
+        named = [choice for choice in choices if getattr(choice, "__name__", "") == name]
+        if not named:
+            raise _wrong(where, " or ".join(getattr(c, "__name__", str(c)) for c in choices), data)
+        choices = (named[0],)
+    return _read(choices[0], data, where, depth)
+
+
+def _read_tuple(items: tuple[Any, ...], data: object, where: str, depth: int) -> Any:
+    if len(items) == 2 and items[1] is Ellipsis:
+        return tuple(_read_items(items[0], data, where, depth))
+    if not isinstance(data, list) or len(data) != len(items):
+        raise _wrong(where, f"a list of {len(items)}", data)
+    pairs = zip(items, data, strict=True)
+    return tuple(_read(k, d, f"{where}[{i}]", depth + 1) for i, (k, d) in enumerate(pairs))
+
+
+def _read_items(item: Any, data: object, where: str, depth: int) -> list[Any]:
+    if not isinstance(data, list):
+        raise _wrong(where, "a list", data)
+    return [_read(item, part, f"{where}[{i}]", depth + 1) for i, part in enumerate(data)]
+
+
+def _read_fields(kind: Any, data: object, where: str, depth: int) -> Any:
+    if not isinstance(data, dict):
+        raise _wrong(where, kind.__name__, data)
+    hints = _fields_of(kind)
+    surplus = sorted(data.keys() - hints.keys() - {"is"})
+    missing = sorted(hints.keys() - data.keys())
+    if surplus or missing:
+        listed = [f"no {name!r}" for name in missing] + [f"a surplus {name!r}" for name in surplus]
+        raise FormatError(f"{kind.__name__} has {', '.join(listed)[:200]}", where=where)
+    found = {n: _read(h, data[n], f"{where}.{n}", depth + 1) for n, h in hints.items()}
+    try:
+        return kind(**found)
+    except (StitchError, ValueError, TypeError, ArithmeticError) as error:
+        raise FormatError(f"{kind.__name__} is not sound: {error}"[:300], where=where) from error
+
+
+@functools.cache
+def _fields_of(kind: Callable[..., object]) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    names = getattr(kind, "_fields", None)
+    if names is None:
+        if not dataclasses.is_dataclass(kind):
+            raise AssertionError(f"{kind} is no frozen data")
+        names = [field.name for field in dataclasses.fields(kind)]
+    return {name: hints[name] for name in names}
+
+
+def _wrong(where: str, expected: str, got: object) -> FormatError:
+    return FormatError("a recording holds a value of the wrong type", where=where,
+                       expected=expected[:200], got=repr(got)[:80])  # fmt: skip

@@ -1,0 +1,112 @@
+"""Recordings: a device's plans and allocator events as JSON (`replay` runs them again).
+
+Comes in: a device's events. Goes out: text. It changes nothing. The form, one JSON object:
+
+    {"stitch": "run", "version": 1,
+     "machine": Machine,
+     "plans": {"1": Plan, ...},            frozen data, see `frozen_json`
+     "events": [{"event": "reserve", "space", "address", "size_per_bank"},   outside any plan
+                {"event": "free", "space", "address", "size_per_bank"},      outside any plan
+                {"event": "run", "plan", "used": {space: bytes per bank afterwards}},
+                {"event": "read", "nbytes", "desc"}]}
+
+What happens outside plans (constants that take their places, handles that are dropped) is found by
+comparing the allocators before and after each plan with what the plan itself does.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from stitch.planner import Block, Plan
+from stitch.program import Space
+from stitch.report.frozen_json import to_plain
+from stitch.runtime import Device, Event, PlanMade, PlanRun, ReadBack
+
+VERSION = 1
+Place = tuple[Space, int]
+Sizes = dict[Place, int]
+
+
+class Recorder:
+    """Subscribes to a device until `close`; `text` is the recording so far.
+
+    Subscribe before programs are loaded, so that their constants are seen.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._plans: dict[int, Plan] = {}
+        self._events: list[dict[str, Any]] = []
+        self._known: Sizes = {}
+        self._known = self._differences(_allocated(device))
+        self.close = device.events.subscribe(self._on_event)
+
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event, PlanMade):
+            self._plans[event.index] = event.plan
+        elif isinstance(event, PlanRun):
+            plan = self._plans.get(event.index)
+            if plan is None:
+                return
+            after = _allocated(self._device)
+            self._differences(_before(plan, after))
+            self._known = after
+            used = {s.value: a.used_nbytes for s, a in self._device.records.allocators.items()}
+            self._events.append({"event": "run", "plan": event.index, "used": used})
+        elif isinstance(event, ReadBack):
+            self._events.append({"event": "read", "nbytes": event.nbytes, "desc": event.desc})
+
+    def _differences(self, now: Sizes) -> Sizes:
+        """Notes what was freed and taken since the last event, frees first."""
+        for kind, here, there in (("free", self._known, now), ("reserve", now, self._known)):
+            for (space, address), size in sorted(here.items(), key=lambda i: (i[0][0].value, i[0])):
+                if there.get((space, address)) != size:
+                    self._events.append(
+                        {"event": kind, "space": space.value, "address": address,
+                         "size_per_bank": size}
+                    )  # fmt: skip
+        return now
+
+    def text(self) -> str:
+        """The recording; runs the queue first."""
+        self._device.flush()
+        self._known = self._differences(_allocated(self._device))
+        body = {
+            "stitch": "run",
+            "version": VERSION,
+            "machine": to_plain(self._device.machine),
+            "plans": {str(index): to_plain(plan) for index, plan in self._plans.items()},
+            "events": self._events,
+        }
+        return json.dumps(body) + "\n"
+
+
+def _allocated(device: Device) -> Sizes:
+    return {
+        (space, address): size
+        for space, allocator in device.records.allocators.items()
+        for address, size in allocator.blocks()
+    }
+
+
+def _before(plan: Plan, after: Sizes) -> Sizes:
+    """What was allocated before a plan ran, from what is allocated afterwards."""
+    started = {b.number: b for b in plan.request.blocks if b.address is not None}
+    ended = {b.number: b for b in plan.final_blocks if b.address is not None}
+    found = dict(after)
+    for number, block in ended.items():
+        old = started.get(number)
+        if old is None or old.address != block.address:
+            found.pop(_place(block), None)
+    for number, block in started.items():
+        new = ended.get(number)
+        if new is None or new.address != block.address:
+            found[_place(block)] = block.size_per_bank
+    return found
+
+
+def _place(block: Block) -> Place:
+    assert block.address is not None
+    return block.space, block.address

@@ -1,0 +1,250 @@
+"""Replay: the allocator events of a recording, once more, on fresh allocators.
+
+Comes in: the text of a recording (see `record`). Goes out: the confirmation that every address was
+taken and free as recorded, or the first difference. Must not know: devices.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stitch.errors import FormatError, StitchError, TaskError
+from stitch.machine import Machine
+from stitch.memory import Allocator
+from stitch.planner import Allocate, Block, Copy, Execute, Free, Instance, Plan, Relocate, Step
+from stitch.program import Space
+from stitch.report.frozen_json import from_plain
+from stitch.report.record import VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A recording as it was read."""
+
+    machine: Machine
+    plans: Mapping[int, Plan]
+    events: tuple[Mapping[str, Any], ...]
+
+
+def read_recording(text: str) -> Recording:
+    """A recording from its text; raises `FormatError` naming the place of the first defect."""
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"this is no recording: {error}") from error
+    if not isinstance(body, dict) or body.get("stitch") != "run":
+        raise FormatError("this is no recording", expected="what stitch-run --record=FILE writes")
+    if body.get("version") != VERSION:
+        raise FormatError(
+            "a recording of another version", expected=str(VERSION), got=str(body.get("version"))
+        )
+    plans, events = body.get("plans"), body.get("events")
+    if not isinstance(plans, dict) or not isinstance(events, list):
+        raise FormatError("a recording has `plans` by number and a list of `events`")
+    machine = from_plain(Machine, body.get("machine"), "machine")
+    found: dict[int, Plan] = {}
+    for index, plan in plans.items():
+        if not index.isdecimal():
+            raise FormatError("plans are numbered", where=f"plans.{index}"[:80])
+        found[int(index)] = from_plain(Plan, plan, f"plans.{index}")
+    if not all(isinstance(event, dict) for event in events):
+        raise FormatError("an event is a mapping", where="events")
+    return Recording(machine, found, tuple(events))
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a replay did; every address was as recorded."""
+
+    machine: str
+    events: int
+    runs: int
+    allocations: int
+    frees: int
+    moves: int
+
+
+def replay(text: str) -> Replayed:
+    """Re-run the allocator events of a recording on fresh allocators.
+
+    Raises `FormatError` for a text that is no recording, `TaskError` naming the first event and
+    step where an address is not taken, or not free, as recorded.
+    """
+    recording = read_recording(text)
+    again = _Replay(recording)
+    for number, event in enumerate(recording.events):
+        try:
+            again.event(event)
+        except FormatError:
+            raise
+        except StitchError as error:
+            raise TaskError(
+                f"the replay differs from the recording: {error.what}",
+                where=f"event {number} ({_words(event)}){again.step}",
+                expected=error.expected,
+                got=error.got,
+            ) from error
+    return again.done(len(recording.events))
+
+
+def _words(event: Mapping[str, Any]) -> str:
+    return " ".join(f"{k}={v}" for k, v in event.items() if k != "used")[:120]
+
+
+class _Replay:
+    """Fresh allocators, and what has happened to them."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        shape = recording.machine.shape
+        self._allocators = {
+            space: Allocator(s.base, s.limit, s.alignment)
+            for space in shape.spaces
+            for s in (shape.space(space),)
+        }
+        self._blocks: dict[int, Block] = {}
+        self.step = ""
+        self._counts = {"runs": 0, "allocations": 0, "frees": 0, "moves": 0}
+
+    def done(self, events: int) -> Replayed:
+        counts = self._counts
+        return Replayed(
+            self._recording.machine.name, events, counts["runs"], counts["allocations"],
+            counts["frees"], counts["moves"],
+        )  # fmt: skip
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        self.step = ""
+        kind = event.get("event")
+        if kind == "run":
+            self._run(event)
+        elif kind == "reserve":
+            self._take(*self._region(event))
+        elif kind == "free":
+            self._give_back(*self._region(event))
+        elif kind != "read":
+            raise FormatError("an unknown event", expected="reserve, free, run, read",
+                              got=repr(kind)[:60])  # fmt: skip
+
+    def _region(self, event: Mapping[str, Any]) -> tuple[Space, int, int]:
+        address, size = event.get("address"), event.get("size_per_bank")
+        try:
+            space = Space(event.get("space"))
+        except ValueError as error:
+            raise FormatError(f"{event.get('space')!r} is no space") from error
+        if type(address) is not int or type(size) is not int:
+            raise FormatError("an event has an address and a size_per_bank", where=_words(event))
+        return space, address, size
+
+    def _allocator(self, space: Space) -> Allocator:
+        if space not in self._allocators:
+            raise TaskError(f"machine {self._recording.machine.name!r} has no {space.value}")
+        return self._allocators[space]
+
+    def _take(self, space: Space, address: int, size: int) -> None:
+        self._allocator(space).alloc_at(address, size)
+        self._counts["allocations"] += 1
+
+    def _give_back(self, space: Space, address: int, size: int) -> None:
+        self._live(space, address, size)
+        self._allocator(space).free(address)
+        self._counts["frees"] += 1
+
+    def _live(self, space: Space, address: int, size: int) -> None:
+        allocator = self._allocator(space)
+        found, unit = allocator.size_of(address), allocator.alignment
+        if found is None or found != max(unit, -(-size // unit) * unit):
+            raise TaskError(
+                f"{space.value} {address:#x} is not live with {size} B per bank",
+                expected=f"a live block of {size} B per bank",
+                got="nothing is live there" if found is None else f"{found} B per bank",
+            )
+
+    def _run(self, event: Mapping[str, Any]) -> None:
+        plan = self._recording.plans.get(event.get("plan", -1))
+        if plan is None:
+            raise FormatError("a run of a plan that is not in the recording", where=_words(event))
+        self._counts["runs"] += 1
+        self._blocks = {b.number: b for b in plan.request.blocks}
+        for space, address, size in plan.free_regions:
+            if not self._allocator(space).is_free(address, size):
+                raise TaskError(
+                    f"{space.value} {address:#x} is not free with {size} B per bank",
+                    expected="a free region when the plan starts",
+                )
+        for number, step in enumerate(plan.steps):
+            self.step = f", step {number} ({type(step).__name__.lower()})"
+            self._step(step)
+        self.step = ", afterwards"
+        self._check_end(plan, event)
+
+    def _step(self, step: Step) -> None:
+        if isinstance(step, Allocate):
+            block = step.block
+            if block.address is None:
+                raise FormatError("a plan allocates outside the spaces")
+            self._blocks[block.number] = block
+            self._take(block.space, block.address, block.size_per_bank)
+        elif isinstance(step, Free):
+            block = self._block(step.block)
+            del self._blocks[step.block]
+            if block.address is not None:
+                self._give_back(block.space, block.address, block.size_per_bank)
+        elif isinstance(step, Copy):
+            self._used(step.source)
+            self._used(step.target)
+        elif isinstance(step, Relocate):
+            self._relocate(step)
+        else:
+            self._execute(step)
+
+    def _execute(self, step: Execute) -> None:
+        for instance in (*step.inputs, *step.outputs):
+            self._used(instance)
+        if step.scratch is not None:
+            space, address, size = step.scratch
+            covered = any(b.space is space and b.address == address for b in self._blocks.values())
+            if not covered and not self._allocator(space).is_free(address, size):
+                raise TaskError(
+                    f"the scratch region at {space.value} {address:#x} is not free",
+                    expected=f"{size} free B per bank",
+                )
+
+    def _relocate(self, step: Relocate) -> None:
+        allocator = self._allocator(step.space)
+        moved = [(self._block(number), number, target) for number, target in step.targets]
+        for block, _, _ in moved:
+            if block.address is None:
+                raise FormatError("a plan moves a host array")
+            self._live(block.space, block.address, block.size_per_bank)
+            allocator.free(block.address)
+        for block, number, target in moved:
+            allocator.alloc_at(target, block.size_per_bank)
+            self._blocks[number] = Block(number, block.space, target, block.size_per_bank,
+                                         block.desc, block.origin, block.pinned)  # fmt: skip
+            self._counts["moves"] += 1
+
+    def _block(self, number: int) -> Block:
+        if number not in self._blocks:
+            raise TaskError(f"block {number} does not exist here")
+        return self._blocks[number]
+
+    def _used(self, instance: Instance) -> None:
+        block = self._block(instance.block)
+        if block.address is not None:
+            self._live(block.space, block.address, block.size_per_bank)
+
+    def _check_end(self, plan: Plan, event: Mapping[str, Any]) -> None:
+        # Blocks that the plan left alone may have gone before it was replayed.
+        resident = {block.number for block in plan.request.blocks}
+        for block in plan.final_blocks:
+            is_ours = block.number in plan.touched or block.number not in resident
+            if is_ours and block.address is not None:
+                self._live(block.space, block.address, block.size_per_bank)
+        wanted = event.get("used")
+        found = {space.value: a.used_nbytes for space, a in self._allocators.items()}
+        if wanted != found:
+            raise TaskError("other bytes are in use", expected=str(wanted), got=str(found))

@@ -1,0 +1,96 @@
+"""`ChromeTrace`: what a device does, as a Chrome trace (Perfetto and chrome://tracing open it).
+
+Comes in: a device's events. Goes out: the trace as plain data. Two tracks: the plans' steps on the
+simulated clock, one after the other, and the runs on the wall clock. It changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from stitch.planner import Allocate, Copy, Execute, Free, Plan, Relocate
+from stitch.runtime import Device, Event, PlanMade, PlanRun, ReadBack
+
+#: Events kept; beyond this the oldest go, so that a long run does not fill the memory.
+MAX_EVENTS = 200_000
+_SIMULATED, _WALL = 1, 2
+
+
+class ChromeTrace:
+    """Subscribes to a device until `close`; `as_json` gives what was seen so far."""
+
+    def __init__(self, device: Device) -> None:
+        self._machine = device.machine.name
+        self._plans: dict[int, Plan] = {}
+        self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
+        self._clock = 0.0
+        self._start: float | None = None
+        self._last = 0.0
+        self.close = device.events.subscribe(self._on_event)
+
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event, PlanMade):
+            self._plans[event.index] = event.plan
+        elif isinstance(event, PlanRun):
+            self._run(event)
+        elif isinstance(event, ReadBack):
+            self._add("read", "read", _WALL, self._last, None, nbytes=event.nbytes,
+                      tensor=event.desc)  # fmt: skip
+
+    def _run(self, event: PlanRun) -> None:
+        if self._start is None:
+            self._start = event.began_seconds
+        began = event.began_seconds - self._start
+        self._last = began + event.seconds
+        plan = self._plans.get(event.index)
+        names = [] if plan is None else [task.transformation.name for task in plan.request.tasks]
+        self._add(f"plan {event.index}", "run", _WALL, began, event.seconds, tasks=names)
+        if plan is not None:
+            for step in plan.steps:
+                self._step(step, plan, event.index)
+
+    def _step(self, step: Any, plan: Plan, index: int) -> None:
+        at = self._clock
+        if isinstance(step, Copy):
+            source, target = step.source.desc.text(), step.target.desc.text()
+            self._add(
+                step.kind, "copy", _SIMULATED, at, step.seconds, plan=index, nbytes=step.nbytes,
+                source=source, target=target, reason=step.reason,
+            )  # fmt: skip
+            self._clock += step.seconds
+        elif isinstance(step, Relocate):
+            kind = "move" if step.stage is None else "bounce"
+            self._add(kind, "copy", _SIMULATED, at, step.seconds, plan=index,
+                      nbytes=step.nbytes, space=step.space.value, reason=step.reason)  # fmt: skip
+            self._clock += step.seconds
+        elif isinstance(step, Execute):
+            name = plan.request.tasks[step.task].transformation.name
+            self._add(name, "program", _SIMULATED, at, 0.0, plan=index, task=step.task)
+        elif isinstance(step, Allocate):
+            block = step.block
+            self._add("allocate", "memory", _SIMULATED, at, None, plan=index,
+                      space=block.space.value, address=block.address,
+                      size_per_bank=block.size_per_bank, tensor=block.origin)  # fmt: skip
+        elif isinstance(step, Free):
+            self._add("free", "memory", _SIMULATED, at, None, plan=index, block=step.block)
+
+    def _add(
+        self, name: str, kind: str, track: int, at: float, seconds: float | None, **arguments: Any
+    ) -> None:
+        """A complete event, or, without a duration, an instant. Trace times are microseconds."""
+        event: dict[str, Any] = {
+            "name": name, "cat": kind, "ph": "i" if seconds is None else "X", "pid": track,
+            "tid": 1, "ts": at * 1e6, "args": arguments,
+        }  # fmt: skip
+        event |= {"s": "t"} if seconds is None else {"dur": seconds * 1e6}
+        self._events.append(event)
+
+    def as_json(self) -> dict[str, Any]:
+        """The trace in the JSON object form; times in microseconds."""
+        titles = ((_SIMULATED, f"{self._machine} (simulated time)"), (_WALL, "host (wall time)"))
+        names: list[dict[str, Any]] = [
+            {"name": "process_name", "ph": "M", "pid": track, "tid": 1, "args": {"name": title}}
+            for track, title in titles
+        ]
+        return {"traceEvents": names + list(self._events), "displayTimeUnit": "ns"}
