@@ -49,10 +49,12 @@ def _in_the_way(device: Device, ready: ReadyPlan) -> list[BlockRecord]:
     """The blocks to move; empty where something else is in the way, or it is not worth it."""
     found: list[BlockRecord] = []
     nbytes = 0
+    # What lies there when the plan starts, and is moved or freed by the plan itself.
+    its_own = {bystander.place for bystander in ready.bystanders}
     for made, _ in ready.effects.made:
         assert made.address is not None
         block = device.records.blocks.get((made.space, made.address))
-        if block is None:
+        if block is None or (made.space, made.address) in its_own:
             continue
         if block.size_per_bank != made.size_per_bank or block.pins or not block.users:
             return []

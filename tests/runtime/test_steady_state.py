@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 
 import numpy as np
 import pytest
@@ -60,7 +61,7 @@ def test_holding_the_last_result_makes_two_buffers_take_turns() -> None:
             made = device.plans.made if i == 3 else made
         assert device.plans.made == made
         assert len(set(addresses)) == 2
-        assert all(a != b for a, b in zip(addresses, addresses[1:], strict=False))
+        assert all(a != b for a, b in itertools.pairwise(addresses))
 
 
 def test_feeding_a_state_back_stops_planning() -> None:

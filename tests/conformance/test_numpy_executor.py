@@ -1,0 +1,16 @@
+"""The NumPy executor passes the suite of all executors, and is exact."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+HERE = str(Path(__file__).parent)
+if HERE not in sys.path:
+    sys.path.insert(0, HERE)
+from executor_suite import ExecutorSuite  # noqa: E402
+
+
+class TestNumpyExecutor(ExecutorSuite):
+    executor: ClassVar[str] = "numpy"
