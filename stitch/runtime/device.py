@@ -181,13 +181,13 @@ class Device(TensorAccess):
             found[index].consumed = True
             found[index].by = f"donated to {agent.name!r}"
         handles = [Tensor(value) for value in values]
-        if len(self.queued.graph.tasks) >= self._limit:
+        if len(self.queued.graph) >= self._limit:
             self._window_full()
         return handles[0] if len(handles) == 1 else tuple(handles)
 
     def _window_full(self) -> None:
         """Run; where the work repeats, let the next windows hold whole periods of it."""
-        period, tasks = self.queued.graph.period(), len(self.queued.graph.tasks)
+        period, tasks = self.queued.graph.period(), len(self.queued.graph)
         self._limit = tasks - tasks % period if period else self.window
         self.flush()
 
@@ -232,7 +232,7 @@ class Device(TensorAccess):
             result = Tensor(made)
             if retain is False and not value.retain:
                 self.deallocate(value, "to_layout(retain=False)")
-            if len(self.queued.graph.tasks) >= self._limit:
+            if len(self.queued.graph) >= self._limit:
                 self._window_full()
             return result
 
@@ -247,7 +247,7 @@ class Device(TensorAccess):
         with self.lock:
             self._drain()
             window = self.queued
-            if not window.graph.tasks:
+            if not len(window.graph):
                 return
             kept = window.kept()
             key = window.key(kept)
@@ -277,7 +277,7 @@ class Device(TensorAccess):
         picture.kept.update(i for i, alive in enumerate(kept) if alive)
         request = PlanRequest(
             self.machine,
-            tuple(window.graph.tasks),
+            window.graph.tasks,
             tuple(picture.blocks),
             tuple(picture.residents),
             frozenset(picture.kept),
@@ -315,7 +315,7 @@ class Device(TensorAccess):
             or self.hooks.active
             or self.events.active
             or self.copies_forbidden > 0
-            or len(self.queued.graph.tasks) > 0
+            or len(self.queued.graph) > 0
         )
 
     def start_window(self) -> None:

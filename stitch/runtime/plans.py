@@ -141,7 +141,8 @@ class PlanCache:
             Bystander(place, tuple(map(signature, records.blocks[place].users)))
             for place in dict.fromkeys(touched)
         )
-        tokens = tuple((a, a.token) for a in records.allocators.values())
+        used = {space for space, _, _ in plan.free_regions}
+        tokens = tuple((a, a.token) for s, a in records.allocators.items() if s in used)
         self.made += 1
         return ReadyPlan(self.made, bound, effects, tokens, bystanders, values)
 

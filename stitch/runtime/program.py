@@ -15,6 +15,7 @@ from stitch.program import (
     Layout,
     Ownership,
     Program,
+    Space,
     TensorDesc,
     ValueType,
     host_layout,
@@ -45,7 +46,7 @@ class InputPort:
         self.host_desc = TensorDesc(kind.shape, host_layout(kind.data_type))
         self.host_key = key
         #: What `InstanceRecord.signature` says of a host array in this slot.
-        self.signature = ("host", None, 0, key, False, 0, key)
+        self.signature = (Space.HOST, None, 0, key, False, 0, key)
         #: Keys of the descriptors that have been linked to this slot before.
         self.accepted: set[int] = set()
 

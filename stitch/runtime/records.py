@@ -57,7 +57,9 @@ class Records:
 
     def outside(self, desc: TensorDesc, key: int, array: Array, origin: str) -> BlockRecord:
         """A host array outside the spaces, as a block; `key` is its descriptor's."""
-        return BlockRecord(Space.HOST, None, 0, desc, key, origin, array)
+        block = BlockRecord(Space.HOST, None, 0, desc, key, origin)
+        block.array = array
+        return block
 
     def attach(
         self, value: ValueRecord, block: BlockRecord, offset: int, desc: TensorDesc, key: int

@@ -24,10 +24,13 @@ class Status(enum.IntEnum):
 
 
 class BlockRecord:
-    """One allocation: in a space at an address, or a host array outside the spaces (`array`)."""
+    """One allocation: in a space at an address, or a host array outside the spaces (`array`).
 
-    __slots__ = ("address", "array", "desc", "desc_key", "origin", "pins", "size_per_bank",
-                 "space", "space_name", "users")  # fmt: skip
+    Class attributes are the defaults: on the call path only what differs is set.
+    """
+
+    array: Array | None = None
+    pins = 0
 
     def __init__(
         self,
@@ -37,17 +40,13 @@ class BlockRecord:
         desc: TensorDesc,
         desc_key: int,
         origin: str,
-        array: Array | None = None,
     ) -> None:
         self.space = space
-        self.space_name = space.value
         self.address = address
         self.size_per_bank = size_per_bank
         self.desc = desc
         self.desc_key = desc_key
         self.origin = origin
-        self.array = array
-        self.pins = 0
         #: The values that lie in it, in the order in which they came.
         self.users: list[ValueRecord] = []
 
@@ -69,7 +68,7 @@ class InstanceRecord:
         """What a plan depends on."""
         block = self.block
         return (
-            block.space_name,
+            block.space,
             block.address,
             block.size_per_bank,
             block.desc_key,
@@ -80,42 +79,29 @@ class InstanceRecord:
 
 
 class ValueRecord:
-    """One value: pending, ready or gone; every handle on it shares this record."""
+    """One value: pending, ready or gone; every handle on it shares this record.
 
-    __slots__ = (
-        "__weakref__",
-        "by",
-        "consumed",
-        "desc",
-        "desc_key",
-        "device",
-        "handles",
-        "instances",
-        "is_borrowed",
-        "last_used",
-        "number",
-        "retain",
-        "status",
-        "version",
-        "window",
-    )  # fmt: skip
+    Class attributes are the defaults: on the call path only what differs is set.
+    """
+
+    status = Status.PENDING
+    handles = 0
+    #: Its number in the window that last used it.
+    number = -1
+    window = -1
+    last_used = 0
+    retain = False
+    consumed = False
+    by = ""
+    version = 0
+    #: Its bytes are somebody else's, who may write to them at any time.
+    is_borrowed = False
 
     def __init__(self, device: Device, desc: TensorDesc, desc_key: int) -> None:
         self.device = device
         self.desc = desc
         self.desc_key = desc_key
-        self.status = Status.PENDING
         self.instances: list[InstanceRecord] = []
-        self.handles = 0
-        self.number = -1
-        self.window = -1
-        self.last_used = 0
-        self.retain = False
-        self.consumed = False
-        self.by = ""
-        self.version = 0
-        #: Its bytes are somebody else's, who may write to them at any time.
-        self.is_borrowed = False
 
     @property
     def kept(self) -> bool:
@@ -142,19 +128,15 @@ class ArgumentRecord(ValueRecord):
     It has one instance, outside the spaces, whose record is made only where a plan is made.
     """
 
-    __slots__ = ("_own", "array", "port")
+    status = Status.READY
+    _own: list[InstanceRecord] | None = None
 
     def __init__(self, device: Device, array: Array, port: InputPort) -> None:
-        self._own: list[InstanceRecord] | None = None
         self.array = array
         self.port = port
         self.device = device
         self.desc = port.host_desc
         self.desc_key = port.host_key
-        self.status = Status.READY
-        self.handles = self.last_used = self.version = 0
-        self.number = self.window = -1
-        self.consumed = self.retain = self.is_borrowed = False
         self.by = port.origin
 
     @property
@@ -163,7 +145,8 @@ class ArgumentRecord(ValueRecord):
         if self._own is None:
             port = self.port
             key, desc = port.host_key, port.host_desc
-            block = BlockRecord(Space.HOST, None, 0, desc, key, port.origin, self.array)
+            block = BlockRecord(Space.HOST, None, 0, desc, key, port.origin)
+            block.array = self.array
             block.users.append(self)
             self._own = [InstanceRecord(block, 0, desc, key)]
         return self._own

@@ -46,7 +46,7 @@ class TensorAccess:
     unpinned: deque[BlockRecord]
     copies_forbidden: int
     #: Dense arrays over places that were read before.
-    _views: dict[tuple[str, int | None, int, int], Array]
+    _views: dict[tuple[Space, int | None, int, int], Array]
 
     def flush(self) -> None:
         """Run what is queued."""
@@ -115,7 +115,7 @@ class TensorAccess:
         if instance.block.array is not None:
             return instance.block.array
         block = instance.block
-        key = (block.space_name, block.address, instance.offset_nbytes, instance.desc_key)
+        key = (block.space, block.address, instance.offset_nbytes, instance.desc_key)
         made = self._views.get(key)
         if made is not None:
             return made

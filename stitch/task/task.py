@@ -75,15 +75,23 @@ class TaskGraph:
     0
     """
 
-    __slots__ = ("_count", "_keys", "tasks")
+    __slots__ = ("_calls", "_count", "_keys")
 
     def __init__(self) -> None:
         self._count = 0
         self._keys: list[tuple[int, ...]] = []
-        self.tasks: list[Task] = []
+        self._calls: list[tuple[Transformation, tuple[int, ...], int]] = []
 
     def __len__(self) -> int:
-        return len(self.tasks)
+        return len(self._calls)
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """The tasks in order; made when asked for, as a replayed plan needs only the key."""
+        return tuple(
+            Task(what, inputs, tuple(range(first, first + len(what.outputs))))
+            for what, inputs, first in self._calls
+        )
 
     @property
     def values(self) -> int:
@@ -108,9 +116,8 @@ class TaskGraph:
                 expected=f"values 0 to {first - 1}",
                 got=str(inputs),
             )
-        made = len(transformation.outputs)
-        self._count = first + made
-        self.tasks.append(Task(transformation, inputs, tuple(range(first, first + made))))
+        self._count = first + len(transformation.outputs)
+        self._calls.append((transformation, inputs, first))
         self._keys.append((transformation.key, *inputs))
         return first
 
@@ -134,7 +141,7 @@ class TaskGraph:
         """Forget all tasks and values."""
         self._count = 0
         self._keys.clear()
-        self.tasks = []
+        self._calls.clear()
 
 
 def least_period(items: Sequence[int]) -> int:
