@@ -1,8 +1,9 @@
 """What `import stitch` costs beyond `import numpy`, in fresh interpreters.
 
 Both are started in turn, with their bytecode written before into a folder of their own (whatever
-PYTHONDONTWRITEBYTECODE says); the clock runs inside each, around the import alone. Printed are the least times in milliseconds, and the modules of Stitch and of others
-that take most of the difference. `--check` exits 1 where it is 150 ms or more.
+PYTHONDONTWRITEBYTECODE says); the clock runs inside each, around the import alone. Printed are the
+least times in milliseconds, and the packages beyond numpy that take most of the difference.
+`--check` exits 1 where it is 150 ms or more.
 """
 
 from __future__ import annotations
