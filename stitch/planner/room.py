@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from stitch.errors import LayoutError
+from stitch.errors import LayoutError, OutOfMemoryError
 from stitch.machine import footprint, round_up
 from stitch.planner.moves import STAGE, Move, order_moves
 from stitch.planner.packing import gaps_between
@@ -190,21 +190,34 @@ def _evict_farthest(state: Residency, demand: Demand, problem: SpaceProblem, pro
         wanted = ", ".join([w for _, _, w in demand.fixed] + [w for _, w in demand.floating])
         size = sum(s for _, s, _ in demand.fixed) + sum(s for s, _ in demand.floating)
         raise state.out_of_memory(demand.space, size, f"{wanted} of {demand.who}")
-    _, block, spare = victims[0]
-    if spare:
-        _drop(state, block)
-        return
+    refused: OutOfMemoryError | None = None
+    for _, block, spare in victims:
+        if spare:
+            _drop(state, block)
+            return
+        try:
+            evict(state, block, *_why(demand, problem, proved))
+        except OutOfMemoryError as error:
+            # DRAM cannot take this one; a smaller one, or one that lies there already, may do.
+            refused = refused or error
+        else:
+            return
+    assert refused is not None
+    raise refused
+
+
+def _why(demand: Demand, problem: SpaceProblem, proved: bool) -> tuple[str, Certificate | None]:
+    """The reason of an eviction, and its proof where the search came to an end."""
     gaps = tuple(size for _, size in problem.gaps)
     pieces = problem.all_pieces
+    if not proved:
+        return f"room for {demand.who}: no arrangement was found within the search limit", None
     kind: CertificateKind = "capacity" if sum(pieces) > sum(gaps) else "packing"
-    certificate = Certificate(kind, pieces, gaps) if proved else None
     why = {
         "capacity": f"{sum(pieces)} B per bank would have to lie in {sum(gaps)} B",
         "packing": "regions that cannot move split the space, and the rest packs into no gaps",
     }[kind]
-    if not proved:
-        why = "no arrangement was found within the search limit"
-    evict(state, block, f"room for {demand.who}: {why}", certificate)
+    return f"room for {demand.who}: {why}", Certificate(kind, pieces, gaps)
 
 
 def evict(state: Residency, block: Block, reason: str, certificate: Certificate | None) -> None:

@@ -61,9 +61,9 @@ def program(name: str, inputs: list[TensorDesc], outputs: list[TensorDesc],
     )
 
 
-def to_layout(desc: TensorDesc) -> Transformation:
+def to_layout(desc: TensorDesc, name: str = "to_layout") -> Transformation:
     """A transformation that copies."""
-    return Transformation("to_layout", TransformationKind.COPY, (), (desc,))
+    return Transformation(name, TransformationKind.COPY, (), (desc,))
 
 
 def bare(desc: TensorDesc) -> TensorDesc:
@@ -175,7 +175,8 @@ def _at_an_address(random: Random, machine: Machine, desc: TensorDesc) -> Tensor
 
 
 def _residents(random: Random, scene: Scene) -> list[tuple[int, tuple[int, ...]]]:
-    machine, known = scene.machine, []
+    machine = scene.machine
+    known: list[tuple[int, tuple[int, ...]]] = []
     allocators = {
         s: Allocator(x.base, x.limit, x.alignment)
         for s in machine.shape.spaces
@@ -222,10 +223,12 @@ def _residents(random: Random, scene: Scene) -> list[tuple[int, tuple[int, ...]]
 def _program(random: Random, scene: Scene, known: list[tuple[int, tuple[int, ...]]],
              index: int) -> set[int]:  # fmt: skip
     """Append a task; gives the values that it consumes."""
-    machine, picked = scene.machine, []
-    for _ in range(random.randrange(1, 4)):
-        if known and random.randrange(5):
-            picked.append(random.choice(known[-6:]))
+    machine = scene.machine
+    picked = [
+        random.choice(known[-6:])
+        for _ in range(random.randrange(1, 4))
+        if known and random.randrange(5)
+    ]
     inputs = [
         _at_an_address(random, machine, _fitting(random, machine, shape)) for _, shape in picked
     ]
@@ -260,7 +263,7 @@ def random_request(random: Random, machine: Machine | None = None) -> PlanReques
         if known and not random.randrange(5):
             value, shape = random.choice(known)
             desc = _at_an_address(random, scene.machine, _fitting(random, scene.machine, shape))
-            (made,) = scene.run(to_layout(desc), value)
+            (made,) = scene.run(to_layout(desc, f"copy{index}"), value)
             known.append((made, shape))
             continue
         consumed = _program(random, scene, known, index)

@@ -1,0 +1,262 @@
+"""Named cases: which of its remedies the planner chooses, and how it proves that it had to."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from stitch.errors import LayoutError, OutOfMemoryError
+from stitch.planner import Allocate, Copy, Execute, Free, Plan, Relocate, check_plan, plan
+from stitch.program import Space
+
+HERE = str(Path(__file__).parent)
+if HERE not in sys.path:
+    sys.path.insert(0, HERE)
+import cases  # noqa: E402
+from byte_machine import ByteMachine  # noqa: E402
+from small_requests import BF16, DRAM, F32, L1, Scene, desc_of, machine_with, program  # noqa: E402
+
+from stitch.planner import Instance, PlanRequest  # noqa: E402
+from stitch.program import Layout, TensorDesc  # noqa: E402
+
+
+def moves(made: Plan) -> list[Relocate]:
+    return [s for s in made.steps if isinstance(s, Relocate)]
+
+
+def evictions(made: Plan) -> list[Copy]:
+    return [s for s in made.steps if isinstance(s, Copy) and s.kind == "evict"]
+
+
+@pytest.mark.parametrize("name", cases.CASES)
+def test_the_plan_of_each_case_is_sound(name: str) -> None:
+    made = plan(cases.CASES[name]())
+    assert check_plan(made) == ()
+
+
+@pytest.mark.parametrize("name", sorted(cases.CASES.keys() - {"phi_2"}))
+def test_the_plan_of_each_case_keeps_the_bytes(name: str) -> None:
+    assert ByteMachine(plan(cases.CASES[name]()), 3).run() == []
+
+
+def test_the_phi_2_layer_is_placed_without_a_byte_in_dram() -> None:
+    request = cases.phi_2()
+    shape = request.machine.shape.space(Space.L1)
+    live = sorted((b.address or 0, b.size_per_bank) for b in request.blocks)
+    edges = [shape.base, *(x for a, size in live for x in (a, a + size)), shape.limit]
+    holes = [b - a for a, b in zip(edges[::2], edges[1::2], strict=True)]
+    assert (sum(size for _, size in live), max(holes)) == (786_432, 254_912)
+    made = plan(request)
+    (move,) = moves(made)
+    assert evictions(made) == [] and move.stage is None and move.certificate is None
+    assert {t.target_space for t in move.transfers} == {Space.L1}
+    (placed,) = (s.block for s in made.steps if isinstance(s, Allocate))
+    assert placed.size_per_bank == 305_152
+    assert move.nbytes == 262_144 * shape.banks
+
+
+def test_a_hole_that_is_large_enough_costs_nothing() -> None:
+    assert plan(cases.roomy()).copies == ()
+
+
+def test_two_holes_are_joined_by_one_move_inside_l1() -> None:
+    (step,) = plan(cases.fragmented()).copies
+    assert isinstance(step, Relocate)
+    assert step.nbytes == 1024 * 4 and step.bounced_nbytes == 0
+
+
+def test_a_pinned_block_in_the_middle_forces_a_bounce_with_a_packing_certificate() -> None:
+    made = plan(cases.split_by_a_pin())
+    (out,) = evictions(made)
+    assert out.certificate is not None and out.certificate.kind == "packing"
+    assert sum(out.certificate.pieces) <= sum(out.certificate.gaps)
+    back = [s for s in made.steps if isinstance(s, Copy) and s.source.block == out.target.block]
+    assert [s.target.desc for s in back] == [out.source.desc]
+    pinned = next(b for b in made.final_blocks if b.pinned)
+    assert pinned == made.request.blocks[pinned.number]
+
+
+def test_swapping_two_inputs_in_a_full_l1_passes_one_granule_through_dram_at_a_time() -> None:
+    (step,) = plan(cases.swapped()).copies
+    assert isinstance(step, Relocate)
+    assert step.certificate is not None and step.certificate.kind == "cycle"
+    granule = 1024 * 4
+    assert step.stage is not None and step.stage[1] * 2 == granule
+    assert step.bounced_nbytes == 2 * granule
+
+
+def test_swapping_two_inputs_with_a_spare_granule_stays_inside_l1() -> None:
+    (step,) = plan(cases.swapped_with_a_spare_granule()).copies
+    assert isinstance(step, Relocate)
+    assert step.stage is None and step.certificate is None and step.bounced_nbytes == 0
+
+
+def test_a_free_byte_inside_a_target_is_enough_to_keep_a_cycle_inside_l1() -> None:
+    scene = Scene(cases.SMALL)
+    a = scene.tensor(desc_of(1024), 1024, keep=True)
+    b = scene.tensor(desc_of(2048), 2048, keep=True)
+    c = scene.tensor(desc_of(960), 4096, keep=True)
+    wanted = [desc_of(1024, address=4096), desc_of(2048, address=1024), desc_of(960, address=3072)]
+    scene.run(program("p", wanted, [desc_of(16, DRAM)]), a, b, c, keep=True)
+    made = plan(scene.request())
+    assert check_plan(made) == () and ByteMachine(made, 1).run() == []
+    assert all(step.stage is None for step in moves(made))
+
+
+@pytest.mark.parametrize("name", ["fragmented_without_path", "swapped_without_path"])
+def test_a_machine_without_a_path_inside_l1_bounces_and_says_so(name: str) -> None:
+    (step,) = plan(cases.CASES[name]()).copies
+    assert isinstance(step, Relocate)
+    assert step.certificate is not None and step.certificate.kind == "no_path"
+    assert all(t.source_space is not t.target_space for t in step.transfers)
+
+
+def test_a_cycle_in_a_full_dram_is_staged_on_the_host() -> None:
+    scene = Scene(machine_with(dram_nbytes=8192))
+    a = scene.tensor(desc_of(1024, DRAM), 0, keep=True)
+    b = scene.tensor(desc_of(1024, DRAM), 4096, keep=True)
+    inputs = [desc_of(1024, DRAM, 4096), desc_of(1024, DRAM, 0)]
+    scene.run(program("p", inputs, [desc_of(16)]), a, b, keep=True)
+    made = plan(scene.request())
+    assert check_plan(made) == () and ByteMachine(made, 1).run() == []
+    (step,) = moves(made)
+    assert step.stage_space is Space.HOST
+    assert step.certificate is not None and step.certificate.kind == "cycle"
+
+
+def test_a_tensor_under_a_programs_scratch_moves_before_the_program_runs() -> None:
+    made = plan(cases.under_scratch())
+    first = next(i for i, s in enumerate(made.steps) if isinstance(s, Execute))
+    move = next(i for i, s in enumerate(made.steps) if isinstance(s, Relocate))
+    assert move < first
+    ran = made.steps[first]
+    assert isinstance(ran, Execute) and ran.scratch == (Space.L1, 1024, 704)
+    (step,) = moves(made)
+    assert all(address >= 1024 + 704 for _, address in step.targets)
+
+
+def test_the_eviction_takes_the_tensor_that_is_read_last_and_proves_that_l1_is_too_small() -> None:
+    made = plan(cases.over_capacity())
+    (out,) = evictions(made)
+    assert out.value == 0
+    assert out.certificate is not None and out.certificate.kind == "capacity"
+    assert sum(out.certificate.pieces) == 1024 * 5 and sum(out.certificate.gaps) == 4096
+
+
+def test_a_tensor_is_written_to_dram_once_however_often_it_has_to_make_room() -> None:
+    made = plan(cases.clean_copies())
+    written = [step.value for step in evictions(made)]
+    assert sorted(written) == sorted(set(written))
+    left = [s for s in made.steps if isinstance(s, Free)]
+    arrivals = [s for s in made.steps if isinstance(s, Copy) and s.kind == "copy"]
+    assert len(arrivals) > len(written) and len(left) > len(written)
+
+
+def test_a_tensor_with_a_copy_in_dram_leaves_l1_without_a_byte() -> None:
+    made = plan(cases.spare_copy())
+    assert made.copies == ()
+    assert made.steps[0] == Free(0)
+
+
+def test_an_output_takes_a_dead_inputs_place_but_not_a_kept_ones() -> None:
+    made = plan(cases.aliases())
+    ran = [s for s in made.steps if isinstance(s, Execute)]
+    assert ran[0].outputs[0].block == 0
+    assert ran[1].inputs[0].block == ran[1].outputs[0].block != 1
+
+
+def test_an_input_that_is_overwritten_is_not_shared_with_its_twin() -> None:
+    scene = Scene(cases.SMALL)
+    a = scene.tensor(desc_of(512), 1024)
+    what = program("p", [desc_of(512)] * 2, [desc_of(512)], aliases=((0, 0),))
+    scene.run(what, a, a, keep=True)
+    made = plan(scene.request())
+    ran = next(s for s in made.steps if isinstance(s, Execute))
+    assert ran.inputs[0].block == ran.outputs[0].block != ran.inputs[1].block
+    assert check_plan(made) == ()
+
+
+def test_dropping_an_exact_copy_never_makes_a_rounded_one_the_value() -> None:
+    scene = Scene(cases.SMALL)
+    exact = scene.block(desc_of(2048), 1024)
+    half = TensorDesc(exact.desc.shape, Layout(BF16, L1))
+    rounded = scene.block(half, 3072)
+    again = scene.block(desc_of(2048, DRAM), 0)
+    scene.value(*(Instance(b.number, 0, b.desc) for b in (exact, rounded, again)), keep=True)
+    scene.run(program("p", [], [desc_of(2048)]), keep=True)
+    scene.run(program("q", [], [desc_of(1040)]), keep=True)
+    made = plan(scene.request())
+    assert check_plan(made) == ()
+    (kept,) = (r for r in made.final_values if r.value == 0)
+    assert kept.instances[0].desc.layout.data_type is F32
+
+
+def crowded(*, has_spare_copy: bool) -> PlanRequest:
+    """DRAM is full of what the task reads there, and its output needs room in a full L1."""
+    wide = TensorDesc((64, 32), Layout(F32, L1))
+    waiting = TensorDesc((64, 32), Layout(F32, DRAM))
+    scene = Scene(machine_with(l1_nbytes=4096, dram_nbytes=8192))
+    read = scene.block(waiting, 0)
+    near = scene.block(wide, 1024)
+    instances = [Instance(b.number, 0, b.desc) for b in (read, near)]
+    value = scene.value(*instances[: 1 + has_spare_copy], keep=True)
+    if not has_spare_copy:
+        scene.value(instances[1], keep=True)
+    scene.tensor(waiting, 4096, keep=True)
+    scene.tensor(wide, 3072, keep=True)
+    scene.run(program("p", [waiting], [wide]), value, keep=True)
+    return scene.request()
+
+
+def test_room_for_an_eviction_never_costs_an_input_that_the_task_reads_in_dram() -> None:
+    made = plan(crowded(has_spare_copy=True))
+    assert check_plan(made) == () and ByteMachine(made, 1).run() == []
+    assert made.copies == () and made.steps[0] == Free(1)
+
+
+def test_a_full_dram_is_named_where_nothing_can_leave_l1() -> None:
+    with pytest.raises(OutOfMemoryError, match="dram cannot hold"):
+        plan(crowded(has_spare_copy=False))
+
+
+def test_a_pinned_tensor_stays_when_its_last_reader_has_run() -> None:
+    scene = Scene(cases.SMALL)
+    a = scene.tensor(desc_of(512), 2048, pinned=True)
+    scene.run(program("p", [desc_of(512)], [desc_of(512)]), a, keep=True)
+    made = plan(scene.request())
+    assert all(not isinstance(s, Free) for s in made.steps)
+    assert made.final_blocks[0].number == 0 and check_plan(made) == ()
+
+
+def test_scratch_in_dram_takes_no_more_than_its_bytes() -> None:
+    scene = Scene()
+    scene.run(program("p", [], [desc_of(16)], scratch=1000, scratch_space=DRAM), keep=True)
+    made = plan(scene.request())
+    (scratch,) = (s.block for s in made.steps if isinstance(s, Allocate) and s.block.space is DRAM)
+    assert scratch.size_per_bank == 1024
+    assert check_plan(made) == ()
+
+
+def test_a_task_that_needs_more_than_l1_is_refused_with_the_numbers() -> None:
+    scene = Scene(cases.SMALL)
+    scene.run(program("p", [], [desc_of(2064), desc_of(2064)]))
+    with pytest.raises(OutOfMemoryError, match="4128 B per bank needed, 4096 B free"):
+        plan(scene.request())
+
+
+def test_fixed_addresses_that_clash_are_refused_with_both_names() -> None:
+    scene = Scene(cases.SMALL)
+    scene.run(program("p", [], [desc_of(512, address=1024), desc_of(512, address=1520)]))
+    with pytest.raises(LayoutError, match="output 0.*clash.*") as error:
+        plan(scene.request())
+    assert "output 1" in str(error.value)
+
+
+def test_a_fixed_address_over_a_pinned_block_is_refused() -> None:
+    scene = Scene(cases.SMALL)
+    scene.tensor(desc_of(512), 2048, pinned=True, keep=True)
+    scene.run(program("p", [], [desc_of(512, address=2048)]))
+    with pytest.raises(LayoutError, match="pinned"):
+        plan(scene.request())
