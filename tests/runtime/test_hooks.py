@@ -45,7 +45,7 @@ def test_a_single_hook_fires_alone(moment: str) -> None:
 
 @pytest.mark.parametrize("layout", ["row_major", "tile"])
 def test_operation_hooks_see_the_numbers_and_cannot_change_them(layout: str) -> None:
-    found: list[np.ndarray] = []  # type: ignore[type-arg]
+    found: list[np.ndarray] = []
 
     def look(context: HookContext) -> None:
         assert context.operation is not None

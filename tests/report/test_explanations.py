@@ -1,0 +1,172 @@
+"""`explain` and the memory report: every copy with its reason, every byte with its owner."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from stitched_models import integers, one, scaled, tiny
+
+import stitch
+from stitch.program import DataType, Layout, Space
+from stitch.report import copy_lines, explain, memory_view, memory_views, plan_json
+
+F32 = DataType.FLOAT32
+KEYS = {
+    "num_banks", "total_bytes_per_bank", "total_bytes_allocated_per_bank",
+    "total_bytes_free_per_bank", "largest_contiguous_bytes_free_per_bank", "block_table",
+}  # fmt: skip
+
+
+def test_a_chain_that_fits_needs_one_copy_and_says_which() -> None:
+    wishes = ("input.x.space=l1", "output.y.space=l1")
+    with stitch.open_device("tiny") as device:
+        a, b = (device.load(scaled(n, 2.0, wishes=wishes)) for n in "ab")
+        for _ in range(3):
+            one(b(one(a(integers())))).numpy()
+        text = device.explain()
+        (line,) = copy_lines(device.history.plans)
+    assert text.startswith("tiny: 6 program runs, 3 copies, 3072 B")
+    assert (line.kind, line.times, line.nbytes) == ("copy", 3, 1024)
+    assert line.reason.startswith("input 'x' of 'a' wants f32:l1:row_major:interleaved")
+    assert line.reason in text
+    assert "read   x3 3072 B in all" in text
+    assert "the spaces saw 3 writes by copies and moves, 3072 B" in text
+
+
+def test_every_conversion_between_programs_is_listed_with_its_reason() -> None:
+    with stitch.open_device("tiny") as device:
+        a = device.load(scaled("a", 2.0, (32, 32), wishes=("output.y.space=l1",)))
+        b = device.load(scaled("b", 2.0, (32, 32),
+                               wishes=("input.x.space=dram", "input.x.layout=tile")))  # fmt: skip
+        one(b(one(a(integers((32, 32)))))).numpy()
+        text = explain(device)
+        lines = copy_lines(device.history.plans)
+    assert len(lines) == 2
+    assert "input 'x' of 'b' wants f32:dram:tile:interleaved, it lies as f32:l1:row_major" in text
+    assert "kernel staging: at most" in text
+    assert all(line.seconds > 0 for line in lines)
+
+
+@pytest.mark.parametrize("bounces", [False, True], ids=["moves", "bounces"])
+def test_evictions_and_moves_carry_reason_and_certificate(bounces: bool) -> None:
+    machine = tiny(l1_nbytes=2048)
+    if bounces:
+        machine = machine.without_path(Space.L1, Space.L1)
+    wishes = ("input.x.space=l1", "output.y.space=l1")
+    fixed = (*wishes, "input.x.address=0xa00")
+    with stitch.open_device(machine) as device:
+        a = device.load(scaled("a", 2.0, (8, 64), target=machine, wishes=wishes))
+        b = device.load(scaled("b", 3.0, (8, 64), target=machine, wishes=fixed))
+        held = [one(a(integers((8, 64), i))) for i in range(5)]
+        last = one(b(held[-1]))
+        text = device.explain()
+        lines = copy_lines(device.history.plans)
+        for i, tensor in enumerate(held):
+            np.testing.assert_array_equal(tensor.numpy(), integers((8, 64), i) * 2 + 1)
+        np.testing.assert_array_equal(last.numpy(), (integers((8, 64), 4) * 2 + 1) * 3 + 1)
+    evictions = [line for line in lines if line.kind == "evict"]
+    moves = [line for line in lines if line.kind == ("bounce" if bounces else "move")]
+    assert evictions
+    assert moves
+    assert all(line.certificate and line.certificate.startswith("capacity: ") for line in evictions)
+    assert all("room for" in line.reason for line in (*evictions, *moves))
+    assert "[capacity: " in text
+    if bounces:
+        assert all(line.certificate == "no_path" for line in moves)
+        assert "through dram" in text.lower()
+
+
+def test_reported_bytes_are_those_that_the_spaces_saw() -> None:
+    machine = tiny(l1_nbytes=2048)
+    wishes = ("input.x.space=l1", "output.y.space=l1")
+    with stitch.open_device(machine) as device:
+        a = device.load(scaled("a", 2.0, (8, 64), target=machine, wishes=wishes))
+        held = [one(a(integers((8, 64), i))) for i in range(6)]
+        more = [one(a(tensor)) for tensor in held]
+        stitch.wait(more)
+        writes, nbytes = device.backend.write_counts()
+        lines = copy_lines(device.history.plans)
+        assert sum(line.times * line.nbytes for line in lines) == nbytes
+        assert writes >= sum(line.times for line in lines)
+
+
+def test_a_plan_as_json_survives_a_round_trip() -> None:
+    with stitch.open_device("tiny") as device:
+        one(device.load(scaled("a", 2.0))(integers())).numpy()
+        ((made, times),) = device.history.plans
+    assert times == 1
+    body = json.loads(json.dumps(plan_json(made)))
+    assert body["tasks"] == ["a"]
+    assert [copy["kind"] for copy in body["copies"]] == ["copy"]
+    assert body["seconds"] == made.seconds > 0
+
+
+def test_the_memory_report_names_every_block_and_adds_up() -> None:
+    with stitch.open_device("tiny") as device:
+        a = device.load(scaled("a", 2.0))
+        y = one(a(integers()))
+        x = device.tensor(integers()).to_layout(Layout(F32, Space.DRAM))
+        views = memory_views(device)
+        text = device.memory_report()
+        assert views == device.memory_views()
+        assert set(views) == {"host", "dram", "l1"}
+        for name, view in views.items():
+            assert set(view) == KEYS
+            table = view["block_table"]
+            taken = [entry for entry in table if entry["allocated"]]
+            free = [entry for entry in table if not entry["allocated"]]
+            assert sum(e["size"] for e in taken) == view["total_bytes_allocated_per_bank"]
+            assert sum(e["size"] for e in free) == view["total_bytes_free_per_bank"]
+            assert max(e["size"] for e in free) == view["largest_contiguous_bytes_free_per_bank"]
+            assert sum(e["size"] for e in table) == view["total_bytes_per_bank"]
+            assert f"{name}: {view['num_banks']} banks" in text
+            assert all(entry["tensor"] in text for entry in taken)
+        owners = {e["tensor"] for v in views.values() for e in v["block_table"] if e["allocated"]}
+        assert "output 'y' of 'a'" in owners
+        assert any("constant" in owner and "'a'" in owner for owner in owners)
+        table = memory_view(device, Space.L1)["block_table"]
+        assert any(e["address"] == y.address and e["allocated"] for e in table)
+        assert x.is_allocated
+
+
+def test_reports_of_an_idle_device_are_empty() -> None:
+    with stitch.open_device("wormhole_n150") as device:
+        assert device.explain().startswith("wormhole_n150: 0 program runs, 0 copies, 0 B")
+        assert "0 B allocated" in device.memory_report()
+        assert copy_lines(device.history.plans) == ()
+
+
+def test_the_null_executor_plans_and_reports_but_holds_no_data() -> None:
+    texts = []
+    for executor in ("numpy", "null"):
+        with stitch.open_device("tiny", executor=executor) as device:
+            assert device.executor == executor
+            a, b = device.load(scaled("a", 2.0)), device.load(scaled("b", 3.0))
+            pipeline = stitch.Pipeline([a, b])
+            for _ in range(3):
+                y = one(b(one(a(integers()))))
+                stitch.wait(y)
+                one(pipeline(integers()))
+            assert y.address is not None
+            lines = copy_lines(device.history.plans)
+            texts.append([(line.kind, line.nbytes, line.times, line.reason) for line in lines])
+            if executor == "null":
+                assert not device.memory("l1").any()
+                with pytest.raises(stitch.TaskError, match="computes no data"):
+                    y.numpy()
+    assert texts[0] == texts[1]
+
+
+def test_events_tell_of_plans_runs_and_reads() -> None:
+    seen: list[str] = []
+    with stitch.open_device("tiny") as device:
+        a = device.load(scaled("a", 2.0))
+        end = device.events.subscribe(lambda event: seen.append(type(event).__name__))
+        for _ in range(2):
+            one(a(integers())).numpy()
+        end()
+        one(a(integers())).numpy()
+        assert not device.events.active
+    assert seen == ["PlanMade", "PlanRun", "ReadBack", "PlanRun", "ReadBack"]

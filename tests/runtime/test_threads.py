@@ -1,0 +1,122 @@
+"""Several threads on one device, and devices in threads of their own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from stitched_models import integers, one, scaled, used
+
+import stitch
+from stitch.runtime import LoadedProgram
+
+ROUNDS = 60
+
+
+def together(*work: Callable[[], None]) -> None:
+    """Run functions at the same time; raise the first thing that one of them raised."""
+    problems: list[BaseException] = []
+    ready = threading.Barrier(len(work))
+
+    def guarded(function: Callable[[], None]) -> None:
+        try:
+            ready.wait()
+            function()
+        except BaseException as problem:
+            problems.append(problem)
+
+    threads = [threading.Thread(target=guarded, args=(function,)) for function in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if problems:
+        raise problems[0]
+
+
+def chain(a: LoadedProgram, b: LoadedProgram, offset: int) -> Callable[[], None]:
+    def run() -> None:
+        for i in range(ROUNDS):
+            x = integers(start=offset + i)
+            h = one(a(x))
+            y = one(b(h))
+            np.testing.assert_array_equal(y.numpy(), (x * 2 + 1) * 3 + 1)
+            np.testing.assert_array_equal(h.numpy(), x * 2 + 1)
+
+    return run
+
+
+@pytest.mark.parametrize("window", [1, 4, 64])
+def test_two_threads_share_a_device(window: int) -> None:
+    with stitch.open_device("tiny", window=window, debug=True) as device:
+        a, b = device.load(scaled("a", 2.0)), device.load(scaled("b", 3.0))
+        base = used(device)
+        together(chain(a, b, 0), chain(a, b, 1000), chain(a, b, 2000))
+        assert used(device) == base
+
+
+def test_two_devices_in_two_threads_are_independent() -> None:
+    work = []
+    with stitch.open_device("tiny") as left, stitch.open_device("tiny", debug=True) as right:
+        for offset, device in enumerate((left, right)):
+            a, b = device.load(scaled("a", 2.0)), device.load(scaled("b", 3.0))
+            work.append(chain(a, b, offset))
+        together(*work)
+        del a, b, work
+
+
+def test_threads_share_a_pipeline_and_never_each_others_results() -> None:
+    with stitch.open_device("tiny") as device:
+        pipeline = stitch.Pipeline([device.load(scaled("a", 2.0)), device.load(scaled("b", 3.0))])
+
+        def run(offset: int) -> Callable[[], None]:
+            def work() -> None:
+                for i in range(ROUNDS * 3):
+                    x = integers(start=offset + i)
+                    result = one(pipeline(x))
+                    np.testing.assert_array_equal(result.numpy(), (x * 2 + 1) * 3 + 1)
+
+            return work
+
+        together(*(run(1000 * i) for i in range(3)))
+
+
+def test_submits_to_two_devices_from_two_threads_give_every_result_once() -> None:
+    compiled = scaled("a", 2.0)
+    found: dict[int, stitch.Tensor] = {}
+    with stitch.open_device("tiny") as left, stitch.open_device("tiny") as right:
+
+        def half(device: stitch.Device, start: int) -> Callable[[], None]:
+            def work() -> None:
+                for i in range(start, ROUNDS, 2):
+                    (found[i],) = stitch.submit(device, compiled, 0, (integers(start=i),))
+
+            return work
+
+        together(half(left, 0), half(right, 1))
+        stitch.wait(found.values())
+        for i, tensor in found.items():
+            assert tensor.device is (right if i % 2 else left)
+            np.testing.assert_array_equal(tensor.numpy(), integers(start=i) * 2 + 1)
+    assert len(found) == ROUNDS
+
+
+def test_handles_may_die_in_any_thread() -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        a = device.load(scaled("a", 2.0))
+        base = used(device)
+        handles = [one(a(integers(start=i))) for i in range(20)]
+
+        def drop() -> None:
+            while handles:
+                handles.pop()
+
+        def work() -> None:
+            for i in range(20):
+                x = integers(start=i)
+                np.testing.assert_array_equal(one(a(x)).numpy(), x * 2 + 1)
+
+        together(drop, work)
+        assert used(device) == base
