@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -164,3 +166,35 @@ def test_a_tool_is_executable_and_sound_bash(tool: str) -> None:
 def test_test_files_have_names_of_their_own() -> None:
     names = [file.name for file in python_files("tests") if file.name.startswith("test_")]
     assert sorted(names) == sorted(set(names))
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    dead = []
+    for page in repository_files():
+        if page.suffix != ".md":
+            continue
+        text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            path = target.partition("#")[0]
+            if path and "://" not in path and not (page.parent / path).exists():
+                dead.append(f"{relative(page)}: {target}")
+    assert dead == []
+
+
+def test_the_index_names_every_page_and_benchmark() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    pages = {file.relative_to(ROOT / "docs").as_posix() for file in ROOT.glob("docs/**/*.md")}
+    linked = set(re.findall(r"\]\(([^)\s]+)\)", index))
+    assert pages - linked == {"README.md"}
+    listed = index.partition("Benchmarks")[2].partition("\n## ")[0]
+    benchmarks = {file.name for file in (ROOT / "tools" / "bench").glob("*.py")}
+    assert benchmarks == set(re.findall(r"^\| `(\w+\.py)` \|", listed, re.MULTILINE))
+
+
+def test_the_commands_are_those_of_the_project_file() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    scripts: dict[str, str] = project["project"]["scripts"]
+    assert set(scripts) == {"stitch-compile", "stitch-run", "stitch-inspect", "stitch-link"}
+    for place in scripts.values():
+        module, _, function = place.partition(":")
+        assert callable(getattr(importlib.import_module(module), function))

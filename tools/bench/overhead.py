@@ -27,14 +27,14 @@ from dataclasses import asdict, dataclass
 from statistics import median
 
 # Before NumPy is loaded: threads would measure the machine's other work.
-for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[_name] = "1"
+os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
+os.environ["MKL_NUM_THREADS"] = "1"
 
-import numpy as np  # noqa: E402
+import numpy as np
 
-import stitch  # noqa: E402
-from stitch import ComputationGraphBuilder, DataType  # noqa: E402
-from stitch.program import Array  # noqa: E402
+import stitch
+from stitch import ComputationGraphBuilder, DataType
+from stitch.program import Array
 
 PIPELINE_GOAL = 1.3
 CALLS_GOAL_US = 10.0
