@@ -98,8 +98,13 @@ def differences(
     share = f"{count} of {actual.size} elements differ"
     worst = float(gap[at])
     return (
-        f"{share}; largest difference {worst:.6g} at {place}: {one[at]!s}, expected {two[at]!s}"
+        f"{share}; largest difference {worst:.6g} at {place}: "
+        f"{_number(one[at])}, expected {_number(two[at])}"
     ), largest
+
+
+def _number(value: object) -> str:
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
 
 
 def _widened(array: Array) -> Array:

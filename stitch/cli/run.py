@@ -1,9 +1,9 @@
 """`stitch-run`: run `.ttb` modules one after the other on a simulated device, stitched.
 
 Modules are connected by position, or by `--wire`. `--max_copies=N` bounds, for each pass, the
-writes that the memories of the spaces saw, less one for each input (its way in): copies between
-programs, moves, evictions, and an input that enters more than once. Without data (`--dry_run`,
-`--executor=null`) memory sees nothing, and the copies of the plan are counted instead.
+writes that the memories of the spaces saw, less those that brought host arrays in: copies between
+programs, moves, evictions, bounces. Without data (`--dry_run`, `--executor=null`) memory sees
+nothing, and the copies of the plan are counted instead.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
                        "help": "plan and price everything, execute nothing; needs no data"}),
         ("--max_copies", {"type": _count, "metavar": "N",
                           "help": "exit code 6 if one pass makes more copies than N: writes that "
-                          "the memories saw, less one for each input's way in"}),
+                          "the memories saw, less those that bring host arrays in"}),
         ("--check_memory_leak", {"action": "store_true",
                                  "help": "exit code 6 if anything is left at the end"}),
     )  # fmt: skip

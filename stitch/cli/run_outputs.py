@@ -40,7 +40,10 @@ class Destinations:
 def destinations(
     outputs: Sequence[RunOutput], words: Sequence[str], *, brief: bool
 ) -> Destinations:
-    """What the words of `--output` say; `brief`: show results if they say nothing. Raises `UsageError`."""
+    """What the words of `--output` say; raises `UsageError`.
+
+    `brief`: show all results, cut short, where the words say nothing.
+    """
     split = [split_slot(word, _is_destination) for word in words if not is_archive(word)]
     for name, word in split:
         if name is None and not _is_destination(word):

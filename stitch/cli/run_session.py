@@ -130,10 +130,9 @@ def _prepared(words: argparse.Namespace, device: api.Device, runnable: Runnable)
     arrays = gather_inputs(
         runnable.inputs, words.input, init=words.init, seed=words.seed, without_data=not computes
     )
-    return Session(
-        words, device, runnable, arrays, destinations(runnable.outputs, words.output, brief=not words.expected_output),
-        expectations(runnable.outputs, words.expected_output),
-    )  # fmt: skip
+    where = destinations(runnable.outputs, words.output, brief=not words.expected_output)
+    expected = expectations(runnable.outputs, words.expected_output)
+    return Session(words, device, runnable, arrays, where, expected)
 
 
 def _all_passes(session: Session) -> None:
@@ -187,7 +186,8 @@ def _checked(session: Session) -> int:
         session.measured.copies = planned_copies(device)
     if words.max_copies is not None and session.measured.copies > words.max_copies:
         many = session.measured.copies
-        what = f"{many} {'copy' if many == 1 else 'copies'} in one pass, at most {words.max_copies} allowed"
+        noun = "copy" if many == 1 else "copies"
+        what = f"{many} {noun} in one pass, at most {words.max_copies} allowed"
         session.failures.append(f"{what}\n{copies_text(copies_inside(device))}")
         code = EXIT_FAILURE
     return code

@@ -164,7 +164,8 @@ class _Replay:
             )
 
     def _run(self, event: Mapping[str, Any]) -> None:
-        plan = self._recording.plans.get(event.get("plan", -1))
+        index = event.get("plan")
+        plan = self._recording.plans.get(index) if isinstance(index, int) else None
         if plan is None:
             raise FormatError("a run of a plan that is not in the recording", where=_words(event))
         self._counts["runs"] += 1

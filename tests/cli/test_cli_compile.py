@@ -1,0 +1,176 @@
+"""`stitch-compile`: what it reads, what it writes, and how it says no."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stitch
+from stitch.graph import as_json, trace
+
+Cli = Callable[..., Any]
+
+
+FACTORIES = """
+import numpy as np
+import stitch
+
+def graph():
+    builder = stitch.ComputationGraphBuilder("built")
+    x = builder.input("x", (2, 3), "float32")
+    builder.output("y", x + x)
+    return builder.build()
+
+def function():
+    return (lambda x: np.tanh(x)), (np.zeros((2, 3), np.float32),)
+
+def nothing():
+    return 3
+
+def broken():
+    raise ValueError("out of ideas")
+"""
+
+
+def test_one_line_says_what_was_written_and_where_slots_lie(cli: Cli, here: Path) -> None:
+    done = cli("compile", "a.yaml", "-o", "new.ttb", "--set", "input.x.space=dram")
+    assert done.code == 0
+    size = (here / "new.ttb").stat().st_size
+    assert done.out.startswith(f"new.ttb: {size} bytes, 1 program for wormhole_n150; a: ")
+    assert "x 4x8xf32:dram:row_major:interleaved" in done.out
+    assert done.out.count("\n") == 1 and done.err == ""
+
+
+def test_the_same_module_gives_the_same_bytes(cli: Cli, here: Path) -> None:
+    assert cli("compile", "a.yaml", "-o", "1.ttb").code == 0
+    assert cli("compile", "a.yaml", "-o", "2.ttb").code == 0
+    assert (here / "1.ttb").read_bytes() == (here / "2.ttb").read_bytes()
+
+
+def test_name_role_and_target_end_up_in_the_file(cli: Cli) -> None:
+    words = ("--name=other", "--role=update", "--target=tiny")
+    assert cli("compile", "a.yaml", "-o", "n.ttb", *words).code == 0
+    binary = stitch.load("n.ttb")
+    program = binary.programs[0]
+    assert (program.name, program.role.value, binary.machine.name) == ("other", "update", "tiny")
+
+
+def test_text_shows_the_program_without_writing_a_file(cli: Cli, here: Path) -> None:
+    before = sorted(here.iterdir())
+    done = cli("compile", "a.yaml", "--text")
+    assert done.code == 0 and done.out.startswith("program @a role=forward {")
+    assert sorted(here.iterdir()) == before
+
+
+@pytest.mark.parametrize("factory", ["graph", "function"])
+def test_an_entry_may_be_a_graph_or_a_function_with_its_arguments(
+    cli: Cli, here: Path, factory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = f"factories_of_{factory}"
+    (here / f"{module}.py").write_text(FACTORIES)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert cli("compile", f"--entry={module}:{factory}", "-o", "e.ttb").code == 0
+    assert stitch.load("e.ttb").programs[0].inputs[0].name == "x"
+    assert cli("compile", f"{module}.py", f"--entry={factory}", "-o", "f.ttb").code == 0
+    assert (here / "e.ttb").read_bytes() == (here / "f.ttb").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("factory", "code", "said"),
+    [
+        ("nothing", 3, "something that no front end reads"),
+        ("broken", 3, "out of ideas"),
+        ("absent", 2, "has no factory 'absent'"),
+    ],
+)
+def test_a_factory_that_gives_no_module_is_refused(
+    cli: Cli, here: Path, factory: str, code: int, said: str
+) -> None:
+    (here / "made.py").write_text(FACTORIES)
+    done = cli("compile", "made.py", f"--entry={factory}", "-o", "e.ttb")
+    assert done.code == code and said in done.err and not (here / "e.ttb").exists()
+
+
+def test_a_graph_in_json_compiles(cli: Cli, here: Path) -> None:
+    graph = trace(lambda x: x + x, stitch.TensorDesc((2,), stitch.Layout(stitch.DataType.FLOAT32)))
+    (here / "g.json").write_text(as_json(graph))
+    assert cli("compile", "g.json", "-o", "g.ttb").code == 0
+
+
+def test_a_bad_wish_is_wrong_usage_and_writes_nothing(cli: Cli, here: Path) -> None:
+    done = cli("compile", "a.yaml", "-o", "w.ttb", "--set", "input.x.spce=l1")
+    assert done.code == 2 and "spce" in done.err and "space" in done.err
+    assert not (here / "w.ttb").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("-o", "o.ttb"), 2, "there is no module"),
+        (("a.yaml",), 2, "nothing to do"),
+        (("a.yaml", "-o", "-", "--text"), 2, "standard output"),
+        (("gone.yaml", "-o", "o.ttb"), 3, "gone.yaml"),
+        (("a.bin", "-o", "o.ttb"), 3, "modules in YAML"),
+        (("a.py", "-o", "o.ttb"), 2, "--entry"),
+        (("--entry=nocolon", "-o", "o.ttb"), 2, "pkg.mod:factory"),
+        (("--entry=no_such_module:f", "-o", "o.ttb"), 3, "no_such_module"),
+        (("a.yaml", "-o", "o.ttb", "--target=wormhole"), 2, "wormhole_n150"),
+        (("a.yaml", "-o", "o.ttb", "--target=gone.yaml"), 2, "gone.yaml"),
+        (("a.yaml", "-o", "o.ttb", "--role=boss"), 2, "forward"),
+        (("a.yaml", "-o", "o.ttb", "--nope"), 2, "--nope"),
+    ],
+)
+def test_what_cannot_be_compiled_is_said_with_its_exit_code(
+    cli: Cli, here: Path, words: tuple[str, ...], code: int, said: str
+) -> None:
+    done = cli("compile", *words)
+    assert done.code == code and said in done.err and done.out == ""
+    assert not (here / "o.ttb").exists()
+    assert "Traceback" not in done.err
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing_behind(cli: Cli, here: Path) -> None:
+    (here / "file").write_text("not a folder")
+    before = sorted(here.iterdir())
+    done = cli("compile", "a.yaml", "-o", "file/a.ttb")
+    assert done.code == 6 and "cannot write" in done.err
+    assert sorted(here.iterdir()) == before
+
+
+def test_a_module_too_big_for_the_machine_is_out_of_memory(cli: Cli, here: Path) -> None:
+    text = (here / "b.yaml").read_text().replace("[4, 8]", "[4096, 4096]")
+    (here / "big.yaml").write_text(text)
+    done = cli("compile", "big.yaml", "-o", "o.ttb", "--target=tiny")
+    assert done.code == 5 and "does not fit" in done.err
+
+
+def test_the_console_script_pipes_a_module_into_the_runner(here: Path) -> None:
+    scripts = Path(sys.executable).parent
+    made = subprocess.run(
+        [scripts / "stitch-compile", "a.yaml", "-o", "-"], capture_output=True, check=False
+    )
+    assert made.returncode == 0 and b"1 program" in made.stderr
+    ran = subprocess.run(
+        [scripts / "stitch-run", "--module=-", "--input=@x.npy", "--output=@y.npy"],
+        input=made.stdout, capture_output=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert (here / "y.npy").exists()
+
+
+def test_debug_shows_a_traceback_and_keeps_the_exit_code(cli: Cli) -> None:
+    done = cli("compile", "gone.yaml", "-o", "o.ttb", "--debug")
+    assert done.code == 3 and "Traceback" in done.err
+
+
+@pytest.mark.parametrize("command", ["compile", "run", "inspect", "link"])
+def test_help_has_examples_and_exit_codes(cli: Cli, command: str) -> None:
+    done = cli(command, "--help")
+    assert done.code == 0 and "examples:" in done.out and "exit codes:" in done.out
+    version = cli(command, "--version")
+    assert version.code == 0 and version.out.startswith(f"stitch-{command} ")

@@ -1,0 +1,222 @@
+"""`stitch-inspect` and `stitch-link`: what files hold, what stitching costs, joining for good."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stitch
+from stitch.planner import Copy, check_plan
+from stitch.report.replay import read_recording
+
+Cli = Callable[..., Any]
+
+
+def test_inspect_shows_slots_machine_memory_and_sizes(cli: Cli, here: Path) -> None:
+    done = cli("inspect", "a.ttb")
+    assert (done.code, done.err) == (0, "")
+    assert "input  x: 4x8xf32 in f32:l1:row_major:interleaved" in done.out
+    assert "output y: 4x8xf32 in f32:l1" in done.out
+    assert "machine wormhole_n150: 8x8 cores" in done.out
+    assert f"size {(here / 'a.ttb').stat().st_size} B" in done.out
+    assert "constant 'w'" in done.out and "MatMul" not in done.out
+
+
+def test_sections_choose_what_is_shown(cli: Cli) -> None:
+    operations = cli("inspect", "a.ttb", "--section=operations").out
+    assert "MatMul x1, Relu x1" in operations and "input  x" not in operations
+    assert "h: 4x8xf32 = MatMul(x, w)" in operations
+    everything = cli("inspect", "a.ttb", "--section=all").out
+    assert "MatMul" in everything and "input  x" in everything and "l1:" in everything
+
+
+def test_json_is_for_programs(cli: Cli, here: Path) -> None:
+    found = json.loads(cli("inspect", "types.ttb", "--json", "--section=all").out)
+    assert found["format_version"] == "1.0"
+    (program,) = found["programs"]
+    assert [slot["type"] for slot in program["inputs"]] == ["3xi32", "3xi1", "3xbf16"]
+    assert [op["op"] for op in program["operations"]] == ["Add", "Not", "Add"]
+    size = found["size"]
+    assert size["metadata"] + size["sealing"] + size["data"] == size["total"]
+    assert size["total"] == (here / "types.ttb").stat().st_size
+    spaces = program["memory"]["spaces"]
+    parts = program["memory"]["parts"]
+    for name, space in spaces.items():
+        assert space["bytes_per_bank"] == sum(
+            part["bytes_per_bank"] for part in parts if part["space"] == name
+        )
+
+
+def test_a_damaged_constant_is_found_only_with_verify_full(cli: Cli, here: Path) -> None:
+    data = bytearray((here / "a.ttb").read_bytes())
+    data[-1] ^= 1
+    (here / "bad.ttb").write_bytes(data)
+    assert cli("inspect", "bad.ttb").code == 0
+    done = cli("inspect", "bad.ttb", "--verify=full")
+    assert done.code == 3 and "CRC-32" in done.err
+    assert cli("inspect", "a.ttb", "--verify=full").code == 0
+
+
+def test_two_modules_in_the_same_place_cost_nothing(cli: Cli) -> None:
+    done = cli("inspect", "a.ttb", "b.ttb")
+    assert done.code == 0 and "can be stitched on wormhole_n150: 0 copies, 0 B" in done.out
+    assert "advice" not in done.out
+
+
+def test_two_modules_apart_cost_one_copy_and_the_advice_spares_it(cli: Cli) -> None:
+    found = json.loads(cli("inspect", "a.ttb", "b_dram.ttb", "--json").out)
+    assert (found["copy_count"], found["copy_nbytes"]) == (1, 128)
+    assert found["copy_seconds"] > 0
+    assert found["links"][0]["conversions"] == ["move l1 to dram"]
+    advice = found["advice"][0]
+    assert advice.startswith("compile b with --set input.x.space=l1: saves")
+    word = advice.split("--set ")[1].split(":")[0]
+    assert cli("compile", "b.yaml", "-o", "advised.ttb", "--set", word).code == 0
+    again = json.loads(cli("inspect", "a.ttb", "advised.ttb", "--json").out)
+    assert again["copy_count"] == 0
+
+
+def test_the_planned_copies_are_those_that_memory_then_sees(cli: Cli) -> None:
+    planned = json.loads(cli("inspect", "a.ttb", "b_dram.ttb", "--json").out)["copy_count"]
+    run = ("run", "--module=a.ttb", "--module=b_dram.ttb", "--init=ones", "--result_file=r.json")
+    assert cli(*run).code == 0
+    assert json.loads(Path("r.json").read_text())["copies_per_pass"] == planned
+
+
+def test_tiles_and_types_are_part_of_the_advice(cli: Cli) -> None:
+    wishes = ("--set", "input.x.layout=tile", "--set", "input.x.data_type=bfloat16")
+    assert cli("compile", "b.yaml", "-o", "t.ttb", *wishes).code == 0
+    found = json.loads(cli("inspect", "a.ttb", "t.ttb", "--json").out)
+    other = next(line for line in found["advice"] if line.startswith("or compile a"))
+    words = [word for word in other.split(": saves")[0].split() if "=" in word]
+    sets = [part for word in words for part in ("--set", word)]
+    assert cli("compile", "a.yaml", "-o", "a2.ttb", *sets).code == 0
+    again = json.loads(cli("inspect", "a2.ttb", "t.ttb", "--json").out)
+    assert again["copy_count"] == 0 and again["advice"] == []
+
+
+def test_modules_that_cannot_be_stitched_are_a_link_error(cli: Cli) -> None:
+    done = cli("inspect", "a.ttb", "types.ttb")
+    assert done.code == 6 and "does not fit" in done.err
+
+
+def test_names_from_a_file_cannot_steer_the_terminal(cli: Cli, here: Path) -> None:
+    builder = stitch.ComputationGraphBuilder("evil\x1b[2J")
+    builder.output("y", builder.input("x", (2,), "float32") + 1.0)
+    stitch.compile(builder.build()).save(here / "evil.ttb")
+    for done in (
+        cli("inspect", "evil.ttb"),
+        cli("run", "--module=evil.ttb", "--init=ones", "--explain"),
+        cli("run", "--module=evil.ttb", "--function=z"),
+    ):
+        assert "\x1b" not in done.out + done.err and "\\x1b[2J" in done.out + done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ((), 2, "nothing to inspect"),
+        (("gone.ttb",), 3, "gone.ttb"),
+        (("a.yaml",), 3, "not a .ttb file"),
+        (("a.ttb", "--wire=a.y=b.x"), 2, "several modules"),
+        (("a.ttb", "--section=nothing"), 2, "operations"),
+        (("--check-plan=gone.json",), 3, "gone.json"),
+        (("--check-plan=a.yaml",), 3, "no recording"),
+        (("a.ttb", "--check-plan=run.json"), 2, "not both"),
+        (("--check-plan", "a.ttb"), 2, "behind the modules"),
+        (("a.ttb", "b.ttb", "--device=nowhere"), 2, "nowhere"),
+    ],
+)
+def test_what_cannot_be_inspected_is_said_with_its_exit_code(
+    cli: Cli, words: tuple[str, ...], code: int, said: str
+) -> None:
+    done = cli("inspect", *words)
+    assert done.code == code and said in done.err, done.err
+    assert "Traceback" not in done.err
+
+
+# -- plans -----------------------------------------------------------------------------------------
+
+
+def test_the_plan_for_modules_is_confirmed(cli: Cli) -> None:
+    done = cli("inspect", "a.ttb", "b_dram.ttb", "--check-plan")
+    assert done.code == 0 and done.out.strip().endswith("sound")
+
+
+def test_a_recorded_plan_reads_back_as_it_was_and_is_confirmed(cli: Cli) -> None:
+    run = ("run", "--module=a.ttb", "--module=b_dram.ttb", "--init=ones", "--record=run.json")
+    assert cli(*run).code == 0
+    (plan,) = read_recording(Path("run.json").read_text()).plans.values()
+    assert [task.transformation.name for task in plan.request.tasks] == ["a", "b"]
+    assert check_plan(plan) == ()
+    found = json.loads(cli("inspect", "--check-plan=run.json", "--json").out)
+    assert found["sound"] is True and found["plans"][0]["problems"] == []
+
+
+def test_a_forged_plan_is_not_confirmed(cli: Cli) -> None:
+    run = ("run", "--module=a.ttb", "--module=b_dram.ttb", "--init=ones", "--record=run.json")
+    assert cli(*run).code == 0
+    body = json.loads(Path("run.json").read_text())
+    steps = body["plans"]["1"]["steps"]
+    between = [s for s in steps if s["is"] == Copy.__name__][-1]
+    steps.remove(between)
+    Path("forged.json").write_text(json.dumps(body))
+    done = cli("inspect", "--check-plan=forged.json")
+    assert done.code == 6 and "problems" in done.out
+
+
+# -- linking ---------------------------------------------------------------------------------------
+
+
+def test_linked_modules_compute_the_same_bits(cli: Cli) -> None:
+    done = cli("link", "a.ttb", "b_dram.ttb", "-o", "ab.ttb", "--name=whole")
+    assert done.code == 0 and "linked into 'whole'" in done.out
+    pair = ("--module=a.ttb", "--module=b_dram.ttb")
+    assert cli("run", *pair, "--init=randn", "--output=@apart.npy").code == 0
+    assert cli("run", "--module=ab.ttb", "--init=randn", "--output=@joined.npy").code == 0
+    assert np.load("apart.npy").tobytes() == np.load("joined.npy").tobytes()
+
+
+def test_wires_and_kept_outputs_decide_what_is_left(cli: Cli) -> None:
+    words = ("a.ttb", "b.ttb", "cell.ttb", "-o", "abc.ttb")
+    wires = ("--wire=a.y=b.x", "--wire=a.y=cell.x", "--wire=b.y=cell.h", "--keep=b.y")
+    assert cli("link", *words, *wires).code == 0
+    program = stitch.load("abc.ttb").programs[0]
+    assert [slot.name for slot in program.inputs] == ["x"]
+    assert len(program.outputs) == 2
+
+
+def test_a_linked_module_can_go_to_standard_output(here: Path) -> None:
+    done = subprocess.run(
+        [Path(sys.executable).parent / "stitch-link", "a.ttb", "b.ttb", "-o", "-"],
+        capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0 and b"linked into" in done.stderr
+    assert stitch.load(done.stdout).programs[0].name == "a_b"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("a.ttb",), 2, "at least two"),
+        (("a.ttb", "gone.ttb"), 3, "gone.ttb"),
+        (("a.ttb", "types.ttb"), 6, "does not fit"),
+        (("a.ttb", "b.ttb", "--keep=a.z"), 2, "has no output 'z'"),
+        (("a.ttb", "b.ttb", "--wire=b.y=a.x"), 2, "backwards"),
+        (("a.ttb", "small.ttb"), 4, "compile both for the same machine"),
+    ],
+)
+def test_what_cannot_be_linked_is_said_and_nothing_is_written(
+    cli: Cli, here: Path, words: tuple[str, ...], code: int, said: str
+) -> None:
+    assert cli("compile", "b.yaml", "-o", "small.ttb", "--target=tiny").code == 0
+    done = cli("link", *words, "-o", "o.ttb")
+    assert done.code == code and said in done.err, done.err
+    assert not (here / "o.ttb").exists()

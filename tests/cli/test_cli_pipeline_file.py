@@ -1,0 +1,245 @@
+"""`stitch-run pipeline.yaml`: its form, what it computes, and every way to get it wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stitch
+from stitch.errors import FormatError, UsageError
+from stitch.frontend.pipeline_run import YamlPipeline, read_pipeline
+
+Cli = Callable[..., Any]
+PIPELINE = """\
+name: rollout
+modules:
+  encoder: b.ttb
+  cell: {file: cell.ttb, program: cell}
+inputs:
+  x: {shape: [4, 8], type: float32}
+  xs: {shape: [3, 4, 8], type: float32}
+steps:
+  - {run: encoder, inputs: {x: x}, outputs: {y: h}}
+  - repeat: 3
+    carry: {h: h_new}
+    steps:
+      - {run: cell, inputs: {x: "xs[i]", h: h}, outputs: {h_next: h_new}}
+  - {run: cell, inputs: ["xs[-1]", h], outputs: [last]}
+outputs: {result: last, state: h}
+"""
+
+
+@pytest.fixture
+def xs() -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Three inputs of the cell."""
+    return np.arange(96, dtype=np.float32).reshape(3, 4, 8)
+
+
+def expected(x: Any, xs: Any) -> tuple[Any, Any]:
+    """What the pipeline above computes: (result, state)."""
+    h = x + np.float32(1)
+    for one in xs:
+        h = one + h
+    return xs[-1] + h, h
+
+
+def test_a_pipeline_file_runs_steps_repeats_and_slices(cli: Cli, here: Path, xs: Any) -> None:
+    (here / "p.yaml").write_text(PIPELINE)
+    np.save("xs.npy", xs)
+    result, state = expected(np.load("x.npy"), xs)
+    np.savez("e.npz", result=result, state=state)
+    words = ("--input=x=@x.npy", "--input=xs=@xs.npy", "--expected_output=@e.npz", "--loops=2")
+    done = cli("run", "p.yaml", *words, "--max_copies=0", "--check_memory_leak", "--atol=0")
+    assert done.code == 0, done.err + done.out
+    assert "[SUCCESS] 2 results" in done.out
+
+
+def test_window_one_gives_the_same_bits(cli: Cli, here: Path) -> None:
+    (here / "p.yaml").write_text(PIPELINE)
+    assert cli("run", "p.yaml", "--init=randn", "--output=@1.npz").code == 0
+    assert cli("run", "p.yaml", "--init=randn", "--output=@2.npz", "--window=1").code == 0
+    assert Path("1.npz").read_bytes() == Path("2.npz").read_bytes()
+
+
+def test_a_pipeline_can_be_planned_recorded_and_traced(cli: Cli, here: Path) -> None:
+    (here / "p.yaml").write_text(PIPELINE)
+    planned = cli("run", "p.yaml", "--dry_run", "--max_copies=0")
+    assert planned.code == 0 and "5 program runs" in planned.out
+    words = ("--init=randn", "--record=r.json", "--trace=t.json", "--save_artifacts")
+    assert cli("run", "p.yaml", *words).code == 0
+    assert cli("run", "--replay=r.json").code == 0
+    assert cli("inspect", "--check-plan=r.json").code == 0
+    assert json.loads(Path("t.json").read_text())["traceEvents"]
+
+
+def test_inputs_from_files_can_be_replaced(cli: Cli, here: Path, xs: Any) -> None:
+    np.savez("arrays.npz", xs=xs, other=xs)
+    text = PIPELINE.replace(
+        "xs: {shape: [3, 4, 8], type: float32}", "xs: {file: arrays.npz, name: xs}"
+    )
+    (here / "p.yaml").write_text(text)
+    assert cli("run", "p.yaml", "--input=@x.npy", "--output=@o.npz").code == 0
+    with np.load("o.npz") as found:
+        np.testing.assert_array_equal(found["state"], expected(np.load("x.npy"), xs)[1])
+    done = cli("run", "p.yaml", "--input=@x.npy", "--input=xs=3x4x8xf32=0", "--output=@o.npz")
+    assert done.code == 0
+    with np.load("o.npz") as found:
+        np.testing.assert_array_equal(found["state"], np.load("x.npy") + np.float32(1))
+
+
+def test_indices_nest_and_may_be_shifted(here: Path) -> None:
+    text = PIPELINE.replace("repeat: 3", "repeat: 2\n    index: t").replace("xs[i]", "xs[t+1]")
+    inner = '      - {run: cell, inputs: {x: "xs[t+1]", h: h}, outputs: {h_next: h_new}}\n'
+    assert inner in text
+    nested = (
+        "      - repeat: 2\n        index: k\n        carry: {h: g}\n        steps:\n"
+        '          - {run: cell, inputs: ["xs[t]", h], outputs: [f]}\n'
+        '          - {run: cell, inputs: ["xs[k]", f], outputs: [g]}\n'
+    )
+    (here / "p.yaml").write_text(text.replace(inner, nested + inner))
+    xs = np.arange(96, dtype=np.float32).reshape(3, 4, 8)
+    x = np.ones((4, 8), np.float32)
+    h = x + 1
+    for t in range(2):
+        for k in range(2):
+            h = h + xs[t] + xs[k]
+        h = h + xs[t + 1]
+    with stitch.open_device("wormhole_n150") as device:
+        pipeline = YamlPipeline(read_pipeline("p.yaml"), device)
+        result, state = pipeline.run((x, xs))
+        np.testing.assert_array_equal(state.numpy(), h)
+        np.testing.assert_array_equal(result.numpy(), h + xs[2])
+
+
+def test_slices_of_a_programs_output_are_views(here: Path) -> None:
+    builder = stitch.ComputationGraphBuilder("many")
+    builder.output("ys", builder.input("xs", (3, 4, 8), "float32") * 2.0)
+    stitch.compile(builder.build(), wishes=["output.ys.space=dram"]).save("many.ttb")
+    text = PIPELINE.replace("  encoder: b.ttb\n", "  encoder: b.ttb\n  many: many.ttb\n")
+    text = text.replace("steps:\n  - {run: enc", "steps:\n  - {run: many, inputs: [xs], outputs: "
+                        "[ys]}\n  - {run: enc").replace('"xs[', '"ys[')  # fmt: skip
+    (here / "p.yaml").write_text(text)
+    xs = np.arange(96, dtype=np.float32).reshape(3, 4, 8)
+    x = np.ones((4, 8), np.float32)
+    with stitch.open_device("wormhole_n150") as device:
+        pipeline = YamlPipeline(read_pipeline("p.yaml"), device)
+        result, state = pipeline.run((x, xs))
+        wanted = expected(x, xs * 2)
+        np.testing.assert_array_equal(result.numpy(), wanted[0])
+        np.testing.assert_array_equal(state.numpy(), wanted[1])
+
+
+def test_values_are_let_go_after_their_last_use(here: Path) -> None:
+    (here / "p.yaml").write_text(PIPELINE.replace("repeat: 3", "repeat: 2"))
+    with stitch.open_device("wormhole_n150", window=1) as device:
+        pipeline = YamlPipeline(read_pipeline("p.yaml"), device)
+        outputs = pipeline(np.ones((4, 8), np.float32), np.ones((3, 4, 8), np.float32))
+        device.flush()
+        held = [block for block in device.records.blocks.values() if block.users]
+        assert len(held) == 2
+        del outputs
+        device.flush()
+        assert not [block for block in device.records.blocks.values() if block.users]
+
+
+def test_a_writable_array_is_captured_at_the_call(here: Path) -> None:
+    (here / "p.yaml").write_text(PIPELINE)
+    x, xs = np.ones((4, 8), np.float32), np.ones((3, 4, 8), np.float32)
+    with stitch.open_device("wormhole_n150") as device:
+        pipeline = YamlPipeline(read_pipeline("p.yaml"), device)
+        outputs = pipeline(x=x, xs=xs)
+        assert isinstance(outputs, tuple)
+        x[...] = 99
+        xs[...] = 99
+        state = outputs[1].numpy()
+        np.testing.assert_array_equal(state, np.full((4, 8), 5, np.float32))
+        assert x.flags.writeable and xs.flags.writeable
+
+
+def test_wrong_inputs_are_named_when_it_is_called(here: Path) -> None:
+    (here / "p.yaml").write_text(PIPELINE)
+    with stitch.open_device("wormhole_n150") as device:
+        pipeline = YamlPipeline(read_pipeline("p.yaml"), device)
+        with pytest.raises(UsageError, match=r"missing: xs; surplus: ys \(did you mean 'xs'"):
+            pipeline(x=np.ones((4, 8), np.float32), ys=1)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "said"),
+    [
+        ("modules:", "modles:", 3, "did you mean 'modules'"),
+        ("carry:", "cary:", 11, "did you mean 'carry'"),
+        ("run: encoder", "run: encodr", 9, "did you mean 'encoder'"),
+        ("inputs: {x: x}", "inputs: {z: x}", 9, "has no input 'z'"),
+        ("inputs: {x: x}", "inputs: {}", 9, "also needs x"),
+        ("inputs: {x: x}", "inputs: {x: xx}", 9, "there is no value 'xx'"),
+        ("inputs: {x: x}", "inputs: {x: xs}", 9, "xs is 3x4x8xf32, encoder.x is 4x8xf32"),
+        ("inputs: {x: x}", 'inputs: {x: "x y"}', 9, "is no value"),
+        ("outputs: {y: h}", "outputs: {yy: h}", 9, "did you mean 'y'"),
+        ("outputs: {y: h}", "outputs: {y: x}", 9, "'x' is defined already"),
+        ("outputs: {y: h}", "outputs: {y: 1h}", 9, "is no name"),
+        ("xs[i]", "xs[i+1]", 13, "xs[i+1] goes from 1 to 3, and xs has 3 elements"),
+        ("xs[i]", "xs[i-1]", 13, "goes from -1 to 1"),
+        ("xs[i]", "xs[j]", 13, "there is no index 'j'"),
+        ("xs[-1]", "xs[-4]", 14, "xs[-4] goes from -1"),
+        ("xs[-1]", "xs[i]", 14, "there is no index 'i'"),
+        ("h: h_new", "h: xs", 10, "h is 4x8xf32, and cannot become xs"),
+        ("h: h_new", "hh: h_new", 10, "there is no value 'hh'"),
+        ("repeat: 3", "repeat: 0", 10, "whole number from 1"),
+        ("repeat: 3", "repeat: many", 10, "must be a number"),
+        ("state: h}", "state: h_new}", 15, "there is no value 'h_new'"),
+        ("state: h}", "state: x}", 15, "no step makes it"),
+        ("{shape: [4, 8], type: float32}", "{shape: [4, 8], type: float33}", 6, "float32"),
+        ("{shape: [4, 8], type: float32}", "{type: float32}", 6, "shape must be"),
+        ("program: cell}", "program: sell}", 4, "no program 'sell'"),
+    ],
+)
+def test_a_mistake_is_named_with_its_line(
+    cli: Cli, here: Path, old: str, new: str, line: int, said: str
+) -> None:
+    assert old in PIPELINE
+    (here / "p.yaml").write_text(PIPELINE.replace(old, new, 1))
+    done = cli("run", "p.yaml", "--init=ones")
+    assert done.code == 3 and said in done.err, done.err
+    assert f"p.yaml:{line}" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_all_mistakes_are_named_at_once(here: Path) -> None:
+    text = PIPELINE.replace("run: encoder", "run: encodr").replace("xs[-1]", "xs[7]")
+    (here / "p.yaml").write_text(text)
+    with pytest.raises(FormatError) as caught:
+        read_pipeline("p.yaml")
+    assert len(caught.value.problems) >= 2
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [("", 3), ("[1, 2", 3), ("- a", 3), ("modules: 3\nsteps: x\noutputs: 7", 3), ("\x00", 3)],
+)
+def test_texts_that_are_no_pipeline_are_refused(cli: Cli, here: Path, text: str, code: int) -> None:
+    (here / "p.yaml").write_text(text)
+    done = cli("run", "p.yaml")
+    assert done.code == code and "Traceback" not in done.err
+
+
+def test_a_module_that_is_not_there_and_a_pipeline_that_is_not_there(cli: Cli, here: Path) -> None:
+    (here / "p.yaml").write_text(PIPELINE.replace("b.ttb", "gone.ttb"))
+    missing = cli("run", "p.yaml", "--init=ones")
+    assert missing.code == 3 and "gone.ttb" in missing.err
+    absent = cli("run", "q.yaml")
+    assert absent.code == 3 and "q.yaml" in absent.err
+
+
+def test_paths_are_relative_to_the_file(
+    cli: Cli, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "p.yaml").write_text(PIPELINE)
+    (here / "elsewhere").mkdir()
+    monkeypatch.chdir(here / "elsewhere")
+    assert cli("run", "../p.yaml", "--init=ones", "--output=").code == 0

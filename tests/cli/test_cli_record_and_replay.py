@@ -1,0 +1,126 @@
+"""`--record` and `--replay`: allocator events happen again exactly, and a difference is named."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stitch
+from stitch.errors import FormatError
+from stitch.report.frozen_json import from_plain, to_plain
+from stitch.report.record import Recorder
+from stitch.report.replay import read_recording, replay
+
+Cli = Callable[..., Any]
+
+
+@pytest.fixture
+def recording(cli: Cli) -> dict[str, Any]:
+    """What a run of three passes recorded."""
+    run = ("run", "--module=a.ttb", "--module=b_dram.ttb", "--init=ones", "--loops=3")
+    assert cli(*run, "--record=run.json").code == 0
+    body: dict[str, Any] = json.loads(Path("run.json").read_text())
+    return body
+
+
+def test_a_recording_replays(cli: Cli, recording: dict[str, Any]) -> None:
+    done = cli("run", "--replay=run.json")
+    assert done.code == 0 and "[SUCCESS]" in done.out and "3 plan runs" in done.out
+    assert {event["event"] for event in recording["events"]} == {"reserve", "run", "free", "read"}
+
+
+def test_the_same_run_records_the_same_events(cli: Cli, recording: dict[str, Any]) -> None:
+    run = ("run", "--module=a.ttb", "--module=b_dram.ttb", "--init=ones", "--loops=3")
+    assert cli(*run, "--record=again.json").code == 0
+    again = json.loads(Path("again.json").read_text())
+    assert again["events"] == recording["events"]
+
+
+@pytest.mark.parametrize("step", ["Allocate", "Free"])
+def test_a_missing_step_is_named(cli: Cli, recording: dict[str, Any], step: str) -> None:
+    steps = recording["plans"]["1"]["steps"]
+    steps.remove(next(s for s in steps if s["is"] == step))
+    Path("run.json").write_text(json.dumps(recording))
+    done = cli("run", "--replay=run.json")
+    assert done.code == 6 and "differs from the recording" in done.err
+    assert re.search(r"event \d+ \(event=run plan=1\)", done.err)
+
+
+def test_a_shifted_address_is_named_with_its_event(cli: Cli, recording: dict[str, Any]) -> None:
+    reserved = recording["events"][0]
+    assert reserved["event"] == "reserve"
+    recording["events"].insert(1, dict(reserved))
+    Path("run.json").write_text(json.dumps(recording))
+    done = cli("run", "--replay=run.json")
+    assert done.code == 6 and "event 1 (event=reserve" in done.err and "taken" in done.err
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda body: body.update(stitch="model"), "no recording"),
+        (lambda body: body.update(version=2), "another version"),
+        (lambda body: body.update(events=3), "events"),
+        (lambda body: body["machine"].pop("shape"), "no 'shape'"),
+        (lambda body: body["machine"]["shape"].update(name=3), "machine.shape.name"),
+        (lambda body: body["plans"]["1"].update(steps=[{"is": "Burn"}]), "steps[0]"),
+        (lambda body: body["plans"]["1"].update(steps=[{"is": "Free", "block": "0"}]), "block"),
+        (lambda body: body["plans"].update(x=1), "numbered"),
+        (lambda body: body["events"].append({"event": "sing"}), "unknown event"),
+        (lambda body: body["events"].append({"event": "run", "plan": 99}), "not in the recording"),
+        (lambda body: body["events"].append({"event": "run", "plan": []}), "not in the recording"),
+        (lambda body: body["events"].append({"event": "free", "space": "sky"}), "no space"),
+        (lambda body: body["events"].append({"event": "free", "space": "l1"}), "address"),
+    ],
+)
+def test_a_file_that_is_no_sound_recording_is_refused(
+    cli: Cli, recording: dict[str, Any], change: Callable[[dict[str, Any]], object], said: str
+) -> None:
+    change(recording)
+    Path("run.json").write_text(json.dumps(recording))
+    done = cli("run", "--replay=run.json")
+    assert done.code == 3 and said in done.err, done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 5000, '{"stitch": "run"}', "\udcff"])
+def test_texts_that_are_no_recording_are_refused(text: str) -> None:
+    with pytest.raises(FormatError):
+        replay(text)
+
+
+def test_every_part_of_a_plan_survives_the_text(recording: dict[str, Any]) -> None:
+    text = Path("run.json").read_text()
+    found = read_recording(text)
+    for plan in found.plans.values():
+        again = from_plain(type(plan), json.loads(json.dumps(to_plain(plan))), "plan")
+        assert to_plain(again) == to_plain(plan)
+        assert again.steps == plan.steps and again.final_blocks == plan.final_blocks
+
+
+def test_moves_evictions_and_kept_results_replay(here: Path) -> None:
+    # A small machine whose L1 overflows: results wait in DRAM and come back.
+    builder = stitch.ComputationGraphBuilder("grow")
+    x = builder.input("x", (64, 64), "float32")
+    builder.output("y", x + 1.0)
+    wishes = ("input.x.space=l1", "output.y.space=l1")
+    model = stitch.compile(builder.build(), target="tiny", wishes=wishes)
+    with stitch.open_device("tiny", window=1) as device:
+        recorder = Recorder(device)
+        grow = device.load(model)
+        kept = [grow(np.full((64, 64), i, np.float32)) for i in range(6)]
+        again = [grow(tensor) for tensor in kept]
+        assert [float(t.numpy()[0, 0]) for t in again] == [i + 2.0 for i in range(6)]
+        del kept[::2]
+        device.flush()
+        text = recorder.text()
+    done = replay(text)
+    assert done.runs >= 12 and done.machine == "tiny"
+    assert any(step.kind == "evict" for plan in read_recording(text).plans.values()
+               for step in plan.copies if hasattr(step, "kind"))  # fmt: skip

@@ -1,0 +1,517 @@
+"""`stitch-run`: stitching, inputs, outputs, expectations, and how it says no."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import stitch
+from stitch.cli.chain import Chain
+from stitch.ttb import encode
+
+Cli = Callable[..., Any]
+
+AB = ("--module=a.ttb", "--module=b.ttb")
+AB_DRAM = ("--module=a.ttb", "--module=b_dram.ttb")
+
+
+def reference(x: np.ndarray) -> np.ndarray:
+    """What a and then b compute."""
+    with stitch.open_device("wormhole_n150") as device:
+        a = device.load("a.ttb")
+        return np.asarray(a(x).numpy()) + np.float32(1)
+
+
+# -- the line that shows it works ------------------------------------------------------------------
+
+
+def test_two_modules_stitched_give_the_expected_output(cli: Cli) -> None:
+    np.save("y.npy", reference(np.load("x.npy")))
+    done = cli("run", *AB, "--input=x=@x.npy", "--expected_output=@y.npy")
+    assert (done.code, done.err) == (0, "") and "[SUCCESS]" in done.out
+
+
+def test_a_wrong_expectation_fails_with_how_many_how_much_and_where(cli: Cli) -> None:
+    y = reference(np.load("x.npy"))
+    y[2, 5] += 10
+    y[0, 0] -= 1
+    np.save("y.npy", y)
+    done = cli("run", *AB, "--input=x=@x.npy", "--expected_output=@y.npy")
+    assert done.code == 1
+    failed = re.search(r"\[FAILED\] result\[0\]: (.*)", done.out)
+    assert failed is not None
+    assert "2 of 32 elements differ" in failed[1]
+    assert "largest difference 10 at [2, 5]" in failed[1]
+
+
+def test_with_both_in_l1_no_copy_lies_between_them(cli: Cli) -> None:
+    done = cli("run", *AB, "--input=@x.npy", "--explain", "--max_copies=0")
+    assert done.code == 0
+    between = [line for line in done.out.splitlines() if "input 'x' of 'b'" in line]
+    assert between == []
+
+
+def test_where_b_wants_dram_there_is_exactly_one_copy(cli: Cli) -> None:
+    refused = cli("run", *AB_DRAM, "--input=@x.npy", "--explain", "--max_copies=0")
+    assert refused.code == 6
+    assert "1 copy in one pass, at most 0 allowed" in refused.err
+    assert refused.err.count("input 'x' of 'b'") == 1
+    assert refused.out.count("input 'x' of 'b'") == 1
+    assert cli("run", *AB_DRAM, "--input=@x.npy", "--max-copies=1").code == 0
+
+
+def test_the_copy_budget_is_that_of_one_pass(cli: Cli) -> None:
+    words = ("--input=@x.npy", "--loops=3", "--num_runs=4", "--warmup_runs=2")
+    assert cli("run", *AB_DRAM, *words, "--max_copies=1").code == 0
+    assert cli("run", *AB_DRAM, *words, "--max_copies=0").code == 6
+
+
+def test_a_dry_run_plans_without_data_and_counts_planned_copies(cli: Cli) -> None:
+    done = cli("run", *AB_DRAM, "--dry-run", "--max_copies=1")
+    assert done.code == 0 and "nothing was executed" in done.out
+    assert "input 'x' of 'b'" in done.out
+    assert "the spaces saw 0 writes" in done.out
+    assert cli("run", *AB_DRAM, "--dry_run", "--max_copies=0").code == 6
+
+
+# -- wiring ----------------------------------------------------------------------------------------
+
+
+def test_wires_by_name_connect_as_they_say(cli: Cli) -> None:
+    words = ("--module=a.ttb", "--module=b.ttb", "--module=cell.ttb")
+    wires = ("--wire", "a.y=b.x", "--wire", "a.y=cell.x", "--wire", "b.y=2.h")
+    done = cli("run", *words, *wires, "--input=@x.npy", "--output=@z.npy")
+    assert done.code == 0, done.err
+    b = reference(np.load("x.npy"))
+    np.testing.assert_array_equal(np.load("z.npy"), (b - np.float32(1)) + b)
+
+
+@pytest.mark.parametrize(
+    ("wire", "said"),
+    [
+        ("a.y", "no wire"),
+        ("a.y=c.x", "no module is called 'c'"),
+        ("a.yy=b.x", "did you mean 'y'?"),
+        ("b.y=a.x", "backwards"),
+    ],
+)
+def test_a_wire_that_names_nothing_is_wrong_usage(cli: Cli, wire: str, said: str) -> None:
+    done = cli("run", *AB, "--wire", wire, "--input=@x.npy")
+    assert done.code == 2 and said in done.err
+
+
+def test_an_input_cannot_be_fed_twice(cli: Cli) -> None:
+    done = cli("run", *AB, "--wire=a.y=b.x", "--wire=0.0=1.0", "--input=@x.npy")
+    assert done.code == 2 and "fed twice" in done.err
+
+
+def test_modules_that_do_not_fit_are_named_before_anything_runs(cli: Cli) -> None:
+    done = cli("run", "--module=a.ttb", "--module=types.ttb", "--init=zeros")
+    assert done.code == 6 and "'a'" in done.err and "'types'" in done.err
+
+
+# -- inputs ----------------------------------------------------------------------------------------
+
+
+def test_inputs_come_as_words_files_archives_and_raw_bytes(cli: Cli, here: Path) -> None:
+    x = np.load("x.npy")
+    (here / "x.bin").write_bytes(x.tobytes())
+    np.savez("x.npz", x=x)
+    np.savez("many.npz", x=x, other=x)
+    spelt = "4x8xf32=" + " ".join(map(repr, x.reshape(-1).tolist()))
+    outputs = []
+    for word in (
+        "@x.npy", "x=@x.npy", "0=@x.npy", "@x.npz", "x=@many.npz", "4x8xf32=@x.bin", spelt,
+        f"x={spelt}",
+    ):  # fmt: skip
+        done = cli("run", "--module=a.ttb", f"--input={word}", "--output=@o.npy")
+        assert done.code == 0, (word, done.err)
+        outputs.append(np.load("o.npy").tobytes())
+    assert len(set(outputs)) == 1
+
+
+def test_arrays_of_other_floating_types_convert(cli: Cli) -> None:
+    np.save("x64.npy", np.load("x.npy").astype(np.float64))
+    assert cli("run", "--module=a.ttb", "--input=@x64.npy", "--output=@1.npy").code == 0
+    assert cli("run", "--module=a.ttb", "--input=@x.npy", "--output=@2.npy").code == 0
+    np.testing.assert_array_equal(np.load("1.npy"), np.load("2.npy"))
+
+
+def test_integers_bits_and_bfloat16_go_in_and_out(cli: Cli) -> None:
+    np.save("f.npy", np.array([1.5, -2, 3], ml_dtypes.bfloat16))
+    done = cli(
+        "run", "--module=types.ttb", "--input=i=3xi32=1 -2 0x10", "--input=p=3xi1=true 0 1",
+        "--input=f=@f.npy", "--output=-", "--output=-", "--output=g=-",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert "3xi32=2 -4 32" in done.out
+    assert "3xi1=False True False" in done.out.replace("  ", " ")
+    assert re.search(r"3xbf16=3\.? -4\.? 6\.?", done.out.replace("  ", " "))
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ((), 2, "inputs are missing: x"),
+        (("--input=@x.npy", "--input=@x.npy"), 2, "surplus"),
+        (("--input=x=@x.npy", "--input=x=@x.npy"), 2, "twice"),
+        (("--input=z=@x.npy",), 2, "no input 'z'"),
+        (("--input=@gone.npy",), 3, "gone.npy"),
+        (("--input=@x.txt",), 2, ".npy"),
+        (("--input=@text.npy",), 3, "no sound .npy"),
+        (("--input=@objects.npy",), 3, "no sound .npy"),
+        (("--input=@words.npy",), 3, "type"),
+        (("--input=@wide.npy",), 2, "another shape"),
+        (("--input=@whole.npy",), 2, "another type"),
+        (("--input=@named.npz",), 2, "no such input"),
+        (("--input=@broken.npz",), 3, "no sound .npz"),
+        (("--input=4x8xf32=1 2 3",), 2, "32 elements, 3 are given"),
+        (("--input=4x8xf32=one",), 2, "no value of float32"),
+        (("--input=4x8xbfp8=1",), 2, "way to store"),
+        (("--input=4x8xf32=@short.bin",), 3, "exactly the bytes"),
+        (("--input=nonsense",), 2, "no input"),
+        (("--input=999999x999999x999999xf32=1",), 2, "too large"),
+    ],
+)
+def test_a_bad_input_is_said_before_anything_runs(
+    cli: Cli, here: Path, words: tuple[str, ...], code: int, said: str
+) -> None:
+    (here / "text.npy").write_text("this is no array")
+    (here / "broken.npz").write_bytes(b"PK\x03\x04 and then nothing")
+    (here / "short.bin").write_bytes(b"123")
+    np.save("objects.npy", np.array([{}, 3], object), allow_pickle=True)
+    np.save("words.npy", np.array(["a"] * 32).reshape(4, 8))
+    np.save("wide.npy", np.zeros((8, 4), np.float32))
+    np.save("whole.npy", np.zeros((4, 8), np.int32))
+    np.savez("named.npz", y=np.zeros((4, 8), np.float32))
+    done = cli("run", "--module=a.ttb", *words, "--output=@o.npy")
+    assert done.code == code and said in done.err, done.err
+    assert "Traceback" not in done.err and not (here / "o.npy").exists()
+
+
+@pytest.mark.parametrize("init", ["randn", "arange", "zeros", "ones"])
+def test_inputs_that_are_made_up_are_the_same_each_time(cli: Cli, init: str) -> None:
+    words = ("--module=a.ttb", f"--init={init}", "--seed=7")
+    assert cli("run", *words, "--output=@1.npy").code == 0
+    assert cli("run", *words, "--expected_output=@1.npy", "--atol=0", "--rtol=0").code == 0
+
+
+def test_another_seed_makes_other_inputs(cli: Cli) -> None:
+    assert cli("run", "--module=a.ttb", "--init=randn", "--output=@1.npy").code == 0
+    other = cli("run", "--module=a.ttb", "--init=randn", "--seed=1", "--expected_output=@1.npy")
+    assert other.code == 1
+
+
+# -- outputs and expectations ----------------------------------------------------------------------
+
+
+def test_outputs_go_to_files_archives_and_nowhere(cli: Cli, here: Path) -> None:
+    words = ("--module=types.ttb", "--init=arange")
+    done = cli("run", *words, "--output=", "--output=@q.npy", "--output=@all.npz",
+               "--output=g=@some.npz", "--output=@all.npz")  # fmt: skip
+    assert (done.code, done.out) == (0, ""), done.err
+    with np.load("all.npz") as everything, np.load("some.npz") as some:
+        assert sorted(everything.files) == ["g", "j", "q"] and some.files == ["g"]
+        np.testing.assert_array_equal(np.load("q.npy"), everything["q"])
+        assert everything["g"].dtype == np.float32
+
+
+def test_without_an_output_option_results_are_shown_cut_short(cli: Cli) -> None:
+    done = cli("run", "--module=b.ttb", "--init=ones")
+    assert done.code == 0 and done.out.startswith("result[0] y: 4x8xf32=[2. 2.")
+    assert "..." in done.out
+    whole = cli("run", "--module=b.ttb", "--init=ones", "--output=-")
+    assert "..." not in whole.out and whole.out.count("2.") == 32
+
+
+@pytest.mark.parametrize(
+    ("expected", "code"),
+    [
+        ("(ignored)", 0),
+        ("4x8xf32=2", 0),
+        ("4x8xf32=2.00005", 0),
+        ("4x8xf32=2.001", 1),
+        ("8x4xf32=2", 1),
+        ("4x8xi32=2", 1),
+        ("y=4x8xf64=2", 0),
+        ("4x8xf32=nan", 1),
+        ("4x8xf32=inf", 1),
+    ],
+)
+def test_expectations_follow_the_tolerance_rule(cli: Cli, expected: str, code: int) -> None:
+    done = cli("run", "--module=b.ttb", "--init=ones", f"--expected_output={expected}")
+    assert done.code == code, done.out + done.err
+    if code:
+        assert "[FAILED] result[0]: y: " in done.out
+
+
+def test_nan_equals_nan_and_infinity_itself(cli: Cli) -> None:
+    values = " ".join(["nan", "inf", "-inf", *["1"] * 29])
+    expected = " ".join(["nan", "inf", "-inf", *["2"] * 29])
+    words = ("--module=b.ttb", f"--input=4x8xf32={values}")
+    assert cli("run", *words, f"--expected_output=4x8xf32={expected}").code == 0
+
+
+def test_tolerances_and_correlation_can_be_chosen(cli: Cli) -> None:
+    np.save("y.npy", reference(np.load("x.npy")) * np.float32(1.5))
+    words = (*AB, "--input=@x.npy", "--expected_output=@y.npy")
+    assert cli("run", *words).code == 1
+    assert cli("run", *words, "--rtol=0.5").code == 0
+    assert cli("run", *words, "--pcc=0.99").code == 0
+    assert cli("run", *words, "--pcc=0.99", "--atol=1e-6").code == 1
+    np.save("y.npy", -np.load("y.npy"))
+    refused = cli("run", *words, "--pcc=0.99")
+    assert refused.code == 1 and "PCC is -" in refused.out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--output=@y.bin",), 2, ".npy"),
+        (("--output=where",), 2, "no output"),
+        (("--output=-", "--output=-"), 2, "surplus"),
+        (("--output=z=-",), 2, "no output 'z'"),
+        (("--expected_output=@gone.npy",), 3, "gone.npy"),
+        (("--expected_output=what",), 2, "no expected output"),
+        (("--expected_output=(ignored)", "--expected_output=(ignored)"), 2, "surplus"),
+        (("--num_runs=0",), 2, "less than 1"),
+        (("--window=x",), 2, "invalid"),
+        (("--max_copies=-1",), 2, "negative"),
+        (("--executor=gpu",), 2, "numpy"),
+        (("--dry_run", "--executor=numpy"), 2, "executes nothing"),
+    ],
+)
+def test_bad_words_are_wrong_usage(cli: Cli, words: tuple[str, ...], code: int, said: str) -> None:
+    done = cli("run", "--module=b.ttb", "--init=ones", *words)
+    assert done.code == code and said in done.err, done.err
+
+
+def test_outputs_appear_all_together_or_not_at_all(cli: Cli, here: Path) -> None:
+    (here / "file").write_text("not a folder")
+    before = sorted(here.iterdir())
+    done = cli("run", "--module=types.ttb", "--init=ones", "--output=@j.npy", "--output=@q.npy",
+               "--output=@file/g.npy", "--result_file", "--trace=t.json")  # fmt: skip
+    assert done.code == 6 and "cannot write the file" in done.err
+    # Only the account of the failure is there.
+    assert sorted(set(here.iterdir()) - set(before)) == [here / "run_results.json"]
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(cli: Cli, here: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.fail("this test needs a system with /dev/full")
+    before = sorted(here.iterdir())
+    done = cli("run", "--module=b.ttb", "--init=ones", "--output=@full.npy", "--trace=/dev/full")
+    assert done.code == 6 and "No space left" in done.err
+    assert sorted(here.iterdir()) == before
+    assert not Path("/dev/full").is_file()
+
+
+def test_an_existing_file_keeps_its_bytes_where_the_run_fails(cli: Cli, here: Path) -> None:
+    (here / "o.npy").write_bytes(b"old")
+    assert cli("run", "--module=a.ttb", "--output=@o.npy").code == 2
+    assert (here / "o.npy").read_bytes() == b"old"
+
+
+# -- modules and machines --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ((), 2, "nothing to run"),
+        (("a.ttb",), 2, "--module=a.ttb"),
+        (("p.yaml", "--module=a.ttb"), 2, "says itself"),
+        (("--module=gone.ttb",), 3, "gone.ttb"),
+        (("--module=a.yaml",), 3, "stitch-compile"),
+        (("--module=cut.ttb",), 3, "cut.ttb"),
+        (("--module=a.ttb", "--function=z"), 2, "no program 'z'"),
+        (("--module=a.ttb", "--function=a", "--function=a"), 2, "2 functions for 1"),
+        (("--module=a.ttb", "--device=nowhere"), 2, "no machine 'nowhere'"),
+        (("--module=a.ttb", "--device=host"), 4, "wormhole_n150"),
+        (("--module=a.ttb", "--device=tiny"), 4, "banks"),
+    ],
+)
+def test_what_cannot_be_run_is_said_with_its_exit_code(
+    cli: Cli, here: Path, words: tuple[str, ...], code: int, said: str
+) -> None:
+    (here / "cut.ttb").write_bytes((here / "a.ttb").read_bytes()[:300])
+    done = cli("run", *words, "--init=ones")
+    assert done.code == code and said in done.err, done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_file_of_a_newer_version_is_incompatible(cli: Cli, here: Path) -> None:
+    newer = stitch.load("a.ttb")
+    object.__setattr__(newer, "requires", ("time_travel",))
+    (here / "new.ttb").write_bytes(encode(newer))
+    done = cli("run", "--module=new.ttb", "--init=ones")
+    assert done.code == 4 and "time_travel" in done.err
+
+
+def test_a_binary_for_a_machine_of_ones_own_asks_for_its_description(cli: Cli, here: Path) -> None:
+    text = resources.files("stitch.machine").joinpath("tiny.yaml").read_text()
+    (here / "mine.yaml").write_text(text.replace("name: tiny", "name: mine"))
+    assert cli("compile", "b.yaml", "-o", "m.ttb", "--target=mine.yaml").code == 0
+    refused = cli("run", "--module=m.ttb", "--init=ones")
+    assert refused.code == 2 and "--device" in refused.err
+    assert cli("run", "--module=m.ttb", "--init=ones", "--device=mine.yaml").code == 0
+    assert cli("run", "--module=m.ttb", "--init=ones", "--target=tiny").code == 0
+
+
+def test_a_machine_without_room_is_out_of_memory(cli: Cli) -> None:
+    text = Path("b.yaml").read_text().replace("[4, 8]", "[256, 512]")
+    Path("big.yaml").write_text(text)
+    fits = cli("compile", "big.yaml", "-o", "big.ttb", "--target=tiny", "--set",
+               "input.x.space=dram", "--set", "output.y.space=dram")  # fmt: skip
+    assert fits.code == 0, fits.err
+    wires = [f"--module={name}.ttb" for name in ["big"] * 6]
+    # Five results of 512 KiB stay alive, and tiny has 2 MiB of DRAM.
+    done = cli("run", *wires, "--wire=0.y=1.x", "--init=ones", "--output=@o.npz")
+    assert done.code == 5 and "free" in done.err
+    assert not Path("o.npz").exists()
+
+
+def test_list_devices_lists_the_machines(cli: Cli) -> None:
+    done = cli("run", "--list-devices")
+    assert done.code == 0
+    assert [line.split(":")[0] for line in done.out.splitlines()] == [
+        "blackhole_p150", "host", "tiny", "wormhole_n150",
+    ]  # fmt: skip
+
+
+# -- reports ---------------------------------------------------------------------------------------
+
+
+def test_statistics_memory_and_results_are_reported(cli: Cli) -> None:
+    done = cli("run", *AB_DRAM, "--input=@x.npy", "--num_runs=5", "--warmup_runs=1", "--loops=2",
+               "--print_statistics", "--memory", "--result_file", "--output=@o.npy",
+               "--expected_output=(ignored)")  # fmt: skip
+    assert done.code == 0, done.err
+    assert re.search(r"10 timed passes: p50 \S+ us  p90 \S+ us  p99 \S+ us", done.out)
+    assert "l1: peak" in done.out and "dram: 12 banks" in done.out
+    results = json.loads(Path("run_results.json").read_text())
+    assert results["result"] == "pass" and results["exit_code"] == 0
+    assert results["passes"] == 12 and results["copies_per_pass"] == 1
+    assert results["memory_writes"]["writes"] == 24
+    assert {"p50", "p90", "p99"} <= results["seconds"].keys()
+    assert results["machine"] == "wormhole_n150"
+
+
+def test_a_failure_is_in_the_result_file_too(cli: Cli) -> None:
+    done = cli("run", *AB, "--result_file=r.json")
+    assert done.code == 2
+    results = json.loads(Path("r.json").read_text())
+    assert results["exit_code"] == 2 and "missing" in results["error"]
+
+
+def test_the_results_survive_a_mismatch(cli: Cli) -> None:
+    words = ("--init=ones", "--expected_output=4x8xf32=5", "--output=@o.npy", "--result_file")
+    assert cli("run", "--module=b.ttb", *words).code == 1
+    np.testing.assert_array_equal(np.load("o.npy"), np.full((4, 8), 2, np.float32))
+    results = json.loads(Path("run_results.json").read_text())
+    assert results["result"] == "mismatch"
+    assert results["comparisons"][0]["max_abs_difference"] == 3
+
+
+def test_no_memory_is_left_when_all_tensors_are_dropped(cli: Cli) -> None:
+    words = ("--input=@x.npy", "--loops=3", "--num_runs=5", "--check_memory_leak")
+    done = cli("run", *AB_DRAM, *words, "--check_memory")
+    assert (done.code, done.err) == (0, "")
+
+
+def test_a_tensor_that_somebody_keeps_is_a_leak(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[stitch.Tensor] = []
+    run = Chain.run
+
+    def keep(self: Chain, arrays: Any) -> tuple[stitch.Tensor, ...]:
+        made = run(self, arrays)
+        kept.extend(made)
+        return made
+
+    monkeypatch.setattr(Chain, "run", keep)
+    done = cli("run", *AB, "--input=@x.npy", "--check_memory_leak")
+    assert done.code == 6 and "still allocated" in done.err and "output 'y' of 'b'" in done.err
+
+
+def test_artifacts_hold_inputs_outputs_programs_and_plans(cli: Cli, here: Path) -> None:
+    done = cli("run", *AB, "--input=@x.npy", "--save_artifacts", "--artifact_dir=deep/art")
+    assert done.code == 0, done.err
+    root = here / "deep" / "art"
+    np.testing.assert_array_equal(np.load(root / "inputs" / "0-x.npy"), np.load("x.npy"))
+    np.testing.assert_allclose(
+        np.load(root / "outputs" / "0-y.npy"), reference(np.load("x.npy")), atol=1e-6
+    )
+    assert (root / "programs" / "1-b.txt").read_text().startswith("program @b")
+    assert json.loads((root / "plans.json").read_text())[0]["tasks"] == ["a", "b"]
+    assert "program runs" in (root / "explain.txt").read_text()
+
+
+def test_a_trace_is_chrome_trace_json(cli: Cli) -> None:
+    assert cli("run", *AB_DRAM, "--input=@x.npy", "--loops=2", "--trace=t.json").code == 0
+    trace = json.loads(Path("t.json").read_text())
+    events = trace["traceEvents"]
+    assert {e["ph"] for e in events} == {"M", "X", "i"}
+    copies = [e for e in events if e.get("cat") == "copy" and "input 'x' of 'b'" in str(e)]
+    assert len(copies) == 2 and all(e["dur"] > 0 and e["args"]["nbytes"] == 128 for e in copies)
+    assert sum(e.get("cat") == "run" for e in events) == 2
+    clock = [e["ts"] for e in events if e["pid"] == 1 and e["ph"] != "M"]
+    assert clock == sorted(clock)
+
+
+# -- the process -----------------------------------------------------------------------------------
+
+
+def script(name: str) -> str:
+    return str(Path(sys.executable).parent / name)
+
+
+def test_a_reader_that_goes_away_is_no_error_message(here: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [script("stitch-run"), "--module=b.ttb", "--init=ones", "--output=-"],
+        stdout=writing, stderr=subprocess.PIPE, check=False,
+    )  # fmt: skip
+    os.close(writing)
+    assert done.returncode == 141 and done.stderr == b""
+
+
+def test_an_interrupt_ends_with_130(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("stitch.cli.run.run_session", interrupted)
+    done = cli("run", "--module=b.ttb", "--init=ones")
+    assert done.code == 130 and "interrupted" in done.err
+
+
+def test_a_fault_of_ours_is_one_line_unless_debug_is_on(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr("stitch.cli.run.run_session", broken)
+    done = cli("run", "--module=b.ttb")
+    assert done.code == 6 and "internal error: ZeroDivisionError: oops" in done.err
+    assert "Traceback" not in done.err
+    assert "Traceback" in cli("run", "--module=b.ttb", "--debug").err
+
+
+def test_the_console_script_gives_the_exit_code(here: Path) -> None:
+    done = subprocess.run(
+        [script("stitch-run"), "--module=b.ttb", "--init=ones", "--expected_output=4x8xf32=3"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1 and "[FAILED]" in done.stdout and done.stderr == ""
