@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from stitch.compiler import CompileOptions, CompileWarning, compile_graph
 from stitch.errors import CompileError, FormatError, UsageError
+from stitch.frontend.pipeline_run import YamlPipeline, read_pipeline
 from stitch.frontend.yaml_module import load_module
 from stitch.graph import ComputationGraph, Wish, as_json, from_json, parse_wish, trace
 from stitch.machine import Machine, load_machine
@@ -23,6 +24,7 @@ from stitch.report import explain, memory_report, memory_views
 from stitch.runtime import DEFAULT_WINDOW, LoadedProgram, Tensor
 from stitch.runtime import Device as RuntimeDevice
 from stitch.runtime.executors import Executor
+from stitch.runtime.pipeline import Pipeline as RuntimePipeline
 from stitch.ttb import Binary, encode, inspect_sizes, save
 from stitch.ttb import load as load_binary
 
@@ -103,8 +105,11 @@ class CompiledModel:
 
     def as_json(self) -> str:
         """The graph, the target and the wishes as JSON; `CompiledModel.load` compiles it again."""
-        wishes = [[w.side, w.slot, w.field, w.value] for w in self.wishes]
-        body = {"stitch": "model", "target": self.target, "wishes": wishes}
+        program = self.binary.programs[0]
+        body = {
+            "stitch": "model", "target": self.target, "name": program.name,
+            "role": program.role.value, "wishes": [wish.text() for wish in self.wishes],
+        }  # fmt: skip
         return json.dumps(body | {"graph": json.loads(as_json(self.graph))})
 
     def dump(self, file: IO[str]) -> None:
@@ -116,11 +121,15 @@ class CompiledModel:
         """Read what `dump` wrote; raises `FormatError` for anything else."""
         try:
             body = json.load(file)
-            wishes = tuple(Wish(*wish) for wish in body["wishes"])
+            options = CompileOptions(
+                wishes=tuple(parse_wish(wish) for wish in body["wishes"]),
+                name=body["name"],
+                role=Role(body["role"]),
+            )
             graph, target = from_json(json.dumps(body["graph"])), body["target"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError, UsageError, ValueError) as error:
             raise FormatError(f"this is no JSON of a compiled model: {error}") from error
-        return _compiled(graph, load_machine(target), str(target), CompileOptions(wishes=wishes))
+        return _compiled(graph, load_machine(target), str(target), options)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Run the first program on a device of the model's own target."""
@@ -204,6 +213,29 @@ def open_device(
     )  # fmt: skip
 
 
+class Pipeline(RuntimePipeline):
+    """Loaded programs in a chain, called in one go; `from_yaml` reads a whole pipeline file."""
+
+    @staticmethod
+    def from_yaml(
+        path: str | Path, *, device: Device | None = None, **options: Any
+    ) -> YamlPipeline:
+        """A pipeline file (its form: `stitch.frontend.pipeline_yaml`), ready to be called.
+
+        Without a device one is opened, with `options` as for `open_device`: on the machine that the
+        file names, else the one its first module was compiled for. Raises `FormatError` with every
+        defect and its line, `IncompatibleError`, `OutOfMemoryError`.
+        """
+        strict_types = device.strict_types if device else bool(options.get("strict_types", False))
+        checked = read_pipeline(path, strict_types=strict_types)
+        if device is None:
+            device = open_device(checked.machine, **options)
+        elif options:
+            raise UsageError("a device that is open already takes no options",
+                             got=", ".join(options))  # fmt: skip
+        return YamlPipeline(checked, device)
+
+
 def load(source: str | Path | bytes | CompiledModel, *, verify: str = "metadata") -> Binary:
     """Read and check a binary without a device: a path, bytes, or a compiled model.
 
@@ -282,6 +314,6 @@ def forbid_copies(device: Device) -> Iterator[None]:
 
 
 __all__ = [
-    "CompiledModel", "Device", "compile", "forbid_copies", "get_layout", "has_layout",
+    "CompiledModel", "Device", "Pipeline", "compile", "forbid_copies", "get_layout", "has_layout",
     "inspect_sizes", "load", "open_device", "submit", "to_layout", "wait",
 ]  # fmt: skip

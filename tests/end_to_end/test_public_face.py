@@ -1,0 +1,143 @@
+"""The public face: compile, save, load, open, call, wait, as the documentation promises."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from stitched_models import integers, model, one, scaled
+
+import stitch
+from stitch.errors import CompileError, UsageError
+from stitch.program import DataType, Space
+from stitch.ttb import Binary
+
+
+def test_two_files_that_never_met_are_stitched(tmp_path: Path) -> None:
+    for name, factor in (("a", 2.0), ("b", 3.0)):
+        scaled(name, factor).save(tmp_path / f"{name}.ttb")
+    with stitch.open_device("tiny", window=64) as device:
+        a, b = device.load(tmp_path / "a.ttb"), device.load(str(tmp_path / "b.ttb"))
+        hidden = one(a(integers()))
+        logits = one(b(hidden))
+        np.testing.assert_array_equal(logits.numpy(), (integers() * 2 + 1) * 3 + 1)
+        assert hidden.space is Space.L1
+        assert hidden.layout.address == hidden.address
+        assert "1 copies" in device.explain()
+        assert "output 'y' of 'a'" in device.memory_report()
+
+
+def test_a_traced_function_is_a_module() -> None:
+    compiled = stitch.compile(
+        lambda x, y: x @ y + 1.0, (integers((4, 8)), integers((8, 2))), target="tiny", name="f"
+    )
+    with stitch.open_device("tiny") as device:
+        f = device.load(compiled)
+        assert f.name == "f"
+        found = one(f(integers((4, 8)), integers((8, 2)))).numpy()
+    np.testing.assert_array_equal(found, integers((4, 8)) @ integers((8, 2)) + 1)
+
+
+def test_a_compiled_model_is_callable() -> None:
+    compiled = scaled("a", 2.0)
+    np.testing.assert_array_equal(one(compiled(integers())).numpy(), integers() * 2 + 1)
+    np.testing.assert_array_equal(one(compiled(x=integers())).numpy(), integers() * 2 + 1)
+    stitch.api._OWN_DEVICES.clear()
+
+
+def test_json_of_a_model_compiles_to_the_same_bytes() -> None:
+    plain = scaled("a", 2.0, wishes=("input.x.space=dram", "output.y.layout=tile"))
+    compiled = stitch.compile(
+        plain.graph, target="tiny", wishes=plain.wishes, name="b", role="backward"
+    )
+    text = io.StringIO()
+    compiled.dump(text)
+    again = stitch.CompiledModel.load(io.StringIO(text.getvalue()))
+    assert again.encode() == compiled.encode()
+    assert again.wishes == compiled.wishes
+    assert "program @b role=backward" in again.text()
+    for broken in ("", "[]", "{}", text.getvalue()[:-5], '{"wishes": [[1]]}'):
+        with pytest.raises(stitch.FormatError):
+            stitch.CompiledModel.load(io.StringIO(broken))
+
+
+def test_load_reads_paths_bytes_and_models_without_a_device(tmp_path: Path) -> None:
+    compiled = scaled("a", 2.0)
+    compiled.save(tmp_path / "a.ttb")
+    for source in (tmp_path / "a.ttb", str(tmp_path / "a.ttb"), compiled.encode(), compiled):
+        for verify in ("metadata", "full"):
+            found = stitch.load(source, verify=verify)
+            assert isinstance(found, Binary)
+            assert found.program(0).name == "a"
+    with pytest.raises(UsageError, match="'metadata' or 'full'"):
+        stitch.load(compiled.encode(), verify="some")
+    with pytest.raises(stitch.StitchError, match=r"none\.ttb"):
+        stitch.load(tmp_path / "none.ttb")
+    with pytest.raises(stitch.FormatError):
+        stitch.load(b"nothing of the kind")
+
+
+def test_damaged_constants_are_found_when_the_program_is_first_run(tmp_path: Path) -> None:
+    def build(b: stitch.ComputationGraphBuilder) -> None:
+        b.output("y", b.input("x", (4, 64), "float32") + b.parameter("w", integers()))
+
+    data = bytearray(model("m", build).encode())
+    data[-3] ^= 0x40
+    with pytest.raises(stitch.FormatError, match="damaged"):
+        stitch.load(bytes(data), verify="full")
+    with stitch.open_device("tiny") as device:
+        m = device.load(bytes(data))
+        with pytest.raises(stitch.FormatError, match="damaged"):
+            one(m(integers())).numpy()
+
+
+def test_what_cannot_be_compiled_says_why(tmp_path: Path) -> None:
+    with pytest.raises(CompileError, match="no front end reads"):
+        stitch.compile(tmp_path / "model.bin")
+    with pytest.raises(UsageError, match="a path or a function"):
+        stitch.compile(42)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="by position"):
+        stitch.compile(lambda x: x, {"x": integers()}, target="tiny")
+    with pytest.raises(UsageError, match="not a wish"):
+        scaled("a", 2.0, wishes=("nonsense",))
+
+
+def test_a_machine_is_opened_by_name_path_or_description(tmp_path: Path) -> None:
+    machine = stitch.machine.load_machine("tiny")
+    source = Path(stitch.machine.__file__).with_name("tiny.yaml")
+    path = tmp_path / "mine.yaml"
+    path.write_text(source.read_text().replace("name: tiny", "name: mine"))
+    for given, name in (("tiny", "tiny"), (machine, "tiny"), (path, "mine"), (str(path), "mine")):
+        with stitch.open_device(given) as device:
+            assert device.machine.name == name
+            a = device.load(scaled("a", 2.0, target=machine))
+            np.testing.assert_array_equal(one(a(integers())).numpy(), integers() * 2 + 1)
+
+
+def test_wait_takes_one_tensor_several_and_several_devices() -> None:
+    with stitch.open_device("tiny") as left, stitch.open_device("tiny") as right:
+        tensors = [one(d.load(scaled("a", 2.0))(integers())) for d in (left, right)]
+        stitch.wait(tensors)
+        assert not any(tensor.is_pending for tensor in tensors)
+        pending = one(left.load(scaled("a", 2.0))(integers()))
+        stitch.wait(pending)
+        assert not pending.is_pending
+        stitch.wait(())
+        left.wait()
+
+
+def test_a_loaded_program_tells_what_it_takes_and_gives() -> None:
+    with stitch.open_device("tiny") as device:
+        a = device.load(scaled("a", 2.0, wishes=("input.x.space=dram",)))
+        assert repr(a) == ("<LoadedProgram a(x: 4x64xf32) -> 4x64xf32:l1:row_major:interleaved>")
+        assert (
+            a.input_layout("x") == a.input_layout(0) == stitch.Layout(DataType.FLOAT32, Space.DRAM)
+        )
+        for wrong in ("z", 1, -1):
+            with pytest.raises(UsageError, match="input"):
+                a.input_layout(wrong)
+        tensor = one(a(integers()))
+        assert repr(tensor) == "<Tensor 4x64xf32:l1:row_major:interleaved pending>"
+        tensor.deallocate()
