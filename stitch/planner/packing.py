@@ -26,11 +26,13 @@ def gaps_between(
     return tuple(gaps)
 
 
-def pack(pieces: Sequence[int], gaps: Sequence[int]) -> tuple[int, ...] | None:
+def pack(
+    pieces: Sequence[int], gaps: Sequence[int], *, node_limit: int | None = None
+) -> tuple[int, ...] | None:
     """The gap for each piece such that all fit, or None where provably no assignment exists.
 
     Depth first, largest piece first, equal gaps tried once. Raises `TimeoutError` past
-    `NODE_LIMIT` nodes: then nothing is proved either way.
+    `node_limit` nodes (`NODE_LIMIT` unless given): then nothing is proved either way.
 
     >>> pack([4, 3, 3], [6, 4]), pack([3, 3, 3], [5, 5])
     ((1, 0, 0), None)
@@ -41,14 +43,14 @@ def pack(pieces: Sequence[int], gaps: Sequence[int]) -> tuple[int, ...] | None:
     remaining = [0] * (len(order) + 1)
     for depth in range(len(order) - 1, -1, -1):
         remaining[depth] = remaining[depth + 1] + pieces[order[depth]]
-    nodes = 0
+    nodes, most = 0, NODE_LIMIT if node_limit is None else node_limit
 
     def place(depth: int) -> bool:
         nonlocal nodes
         if depth == len(order):
             return True
         nodes += 1
-        if nodes > NODE_LIMIT:
+        if nodes > most:
             raise TimeoutError
         size = pieces[order[depth]]
         smallest = pieces[order[-1]]

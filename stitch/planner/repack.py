@@ -1,16 +1,25 @@
 """Finding addresses inside one space: placing pieces, opening holes, packing exactly.
 
 Pure functions over a `SpaceProblem`: blocks that may move, regions that may not, pieces that need
-room. The answer names the new address of every block that moves and of every piece. Cheapest
-first: nothing moves; a window is opened; a run of blocks slides; everything is packed anew.
+room. The answer names the new address of every block that moves and of every piece. Nothing moves
+if it need not; else a window is opened or a run of blocks slides, and fewer bytes are looked for:
+where few blocks may move, in all choices of them, so the fewest possible move; where many, in runs
+of neighbours and in subsets of what was found. At last everything is packed anew.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import combinations
 
 from stitch.memory import Allocator
 from stitch.planner.packing import gaps_between, pack
+
+#: With at most so many blocks that may move, the least bytes to move are found for certain.
+EXACT_BLOCKS = 8
+#: With more, so many choices are tried, each with so many nodes of exact packing.
+MAX_CHOICES = 150
+CHOICE_NODES = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +65,12 @@ def arrange(problem: SpaceProblem) -> Arrangement | None:
     """
     if sum(problem.all_pieces) > sum(size for _, size in problem.gaps):
         return None
-    opened = _open_windows(problem)
-    slid = _slide(problem)
-    found = [a for a in (opened, slid) if a is not None]
-    if found:
-        return min(found, key=lambda a: a.moved_nbytes)
-    return _pack_exactly(problem)
+    found = [a for a in (_open_windows(problem), _slide(problem)) if a is not None]
+    best = min(found, key=lambda a: a.moved_nbytes, default=None)
+    if len(problem.movable) <= EXACT_BLOCKS:
+        return _move_least(problem, best)
+    best = _move_a_run(problem, best)
+    return _pack_exactly(problem) if best is None else _leave_more(problem, best)
 
 
 def place(problem: SpaceProblem) -> Arrangement | None:
@@ -190,10 +199,91 @@ def _slide(problem: SpaceProblem) -> Arrangement | None:
     return best
 
 
-def _pack_exactly(problem: SpaceProblem) -> Arrangement | None:
+_Blocks = tuple[tuple[int, int, int], ...]
+
+
+def _bytes_of(blocks: _Blocks) -> int:
+    return sum(size for _, _, size in blocks)
+
+
+def _move_only(
+    problem: SpaceProblem, chosen: _Blocks, node_limit: int | None = None
+) -> Arrangement | None:
+    """The arrangement in which all movable blocks but these stay; None where there is none."""
+    stays = tuple((a, size) for n, a, size in problem.movable if (n, a, size) not in chosen)
+    obstacles = tuple(sorted((*problem.obstacles, *stays)))
+    return _pack_exactly(replace(problem, movable=chosen, obstacles=obstacles), node_limit)
+
+
+def _move_least(problem: SpaceProblem, best: Arrangement | None) -> Arrangement | None:
+    """The choice of blocks with the fewest bytes such that all else can stay; exact."""
+    spare = (best.moved_nbytes if best is not None else 1 << 60) - _bytes_of(problem.displaced)
+    choices = [
+        chosen
+        for count in range(len(problem.movable) + 1)
+        for chosen in combinations(problem.movable, count)
+        if _bytes_of(chosen) < spare
+    ]
+    for chosen in sorted(choices, key=lambda c: (_bytes_of(c), c)):
+        try:
+            found = _move_only(problem, chosen)
+        except TimeoutError:
+            if best is None:
+                raise
+            return best
+        if found is not None:
+            return found
+    return best
+
+
+def _move_a_run(problem: SpaceProblem, best: Arrangement | None) -> Arrangement | None:
+    """The run of neighbours with the fewest bytes that can make room, if it beats the best."""
+    blocks = tuple(sorted(problem.movable, key=lambda b: b[1]))
+    runs = [blocks[i:j] for i, j in combinations(range(len(blocks) + 1), 2)]
+    for run in sorted(runs, key=_bytes_of)[:MAX_CHOICES]:
+        if best is not None and _bytes_of(run) + _bytes_of(problem.displaced) >= best.moved_nbytes:
+            break
+        try:
+            found = _move_only(problem, run, CHOICE_NODES)
+        except TimeoutError:
+            continue
+        if found is not None:
+            return found
+    return best
+
+
+def _leave_more(problem: SpaceProblem, best: Arrangement) -> Arrangement:
+    """As the best, but for blocks that need not move after all, or that a smaller one replaces."""
+    tries = MAX_CHOICES
+    improved = True
+    while improved:
+        improved = False
+        moving = dict(best.moves)
+        chosen = tuple(b for b in problem.movable if b[0] in moving)
+        others = tuple(b for b in problem.movable if b[0] not in moving)
+        for block in sorted(chosen, key=lambda b: -b[2]):
+            left = tuple(b for b in chosen if b != block)
+            smaller = sorted((b for b in others if b[2] < block[2]), key=lambda b: b[2])
+            for more in ((), *((b,) for b in smaller)):
+                tries -= 1
+                if tries < 0:
+                    return best
+                try:
+                    found = _move_only(problem, (*left, *more), CHOICE_NODES)
+                except TimeoutError:
+                    continue
+                if found is not None and found.moved_nbytes < best.moved_nbytes:
+                    best, improved = found, True
+                    break
+            if improved:
+                break
+    return best
+
+
+def _pack_exactly(problem: SpaceProblem, node_limit: int | None = None) -> Arrangement | None:
     gaps = problem.gaps
     blocks = (*problem.displaced, *problem.movable)
-    chosen = pack(problem.all_pieces, tuple(size for _, size in gaps))
+    chosen = pack(problem.all_pieces, tuple(size for _, size in gaps), node_limit=node_limit)
     if chosen is None:
         return None
     moves: dict[int, int] = {}

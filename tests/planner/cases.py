@@ -18,6 +18,7 @@ from small_requests import (
     program,
     to_layout,
 )
+
 from stitch.machine import load_machine
 from stitch.planner import Instance, PlanRequest
 from stitch.program import Layout, TensorDesc
@@ -177,7 +178,7 @@ def chain() -> PlanRequest:
 
 
 def phi_2() -> PlanRequest:
-    """786,432 B live, 305,152 B needed, the largest hole 254,912 B (a report of tt-mlir's users)."""
+    """786,432 B live, 305,152 B needed, largest hole 254,912 B (a report of tt-mlir users)."""
     machine = load_machine("wormhole_n150")
     shape = machine.shape.space(L1)
     scene = Scene(machine)

@@ -1,0 +1,159 @@
+"""Packing against all assignments, arranging against all choices of blocks that may move."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stitch.planner import packing
+from stitch.planner.packing import gaps_between, pack
+from stitch.planner.proof import packs
+from stitch.planner.repack import Arrangement, SpaceProblem, arrange, place
+
+SIZES = st.lists(st.integers(1, 9), max_size=6)
+#: Above `repack.EXACT_BLOCKS` the search is heuristic: bytes moved, summed, over the optimum.
+HEURISTIC_FACTOR = 1.1
+
+
+def fits_somehow(pieces: Sequence[int], gaps: Sequence[int]) -> bool:
+    """By trying every assignment."""
+    for chosen in itertools.product(range(len(gaps)), repeat=len(pieces)):
+        room = list(gaps)
+        for size, gap in zip(pieces, chosen, strict=True):
+            room[gap] -= size
+        if min(room, default=0) >= 0:
+            return True
+    return False
+
+
+@given(SIZES, st.lists(st.integers(0, 15), max_size=4))
+@settings(max_examples=400, deadline=None)
+def test_packing_finds_an_assignment_exactly_where_there_is_one(
+    pieces: list[int], gaps: list[int]
+) -> None:
+    chosen = pack(pieces, gaps)
+    assert (chosen is not None) == fits_somehow(pieces, gaps) == packs(pieces, gaps)
+    if chosen is not None:
+        for gap, room in enumerate(gaps):
+            inside = [s for s, g in zip(pieces, chosen, strict=True) if g == gap]
+            assert sum(inside) <= room
+
+
+def test_a_search_that_is_too_long_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "NODE_LIMIT", 3)
+    with pytest.raises(TimeoutError):
+        pack([4, 4, 4, 3, 3], [10, 10])
+    assert pack([4, 4], [10, 10], node_limit=2) is not None
+
+
+@given(st.sets(st.integers(3, 37)))
+def test_gaps_are_what_obstacles_leave(taken: set[int]) -> None:
+    gaps = gaps_between([(at, 1) for at in taken], 3, 38)
+    left = {at for start, size in gaps for at in range(start, start + size)}
+    assert left == set(range(3, 38)) - taken
+    assert all(a + n < b for (a, n), (b, _) in itertools.pairwise(gaps))
+
+
+# -- arranging ----------------------------------------------------------------------------------
+
+
+def random_problem(random: Random, blocks: int) -> SpaceProblem | None:
+    """Blocks with holes between them, some stuck, perhaps one displaced; pieces up to no slack."""
+    limit = random.choice((8, 12, 16)) * blocks
+    at, movable, stuck = 0, [], []
+    for number in range(random.randrange(1, blocks + 1)):
+        at, size = at + random.randrange(6), random.randrange(1, 12)
+        if at + size > limit:
+            break
+        if random.randrange(7):
+            movable.append((number, at, size))
+        else:
+            stuck.append((at, size))
+        at += size
+    displaced = []
+    if movable and not random.randrange(4):
+        displaced = [movable.pop(random.randrange(len(movable)))]
+        stuck.append(displaced[0][1:])
+    free = limit - sum(size for *_, size in (*stuck, *movable, *displaced))
+    if free < 1:
+        return None
+    total = max(1, free - random.choice((0, 0, 1, 3)))
+    first = random.randrange(1, total + 1)
+    pieces = (first, total - first) if first < total and random.randrange(2) else (first,)
+    return SpaceProblem(
+        0, limit, 1, tuple(movable), tuple(displaced), tuple(sorted(stuck)), pieces
+    )  # fmt: skip
+
+
+def least_bytes(problem: SpaceProblem) -> int | None:
+    """The optimum: the cheapest set of blocks such that all others can stay."""
+    displaced = [size for _, _, size in problem.displaced]
+    best: int | None = None
+    for count in range(len(problem.movable) + 1):
+        for chosen in itertools.combinations(problem.movable, count):
+            cost = sum(displaced) + sum(size for _, _, size in chosen)
+            if best is not None and cost >= best:
+                continue
+            stays = [(a, n) for i, a, n in problem.movable if (i, a, n) not in chosen]
+            gaps = gaps_between([*problem.obstacles, *stays], problem.base, problem.limit)
+            pieces = [*displaced, *problem.pieces, *(size for _, _, size in chosen)]
+            if packs(pieces, [size for _, size in gaps]):
+                best = cost
+    return best
+
+
+def check_arrangement(problem: SpaceProblem, found: Arrangement) -> None:
+    moved = dict(found.moves)
+    assert {n for n, _, _ in problem.displaced} <= moved.keys()
+    spans = [(moved.get(n, a), size) for n, a, size in (*problem.movable, *problem.displaced)]
+    spans += [*problem.obstacles, *zip(found.pieces, problem.pieces, strict=True)]
+    spans.sort()
+    assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(spans))
+    assert spans[0][0] >= problem.base and sum(spans[-1]) <= problem.limit
+    blocks = {n: (a, size) for n, a, size in (*problem.movable, *problem.displaced)}
+    assert all(blocks[n][0] != address for n, address in moved.items())
+    assert found.moved_nbytes == sum(blocks[n][1] for n in moved)
+
+
+@given(st.randoms(use_true_random=False))
+@settings(max_examples=250, deadline=None)
+def test_with_few_blocks_the_fewest_possible_bytes_move(random: Random) -> None:
+    problem = random_problem(random, 6)
+    if problem is None:
+        return
+    found, best = place(problem) or arrange(problem), least_bytes(problem)
+    assert (found is None) == (best is None)
+    if found is not None:
+        check_arrangement(problem, found)
+        assert found.moved_nbytes == best
+
+
+def test_with_many_blocks_the_bytes_moved_stay_near_the_optimum() -> None:
+    moved = best = count = 0
+    for seed in range(600):
+        problem = random_problem(Random(seed), 11)
+        if problem is None or len(problem.movable) not in (9, 10) or place(problem):
+            continue
+        found, least = arrange(problem), least_bytes(problem)
+        assert (found is None) == (least is None)
+        if found is None or least is None:
+            continue
+        check_arrangement(problem, found)
+        moved, best, count = moved + found.moved_nbytes, best + least, count + 1
+    assert count > 20
+    assert moved <= HEURISTIC_FACTOR * best, f"{moved} B moved, {best} B would do ({count} cases)"
+
+
+def test_an_arrangement_that_is_known_survives_a_search_that_gives_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(packing, "NODE_LIMIT", 0)
+    problem = SpaceProblem(0, 64, 16, ((0, 16, 16),), (), (), (32,))
+    found = arrange(problem)
+    assert found is not None
+    check_arrangement(problem, found)
