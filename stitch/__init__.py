@@ -3,6 +3,7 @@
 from stitch.api import (
     CompiledModel,
     Device,
+    Pipeline,
     compile,
     forbid_copies,
     get_layout,
@@ -25,7 +26,6 @@ from stitch.errors import (
 from stitch.graph import ComputationGraphBuilder, trace
 from stitch.program import DataType, Layout, MemoryLayout, ShardSpec, Space, TensorDesc
 from stitch.runtime import LoadedProgram, Tensor
-from stitch.runtime.pipeline import Pipeline
 
 __all__ = [
     "CompileError", "CompiledModel", "ComputationGraphBuilder", "DataType", "Device",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -122,6 +123,9 @@ def _graph_of_json(path: Path) -> ComputationGraph:
         raise read_failure(
             path, error if isinstance(error, OSError) else OSError(str(error))
         ) from error
+    if '"stitch": "model"' in text[:40]:
+        model = api.CompiledModel.load(io.StringIO(text))
+        return model.graph.with_wishes(*model.wishes)
     return from_json(text)
 
 

@@ -128,8 +128,11 @@ class YamlPipeline:
         names = frozenset(one.name for one in checked.inputs)
         self._steps = tuple(_scheduled(checked.file.steps, names, wanted, checked.programs))
 
-    def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
-        """Queue one run; raises `UsageError` for missing or surplus inputs, `LinkError`."""
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Queue one run; gives a tensor, or a tuple of them.
+
+        Raises `UsageError` for missing or surplus inputs, `LinkError`.
+        """
         made = self.run(self._arranged(arguments, named))
         return made[0] if len(made) == 1 else made
 

@@ -100,6 +100,10 @@ def test_a_graph_in_json_compiles(cli: Cli, here: Path) -> None:
     graph = trace(lambda x: x + x, stitch.TensorDesc((2,), stitch.Layout(stitch.DataType.FLOAT32)))
     (here / "g.json").write_text(as_json(graph))
     assert cli("compile", "g.json", "-o", "g.ttb").code == 0
+    with (here / "m.json").open("w") as file:
+        stitch.compile(graph, wishes=["input.x.space=dram"]).dump(file)
+    done = cli("compile", "m.json", "-o", "m.ttb")
+    assert done.code == 0 and "x 2xf32:dram" in done.out, done.err
 
 
 def test_a_bad_wish_is_wrong_usage_and_writes_nothing(cli: Cli, here: Path) -> None:

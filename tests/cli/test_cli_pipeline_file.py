@@ -243,3 +243,28 @@ def test_paths_are_relative_to_the_file(
     (here / "elsewhere").mkdir()
     monkeypatch.chdir(here / "elsewhere")
     assert cli("run", "../p.yaml", "--init=ones", "--output=").code == 0
+
+
+def test_from_yaml_opens_a_device_or_takes_one(here: Path, xs: Any) -> None:
+    (here / "p.yaml").write_text(PIPELINE)
+    x = np.load("x.npy")
+    wanted = expected(x, xs)[0]
+    own = stitch.Pipeline.from_yaml("p.yaml", window=1)
+    assert own.device.machine.name == "wormhole_n150"
+    np.testing.assert_array_equal(own(x=x, xs=xs)[0].numpy(), wanted)
+    own.device.close()
+    with stitch.open_device("wormhole_n150") as device:
+        shared = stitch.Pipeline.from_yaml("p.yaml", device=device)
+        np.testing.assert_array_equal(shared(x, xs)[0].numpy(), wanted)
+        with pytest.raises(UsageError, match="open already"):
+            stitch.Pipeline.from_yaml("p.yaml", device=device, window=1)
+
+
+def test_the_file_may_name_its_device(cli: Cli, here: Path) -> None:
+    for name in ("b", "cell"):
+        assert cli("compile", f"{name}.yaml", "-o", f"{name}.ttb", "--target=tiny").code == 0
+    (here / "p.yaml").write_text("device: tiny\n" + PIPELINE)
+    done = cli("run", "p.yaml", "--init=ones", "--explain", "--output=")
+    assert done.code == 0 and done.out.startswith("tiny: ")
+    other = cli("run", "p.yaml", "--init=ones", "--device=wormhole_n150")
+    assert other.code == 4 and "banks" in other.err
