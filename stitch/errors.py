@@ -108,7 +108,7 @@ class LayoutError(StitchError):
 
 
 class OutOfMemoryError(StitchError):
-    """A space cannot hold what a task needs; the text names bytes, holes and a remedy: exit code 5."""
+    """A space cannot hold what a task needs; names bytes, holes and a remedy: exit code 5."""
 
     exit_code = 5
 
