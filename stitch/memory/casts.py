@@ -1,72 +1,50 @@
-"""Casts between element types, made deterministic.
+"""Casts between element types as stages of a strip.
 
 Comes in: two data types and a number of elements. Goes out: stages. Must not know: layouts.
 
-The rules are those of ONNX Cast, with its undefined cases defined:
-* float to float rounds to nearest even; too large becomes infinite; NaN stays NaN. float64 to
-  bfloat16 rounds by way of float32, as ml_dtypes does.
-* integer to float rounds to nearest even; integer to integer keeps the low bits (wraps).
+A cast is what `Cast` computes, bit for bit: both go by way of the compute types and share
+`stitch.ops.conversion_steps`. The rules are those of ONNX, with its undefined cases defined:
+* float to float rounds to nearest even, once; too large becomes infinite; NaN stays NaN. A block
+  format takes float32, which wider types reach rounded to odd: there, too, one rounding counts.
+* integer to float rounds to nearest even, once; integer to integer keeps the low bits (wraps).
 * float to integer truncates toward zero; out of range saturates; NaN becomes 0.
 * to bool is `!= 0` (NaN is true); bool is 0 or 1.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from stitch.memory.cells import Bytes
 from stitch.memory.stages import Call, Stage, typed
+from stitch.ops import conversion_steps, workspace_nbytes
 from stitch.program import DataType
 
-_FLOAT64 = np.dtype(np.float64)
 
-
-def cast_stages(
-    source: np.dtype[Any], target: np.dtype[Any], count: int, *, truncates: bool
-) -> tuple[Stage, ...]:
-    """The stages that cast `count` elements; `truncates`: from floating to integer."""
-    if source == target:
+def cast_stages(source: DataType, target: DataType, count: int) -> tuple[Stage, ...]:
+    """The stages that cast `count` elements; the dense elements of block formats are float32."""
+    if source is target:
         return ()
-    if not truncates:
-        return (_plain(source, target, count),)
-    return (_plain(source, _FLOAT64, count), _saturate(target, count))
+    before, after = source.compute_dtype, target.compute_dtype
+    stages = []
+    if not source.is_block and source.dtype != before:
+        stages.append(_converting(source.dtype, before, count))
+    if before != after:
+        rounds_again = target.is_block or target.dtype != after
+        stages.append(_converting(before, after, count, rounds_again))
+    if not target.is_block and target.dtype != after:
+        stages.append(_converting(after, target.dtype, count))
+    return tuple(stages)
 
 
-def needs_truncation(source: DataType, target: DataType) -> bool:
-    """Whether a cast goes from floating numbers to integers (bool is no integer here)."""
-    return source.is_floating and not target.is_floating and target is not DataType.BOOL
-
-
-def _plain(source_dtype: np.dtype[Any], target_dtype: np.dtype[Any], count: int) -> Stage:
+def _converting(
+    before: np.dtype[Any], after: np.dtype[Any], count: int, rounds_again: bool = False
+) -> Stage:
     def calls(source: Bytes, target: Bytes, scratch: Bytes) -> list[Call]:
-        ours = typed(source, source_dtype, count)
-        theirs = typed(target, target_dtype, count)
-        return [partial(np.copyto, theirs, ours, casting="unsafe")]
+        ours, theirs = typed(source, before, count), typed(target, after, count)
+        return [*conversion_steps(ours, theirs, scratch, rounds_again=rounds_again)]
 
-    return Stage(count * target_dtype.itemsize, calls)
-
-
-def _saturate(target_dtype: np.dtype[Any], count: int) -> Stage:
-    """From float64 (which it may overwrite: always staging) to an integer type."""
-    limits = np.iinfo(target_dtype)
-    beyond = float(limits.max) + 1.0 if limits.bits < 64 else float(limits.max)
-    # The largest float64 that still fits: 2**63 - 1 itself is none.
-    largest = float(limits.max) if limits.bits < 64 else float(np.nextafter(beyond, 0.0))
-
-    def calls(source: Bytes, target: Bytes, scratch: Bytes) -> list[Call]:
-        numbers = typed(source, _FLOAT64, count)
-        mask = typed(scratch, np.dtype(np.bool_), count)
-        theirs = typed(target, target_dtype, count)
-        return [
-            partial(np.isnan, numbers, out=mask),
-            partial(np.copyto, numbers, 0.0, where=mask),
-            partial(np.greater_equal, numbers, beyond, out=mask),
-            partial(np.clip, numbers, float(limits.min), largest, out=numbers),
-            partial(np.copyto, theirs, numbers, casting="unsafe"),
-            partial(np.copyto, theirs, target_dtype.type(limits.max), where=mask),
-        ]
-
-    return Stage(count * target_dtype.itemsize, calls, scratch_nbytes=count)
+    scratch_nbytes = count * workspace_nbytes(before, after, rounds_again)
+    return Stage(count * after.itemsize, calls, scratch_nbytes)

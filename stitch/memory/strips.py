@@ -15,7 +15,7 @@ import numpy as np
 
 from stitch.machine.shape import MachineShape
 from stitch.memory.block_float import decode_stage, encode_stage
-from stitch.memory.casts import cast_stages, needs_truncation
+from stitch.memory.casts import cast_stages
 from stitch.memory.cells import (
     Bytes,
     CellMap,
@@ -151,8 +151,7 @@ def _middle(source: Side, target: Side, at: _StripPlace, columns: int) -> Iterat
     tiles = shape.tiled_elements // _TILE_ELEMENTS
     if source.data_type.is_block:
         yield decode_stage(source.data_type, tiles)
-    truncates = needs_truncation(source.data_type, target.data_type)
-    cast = partial(cast_stages, before, after, truncates=truncates)
+    cast = partial(cast_stages, source.data_type, target.data_type)
     changed = replace(shape, itemsize=after.itemsize)
     # The fewest bytes go through the tiles: cast first where the target is narrower, or where
     # most of a tile is padding that need not be cast.
@@ -179,12 +178,11 @@ def _middle(source: Side, target: Side, at: _StripPlace, columns: int) -> Iterat
 
 def _dense_strips(source: Side, target: Side) -> Iterator[Strip]:
     before, after = source.data_type.dtype, target.data_type.dtype
-    truncates = needs_truncation(source.data_type, target.data_type)
     step, elements = _STRIP_NBYTES // 4, source.desc.elements
     for start in range(0, elements, step):
         count = min(step, elements - start)
         yield Strip(
-            cast_stages(before, after, count, truncates=truncates),
+            cast_stages(source.data_type, target.data_type, count),
             slice(start * before.itemsize, (start + count) * before.itemsize),
             slice(start * after.itemsize, (start + count) * after.itemsize),
         )

@@ -5,6 +5,7 @@ arrays, results. Must not know: graphs, devices, files.
 """
 
 from stitch.ops.attributes import resolve_attributes
+from stitch.ops.conversions import conversion_steps, workspace_nbytes
 from stitch.ops.definition import (
     Attribute,
     Inference,
@@ -20,6 +21,6 @@ from stitch.ops.registry import lookup, operators
 
 __all__ = [
     "Attribute", "Inference", "InferenceContext", "Kernel", "KernelArguments", "OpDef", "Thunk",
-    "bind", "data_type_of_code", "evaluate", "infer_types", "lookup", "onnx_code", "operators",
-    "resolve_attributes",
+    "bind", "conversion_steps", "data_type_of_code", "evaluate", "infer_types", "lookup",
+    "onnx_code", "operators", "resolve_attributes", "workspace_nbytes",
 ]  # fmt: skip

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 
 from stitch.ops.attributes import int_of
+from stitch.ops.conversions import conversion_steps, workspace_nbytes
 from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import EVERY, data_type_of_code
 from stitch.ops.inference import require_type
-from stitch.ops.steps import copy_steps, given
-from stitch.program import Array, DataType, ValueType
+from stitch.ops.steps import BLOCK_SIZE, copy_steps, given
+from stitch.program import DataType, ValueType
 
 _NARROW = (DataType.FLOAT16, DataType.BFLOAT16)
 
@@ -28,33 +28,21 @@ def _infer_cast_like(context: InferenceContext) -> tuple[ValueType, ...]:
     return (ValueType(data.shape, like.data_type),)
 
 
-def round_to_odd(source: Array, out: Array) -> None:
-    """To float32, so that rounding to a type of at most 22 bits afterwards rounds only once.
-
-    What float32 cannot hold is cut off and remembered in its last bit (Boldo and Melquiond,
-    "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008).
-    """
-    np.copyto(out, source, "unsafe")
-    if source.dtype.kind == "f":
-        wide, back = source, out.astype(np.float64)
-    else:
-        wide, back = source.astype(np.longdouble), out.astype(np.longdouble)
-    inexact = (back != wide) & np.isfinite(out)
-    # Towards zero first (the bit pattern of a magnitude is ordered), then the odd last bit.
-    bits = out.view(np.int32)
-    np.subtract(bits, 1, bits, where=inexact & (np.abs(back) > np.abs(wide)))
-    np.bitwise_or(bits, 1, bits, where=inexact)
-
-
 def _cast(arguments: KernelArguments) -> Sequence[Thunk]:
     source, out = given(arguments, 0), arguments.outputs[0]
     narrow = "to" in arguments.attributes and (
         data_type_of_code(int_of(arguments.attributes, "to")) in _NARROW
     )
-    wide = source.dtype == np.float64 or (source.dtype.kind in "iu" and source.itemsize > 2)
-    if narrow and wide and out.dtype == np.float32:
-        return (partial(round_to_odd, source, out),)
-    return copy_steps(source, out)
+    per_element = workspace_nbytes(source.dtype, out.dtype, narrow)
+    if not per_element:
+        return copy_steps(source, out)
+    flat, goal = source.reshape(-1), out.reshape(-1)
+    workspace = np.empty(per_element * min(goal.size, BLOCK_SIZE), np.uint8)
+    steps: list[Thunk] = []
+    for start in range(0, goal.size, BLOCK_SIZE):
+        part = slice(start, start + BLOCK_SIZE)
+        steps += conversion_steps(flat[part], goal[part], workspace, rounds_again=narrow)
+    return steps
 
 
 _ROUNDING = {"round_mode": Attribute("string", "up"), "saturate": Attribute("int", 1)}
@@ -67,7 +55,9 @@ OPERATORS = (
         _cast,
         attributes={"to": Attribute("int", required=True), **_ROUNDING},
         elementwise=True,
-        doc="round_mode and saturate concern float8 types, which Stitch does not compute in.",
+        doc="round_mode and saturate concern float8 types, which Stitch does not compute in. "
+        "From floating to integer, where ONNX leaves it undefined: out of range saturates, and "
+        "NaN becomes 0.",
     ),
     OpDef("CastLike", (2, 2), _infer_cast_like, _cast, attributes=_ROUNDING),
 )
