@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -51,17 +51,26 @@ class Measured:
 
 
 @contextmanager
-def progress(total: int) -> Iterator[Progress | None]:
-    """A bar on standard error while passes run; only on a terminal, only for several passes."""
+def progress(total: int) -> Iterator[Callable[[], None]]:
+    """What to call after each of `total` passes.
+
+    Moves a bar on standard error, only on a terminal and only for several passes.
+    """
     if total < 2 or not sys.stderr.isatty():
-        yield None
+        yield lambda: None
         return
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        yield bar
+        task = bar.add_task("running", total=total)
+        yield lambda: bar.advance(task)
 
 
 def run_passes(
-    runnable: Runnable, arrays: Sequence[Array], warmup: int, timed: int, measured: Measured
+    runnable: Runnable,
+    arrays: Sequence[Array],
+    warmup: int,
+    timed: int,
+    measured: Measured,
+    tick: Callable[[], None],
 ) -> list[Array]:
     """Warm up, run and time; gives the last pass's results (none without data)."""
     device = runnable.device
@@ -74,6 +83,7 @@ def run_passes(
         wrote = device.backend.write_counts()[0] - entries(device) - before
         measured.copies = max(measured.copies, wrote)
         measured.passes += 1
+        tick()
         if index >= warmup:
             measured.seconds.append(seconds)
         if index < warmup + timed - 1:

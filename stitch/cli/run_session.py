@@ -138,11 +138,10 @@ def _prepared(words: argparse.Namespace, device: api.Device, runnable: Runnable)
 def _all_passes(session: Session) -> None:
     words, runnable = session.words, session.runnable
     how = Tolerances(words.atol, words.rtol, words.pcc)
-    with progress(words.loops) as bar:
-        task = None if bar is None else bar.add_task("running", total=words.loops)
+    with progress(words.loops * (words.warmup_runs + words.num_runs)) as tick:
         for _ in range(words.loops):
             session.results = run_passes(
-                runnable, session.arrays, words.warmup_runs, words.num_runs, session.measured
+                runnable, session.arrays, words.warmup_runs, words.num_runs, session.measured, tick
             )
             if session.results:
                 for index, expected in session.expected.items():
@@ -151,8 +150,6 @@ def _all_passes(session: Session) -> None:
                     known = session.verdicts.get(index)
                     if known is None or known.passed:  # one bad loop is enough
                         session.verdicts[index] = verdict
-            if bar is not None and task is not None:
-                bar.advance(task)
 
 
 def _outcome(session: Session) -> list[str]:

@@ -50,9 +50,23 @@ def read_recording(text: str) -> Recording:
         if not index.isdecimal():
             raise FormatError("plans are numbered", where=f"plans.{index}"[:80])
         found[int(index)] = from_plain(Plan, plan, f"plans.{index}")
+        _check_tasks(found[int(index)], f"plans.{index}")
     if not all(isinstance(event, dict) for event in events):
         raise FormatError("an event is a mapping", where="events")
     return Recording(machine, found, tuple(events))
+
+
+def _check_tasks(plan: Plan, where: str) -> None:
+    """A task reads and makes one value for each slot of its transformation."""
+    for number, task in enumerate(plan.request.tasks):
+        slots = task.transformation
+        if len(task.inputs) != len(slots.inputs) or len(task.outputs) != len(slots.outputs):
+            raise FormatError(
+                "a task has other values than its transformation has slots",
+                where=f"{where}.request.tasks[{number}]",
+                expected=f"{len(slots.inputs)} inputs, {len(slots.outputs)} outputs",
+                got=f"{len(task.inputs)} inputs, {len(task.outputs)} outputs",
+            )
 
 
 @dataclass(frozen=True, slots=True)

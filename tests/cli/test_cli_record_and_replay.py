@@ -72,6 +72,7 @@ def test_a_shifted_address_is_named_with_its_event(cli: Cli, recording: dict[str
         (lambda body: body["plans"]["1"].update(steps=[{"is": "Burn"}]), "steps[0]"),
         (lambda body: body["plans"]["1"].update(steps=[{"is": "Free", "block": "0"}]), "block"),
         (lambda body: body["plans"].update(x=1), "numbered"),
+        (lambda body: body["plans"]["1"]["request"]["tasks"][0]["inputs"].clear(), "tasks[0]"),
         (lambda body: body["events"].append({"event": "sing"}), "unknown event"),
         (lambda body: body["events"].append({"event": "run", "plan": 99}), "not in the recording"),
         (lambda body: body["events"].append({"event": "run", "plan": []}), "not in the recording"),

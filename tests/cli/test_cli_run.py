@@ -515,3 +515,24 @@ def test_the_console_script_gives_the_exit_code(here: Path) -> None:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 1 and "[FAILED]" in done.stdout and done.stderr == ""
+
+
+def test_a_full_standard_output_is_said(here: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [script("stitch-run"), "--module=b.ttb", "--init=ones", "--output=-"],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 6 and "No space left" in done.stderr
+
+
+def test_a_bar_shows_progress_on_a_terminal_only(here: Path) -> None:
+    words = [script("stitch-run"), "--module=b.ttb", "--init=ones", "--output=", "--num_runs=200"]
+    master, terminal = os.openpty()
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=terminal, check=False)
+    shown = os.read(master, 1 << 16)
+    os.close(terminal)
+    os.close(master)
+    assert (done.returncode, done.stdout) == (0, b"") and b"running" in shown
+    quiet = subprocess.run(words, capture_output=True, check=False)
+    assert (quiet.returncode, quiet.stderr) == (0, b"")
