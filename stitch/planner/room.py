@@ -155,11 +155,17 @@ def _victims(state: Residency, demand: Demand) -> list[tuple[tuple[int, ...], Bl
         soonest = min((_soonest(state, v) for v in users), default=NEVER)
         spare = all(
             state.is_spare(v, i) for v in users for i in state.values[v] if i.block == block.number
-        )
+        ) and not _is_shared_home(state, block)
         idle = min((state.idle.get(v, 0) for v in users), default=0)
         rank = (-soonest, not spare, -idle, -block.size_per_bank, block.address or 0)
         found.append((rank, block, spare))
     return sorted(found, key=lambda f: f[0])
+
+
+def _is_shared_home(state: Residency, block: Block) -> bool:
+    """Whether views lie here first of all: apart, they would no longer share what is written."""
+    users = state.users[block.number]
+    return len(users) > 1 and any(state.values[v][0].block == block.number for v in users)
 
 
 def _soonest(state: Residency, value: int) -> int:

@@ -82,6 +82,8 @@ class Device(TensorAccess):
         self.queued = Window(0)
         self._limit = window
         self._closed = False
+        #: While hooks run the records are behind the bytes, so nobody may use them.
+        self.in_hooks = False
         #: Kernels may divide by zero and overflow: in here that gives IEEE results, no warnings.
         #: A context of its own is entered in a tenth of the time that np.errstate takes.
         self.quiet = contextvars.copy_context()
@@ -108,6 +110,7 @@ class Device(TensorAccess):
         with self.lock:
             if self._closed:
                 return
+            self.check_idle()
             try:
                 self.flush()
             finally:
@@ -122,11 +125,20 @@ class Device(TensorAccess):
         return self._closed
 
     def check_open(self) -> None:
-        """Raise `TaskError` if the device has been closed."""
+        """Raise `TaskError` if the device has been closed, or a hook asks."""
         if self._closed:
             raise TaskError(
                 f"device {self.machine.name!r} is closed",
                 remedy="read results before leaving the `with` block",
+            )
+        self.check_idle()
+
+    def check_idle(self) -> None:
+        """Raise `TaskError` if a hook asks: a plan is half-way through."""
+        if self.in_hooks:
+            raise TaskError(
+                f"device {self.machine.name!r} is in the middle of a plan: a hook cannot use it",
+                remedy="look at the arrays of the hook's context, and act after the run",
             )
 
     @property
@@ -161,7 +173,7 @@ class Device(TensorAccess):
                borrow: bool = False) -> Tensor | tuple[Tensor, ...]:  # fmt: skip
         """Queue one run of a loaded program; see `LoadedProgram.__call__`."""
         with self.lock:
-            if self._closed or agent.device is not self:
+            if self._closed or self.in_hooks or agent.device is not self:
                 self._refuse(agent)
             if self.dropped or self.unpinned:
                 self._drain()
@@ -245,6 +257,7 @@ class Device(TensorAccess):
         failure while running, finished outputs stay and what depended on the rest is failed.
         """
         with self.lock:
+            self.check_idle()
             self._drain()
             window = self.queued
             if not len(window.graph):
@@ -348,6 +361,7 @@ class Device(TensorAccess):
     def deallocate(self, value: ValueRecord, by: str) -> None:
         """Free a value now, or, if queued tasks still read it, after them."""
         with self.lock:
+            self.check_idle()
             self.check_usable(value)
             if value.status is Status.READY and value.window != self.queued.number:
                 self._free(value, by)

@@ -163,8 +163,12 @@ def run_plan(device: Device, ready: ReadyPlan, values: Sequence[ValueRecord], no
     steps: Any = iter(bound.thunks)
     try:
         if device.hooks.active:
-            with np.errstate(all="ignore"):
-                run_hooked(bound, device.hooks)
+            device.in_hooks = True
+            try:
+                with np.errstate(all="ignore"):
+                    run_hooked(bound, device.hooks)
+            finally:
+                device.in_hooks = False
         else:
             device.quiet.run(run_all, steps)
     except BaseException as error:

@@ -32,6 +32,17 @@ class Tensor:
         record = self._record
         record.device.dropped.append(record)
 
+    def __copy__(self) -> Tensor:
+        """Another handle on the same value."""
+        return Tensor(self._record)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        """The same elements in a buffer of their own."""
+        return self.to_layout(self.layout.without_address())
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a tensor belongs to its device: pickle tensor.numpy() instead")
+
     # -- what it is ------------------------------------------------------------------------------
 
     @property

@@ -244,8 +244,11 @@ class TensorAccess:
             self.check_open()
             self.flush()
             size = footprint(desc, self.machine.shape).size_per_bank
-            block = self.records.reserve(desc, size, desc.layout.address, "empty()")
             bare = TensorDesc(desc.shape, desc.layout.without_address())
+            block = self.records.reserve(bare, size, desc.layout.address, "empty()")
+            assert block.address is not None
+            memory = self.backend.spaces[block.space]
+            memory.fill_padding(bare, block.address, self.machine.shape)
             value = self.new_value(bare)
             value.by = "empty()"
             self.records.attach(value, block, 0, bare, value.desc_key)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 
 import numpy as np
 import pytest
-from stitched_models import binary_op, consuming, integers, one, scaled, used
+from stitched_models import binary_op, consuming, integers, one, scaled, tiny, used
 
 import stitch
 from stitch.program import DataType, InputKind, Layout, Space
@@ -250,3 +252,30 @@ def test_closing_runs_what_is_queued_and_an_error_in_the_block_does_not() -> Non
         raise ZeroDivisionError
     assert seen == ["a"]
     assert not lost.is_allocated
+
+
+def test_a_copied_handle_counts_and_a_deep_copy_has_a_buffer_of_its_own() -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        tensor = device.tensor(integers()).to_layout(Layout(F32, Space.L1))
+        handle, deep = copy.copy(tensor), copy.deepcopy(tensor)
+        stitch.wait(deep)
+        del handle
+        device.flush()
+        np.testing.assert_array_equal(tensor.numpy(), integers())
+        assert deep.address != tensor.address
+        device.write(tensor, integers() + 1)
+        np.testing.assert_array_equal(deep.numpy(), integers())
+        with pytest.raises(TypeError, match="belongs to its device"):
+            pickle.dumps(tensor)
+
+
+def test_an_empty_tensor_with_padding_can_be_evicted() -> None:
+    small = tiny(l1_nbytes=4096)
+    wishes = ("input.x.space=l1", "output.y.space=l1")
+    with stitch.open_device(small, debug=True) as device:
+        odd = device.empty(stitch.TensorDesc((9, 64), Layout(F32, Space.L1)))
+        device.write(odd, integers((9, 64)))
+        big = device.load(scaled("big", 2.0, (28, 64), target=small, wishes=wishes))
+        stitch.wait(one(big(integers((28, 64)))))
+        assert odd.space is Space.DRAM
+        np.testing.assert_array_equal(odd.numpy(), integers((9, 64)))

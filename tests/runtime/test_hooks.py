@@ -144,3 +144,28 @@ def test_hooks_see_every_program_of_a_chain_and_of_a_pipeline() -> None:
         undo()
         np.testing.assert_array_equal(one(pipeline(integers())).numpy(), expected)
     assert seen == ["a", "b"] * 3
+
+
+def test_a_hook_cannot_use_the_device_and_is_told_so() -> None:
+    said: list[str] = []
+    with stitch.open_device("tiny", debug=True) as device:
+        a, b = device.load(scaled("a", 2.0)), device.load(scaled("b", 3.0))
+        ready = one(b(integers()))
+        stitch.wait(ready)
+
+        def hook(_: HookContext) -> None:
+            for use in (
+                lambda: b(integers()), ready.numpy, ready.deallocate, lambda: ready[0],
+                lambda: device.write(ready, integers()), device.memory_report, device.explain,
+                lambda: stitch.to_layout(ready, ready.layout), device.flush, device.close,
+                lambda: stitch.Pipeline([b])(integers()), lambda: np.from_dlpack(ready),
+            ):  # fmt: skip
+                with pytest.raises(stitch.TaskError, match="a hook cannot use it") as refused:
+                    use()
+                said.append(str(refused.value))
+
+        undo = device.hooks.register(before_program=hook)
+        np.testing.assert_array_equal(one(a(integers())).numpy(), integers() * 2 + 1)
+        undo()
+        np.testing.assert_array_equal(ready.numpy(), integers() * 3 + 1)
+    assert len(said) == 12

@@ -228,3 +228,23 @@ def test_tensors_enter_other_devices_through_dlpack() -> None:
         tensor = here.tensor(integers()).to_layout(L1)
         copied = there.tensor(np.from_dlpack(tensor))
         np.testing.assert_array_equal(copied.numpy(), integers())
+
+
+def test_views_go_on_sharing_after_their_buffer_left_l1() -> None:
+    small = tiny(l1_nbytes=4096)
+    wishes = ("input.x.space=l1", "output.y.space=l1")
+    shape = (28, 64)
+    with stitch.open_device(small, debug=True) as device:
+        whole = device.load(
+            scaled("w", 2.0, (16, 64), target=small, wishes=("input.x.space=dram",))
+        )
+        row = device.load(scaled("r", 2.0, (64,), target=small, wishes=("input.x.space=dram",)))
+        big = device.load(scaled("a", 2.0, shape, target=small, wishes=wishes))
+        tensor = device.tensor(integers((16, 64))).to_layout(L1)
+        view = tensor[1]
+        stitch.wait([one(whole(tensor)), one(row(view))])
+        stitch.wait(one(big(integers(shape))))
+        assert tensor.space is view.space is Space.DRAM
+        device.write(tensor, integers((16, 64)) + 5)
+        np.testing.assert_array_equal(view.numpy(), integers((16, 64))[1] + 5)
+        np.testing.assert_array_equal(one(row(view)).numpy(), (integers((16, 64))[1] + 5) * 2 + 1)
