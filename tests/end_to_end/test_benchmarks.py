@@ -37,7 +37,7 @@ def test_the_overhead_of_each_chain_is_reported(
 
 def test_every_missed_goal_is_named(overhead: ModuleType) -> None:
     def row(programs: int, ratio: float, calls: float) -> object:
-        return overhead.Row("tiny", programs, 8, 1, 1.0, 1.0, 1.0, ratio, 1.0, 1.0, calls)
+        return overhead.Row("tiny", programs, 8, 1, *[1.0] * 3, ratio, *[1.0] * 4, calls)
 
     assert overhead.missed_goals([row(2, 1.3, 10.0), row(64, 1.3, 9.0)]) == []
     assert len(overhead.missed_goals([row(2, 1.31, 10.1), row(64, 1.0, 9.0)])) == 2
