@@ -45,15 +45,28 @@ def read_recording(text: str) -> Recording:
     if not isinstance(plans, dict) or not isinstance(events, list):
         raise FormatError("a recording has `plans` by number and a list of `events`")
     machine = from_plain(Machine, body.get("machine"), "machine")
+    _check_machine(machine)
     found: dict[int, Plan] = {}
     for index, plan in plans.items():
         if not index.isdecimal():
             raise FormatError("plans are numbered", where=f"plans.{index}"[:80])
         found[int(index)] = from_plain(Plan, plan, f"plans.{index}")
+        if found[int(index)].request.machine != machine:
+            raise FormatError(
+                "a plan is for another machine than the recording", where=f"plans.{index}"
+            )
         _check_tasks(found[int(index)], f"plans.{index}")
     if not all(isinstance(event, dict) for event in events):
         raise FormatError("an event is a mapping", where="events")
     return Recording(machine, found, tuple(events))
+
+
+def _check_machine(machine: Machine) -> None:
+    """Spaces that an allocator can work on."""
+    for space in machine.shape.spaces:
+        s = machine.shape.space(space)
+        if s.banks < 1 or s.alignment < 1 or not 0 <= s.base <= s.limit < 1 << 40:
+            raise FormatError("a space cannot be like this", where=f"machine.shape.{space.value}")
 
 
 def _check_tasks(plan: Plan, where: str) -> None:
