@@ -78,7 +78,7 @@ class Allocator:
                 insort(holes, left << _SHIFT | start)
             else:
                 del self._sizes[start]
-                self._starts = None
+                self._move_start(start, None)
             start = end
         self._free -= need
         self._live[start] = need
@@ -118,7 +118,6 @@ class Allocator:
             sizes[start + need] = above
             ends[hole + granules] = start + need
             insort(holes, above << _SHIFT | (start + need))
-            self._starts = None
         else:
             del ends[start + need]
         if hole < start:
@@ -127,7 +126,8 @@ class Allocator:
             insort(holes, (start - hole) << _SHIFT | hole)
         else:
             del sizes[hole]
-            self._starts = None
+        if above or hole == start:
+            self._move_start(hole if hole == start else None, start + need if above else None)
         self._free -= need
         self._live[start] = need
         self._token ^= hash((start, need))
@@ -175,12 +175,13 @@ class Allocator:
         if after is not None:
             del holes[bisect_left(holes, after << _SHIFT | end)]
             granules += after
+        if before is None or after is not None:
+            self._move_start(None if after is None else end, start if before is None else None)
         if before is not None:
             size = sizes[before]
             del holes[bisect_left(holes, size << _SHIFT | before)]
             granules += size
             start = before
-        self._starts = None
         sizes[start] = granules
         ends[start + granules] = start
         insort(holes, granules << _SHIFT | start)
@@ -267,7 +268,7 @@ class Allocator:
         return (-(-size // self.alignment) or 1) * self.alignment
 
     def _cut_low(self, start: int, left: int, need: int) -> None:
-        self._starts = None
+        self._move_start(start, start + need if left else None)
         del self._sizes[start]
         end = start + need + left
         if left:
@@ -281,7 +282,21 @@ class Allocator:
         self._sizes[start] = granules
         self._ends[start + granules] = start
         insort(self._holes, granules << _SHIFT | start)
-        self._starts = None
+
+    def _move_start(self, gone: int | None, come: int | None) -> None:
+        """A hole starts elsewhere, no longer, or anew: kept up once someone needed the list."""
+        starts = self._starts
+        if starts is None:
+            return
+        if gone is None:
+            assert come is not None, "nothing changes"
+            insort(starts, come)
+            return
+        i = bisect_left(starts, gone)
+        if come is None:
+            del starts[i]
+        else:  # No other hole starts between the two.
+            starts[i] = come
 
     def _sorted_starts(self) -> list[int]:
         if self._starts is None:
