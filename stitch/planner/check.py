@@ -14,21 +14,21 @@ from __future__ import annotations
 
 from stitch.errors import Problem
 from stitch.machine import footprint
-from stitch.planner.byte_map import ByteMap
 from stitch.planner.check_end import end_problems
+from stitch.planner.check_evictions import wanted_in_l1
+from stitch.planner.check_moves import bytes_of, check_relocation
+from stitch.planner.inspection import Inspection
 from stitch.planner.plan import (
     Allocate,
-    Certificate,
     Copy,
     Execute,
     Free,
     Instance,
     Plan,
     Relocate,
-    Transfer,
 )
 from stitch.planner.proof import certificate_defect
-from stitch.planner.witness import Witness, waiting_form
+from stitch.planner.witness import waiting_form
 from stitch.program import Space, TensorDesc
 from stitch.task import Task, TransformationKind
 
@@ -59,23 +59,8 @@ def _bare(desc: TensorDesc) -> TensorDesc:
     return TensorDesc(desc.shape, desc.layout.without_address())
 
 
-class _Checker:
+class _Checker(Inspection):
     """One run through a plan."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.machine = plan.request.machine
-        self.witness = Witness(plan.request)
-        self.residents = frozenset(b.number for b in plan.request.blocks)
-        self.problems: list[Problem] = []
-        self.next_task = 0
-        #: Resident blocks that were read, moved or freed; regions taken (bytes per bank).
-        self.read: set[int] = set()
-        self.used: list[tuple[Space, int, int]] = []
-        self.index = 0
-
-    def say(self, kind: str, detail: str) -> None:
-        self.problems.append(Problem(kind, f"step {self.index}", detail))
 
     def step(self, index: int, step: object) -> None:
         self.index = index
@@ -86,25 +71,9 @@ class _Checker:
         elif isinstance(step, Copy):
             self._copy(step)
         elif isinstance(step, Relocate):
-            self._relocate(step)
+            check_relocation(self, step)
         elif isinstance(step, Execute):
             self._execute(step)
-
-    def _reads(self, block: int) -> None:
-        if block in self.residents:
-            self.read.add(block)
-
-    def _region(self, what: str, space: Space, address: int, size: int) -> bool:
-        """Whether a region (bytes per bank) is in range and aligned; says so if not."""
-        if space not in self.machine.shape.spaces:
-            self.say("address", f"{what}: the machine has no {space.value}")
-            return False
-        shape = self.machine.shape.space(space)
-        if address < shape.base or address + size > shape.limit or address % shape.alignment:
-            where = f"[{address:#x}, {address + size:#x}) of {space.value}"
-            self.say("address", f"{what} at {where} is out of range or misaligned")
-            return False
-        return True
 
     # -- blocks ----------------------------------------------------------------------------------
 
@@ -116,7 +85,7 @@ class _Checker:
         if block.address is None or block.pinned or block.desc.layout.space is not block.space:
             self.say("block", f"block {block.number} cannot be allocated as described")
             return
-        if not self._region(block.origin, block.space, block.address, block.size_per_bank):
+        if not self.region(block.origin, block.space, block.address, block.size_per_bank):
             return
         end = block.address + block.size_per_bank
         taken = self.witness.live_in(block.space, block.address, end)
@@ -136,7 +105,7 @@ class _Checker:
             return
         if block.pinned:
             self.say("pinned", f"{block.origin} is pinned and freed")
-        self._reads(step.block)
+        self.reads(step.block)
         place, start, stop = self.witness.span(block)
         self.witness.memory(place).erase(start, stop)
         del self.witness.blocks[step.block]
@@ -150,7 +119,7 @@ class _Checker:
             missing = step.source.block if source is None else step.target.block
             self.say("block", f"block {missing} is not alive")
             return
-        self._reads(step.source.block)
+        self.reads(step.source.block)
         if target.pinned or target.address is None or target.number == source.number:
             self.say("overlap", f"{target.origin} cannot be written by this copy")
             return
@@ -188,7 +157,7 @@ class _Checker:
         if step.certificate is None:
             self.say("uncertified", f"{block.origin} is evicted without a certificate")
             return
-        pieces, gaps = self._wanted_in_l1()
+        pieces, gaps = wanted_in_l1(self)
         defect = certificate_defect(step.certificate, pieces, gaps)
         if defect is not None:
             self.say("certificate", defect)
@@ -210,169 +179,6 @@ class _Checker:
             return tasks[index] if 0 <= index < len(tasks) else None
         self.next_task = index + 1
         return tasks[index]
-
-    # -- what an eviction must be justified by ---------------------------------------------------
-
-    def _wanted_in_l1(self) -> tuple[list[int], list[int]]:
-        """The pieces that the coming task wants in L1 beside what is there, and the gaps."""
-        shape = self.machine.shape.space(Space.L1)
-        made: list[Allocate] = []
-        tasks = self.plan.request.tasks
-        fixed: dict[int, int] = {}
-        stuck: list[tuple[int, int]] = []
-        for step in self.plan.steps[self.index + 1 :]:
-            if isinstance(step, Allocate) and step.block.space is Space.L1:
-                made.append(step)
-            elif isinstance(step, Copy) and step.made != step.value:
-                for task in tasks[self.next_task : self.next_task + 1]:
-                    address = task.transformation.outputs[0].layout.address
-                    if address is not None:
-                        fixed[step.target.block] = address
-                break
-            elif isinstance(step, Execute) and step.task < len(tasks):
-                asked = tasks[step.task].transformation
-                for found, desc in (
-                    *zip(step.inputs, asked.inputs, strict=False),
-                    *zip(step.outputs, asked.outputs, strict=False),
-                ):
-                    if desc.layout.address is not None:
-                        fixed[found.block] = desc.layout.address
-                if step.scratch is not None and step.scratch[0] is Space.L1:
-                    stuck.append(step.scratch[1:])
-                break
-        blocks = [b for b in self.witness.blocks.values() if b.space is Space.L1]
-        pieces = [b.size_per_bank for b in blocks if not b.pinned and b.number not in fixed]
-        pieces += [s.block.size_per_bank for s in made if s.block.number not in fixed]
-        stuck += [
-            (fixed.get(b.number, b.address or 0), b.size_per_bank)
-            for b in (*blocks, *(s.block for s in made))
-            if b.number in fixed or b.pinned
-        ]
-        taken = ByteMap()
-        for address, size in stuck:
-            taken.write(address, address + size, 0)
-        edges = [shape.base, *(x for p in taken.read(shape.base, shape.limit) for x in p[:2]),
-                 shape.limit]  # fmt: skip
-        return pieces, [b - a for a, b in zip(edges[::2], edges[1::2], strict=True) if b > a]
-
-    # -- moves -----------------------------------------------------------------------------------
-
-    def _relocate(self, step: Relocate) -> None:
-        witness, moving = self.witness, dict(step.targets)
-        if len(moving) != len(step.targets) or any(n not in witness.blocks for n in moving):
-            self.say("block", "a block that is not alive, or one twice, is moved")
-            return
-        before = {b: self._bytes_of(b) for b in witness.blocks}
-        if step.nbytes != sum(t.nbytes for t in step.transfers):
-            self.say("bytes", f"{step.nbytes} B are claimed, the transfers add up to another sum")
-        self._stage(step)
-        homes = [
-            (b.address or 0, b.size_per_bank) for n, b in witness.blocks.items() if n in moving
-        ]
-        homes += [(a, witness.blocks[n].size_per_bank) for n, a in moving.items()]
-        for transfer in step.transfers:
-            self._transfer(step, transfer, homes)
-        for number, address in step.targets:
-            block = witness.blocks[number]
-            self._reads(number)
-            if block.pinned or block.address is None or block.space is not step.space:
-                self.say("pinned", f"{block.origin} cannot move")
-            self._region(block.origin, step.space, address, block.size_per_bank)
-            self.used.append((step.space, address, address + block.size_per_bank))
-            witness.place_at(number, address)
-        for number in moving:
-            block, stop = witness.blocks[number], moving[number]
-            others = witness.live_in(block.space, stop, stop + block.size_per_bank)
-            if len(others) > 1:
-                self.say("overlap", f"{block.origin} is moved onto another block")
-        for number, held in before.items():
-            if not held <= self._bytes_of(number):
-                self.say("content", f"{witness.blocks[number].origin} is not whole after the moves")
-        self._tidy(step.space, homes)
-        if step.stage is not None:
-            self._tidy(step.stage_space, [step.stage])
-
-    def _bytes_of(self, number: int) -> set[tuple[int, int, int, int]]:
-        """What a block holds, counted from its own start."""
-        place, start, end = self.witness.span(self.witness.blocks[number])
-        return {p._replace(start=p.start - start, end=p.end - start)
-                for p in self.witness.memory(place).read(start, end)}  # fmt: skip
-
-    def _tidy(self, space: Space, regions: list[tuple[int, int]]) -> None:
-        """What was left behind outside all blocks is garbage."""
-        if space not in self.machine.shape.spaces:
-            return
-        banks, memory = self.machine.shape.space(space).banks, self.witness.memory(space)
-        blocks = self.witness.live_in(space, 0, self.machine.shape.space(space).limit)
-        kept = sorted((b.address or 0, b.size_per_bank) for b in blocks)
-        for address, size in regions:
-            at, end = address, address + size
-            for start, length in kept:
-                if at < start < end:
-                    memory.erase(at * banks, start * banks)
-                if start < end:
-                    at = max(at, start + length)
-            if at < end:
-                memory.erase(at * banks, end * banks)
-
-    def _stage(self, step: Relocate) -> None:
-        leaves = any(step.space is not s for t in step.transfers
-                     for s in (t.source_space, t.target_space))  # fmt: skip
-        if leaves and step.stage is None:
-            self.say("stage", "bytes leave the space and no stage is declared")
-        if step.stage is not None:
-            address, size = step.stage
-            self._region("the stage", step.stage_space, address, size)
-            if self.witness.live_in(step.stage_space, address, address + size):
-                self.say("stage", "the stage overlaps a live block")
-            self.used.append((step.stage_space, address, address + size))
-        if leaves:
-            self._justify(step, step.certificate)
-
-    def _justify(self, step: Relocate, certificate: Certificate | None) -> None:
-        if certificate is None:
-            self.say("uncertified", "bytes pass through another space without a certificate")
-        elif certificate.kind == "no_path":
-            if self.machine.path(step.space, step.space) is not None:
-                self.say("certificate", f"the machine has a path inside {step.space.value}")
-        elif certificate.kind == "cycle":
-            shape = self.machine.shape.space(step.space)
-            full = sum(b.size_per_bank for b in self.witness.live_in(step.space, 0, shape.limit))
-            if full < shape.capacity:
-                self.say("certificate", f"{shape.capacity - full} B of {step.space.value} are free")
-        else:
-            self.say("certificate", f"{certificate.kind!r} is no reason to bounce")
-
-    def _transfer(self, step: Relocate, t: Transfer, homes: list[tuple[int, int]]) -> None:
-        inside = t.source_space is t.target_space
-        if inside and self.machine.path(t.source_space, t.target_space) is None:
-            self.say("transfer", f"the machine has no path inside {t.source_space.value}")
-        ends = ((t.source_space, t.source_address), (t.target_space, t.target_address))
-        for space, address in ends:
-            if space not in self.machine.shape.spaces:
-                self.say("transfer", f"the machine has no {space.value}")
-                return
-            size = -(-t.nbytes // self.machine.shape.space(space).banks)
-            if not self._region("a transfer", space, address, size):
-                return
-            if space is step.space:
-                continue
-            stage = step.stage or (0, 0)
-            if address < stage[0] or address + size > sum(stage) or space is not step.stage_space:
-                self.say("stage", "a transfer goes beside the stage")
-        banks = self.machine.shape.space(t.source_space).banks
-        read = self.witness.memory(t.source_space).read(
-            t.source_address * banks, t.source_address * banks + t.nbytes
-        )
-        banks_there = self.machine.shape.space(t.target_space).banks
-        start = t.target_address * banks_there
-        self.witness.memory(t.target_space).put(
-            read, start, start + t.nbytes, start - t.source_address * banks
-        )
-        if t.target_space is step.space:
-            end = t.target_address + t.nbytes // banks_there
-            self.used.append((step.space, t.target_address, end))
-            homes.append((t.target_address, end - t.target_address))
 
     # -- tasks -----------------------------------------------------------------------------------
 
@@ -396,7 +202,7 @@ class _Checker:
             self.say("layout", f"{what.name!r} has other slots")
             return
         for i, (found, wanted) in enumerate(zip(step.inputs, what.inputs, strict=True)):
-            self._reads(found.block)
+            self.reads(found.block)
             self._in_form(f"input {what.input_name(i)!r} of {what.name!r}", found, wanted)
             if not witness.holds(found, task.inputs[i]):
                 self.say("content", f"input {what.input_name(i)!r} does not hold its value")
@@ -433,13 +239,13 @@ class _Checker:
             return
         space, address, size = step.scratch
         shape = self.machine.shape.space(space)
-        self._region("scratch", space, address, size)
+        self.region("scratch", space, address, size)
         if size < wanted.size_per_bank or (space is Space.L1 and address != shape.base):
             self.say("scratch", f"{size} B per bank at {address:#x} are not what was promised")
         operands = {i.block for i in (*step.inputs, *step.outputs)}
         for block in self.witness.live_in(space, address, address + size):
-            own = (block.address, block.size_per_bank) == (address, size) and not self._bytes_of(
-                block.number
+            own = (block.address, block.size_per_bank) == (address, size) and not bytes_of(
+                self, block.number
             )
             if space is Space.L1 or not own or block.number in operands:
                 self.say("scratch", f"scratch overlaps {block.origin}, which is alive")

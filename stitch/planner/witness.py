@@ -30,6 +30,7 @@ class Witness:
         self.blocks: dict[int, Block] = {}
         self._memory: dict[Place, ByteMap] = {space: ByteMap() for space in self.shape.spaces}
         self._facts: dict[int, set[Fact]] = {}
+        self._extents: dict[TensorDesc, int] = {}
         #: The data type that each value was made in: others hold it with loss.
         self.made_in: dict[int, DataType] = {}
         for block in request.blocks:
@@ -73,11 +74,13 @@ class Witness:
 
     def extent(self, desc: TensorDesc) -> int:
         """The bytes of a footprint that a tensor needs, also without elements at least one."""
-        found = footprint(desc, self.shape)
-        if desc.layout.is_sharded:
-            return found.nbytes
-        page = found.page_nbytes if desc.layout.is_dense else found.aligned_page_nbytes
-        return max(1, found.pages * page)
+        known = self._extents.get(desc)
+        if known is None:
+            found = footprint(desc, self.shape)
+            page = found.page_nbytes if desc.layout.is_dense else found.aligned_page_nbytes
+            known = found.nbytes if desc.layout.is_sharded else max(1, found.pages * page)
+            self._extents[desc] = known
+        return known
 
     def room(self, instance: Instance) -> bool:
         """Whether an instance lies inside its block, in its block's space."""

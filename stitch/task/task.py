@@ -118,7 +118,8 @@ class TaskGraph:
             )
         self._count = first + len(transformation.outputs)
         self._calls.append((transformation, inputs, first))
-        self._keys.append((transformation.key, *inputs))
+        # The first output's number says which inputs are sources, and when they were numbered.
+        self._keys.append((transformation.key, first, *inputs))
         return first
 
     def future(self, value: int) -> Future | None:

@@ -6,9 +6,11 @@ and every input of every program must read back as the value it stands for.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
-from stitch.memory import prepare_copy
+from stitch.memory import prepare_copy as prepare
 from stitch.planner import (
     Allocate,
     Block,
@@ -20,6 +22,8 @@ from stitch.planner import (
     Relocate,
 )
 from stitch.program import DataType, Space, TensorDesc, host_layout
+
+prepare_copy = lru_cache(maxsize=4096)(prepare)
 
 
 class ByteMachine:

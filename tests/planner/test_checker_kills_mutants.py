@@ -152,15 +152,15 @@ def random_plans(seeds: range, machine: int | None = None) -> Iterator[Plan]:
 
 def test_random_plans_that_lack_a_step_are_refused_or_do_the_same() -> None:
     checked = 0
-    for made in random_plans(range(40)):
+    for made in random_plans(range(25)):
         count, _, alive = hunt(made, without_a_step(made))
         assert alive == []
         checked += count
-    assert checked > 300
+    assert checked > 200
 
 
 def test_a_dropped_free_is_always_seen() -> None:
-    for made in random_plans(range(40, 80)):
+    for made in random_plans(range(40, 65)):
         for i, step in enumerate(made.steps):
             if isinstance(step, Free):
                 assert not survives(replace(made, steps=made.steps[:i] + made.steps[i + 1 :]))

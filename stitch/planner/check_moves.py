@@ -1,0 +1,128 @@
+"""The check of moves: raw transfers are followed byte range by byte range, as memmove does."""
+
+from __future__ import annotations
+
+from stitch.planner.inspection import Inspection
+from stitch.planner.plan import Certificate, Relocate, Transfer
+from stitch.program import Space
+
+
+def check_relocation(run: Inspection, step: Relocate) -> None:
+    witness, moving = run.witness, dict(step.targets)
+    if len(moving) != len(step.targets) or any(n not in witness.blocks for n in moving):
+        run.say("block", "a block that is not alive, or one twice, is moved")
+        return
+    before = {b: bytes_of(run, b) for b in witness.blocks}
+    if step.nbytes != sum(t.nbytes for t in step.transfers):
+        run.say("bytes", f"{step.nbytes} B are claimed, the transfers add up to another sum")
+    _stage(run, step)
+    homes = [(b.address or 0, b.size_per_bank) for n, b in witness.blocks.items() if n in moving]
+    homes += [(a, witness.blocks[n].size_per_bank) for n, a in moving.items()]
+    for transfer in step.transfers:
+        _transfer(run, step, transfer, homes)
+    for number, address in step.targets:
+        block = witness.blocks[number]
+        run.reads(number)
+        if block.pinned or block.address is None or block.space is not step.space:
+            run.say("pinned", f"{block.origin} cannot move")
+        run.region(block.origin, step.space, address, block.size_per_bank)
+        run.used.append((step.space, address, address + block.size_per_bank))
+        witness.place_at(number, address)
+    for number in moving:
+        block, stop = witness.blocks[number], moving[number]
+        others = witness.live_in(block.space, stop, stop + block.size_per_bank)
+        if len(others) > 1:
+            run.say("overlap", f"{block.origin} is moved onto another block")
+    for number, held in before.items():
+        if not held <= bytes_of(run, number):
+            run.say("content", f"{witness.blocks[number].origin} is not whole after the moves")
+    _tidy(run, step.space, homes)
+    if step.stage is not None:
+        _tidy(run, step.stage_space, [step.stage])
+
+
+def bytes_of(run: Inspection, number: int) -> set[tuple[int, int, int, int]]:
+    """What a block holds, counted from its own start."""
+    place, start, end = run.witness.span(run.witness.blocks[number])
+    return {p._replace(start=p.start - start, end=p.end - start)
+            for p in run.witness.memory(place).read(start, end)}  # fmt: skip
+
+
+def _tidy(run: Inspection, space: Space, regions: list[tuple[int, int]]) -> None:
+    """What was left behind outside all blocks is garbage."""
+    if space not in run.machine.shape.spaces:
+        return
+    banks, memory = run.machine.shape.space(space).banks, run.witness.memory(space)
+    blocks = run.witness.live_in(space, 0, run.machine.shape.space(space).limit)
+    kept = sorted((b.address or 0, b.size_per_bank) for b in blocks)
+    for address, size in regions:
+        at, end = address, address + size
+        for start, length in kept:
+            if at < start < end:
+                memory.erase(at * banks, start * banks)
+            if start < end:
+                at = max(at, start + length)
+        if at < end:
+            memory.erase(at * banks, end * banks)
+
+
+def _stage(run: Inspection, step: Relocate) -> None:
+    leaves = any(step.space is not s for t in step.transfers
+                 for s in (t.source_space, t.target_space))  # fmt: skip
+    if leaves and step.stage is None:
+        run.say("stage", "bytes leave the space and no stage is declared")
+    if step.stage is not None:
+        address, size = step.stage
+        run.region("the stage", step.stage_space, address, size)
+        if run.witness.live_in(step.stage_space, address, address + size):
+            run.say("stage", "the stage overlaps a live block")
+        run.used.append((step.stage_space, address, address + size))
+    if leaves:
+        _justify(run, step, step.certificate)
+
+
+def _justify(run: Inspection, step: Relocate, certificate: Certificate | None) -> None:
+    if certificate is None:
+        run.say("uncertified", "bytes pass through another space without a certificate")
+    elif certificate.kind == "no_path":
+        if run.machine.path(step.space, step.space) is not None:
+            run.say("certificate", f"the machine has a path inside {step.space.value}")
+    elif certificate.kind == "cycle":
+        shape = run.machine.shape.space(step.space)
+        full = sum(b.size_per_bank for b in run.witness.live_in(step.space, 0, shape.limit))
+        if full < shape.capacity:
+            run.say("certificate", f"{shape.capacity - full} B of {step.space.value} are free")
+    else:
+        run.say("certificate", f"{certificate.kind!r} is no reason to bounce")
+
+
+def _transfer(run: Inspection, step: Relocate, t: Transfer, homes: list[tuple[int, int]]) -> None:
+    inside = t.source_space is t.target_space
+    if inside and run.machine.path(t.source_space, t.target_space) is None:
+        run.say("transfer", f"the machine has no path inside {t.source_space.value}")
+    ends = ((t.source_space, t.source_address), (t.target_space, t.target_address))
+    for space, address in ends:
+        if space not in run.machine.shape.spaces:
+            run.say("transfer", f"the machine has no {space.value}")
+            return
+        size = -(-t.nbytes // run.machine.shape.space(space).banks)
+        if not run.region("a transfer", space, address, size):
+            return
+        if space is step.space:
+            continue
+        stage = step.stage or (0, 0)
+        if address < stage[0] or address + size > sum(stage) or space is not step.stage_space:
+            run.say("stage", "a transfer goes beside the stage")
+    banks = run.machine.shape.space(t.source_space).banks
+    read = run.witness.memory(t.source_space).read(
+        t.source_address * banks, t.source_address * banks + t.nbytes
+    )
+    banks_there = run.machine.shape.space(t.target_space).banks
+    start = t.target_address * banks_there
+    run.witness.memory(t.target_space).put(
+        read, start, start + t.nbytes, start - t.source_address * banks
+    )
+    if t.target_space is step.space:
+        end = t.target_address + t.nbytes // banks_there
+        run.used.append((step.space, t.target_address, end))
+        homes.append((t.target_address, end - t.target_address))
