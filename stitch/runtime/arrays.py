@@ -42,25 +42,39 @@ def _is_frozen(array: Any) -> bool:
 
 
 def as_array(array: Any, what: str) -> Array:
-    """Anything array-like (DLPack included) as a NumPy array; object arrays raise `LayoutError`."""
-    if not isinstance(array, np.ndarray) and hasattr(array, "__dlpack__"):
-        try:
-            array = np.from_dlpack(array)
-        except (BufferError, RuntimeError, TypeError, ValueError) as error:
-            raise LayoutError(
-                f"{what} cannot be taken over by DLPack: {error}",
-                remedy="bring it to the CPU, dense, and detach it first",
-            ) from error
-    found = np.asarray(array)
-    if found.dtype.hasobject or found.dtype.kind in "USVMm":
-        is_known = any(not t.is_block and t.dtype == found.dtype for t in DataType)
-        if not is_known:
-            raise LayoutError(
-                f"{what} is not a numeric array",
-                got=f"dtype {found.dtype}",
-                remedy="pass numbers (NumPy, DLPack, or nested lists)",
-            )
+    """Anything array-like (DLPack included) as a NumPy array of a type that is stored.
+
+    Raises `LayoutError` naming the array for objects, texts, complex numbers and ragged lists.
+    """
+    found = _taken_over(array, what)
+    if not found.dtype.isnative:
+        found = found.astype(found.dtype.newbyteorder("="))
+    try:
+        DataType.from_dtype(found.dtype)
+    except LayoutError as error:
+        raise LayoutError(
+            f"{what} is not a numeric array of a type that is stored",
+            expected=error.expected,
+            got=f"dtype {found.dtype}",
+            remedy="pass numbers (NumPy, DLPack, or nested lists), or convert with .astype(...)",
+        ) from error
     return found
+
+
+def _taken_over(array: Any, what: str) -> Array:
+    try:
+        if isinstance(array, np.ndarray) or not hasattr(array, "__dlpack__"):
+            return np.asarray(array)
+        try:
+            return np.from_dlpack(array)
+        except BufferError:
+            # Not dense, or of a type that DLPack does not know: a copy will do.
+            return np.asarray(array)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise LayoutError(
+            f"{what} cannot become an array: {error}",
+            remedy="bring it to the CPU, detach it, and give all rows one length",
+        ) from error
 
 
 def converted(array: Array, data_type: DataType, what: str) -> Array:

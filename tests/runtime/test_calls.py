@@ -251,3 +251,34 @@ def test_unknown_executors_machines_and_programs_are_named() -> None:
         stitch.open_device("nowhere")
     with stitch.open_device("tiny") as device, pytest.raises(StitchError, match="'b'"):
         device.load(scaled("a", 2.0), "b")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [[[1.0], [2.0, 3.0]], None, "text", (i for i in range(3)), np.ones((4, 64), np.complex64)],
+    ids=["ragged", "none", "text", "generator", "complex"],
+)
+def test_what_is_no_array_of_numbers_is_refused_with_slot_and_program(wrong: object) -> None:
+    with stitch.open_device("tiny") as device:
+        a = device.load(scaled("a", 2.0))
+        with pytest.raises(stitch.LayoutError, match="input 'x' of 'a'"):
+            a(wrong)
+
+
+def test_arrays_of_the_other_byte_order_and_tensors_of_any_layout_are_taken_over() -> None:
+    with stitch.open_device("tiny", debug=True) as device, stitch.open_device("tiny") as other:
+        a = device.load(scaled("a", 2.0, (32, 32)))
+        expected = integers((32, 32)) * 2 + 1
+        np.testing.assert_array_equal(one(a(integers((32, 32)).astype(">f4"))).numpy(), expected)
+        tile = stitch.program.TILE_SHAPE
+        for layout in (
+            Layout(DataType.FLOAT32, Space.L1, tile),
+            Layout(DataType.BFLOAT16, Space.L1),
+        ):
+            theirs = other.tensor(integers((32, 32))).to_layout(layout)
+            mine = device.tensor(theirs)
+            assert mine.data_type is layout.data_type
+            np.testing.assert_array_equal(one(a(mine)).numpy(), expected)
+            room = device.empty(stitch.TensorDesc((32, 32), Layout(DataType.FLOAT32, Space.L1)))
+            device.write(room, theirs)
+            np.testing.assert_array_equal(room.numpy(), integers((32, 32)))
