@@ -6,7 +6,8 @@ Comes in: programs and regions of bytes. Goes out: steps to call. Must not know 
 from stitch.errors import UsageError
 from stitch.runtime.executors.executor import BoundProgram, Executor, PreparedProgram
 from stitch.runtime.executors.null_executor import NullExecutor
-from stitch.runtime.executors.numpy_executor import NumpyExecutor, as_bytes, dense_view
+from stitch.runtime.executors.numpy_executor import NumpyExecutor
+from stitch.runtime.executors.staging import as_bytes, dense_view
 
 EXECUTORS: dict[str, type[Executor]] = {
     NumpyExecutor.name: NumpyExecutor,

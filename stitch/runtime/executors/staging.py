@@ -1,0 +1,143 @@
+"""Staging: values that cannot be computed where they lie get host arrays, prepared once.
+
+Comes in: a program, the regions of its slots. Goes out: the arrays to compute on, and the steps
+that fill them from the regions and write them back. Dense values of the compute type are views of
+the regions' bytes and need no step. Must not know who computes.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from stitch.machine import MachineShape
+from stitch.memory import prepare_copy
+from stitch.program import Array, DataType, Program, TensorDesc, Value, ValueType, host_layout
+from stitch.runtime.executors.executor import Thunk
+
+
+class StagingArrays:
+    """The prepared arrays of one program, made when first asked for; every binding shares them."""
+
+    def __init__(self, program: Program, machine: MachineShape) -> None:
+        self.program = program
+        self.machine = machine
+        self._arrays: dict[int, Array] = {}
+        self.later_reads = {i for o in program.operations for i in o.inputs}
+
+    def array(self, value: int) -> Array:
+        """The prepared array of a value that cannot be computed in place."""
+        found = self._arrays.get(value)
+        if found is None:
+            kind = self.program.values[value].type
+            found = np.zeros(kind.shape, kind.data_type.compute_dtype)
+            self._arrays[value] = found
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of them."""
+        return sum(a.nbytes for a in self._arrays.values())
+
+
+class StagedRegions:
+    """The regions of one binding, as arrays of the compute type and steps between the two."""
+
+    def __init__(
+        self,
+        staging: StagingArrays,
+        inputs: tuple[Array, ...],
+        outputs: tuple[Array, ...],
+        scratch: Array | None,
+    ) -> None:
+        program = staging.program
+        self.staging = staging
+        self.values = program.values
+        self.scratch = scratch
+        self.regions: dict[int, Array] = {}
+        for slot, region in zip(program.inputs, inputs, strict=True):
+            self.regions[slot.value] = region
+        for output, region in zip(program.outputs, outputs, strict=True):
+            self.regions[output.value] = region
+
+    def read(self, value: int, steps: list[Thunk]) -> Array:
+        """The array of an input; what fills it is appended to `steps`."""
+        found = self.values[value]
+        if is_direct(found):
+            return dense_view(self.regions[value], found.type)
+        array = self.staging.array(value)
+        target = TensorDesc(found.type.shape, host_layout(compute_type(found.type)))
+        kernel = prepare_copy(found.desc, target, self.staging.machine)
+        steps.append(kernel.bind(self.regions[value], as_bytes(array)))
+        return array
+
+    def place(self, value: int) -> Array:
+        """The array that an operation writes a value into."""
+        found = self.values[value]
+        if value not in self.regions:
+            self.regions[value] = self._scratch_region(found)
+        if is_direct(found):
+            return dense_view(self.regions[value], found.type)
+        return self.staging.array(value)
+
+    def _scratch_region(self, value: Value) -> Array:
+        desc = value.desc
+        start = desc.layout.address
+        if not desc.elements:
+            return np.empty(0, np.uint8)
+        assert self.scratch is not None and start is not None
+        return self.scratch[start : start + desc.layout.data_type.nbytes(desc.elements)]
+
+    def write(self, value: int, array: Array, *, read_back: bool) -> list[Thunk]:
+        """Steps that round to the value's type and write it in its layout.
+
+        With `read_back` the array then holds what was rounded.
+        """
+        found, machine = self.values[value], self.staging.machine
+        if is_direct(found):
+            return []
+        steps: list[Thunk] = []
+        region = self.regions[value]
+        logical, computed = found.type.data_type, compute_type(found.type)
+        stored = found.desc.layout.data_type
+        source = TensorDesc(found.type.shape, host_layout(computed))
+        if logical is not computed and stored is not logical:
+            rounded = np.empty(found.type.shape, logical.dtype)
+            steps.append(partial(np.copyto, rounded, array, casting="unsafe"))
+            steps.append(partial(np.copyto, array, rounded))
+        write = prepare_copy(source, found.desc, machine)
+        steps.append(write.bind(as_bytes(array), region))
+        if stored is not computed and read_back:
+            read = prepare_copy(found.desc, source, machine)
+            steps.append(read.bind(region, as_bytes(array)))
+        return steps
+
+
+def is_direct(value: Value) -> bool:
+    """Whether a value's bytes are the array that kernels want."""
+    layout = value.desc.layout
+    kind = value.type.data_type
+    return layout.is_dense and layout.data_type is kind and kind.dtype == kind.compute_dtype
+
+
+def compute_type(kind: ValueType) -> DataType:
+    """The data type in which a value is computed."""
+    return DataType.from_dtype(kind.data_type.compute_dtype)
+
+
+def computable(data: Array, kind: ValueType) -> Array:
+    """A constant in its compute type: the array itself, or a float32 copy of a narrower one."""
+    return data if data.dtype == kind.data_type.compute_dtype else data.astype(np.float32)
+
+
+def as_bytes(array: Array) -> Array:
+    """The bytes of a C-contiguous array, as a flat uint8 view."""
+    return array.reshape(-1).view(np.uint8)
+
+
+def dense_view(region: Array, kind: ValueType) -> Array:
+    """A dense row-major value at the start of a region, as an array over its bytes."""
+    dtype = kind.data_type.dtype
+    count = int(np.prod(kind.shape, dtype=np.int64))
+    return region[: count * dtype.itemsize].view(dtype).reshape(kind.shape)
