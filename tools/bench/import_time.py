@@ -3,7 +3,7 @@
 Both are started in turn, with their bytecode written before into a folder of their own (whatever
 PYTHONDONTWRITEBYTECODE says). Timed is the import alone, inside each, in time of the processor,
 which other work on the machine disturbs less. Printed are the least times in milliseconds, and the
-packages beyond numpy that take most of the difference. `--check` exits 1 where it is 150 ms or more.
+packages beyond numpy that take most of the difference. `--check` exits 1 from 150 ms on.
 """
 
 from __future__ import annotations
