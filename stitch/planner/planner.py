@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stitch.errors import StitchError
+from stitch.errors import OutOfMemoryError, StitchError
 from stitch.planner.plan import Copy, Execute, Instance, Plan, PlanRequest
-from stitch.planner.residency import Residency
+from stitch.planner.residency import RULES, Residency
 from stitch.planner.room import Demand, copy_cost, make_room
 from stitch.program import DataType, Layout, Scratch, Space, TensorDesc
 from stitch.task import Task, TransformationKind
@@ -23,9 +23,31 @@ SPACE_ORDER = (Space.L1, Space.DRAM, Space.HOST)
 def plan(request: PlanRequest) -> Plan:
     """The steps that run a stretch of tasks from the given state.
 
-    Raises `OutOfMemoryError` or `LayoutError` where it cannot be done; nothing has changed then.
+    Where something has to leave a space, every rule for choosing it is tried, and the plan whose
+    copies and moves take the least simulated time is kept. Raises `OutOfMemoryError` or
+    `LayoutError` where it cannot be done; nothing has changed then.
     """
-    state = Residency(request)
+    best: Plan | None = None
+    refused: OutOfMemoryError | None = None
+    for rule in RULES:
+        state = Residency(request, rule)
+        try:
+            made = _plan_by(state)
+        except OutOfMemoryError as error:
+            refused = refused or error
+            continue
+        if best is None or made.seconds < best.seconds:
+            best = made
+        if not state.pressed:
+            break
+    if best is None:
+        assert refused is not None
+        raise refused
+    return best
+
+
+def _plan_by(state: Residency) -> Plan:
+    request = state.request
     for index, task in enumerate(request.tasks):
         state.begin(index)
         try:

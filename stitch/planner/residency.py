@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import replace
+from typing import Literal, TypeAlias
 
 from stitch.errors import OutOfMemoryError
 from stitch.machine import SpaceShape, footprint
@@ -27,11 +28,21 @@ from stitch.program import Space, TensorDesc
 NEVER = 1 << 60
 
 
+#: Who leaves first: whose next use is farthest; the cheapest that makes room alone; or the cheapest
+#: for the time that it stays away. No rule is best for every chain (allocation theory: exact is an
+#: integer program), so all are tried where it matters.
+Rule: TypeAlias = Literal["farthest", "sufficient", "cheapest"]
+RULES: tuple[Rule, ...] = ("farthest", "sufficient", "cheapest")
+
+
 class Residency:
     """The planner's picture of blocks, values and free regions; every change appends a step."""
 
-    def __init__(self, request: PlanRequest) -> None:
+    def __init__(self, request: PlanRequest, rule: Rule = "farthest") -> None:
         self.request = request
+        self.rule = rule
+        #: Whether anything had to leave a space, so that the rule made a difference.
+        self.pressed = False
         self.machine = request.machine
         self.steps: list[Step] = []
         self.task = 0

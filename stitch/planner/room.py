@@ -143,8 +143,8 @@ def _problem(state: Residency, demand: Demand) -> SpaceProblem:
 # -- dropping and evicting ----------------------------------------------------------------------
 
 
-def _victims(state: Residency, demand: Demand) -> list[tuple[tuple[int, ...], Block, bool]]:
-    """Blocks that may leave, best first: farthest next use, spare, longest idle, largest."""
+def _victims(state: Residency, demand: Demand) -> list[tuple[tuple[float, ...], Block, bool]]:
+    """Blocks that may leave, best first by the rule; then farthest next use, spare, idle, large."""
     found = []
     for block in state.in_space(demand.space):
         if block.pinned or block.number in demand.locked or block.number in demand.relocate:
@@ -158,8 +158,24 @@ def _victims(state: Residency, demand: Demand) -> list[tuple[tuple[int, ...], Bl
         ) and not _is_shared_home(state, block)
         idle = min((state.idle.get(v, 0) for v in users), default=0)
         rank = (-soonest, not spare, -idle, -block.size_per_bank, block.address or 0)
-        found.append((rank, block, spare))
+        found.append(((*_price(state, demand, block, soonest, spare), *rank), block, spare))
     return sorted(found, key=lambda f: f[0])
+
+
+def _price(
+    state: Residency, demand: Demand, block: Block, soonest: int, spare: bool
+) -> tuple[float, ...]:
+    """What the rule looks at first: bytes to write now and to bring back later."""
+    if state.rule == "farthest":
+        return ()
+    size = block.size_per_bank
+    price = (0 if spare else size) + (0 if soonest == NEVER else size)
+    away = min(soonest, len(state.request.tasks) + 1) - state.task
+    if state.rule == "cheapest":
+        return (price / max(1, away),)
+    wanted = sum(n for _, n, _ in demand.fixed) + sum(n for n, _ in demand.floating)
+    enough = size >= wanted - state.allocators[demand.space].free_nbytes
+    return (not enough, price if enough else -soonest)
 
 
 def _is_shared_home(state: Residency, block: Block) -> bool:
@@ -189,6 +205,7 @@ def _drop_idle_copy(state: Residency, demand: Demand) -> bool:
 
 
 def _evict_farthest(state: Residency, demand: Demand, problem: SpaceProblem, proved: bool) -> None:
+    state.pressed = True
     victims = _victims(state, demand)
     if demand.space is not Space.L1 or state.machine.shape.dram is None:
         victims = [v for v in victims if v[2]]

@@ -154,6 +154,18 @@ def test_a_tensor_is_written_to_dram_once_however_often_it_has_to_make_room() ->
     assert len(arrivals) > len(written) and len(left) > len(written)
 
 
+def test_a_small_tensor_leaves_rather_than_a_large_one_that_is_read_a_little_later() -> None:
+    scene = Scene(cases.SMALL)
+    large = scene.tensor(desc_of(3072), 1024, keep=True)
+    small = scene.tensor(desc_of(512), 4096, keep=True)
+    scene.run(program("p0", [], [desc_of(1024)]), keep=True)
+    scene.run(program("p1", [desc_of(512)], [desc_of(16, DRAM)]), small)
+    scene.run(program("p2", [desc_of(3072)], [desc_of(16, DRAM)]), large)
+    made = plan(scene.request())
+    assert next(step.value for step in evictions(made)) == small
+    assert check_plan(made) == () and ByteMachine(made, 1).run() == []
+
+
 def test_a_tensor_with_a_copy_in_dram_leaves_l1_without_a_byte() -> None:
     made = plan(cases.spare_copy())
     assert made.copies == ()
