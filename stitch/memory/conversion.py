@@ -53,7 +53,8 @@ class _Leg:
 class CopyKernel:
     """A prepared copy between two layouts; `path` says what it does, in order.
 
-    `written_nbytes` is the size of the target's footprint: what a counter records per run.
+    `written_nbytes` is the size of the target's pages without what pads them: what a counter
+    records per run.
     """
 
     source: TensorDesc
@@ -73,7 +74,7 @@ class CopyKernel:
 
     @property
     def written_nbytes(self) -> int:
-        return self.target_footprint.nbytes
+        return self.target_footprint.pages * self.target_footprint.page_nbytes
 
     def bind(self, source: Bytes, target: Bytes, counter: WriteCounter | None = None) -> Call:
         """The copy on given bytes, as a call without arguments that allocates nothing.

@@ -100,7 +100,7 @@ def compare(
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("shapes", nargs="*", default=SHAPES, help="such as 2048x2048")
-    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--rounds", type=int, default=101)
     parser.add_argument("--json", action="store_true", help="print rows as JSON")
     parser.add_argument("--check", action="store_true", help=f"exit 1 below {GOAL} at 2048x2048")
     options = parser.parse_args(arguments)
