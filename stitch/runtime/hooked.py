@@ -35,14 +35,15 @@ def _run_program(bound: BoundPlan, step: BoundStep, hooks: Hooks) -> None:
         own = step.stop - len(step.bound.steps)
         for thunk in bound.thunks[step.first : own]:
             thunk()
-        for index, first, stop in step.bound.operations:
+        bound_program = step.bound if step.bound.one_by_one is None else step.bound.one_by_one()
+        arrays = bound_program.arrays
+        for index, first, stop in bound_program.operations:
             operation = step.program.operations[index]
-            arrays = step.bound.arrays
             inputs = tuple(None if i == ABSENT else _read_only(arrays[i]) for i in operation.inputs)
             outputs = tuple(_read_only(arrays[i]) for i in operation.outputs if i != ABSENT)
             around = HookContext(step.program, operation, inputs, outputs)
             hooks.call("before_operation", around)
-            for thunk in step.bound.steps[first:stop]:
+            for thunk in bound_program.steps[first:stop]:
                 thunk()
             hooks.call("after_operation", around)
     hooks.call("after_program", context)

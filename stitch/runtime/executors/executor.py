@@ -22,13 +22,15 @@ class BoundProgram:
 
     `operations[i]` is (index of the operation, first step, one past its last step);
     `arrays` are the compute arrays by value, for hooks; `staging_nbytes` what the executor holds
-    apart from the spaces because a form had to change.
+    apart from the spaces because a form had to change. An executor that runs a program as a whole
+    has no `operations`; then `one_by_one` binds the same program operation by operation.
     """
 
     steps: tuple[Thunk, ...]
     operations: tuple[tuple[int, int, int], ...]
     arrays: dict[int, Array]
     staging_nbytes: int
+    one_by_one: Callable[[], BoundProgram] | None = None
 
 
 class PreparedProgram(ABC):

@@ -1,0 +1,45 @@
+"""The ONNX form of a program: its operations as a model that ONNX Runtime takes.
+
+Comes in: a program. Goes out: its form (opset 26, IR version 13). Types narrower than float32
+become float32: inside a program only a `Cast` to one of them rounds. Operators that ONNX Runtime
+computes otherwise than Stitch does are rewritten or refused. Must not know sessions.
+"""
+
+from __future__ import annotations
+
+from stitch.errors import CompileError
+from stitch.ops import lookup, resolve_attributes
+from stitch.program import ABSENT, Operation, Program
+from stitch.runtime.executors.onnx_rewrites import REWRITES
+from stitch.runtime.executors.onnx_writer import FormWriter, OnnxForm
+
+
+def onnx_form(program: Program) -> OnnxForm:
+    """The ONNX form of a whole program; raises `CompileError` as `operation_form` does."""
+    writer = FormWriter(program)
+    read = {i for o in program.operations for i in o.inputs}
+    for operation in program.operations:
+        _write(writer, operation)
+    inputs = tuple(s.value for s in program.inputs if s.value in read)
+    return writer.form(inputs, tuple(s.value for s in program.outputs))
+
+
+def operation_form(program: Program, operation: Operation) -> OnnxForm:
+    """The ONNX form of one operation by itself, to find out whether it can run.
+
+    Raises `CompileError` for an operator that is not ONNX's, or that would give wrong results.
+    """
+    writer = FormWriter(program)
+    _write(writer, operation)
+    inputs = dict.fromkeys(v for v in operation.inputs if v != ABSENT and v not in writer.constants)
+    return writer.form(tuple(inputs), tuple(v for v in operation.outputs if v != ABSENT))
+
+
+def _write(writer: FormWriter, operation: Operation) -> None:
+    if operation.domain:
+        raise CompileError("ONNX has no such operator")
+    definition = lookup(operation.op, operation.domain)
+    attributes = resolve_attributes(definition, operation.attributes, operation.location)
+    rewrite = REWRITES.get(operation.op)
+    if rewrite is None or not rewrite(writer, operation, attributes):
+        writer.plain(operation, attributes)

@@ -1,0 +1,136 @@
+"""Writing an ONNX model node by node: names, constants, types.
+
+Comes in: a program, nodes. Goes out: the bytes of a `ModelProto` and the arrays that stand for its
+large constants, which the model names but does not hold. Must not know sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from stitch.ops import lookup, onnx_code
+from stitch.program import (
+    ABSENT,
+    Array,
+    AttributeValue,
+    DataType,
+    Operation,
+    Program,
+    ValueType,
+)
+from stitch.runtime.executors.staging import computable, compute_type
+
+OPSET = 26
+IR_VERSION = 13
+#: Constants up to here are written into the model: optimisations look at them (shapes, scalars).
+EMBEDDED_NBYTES = 1024
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OnnxForm:
+    """A model, the values that are its inputs and outputs, and its constants by name."""
+
+    model: bytes
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    weights: tuple[tuple[str, Array], ...]
+
+
+def value_name(value: int) -> str:
+    """The name of a value in the model: names of a file are data and stay out."""
+    return f"v{value}"
+
+
+class FormWriter:
+    """A model under construction; rewrites of operators write their nodes through it."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.constants = program.constant_data()
+        self.nodes: list[onnx.NodeProto] = []
+        self.initializers: list[onnx.TensorProto] = []
+        self.weights: list[tuple[str, Array]] = []
+        self._written: set[int] = set()
+        self._names = 0
+
+    def type_of(self, value: int) -> ValueType:
+        """The type of a value."""
+        return self.program.values[value].type
+
+    def known(self, value: int) -> Array | None:
+        """The data of a constant; None for other values."""
+        return self.constants.get(value)
+
+    def fresh(self) -> str:
+        """A name that nothing has yet."""
+        self._names += 1
+        return f"t{self._names}"
+
+    def operand(self, value: int) -> str:
+        """The name of an operand; a constant is written when it is first used."""
+        if value == ABSENT:
+            return ""
+        data = self.constants.get(value)
+        if data is not None and value not in self._written:
+            self._written.add(value)
+            self._write_constant(value_name(value), computable(data, self.type_of(value)))
+        return value_name(value)
+
+    def constant(self, data: Array) -> str:
+        """The name of a new constant."""
+        name = self.fresh()
+        self._write_constant(name, data)
+        return name
+
+    def node(self, op: str, inputs: Sequence[str], output: str | None = None,
+             **attributes: object) -> str:  # fmt: skip
+        """Add a node with one output; gives the output's name."""
+        output = output or self.fresh()
+        self.nodes.append(helper.make_node(op, list(inputs), [output], **attributes))
+        return output
+
+    def plain(self, operation: Operation, attributes: Mapping[str, AttributeValue]) -> None:
+        """Add an operation as it is."""
+        outputs = [value_name(v) if v != ABSENT else "" for v in operation.outputs]
+        least = lookup(operation.op, operation.domain).outputs[0]
+        while len(outputs) > least and not outputs[-1]:
+            outputs.pop()
+        written = {k: list(v) if isinstance(v, tuple) else v for k, v in attributes.items()}
+        inputs = [self.operand(v) for v in operation.inputs]
+        named = [name or self.fresh() for name in outputs]
+        self.nodes.append(helper.make_node(operation.op, inputs, named, **written))
+
+    def _write_constant(self, name: str, data: Array) -> None:
+        if data.nbytes <= EMBEDDED_NBYTES:
+            self.initializers.append(numpy_helper.from_array(data, name))
+            return
+        # ONNX Runtime is given the array itself under this name, by the session's options.
+        code = onnx_code(DataType.from_dtype(data.dtype))
+        tensor = TensorProto(
+            name=name, data_type=code, dims=data.shape, data_location=TensorProto.EXTERNAL
+        )
+        facts = {"location": "constants", "offset": "0", "length": str(data.nbytes)}
+        for key, text in facts.items():
+            tensor.external_data.add(key=key, value=text)
+        self.initializers.append(tensor)
+        self.weights.append((name, np.ascontiguousarray(data)))
+
+    def form(self, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> OnnxForm:
+        """The finished model."""
+        graph = helper.make_graph(
+            self.nodes, "program", [self._info(v) for v in inputs],
+            [self._info(v) for v in outputs], self.initializers,
+        )  # fmt: skip
+        opsets = [helper.make_opsetid("", OPSET)]
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
+        return OnnxForm(model.SerializeToString(), inputs, outputs, tuple(self.weights))
+
+    def _info(self, value: int) -> onnx.ValueInfoProto:
+        kind = self.type_of(value)
+        code = onnx_code(compute_type(kind))
+        return helper.make_tensor_value_info(value_name(value), code, kind.shape)

@@ -1,0 +1,203 @@
+"""The ONNX Runtime executor: a program is one model, one session, and one call per run.
+
+Dense values are bound where they lie in the spaces: nothing is copied to enter or leave, and
+constants are read from the file's mapping. Others are staged. Programs compute in float32 where
+their types are narrower, and round at casts and at their outputs; so results agree with the NumPy
+executor's within a relative 1e-4 in float32 (sums are taken in another order), and within one
+rounding of the narrow type for every operation between an output and its inputs.
+
+An output that takes the buffer of an input is computed apart and copied, but where every operation
+of the program is one that ONNX Runtime itself declares safe in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, cached_property, partial
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
+
+from stitch.errors import CompileError, TaskError, UsageError
+from stitch.machine import MachineShape
+from stitch.program import Array, Program
+from stitch.runtime.executors.executor import BoundProgram, Executor, PreparedProgram, Thunk
+from stitch.runtime.executors.numpy_executor import NumpyExecutor, check_types
+from stitch.runtime.executors.onnx_form import onnx_form, operation_form
+from stitch.runtime.executors.onnx_writer import OnnxForm, value_name
+from stitch.runtime.executors.staging import StagedRegions, StagingArrays
+
+#: What sessions raise, when they are made and when they run.
+SESSION_ERRORS: tuple[type[Exception], ...] = (
+    ort_errors.Fail, ort_errors.InvalidArgument, ort_errors.InvalidGraph,
+    ort_errors.InvalidProtobuf, ort_errors.NotImplemented, ort_errors.RuntimeException,
+    ort_errors.EPFail, ort_errors.EngineError, ort_errors.NoSuchFile, RuntimeError,
+)  # fmt: skip
+REFUSALS: tuple[type[Exception], ...] = (CompileError, *SESSION_ERRORS)
+#: Its kernels for these may write over an operand (`MayInplace`), and no fusion joins them to one
+#: that may not.
+SAFE_IN_PLACE = frozenset({"Add", "Sub", "Mul", "Div"})
+
+
+class OnnxRuntimeExecutor(Executor):
+    """Runs whole programs by ONNX Runtime's CPU kernels; `intra_op_threads` is the user's to set.
+
+    Raises `UsageError` for fewer than one thread.
+    """
+
+    name = "onnxruntime"
+
+    def __init__(self, intra_op_threads: int = 1) -> None:
+        if intra_op_threads < 1:
+            raise UsageError("an executor needs at least one thread", got=str(intra_op_threads))
+        self.intra_op_threads = intra_op_threads
+
+    def prepare(self, program: Program, machine: MachineShape) -> PreparedProgram:
+        """Make a session; raises `CompileError` listing every operation that it cannot run."""
+        check_types(program)
+        return _Prepared(program, machine, self._session_of(program))
+
+    def _session_of(self, program: Program) -> _Session | None:
+        if not program.outputs:
+            return None
+        try:
+            return _Session(onnx_form(program), self.intra_op_threads)
+        except REFUSALS as error:
+            raise self._refusal(program, error) from error
+
+    def _refusal(self, program: Program, error: Exception) -> CompileError:
+        """Which operations are to blame: each is tried by itself."""
+        reasons: dict[str, str] = {}
+        for index, operation in enumerate(program.operations):
+            name = f"{operation.domain}.{operation.op}" if operation.domain else operation.op
+            where = operation.location or f"operation {index}"
+            try:
+                _Session(operation_form(program, operation), self.intra_op_threads)
+            except REFUSALS as found:
+                kinds = ", ".join(program.values[v].type.text() for v in operation.inputs if v >= 0)
+                reasons.setdefault(f"{name}({kinds}) at {where}", _first_line(found))
+        listed = "; ".join(f"{what}: {why}" for what, why in reasons.items())
+        return CompileError(
+            "the onnxruntime executor cannot run " + (listed or _first_line(error)),
+            where=f"program {program.name!r}",
+            remedy="use the numpy executor for this program (executor='numpy')",
+        )
+
+
+def _first_line(error: Exception) -> str:
+    text = error.what if isinstance(error, CompileError) else str(error)
+    return text.strip().splitlines()[0] if text.strip() else type(error).__name__
+
+
+class _Session:
+    """A session and what it refers to, for as long as it lives."""
+
+    def __init__(self, form: OnnxForm, threads: int) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.use_deterministic_compute = True
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+        # Errors are raised; what it would print beside them helps nobody.
+        options.log_severity_level = 4
+        self.form = form
+        self.held = [onnxruntime.OrtValue.ortvalue_from_numpy(a) for _, a in form.weights]
+        if form.weights:
+            options.add_external_initializers([name for name, _ in form.weights], self.held)
+        self.session = onnxruntime.InferenceSession(
+            form.model, options, providers=["CPUExecutionProvider"]
+        )
+
+    def bind(self, arrays: dict[int, Array]) -> Callable[[], object]:
+        """A call that computes on these arrays, which must outlive it."""
+        binding = self.session.io_binding()
+        for values, bind in (
+            (self.form.inputs, binding.bind_input), (self.form.outputs, binding.bind_output)
+        ):  # fmt: skip
+            for value in values:
+                array = arrays[value]
+                where = array.ctypes.data
+                bind(value_name(value), "cpu", 0, array.dtype.type, array.shape, where)
+        return bound_call(self.session, binding)
+
+
+def bound_call(session: Any, binding: Any) -> Callable[[], object]:
+    """The fastest call of a binding.
+
+    The session's public method makes new run options every time and takes half as long again for
+    a small program, so the object beneath it is called where it is as it was (1.31).
+    """
+    beneath, bound = getattr(session, "_sess", None), getattr(binding, "_iobinding", None)
+    if beneath is None or bound is None or not hasattr(beneath, "run_with_iobinding"):
+        return partial(session.run_with_iobinding, binding)
+    return partial(beneath.run_with_iobinding, bound, onnxruntime.RunOptions())
+
+
+class _Prepared(PreparedProgram):
+    def __init__(self, program: Program, machine: MachineShape, session: _Session | None) -> None:
+        self.program = program
+        self.machine = machine
+        self.session = session
+        self.staging = StagingArrays(program, machine)
+        self.apart = _computed_apart(program)
+
+    def bind(
+        self, inputs: tuple[Array, ...], outputs: tuple[Array, ...], scratch: Array | None
+    ) -> BoundProgram:
+        """One call between the steps of staging; operation by operation by NumPy's kernels."""
+        if self.session is None:
+            return BoundProgram((), (), {}, 0)
+        before: list[Thunk] = []
+        after: list[Thunk] = []
+        regions = StagedRegions(self.staging, inputs, outputs, scratch)
+        arrays = {v: regions.read(v, before) for v in self.session.form.inputs}
+        for value in self.session.form.outputs:
+            place = regions.place(value)
+            arrays[value] = self.staging.array(value) if value in self.apart else place
+            after += regions.write(value, arrays[value], read_back=False)
+            if place is not arrays[value]:
+                after.append(partial(np.copyto, place, arrays[value]))
+        call = self.session.bind(arrays)
+
+        @cache
+        def one_by_one() -> BoundProgram:
+            return self._by_operation.bind(inputs, outputs, scratch)
+
+        steps = (*before, _named(call, self.program.name), *after)
+        return BoundProgram(steps, (), arrays, self.staging.nbytes, one_by_one)
+
+    @cached_property
+    def _by_operation(self) -> PreparedProgram:
+        return NumpyExecutor().prepare(self.program, self.machine)
+
+
+def _named(call: Callable[[], object], name: str) -> Thunk:
+    def run() -> None:
+        try:
+            call()
+        except SESSION_ERRORS as error:
+            raise TaskError(
+                "ONNX Runtime stopped: " + _first_line(error), where=f"program {name!r}"
+            ) from error
+
+    return run
+
+
+def _computed_apart(program: Program) -> frozenset[int]:
+    """The outputs that take an input's buffer and cannot be proved safe in place.
+
+    Proved are those in programs of nothing but `SAFE_IN_PLACE` operations, where the operation
+    that writes the output is the only one that reads the input.
+    """
+    safe = all(o.op in SAFE_IN_PLACE and not o.domain for o in program.operations)
+    found = set()
+    for slot in program.outputs:
+        if slot.aliases_input is None:
+            continue
+        source = program.inputs[slot.aliases_input].value
+        readers = [o for o in program.operations if source in o.inputs]
+        if not (safe and len(readers) == 1 and slot.value in readers[0].outputs):
+            found.add(slot.value)
+    return frozenset(found)
