@@ -145,21 +145,24 @@ _OWN_DEVICES: dict[int, tuple[CompiledModel, LoadedProgram]] = {}
 
 
 def compile(
-    module: ComputationGraph | str | Path | Callable[..., Any],
+    module: ComputationGraph | str | Path | Callable[..., Any] | Any,
     example_inputs: Sequence[Any] | Mapping[str, Any] = (),
     *,
     target: str | Path | Machine = "wormhole_n150",
     wishes: Iterable[str | Wish] = (),
     name: str | None = None,
     role: Role | str = Role.FORWARD,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> CompiledModel:
-    """Compile a module for a machine: a computation graph, a YAML path, or a Python function.
+    """Compile a module for a machine: a computation graph, the path of a YAML or ONNX file, a
+    `ModelProto`, or a Python function.
 
-    A function is traced over `example_inputs` (descriptors or arrays). `wishes` are spelled as for
-    `stitch-compile --set`, as in `"input.x.space=l1"`. Raises `CompileError`, `FormatError`,
-    `LayoutError`, `OutOfMemoryError`.
+    A function is traced over `example_inputs` (descriptors or arrays); those of an ONNX model (by
+    position or name), and `input_shapes` by name, bind its symbolic dimensions. `wishes` are
+    spelled as for `stitch-compile --set`, as in `"input.x.space=l1"`. Raises `CompileError`,
+    `FormatError`, `LayoutError`, `OutOfMemoryError`.
     """
-    graph = _graph(module, example_inputs)
+    graph = read_graph(module, example_inputs, input_shapes)
     asked = tuple(parse_wish(w) if isinstance(w, str) else w for w in wishes)
     options = CompileOptions(wishes=asked, name=name, role=Role(role))
     machine = load_machine(target)
@@ -167,13 +170,24 @@ def compile(
     return _compiled(graph, machine, spelled, options)
 
 
-def _graph(module: Any, examples: Sequence[Any] | Mapping[str, Any]) -> ComputationGraph:
+def read_graph(
+    module: Any,
+    examples: Sequence[Any] | Mapping[str, Any] = (),
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+) -> ComputationGraph:
+    """The computation graph of anything that `compile` takes; raises what it raises."""
+    suffix = Path(module).suffix.lower() if isinstance(module, str | Path) else ""
+    if suffix == ".onnx" or _is_onnx(module):
+        return _onnx_graph(module, examples, input_shapes)
+    if input_shapes:
+        raise UsageError("input shapes are for ONNX models", got=", ".join(input_shapes))
     if isinstance(module, ComputationGraph):
         return module
     if isinstance(module, str | Path):
-        if Path(module).suffix.lower() not in (".yaml", ".yml"):
+        if suffix not in (".yaml", ".yml"):
             raise CompileError(
-                f"no front end reads {str(module)!r}", expected="a module in YAML (.yaml, .yml)"
+                f"no front end reads {str(module)!r}",
+                expected="a module in YAML (.yaml, .yml) or ONNX (.onnx)",
             )
         return load_module(module)
     if callable(module):
@@ -183,6 +197,29 @@ def _graph(module: Any, examples: Sequence[Any] | Mapping[str, Any]) -> Computat
     raise UsageError(
         "compile takes a computation graph, a path or a function", got=type(module).__name__
     )
+
+
+def _is_onnx(module: object) -> bool:
+    """Whether this is an ONNX `ModelProto`, without loading the package to ask."""
+    kind = type(module)
+    return kind.__name__ == "ModelProto" and kind.__module__.partition(".")[0] == "onnx"
+
+
+def _onnx_graph(
+    module: Any,
+    examples: Sequence[Any] | Mapping[str, Any],
+    input_shapes: Mapping[str, Sequence[int]] | None,
+) -> ComputationGraph:
+    try:
+        from stitch.frontend.onnx import from_onnx
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "onnx":
+            raise
+        raise CompileError(
+            "reading ONNX models needs the package onnx",
+            remedy="pip install stitch-runtime[onnx]",
+        ) from error
+    return from_onnx(module, examples, input_shapes)
 
 
 def _compiled(

@@ -15,6 +15,7 @@ from stitch.ops import (
     activation,
     batch_normalization,
     casting,
+    checking,
     comparison,
     convolution,
     einsum,
@@ -39,7 +40,7 @@ from stitch.ops.definition import OpDef
 _THEMES = (
     elementwise, elementary, comparison, activation, error_function, matmul, convolution, pooling,
     batch_normalization, normalization, softmax, reduction, scanning, reshaping, rearranging,
-    padding, indexing, scattering, generating, casting, einsum,
+    padding, indexing, scattering, generating, casting, einsum, checking,
 )  # fmt: skip
 _OPERATORS: tuple[OpDef, ...] = tuple(chain.from_iterable(theme.OPERATORS for theme in _THEMES))
 _BY_NAME = {(definition.domain, definition.name): definition for definition in _OPERATORS}

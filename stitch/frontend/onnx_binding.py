@@ -1,0 +1,230 @@
+"""The inputs of an ONNX graph with every dimension known.
+
+Comes in: the graph's declared inputs, example inputs, shapes given by hand. Goes out: one
+`BoundInput` per input, or one `CompileError` that lists every input that cannot be bound. Must not
+know: what the graph computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stitch.errors import CompileError, StitchError
+from stitch.frontend.onnx_tensors import element_type
+from stitch.graph.wish import Wish, closest, wishes_of
+from stitch.program import Array, DataType, TensorDesc, ValueType
+
+Examples = Sequence[Any] | Mapping[str, Any]
+Shapes = Mapping[str, Sequence[int]]
+#: A declared dimension: its size, its name, or nothing.
+Dimension = int | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class BoundInput:
+    """An input: its type, the example that was given for it, and the wishes of its descriptor."""
+
+    name: str
+    type: ValueType
+    example: Array | None = None
+    wishes: tuple[Wish, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    name: str
+    data_type: DataType
+    dimensions: tuple[Dimension, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    shape: tuple[int, ...]
+    data_type: DataType | None = None
+    example: Array | None = None
+    wishes: tuple[Wish, ...] = ()
+
+
+def bind_inputs(
+    graph: Any, examples: Examples, shapes: Shapes, title: str
+) -> tuple[BoundInput, ...]:
+    """The graph's inputs in order; those with an initializer only where an example names them.
+
+    Symbolic dimensions of one name take one size. Raises `CompileError`.
+    """
+    defaults = {tensor.name for tensor in graph.initializer}
+    defaults |= {tensor.values.name for tensor in graph.sparse_initializer}
+    named = set(examples) if isinstance(examples, Mapping) else set()
+    wanted = [i for i in graph.input if i.name not in defaults or i.name in (named | set(shapes))]
+    names = [info.name for info in wanted]
+    _check_names(names, named | set(shapes), title)
+    given = dict(examples) if isinstance(examples, Mapping) else _by_position(
+        names, examples, title
+    )  # fmt: skip
+    problems: list[str] = []
+    declared: list[_Declared] = []
+    known: dict[str, _Given] = {}
+    for info in wanted:
+        try:
+            one = _declared(info)
+            declared.append(one)
+            found = _given(one, given.get(info.name), shapes.get(info.name))
+            if found is not None:
+                known[info.name] = found
+        except StitchError as error:
+            problems.append(_line(info.name, error))
+    sizes = _sizes(declared, known, problems)
+    bound = [_bound(one, known.get(one.name), sizes, problems) for one in declared]
+    if problems:
+        raise CompileError(
+            "the inputs of the model cannot be bound:\n  - " + "\n  - ".join(problems),
+            where=title,
+            remedy="give example inputs, or shapes: --input_shape NAME=1x3x224x224 "
+            "(input_shapes={...} in Python)",
+        )
+    return tuple(one for one in bound if one is not None)
+
+
+def _check_names(names: list[str], asked: set[str], title: str) -> None:
+    unknown = sorted(asked - set(names))
+    if unknown:
+        near = closest(unknown[0], names)
+        raise CompileError(
+            f"the model has no input {unknown[0]!r}", where=title,
+            expected=", ".join(names) or "no inputs", remedy=near or None,
+        )  # fmt: skip
+
+
+def _by_position(names: list[str], examples: Sequence[Any], title: str) -> dict[str, Any]:
+    if examples and len(examples) != len(names):
+        raise CompileError(
+            f"{len(examples)} example inputs for a model of {len(names)}", where=title,
+            expected=", ".join(names) or "none",
+        )  # fmt: skip
+    return dict(zip(names, examples, strict=False))
+
+
+def _line(name: str, error: StitchError) -> str:
+    got = f" (expected {error.expected}, got {error.got})" if error.got else ""
+    return f"input {name!r}: {error.what}{got}"
+
+
+def _declared(info: Any) -> _Declared:
+    kind = info.type.WhichOneof("value")
+    if kind != "tensor_type":
+        spelled = str(kind or "no type").removesuffix("_type").replace("_", " ")
+        raise CompileError(f"only plain tensors are supported, not {spelled}")
+    tensor = info.type.tensor_type
+    data_type = element_type(tensor.elem_type, "")
+    if not tensor.HasField("shape"):
+        return _Declared(info.name, data_type, None)
+    dimensions = tuple(_dimension(d) for d in tensor.shape.dim)
+    return _Declared(info.name, data_type, dimensions)
+
+
+def _dimension(dim: Any) -> Dimension:
+    if dim.HasField("dim_value"):
+        return int(dim.dim_value) if dim.dim_value >= 0 else None
+    return dim.dim_param or None
+
+
+def _given(declared: _Declared, example: Any, shape: Sequence[int] | None) -> _Given | None:
+    """What the caller said of an input, checked against its declaration."""
+    found = None if example is None else _described(declared, example)
+    if shape is not None:
+        asked = tuple(int(size) for size in shape)
+        if found is not None and found.shape != asked:
+            raise CompileError(
+                "the example has another shape", expected=str(list(asked)),
+                got=str(list(found.shape)),
+            )  # fmt: skip
+        found = found or _Given(asked)
+    if found is None:
+        return None
+    if found.data_type not in (None, declared.data_type):
+        raise CompileError(
+            "the example has another type", expected=declared.data_type.value,
+            got=found.data_type.value if found.data_type else None,
+        )  # fmt: skip
+    dimensions = declared.dimensions
+    if dimensions is not None and not (
+        len(dimensions) == len(found.shape)
+        and all(
+            size == wanted or not isinstance(wanted, int)
+            for size, wanted in zip(found.shape, dimensions, strict=True)
+        )
+    ):
+        raise CompileError(
+            "the shape does not fit", expected=_shape_text(dimensions), got=str(list(found.shape))
+        )
+    return found
+
+
+def _described(declared: _Declared, example: Any) -> _Given:
+    if isinstance(example, ValueType):
+        return _Given(example.shape, example.data_type)
+    if isinstance(example, TensorDesc):
+        stored = example.layout.data_type
+        logical = declared.data_type if stored.is_floating else stored
+        return _Given(example.shape, logical, None, wishes_of("input", declared.name, example))
+    try:
+        typed = hasattr(example, "dtype")
+        array = np.asarray(example) if typed else np.asarray(example, declared.data_type.dtype)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise CompileError(f"the example is no array: {error}") from error
+    return _Given(array.shape, DataType.from_dtype(array.dtype), array)
+
+
+def _sizes(
+    declared: Sequence[_Declared], known: Mapping[str, _Given], problems: list[str]
+) -> dict[str, int]:
+    """The size of each symbolic dimension."""
+    sizes: dict[str, tuple[int, str]] = {}
+    for one in declared:
+        given = known.get(one.name)
+        if given is None or one.dimensions is None:
+            continue
+        for dimension, size in zip(one.dimensions, given.shape, strict=True):
+            if not isinstance(dimension, str):
+                continue
+            before, owner = sizes.setdefault(dimension, (size, one.name))
+            if before != size:
+                problems.append(
+                    f"input {one.name!r}: dimension {dimension!r} is {size} here, but {before} "
+                    f"in input {owner!r}"
+                )
+    return {name: size for name, (size, _) in sizes.items()}
+
+
+def _bound(
+    declared: _Declared, given: _Given | None, sizes: Mapping[str, int], problems: list[str]
+) -> BoundInput | None:
+    if given is not None:
+        kind = ValueType(given.shape, declared.data_type)
+        return BoundInput(declared.name, kind, given.example, given.wishes)
+    if declared.dimensions is None:
+        problems.append(f"input {declared.name!r}: the model does not say its shape")
+        return None
+    shape = [sizes.get(d) if isinstance(d, str) else d for d in declared.dimensions]
+    unbound = [
+        d if isinstance(d, str) else f"axis {axis}"
+        for axis, (d, size) in enumerate(zip(declared.dimensions, shape, strict=True))
+        if size is None
+    ]
+    if unbound:
+        problems.append(
+            f"input {declared.name!r} {_shape_text(declared.dimensions)}: "
+            f"dynamic dimension left unbound: {', '.join(unbound)}"
+        )
+        return None
+    return BoundInput(
+        declared.name, ValueType(tuple(s for s in shape if s is not None), declared.data_type)
+    )
+
+
+def _shape_text(dimensions: Sequence[Dimension]) -> str:
+    return "[" + ", ".join("?" if d is None else str(d) for d in dimensions) + "]"

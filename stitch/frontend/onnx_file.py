@@ -1,0 +1,136 @@
+"""ONNX files: from a path or a `ModelProto` to a model whose versions Stitch understands.
+
+Comes in: a path or a `ModelProto`. Goes out: an `OnnxModel` of opsets 13 to 26, or a `FormatError`
+(`IncompatibleError` for versions). Must not know: what the graph in it means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import version_converter
+
+from stitch.errors import FormatError, IncompatibleError
+from stitch.ttb.foreign import recognize
+
+#: ONNX's operators are taken as of these opsets.
+OLDEST_OPSET, NEWEST_OPSET = 13, 26
+NEWEST_IR = 13
+#: protobuf reads no message of this many bytes.
+MESSAGE_LIMIT = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxModel:
+    """A model to import; `title` is how messages call it, `folder` where its external data lies."""
+
+    proto: Any
+    title: str
+    folder: Path | None
+
+    @property
+    def graph(self) -> Any:
+        """The `GraphProto`."""
+        return self.proto.graph
+
+    @property
+    def opsets(self) -> Mapping[str, int]:
+        """The version of each imported domain; ONNX's own domain is the empty one."""
+        return opsets_of(self.proto.opset_import)
+
+
+def opsets_of(imports: Any) -> dict[str, int]:
+    """Domains and their versions, from the imports of a model or function."""
+    return {plain_domain(entry.domain): int(entry.version) for entry in imports}
+
+
+def plain_domain(domain: str) -> str:
+    """The domain, where `ai.onnx` is spelt as the empty one."""
+    return "" if domain == "ai.onnx" else domain
+
+
+def read_model(source: Any) -> OnnxModel:
+    """The model of a path or a `ModelProto`; raises `FormatError`, `IncompatibleError`."""
+    if isinstance(source, onnx.ModelProto):
+        title = source.graph.name or "model"
+        return _checked(OnnxModel(source, title, None))
+    path = Path(source)
+    return _checked(OnnxModel(_parsed(path), path.name, path.parent))
+
+
+def _parsed(path: Path) -> Any:
+    try:
+        size = path.stat().st_size
+        if size >= MESSAGE_LIMIT:
+            raise FormatError(
+                "an ONNX file of 2 GB or more cannot be read", where=path.name,
+                got=f"{size} bytes",
+                remedy="save it with its weights beside it: "
+                "onnx.save(model, path, save_as_external_data=True)",
+            )  # fmt: skip
+        data = path.read_bytes()
+    except OSError as error:
+        raise FormatError(
+            f"cannot read the model: {error.strerror}", where=str(path),
+            remedy="check the path and its permissions",
+        ) from error  # fmt: skip
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(data)
+    except Exception as error:
+        # protobuf's own errors; their classes differ between its implementations.
+        raise FormatError(
+            "this file is no ONNX model, or it is damaged", where=path.name,
+            expected="a serialized ModelProto", got=recognize(data[:64], len(data))[0],
+        ) from error  # fmt: skip
+    if not proto.HasField("graph"):
+        raise FormatError(
+            "this file holds no ONNX graph", where=path.name,
+            expected="a ModelProto with a graph", got=recognize(data[:64], len(data))[0],
+        )  # fmt: skip
+    return proto
+
+
+def _checked(model: OnnxModel) -> OnnxModel:
+    proto = model.proto
+    if not proto.HasField("graph"):
+        raise FormatError("the model has no graph", where=model.title)
+    if not 1 <= proto.ir_version <= NEWEST_IR:
+        raise IncompatibleError(
+            f"IR version {proto.ir_version} is not supported", where=model.title,
+            expected=f"at most {NEWEST_IR}",
+            remedy="save the model with an older version of the onnx package",
+        )  # fmt: skip
+    opset = model.opsets.get("")
+    if opset is None and proto.ir_version < 3:
+        opset = 1
+    if opset is None:
+        return model
+    if opset > NEWEST_OPSET:
+        raise IncompatibleError(
+            f"ONNX opset {opset} is newer than Stitch", where=model.title,
+            expected=f"opset {OLDEST_OPSET} to {NEWEST_OPSET}",
+            remedy=f"export with opset_version={NEWEST_OPSET}, or convert: "
+            f"onnx.version_converter.convert_version(model, {NEWEST_OPSET})",
+        )  # fmt: skip
+    return model if opset >= OLDEST_OPSET else _converted(model, opset)
+
+
+def _converted(model: OnnxModel, opset: int) -> OnnxModel:
+    """The model at the oldest opset that Stitch knows."""
+    try:
+        made = version_converter.convert_version(model.proto, OLDEST_OPSET)
+    except Exception as error:
+        # The converter is C++: what it cannot do it says with whatever exception is at hand.
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise IncompatibleError(
+            f"ONNX opset {opset} is too old, and the model cannot be converted: {reason[:200]}",
+            where=model.title,
+            expected=f"opset {OLDEST_OPSET} to {NEWEST_OPSET}",
+            remedy=f"export with opset_version={OLDEST_OPSET} or newer",
+        ) from error
+    return OnnxModel(made, model.title, model.folder)

@@ -1,0 +1,88 @@
+"""What is said about nodes that cannot be compiled, all at once.
+
+Comes in: one failure after another. Goes out: one `CompileError` (or the only error, as it is).
+Must not know: protos.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from stitch.errors import CompileError, FormatError, StitchError
+
+#: Lines of one message; what goes beyond is counted.
+MAX_LINES = 60
+
+_DATA_DEPENDENT = "the shape of its result depends on data"
+_CONTROL_FLOW = "control flow that depends on data"
+_SEQUENCE = "only plain tensors are supported, not sequences"
+_OPTIONAL = "only plain tensors are supported, not optional values"
+_STRING = "only numbers are supported, not strings"
+_RANDOM = "its result differs from run to run: random operators take an explicit key in Stitch"
+_REASONS = {
+    **dict.fromkeys(("NonZero", "Unique", "Compress", "NonMaxSuppression"), _DATA_DEPENDENT),
+    **dict.fromkeys(("If", "Loop", "Scan"), _CONTROL_FLOW),
+    **dict.fromkeys(
+        ("SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert",
+         "SequenceLength", "SequenceMap", "SplitToSequence", "ConcatFromSequence"), _SEQUENCE,
+    ),
+    **dict.fromkeys(("Optional", "OptionalGetElement", "OptionalHasElement"), _OPTIONAL),
+    **dict.fromkeys(
+        ("StringConcat", "StringSplit", "StringNormalizer", "RegexFullMatch", "TfIdfVectorizer"),
+        _STRING,
+    ),
+    **dict.fromkeys(
+        ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial",
+         "Bernoulli"), _RANDOM,
+    ),
+}  # fmt: skip
+
+
+@dataclass
+class Refusals:
+    """Collects what went wrong, where; `raise_any` ends it."""
+
+    title: str
+    _unsupported: dict[str, list[str]] = field(default_factory=dict)
+    _errors: list[tuple[str, StitchError]] = field(default_factory=list)
+
+    def unsupported(self, op: str, where: str) -> None:
+        """An operator that Stitch cannot compute."""
+        places = self._unsupported.setdefault(op, [])
+        if where not in places:
+            places.append(where)
+
+    def failed(self, where: str, error: StitchError) -> None:
+        """A node that is not sound, or whose operands do not fit."""
+        if not any(text == where and str(error) == str(known) for text, known in self._errors):
+            self._errors.append((where, error))
+
+    def raise_any(self) -> None:
+        """Raises one error for all that was collected; does nothing if that is nothing."""
+        if not self._unsupported and not self._errors:
+            return
+        if not self._unsupported and len(self._errors) == 1:
+            raise self._errors[0][1]
+        lines = [_unsupported_line(op, places) for op, places in self._unsupported.items()]
+        lines += [f"{where}: {_sentence(error)}" for where, error in self._errors]
+        more = len(lines) - MAX_LINES
+        shown = [*lines[:MAX_LINES], *([f"and {more} more"] if more > 0 else [])]
+        text = "the model cannot be compiled:\n  - " + "\n  - ".join(shown)
+        # A file that is not sound is its own fault, whatever else cannot be compiled in it.
+        damaged = all(isinstance(error, FormatError) for _, error in self._errors)
+        if self._errors and damaged and not self._unsupported:
+            raise FormatError(text, where=self.title)
+        raise CompileError(text, where=self.title)
+
+
+def _unsupported_line(op: str, places: list[str]) -> str:
+    reason = _REASONS.get(op)
+    listed = ", ".join(places[:20]) + (f" and {len(places) - 20} more" if places[20:] else "")
+    return f"operator {op} is not supported" + (f" ({reason})" if reason else "") + f": {listed}"
+
+
+def _sentence(error: StitchError) -> str:
+    parts = [error.what]
+    parts += [f"expected {error.expected}"] if error.expected else []
+    parts += [f"got {error.got}"] if error.got else []
+    return "; ".join(parts)

@@ -1,0 +1,155 @@
+"""Tensors of ONNX models as arrays: every way of storing one, checked before it is believed.
+
+Comes in: a `TensorProto` and the folder that its external data may lie in. Goes out: an array that
+nobody can write (a mapping of the file, for external data), or a `FormatError`. Types that Stitch
+does not compute in are refused by name with a `CompileError`. Must not know: graphs, operators.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto
+
+from stitch import ops
+from stitch.errors import CompileError, FormatError
+from stitch.graph.wish import closest
+from stitch.program import Array, DataType
+
+#: The field that holds a tensor's elements where they are not raw bytes.
+_FIELDS = {
+    DataType.FLOAT32: "float_data",
+    DataType.FLOAT64: "double_data",
+    DataType.INT64: "int64_data",
+    DataType.UINT32: "uint64_data",
+    DataType.UINT64: "uint64_data",
+}
+#: Narrow floats lie in int32_data as bits.
+_BITS = (DataType.FLOAT16, DataType.BFLOAT16)
+
+
+def element_type(code: int, where: str) -> DataType:
+    """The data type of an ONNX number; raises `CompileError` that names one Stitch lacks."""
+    try:
+        return ops.data_type_of_code(code)
+    except CompileError as error:
+        known = code in TensorProto.DataType.values()
+        name = TensorProto.DataType.Name(code).lower() if known else f"number {code}"
+        raise CompileError(
+            f"tensors of type {name} are not supported", where=where,
+            expected=", ".join(t.value for t in DataType if not t.is_block),
+        ) from error  # fmt: skip
+
+
+def tensor_array(tensor: Any, folder: Path | None, where: str) -> Array:
+    """The elements of a tensor, read-only; raises `FormatError` for one that is not sound."""
+    kind = element_type(tensor.data_type, where)
+    shape = tuple(int(size) for size in tensor.dims)
+    if any(size < 0 for size in shape):
+        raise FormatError("a tensor has a negative dimension", where=where, got=str(list(shape)))
+    if tensor.HasField("segment"):
+        raise FormatError("a tensor in segments is not supported", where=where)
+    count = math.prod(shape)
+    if tensor.data_location == TensorProto.EXTERNAL:
+        return _external(tensor, kind, count, folder, where).reshape(shape)
+    if tensor.HasField("raw_data"):
+        raw = tensor.raw_data
+        _check_count(len(raw), count * kind.itemsize, "bytes", where)
+        little = np.frombuffer(raw, kind.dtype.newbyteorder("<"))
+        return _locked(little.astype(kind.dtype, copy=False).reshape(shape))
+    return _locked(_listed(tensor, kind, count, where).reshape(shape))
+
+
+def _listed(tensor: Any, kind: DataType, count: int, where: str) -> Array:
+    data = getattr(tensor, _FIELDS.get(kind, "int32_data"))
+    _check_count(len(data), count, "elements", where)
+    if kind in _BITS:
+        bits = np.fromiter(data, np.int64, len(data)) & 0xFFFF
+        return bits.astype(np.uint16).view(kind.dtype)
+    wide = {"float_data": np.float32, "double_data": np.float64, "uint64_data": np.uint64}
+    source = np.fromiter(data, wide.get(_FIELDS.get(kind, ""), np.int64), len(data))
+    return source.astype(kind.dtype)
+
+
+def _check_count(found: int, wanted: int, unit: str, where: str) -> None:
+    if found != wanted:
+        raise FormatError(
+            "a tensor's data does not fit its shape", where=where,
+            expected=f"{wanted} {unit}", got=str(found),
+        )  # fmt: skip
+
+
+def _locked(array: Array) -> Array:
+    array.flags.writeable = False
+    return array
+
+
+def _external(tensor: Any, kind: DataType, count: int, folder: Path | None, where: str) -> Array:
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    path = _inside(entries.get("location", ""), folder, where)
+    offset, length = (_number(entries, key, where) for key in ("offset", "length"))
+    nbytes = count * kind.itemsize
+    if length is not None:
+        _check_count(length, nbytes, "bytes", where)
+    try:
+        size, start = path.stat().st_size, offset or 0
+        if start + nbytes > size:
+            raise FormatError(
+                f"the external data file {path.name} is too short", where=where,
+                expected=f"{nbytes} bytes at offset {start}", got=f"a file of {size} bytes",
+            )  # fmt: skip
+        if count == 0:
+            return np.empty(0, kind.dtype)
+        stored = np.memmap(path, np.uint8, "r", start, (nbytes,))
+    except OSError as error:
+        near = closest(path.name, _siblings(path))
+        raise FormatError(
+            f"the external data file {path.name} cannot be read: {error.strerror}",
+            where=where,
+            remedy="put it beside the model" + (f"; {near}" if near else ""),
+        ) from error
+    array: Array = stored.view(np.ndarray)
+    if array.ctypes.data % kind.itemsize:
+        array = array.copy()
+    return _locked(array.view(kind.dtype.newbyteorder("<")).astype(kind.dtype, copy=False))
+
+
+def _inside(location: str, folder: Path | None, where: str) -> Path:
+    """The file that a location names: never one outside the model's folder."""
+    if folder is None:
+        raise FormatError(
+            "the model's external data has no folder", where=where,
+            remedy="pass the model's path, or load it with onnx.load(path)",
+        )  # fmt: skip
+    root = folder.resolve()
+    if not location or "\0" in location:
+        raise FormatError("external data without a location", where=where, got=repr(location))
+    try:
+        path = (root / location).resolve()
+    except (OSError, RuntimeError) as error:
+        raise FormatError(f"no usable location: {error}", where=where, got=location) from error
+    if not path.is_relative_to(root) or path == root:
+        raise FormatError(
+            "external data must lie in the model's folder", where=where,
+            expected="a path relative to it, without ..", got=location,
+        )  # fmt: skip
+    return path
+
+
+def _number(entries: dict[str, str], key: str, where: str) -> int | None:
+    text = entries.get(key)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) < 19):
+        raise FormatError(f"external data: {key} is no number of bytes", where=where, got=text)
+    return int(text)
+
+
+def _siblings(path: Path) -> list[str]:
+    try:
+        return [entry.name for entry in path.parent.iterdir()]
+    except OSError:
+        return []

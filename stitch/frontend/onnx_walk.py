@@ -1,0 +1,201 @@
+"""Nodes of an ONNX graph into a builder, one after the other.
+
+Comes in: nodes, the scope of their names. Goes out: operations; what cannot be compiled is noted,
+and the walk goes on, so that all of it is reported at once. Must not know: files, inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from stitch import ops
+from stitch.errors import CompileError, FormatError, StitchError
+from stitch.frontend.onnx_attributes import attributes_of
+from stitch.frontend.onnx_constants import constant_array, reference_results
+from stitch.frontend.onnx_deciding import Dependencies, asked_operand
+from stitch.frontend.onnx_file import OnnxModel, opsets_of, plain_domain
+from stitch.frontend.onnx_functions import Expansion, Functions
+from stitch.frontend.onnx_refusals import Refusals
+from stitch.frontend.onnx_scope import FAILED, Bound, Scope
+from stitch.frontend.onnx_tensors import tensor_array
+from stitch.frontend.onnx_upgrades import NodeCall, upgraded
+from stitch.graph import ComputationGraphBuilder, SymbolicTensor
+
+#: Functions that call functions can describe any number of nodes in a few bytes.
+MAX_NODES = 1 << 18
+MAX_DEPTH = 50
+
+_KNOWN = frozenset((d.domain, d.name) for d in ops.operators())
+_OWN = frozenset({("", "Constant"), ("", "If")})
+
+
+class _Unsupported(StitchError):
+    """This operator is in no list; the walk notes it and goes on."""
+
+
+class Walk:
+    """Writes the nodes of one model into one builder."""
+
+    def __init__(self, model: OnnxModel, builder: ComputationGraphBuilder) -> None:
+        self.model = model
+        self.builder = builder
+        self.refusals = Refusals(model.title)
+        self.dependencies = Dependencies()
+        self._functions = Functions(model.proto, model.title)
+        self._nodes = 0
+        self._inside_of: list[str] = []
+
+    def nodes(self, nodes: Iterable[Any], scope: Scope) -> None:
+        """Every node, in order."""
+        for node in nodes:
+            self._nodes += 1
+            if self._nodes > MAX_NODES:
+                raise CompileError(
+                    f"the model expands to more than {MAX_NODES} nodes", where=self.model.title
+                )
+            where = scope.place or f"{self.model.title}:{node.name or f'#{self._nodes - 1}'}"
+            made: Sequence[Bound] = [FAILED] * len(node.output)
+            try:
+                with self.builder.at(where):
+                    made = self._node(node, scope, where)
+            except _Unsupported as error:
+                self.refusals.unsupported(error.what, where)
+            except StitchError as error:
+                self.refusals.failed(where, error)
+            self._define(node, made, scope, where)
+
+    def look_up(self, name: str, scope: Scope, where: str) -> Bound:
+        """What a name stands for in a scope; raises `StitchError`."""
+        return scope.look_up(name, where, self._parameter)
+
+    def _parameter(self, tensor: Any) -> SymbolicTensor:
+        where = f"{self.model.title}: initializer {tensor.name!r}"
+        return self.builder.parameter(tensor.name, tensor_array(tensor, self.model.folder, where))
+
+    def _define(self, node: Any, made: Sequence[Bound], scope: Scope, where: str) -> None:
+        for index, name in enumerate(node.output):
+            if name:
+                try:
+                    scope.define(name, made[index] if index < len(made) else FAILED, where)
+                except FormatError as error:
+                    self.refusals.failed(where, error)
+
+    def _node(self, node: Any, scope: Scope, where: str) -> Sequence[Bound]:
+        domain = plain_domain(node.domain)
+        version = scope.opsets.get(domain)
+        if version is None:
+            raise FormatError(
+                f"{node.op_type} is of domain {node.domain or 'ai.onnx'!r}, "
+                "which the model does not import",
+                where=where,
+            )
+        operands = [self.look_up(name, scope, where) for name in node.input]
+        attributes = attributes_of(node.attribute, scope.called_with, where)
+        local = self._functions.local(node, attributes, where)
+        if any(operand is FAILED for operand in operands):
+            if local is None and not self._is_supported(node.op_type, domain, version):
+                raise _Unsupported(_title(node.op_type, domain))
+            return [FAILED] * len(node.output)
+        inputs = tuple(o for o in operands if not isinstance(o, type(FAILED)))
+        names = [scope.titles.get(name, name) for name in node.output]
+        while names and not names[-1]:
+            names.pop()
+        call = NodeCall(node.op_type, domain, version, inputs, tuple(names), attributes, where)
+        if local is not None:
+            return self._expanded(local, call)
+        if (domain, node.op_type) in _OWN:
+            return self._constant(call) if call.op == "Constant" else self._if(call, scope)
+        if (domain, node.op_type) in _KNOWN:
+            return self._apply(upgraded(self.builder, call))
+        return self._without_definition(node, call)
+
+    def _is_supported(self, op: str, domain: str, version: int) -> bool:
+        known = (domain, op) in _KNOWN or (domain, op) in _OWN
+        return known or self._functions.has_schema(op, domain, version)
+
+    def _apply(self, call: NodeCall) -> Sequence[Bound]:
+        names = [name or "unused" for name in call.outputs] or ["unused"]
+        try:
+            made = self.builder.apply(call.op, call.inputs, names, call.attributes, call.domain)
+        except CompileError:
+            self._note_deciding_inputs(call, len(names))
+            raise
+        self.dependencies.note(call.op, call.inputs, made)
+        return made
+
+    def _note_deciding_inputs(self, call: NodeCall, outputs: int) -> None:
+        known = [None if t is None else self.builder.known_data(t) for t in call.inputs]
+        asked = asked_operand(call, known, outputs)
+        operand = None if asked is None else call.operand(asked)
+        if operand is not None:
+            self.dependencies.want(operand)
+
+    def _without_definition(self, node: Any, call: NodeCall) -> Sequence[Bound]:
+        types = [None if t is None else t.type for t in call.inputs]
+        found = self._functions.of_schema(node, call.version, call.attributes, types, call.where)
+        if found is not None:
+            return self._expanded(found, call)
+        known = [None if t is None else self.builder.known_data(t) for t in call.inputs]
+        if all(t is None or data is not None for t, data in zip(call.inputs, known, strict=True)):
+            results = reference_results(node, call, known)
+            if results is not None:
+                return [self.builder.constant(array) for array in results]
+        raise _Unsupported(_title(call.op, call.domain))
+
+    def _constant(self, call: NodeCall) -> Sequence[Bound]:
+        array = constant_array(call, self.model.folder)
+        return [self.builder.parameter(call.outputs[0] if call.outputs else "constant", array)]
+
+    def _if(self, call: NodeCall, scope: Scope) -> Sequence[Bound]:
+        condition = call.operand(0)
+        data = None if condition is None else self.builder.known_data(condition)
+        if data is None or data.size != 1:
+            raise _Unsupported("If")
+        branch = call.attributes.get("then_branch" if data.item() else "else_branch")
+        if branch is None or not hasattr(branch, "node"):
+            raise FormatError("If lacks a branch", where=call.where)
+        inner = Scope(scope.opsets, outer=scope, called_with=scope.called_with, place=scope.place)
+        inner.add_initializers(branch.initializer, branch.sparse_initializer)
+        return self._inside(branch.node, [o.name for o in branch.output], inner, call)
+
+    def _expanded(self, expansion: Expansion, call: NodeCall) -> Sequence[Bound]:
+        body = expansion.body
+        if len(call.inputs) > len(body.input) or len(call.outputs) > len(body.output):
+            raise FormatError(
+                f"{call.op} has too many operands or outputs", where=call.where,
+                expected=f"at most {len(body.input)} and {len(body.output)}",
+                got=f"{len(call.inputs)} and {len(call.outputs)}",
+            )  # fmt: skip
+        inner = Scope(
+            opsets_of(body.opset_import),
+            called_with=expansion.attributes,
+            titles=dict(zip(body.output, call.outputs, strict=False)),
+            place=call.where,
+        )
+        for index, name in enumerate(body.input):
+            inner.define(name, call.operand(index), call.where)
+        pairs = zip(call.outputs, body.output, strict=False)
+        outputs = [name if wanted else "" for wanted, name in pairs]
+        return self._inside(body.node, outputs, inner, call)
+
+    def _inside(
+        self, nodes: Iterable[Any], outputs: Sequence[str], inner: Scope, call: NodeCall
+    ) -> Sequence[Bound]:
+        title = _title(call.op, call.domain)
+        if title in self._inside_of and title != "If":
+            raise FormatError(f"the function {title} calls itself", where=call.where)
+        if len(self._inside_of) >= MAX_DEPTH:
+            raise FormatError(
+                f"functions and branches are nested more than {MAX_DEPTH} deep", where=call.where
+            )
+        self._inside_of.append(title)
+        try:
+            self.nodes(nodes, inner)
+        finally:
+            self._inside_of.pop()
+        return [self.look_up(name, inner, call.where) for name in outputs]
+
+
+def _title(op: str, domain: str) -> str:
+    return f"{domain}.{op}" if domain else op
