@@ -57,7 +57,7 @@ def make_room(state: Residency, demand: Demand) -> list[int]:
     while True:
         problem, proved = _problem(state, demand), True
         found = place(problem)
-        if found is None and _drop_idle_copy(state, demand):
+        if found is None and _drop_idle_copies(state, demand, sum(problem.pieces)):
             continue
         if found is None:
             try:
@@ -153,9 +153,7 @@ def _victims(state: Residency, demand: Demand) -> list[tuple[tuple[float, ...], 
         if not users:
             continue
         soonest = min((_soonest(state, v) for v in users), default=NEVER)
-        spare = all(
-            state.is_spare(v, i) for v in users for i in state.values[v] if i.block == block.number
-        ) and not _is_shared_home(state, block)
+        spare = _is_spare(state, block)
         idle = min((state.idle.get(v, 0) for v in users), default=0)
         rank = (-soonest, not spare, -idle, -block.size_per_bank, block.address or 0)
         found.append(((*_price(state, demand, block, soonest, spare), *rank), block, spare))
@@ -178,6 +176,14 @@ def _price(
     return (not enough, price if enough else -soonest)
 
 
+def _is_spare(state: Residency, block: Block) -> bool:
+    """Whether every value in a block survives without it, as things are now."""
+    users = state.users[block.number]
+    return not _is_shared_home(state, block) and all(
+        state.is_spare(v, i) for v in users for i in state.values[v] if i.block == block.number
+    )
+
+
 def _is_shared_home(state: Residency, block: Block) -> bool:
     """Whether views lie here first of all: apart, they would no longer share what is written."""
     users = state.users[block.number]
@@ -196,12 +202,18 @@ def _drop(state: Residency, block: Block) -> None:
                 state.touch(other.block)
 
 
-def _drop_idle_copy(state: Residency, demand: Demand) -> bool:
-    for _, block, spare in _victims(state, demand):
-        if spare and all(_soonest(state, v) == NEVER for v in state.users[block.number]):
+def _drop_idle_copies(state: Residency, demand: Demand, needed: int) -> bool:
+    """Drop spare copies that nobody is known to want, at least as many bytes as are needed."""
+    dropped = 0
+    for _, block, _ in _victims(state, demand):
+        if dropped and dropped >= needed:
+            break
+        idle = all(_soonest(state, v) == NEVER for v in state.users[block.number])
+        # Asked anew: of two copies that spare each other only one may go.
+        if idle and _is_spare(state, block):
             _drop(state, block)
-            return True
-    return False
+            dropped += block.size_per_bank
+    return dropped > 0
 
 
 def _evict_farthest(state: Residency, demand: Demand, problem: SpaceProblem, proved: bool) -> None:

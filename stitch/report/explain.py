@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stitch.planner import Copy, Execute, Plan, Relocate
+from stitch.program import Space
 from stitch.runtime import Device
 
 
@@ -65,14 +66,21 @@ def explain(device: Device) -> str:
     device.flush()
     plans = device.history.plans
     lines = copy_lines(plans)
-    copies = sum(line.times for line in lines)
-    nbytes = sum(line.times * line.nbytes for line in lines)
-    seconds = sum(line.times * line.seconds for line in lines)
-    programs = sum(t * sum(isinstance(s, Execute) for s in p.steps) for p, t in plans)
+    earlier, moves = device.history.earlier, device.history.moves
+    copies = earlier.copies + sum(line.times for line in lines)
+    copies += sum(times for _, times, _ in moves)
+    nbytes = earlier.nbytes + sum(line.times * line.nbytes for line in lines)
+    nbytes += sum(total for _, _, total in moves)
+    seconds = earlier.seconds + sum(line.times * line.seconds for line in lines)
+    seconds += sum(_move_seconds(device, *move) for move in moves)
+    programs = earlier.programs
+    programs += sum(t * sum(isinstance(s, Execute) for s in p.steps) for p, t in plans)
     out = [
-        f"{device.machine.name}: {programs} program runs, {copies} copies, {nbytes} B, "
-        f"{seconds * 1e6:.1f} us simulated"
+        f"{device.machine.name}: {counted(programs, 'program run')}, "
+        f"{counted(copies, 'copy', 'copies')}, {nbytes} B, {seconds * 1e6:.1f} us simulated"
     ]
+    if earlier.copies:
+        out.append(f"  {counted(earlier.copies, 'copy', 'copies')} of older plans, not listed")
     for line in lines:
         proof = f" [{line.certificate}]" if line.certificate else ""
         out.append(
@@ -80,7 +88,7 @@ def explain(device: Device) -> str:
             f"{line.source} -> {line.target}{proof}"
         )
         out.append(f"         {line.reason}")
-    for space, times, total in device.history.moves:
+    for space, times, total in moves:
         out.append(f"  aside  x{times} {total} B in all  {space.value} -> {space.value}")
         out.append("         an earlier result lay where a plan that runs again writes")
     for desc, times, total in device.history.reads:
@@ -91,6 +99,21 @@ def explain(device: Device) -> str:
     writes, written = device.backend.write_counts()
     out.append(f"  the spaces saw {writes} writes by copies and moves, {written} B")
     return "\n".join(out)
+
+
+def _move_seconds(device: Device, space: Space, times: int, nbytes: int) -> float:
+    if device.machine.path(space, space) is None:
+        return 0.0
+    return times * device.machine.seconds(space, space, nbytes // times, nbytes // times)
+
+
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """A number with its noun.
+
+    >>> counted(1, "copy", "copies"), counted(2, "run")
+    ('1 copy', '2 runs')
+    """
+    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:

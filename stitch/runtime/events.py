@@ -27,14 +27,6 @@ class PlanRun:
 
 
 @dataclass(frozen=True, slots=True)
-class ValueFreed:
-    """A value's handle was dropped, and its block at this place was freed."""
-
-    space: str
-    address: int
-
-
-@dataclass(frozen=True, slots=True)
 class ReadBack:
     """A tensor was read by the host."""
 
@@ -42,7 +34,7 @@ class ReadBack:
     desc: str
 
 
-Event: TypeAlias = PlanMade | PlanRun | ValueFreed | ReadBack
+Event: TypeAlias = PlanMade | PlanRun | ReadBack
 Subscriber = Callable[[Event], object]
 
 

@@ -42,7 +42,7 @@ def run_one_by_one(device: Device, window: Window, error: StitchError) -> None:
 def _run_alone(device: Device, window: Window, index: int, later: set[int]) -> None:
     task, values = window.graph.tasks[index], window.values
     inputs = [values[number] for number in task.inputs]
-    broken = next((v for v in inputs if v.status > Status.DONATED), None)
+    broken = next((v for v in inputs if v.status > Status.FREED), None)
     if broken is not None:
         cause = TaskError(f"task {task.transformation.name!r} was cancelled: {broken.by}")
         for number in task.outputs:

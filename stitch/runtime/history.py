@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stitch.planner import Plan
+from stitch.planner import Execute, Plan
 from stitch.program import Space, TensorDesc
 
 if TYPE_CHECKING:
     from stitch.runtime.plans import ReadyPlan
+
+#: Plans that are listed one by one; what older ones did is only added up.
+MAX_PLANS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Program runs and copies, added up; `seconds` are simulated."""
+
+    programs: int = 0
+    copies: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
 
 
 class History:
@@ -16,12 +30,26 @@ class History:
 
     def __init__(self) -> None:
         self._plans: dict[int, ReadyPlan] = {}
+        #: What plans did that are no longer listed one by one.
+        self.earlier = Totals()
         self._moves: dict[Space, list[int]] = {}
         self._reads: dict[int, tuple[TensorDesc, list[int]]] = {}
 
     def ran(self, ready: ReadyPlan) -> None:
         """A plan ran once more (the count is the plan's own)."""
+        if ready.index not in self._plans and len(self._plans) >= MAX_PLANS:
+            self._fold(self._plans.pop(next(iter(self._plans))))
         self._plans[ready.index] = ready
+
+    def _fold(self, ready: ReadyPlan) -> None:
+        times, plan = ready.runs, ready.plan
+        ready.runs = 0
+        self.earlier = Totals(
+            self.earlier.programs + times * sum(isinstance(s, Execute) for s in plan.steps),
+            self.earlier.copies + times * len(plan.copies),
+            self.earlier.nbytes + times * sum(step.nbytes for step in plan.copies),
+            self.earlier.seconds + times * plan.seconds,
+        )
 
     def moved(self, space: Space, nbytes: int) -> None:
         """An earlier result was moved aside for a plan that runs again."""
@@ -63,5 +91,6 @@ class History:
         for ready in self._plans.values():
             ready.runs = 0
         self._plans.clear()
+        self.earlier = Totals()
         self._reads.clear()
         self._moves.clear()

@@ -18,9 +18,8 @@ class Status(enum.IntEnum):
     PENDING = 0
     READY = 1
     FREED = 2
-    DONATED = 3
-    LOST = 4
-    FAILED = 5
+    LOST = 3
+    FAILED = 4
 
 
 class BlockRecord:

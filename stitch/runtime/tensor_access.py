@@ -64,7 +64,6 @@ class TensorAccess:
             return
         words = {
             Status.FREED: "was freed",
-            Status.DONATED: "was given away",
             Status.LOST: "was lost in a failure after it was donated",
             Status.FAILED: "was never made",
         }

@@ -46,7 +46,7 @@ def test_the_demo_agrees_with_numpy(digits: str) -> None:
 
 
 def test_the_demo_copies_the_images_in_and_nothing_else(digits: str) -> None:
-    assert "2 program runs, 1 copies, 92160 B" in digits
+    assert "2 program runs, 1 copy, 92160 B" in digits
     assert "input 'image' of 'features' wants" in digits
     assert "input 'features' of 'classifier' wants" not in digits
 
@@ -58,7 +58,7 @@ def test_the_demo_compiles_in_two_processes_and_reports_memory(digits: str) -> N
 
 def test_programs_that_agree_on_l1_need_no_copy_and_dram_needs_one() -> None:
     agreeing, differing = output_of("chain_in_l1.py").split("A fourth")
-    assert "3 program runs, 1 copies" in agreeing
+    assert "3 program runs, 1 copy" in agreeing
     assert "4 program runs, 2 copies" in differing
     assert "input 'x' of 'layer3' wants f32:dram:tile:interleaved" in differing
 
@@ -66,7 +66,7 @@ def test_programs_that_agree_on_l1_need_no_copy_and_dram_needs_one() -> None:
 def test_a_traced_function_gives_what_the_function_gives() -> None:
     printed = output_of("traced_function.py")
     assert "program @attention" in printed
-    assert "2 program runs, 1 copies" in printed
+    assert "2 program runs, 1 copy" in printed
 
 
 def test_a_full_l1_moves_evicts_and_bounces_with_reasons() -> None:

@@ -25,7 +25,7 @@ def test_two_files_that_never_met_are_stitched(tmp_path: Path) -> None:
         np.testing.assert_array_equal(logits.numpy(), (integers() * 2 + 1) * 3 + 1)
         assert hidden.space is Space.L1
         assert hidden.layout.address == hidden.address
-        assert "1 copies" in device.explain()
+        assert "1 copy" in device.explain()
         assert "output 'y' of 'a'" in device.memory_report()
 
 
