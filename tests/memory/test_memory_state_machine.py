@@ -270,7 +270,7 @@ def test_long_histories_keep_every_invariant() -> None:
     run_state_machine_as_test(
         MemoryHistory,
         settings=settings(
-            max_examples=600,
+            max_examples=400,
             stateful_step_count=80,
             deadline=None,
             suppress_health_check=slow_is_fine,
