@@ -7,7 +7,8 @@ import importlib
 import importlib.util
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +22,23 @@ from stitch.cli.command import (
     say,
     say_aside,
 )
+from stitch.cli.compile_words import cuts_of, example_inputs, input_shapes, part_path
+from stitch.compiler import split_graph
 from stitch.errors import CompileError, StitchError, UsageError
-from stitch.graph import ComputationGraph, from_json
+from stitch.graph import ComputationGraph, from_json, parse_wish
 from stitch.program import Program, Role
 
 EXAMPLES = """\
   stitch-compile features.yaml -o features.ttb
   stitch-compile classifier.yaml -o c.ttb --target=wormhole_n150 --set input.x.space=l1
   stitch-compile --entry=mymodels.mlp:make -o mlp.ttb
-  stitch-compile mlp.py --entry=make -o - | stitch-run --module=- --init=randn"""
+  stitch-compile mlp.py --entry=make -o - | stitch-run --module=- --init=randn
+  stitch-compile model.onnx --input_shape x=1x3x224x224 --split=2 -o m.ttb  # m.0.ttb, m.1.ttb"""
 
-SOURCES = "modules in YAML (.yaml, .yml), graphs in JSON (.json), Python (.py with --entry=NAME)"
+SOURCES = (
+    "modules in YAML (.yaml, .yml), ONNX models (.onnx), graphs in JSON (.json), "
+    "Python (.py with --entry=NAME)"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,6 +58,15 @@ def main(argv: Sequence[str] | None = None) -> int:
                     "help": "what the program is for"}),
         ("--entry", {"metavar": "pkg.mod:factory", "help": "a Python factory that returns a "
                      "ComputationGraph, or a function and the descriptors of its arguments"}),
+        ("--input_shape", {"action": "append", "default": [], "metavar": "NAME=1x3x224x224",
+                           "help": "the shape of an ONNX model's input"}),
+        ("--input", {"action": "append", "default": [], "metavar": "NAME=ARRAY",
+                     "dest": "examples", "help": "an example of an ONNX model's input, as for "
+                     "stitch-run; needed where its value decides a shape"}),
+        ("--split", {"type": int, "metavar": "N", "help": "cut the module into N programs at its "
+                     "narrowest points; -o m.ttb writes m.0.ttb, m.1.ttb, ..."}),
+        ("--split_at", {"action": "append", "default": [], "metavar": "NODE,...",
+                        "help": "cut the module after these nodes"}),
         ("--text", {"action": "store_true", "help": "print the program as text"}),
     )  # fmt: skip
     return run_command(parser, _compile, argv)
@@ -61,24 +77,52 @@ def _compile(words: argparse.Namespace) -> int:
         raise UsageError("there is nothing to do", expected="-o FILE, or --text")
     if words.output == "-" and words.text:
         raise UsageError("-o - and --text both want standard output", remedy="choose one of them")
-    module, examples = _module(words.source, words.entry)
-    model = api.compile(
-        module, examples, target=words.target, wishes=words.wishes, name=words.name, role=words.role
+    cuts = cuts_of(words.split, words.split_at)
+    if words.output == "-" and cuts is not None:
+        raise UsageError("a split module takes several files", expected="-o FILE, such as m.ttb")
+    module, examples = _module(words)
+    if cuts is None:
+        return _written(_compiled(module, examples, words), words, words.output)
+    graph = api.read_graph(module, examples, input_shapes(words.input_shape))
+    if words.name is not None:
+        graph = replace(graph, name=words.name)
+    graph = graph.with_wishes(*map(parse_wish, words.wishes))
+    models = [
+        api.compile(part, target=words.target, role=words.role) for part in split_graph(graph, cuts)
+    ]
+    for index, model in enumerate(models):
+        _written(model, words, None if words.output is None else part_path(words.output, index))
+    return EXIT_OK
+
+
+def _compiled(module: Any, examples: Any, words: argparse.Namespace) -> api.CompiledModel:
+    return api.compile(
+        module,
+        examples,
+        target=words.target,
+        wishes=words.wishes,
+        name=words.name,
+        role=words.role,
+        input_shapes=input_shapes(words.input_shape),
     )
+
+
+def _written(model: api.CompiledModel, words: argparse.Namespace, output: str | None) -> int:
+    """Says and writes what was compiled; gives the exit code."""
     for warning in model.warnings:
         say_aside(f"stitch-compile: warning: {warning}")
     if words.text:
         say(model.text().rstrip("\n"))
-    if words.output is None:
+    if output is None:
         return EXIT_OK
-    if words.output == "-":
+    if output == "-":
         data = model.encode()
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
         say_aside(_summary(model, "standard output", len(data)))
         return EXIT_OK
-    model.save(words.output)
-    say(_summary(model, words.output, api.inspect_sizes(model.binary).total))
+    model.save(output)
+    say(_summary(model, output, api.inspect_sizes(model.binary).total))
     return EXIT_OK
 
 
@@ -96,15 +140,20 @@ def _slots_text(program: Program) -> str:
     return f"({', '.join(inputs)}) -> ({', '.join(outputs)})"
 
 
-def _module(source: str | None, entry: str | None) -> tuple[Any, Sequence[Any]]:
+def _module(words: argparse.Namespace) -> tuple[Any, Sequence[Any] | Mapping[str, Any]]:
     """What `api.compile` takes: the module and its example inputs."""
-    if entry is not None:
-        return _from_entry(source, entry)
+    source: str | None = words.source
+    suffix = Path(source or "").suffix.lower()
+    if words.examples and suffix != ".onnx":
+        raise UsageError("example inputs are for ONNX models", where="--input")
+    if words.entry is not None:
+        return _from_entry(source, words.entry)
     if source is None:
         raise UsageError(
             "there is no module to compile", expected=f"SOURCE ({SOURCES}), or --entry"
         )
-    suffix = Path(source).suffix.lower()
+    if suffix == ".onnx":
+        return source, example_inputs(words.examples)
     if suffix == ".json":
         return _graph_of_json(Path(source)), ()
     if suffix == ".py":

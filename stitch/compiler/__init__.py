@@ -7,5 +7,8 @@ files, or how programs will be composed.
 
 from stitch.compiler.compile_graph import compile_graph, optimize
 from stitch.compiler.options import Compilation, CompileOptions, CompileWarning
+from stitch.compiler.split import split_graph
 
-__all__ = ["Compilation", "CompileOptions", "CompileWarning", "compile_graph", "optimize"]
+__all__ = [
+    "Compilation", "CompileOptions", "CompileWarning", "compile_graph", "optimize", "split_graph",
+]  # fmt: skip

@@ -1,0 +1,82 @@
+"""The words of `stitch-compile` that bind inputs and cut graphs.
+
+Comes in: `--input_shape`, `--input`, `--split`, `--split_at`, `-o`. Goes out: shapes, example
+arrays, cuts, file names. Must not know: modules, programs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from stitch.cli.array_files import read_array_file
+from stitch.cli.array_text import array_of_text
+from stitch.cli.run_inputs import is_array_word, member
+from stitch.cli.slot_words import split_slot
+from stitch.errors import UsageError
+from stitch.program import Array
+
+_SHAPE = re.compile(r"(?:\d{1,18}(?:x\d{1,18})*)?")
+
+
+def input_shapes(words: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Shapes by input; raises `UsageError` for another form.
+
+    >>> input_shapes(["x=1x3x224x224", "scale="])
+    {'x': (1, 3, 224, 224), 'scale': ()}
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    for word in words:
+        name, equals, text = word.rpartition("=")
+        if not (equals and name) or _SHAPE.fullmatch(text) is None:
+            raise UsageError(
+                f"{word[:80]!r} is no shape of an input", where="--input_shape",
+                expected="NAME=1x3x224x224",
+            )  # fmt: skip
+        if name in found:
+            raise UsageError(f"the shape of input {name!r} is given twice", where="--input_shape")
+        found[name] = tuple(int(size) for size in text.split("x") if size)
+    return found
+
+
+def example_inputs(words: Sequence[str]) -> dict[str, Array]:
+    """Example arrays by input; raises `UsageError`, or `FormatError` for a bad file."""
+    found: dict[str, Array] = {}
+    for word in words:
+        name, text = split_slot(word, is_array_word)
+        if name is None:
+            raise UsageError(
+                f"{word[:80]!r} is no example input", where="--input",
+                expected="NAME=@file.npy, or as in NAME=2xi64=3 4",
+            )  # fmt: skip
+        if name in found:
+            raise UsageError(f"input {name!r} is given twice", where="--input")
+        if text.startswith("@"):
+            path = Path(text[1:])
+            found[name] = member(read_array_file(path), name, path)
+        else:
+            found[name] = array_of_text(text)
+    return found
+
+
+def cuts_of(count: int | None, nodes: Sequence[str]) -> int | tuple[str, ...] | None:
+    """What `split_graph` takes; None where nothing asks for a split. Raises `UsageError`."""
+    names = tuple(name for word in nodes for name in word.split(",") if name)
+    if count is not None and names:
+        raise UsageError("--split and --split_at both say where to cut", remedy="choose one")
+    if nodes and not names:
+        raise UsageError("--split_at names no node", expected="--split_at=NODE,NODE")
+    if count is not None and count < 1:
+        raise UsageError("a split has at least one part", got=f"--split={count}")
+    return names or count
+
+
+def part_path(output: str, index: int) -> str:
+    """The file of one part: `m.ttb` becomes `m.0.ttb`.
+
+    >>> part_path("m.ttb", 2)
+    'm.2.ttb'
+    """
+    path = Path(output)
+    return str(path.with_name(f"{path.stem}.{index}{path.suffix}"))

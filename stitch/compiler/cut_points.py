@@ -1,0 +1,97 @@
+"""Where to cut a graph: at its narrowest points, into parts of about the same cost.
+
+Comes in: a graph, and the bytes that pass over each point between its operations. Goes out: the
+points. The cost of an operation counts the bytes it touches and its multiplications; it decides
+where cuts may lie, never what is computed. Must not know: parts, machines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from stitch.graph.computation_graph import ComputationGraph
+from stitch.program import ABSENT, Operation, Value
+
+#: How far a part's cost may lie from the mean; wider only where no cuts lie within.
+_SLACKS = (0.4, 0.7, 1.0, math.inf)
+#: Multiplications that take as long as touching one byte, about, on one core.
+_PRODUCTS_PER_BYTE = 2
+
+
+def narrowest_cuts(
+    graph: ComputationGraph, crossing_nbytes: Sequence[int], parts: int
+) -> tuple[int, ...]:
+    """The points, `parts - 1` of them, over which the fewest bytes pass in total.
+
+    Point p lies before operation p. Each part has an operation, and a cost near the mean; among
+    equal cuts the most even ones win.
+    """
+    costs = [operation_cost(operation, graph.values) for operation in graph.operations]
+    totals = np.array([0, *accumulate(costs)], np.float64)
+    mean = max(totals[-1] / parts, 1.0)
+    for slack in _SLACKS:
+        found = _cuts(totals, np.array(crossing_nbytes, np.float64), parts, mean, slack)
+        if found is not None:
+            return found
+    raise AssertionError("without limits on cost, any cuts will do")
+
+
+def _cuts(
+    totals: np.ndarray[tuple[int], np.dtype[np.float64]],
+    crossing: np.ndarray[tuple[int], np.dtype[np.float64]],
+    parts: int,
+    mean: float,
+    slack: float,
+) -> tuple[int, ...] | None:
+    """Best cuts by dynamic programming over (parts so far, end of the last one)."""
+    count = len(totals) - 1
+    # Bytes are whole numbers: what is added for unevenness decides between equal sums only.
+    unevenness = 0.5 / (parts * (parts * mean) ** 2)
+    best = np.full(count + 1, np.inf)
+    best[0] = 0.0
+    steps = []
+    for part in range(parts):
+        nearer = np.full(count + 1, np.inf)
+        source = np.zeros(count + 1, np.int64)
+        for end in range(part + 1, count + 1):
+            cost = totals[end] - totals[part:end]
+            sums = best[part:end] + unevenness * (cost - mean) ** 2
+            sums = np.where(np.abs(cost - mean) <= slack * mean, sums, np.inf)
+            at = int(np.argmin(sums))
+            nearer[end], source[end] = sums[at], part + at
+        nearer[:count] += crossing[:count]
+        best = nearer
+        steps.append(source)
+    if not np.isfinite(best[count]):
+        return None
+    ends = [count]
+    for source in reversed(steps):
+        ends.append(int(source[ends[-1]]))
+    return tuple(reversed(ends[1:-1]))
+
+
+def operation_cost(operation: Operation, values: Sequence[Value]) -> float:
+    """Bytes read and written, and multiplications as the bytes that take as long."""
+    touched = [v for v in (*operation.inputs, *operation.outputs) if v != ABSENT]
+    nbytes = sum(
+        values[v].type.data_type.itemsize * math.prod(values[v].type.shape) for v in touched
+    )
+    return 1 + nbytes + _products(operation, values) / _PRODUCTS_PER_BYTE
+
+
+def _products(operation: Operation, values: Sequence[Value]) -> int:
+    shapes = [() if v == ABSENT else values[v].type.shape for v in operation.inputs]
+    out = () if operation.outputs[0] == ABSENT else values[operation.outputs[0]].type.shape
+    if operation.op == "MatMul":
+        return math.prod(out) * shapes[0][-1]
+    if operation.op == "Gemm":
+        return math.prod(out) * shapes[0][0 if operation.attributes.get("transA") else 1]
+    if operation.op == "Conv":
+        return math.prod(out) * math.prod(shapes[1][1:])
+    if operation.op == "ConvTranspose":
+        return math.prod(shapes[0]) * math.prod(shapes[1][1:])
+    return 0

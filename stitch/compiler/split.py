@@ -1,0 +1,216 @@
+"""Splitting: one computation graph becomes several that run one after the other.
+
+Comes in: a graph, and how many parts, or the nodes after which to cut. Goes out: graphs whose
+outputs feed the next one's activations by position; chained they give the whole's results, to the
+last bit. What later parts need passes through the parts between. Must not know: machines, files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+
+from stitch.compiler.constant_folding import fold_constants
+from stitch.compiler.cut_points import narrowest_cuts
+from stitch.compiler.dead_code import drop_unused_values, remove_dead_code
+from stitch.compiler.options import CompileOptions
+from stitch.errors import CompileError
+from stitch.graph.computation_graph import ComputationGraph
+from stitch.graph.wish import Wish, closest
+from stitch.program import (
+    ABSENT,
+    InputKind,
+    InputSlot,
+    Operation,
+    OutputSlot,
+    Value,
+)
+
+_GROWTH = CompileOptions().fold_growth_nbytes
+
+
+def split_graph(graph: ComputationGraph, cuts: int | Sequence[str]) -> tuple[ComputationGraph, ...]:
+    """The parts of a graph: so many, cut where least passes over, or cut after the named nodes.
+
+    A node is named by its location (all of it, or what follows the colon) or by a value that it
+    makes. Part k is called after the graph, with `_k`. Inputs that are activations enter the
+    first part, others the first part that reads them. Raises `CompileError` for a name that is
+    unknown, and for parts without operations.
+    """
+    # Shapes and axes have to be constants of the part that needs them.
+    graph = remove_dead_code(fold_constants(graph, _GROWTH))
+    live = _Lives(graph)
+    count = len(graph.operations)
+    if isinstance(cuts, int):
+        if not 1 <= cuts <= max(count, 1):
+            raise CompileError(
+                f"graph {graph.name!r} cannot be split into {cuts} parts",
+                expected=f"1 to {max(count, 1)}: it has {count} operations",
+            )
+        ends = narrowest_cuts(graph, live.crossing_nbytes(), cuts)
+    else:
+        ends = _named_cuts(graph, cuts)
+    bounds = list(pairwise((0, *ends, count)))
+    parts = [_part(graph, live, k, *bound) for k, bound in enumerate(bounds)]
+    return _with_wishes(graph, parts)
+
+
+def _named_cuts(graph: ComputationGraph, names: Sequence[str]) -> tuple[int, ...]:
+    places: dict[str, int] = {}
+    for i, operation in enumerate(graph.operations):
+        made = [graph.values[v].name for v in operation.outputs if v != ABSENT]
+        for name in (operation.location, operation.location.partition(":")[2], *made):
+            if name:
+                places[name] = i + 1
+    ends: dict[int, str] = {}
+    for name in names:
+        if name not in places:
+            near = closest(name, places)
+            raise CompileError(
+                f"graph {graph.name!r} has no node {name!r} to cut after",
+                expected="a node, or a value that one makes; nodes on constants alone are folded",
+                remedy=near or None,
+            )
+        end = places[name]
+        if end in ends or end == len(graph.operations):
+            why = f"cuts where {ends[end]!r} does" if end in ends else "is the last one"
+            raise CompileError(
+                f"a cut after {name!r} leaves a part without operations: it {why}",
+                where=f"graph {graph.name!r}",
+            )
+        ends[end] = name
+    return tuple(sorted(ends))
+
+
+class _Lives:
+    """For each value that is no constant: where it starts to live and is last read, and its name.
+
+    Operation i is point i. Activations live from before the first, other inputs from their first
+    reader on; outputs are read after the last operation.
+    """
+
+    def __init__(self, graph: ComputationGraph) -> None:
+        self._values = graph.values
+        constants = {constant.value for constant in graph.constants}
+        reads: dict[int, list[int]] = {}
+        for i, operation in enumerate(graph.operations):
+            for v in operation.inputs:
+                if v != ABSENT and v not in constants:
+                    reads.setdefault(v, []).append(i)
+        for slot in graph.outputs:
+            reads.setdefault(slot.value, []).append(len(graph.operations))
+        self._last = {v: places[-1] for v, places in reads.items()}
+        self.start = {v: i for i, o in enumerate(graph.operations) for v in o.outputs}
+        for one in graph.inputs:
+            enters = one.kind is InputKind.ACTIVATION
+            self.start[one.value] = -1 if enters else reads.get(one.value, [0])[0]
+        self.names = _crossing_names(graph)
+
+    def crossing(self, point: int) -> list[int]:
+        """The values that live before a point and are read at or after it, in order."""
+        return [v for v, last in sorted(self._last.items()) if self.start[v] < point <= last]
+
+    def crossing_nbytes(self) -> list[int]:
+        """Bytes that pass over each point, from 0 to the number of operations."""
+        points = max([*self._last.values(), 0]) + 1
+        change = [0] * (points + 1)
+        for v, last in self._last.items():
+            kind = self._values[v].type
+            nbytes = kind.data_type.itemsize * math.prod(kind.shape)
+            change[self.start[v] + 1] += nbytes
+            change[last + 1] -= nbytes
+        return list(accumulate(change[:points]))
+
+
+def _crossing_names(graph: ComputationGraph) -> dict[int, str]:
+    """A slot name for every value: inputs keep theirs, no two are alike."""
+    names = {slot.value: slot.name for slot in graph.inputs}
+    taken = set(names.values())
+    for v, value in enumerate(graph.values):
+        if v in names:
+            continue
+        name, times = value.name, 0
+        while name in taken:
+            times += 1
+            name = f"{value.name}_{times}"
+        names[v] = name
+        taken.add(name)
+    return names
+
+
+def _part(
+    graph: ComputationGraph, live: _Lives, index: int, first: int, end: int
+) -> ComputationGraph:
+    """The part of the operations from `first` to `end`."""
+    is_whole, is_last = end - first == len(graph.operations), end == len(graph.operations)
+    arriving = live.crossing(first) if index else []
+    inputs = [InputSlot(live.names[v], v) for v in arriving]
+    start = first if index else -1
+    inputs += [slot for slot in graph.inputs if start <= live.start[slot.value] < max(end, 1)]
+    leaving = (
+        list(graph.outputs) if is_last
+        else [OutputSlot(live.names[v], v) for v in live.crossing(end)]
+    )  # fmt: skip
+    values, operations = list(graph.values), list(graph.operations[first:end])
+    made = {v for operation in operations for v in operation.outputs}
+    outputs = []
+    for slot in leaving:
+        slot = _with_alias(graph, slot, inputs)
+        if slot.value not in made:
+            # An output is a value of its own: what only passes through is copied.
+            source = values[slot.value]
+            values.append(Value(f"{source.name}_passed", source.type))
+            operations.append(Operation("Identity", (slot.value,), (len(values) - 1,)))
+            slot = replace(slot, value=len(values) - 1)
+        outputs.append(slot)
+    read = {v for operation in operations for v in operation.inputs}
+    part = ComputationGraph(
+        graph.name if is_whole else f"{graph.name}_{index}",
+        tuple(inputs),
+        tuple(outputs),
+        tuple(values),
+        tuple(operations),
+        tuple(constant for constant in graph.constants if constant.value in read),
+    )
+    return drop_unused_values(part)
+
+
+def _with_alias(
+    graph: ComputationGraph, slot: OutputSlot, inputs: Sequence[InputSlot]
+) -> OutputSlot:
+    """The slot with the index that the input it takes its buffer from has in its part."""
+    if slot.aliases_input is None:
+        return slot
+    wanted = graph.inputs[slot.aliases_input]
+    if wanted not in inputs:
+        raise _apart(graph, slot.name, wanted.name)
+    return replace(slot, aliases_input=inputs.index(wanted))
+
+
+def _apart(graph: ComputationGraph, output: str, taken: str) -> CompileError:
+    return CompileError(
+        f"output {output!r} takes the buffer of input {taken!r}, but the cuts part them",
+        where=f"graph {graph.name!r}",
+        remedy="cut elsewhere with --split_at, or drop the alias",
+    )
+
+
+def _with_wishes(
+    graph: ComputationGraph, parts: Sequence[ComputationGraph]
+) -> tuple[ComputationGraph, ...]:
+    """The parts with the graph's wishes, each on the part that has its slot."""
+    found = list(parts)
+    home = {slot.name: k for k, part in reversed([*enumerate(parts)]) for slot in part.inputs}
+    for wish in graph.wishes:
+        sides = graph.inputs if wish.side == "input" else graph.outputs
+        name = sides[graph.slot_index(wish)].name
+        place = home[name] if wish.side == "input" else len(parts) - 1
+        value = wish.value
+        if wish.field == "alias" and isinstance(value, str | int):
+            value = value if isinstance(value, str) else graph.inputs[value].name
+            if home[value] != place or value not in [s.name for s in graph.inputs]:
+                raise _apart(graph, name, value)
+        found[place] = found[place].with_wishes(Wish(wish.side, name, wish.field, value))
+    return tuple(found)
