@@ -165,6 +165,8 @@ def placement_problems(program: Program) -> Iterator[Problem]:
                 yield Problem(
                     "host_address", f"{side} {slot.name}", "a host address is never fixed"
                 )
+    if not program.outputs:
+        yield Problem("no_output", f"program {program.name}", "a program makes something")
     produced = {v for operation in program.operations for v in operation.outputs}
     seen: set[int] = set()
     taken: set[int] = set()

@@ -87,7 +87,10 @@ def converted(array: Array, data_type: DataType, what: str) -> Array:
         array.dtype.kind == "b"
     ):
         raise _mismatch(given, data_type, what)
-    made = array.astype(dtype)
+    with np.errstate(all="ignore"):
+        made = array.astype(dtype)
+    if data_type.is_floating and np.isinf(made).sum() > np.isinf(array).sum():
+        raise _mismatch(given, data_type, what, "some values are too large for it")
     if not data_type.is_floating and not np.array_equal(made, array):
         raise _mismatch(given, data_type, what, "some values do not fit")
     return made

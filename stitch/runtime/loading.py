@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from stitch.errors import IncompatibleError
 from stitch.machine import footprint
+from stitch.runtime.checks import check_program
 from stitch.runtime.program import LoadedProgram
 from stitch.runtime.state import BlockRecord
 from stitch.ttb import Binary
@@ -25,6 +26,7 @@ def load_program(device: Device, binary: Binary, which: int | str) -> LoadedProg
             remedy=f"compile it with --target={device.machine.name}",
         )
     program = binary.program(which)
+    check_program(program, device.machine.shape)
     blocks: list[BlockRecord] = []
     try:
         for constant in program.constants:

@@ -10,7 +10,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from stitch.errors import CompileError
 from stitch.machine import MachineShape
 from stitch.ops import KernelArguments, OpDef, infer_types, lookup, resolve_attributes
 from stitch.program import ABSENT, Array, Program
@@ -24,37 +23,8 @@ class NumpyExecutor(Executor):
     name = "numpy"
 
     def prepare(self, program: Program, machine: MachineShape) -> PreparedProgram:
-        """Check every operation's types and look its kernel up; raises `CompileError`."""
-        check_types(program)
+        """Look every operation's kernel up; raises `CompileError` for an unknown operator."""
         return _Prepared(program, machine)
-
-
-def check_types(program: Program) -> None:
-    """Infer every operation's types anew and compare; a file may claim anything.
-
-    Raises `CompileError` naming the operation and both types.
-    """
-    constants = program.constant_data()
-    for index, operation in enumerate(program.operations):
-        where = operation.location or f"operation {index} of {program.name!r}"
-        inferred = infer_types(
-            operation.op,
-            [None if i == ABSENT else program.values[i].type for i in operation.inputs],
-            domain=operation.domain,
-            constants=[constants.get(i) for i in operation.inputs],
-            attributes=operation.attributes,
-            outputs=len(operation.outputs),
-            location=where,
-        )
-        for value, kind in zip(operation.outputs, inferred, strict=False):
-            if value != ABSENT and program.values[value].type != kind:
-                raise CompileError(
-                    f"{operation.op} does not make what the program says",
-                    where=where,
-                    expected=kind.text(),
-                    got=program.values[value].type.text(),
-                    remedy="compile the module again",
-                )
 
 
 class _Prepared(PreparedProgram):
