@@ -194,7 +194,8 @@ class MemoryHistory(RuleBasedStateMachine):
         goal = there.region(address, kernel.target_footprint.size_per_bank)
         kernel.bind(source, goal, there.counter)()
         grown = there.writes - before[0], there.written_nbytes - before[1]
-        assert grown == (1, kernel.target_footprint.nbytes)
+        place = kernel.target_footprint
+        assert grown == (1, place.pages * place.page_nbytes)
         return self.remember(desc, address, tensor.data)
 
     @rule(data=st.data())
