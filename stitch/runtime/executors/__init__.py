@@ -15,6 +15,7 @@ from stitch.runtime.executors.staging import as_bytes, dense_view
 EXECUTORS: dict[str, tuple[str, str]] = {
     "numpy": ("stitch.runtime.executors.numpy_executor", "NumpyExecutor"),
     "onnxruntime": ("stitch.runtime.executors.onnxruntime", "OnnxRuntimeExecutor"),
+    "auto": ("stitch.runtime.executors.automatic", "AutomaticExecutor"),
     "null": ("stitch.runtime.executors.null_executor", "NullExecutor"),
 }
 

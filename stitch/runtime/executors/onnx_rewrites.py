@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from stitch.errors import CompileError
 from stitch.ops import evaluate, onnx_code
 from stitch.program import ABSENT, Array, AttributeValue, DataType, Operation
+from stitch.runtime.executors import onnx_integers
+from stitch.runtime.executors.onnx_integers import scalar
 from stitch.runtime.executors.onnx_writer import FormWriter, value_name
 from stitch.runtime.executors.staging import computable, compute_type
 
@@ -46,73 +47,53 @@ def _saturating(
     most = np.nextafter(floating(float(limits.max) + 1), floating(0))
     if float(limits.max) < float(most):
         most = floating(limits.max)
-    number = writer.node(
-        "Where", [writer.node("IsNaN", [data]), _scalar(writer, 0, floating), data]
-    )
-    bounds = [_scalar(writer, limits.min, floating), _scalar(writer, most, floating)]
+    number = writer.node("Where", [writer.node("IsNaN", [data]), scalar(writer, 0, floating), data])
+    bounds = [scalar(writer, limits.min, floating), scalar(writer, most, floating)]
     whole = writer.node("Cast", [writer.node("Clip", [number, *bounds])], to=onnx_code(wanted))
     above = writer.node("Greater", [number, bounds[1]])
-    writer.node("Where", [above, _scalar(writer, limits.max, wanted.dtype.type), whole], out)
+    writer.node("Where", [above, scalar(writer, limits.max, wanted.dtype.type), whole], out)
 
 
-def _scalar(writer: FormWriter, number: object, kind: type[np.generic]) -> str:
-    return writer.constant(np.array(number, kind))
-
-
-def _divide(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
-    """Integers by 0 give 0, the least number by -1 itself; ONNX Runtime stops or crashes there."""
-    if not _needs_guard(writer, operation):
+def _clip(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
+    """A bound that is not there is infinite; ONNX Runtime takes the largest finite number."""
+    kind = writer.type_of(operation.inputs[0]).data_type
+    bounds = [*operation.inputs[1:], ABSENT, ABSENT][:2]
+    if not kind.is_floating or ABSENT not in bounds:
         return False
-    x, d, number, one, zero = _guarded(writer, operation)
-    quotient = writer.node("Div", [x, one])
-    if number.kind == "i":
-        minus = writer.node("Equal", [d, _scalar(writer, -1, number.type)])
-        negative = writer.node("Sub", [_scalar(writer, 0, number.type), x])
-        quotient = writer.node("Where", [minus, negative, quotient])
+    number = kind.compute_dtype.type
+    named = [
+        scalar(writer, limit, number) if bound == ABSENT else writer.operand(bound)
+        for bound, limit in zip(bounds, (-np.inf, np.inf), strict=True)
+    ]
+    data = writer.operand(operation.inputs[0])
+    writer.node("Clip", [data, *named], value_name(operation.outputs[0]))
+    return True
+
+
+def _swish(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
+    """There is no kernel for it, but one for what its nodes are fused to."""
+    x = writer.operand(operation.inputs[0])
+    number = writer.type_of(operation.inputs[0]).data_type.compute_dtype.type
+    scaled = x
+    if attributes["alpha"] != 1.0:
+        scaled = writer.node("Mul", [x, scalar(writer, attributes["alpha"], number)])
+    gate = writer.node("Sigmoid", [scaled])
+    writer.node("Mul", [x, gate], value_name(operation.outputs[0]))
+    return True
+
+
+def _where(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
+    """There is no kernel that chooses among booleans: bytes are chosen instead."""
+    if writer.type_of(operation.outputs[0]).data_type is not DataType.BOOL:
+        return False
+    condition, *choices = (writer.operand(v) for v in operation.inputs)
+    code = onnx_code(DataType.UINT8)
+    chosen = writer.node(
+        "Where", [condition, *(writer.node("Cast", [c], to=code) for c in choices)]
+    )
     out = value_name(operation.outputs[0])
-    writer.node("Where", [zero, _scalar(writer, 0, number.type), quotient], out)
+    writer.node("Cast", [chosen], out, to=onnx_code(DataType.BOOL))
     return True
-
-
-def _modulo(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
-    """Integers modulo 0 and -1 give 0; ONNX Runtime stops or crashes there."""
-    if not _needs_guard(writer, operation):
-        return False
-    x, _, _, one, _ = _guarded(writer, operation)
-    writer.node("Mod", [x, one], value_name(operation.outputs[0]), fmod=attributes["fmod"])
-    return True
-
-
-def _needs_guard(writer: FormWriter, operation: Operation) -> bool:
-    divisor = operation.inputs[1]
-    if writer.type_of(divisor).data_type.dtype.kind not in "iu":
-        return False
-    data = writer.known(divisor)
-    return data is None or bool(np.isin(data, (0, -1)).any())
-
-
-def _guarded(
-    writer: FormWriter, operation: Operation
-) -> tuple[str, str, np.dtype[np.generic], str, str]:
-    """Dividend, divisor, their type, the divisor with 1 for 0 and -1, and where it was 0."""
-    x, d = (writer.operand(v) for v in operation.inputs)
-    number = writer.type_of(operation.inputs[1]).data_type.dtype
-    zero = bad = writer.node("Equal", [d, _scalar(writer, 0, number.type)])
-    if number.kind == "i":
-        minus = writer.node("Equal", [d, _scalar(writer, -1, number.type)])
-        bad = writer.node("Or", [zero, minus])
-    one = writer.node("Where", [bad, _scalar(writer, 1, number.type), d])
-    return x, d, number, one, zero
-
-
-def _power(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
-    """Integer powers go through float64 there, which holds 53 bits."""
-    if writer.type_of(operation.inputs[0]).data_type is not DataType.INT64:
-        return False
-    exponent = writer.known(operation.inputs[1])
-    if exponent is None or exponent.size != 1 or exponent.reshape(()) not in (2, 3):
-        raise CompileError("it rounds 64-bit integers to 53 bits unless the exponent is 2 or 3")
-    return False
 
 
 def _known_result(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
@@ -135,12 +116,22 @@ def _known_result(writer: FormWriter, operation: Operation, attributes: Attribut
 REWRITES: Mapping[str, Rewrite] = {
     "Cast": _cast,
     "CastLike": _cast,
+    "Clip": _clip,
     "ConstantOfShape": _known_result,
-    "Div": _divide,
+    "Div": onnx_integers.divide,
+    "Einsum": onnx_integers.einsum,
     "EyeLike": _known_result,
-    "Mod": _modulo,
-    "Pow": _power,
+    "Mod": onnx_integers.modulo,
+    "Pow": onnx_integers.power,
     "Range": _known_result,
+    "ReduceL1": onnx_integers.rounded_reduction,
+    "ReduceL2": onnx_integers.rounded_reduction,
+    "ReduceMean": onnx_integers.rounded_reduction,
+    "ReduceProd": onnx_integers.rounded_reduction,
+    "ReduceSum": onnx_integers.summed,
+    "ReduceSumSquare": onnx_integers.rounded_reduction,
     "Shape": _known_result,
     "Size": _known_result,
+    "Swish": _swish,
+    "Where": _where,
 }

@@ -24,7 +24,7 @@ from stitch.errors import CompileError, TaskError, UsageError
 from stitch.machine import MachineShape
 from stitch.program import Array, Program
 from stitch.runtime.executors.executor import BoundProgram, Executor, PreparedProgram, Thunk
-from stitch.runtime.executors.numpy_executor import NumpyExecutor, check_types
+from stitch.runtime.executors.numpy_executor import NumpyExecutor
 from stitch.runtime.executors.onnx_form import onnx_form, operation_form
 from stitch.runtime.executors.onnx_writer import OnnxForm, value_name
 from stitch.runtime.executors.staging import StagedRegions, StagingArrays
@@ -56,7 +56,6 @@ class OnnxRuntimeExecutor(Executor):
 
     def prepare(self, program: Program, machine: MachineShape) -> PreparedProgram:
         """Make a session; raises `CompileError` listing every operation that it cannot run."""
-        check_types(program)
         return _Prepared(program, machine, self._session_of(program))
 
     def _session_of(self, program: Program) -> _Session | None:

@@ -1,0 +1,137 @@
+"""Whole numbers where ONNX Runtime's kernels stop, crash or round, written so that they do not.
+
+Comes in: an operation and the writer of its model. Goes out: whether it was rewritten; if not, it
+is written as it is. Raises `CompileError` where its result may be wrong and nothing helps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from stitch.errors import CompileError
+from stitch.ops import onnx_code
+from stitch.program import AttributeValue, DataType, Operation
+from stitch.runtime.executors.onnx_writer import FormWriter, value_name
+
+Attributes = Mapping[str, AttributeValue]
+
+#: Its reductions of 64-bit integers go through float64, which holds 53 bits.
+_WIDE = (DataType.INT64, DataType.UINT64)
+_SUMMED = (DataType.INT32, DataType.INT64)
+#: Terms of 32 bits whose sum float64 still holds.
+_EXACT_TERMS = 2**21
+
+
+def divide(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
+    """Integers by 0 give 0, the least number by -1 itself; ONNX Runtime stops or crashes there."""
+    if not _needs_guard(writer, operation):
+        return False
+    x, d, number, one, zero = _guarded(writer, operation)
+    quotient = writer.node("Div", [x, one])
+    if number.kind == "i":
+        minus = writer.node("Equal", [d, scalar(writer, -1, number.type)])
+        negative = writer.node("Sub", [scalar(writer, 0, number.type), x])
+        quotient = writer.node("Where", [minus, negative, quotient])
+    out = value_name(operation.outputs[0])
+    writer.node("Where", [zero, scalar(writer, 0, number.type), quotient], out)
+    return True
+
+
+def modulo(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
+    """Integers modulo 0 and -1 give 0; ONNX Runtime stops, crashes, or takes 53 bits of 64."""
+    out = value_name(operation.outputs[0])
+    guarded = _needs_guard(writer, operation)
+    wide = attributes["fmod"] == 1 and writer.type_of(operation.inputs[1]).data_type in _WIDE
+    if not guarded and not wide:
+        return False
+    if guarded:
+        x, _, _, d, _ = _guarded(writer, operation)
+    else:
+        x, d = (writer.operand(v) for v in operation.inputs)
+    if wide:
+        whole = writer.node("Mul", [writer.node("Div", [x, d]), d])
+        writer.node("Sub", [x, whole], out)
+    else:
+        writer.node("Mod", [x, d], out, fmod=attributes["fmod"])
+    return True
+
+
+def _needs_guard(writer: FormWriter, operation: Operation) -> bool:
+    divisor = operation.inputs[1]
+    if writer.type_of(divisor).data_type.dtype.kind not in "iu":
+        return False
+    data = writer.known(divisor)
+    return data is None or bool(np.isin(data, (0, -1)).any())
+
+
+def _guarded(
+    writer: FormWriter, operation: Operation
+) -> tuple[str, str, np.dtype[np.generic], str, str]:
+    """Dividend, divisor, their type, the divisor with 1 for 0 and -1, and where it was 0."""
+    x, d = (writer.operand(v) for v in operation.inputs)
+    number = writer.type_of(operation.inputs[1]).data_type.dtype
+    zero = bad = writer.node("Equal", [d, scalar(writer, 0, number.type)])
+    if number.kind == "i":
+        minus = writer.node("Equal", [d, scalar(writer, -1, number.type)])
+        bad = writer.node("Or", [zero, minus])
+    one = writer.node("Where", [bad, scalar(writer, 1, number.type), d])
+    return x, d, number, one, zero
+
+
+def power(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
+    """Integer powers go through float64 there, which holds 53 bits."""
+    if writer.type_of(operation.inputs[0]).data_type is not DataType.INT64:
+        return False
+    exponent = writer.known(operation.inputs[1])
+    if exponent is None or exponent.size != 1 or exponent.reshape(()) not in (2, 3):
+        raise CompileError("it rounds 64-bit integers to 53 bits unless the exponent is 2 or 3")
+    return False
+
+
+def summed(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
+    """ReduceSum of integers: in parts that are exact in float64; the whole wraps around."""
+    kind = writer.type_of(operation.inputs[0])
+    axes = writer.known(operation.inputs[1]) if len(operation.inputs) > 1 else None
+    idle = attributes["noop_with_empty_axes"] == 1 and (axes is None or not axes.size)
+    if kind.data_type.is_floating or idle:
+        return False
+    if kind.data_type not in _SUMMED or math.prod(kind.shape) > _EXACT_TERMS:
+        raise CompileError("it sums integers in float64, which rounds and saturates")
+    x, *rest = (writer.operand(v) for v in operation.inputs)
+    out, keepdims = value_name(operation.outputs[0]), attributes["keepdims"]
+    if kind.data_type is DataType.INT32:
+        wide = writer.node("Cast", [x], to=onnx_code(DataType.INT64))
+        total = writer.node("ReduceSum", [wide, *rest], keepdims=keepdims)
+        writer.node("Cast", [total], out, to=onnx_code(DataType.INT32))
+        return True
+    half = scalar(writer, 2**31, np.int64)
+    high = writer.node("Div", [x, half])
+    low = writer.node("Sub", [x, writer.node("Mul", [high, half])])
+    above = writer.node("ReduceSum", [high, *rest], keepdims=keepdims)
+    below = writer.node("ReduceSum", [low, *rest], keepdims=keepdims)
+    writer.node("Add", [writer.node("Mul", [above, half]), below], out)
+    return True
+
+
+def rounded_reduction(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
+    """Refuses integers that may round or saturate in float64; a mean of 32 bits cannot."""
+    kind = writer.type_of(operation.inputs[0]).data_type
+    exact = operation.op == "ReduceMean" and kind not in _WIDE
+    if not kind.is_floating and not exact:
+        raise CompileError("it reduces such integers in float64, which rounds and saturates")
+    return False
+
+
+def einsum(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
+    """Refuses integers, whose sums saturate."""
+    if not all(writer.type_of(v).data_type.is_floating for v in operation.inputs):
+        raise CompileError("its sums of integers saturate")
+    return False
+
+
+def scalar(writer: FormWriter, number: object, kind: type[np.generic]) -> str:
+    """The name of a constant without dimensions."""
+    return writer.constant(np.array(number, kind))
