@@ -24,7 +24,7 @@ from stitch.cli.command import (
     say,
 )
 from stitch.cli.describe import SECTIONS, describe, head_lines, program_lines
-from stitch.cli.modules import machine_for, read_modules
+from stitch.cli.modules import machine_for, module_source, read_modules
 from stitch.cli.stitching import stitching, stitching_json, stitching_lines
 from stitch.cli.wiring import FORM as WIRE_FORM
 from stitch.cli.wiring import wires_of
@@ -91,12 +91,12 @@ def _inspect(words: argparse.Namespace) -> int:
 
 def _show(words: argparse.Namespace) -> int:
     path = words.modules[0]
-    source: str | bytes = path
     if path == "-":
         (module,) = read_modules([path], verify=words.verify)
-        binary, source = module.binary, b""
+        binary = module.binary
         sizes = api.inspect_sizes(binary)
     else:
+        source = module_source(path)
         binary = api.load(source, verify=words.verify)
         sizes = api.inspect_sizes(source)
     asked = words.section or ["inputs", "outputs", "memory"]

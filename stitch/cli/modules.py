@@ -6,6 +6,7 @@ machine. Must not know: wires, inputs.
 
 from __future__ import annotations
 
+import stat
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,8 +54,17 @@ def _module(path: str, function: str, verify: str) -> Module:
     if path == "-":
         binary, label = api.load(sys.stdin.buffer.read(), verify=verify), "stdin"
     else:
-        binary, label = api.load(path, verify=verify), Path(path).stem
+        binary, label = api.load(module_source(path), verify=verify), Path(path).stem
     return Module(path, label, binary, _program(binary, function, path))
+
+
+def module_source(path: str) -> str | bytes:
+    """The path itself, to be mapped; the bytes of a pipe, which cannot be mapped."""
+    try:
+        return Path(path).read_bytes() if stat.S_ISFIFO(Path(path).stat().st_mode) else path
+    except (OSError, ValueError):
+        # The loader says what is wrong with it.
+        return path
 
 
 def _program(binary: Binary, function: str, path: str) -> Program:

@@ -105,6 +105,8 @@ def _open(words: argparse.Namespace, machine: Any) -> api.Device:
     executor = words.executor or ("null" if words.dry_run else "numpy")
     if words.dry_run and executor != "null":
         raise UsageError(f"--dry_run executes nothing, --executor={executor} does")
+    if executor == "null":
+        _refuse_results(words)
     return api.open_device(
         machine,
         executor=executor,
@@ -112,6 +114,18 @@ def _open(words: argparse.Namespace, machine: Any) -> api.Device:
         debug=words.check_memory,
         strict_types=words.strict_types,
     )
+
+
+def _refuse_results(words: argparse.Namespace) -> None:
+    """Raise `UsageError` for words that need results, where nothing is executed."""
+    wanted = [f"--expected_output={word}" for word in words.expected_output]
+    wanted += [f"--output={word}" for word in words.output if "@" in word]
+    if wanted:
+        how = "--dry_run" if words.dry_run else f"--executor={words.executor}"
+        raise UsageError(
+            f"{how} executes nothing, and {wanted[0]} needs a result",
+            remedy=f"leave out {how}, or {', '.join(wanted)}"[:300],
+        )
 
 
 def _chain(words: argparse.Namespace) -> tuple[api.Device, Callable[[], Runnable]]:

@@ -56,7 +56,7 @@ def deal(
         if not free:
             raise UsageError(
                 f"there is a surplus --{option}: {word[:80]}",
-                expected=f"at most {len(names)}: {', '.join(names)}",
+                expected=f"at most {len(names)}: {', '.join(names)}" if names else f"no --{option}",
             )
         dealt[free.pop(0)] = word
     return dealt

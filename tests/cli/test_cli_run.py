@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
@@ -290,11 +291,29 @@ def test_tolerances_and_correlation_can_be_chosen(cli: Cli) -> None:
         (("--max_copies=-1",), 2, "negative"),
         (("--executor=gpu",), 2, "numpy"),
         (("--dry_run", "--executor=numpy"), 2, "executes nothing"),
+        (("--dry_run", "--expected_output=64x64xf32=1"), 2, "needs a result"),
+        (("--executor=null", "--expected_output=(ignored)"), 2, "--executor=null"),
+        (("--dry_run", "--output=y=@y.npy"), 2, "--output=y=@y.npy needs a result"),
+        (("--executor=null", "--output=@y.npz"), 2, "needs a result"),
     ],
 )
 def test_bad_words_are_wrong_usage(cli: Cli, words: tuple[str, ...], code: int, said: str) -> None:
     done = cli("run", "--module=b.ttb", "--init=ones", *words)
     assert done.code == code and said in done.err, done.err
+
+
+def test_without_data_results_may_still_be_ignored(cli: Cli) -> None:
+    done = cli("run", "--module=b.ttb", "--dry_run", "--output=")
+    assert done.code == 0 and "planned only" in done.out
+
+
+def test_a_program_without_inputs_takes_none(cli: Cli, here: Path) -> None:
+    (here / "none.yaml").write_text(
+        "parameters:\n  w: {values: [1.0, 2.0]}\noperations:\n  - y = Add(w, 1.0)\noutputs: [y]\n"
+    )
+    assert cli("compile", "none.yaml", "-o", "none.ttb").code == 0
+    done = cli("run", "--module=none.ttb", "--input=4xf32=1")
+    assert done.code == 2 and "expected: no --input" in done.err
 
 
 def test_outputs_appear_all_together_or_not_at_all(cli: Cli, here: Path) -> None:
@@ -324,6 +343,19 @@ def test_an_existing_file_keeps_its_bytes_where_the_run_fails(cli: Cli, here: Pa
 
 
 # -- modules and machines --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["run", "inspect"])
+def test_a_module_may_come_through_a_pipe(cli: Cli, here: Path, command: str) -> None:
+    os.mkfifo("pipe")
+    data = (here / "b.ttb").read_bytes()
+    writer = threading.Thread(target=Path("pipe").write_bytes, args=(data,), daemon=True)
+    writer.start()
+    words = ("--module=pipe", "--init=ones") if command == "run" else ("pipe",)
+    done = cli(command, *words)
+    assert done.code == 0, done.err
+    writer.join(10)
+    assert not writer.is_alive()
 
 
 @pytest.mark.parametrize(
