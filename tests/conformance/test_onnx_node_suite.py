@@ -1,0 +1,39 @@
+"""Every node test of ONNX is right or refused by name on the NumPy executor, as the table says."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import onnx_node_tests as suite
+import pytest
+from onnx_node_tests import CRASH, REFUSED, WRONG, Verdict
+
+
+@cache
+def verdicts() -> tuple[Verdict, ...]:
+    return tuple(suite.run_all(suite.cases()))
+
+
+@pytest.mark.parametrize("outcome", [WRONG, CRASH])
+def test_no_case_comes_out(outcome: str) -> None:
+    assert [v for v in verdicts() if v.outcome == outcome] == []
+
+
+def test_the_checked_in_table_says_what_holds() -> None:
+    """`python tests/conformance/onnx_node_tests.py --write` renews it."""
+    assert suite.TABLE.read_text(encoding="utf-8") == suite.table_text(verdicts())
+
+
+def test_every_refusal_says_why() -> None:
+    assert [v.case for v in verdicts() if v.outcome == REFUSED and len(v.detail) < 12] == []
+
+
+def test_a_difference_is_noticed() -> None:
+    """The comparison itself: values, types and shapes count."""
+    ones = np.ones(3, np.float32)
+    assert not suite.difference(ones, ones.copy(), 1e-3, 1e-7)
+    assert suite.difference(ones, ones * 1.01, 1e-3, 1e-7)
+    assert suite.difference(ones, ones.astype(np.float64), 1e-3, 1e-7)
+    assert suite.difference(ones, ones[:2], 1e-3, 1e-7)
+    assert suite.difference(np.array([1, 2]), np.array([1, 3]), 1e-3, 1e-7)
