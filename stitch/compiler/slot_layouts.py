@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from stitch.compiler.options import CompileWarning
 from stitch.compiler.slot_wishes import ByField
 from stitch.errors import LayoutError
-from stitch.graph.wish import Wish, wished_layout
+from stitch.graph.wish import Wish, WishError, wished_layout
 from stitch.machine.shape import MachineShape, footprint, round_up, shard_layout
 from stitch.program import (
     BLOCK_ELEMENTS,
@@ -20,6 +20,7 @@ from stitch.program import (
     InputKind,
     Layout,
     MemoryLayout,
+    ShardSpec,
     Space,
     TensorDesc,
     ValueType,
@@ -71,7 +72,8 @@ def slot_layout(request: SlotRequest, space: Space, machine: MachineShape) -> La
     """Row-major interleaved in `space`, changed by the slot's wishes.
 
     Sharding without a shard spec becomes the machine's even one. Raises `LayoutError` where the
-    wishes contradict each other, or the machine cannot do it.
+    wishes contradict each other, or the machine cannot do it; `WishError`, which is one, for a
+    shard spec without a sharded memory layout.
     """
     try:
         layout = _wished(request, space, machine)
@@ -82,7 +84,8 @@ def slot_layout(request: SlotRequest, space: Space, machine: MachineShape) -> La
         footprint(TensorDesc(request.type.shape, layout), machine)
     except LayoutError as error:
         asked = ", ".join(wish.text() for wish in request.wishes.values())
-        raise LayoutError(
+        kind = WishError if isinstance(error, WishError) else LayoutError
+        raise kind(
             f"{request.label} ({request.type.text()}) cannot be placed: {error.what}",
             where=f"machine {machine.name!r}" + (f", wishes: {asked}" if asked else ""),
             expected=error.expected,
@@ -96,7 +99,10 @@ def _wished(request: SlotRequest, space: Space, machine: MachineShape) -> Layout
     wishes: list[Wish] = list(request.wishes.values())
     default = Layout(request.type.data_type, space)
     asked = request.wishes.get("memory_layout")
-    if asked is None or "shard_spec" in request.wishes:
+    spec = request.wishes.get("shard_spec")
+    if spec is not None and (asked is None or asked.value is MemoryLayout.INTERLEAVED):
+        raise _without_shards(request, spec)
+    if asked is None or spec is not None:
         return wished_layout(default, wishes)
     kind = asked.value
     assert isinstance(kind, MemoryLayout)
@@ -113,6 +119,26 @@ def _wished(request: SlotRequest, space: Space, machine: MachineShape) -> Layout
     )
     assert found.shard_spec is not None
     return wished_layout(default, [*wishes, Wish("input", 0, "shard_spec", found.shard_spec)])
+
+
+def _without_shards(request: SlotRequest, wish: Wish) -> WishError:
+    """The error for a shard spec whose memory layout is not sharded, naming the one that fits."""
+    spec = wish.value
+    assert isinstance(spec, ShardSpec)
+    rows, columns = TensorDesc(
+        request.type.shape, Layout(request.type.data_type, Space.L1)
+    ).rows_and_columns
+    if spec.shape[1] >= columns:
+        fitting = MemoryLayout.HEIGHT_SHARDED
+    elif spec.shape[0] >= rows:
+        fitting = MemoryLayout.WIDTH_SHARDED
+    else:
+        fitting = MemoryLayout.BLOCK_SHARDED
+    return WishError(
+        "a shard spec needs a sharded memory layout",
+        expected=f"{wish.side}.{wish.slot}.memory_layout={fitting.value} beside it",
+        remedy=f"add --set {wish.side}.{wish.slot}.memory_layout={fitting.value}",
+    )
 
 
 def size_traps(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from stitch import ops
 from stitch.errors import CompileError, Problem
 from stitch.graph.known_values import KnownValues
-from stitch.graph.wish import Wish, closest
+from stitch.graph.wish import Wish, WishError, closest
 from stitch.program import (
     ABSENT,
     Array,
@@ -63,11 +63,11 @@ class ComputationGraph:
         return {constant.value: constant.data for constant in self.constants}
 
     def slot_index(self, wish: Wish) -> int:
-        """The index of the slot that a wish is about; raises `CompileError` if there is none."""
+        """The index of the slot that a wish is about; raises `WishError` if there is none."""
         names = [s.name for s in (self.inputs if wish.side == "input" else self.outputs)]
         problem = _slot_problem(wish.side, wish.slot, names)
         if problem is not None:
-            raise CompileError(problem, where=f"graph {self.name!r}, wish {wish.text()}")
+            raise WishError(problem, where=f"graph {self.name!r}, wish {wish.text()}")
         return wish.slot if isinstance(wish.slot, int) else names.index(wish.slot)
 
     def wishes_for_input(self, index: int) -> tuple[Wish, ...]:
@@ -82,9 +82,18 @@ class ComputationGraph:
         return tuple(w for w in self.wishes if w.side == side and self.slot_index(w) == index)
 
     def with_wishes(self, *wishes: Wish) -> ComputationGraph:
-        """The same graph with more wishes; a later wish replaces an earlier one on its field."""
+        """The same graph with more wishes; a later wish replaces an earlier one on its field.
+
+        Raises `WishError` for a wish about a slot, or an alias of an input, that there is not.
+        """
         kept: dict[tuple[str, int, str], Wish] = {}
         for wish in (*self.wishes, *wishes):
+            if wish.field == "alias" and isinstance(wish.value, str | int):
+                problem = _slot_problem("input", wish.value, [s.name for s in self.inputs])
+                if problem is not None:
+                    where = f"graph {self.name!r}, wish {wish.text()}"
+                    raise WishError(f"an output takes the buffer of an input: {problem}",
+                                    where=where)  # fmt: skip
             kept[wish.side, self.slot_index(wish), wish.field] = wish
         return replace(self, wishes=tuple(kept.values()))
 
@@ -148,14 +157,15 @@ def _type_problems(graph: ComputationGraph) -> Iterator[Problem]:
 
 
 def _slot_problem(side: str, slot: str | int, names: list[str]) -> str | None:
+    listed = ", ".join(names) or "none"
     if isinstance(slot, int):
-        return None if 0 <= slot < len(names) else f"there is no {side} {slot} of {len(names)}"
+        if 0 <= slot < len(names):
+            return None
+        return f"there is no {side} {slot} of {len(names)}; {side}s, counted from 0: {listed}"
     if slot in names:
         return None
     near = closest(slot, names)
-    return f"there is no {side} {slot!r}; {side}s: {', '.join(names)}" + (
-        f"; {near}" if near else ""
-    )
+    return f"there is no {side} {slot!r}; {side}s: {listed}" + (f"; {near}" if near else "")
 
 
 def _text_lines(graph: ComputationGraph) -> Iterator[str]:

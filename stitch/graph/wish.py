@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
-from stitch.errors import LayoutError, UsageError
+from stitch.errors import CompileError, LayoutError, UsageError
 from stitch.program import (
     TILE_SHAPE,
     DataType,
@@ -56,6 +56,12 @@ WISH_FIELDS: Mapping[Side, tuple[str, ...]] = {
         "space", "data_type", "layout", "memory_layout", "shard_spec", "address", "alias",
     ),
 }  # fmt: skip
+
+
+class WishError(UsageError, CompileError, LayoutError):
+    """A wish is well spelled and cannot be meant: no such slot, or half of a pair: exit code 2."""
+
+    exit_code = UsageError.exit_code
 
 
 @dataclass(frozen=True, slots=True)

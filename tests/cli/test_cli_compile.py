@@ -113,6 +113,33 @@ def test_a_bad_wish_is_wrong_usage_and_writes_nothing(cli: Cli, here: Path) -> N
 
 
 @pytest.mark.parametrize(
+    ("wish", "said"),
+    [
+        ("input.z.space=l1", "there is no input 'z'; inputs: x"),
+        ("output.9.space=l1", "there is no output 9 of 1; outputs, counted from 0: y"),
+        ("output.y.alias=9", "takes the buffer of an input: there is no input 9"),
+        ("output.y.alias=zz", "there is no input 'zz'; inputs: x"),
+        ("input.x.shard_spec=2x1,2x8", "add --set input.x.memory_layout=height_sharded"),
+        ("input.0.shard_spec=1x2,4x4", "add --set input.0.memory_layout=width_sharded"),
+        ("output.y.shard_spec=2x2,2x4", "add --set output.y.memory_layout=block_sharded"),
+    ],
+)
+def test_a_wish_that_cannot_be_meant_is_wrong_usage(
+    cli: Cli, here: Path, wish: str, said: str
+) -> None:
+    done = cli("compile", "a.yaml", "-o", "w.ttb", f"--set={wish}")
+    assert done.code == 2 and said in done.err, done.err
+    assert "[unknown_slot]" not in done.err and not (here / "w.ttb").exists()
+
+
+def test_a_wish_in_a_file_that_names_no_slot_is_a_bad_file(cli: Cli, here: Path) -> None:
+    text = (here / "a.yaml").read_text().replace("outputs: [y]", "outputs: {y: {alias: z}}")
+    (here / "w.yaml").write_text(text)
+    done = cli("compile", "w.yaml", "-o", "w.ttb")
+    assert done.code == 3 and "there is no input 'z'" in done.err, done.err
+
+
+@pytest.mark.parametrize(
     ("words", "code", "said"),
     [
         (("-o", "o.ttb"), 2, "there is no module"),

@@ -145,6 +145,8 @@ def test_a_wish_about_no_slot_is_a_compile_error_with_the_closest_name() -> None
         graph.with_wishes(parse_wish("output.1.space=l1"))
     with pytest.raises(CompileError, match="there is no input 'y'"):
         graph.with_wishes(parse_wish("output.0.alias=y"))
+    with pytest.raises(CompileError, match="takes the buffer of an input: there is no input 9"):
+        graph.with_wishes(parse_wish("output.0.alias=9"))
 
 
 def test_every_field_of_a_side_has_a_spelling_in_these_tests() -> None:
