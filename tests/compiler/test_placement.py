@@ -213,7 +213,9 @@ REFUSED: dict[str, tuple[tuple[str, ...], type[StitchError], tuple[str, ...]]] =
         ("input 'x'", "4 shards do not fit 2 cores"),
     ),
     "shards without a sharding": (
-        ("input.x.shard_spec=2x1,16x64",), LayoutError, ("needs a sharded memory layout", "input.x.memory_layout=height_sharded", "input.x.shard_spec=")
+        ("input.x.shard_spec=2x1,16x64",),
+        LayoutError,
+        ("a sharded memory layout", "x.memory_layout=height_sharded", "input.x.shard_spec="),
     ),
 }  # fmt: skip
 
