@@ -55,13 +55,13 @@ class Dependencies:
 
     def __init__(self) -> None:
         self._sources: dict[int, tuple[int, ...]] = {}
-        self._inputs: dict[int, str] = {}
+        self._inputs: dict[int, tuple[str, SymbolicTensor]] = {}
         #: Inputs that decide a shape, in the order in which they were found.
         self.wanted: dict[str, None] = {}
 
     def add_input(self, name: str, tensor: SymbolicTensor) -> None:
         """Declares an input of the graph."""
-        self._inputs[tensor.index] = name
+        self._inputs[tensor.index] = (name, tensor)
 
     def note(
         self,
@@ -74,14 +74,21 @@ class Dependencies:
         for tensor in made:
             self._sources[tensor.index] = read
 
-    def want(self, tensor: SymbolicTensor) -> None:
-        """Notes the inputs that a value is computed from as wanted."""
+    def want(self, tensor: SymbolicTensor, *, integers_only: bool = False) -> None:
+        """Notes the inputs that a value is computed from as wanted.
+
+        With `integers_only`, does nothing where one of them is not of integers.
+        """
+        found: dict[str, SymbolicTensor] = {}
         pending, seen = [tensor.index], {tensor.index}
         while pending:
             index = pending.pop()
             if index in self._inputs:
-                self.wanted[self._inputs[index]] = None
+                name, slot = self._inputs[index]
+                found[name] = slot
             for source in self._sources.get(index, ()):
                 if source not in seen:
                     seen.add(source)
                     pending.append(source)
+        if not integers_only or all(slot.dtype.kind in "iu" for slot in found.values()):
+            self.wanted.update(dict.fromkeys(found))

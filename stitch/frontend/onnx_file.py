@@ -26,11 +26,16 @@ MESSAGE_LIMIT = 2**31
 
 @dataclass(frozen=True, slots=True)
 class OnnxModel:
-    """A model to import; `title` is how messages call it, `folder` where its external data lies."""
+    """A model to import; `title` is how messages call it, `folder` where its external data lies.
+
+    `written_opset` is the version of ONNX's own operators that the model was written for, where it
+    had to be converted.
+    """
 
     proto: Any
     title: str
     folder: Path | None
+    written_opset: int = NEWEST_OPSET
 
     @property
     def graph(self) -> Any:
@@ -99,6 +104,7 @@ def _checked(model: OnnxModel) -> OnnxModel:
     proto = model.proto
     if not proto.HasField("graph"):
         raise FormatError("the model has no graph", where=model.title)
+    _check_texts(proto, model.title)
     if not 1 <= proto.ir_version <= NEWEST_IR:
         raise IncompatibleError(
             f"IR version {proto.ir_version} is not supported", where=model.title,
@@ -120,6 +126,21 @@ def _checked(model: OnnxModel) -> OnnxModel:
     return model if opset >= OLDEST_OPSET else _converted(model, opset)
 
 
+def _check_texts(message: Any, title: str) -> None:
+    """Raises `FormatError` for a name that is no UTF-8: protobuf hands it out as bytes."""
+    for field, value in message.ListFields():
+        if field.type == field.TYPE_MESSAGE:
+            for inner in value if hasattr(value, "__len__") else (value,):
+                _check_texts(inner, title)
+        elif field.type == field.TYPE_STRING:
+            for text in (value,) if isinstance(value, str | bytes) else value:
+                if not isinstance(text, str):
+                    raise FormatError(
+                        f"the model is damaged: its {field.name} is no UTF-8 text",
+                        where=title, got=repr(text[:40]),
+                    )  # fmt: skip
+
+
 def _converted(model: OnnxModel, opset: int) -> OnnxModel:
     """The model at the oldest opset that Stitch knows."""
     try:
@@ -133,4 +154,4 @@ def _converted(model: OnnxModel, opset: int) -> OnnxModel:
             expected=f"opset {OLDEST_OPSET} to {NEWEST_OPSET}",
             remedy=f"export with opset_version={OLDEST_OPSET} or newer",
         ) from error
-    return OnnxModel(made, model.title, model.folder)
+    return OnnxModel(made, model.title, model.folder, opset)

@@ -28,6 +28,7 @@ class Expansion:
 
     body: Any
     attributes: Mapping[str, Any]
+    is_local: bool
 
 
 class Functions:
@@ -48,7 +49,7 @@ class Functions:
         if body is None:
             return None
         defaults = {a.name: attribute_value(a, where) for a in body.attribute_proto}
-        return Expansion(body, defaults | dict(attributes))
+        return Expansion(body, defaults | dict(attributes), True)
 
     def has_schema(self, op: str, domain: str, version: int) -> bool:
         """Whether ONNX defines the operator through others."""
@@ -81,7 +82,7 @@ class Functions:
             for name, a in schema.attributes.items()
             if a.default_value.type != onnx.AttributeProto.UNDEFINED
         }
-        return Expansion(body, defaults | dict(attributes))
+        return Expansion(body, defaults | dict(attributes), False)
 
 
 def _schema(op: str, domain: str, version: int) -> Any:

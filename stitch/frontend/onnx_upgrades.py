@@ -1,4 +1,4 @@
-"""Nodes of opsets 13 to 25 in the words of opset 26, and what ONNX writes in tensors as attributes.
+"""Nodes of older opsets in the words of opset 26, and what ONNX writes in tensors as attributes.
 
 Comes in: one `NodeCall` and the builder. Goes out: a `NodeCall` that means the same in opset 26,
 perhaps after operations of its own. Operators that did not change are not mentioned.
@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from onnx import TensorProto
 
 from stitch import ops
 from stitch.errors import CompileError
@@ -55,7 +56,9 @@ def _with_axes(builder: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
     """Axes became an operand (opset 18)."""
     attributes = dict(call.attributes)
     axes = attributes.pop("axes", None)
-    inputs = call.inputs if axes is None else (*call.inputs[:1], builder.constant(list(axes)))
+    if not isinstance(axes, tuple):
+        return call
+    inputs = (*call.inputs[:1], builder.constant(list(axes)))
     return replace(call, inputs=inputs, attributes=attributes)
 
 
@@ -93,6 +96,15 @@ def _batch_normalization(_: ComputationGraphBuilder, call: NodeCall) -> NodeCall
     return replace(call, outputs=call.outputs[:1])
 
 
+def _prelu(builder: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
+    """A vector of slopes was one per channel (before opset 7; the converter leaves it so)."""
+    data, slope = call.operand(0), call.operand(1)
+    if data is None or slope is None or len(slope.shape) != 1 or slope.size == 1:
+        return call
+    spread = builder.op("Reshape", slope, [slope.size, *[1] * (len(data.shape) - 2)])
+    return replace(call, inputs=(data, spread))
+
+
 def _roi_align(_: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
     """The default of coordinate_transformation_mode changed (opset 16)."""
     return replace(
@@ -112,7 +124,10 @@ def _grid_sample(_: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
 def _dft(builder: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
     """The axis became an operand (opset 20)."""
     attributes = dict(call.attributes)
-    axis = builder.constant(np.array(attributes.pop("axis", 1), np.int64))
+    wanted = attributes.pop("axis", 1)
+    if not isinstance(wanted, int):
+        return call
+    axis = builder.constant(np.array(wanted, np.int64))
     return replace(call, inputs=(call.operand(0), call.operand(1), axis), attributes=attributes)
 
 
@@ -120,7 +135,7 @@ def _constant_of_shape(_: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
     """Graphs hold no tensors in attributes: the value is spelt as its type and a number."""
     attributes = dict(call.attributes)
     tensor = attributes.pop("value", None)
-    if tensor is None:
+    if not isinstance(tensor, TensorProto):
         return call
     value = tensor_array(tensor, None, f"{call.where}, attribute 'value'")
     if value.size != 1:
@@ -144,6 +159,7 @@ _UPGRADES: dict[str, tuple[tuple[int, Upgrade], ...]] = {
     "Split": ((18, _split),),
     "GroupNormalization": ((21, _group_normalization),),
     "BatchNormalization": ((14, _batch_normalization),),
+    "PRelu": ((7, _prelu),),
     "RoiAlign": ((16, _roi_align),),
     "GridSample": ((20, _grid_sample),),
     "DFT": ((20, _dft),),

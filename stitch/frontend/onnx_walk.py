@@ -7,14 +7,17 @@ and the walk goes on, so that all of it is reported at once. Must not know: file
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from stitch import ops
 from stitch.errors import CompileError, FormatError, StitchError
 from stitch.frontend.onnx_attributes import attributes_of
 from stitch.frontend.onnx_constants import constant_array, reference_results
 from stitch.frontend.onnx_deciding import Dependencies, asked_operand
-from stitch.frontend.onnx_file import OnnxModel, opsets_of, plain_domain
+from stitch.frontend.onnx_file import NEWEST_OPSET, OnnxModel, opsets_of, plain_domain
 from stitch.frontend.onnx_functions import Expansion, Functions
 from stitch.frontend.onnx_refusals import Refusals
 from stitch.frontend.onnx_scope import FAILED, Bound, Scope
@@ -48,13 +51,13 @@ class Walk:
 
     def nodes(self, nodes: Iterable[Any], scope: Scope) -> None:
         """Every node, in order."""
-        for node in nodes:
+        for index, node in enumerate(nodes):
             self._nodes += 1
             if self._nodes > MAX_NODES:
                 raise CompileError(
                     f"the model expands to more than {MAX_NODES} nodes", where=self.model.title
                 )
-            where = scope.place or f"{self.model.title}:{node.name or f'#{self._nodes - 1}'}"
+            where = scope.place or f"{self.model.title}:{node.name or f'#{index}'}"
             made: Sequence[Bound] = [FAILED] * len(node.output)
             try:
                 with self.builder.at(where):
@@ -75,11 +78,14 @@ class Walk:
 
     def _define(self, node: Any, made: Sequence[Bound], scope: Scope, where: str) -> None:
         for index, name in enumerate(node.output):
-            if name:
-                try:
-                    scope.define(name, made[index] if index < len(made) else FAILED, where)
-                except FormatError as error:
-                    self.refusals.failed(where, error)
+            if not name:
+                continue
+            try:
+                scope.define(name, made[index] if index < len(made) else FAILED, where)
+                if index >= len(made):
+                    raise FormatError(f"{node.op_type} has no output {index}", where=where)
+            except FormatError as error:
+                self.refusals.failed(where, error)
 
     def _node(self, node: Any, scope: Scope, where: str) -> Sequence[Bound]:
         domain = plain_domain(node.domain)
@@ -107,7 +113,10 @@ class Walk:
         if (domain, node.op_type) in _OWN:
             return self._constant(call) if call.op == "Constant" else self._if(call, scope)
         if (domain, node.op_type) in _KNOWN:
-            return self._apply(upgraded(self.builder, call))
+            if (domain, call.op) == ("", "Size") and inputs and inputs[0] is not None:
+                return [self.builder.constant(np.asarray(inputs[0].size, np.int64))]
+            written = replace(call, version=min(version, self.model.written_opset))
+            return self._apply(upgraded(self.builder, written))
         return self._without_definition(node, call)
 
     def _is_supported(self, op: str, domain: str, version: int) -> bool:
@@ -115,6 +124,12 @@ class Walk:
         return known or self._functions.has_schema(op, domain, version)
 
     def _apply(self, call: NodeCall) -> Sequence[Bound]:
+        for name, value in call.attributes.items():
+            if not isinstance(value, int | float | str | tuple):
+                raise CompileError(
+                    f"{call.op} takes no {type(value).__name__} as attribute {name!r}",
+                    where=call.where,
+                )
         names = [name or "unused" for name in call.outputs] or ["unused"]
         try:
             made = self.builder.apply(call.op, call.inputs, names, call.attributes, call.domain)
@@ -151,6 +166,8 @@ class Walk:
         condition = call.operand(0)
         data = None if condition is None else self.builder.known_data(condition)
         if data is None or data.size != 1:
+            if condition is not None:
+                self.dependencies.want(condition, integers_only=True)
             raise _Unsupported("If")
         branch = call.attributes.get("then_branch" if data.item() else "else_branch")
         if branch is None or not hasattr(branch, "node"):
@@ -167,8 +184,10 @@ class Walk:
                 expected=f"at most {len(body.input)} and {len(body.output)}",
                 got=f"{len(call.inputs)} and {len(call.outputs)}",
             )  # fmt: skip
+        # Bodies of ONNX's own functions may leave out what their domain imports anyway.
+        opsets = {} if expansion.is_local else {"": NEWEST_OPSET} | dict(self.model.opsets)
         inner = Scope(
-            opsets_of(body.opset_import),
+            opsets | opsets_of(body.opset_import),
             called_with=expansion.attributes,
             titles=dict(zip(body.output, call.outputs, strict=False)),
             place=call.where,
