@@ -6,6 +6,10 @@ their types are narrower, and round at casts and at their outputs; so results ag
 executor's within a relative 1e-4 in float32 (sums are taken in another order), and within one
 rounding of the narrow type for every operation between an output and its inputs.
 
+What ONNX leaves open, ONNX Runtime decides otherwise than NumPy: NaN is passed over by maxima and
+minima (pools, reductions, ArgMax, TopK), infinities may become NaN in convolutions, and integer
+powers that overflow do not wrap.
+
 An output that takes the buffer of an input is computed apart and copied, but where every operation
 of the program is one that ONNX Runtime itself declares safe in place.
 """
@@ -141,6 +145,7 @@ class _Prepared(PreparedProgram):
         self.session = session
         self.staging = StagingArrays(program, machine)
         self.apart = _computed_apart(program)
+        self.repacked_nbytes = _repacked_nbytes(program)
 
     def bind(
         self, inputs: tuple[Array, ...], outputs: tuple[Array, ...], scratch: Array | None
@@ -165,7 +170,8 @@ class _Prepared(PreparedProgram):
             return self._by_operation.bind(inputs, outputs, scratch)
 
         steps = (*before, _named(call, self.program.name), *after)
-        return BoundProgram(steps, (), arrays, self.staging.nbytes, one_by_one)
+        staged = self.staging.nbytes + self.repacked_nbytes
+        return BoundProgram(steps, (), arrays, staged, one_by_one)
 
     @cached_property
     def _by_operation(self) -> PreparedProgram:
@@ -200,3 +206,9 @@ def _computed_apart(program: Program) -> frozenset[int]:
         if not (safe and len(readers) == 1 and slot.value in readers[0].outputs):
             found.add(slot.value)
     return frozenset(found)
+
+
+def _repacked_nbytes(program: Program) -> int:
+    """Bytes of the weights of which its products keep a rearranged copy (measured: all of them)."""
+    weights = {o.inputs[1] for o in program.operations if o.op in ("MatMul", "Gemm", "Conv")}
+    return sum(c.data.nbytes for c in program.constants if c.value in weights)

@@ -1,0 +1,345 @@
+"""What the ONNX Runtime executor promises beyond the suite: memory, aliases, hooks, refusals."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+HERE = str(Path(__file__).parent)
+if HERE not in sys.path:
+    sys.path.insert(0, HERE)
+from stitched_models import integers, model, one  # noqa: E402
+
+import stitch  # noqa: E402
+from stitch import ComputationGraphBuilder  # noqa: E402
+from stitch.errors import CompileError, TaskError, UsageError  # noqa: E402
+from stitch.machine import load_machine  # noqa: E402
+from stitch.program import Array, Ownership, Program  # noqa: E402
+from stitch.runtime.executors import BoundProgram, as_bytes, dense_view, make_executor  # noqa: E402
+from stitch.runtime.executors.automatic import AutomaticExecutor, points  # noqa: E402
+from stitch.runtime.executors.onnxruntime import OnnxRuntimeExecutor, bound_call  # noqa: E402
+
+MACHINE = load_machine("host").shape
+
+
+def program_of(build: Any, wishes: tuple[str, ...] = ()) -> Program:
+    return model("p", build, target="host", wishes=wishes).binary.programs[0]
+
+
+def bound_to(program: Program, arrays: list[Array]) -> tuple[BoundProgram, list[Array]]:
+    """A binding to these inputs and to new outputs; a donated buffer is the output's."""
+    outputs = []
+    for i, slot in enumerate(program.outputs):
+        kind = program.values[slot.value].type
+        size = program.output_desc(i).elements * kind.data_type.itemsize
+        source = slot.aliases_input
+        outputs.append(np.zeros(size, np.uint8) if source is None else as_bytes(arrays[source]))
+    scratch = np.zeros(program.scratch.size_per_bank, np.uint8)
+    prepared = OnnxRuntimeExecutor().prepare(program, MACHINE)
+    bound = prepared.bind(tuple(map(as_bytes, arrays)), tuple(outputs), scratch)
+    kinds = [program.values[slot.value].type for slot in program.outputs]
+    return bound, [dense_view(o, k) for o, k in zip(outputs, kinds, strict=True)]
+
+
+def run(bound: BoundProgram) -> None:
+    for step in bound.steps:
+        step()
+
+
+def linear(b: ComputationGraphBuilder) -> None:
+    x = b.input("x", (4, 64), "float32")
+    b.output("y", b.op("Relu", b.matmul(x, b.parameter("w", integers((64, 32), 5)))))
+
+
+def test_dense_values_are_computed_where_they_lie_in_one_call() -> None:
+    x = integers((4, 64))
+    bound, (y,) = bound_to(program_of(linear), [x])
+    assert len(bound.steps) == 1
+    run(bound)
+    np.testing.assert_array_equal(y, x @ integers((64, 32), 5))
+    x[0] = 0
+    run(bound)
+    assert not y[0].any() and y[1].any()
+
+
+def test_constants_are_read_where_the_file_is_mapped(tmp_path: Path) -> None:
+    path = tmp_path / "m.ttb"
+    model("m", linear, target="host").save(str(path))
+    program = stitch.load(str(path)).programs[0]
+    prepared: Any = OnnxRuntimeExecutor().prepare(program, MACHINE)
+    addresses = {c.data.ctypes.data for c in program.constants if c.data.nbytes > 1024}
+    assert addresses
+    assert {value.data_ptr() for value in prepared.session.held} == addresses
+
+
+def test_rearranged_weights_are_reported_as_staging() -> None:
+    bound, _ = bound_to(program_of(linear), [integers((4, 64))])
+    assert bound.staging_nbytes == 64 * 32 * 4
+
+
+def test_a_product_added_to_a_donated_input_is_right_over_its_buffer() -> None:
+    """The product and the sum become one kernel, which writes before it has read all of x."""
+    w = integers((8, 8), 3)
+
+    def build(b: ComputationGraphBuilder) -> None:
+        x = b.input("x", (8, 8), "float32", ownership=Ownership.DONATE)
+        b.output("y", b.add(b.matmul(x, b.parameter("w", w)), x))
+
+    program = program_of(build)
+    assert program.outputs[0].aliases_input == 0
+    x = integers((8, 8))
+    expected = x @ w + x
+    bound, (y,) = bound_to(program, [x])
+    run(bound)
+    np.testing.assert_array_equal(y, expected)
+
+
+@pytest.mark.parametrize("op", ["Gelu", "Softplus", "Mish", "HardSwish", "Erf", "Elu"])
+def test_functions_of_many_passes_are_right_over_a_donated_buffer(op: str) -> None:
+    def build(b: ComputationGraphBuilder) -> None:
+        x = b.input("x", (5, 33), "float32", ownership=Ownership.DONATE)
+        b.output("y", b.op(op, x))
+
+    x = np.linspace(-4, 4, 165, dtype=np.float32).reshape(5, 33)
+    (expected,) = stitch.ops.evaluate(op, [x])
+    program = program_of(build)
+    assert program.outputs[0].aliases_input == 0
+    bound, (y,) = bound_to(program, [x])
+    run(bound)
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_an_update_of_plain_arithmetic_is_written_in_place_without_a_copy() -> None:
+    def build(b: ComputationGraphBuilder) -> None:
+        w = b.input("w", (300, 7), "float32", ownership=Ownership.DONATE)
+        g = b.input("g", (300, 7), "float32")
+        b.output("w2", b.sub(w, b.mul(g, b.constant(np.float32(0.5)))))
+
+    w, g = integers((300, 7)), integers((300, 7), 9)
+    expected = w - g * 0.5
+    bound, (made,) = bound_to(program_of(build), [w, g])
+    assert len(bound.steps) == 1
+    run(bound)
+    np.testing.assert_array_equal(made, expected)
+    assert np.shares_memory(made, w)
+
+
+def test_an_output_that_is_read_by_later_operations() -> None:
+    def build(b: ComputationGraphBuilder) -> None:
+        x = b.input("x", (3, 4), "float32")
+        b.output("h", x + 1)
+        b.output("y", (x + 1) * 2)
+
+    bound, (h, y) = bound_to(program_of(build), [integers((3, 4))])
+    run(bound)
+    np.testing.assert_array_equal(y, 2 * h)
+    np.testing.assert_array_equal(h, integers((3, 4)) + 1)
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (1,)])
+@pytest.mark.parametrize("kind", ["float32", "float64", "int32", "int64", "uint8", "bool"])
+def test_scalars_and_empty_tensors_of_many_types_run(shape: tuple[int, ...], kind: str) -> None:
+    def build(b: ComputationGraphBuilder) -> None:
+        x, y = b.input("x", shape, kind), b.input("y", shape, kind)
+        b.output("same", b.op("Equal", x, y))
+        b.output("chosen", b.op("Where", b.op("Equal", x, y), x, y))
+
+    x = np.ones(shape, kind)
+    with stitch.open_device("tiny", executor="onnxruntime", debug=True) as device:
+        same, chosen = device.load(model("m", build))(x, np.zeros(shape, kind))
+        assert same.numpy().shape == shape and not same.numpy().any()
+        np.testing.assert_array_equal(chosen.numpy(), np.zeros(shape, kind))
+
+
+def test_optional_operands_and_results_may_be_absent() -> None:
+    def build(b: ComputationGraphBuilder) -> None:
+        x = b.input("x", (1, 1, 4, 4), "float32")
+        b.output("y", b.op("MaxPool", x, kernel_shape=(2, 2), strides=(2, 2)))
+        b.output("z", b.op("Clip", x, None, b.constant(np.float32(5))))
+
+    x = np.arange(16, dtype=np.float32).reshape(1, 1, 4, 4)
+    x[0, 0, 0, 0] = -np.inf
+    bound, (y, z) = bound_to(program_of(build), [x])
+    run(bound)
+    np.testing.assert_array_equal(y.ravel(), [5, 7, 13, 15])
+    np.testing.assert_array_equal(z, np.minimum(x, 5))
+
+
+def test_dividing_integers_by_zero_and_the_least_number_by_minus_one_do_no_harm() -> None:
+    def build(b: ComputationGraphBuilder) -> None:
+        x, d = b.input("x", (4,), "int32"), b.input("d", (4,), "int32")
+        b.output("q", b.op("Div", x, d))
+        b.output("r", b.op("Mod", x, d))
+
+    x = np.array([1, -(2**31), -7, 7], np.int32)
+    bound, (q, r) = bound_to(program_of(build), [x, np.array([0, -1, 2, -2], np.int32)])
+    run(bound)
+    assert q.tolist() == [0, -(2**31), -3, -3]
+    assert r.tolist() == [0, 0, 1, -1]
+
+
+def test_sums_of_integers_keep_all_bits() -> None:
+    def build(b: ComputationGraphBuilder) -> None:
+        b.output("y", b.op("ReduceSum", b.input("x", (3,), "int64"), keepdims=0))
+
+    bound, (y,) = bound_to(program_of(build), [np.array([2**62, 1, -(2**40) - 1])])
+    run(bound)
+    assert int(y) == 2**62 - 2**40
+
+
+def test_casts_to_integers_saturate_and_casts_to_narrow_floats_round() -> None:
+    def build(b: ComputationGraphBuilder) -> None:
+        x = b.input("x", (6,), "float32")
+        b.output("i", b.cast(x, "int32"))
+        b.output("u", b.cast(x, "uint8"))
+        b.output("h", b.cast(b.cast(x, "bfloat16"), "float32"))
+
+    x = np.array([np.nan, np.inf, -np.inf, 300.7, -2.5, 1.001], np.float32)
+    bound, (i, u, h) = bound_to(program_of(build), [x])
+    run(bound)
+    assert i.tolist() == [0, 2**31 - 1, -(2**31), 300, -2, 1]
+    assert u.tolist() == [0, 255, 0, 255, 0, 1]
+    assert h[3:].tolist() == [300.0, -2.5, 1.0]
+
+
+def test_low_precision_agrees_within_one_rounding_per_operation() -> None:
+    def build(b: ComputationGraphBuilder) -> None:
+        x = b.input("x", (32, 64), "bfloat16")
+        w = b.parameter("w", integers((64, 32)).astype(np.float32) / 61 - 0.5)
+        b.output("y", b.op("Gelu", b.matmul(x, b.cast(w, "bfloat16"))))
+
+    x = np.random.default_rng(0).normal(size=(32, 64)).astype(np.float32)
+    found = {}
+    for executor in ("numpy", "onnxruntime"):
+        with stitch.open_device("tiny", executor=executor) as device:
+            program = device.load(model("m", build))
+            found[executor] = one(program(x.astype(stitch.DataType.BFLOAT16.dtype))).numpy()
+    ours, theirs = (a.astype(np.float32) for a in found.values())
+    np.testing.assert_allclose(theirs, ours, rtol=2 * 2**-8, atol=2e-2)
+
+
+def test_hooks_on_operations_see_one_operation_at_a_time() -> None:
+    seen: list[tuple[str, tuple[int, ...]]] = []
+    x = integers((4, 64))
+    with stitch.open_device("tiny", executor="onnxruntime", debug=True) as device:
+        program = device.load(model("m", linear))
+        plain = one(program(x)).numpy()
+        undo = device.hooks.register(
+            after_operation=lambda c: seen.append(
+                (getattr(c.operation, "op", ""), c.outputs[0].shape)
+            )
+        )
+        hooked = one(program(x)).numpy()
+        undo()
+        again = one(program(x)).numpy()
+    assert seen == [("MatMul", (4, 32)), ("Relu", (4, 32))]
+    np.testing.assert_array_equal(plain, hooked)
+    np.testing.assert_array_equal(plain, again)
+
+
+def test_every_operation_that_cannot_run_is_listed() -> None:
+    def build(b: ComputationGraphBuilder) -> None:
+        x, i = b.input("x", (2, 3), "float64"), b.input("i", (3, 3), "int64")
+        b.output("a", b.op("Softsign", x))
+        b.output("b", b.op("Mish", b.op("Relu", x)))
+        b.output("c", b.op("ReduceProd", i))
+
+    program = program_of(build)
+    with pytest.raises(CompileError) as error:
+        OnnxRuntimeExecutor().prepare(program, MACHINE)
+    text = str(error.value)
+    assert all(op in text for op in ("Softsign(2x3xf64)", "Mish(2x3xf64)", "ReduceProd(3x3xi64)"))
+    assert "Relu(" not in text and "executor='numpy'" in text
+
+
+def test_a_failure_while_running_names_the_program() -> None:
+    def build(b: ComputationGraphBuilder) -> None:
+        x, i = b.input("x", (4,), "float32"), b.input("i", (1,), "int64")
+        b.output("y", b.gather(x, i))
+
+    with stitch.open_device("tiny", executor="onnxruntime") as device:
+        program = device.load(model("picks", build))
+        with pytest.raises(TaskError, match="picks"):
+            one(program(integers((4,)), np.array([9]))).numpy()
+        assert one(program(integers((4,)), np.array([3]))).numpy().tolist() == [3]
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "onnx"])
+def test_what_is_not_installed_is_named_with_its_extra(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("onnxruntime", "onnx_form", "onnx_writer", "onnx_integers", "onnx_rewrites"):
+        monkeypatch.delitem(sys.modules, f"stitch.runtime.executors.{module}", raising=False)
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UsageError, match="stitch-runtime\\[onnx\\]"):
+        make_executor("onnxruntime")
+
+
+def test_importing_stitch_and_computing_with_numpy_loads_neither_package() -> None:
+    code = (
+        "import sys, stitch\n"
+        "stitch.open_device('tiny').close()\n"
+        "assert not {'onnx', 'onnxruntime'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_threads_are_the_users_to_set_and_do_not_change_the_result() -> None:
+    with pytest.raises(UsageError, match="thread"):
+        OnnxRuntimeExecutor(intra_op_threads=0)
+    results = []
+    for threads in (1, 2):
+        executor = OnnxRuntimeExecutor(intra_op_threads=threads)
+        with stitch.open_device("tiny", executor=executor) as device:
+            results.append(one(device.load(model("m", linear))(integers((4, 64)))).numpy())
+    np.testing.assert_array_equal(results[0], results[1])
+
+
+def test_a_binding_runs_through_public_methods_alone() -> None:
+    prepared: Any = OnnxRuntimeExecutor().prepare(program_of(linear), MACHINE)
+    session = prepared.session.session
+    binding = session.io_binding()
+    x, y = integers((4, 64)), np.zeros((4, 32), np.float32)
+    form = prepared.session.form
+    binding.bind_cpu_input(f"v{form.inputs[0]}", x)
+    binding.bind_output(f"v{form.outputs[0]}", "cpu", 0, np.float32, y.shape, y.ctypes.data)
+    bound_call(SimpleNamespace(run_with_iobinding=session.run_with_iobinding), binding)()
+    np.testing.assert_array_equal(y, x @ integers((64, 32), 5))
+
+
+def test_the_automatic_choice_rests_on_the_program() -> None:
+    def large(b: ComputationGraphBuilder) -> None:
+        b.output(
+            "y",
+            b.matmul(
+                b.input("x", (64, 64), "float32"), b.parameter("w", np.eye(64, dtype=np.float32))
+            ),
+        )
+
+    def refused(b: ComputationGraphBuilder) -> None:
+        b.output("y", b.op("Mish", b.input("x", (64, 64), "float64")))
+
+    executor = AutomaticExecutor()
+    kinds = {}
+    for name, build in (("small", linear), ("large", large), ("refused", refused)):
+        program = program_of(build)
+        prepared = executor.prepare(program, MACHINE)
+        kinds[name] = (points(program) >= 1, type(prepared).__module__.rsplit(".", 1)[-1])
+    assert kinds == {
+        "small": (False, "numpy_executor"),
+        "large": (True, "onnxruntime"),
+        "refused": (True, "numpy_executor"),
+    }
+
+
+def test_a_device_that_chooses_gives_the_same_numbers() -> None:
+    with stitch.open_device("tiny", executor="auto") as device:
+        assert device.executor == "auto"
+        found = one(device.load(model("m", linear))(integers((4, 64)))).numpy()
+    np.testing.assert_array_equal(found, integers((4, 64)) @ integers((64, 32), 5))
