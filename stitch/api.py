@@ -6,10 +6,11 @@ re-exports it; nothing but the commands imports it.
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -90,6 +91,8 @@ class CompiledModel:
     target: str
     wishes: tuple[Wish, ...] = ()
     warnings: tuple[CompileWarning, ...] = ()
+    #: The program on a device of its own, from the first call on.
+    _loaded: list[LoadedProgram] = field(default_factory=list, repr=False)
 
     def save(self, path: str | Path) -> None:
         """Write the `.ttb` file, whole or not at all."""
@@ -133,15 +136,9 @@ class CompiledModel:
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Run the first program on a device of the model's own target."""
-        key = id(self)
-        if key not in _OWN_DEVICES:
-            device = open_device(self.target)
-            _OWN_DEVICES[key] = (self, device.load(self))
-        return _OWN_DEVICES[key][1](*arguments, **named)
-
-
-#: Devices that callable models opened for themselves, kept with the model so ids stay its own.
-_OWN_DEVICES: dict[int, tuple[CompiledModel, LoadedProgram]] = {}
+        if not self._loaded:
+            self._loaded.append(open_device(self.target).load(self))
+        return self._loaded[0](*arguments, **named)
 
 
 def compile(
@@ -149,7 +146,7 @@ def compile(
     example_inputs: Sequence[Any] | Mapping[str, Any] = (),
     *,
     target: str | Path | Machine = "wormhole_n150",
-    wishes: Iterable[str | Wish] = (),
+    wishes: str | Iterable[str | Wish] = (),
     name: str | None = None,
     role: Role | str = Role.FORWARD,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
@@ -163,6 +160,7 @@ def compile(
     `FormatError`, `LayoutError`, `OutOfMemoryError`.
     """
     graph = read_graph(module, example_inputs, input_shapes)
+    wishes = (wishes,) if isinstance(wishes, str) else wishes
     asked = tuple(parse_wish(w) if isinstance(w, str) else w for w in wishes)
     options = CompileOptions(wishes=asked, name=name, role=Role(role))
     machine = load_machine(target)
@@ -191,12 +189,26 @@ def read_graph(
             )
         return load_module(module)
     if callable(module):
-        if isinstance(examples, Mapping):
-            raise UsageError("a traced function takes its examples by position")
-        return trace(module, *examples)
+        return trace(module, *_by_position(module, examples))
     raise UsageError(
         "compile takes a computation graph, a path or a function", got=type(module).__name__
     )
+
+
+def _by_position(
+    function: Callable[..., Any], examples: Sequence[Any] | Mapping[str, Any]
+) -> Sequence[Any]:
+    """Examples in the order of a function's parameters; raises `UsageError` for other names."""
+    if not isinstance(examples, Mapping):
+        return examples
+    names = list(inspect.signature(function).parameters)
+    if set(names) != set(examples):
+        raise UsageError(
+            "examples by name are named like the function's parameters",
+            expected=", ".join(names),
+            got=", ".join(map(str, examples)),
+        )
+    return [examples[name] for name in names]
 
 
 def _is_onnx(module: object) -> bool:
@@ -282,6 +294,8 @@ def load(source: str | Path | bytes | CompiledModel, *, verify: str = "metadata"
         return source.binary
     if verify not in ("metadata", "full"):
         raise UsageError("verify is 'metadata' or 'full'", got=repr(verify))
+    if not isinstance(source, str | Path | bytes | bytearray | memoryview):
+        raise UsageError("load takes a path, bytes or a compiled model", got=type(source).__name__)
     return load_binary(source, verify="full" if verify == "full" else "metadata")
 
 
@@ -304,8 +318,8 @@ def submit(
 
 def wait(tensors: Tensor | Iterable[Tensor]) -> None:
     """Run the queues that these tensors are in; raises what a failed task raised."""
-    for tensor in (tensors,) if isinstance(tensors, Tensor) else tuple(tensors):
-        tensor.device.settle(tensor._record)
+    for tensor in tensors if isinstance(tensors, Iterable) else (tensors,):
+        _tensor(tensor).device.settle(tensor._record)
 
 
 def to_layout(tensor: Tensor, layout: Layout | TensorDesc, *, retain: bool | None = None) -> Tensor:
@@ -314,12 +328,22 @@ def to_layout(tensor: Tensor, layout: Layout | TensorDesc, *, retain: bool | Non
     `retain=False` frees the source afterwards unless it is itself retained. Raises `LayoutError`
     where the shape differs or the machine cannot hold the layout.
     """
-    return tensor.to_layout(layout, retain=retain)
+    return _tensor(tensor).to_layout(layout, retain=retain)
 
 
 def has_layout(tensor: Tensor, layout: Layout | TensorDesc) -> bool:
     """Whether a tensor lies as described; an address counts only where one is given."""
-    return tensor.has_layout(layout)
+    return _tensor(tensor).has_layout(layout)
+
+
+def _tensor(value: Any) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise UsageError(
+            "this takes a tensor of a device",
+            got=type(value).__name__,
+            remedy="make one with device.tensor(array)",
+        )
+    return value
 
 
 def get_layout(binary: Any, program: int | str = 0, input: int | str = 0) -> Layout:

@@ -71,6 +71,11 @@ def load_machine(name_or_path: str | FilePath | Machine) -> Machine:
     """
     if isinstance(name_or_path, Machine):
         return name_or_path
+    if not isinstance(name_or_path, str | FilePath):
+        raise UsageError(
+            "a machine is a name, the path of a .yaml description, or a Machine",
+            got=type(name_or_path).__name__,
+        )
     if isinstance(name_or_path, FilePath) or _looks_like_path(name_or_path):
         return _read_file(FilePath(name_or_path))
     return _shipped(name_or_path)

@@ -221,6 +221,15 @@ class Residency:
         allocator = self.allocators[space]
         biggest = sorted(self.in_space(space), key=lambda b: -b.size_per_bank)[:5]
         listed = ", ".join(f"{b.origin} ({b.size_per_bank} B)" for b in biggest) or "none"
+        capacity = self.shape(space).capacity
+        if size > capacity:
+            return OutOfMemoryError(
+                f"{space.value} can never hold {wanted}: {size} B per bank needed, "
+                f"{capacity} B there are",
+                where=f"machine {self.machine.name!r}",
+                remedy="place it in another space (--set input.NAME.space=dram), shard it, or "
+                "split the program",
+            )
         return OutOfMemoryError(
             f"{space.value} cannot hold {wanted}: {size} B per bank needed, "
             f"{allocator.free_nbytes} B free, largest hole {allocator.largest_hole} B",

@@ -60,8 +60,8 @@ class Device(TensorAccess):
         debug: bool = False,
         strict_types: bool = False,
     ) -> None:
-        if window < 1:
-            raise UsageError("a window holds at least one task", got=str(window))
+        if not isinstance(window, int) or window < 1:
+            raise UsageError("a window holds at least one task", got=repr(window))
         self.machine = load_machine(machine)
         self.backend = LocalBackend(self.machine, make_executor(executor), debug=debug)
         self.records = Records(self.backend.spaces)

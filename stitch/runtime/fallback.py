@@ -85,4 +85,5 @@ def _drop_dead(device: Device, values: Iterable[ValueRecord]) -> None:
 def fail(value: ValueRecord, error: BaseException) -> None:
     """Mark a value that could not be made."""
     value.status = Status.FAILED
-    value.by = f"{type(error).__name__}: {error}"
+    first_line = str(error).splitlines()[0] if str(error) else "no message"
+    value.by = f"task {value.by!r}: {type(error).__name__}: {first_line}"

@@ -6,7 +6,7 @@ its steps, and hand out the outputs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -29,12 +29,12 @@ class Pipeline:
     Raises `UsageError` for no program or several devices, `LinkError` where two do not fit.
     """
 
-    def __init__(self, programs: Sequence[LoadedProgram]) -> None:
-        if not programs:
-            raise UsageError("a pipeline needs at least one program")
+    def __init__(self, programs: Iterable[LoadedProgram]) -> None:
         self.programs = tuple(programs)
-        self.device = programs[0].device
-        if any(p.device is not self.device for p in programs):
+        if not self.programs or not all(isinstance(p, LoadedProgram) for p in self.programs):
+            raise UsageError("a pipeline needs at least one program, loaded on a device")
+        self.device = self.programs[0].device
+        if any(p.device is not self.device for p in self.programs):
             raise UsageError("the programs of a pipeline are loaded on one device")
         self._wires = [
             {i: o for o, i in wire(a.program, b.program)} for a, b in pairwise(self.programs)

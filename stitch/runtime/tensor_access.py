@@ -68,10 +68,11 @@ class TensorAccess:
             Status.FAILED: "was never made",
         }
         state = words.get(value.status, "was given away or freed")
+        remedy = "keep a handle that is not donated or freed, or set tensor.retain = True"
+        if value.status in (Status.FAILED, Status.LOST):
+            remedy = "look at the error that was raised when the queue ran"
         raise TaskError(
-            f"this tensor ({value.desc.text()}) {state}",
-            where=value.by or None,
-            remedy="keep a handle that is not donated or freed, or set tensor.retain = True",
+            f"this tensor ({value.desc.text()}) {state}", where=value.by or None, remedy=remedy
         )
 
     def settle(self, value: ValueRecord) -> None:
@@ -162,6 +163,9 @@ class TensorAccess:
         A buffer at bank address `a` begins at byte `a * banks`; see `Tensor.address`.
         """
         self.check_open()
+        names = [s.value for s in self.backend.spaces]
+        if not isinstance(space, Space) and space not in names:
+            raise UsageError(f"there is no space {space!r}", expected=" or ".join(names))
         found = self.backend.spaces.get(Space(space))
         if found is None:
             self.machine.shape.space(Space(space))

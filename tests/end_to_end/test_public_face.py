@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import io
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +46,10 @@ def test_a_compiled_model_is_callable() -> None:
     compiled = scaled("a", 2.0)
     np.testing.assert_array_equal(one(compiled(integers())).numpy(), integers() * 2 + 1)
     np.testing.assert_array_equal(one(compiled(x=integers())).numpy(), integers() * 2 + 1)
-    stitch.api._OWN_DEVICES.clear()
+    own = weakref.ref(compiled._loaded[0])
+    del compiled
+    gc.collect()
+    assert own() is None  # the program that it loaded for itself goes with it
 
 
 def test_json_of_a_model_compiles_to_the_same_bytes() -> None:
@@ -97,11 +102,21 @@ def test_what_cannot_be_compiled_says_why(tmp_path: Path) -> None:
     with pytest.raises(CompileError, match="no front end reads"):
         stitch.compile(tmp_path / "model.bin")
     with pytest.raises(UsageError, match="a path or a function"):
-        stitch.compile(42)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="by position"):
-        stitch.compile(lambda x: x, {"x": integers()}, target="tiny")
+        stitch.compile(42)
+    with pytest.raises(UsageError, match="the function's parameters"):
+        stitch.compile(lambda x: x, {"y": integers()}, target="tiny")
     with pytest.raises(UsageError, match="not a wish"):
         scaled("a", 2.0, wishes=("nonsense",))
+
+
+def test_examples_by_name_are_put_in_the_order_of_the_parameters() -> None:
+    compiled = stitch.compile(
+        lambda a, b: a - b,
+        {"b": integers(), "a": integers()},
+        target="tiny",
+        wishes="input.b.space=l1",
+    )
+    np.testing.assert_array_equal(compiled(integers() * 3, integers()).numpy(), integers() * 2)
 
 
 def test_a_machine_is_opened_by_name_path_or_description(tmp_path: Path) -> None:

@@ -1,0 +1,117 @@
+"""Programs: every way in which the parts do not fit is an error that names the part."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stitch.errors import CompileError
+from stitch.program import (
+    Constant,
+    DataType,
+    InputSlot,
+    Layout,
+    Operation,
+    OutputSlot,
+    Ownership,
+    Program,
+    Scratch,
+    Space,
+    Value,
+    ValueType,
+)
+
+F32 = ValueType((4,), DataType.FLOAT32)
+L1 = Layout(DataType.FLOAT32, Space.L1)
+BACKWARDS = (Operation("Relu", (2,), (3,)), Operation("Relu", (0,), (2,)))
+
+
+def chain(**changes: Any) -> Program:
+    """y = Relu(Add(x, c)): an input, a constant, an intermediate value, an output."""
+    parts: dict[str, Any] = {
+        "name": "p",
+        "inputs": (InputSlot("x", 0),),
+        "outputs": (OutputSlot("y", 3),),
+        "values": (
+            Value("x", F32, L1),
+            Value("c", F32, Layout(DataType.FLOAT32, Space.DRAM)),
+            Value("h", F32, replace(L1, address=0)),
+            Value("y", F32, L1),
+        ),
+        "operations": (Operation("Add", (0, 1), (2,)), Operation("Relu", (2,), (3,))),
+        "constants": (Constant(1, np.ones(4, np.float32)),),
+        "scratch": Scratch(Space.L1, 64),
+    }
+    return Program(**(parts | changes))
+
+
+def test_the_text_shows_every_part() -> None:
+    assert chain().text() == (
+        "program @p role=forward {\n"
+        "  input x: %x 4xf32:l1:row_major:interleaved\n"
+        "  constant %c 4xf32:dram:row_major:interleaved\n"
+        "  %h = Add(%x, %c) : 4xf32:l1:row_major:interleaved@0x0\n"
+        "  %y = Relu(%h) : 4xf32:l1:row_major:interleaved\n"
+        "  output y: %y\n"
+        "  scratch l1 64 B/bank\n"
+        "}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"inputs": (InputSlot("x", 9),)}, "bad_index"),
+        ({"inputs": (InputSlot("x", 0), InputSlot("x", 0))}, "defined_twice"),
+        ({"operations": BACKWARDS}, "undefined"),
+        ({"constants": (Constant(1, np.ones(3, np.float32)),)}, "constant_type"),
+        ({"constants": (Constant(1, np.ones(4, np.int32)),)}, "constant_type"),
+        ({"outputs": ()}, "no_output"),
+        ({"outputs": (OutputSlot("y", 0),)}, "output_value"),
+        ({"outputs": (OutputSlot("y", 3), OutputSlot("z", 3))}, "output_value"),
+        ({"outputs": (OutputSlot("y", 3), OutputSlot("y", 2))}, "duplicate_name"),
+        ({"outputs": (OutputSlot("y", 3, aliases_input=0),)}, "bad_alias"),
+        ({"outputs": (OutputSlot("y", 3, aliases_input=5),)}, "bad_alias"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_named_by_kind(changes: dict[str, Any], kind: str) -> None:
+    with pytest.raises(CompileError, match=kind):
+        chain(**changes)
+
+
+def test_every_value_of_a_program_has_a_layout_that_can_hold_it() -> None:
+    values = chain().values
+    with pytest.raises(CompileError, match="unplaced"):
+        chain(values=(*values[:2], replace(values[2], layout=None), values[3]))
+    wrong = replace(values[3], layout=Layout(DataType.INT32, Space.L1))
+    with pytest.raises(CompileError, match="storage_type"):
+        chain(values=(*values[:3], wrong))
+    host = replace(values[3], layout=Layout(DataType.FLOAT32, Space.HOST, address=64))
+    with pytest.raises(CompileError, match="host_address"):
+        chain(values=(*values[:3], host))
+
+
+def test_an_output_may_take_the_place_of_a_donated_input() -> None:
+    program = chain(
+        inputs=(InputSlot("x", 0, ownership=Ownership.DONATE),),
+        outputs=(OutputSlot("y", 3, aliases_input=0),),
+    )
+    assert "donate" in program.text()
+    assert "aliases x" in program.text()
+
+
+def test_constants_are_read_only_and_equal_by_their_bytes() -> None:
+    nan = Constant(1, np.full(4, np.nan, np.float32))
+    assert nan == Constant(1, np.full(4, np.nan, np.float32))
+    assert nan != Constant(1, np.zeros(4, np.float32))
+    with pytest.raises(ValueError, match="read-only"):
+        nan.data[0] = 1
+
+
+def test_attributes_of_an_operation_cannot_be_changed() -> None:
+    operation = Operation("Gemm", (0,), (1,), {"alpha": 1.0})
+    with pytest.raises(TypeError):
+        operation.attributes["alpha"] = 2.0  # type: ignore[index]

@@ -1,0 +1,49 @@
+"""What a file says of types and scratch is not believed: it is checked when a device loads it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from stitched_models import scaled
+
+import stitch
+from stitch.errors import CompileError, FormatError
+from stitch.program import Program, Value
+from stitch.ttb import Binary, encode
+
+
+def damaged(program: Program, value: Value, index: int) -> bytes:
+    """The file of a program in which one value is another."""
+    model = scaled("a", 2.0)
+    values = list(program.values)
+    values[index] = value
+    changed = replace(program, values=tuple(values))
+    return encode(Binary((changed,), model.binary.machine, "a test"))
+
+
+def intermediate(program: Program) -> int:
+    """The index of a value that is neither slot nor constant."""
+    known = {s.value for s in program.inputs} | {s.value for s in program.outputs}
+    known |= {c.value for c in program.constants}
+    return next(i for i in range(len(program.values)) if i not in known)
+
+
+@pytest.mark.parametrize("address", [1 << 32, 64, None])
+def test_an_intermediate_value_outside_the_scratch_is_refused(address: int | None) -> None:
+    program = scaled("a", 2.0).binary.programs[0]
+    index = intermediate(program)
+    value = program.values[index]
+    assert value.layout is not None
+    moved = replace(value, layout=replace(value.layout, address=address))
+    with stitch.open_device("tiny") as device, pytest.raises(FormatError, match="scratch"):
+        device.load(damaged(program, moved, index))
+
+
+def test_types_that_do_not_follow_are_refused() -> None:
+    program = scaled("a", 2.0).binary.programs[0]
+    index = intermediate(program)
+    value = program.values[index]
+    other = replace(value, type=replace(value.type, shape=(3, 3)))
+    with stitch.open_device("tiny") as device, pytest.raises(CompileError, match="does not make"):
+        device.load(damaged(program, other, index))
