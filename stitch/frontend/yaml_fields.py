@@ -70,7 +70,7 @@ class Fields:
                 near = closest(key, words)
                 hint = f"; {near}" if near else ""
                 detail = f"{self.what} has no key {key!r}; allowed: {', '.join(words)}{hint}"
-                self.log.note("unknown_key", node.line, detail)
+                self.log.note("unknown_key", node.key_line or node.line, detail)
 
     def wrong(self, key: str, wanted: str) -> None:
         """Notes that a field is not what it should be."""
@@ -107,12 +107,21 @@ class Fields:
                 self.wrong(key, "a list of dimensions, such as [64, 64]")
             return None
         parts = found.data if isinstance(found.data, tuple) else (found,)
-        shape = tuple(part.data for part in parts if _is_dimension(part.data))
-        if len(shape) != len(parts) or len(shape) > MAX_RANK:
-            wanted = f"a list of at most {MAX_RANK} whole numbers that are not negative"
+        wanted = f"a list of at most {MAX_RANK} whole numbers that are not negative"
+        single = not isinstance(found.data, tuple)
+        if len(parts) > MAX_RANK or (single and not _is_dimension(found.data)):
             self.wrong(key, wanted)
             return None
-        return tuple(int(d) for d in shape if isinstance(d, int))
+        for at, part in enumerate(parts):
+            if not _is_dimension(part.data):
+                size = " or beyond 2^40" if isinstance(part.data, int) and part.data > 0 else ""
+                detail = (
+                    f"{self.what}: {key} must be {wanted}{size}, and its element {at} is "
+                    f"{part.describe()}"
+                )
+                self.log.note("bad_value", part.line, detail)
+                return None
+        return tuple(part.data for part in parts if isinstance(part.data, int))
 
     def data_type(self, key: str, *, required: bool = False) -> DataType | None:
         """The name of a data type."""

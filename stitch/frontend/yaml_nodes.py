@@ -8,7 +8,7 @@ mappings (PyYAML's safe loader). Must not know: what the keys mean.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import yaml
 
@@ -24,11 +24,15 @@ Data = bool | int | float | str | tuple["Node", ...] | Mapping[str, "Node"] | No
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A scalar, list or mapping; `line` counts from 1, `raw` is a scalar as it is written."""
+    """A scalar, list or mapping; `line` counts from 1, `raw` is a scalar as it is written.
+
+    `key_line` is the line of the key that it belongs to; 0: it is no value of a mapping.
+    """
 
     line: int
     data: Data
     raw: str = ""
+    key_line: int = 0
 
     def describe(self) -> str:
         """What stands here, in a few words."""
@@ -116,7 +120,7 @@ class _Walk:
             if key.value in made:
                 self._note("duplicate_key", line, f"the key {key.value!r} stands twice")
                 continue
-            made[key.value] = self.node(value, depth + 1)
+            made[key.value] = replace(self.node(value, depth + 1), key_line=line)
         return made
 
     def _scalar(self, found: yaml.Node, line: int) -> bool | int | float | str | None:

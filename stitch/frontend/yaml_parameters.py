@@ -97,20 +97,44 @@ def _inline(fields: Fields, kind: DataType | None) -> Array | None:
     node = fields.get("values")
     assert node is not None
     try:
-        array: Array = np.asarray(plain(node))
+        written = plain(node)
+        _rectangle(written, "values")
+        array: Array = np.asarray(written)
         if array.dtype.kind not in "biuf":
             raise ValueError("not numbers")
         if kind is None:
             kind = {"b": DataType.BOOL, "f": DataType.FLOAT32}.get(array.dtype.kind, DataType.INT64)
         if array.size and array.dtype.kind == "f" and not kind.is_floating:
             raise ValueError(f"not whole numbers, for {kind.value}")
-        made: Array = array.astype(kind.dtype)
-        if not kind.is_floating and (made != array).any():
+        with np.errstate(all="ignore"):
+            made: Array = array.astype(kind.dtype)
+        if kind.is_floating:
+            lost = np.isinf(made.astype(np.float64)) & np.isfinite(array.astype(np.float64))
+        else:
+            lost = np.asarray(made != array)
+        if lost.any():
             raise ValueError(f"numbers that do not fit {kind.value}")
     except (ValueError, OverflowError) as error:
         fields.wrong("values", f"a rectangular list of numbers ({error})")
         return None
     return made
+
+
+def _rectangle(written: object, place: str) -> tuple[int, ...]:
+    """The shape of nested lists; raises `ValueError` naming the first that is unlike the others."""
+    if not isinstance(written, list):
+        return ()
+    shapes = [_rectangle(item, f"{place}[{at}]") for at, item in enumerate(written)]
+    for at, shape in enumerate(shapes):
+        if shape != shapes[0]:
+            raise ValueError(
+                f"{place}[{at}] is {_extent(shape)}, {place}[0] is {_extent(shapes[0])}"
+            )
+    return (len(written), *(shapes[0] if shapes else ()))
+
+
+def _extent(shape: tuple[int, ...]) -> str:
+    return f"a list of {'x'.join(map(str, shape))}" if shape else "one number"
 
 
 def plain(node: Node) -> object:

@@ -172,7 +172,7 @@ def test_wrong_inputs_are_named_when_it_is_called(here: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "line", "said"),
     [
-        ("modules:", "modles:", 3, "did you mean 'modules'"),
+        ("modules:", "modles:", 2, "did you mean 'modules'"),
         ("carry:", "cary:", 11, "did you mean 'carry'"),
         ("run: encoder", "run: encodr", 9, "did you mean 'encoder'"),
         ("inputs: {x: x}", "inputs: {z: x}", 9, "has no input 'z'"),

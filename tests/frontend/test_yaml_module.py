@@ -212,6 +212,10 @@ BAD_MODULES = {
     "inputs: {x: {shape: [2]}}": "type must be a data type",
     "inputs: {x: {type: f32}}": "shape must be a list of dimensions",
     "inputs: {x: {shape: [2.5], type: f32}}": "whole numbers",
+    "inputs: {x: {shape: [2, -2], type: f32}}": "and its element 1 is '-2'",
+    "inputs: {x: {shape: [1, [2]], type: f32}}": "and its element 1 is a list of 1",
+    "inputs: {x: {shape: [1099511627776], type: f32}}": "beyond 2^40",
+    "inputs: {x: {shape: {a: 1}, type: f32}}": "not a mapping",
     "inputs: {x: {shape: [2], type: flaot32}}": "did you mean 'float32'",
     "inputs: {x: {shape: [2], type: bfp8}}": "a way to store",
     "inputs: {x: {shape: [2], type: f32, kind: wieght}}": "activation, parameter",
@@ -261,6 +265,11 @@ BAD_MODULES = {
     one("[]", "w: {file: nowhere.npz}"): "no file nowhere.npz",
     one("[]", "w: {file: nowhere.txt}"): ".npy, .npz, .safetensors",
     one("[]", "w: {values: [[1], 2]}"): "a rectangular list",
+    one("[]", "w: {values: [1, [2, 3]]}"): "(values[1] is a list of 2, values[0] is one number)",
+    one("[]", "w: {values: [[1, 2], [3]]}"): "(values[1] is a list of 1, values[0] is a list of 2)",
+    one("[]", "w: {values: [[[1]], [[1, 2]]]}"): "values[1] is a list of 1x2",
+    one("[]", "w: {values: [1.0e+39], type: f32}"): "do not fit float32",
+    one("[]", "w: {values: [7.0e+4], type: f16}"): "do not fit float16",
     one("[]", "w: {values: [a]}"): "not numbers",
     one("[]", "w: {values: [0.5], type: int8}"): "not whole numbers",
     one("[]", "w: {values: [300], type: int8}"): "do not fit int8",
@@ -284,6 +293,13 @@ def test_a_bad_module_is_a_format_error_that_says_what_is_allowed(text: str) -> 
         module(text)
     assert BAD_MODULES[text] in str(caught.value)
     assert "m.yaml" in str(caught.value)
+
+
+def test_an_unknown_key_is_named_with_its_own_line() -> None:
+    with pytest.raises(FormatError) as caught:
+        module("name: x\nopertaions:\n\n  - y = Relu(x)\noutputs: [y]\n")
+    unknown = [p for p in caught.value.problems if p.kind == "unknown_key"]
+    assert [p.where for p in unknown] == ["m.yaml:2"]
 
 
 def test_all_defects_come_in_one_error_in_the_order_of_the_file() -> None:
