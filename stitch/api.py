@@ -31,6 +31,11 @@ from stitch.ttb import load as load_binary
 
 __version__ = "0.1.0"
 PRODUCER = f"stitch {__version__}"
+#: What makes an object a module for the front end of torch.
+_TORCH_MODULES = {
+    ("torch.nn.modules.module", "Module"),
+    ("torch.export.exported_program", "ExportedProgram"),
+}
 #: Programs that `submit` keeps loaded on a device.
 MAX_SUBMITTED = 64
 
@@ -152,10 +157,12 @@ def compile(
     input_shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> CompiledModel:
     """Compile a module for a machine: a computation graph, the path of a YAML or ONNX file, a
-    `ModelProto`, or a Python function.
+    `ModelProto`, a torch module (`nn.Module`, `GraphModule`, `ExportedProgram`), or a Python
+    function.
 
-    A function is traced over `example_inputs` (descriptors or arrays); those of an ONNX model (by
-    position or name), and `input_shapes` by name, bind its symbolic dimensions. `wishes` are
+    A function is traced over `example_inputs` (descriptors or arrays), a torch module captured at
+    theirs (tensors too, by position or name); those of an ONNX model (by position or name), and
+    `input_shapes` by name, bind its symbolic dimensions. `wishes` are
     spelled as for `stitch-compile --set`, as in `"input.x.space=l1"`. Raises `CompileError`,
     `FormatError`, `LayoutError`, `OutOfMemoryError`.
     """
@@ -181,6 +188,8 @@ def read_graph(
         raise UsageError("input shapes are for ONNX models", got=", ".join(input_shapes))
     if isinstance(module, ComputationGraph):
         return module
+    if _is_torch(module):
+        return _torch_graph(module, examples)
     if isinstance(module, str | Path):
         if suffix not in (".yaml", ".yml"):
             raise CompileError(
@@ -191,7 +200,8 @@ def read_graph(
     if callable(module):
         return trace(module, *_by_position(module, examples))
     raise UsageError(
-        "compile takes a computation graph, a path or a function", got=type(module).__name__
+        "compile takes a computation graph, a path, a torch module or a function",
+        got=type(module).__name__,
     )
 
 
@@ -232,6 +242,25 @@ def _onnx_graph(
             remedy="pip install stitch-runtime[onnx]",
         ) from error
     return from_onnx(module, examples, input_shapes)
+
+
+def _is_torch(module: object) -> bool:
+    """Whether this is a torch module or an exported program, without loading torch to ask."""
+    bases = {(base.__module__, base.__name__) for base in type(module).__mro__}
+    return not bases.isdisjoint(_TORCH_MODULES)
+
+
+def _torch_graph(module: Any, examples: Sequence[Any] | Mapping[str, Any]) -> ComputationGraph:
+    try:
+        from stitch.frontend.torch_fx import from_fx
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "torch":
+            raise
+        raise CompileError(
+            "reading torch modules needs the package torch",
+            remedy="pip install stitch-runtime[torch]",
+        ) from error
+    return from_fx(module, examples)
 
 
 def _compiled(

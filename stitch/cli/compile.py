@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ("--role", {"choices": [role.value for role in Role], "default": Role.FORWARD.value,
                     "help": "what the program is for"}),
         ("--entry", {"metavar": "pkg.mod:factory", "help": "a Python factory that returns a "
-                     "ComputationGraph, or a function and the descriptors of its arguments"}),
+                     "ComputationGraph, or a function or torch module and its example inputs"}),
         ("--input_shape", {"action": "append", "default": [], "metavar": "NAME=1x3x224x224",
                            "help": "the shape of an ONNX model's input"}),
         ("--input", {"action": "append", "default": [], "metavar": "NAME=ARRAY",
@@ -178,7 +178,7 @@ def _graph_of_json(path: Path) -> ComputationGraph:
     return from_json(text)
 
 
-def _from_entry(source: str | None, entry: str) -> tuple[Any, Sequence[Any]]:
+def _from_entry(source: str | None, entry: str) -> tuple[Any, Sequence[Any] | Mapping[str, Any]]:
     module_name, colon, name = entry.rpartition(":")
     if source is None and not (colon and module_name):
         raise UsageError(f"--entry={entry} names no factory", expected="--entry=pkg.mod:factory")
@@ -203,11 +203,13 @@ def _from_entry(source: str | None, entry: str) -> tuple[Any, Sequence[Any]]:
         return made, ()
     if isinstance(made, tuple) and len(made) == 2 and callable(made[0]):
         examples = made[1]
+        if isinstance(examples, Mapping):
+            return made[0], examples
         return made[0], tuple(examples) if isinstance(examples, list | tuple) else (examples,)
     raise CompileError(
         "the factory returned something that no front end reads",
         where=f"--entry={entry}",
-        expected="a ComputationGraph, or (function, descriptors or example arrays)",
+        expected="a ComputationGraph, or (function or torch module, example inputs)",
         got=type(made).__name__,
     )
 

@@ -1,0 +1,110 @@
+"""ATen operators on one number: activations, and functions that ONNX writes as several.
+
+Comes in: a `Call` and the operands of the schema. Goes out: operations in the builder. Must not
+know: fx nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+
+from stitch.frontend.torch_call import Call, Lowering, Number
+from stitch.graph import SymbolicTensor
+
+aten = torch.ops.aten
+
+
+def _rsqrt(call: Call, x: SymbolicTensor) -> SymbolicTensor:
+    return call.builder.rsqrt(call.cast(x))
+
+
+def _square(call: Call, x: SymbolicTensor) -> SymbolicTensor:
+    return call.builder.square(call.cast(x))
+
+
+def _expm1(call: Call, x: SymbolicTensor) -> SymbolicTensor:
+    """exp(x) - 1 as 2 exp(x/2) sinh(x/2), which keeps the digits near zero."""
+    b = call.builder
+    half = b.mul(call.cast(x), 0.5)
+    return b.mul(b.mul(b.exp(half), b.apply("Sinh", [half], 1, {})[0]), 2.0)
+
+
+def _log1p(call: Call, x: SymbolicTensor) -> SymbolicTensor:
+    return call.builder.log(call.builder.add(call.cast(x), 1.0))
+
+
+def _log_of_base(base: float, call: Call, x: SymbolicTensor) -> SymbolicTensor:
+    return call.builder.mul(call.builder.log(call.cast(x)), 1.0 / math.log(base))
+
+
+def _exp2(call: Call, x: SymbolicTensor) -> SymbolicTensor:
+    return call.builder.pow(call.cast(2.0), call.cast(x))
+
+
+def _erfc(call: Call, x: SymbolicTensor) -> SymbolicTensor:
+    return call.builder.sub(call.cast(1.0), call.builder.erf(call.cast(x)))
+
+
+def _gelu(call: Call, x: SymbolicTensor, approximate: str = "none") -> SymbolicTensor:
+    return call.builder.gelu(x, approximate)
+
+
+def _silu(call: Call, x: SymbolicTensor) -> SymbolicTensor:
+    return call.builder.silu(x)
+
+
+def _elu(
+    call: Call, x: SymbolicTensor, alpha: float = 1, scale: float = 1, input_scale: float = 1
+) -> SymbolicTensor:
+    b = call.builder
+    if input_scale == 1:
+        bent = b.elu(x, float(alpha))
+        return bent if scale == 1 else b.mul(bent, scale)
+    negative = b.mul(b.sub(b.exp(b.mul(x, input_scale)), 1.0), alpha * scale)
+    return b.where(b.greater(x, 0), b.mul(x, scale), negative)
+
+
+def _leaky_relu(call: Call, x: SymbolicTensor, negative_slope: float = 0.01) -> SymbolicTensor:
+    return call.builder.leaky_relu(x, float(negative_slope))
+
+
+def _hardtanh(
+    call: Call, x: SymbolicTensor, min_val: Number = -1, max_val: Number = 1
+) -> SymbolicTensor:
+    return call.builder.clip(call.cast(x), call.cast(min_val), call.cast(max_val))
+
+
+def _hardsigmoid(call: Call, x: SymbolicTensor) -> SymbolicTensor:
+    return call.builder.apply("HardSigmoid", [x], 1, {"alpha": 1.0 / 6.0, "beta": 0.5})[0]
+
+
+def _softplus(
+    call: Call, x: SymbolicTensor, beta: float = 1, threshold: float = 20
+) -> SymbolicTensor:
+    b = call.builder
+    scaled = x if beta == 1 else b.mul(x, beta)
+    smooth = b.softplus(scaled)
+    bent = smooth if beta == 1 else b.div(smooth, beta)
+    return b.where(b.greater(scaled, threshold), x, bent)
+
+
+def _prelu(call: Call, x: SymbolicTensor, weight: SymbolicTensor) -> SymbolicTensor:
+    b = call.builder
+    if len(weight.shape) == 1 and len(x.shape) > 1 and weight.shape[0] > 1:
+        weight = b.reshape(weight, (weight.shape[0],) + (1,) * (len(x.shape) - 2))
+    return b.where(b.greater(x, 0), x, b.mul(x, weight))
+
+
+LOWERINGS: dict[Any, Lowering] = {
+    aten.rsqrt.default: _rsqrt, aten.square.default: _square, aten.expm1.default: _expm1,
+    aten.log1p.default: _log1p, aten.log2.default: partial(_log_of_base, 2.0),
+    aten.log10.default: partial(_log_of_base, 10.0), aten.exp2.default: _exp2,
+    aten.erfc.default: _erfc, aten.gelu.default: _gelu, aten.silu.default: _silu,
+    aten.elu.default: _elu, aten.leaky_relu.default: _leaky_relu, aten.hardtanh.default: _hardtanh,
+    aten.hardsigmoid.default: _hardsigmoid, aten.softplus.default: _softplus,
+    aten._prelu_kernel.default: _prelu, aten.prelu.default: _prelu,
+}  # fmt: skip

@@ -1,0 +1,121 @@
+"""`Call`: one ATen operator applied, as the lowerings see it.
+
+Comes in: a builder, the types that torch promises for the results. Goes out: operands in the type
+that torch computes in (ONNX has no promotion, torch has). Importing this module needs the package
+torch (an optional extra). Must not know: fx nodes, exported programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from stitch.errors import CompileError
+from stitch.graph import ComputationGraphBuilder, SymbolicTensor
+from stitch.program import Array, DataType, ValueType
+
+Number = bool | int | float
+#: What stands where torch's schema says Tensor or Scalar.
+Value = SymbolicTensor | Number
+#: What a lowering gives: one tensor, or one per result (None where no one reads it).
+Lowered = SymbolicTensor | Sequence[SymbolicTensor | None] | None
+Lowering = Callable[..., Lowered]
+
+_DATA_TYPES: dict[Any, DataType] = {
+    getattr(torch, kind.value): kind
+    for kind in DataType
+    if not kind.is_block and hasattr(torch, kind.value)
+}
+_TORCH_TYPES = {kind: dtype for dtype, kind in _DATA_TYPES.items()}
+
+
+def data_type_of(dtype: Any) -> DataType:
+    """The data type of a torch dtype; raises `CompileError` for one that Stitch lacks."""
+    found = _DATA_TYPES.get(dtype)
+    if found is None:
+        raise CompileError(
+            f"tensors of type {str(dtype).removeprefix('torch.')} are not supported",
+            expected=", ".join(kind.value for kind in _TORCH_TYPES),
+        )
+    return found
+
+
+def torch_type_of(data_type: DataType) -> Any:
+    """The torch dtype of a data type; raises `CompileError` for the block formats."""
+    found = _TORCH_TYPES.get(data_type)
+    if found is None:
+        raise CompileError(f"torch has no tensors of type {data_type.value}")
+    return found
+
+
+def array_of(tensor: Any) -> Array:
+    """The elements of a torch tensor on the host, in the same bytes where that is possible."""
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg()
+    kind = data_type_of(plain.dtype)
+    if kind is DataType.BFLOAT16:
+        bits: Array = plain.contiguous().view(torch.int16).numpy()
+        return bits.view(kind.dtype)
+    array: Array = plain.numpy()
+    return array
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Where a lowering writes to, and what torch says about the results."""
+
+    builder: ComputationGraphBuilder
+    results: tuple[ValueType | None, ...]
+    used: frozenset[int] = frozenset((0,))
+
+    @property
+    def type(self) -> ValueType:
+        """The type of the first result."""
+        found = self.results[0]
+        assert found is not None, "every operator with a lowering has a tensor as first result"
+        return found
+
+    @property
+    def data_type(self) -> DataType:
+        """The data type of the first result."""
+        return self.type.data_type
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the first result."""
+        return self.type.shape
+
+    def cast(self, value: Value, data_type: DataType | None = None) -> SymbolicTensor:
+        """An operand in a data type, by default that of the result."""
+        wanted = self.data_type if data_type is None else data_type
+        if isinstance(value, SymbolicTensor):
+            return self.builder.cast(value, wanted)
+        return self.builder.constant(np.asarray(value).astype(wanted.dtype))
+
+    def promoted(self, a: Value, b: Value) -> tuple[SymbolicTensor, SymbolicTensor]:
+        """Two operands in the type in which torch would compute with both."""
+        wanted = data_type_of(torch.result_type(_stand_in(a), _stand_in(b)))
+        return self.cast(a, wanted), self.cast(b, wanted)
+
+    def filled(self, number: Number) -> SymbolicTensor:
+        """A tensor of the result's type, full of one number."""
+        return self.builder.broadcast(self.cast(number), self.shape)
+
+    def optional(
+        self, value: SymbolicTensor | None, default: Number, shape: Sequence[int]
+    ) -> SymbolicTensor:
+        """An operand, or a constant of the result's data type where it is absent."""
+        if value is not None:
+            return self.cast(value)
+        return self.builder.constant(np.full(tuple(shape), default, self.data_type.dtype))
+
+
+def _stand_in(value: Value) -> Any:
+    """A tensor without data that takes the operand's place in torch's promotion."""
+    if not isinstance(value, SymbolicTensor):
+        return value
+    shape = (1,) * len(value.shape)
+    return torch.empty(shape, dtype=torch_type_of(value.data_type), device="meta")

@@ -1,0 +1,245 @@
+"""ATen operators on single elements: arithmetic, comparisons, activations, casts.
+
+Comes in: a `Call` and the operands of the schema. Goes out: operations in the builder. `LOWERINGS`
+goes from the operator's overload to its lowering. Must not know: fx nodes.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from stitch.errors import CompileError
+from stitch.frontend.torch_call import Call, Lowering, Number, Value, data_type_of
+from stitch.graph import SymbolicTensor
+from stitch.program import DataType
+
+aten = torch.ops.aten
+
+
+def _unary(op: str, call: Call, x: SymbolicTensor) -> SymbolicTensor:
+    """An operator that computes in the type of its result."""
+    return call.builder.apply(op, [call.cast(x)], 1, {})[0]
+
+
+def _whole(op: str, call: Call, x: SymbolicTensor) -> SymbolicTensor:
+    """Roundings, which leave integers as they are."""
+    return _unary(op, call, x) if x.data_type.is_floating else x
+
+
+def _is_floating_kind(op: str, call: Call, x: SymbolicTensor) -> SymbolicTensor:
+    """IsNaN and IsInf: of no integer."""
+    if not x.data_type.is_floating:
+        return call.filled(False)
+    return call.builder.apply(op, [x], 1, {})[0]
+
+
+def _binary(op: str, call: Call, a: Value, b: Value) -> SymbolicTensor:
+    return call.builder.apply(op, [call.cast(a), call.cast(b)], 1, {})[0]
+
+
+def _compare(op: str, call: Call, a: Value, b: Value) -> SymbolicTensor:
+    x, y = call.promoted(a, b)
+    if x.data_type is DataType.BOOL and op != "Equal":
+        x, y = call.cast(x, DataType.INT32), call.cast(y, DataType.INT32)
+    return call.builder.apply(op, [x, y], 1, {})[0]
+
+
+def _not_equal(call: Call, a: Value, b: Value) -> SymbolicTensor:
+    return call.builder.logical_not(_compare("Equal", call, a, b))
+
+
+def _logical(op: str, call: Call, a: Value, b: Value) -> SymbolicTensor:
+    return call.builder.apply(op, [truth(call, a), truth(call, b)], 1, {})[0]
+
+
+def truth(call: Call, value: Value) -> SymbolicTensor:
+    """Whether each element differs from zero."""
+    if isinstance(value, SymbolicTensor) and value.data_type is not DataType.BOOL:
+        return call.builder.not_equal(value, 0)
+    return call.cast(value, DataType.BOOL)
+
+
+def _logical_not(call: Call, x: SymbolicTensor) -> SymbolicTensor:
+    return call.builder.logical_not(truth(call, x))
+
+
+def _bitwise(op: str, call: Call, a: Value, b: Value) -> SymbolicTensor:
+    name = op if call.data_type is DataType.BOOL else f"Bitwise{op}"
+    return _binary(name, call, a, b)
+
+
+def _add(call: Call, a: Value, b: Value, alpha: Number = 1) -> SymbolicTensor:
+    if call.data_type is DataType.BOOL:
+        return _binary("Or", call, a, b)
+    return _binary("Add", call, a, _scaled(call, b, alpha))
+
+
+def _subtract(call: Call, a: Value, b: Value, alpha: Number = 1) -> SymbolicTensor:
+    return _binary("Sub", call, a, _scaled(call, b, alpha))
+
+
+def _subtract_from(call: Call, a: Value, b: Value, alpha: Number = 1) -> SymbolicTensor:
+    return _binary("Sub", call, b, _scaled(call, a, alpha))
+
+
+def _scaled(call: Call, value: Value, alpha: Number) -> Value:
+    return value if alpha == 1 else _binary("Mul", call, value, alpha)
+
+
+def _multiply(call: Call, a: Value, b: Value) -> SymbolicTensor:
+    return _binary("And" if call.data_type is DataType.BOOL else "Mul", call, a, b)
+
+
+def _divide(call: Call, a: Value, b: Value, rounding_mode: str | None = None) -> SymbolicTensor:
+    if rounding_mode == "floor":
+        return call.builder.floordiv(call.cast(a), call.cast(b))
+    quotient = _binary("Div", call, a, b)
+    if rounding_mode == "trunc" and call.data_type.is_floating:
+        return _truncate(call, quotient)
+    return quotient
+
+
+def _floor_divide(call: Call, a: Value, b: Value) -> SymbolicTensor:
+    return call.builder.floordiv(call.cast(a), call.cast(b))
+
+
+def _remainder(call: Call, a: Value, b: Value) -> SymbolicTensor:
+    return call.builder.mod(call.cast(a), call.cast(b))
+
+
+def _fmod(call: Call, a: Value, b: Value) -> SymbolicTensor:
+    return call.builder.apply("Mod", [call.cast(a), call.cast(b)], 1, {"fmod": 1})[0]
+
+
+def _truncate(call: Call, x: SymbolicTensor) -> SymbolicTensor:
+    if not x.data_type.is_floating:
+        return x
+    b = call.builder
+    return b.where(b.less(x, 0), b.ceil(x), b.floor(x))
+
+
+def _power(call: Call, base: Value, exponent: Value) -> SymbolicTensor:
+    b = call.builder
+    if isinstance(exponent, SymbolicTensor) or not call.data_type.is_floating:
+        return _binary("Pow", call, base, exponent)
+    x = call.cast(base)
+    if exponent == 2:
+        return b.mul(x, x)
+    if exponent == 3:
+        return b.mul(b.mul(x, x), x)
+    if exponent == 0.5:
+        return b.sqrt(x)
+    if exponent == -0.5:
+        return b.rsqrt(x)
+    return b.reciprocal(x) if exponent == -1 else b.pow(x, call.cast(exponent))
+
+
+def _clamp(
+    call: Call, x: SymbolicTensor, min: Value | None = None, max: Value | None = None
+) -> SymbolicTensor:
+    low, high = (None if bound is None else call.cast(bound) for bound in (min, max))
+    return call.builder.clip(call.cast(x), low, high)
+
+
+def _clamp_max(call: Call, x: SymbolicTensor, max: Value) -> SymbolicTensor:
+    return _clamp(call, x, None, max)
+
+
+def _where(call: Call, condition: SymbolicTensor, a: Value, b: Value) -> SymbolicTensor:
+    kept = truth(call, condition)
+    return call.builder.apply("Where", [kept, call.cast(a), call.cast(b)], 1, {})[0]
+
+
+def _masked_fill(
+    call: Call, x: SymbolicTensor, mask: SymbolicTensor, value: Value
+) -> SymbolicTensor:
+    return _where(call, mask, value, x)
+
+
+def _cast(call: Call, x: SymbolicTensor, *_: Any, **__: Any) -> SymbolicTensor:
+    return call.cast(x)
+
+
+def _same(call: Call, x: SymbolicTensor, *_: Any, **__: Any) -> SymbolicTensor:
+    return x
+
+
+def _dropout(call: Call, x: SymbolicTensor, p: float, train: bool) -> SymbolicTensor:
+    if train and p > 0:
+        raise CompileError(
+            "dropout in training mode is random: random operators take an explicit key in Stitch",
+            remedy="call .eval() on the module before compiling it",
+        )
+    return x
+
+
+def _to_data_type(call: Call, x: SymbolicTensor, dtype: Any, *_: Any) -> SymbolicTensor:
+    return call.cast(x, data_type_of(dtype))
+
+
+_UNARY = {
+    "Relu": aten.relu, "Sigmoid": aten.sigmoid, "Tanh": aten.tanh, "Exp": aten.exp,
+    "Log": aten.log, "Sqrt": aten.sqrt, "Neg": aten.neg, "Abs": aten.abs, "Sin": aten.sin,
+    "Cos": aten.cos, "Tan": aten.tan, "Asin": aten.asin, "Acos": aten.acos, "Atan": aten.atan,
+    "Sinh": aten.sinh, "Cosh": aten.cosh, "Asinh": aten.asinh, "Acosh": aten.acosh,
+    "Atanh": aten.atanh, "Erf": aten.erf, "Reciprocal": aten.reciprocal, "Sign": aten.sign,
+    "HardSwish": aten.hardswish, "Mish": aten.mish,
+}  # fmt: skip
+_WHOLE = {"Floor": aten.floor, "Ceil": aten.ceil, "Round": aten.round}
+_COMPARISONS = {
+    "Equal": aten.eq, "Less": aten.lt, "LessOrEqual": aten.le, "Greater": aten.gt,
+    "GreaterOrEqual": aten.ge,
+}  # fmt: skip
+_OPERATIONS: dict[Any, Lowering] = {
+    aten.add: _add, aten.sub: _subtract, aten.rsub: _subtract_from, aten.mul: _multiply,
+    aten.remainder: _remainder, aten.fmod: _fmod, aten.ne: _not_equal,
+}  # fmt: skip
+
+LOWERINGS: dict[Any, Lowering] = {
+    **{packet.default: partial(_unary, op) for op, packet in _UNARY.items()},
+    **{packet.default: partial(_whole, op) for op, packet in _WHOLE.items()},
+    **{
+        overload: partial(_compare, op)
+        for op, packet in _COMPARISONS.items()
+        for overload in (packet.Tensor, packet.Scalar)
+    },
+    **{
+        overload: lowering
+        for packet, lowering in _OPERATIONS.items()
+        for overload in (packet.Tensor, packet.Scalar)
+    },
+    **{
+        overload: partial(_bitwise, op)
+        for op, packet in (
+            ("And", aten.bitwise_and), ("Or", aten.bitwise_or), ("Xor", aten.bitwise_xor))
+        for overload in (packet.Tensor, packet.Scalar)
+    },
+    aten.div.Tensor: _divide, aten.div.Scalar: _divide, aten.div.Tensor_mode: _divide,
+    aten.div.Scalar_mode: _divide, aten.floor_divide.default: _floor_divide,
+    aten.pow.Tensor_Tensor: _power, aten.pow.Tensor_Scalar: _power, aten.pow.Scalar: _power,
+    aten.maximum.default: partial(_binary, "Max"), aten.minimum.default: partial(_binary, "Min"),
+    aten.isnan.default: partial(_is_floating_kind, "IsNaN"),
+    aten.isinf.default: partial(_is_floating_kind, "IsInf"),
+    aten.logical_and.default: partial(_logical, "And"),
+    aten.logical_or.default: partial(_logical, "Or"),
+    aten.logical_xor.default: partial(_logical, "Xor"),
+    aten.logical_not.default: _logical_not,
+    aten.bitwise_not.default: lambda call, x: call.builder.logical_not(x),
+    aten.trunc.default: _truncate,
+    aten.clamp.default: _clamp, aten.clamp.Tensor: _clamp,
+    aten.clamp_min.default: _clamp, aten.clamp_min.Tensor: _clamp,
+    aten.clamp_max.default: _clamp_max, aten.clamp_max.Tensor: _clamp_max,
+    aten.where.self: _where, aten.where.ScalarSelf: _where, aten.where.ScalarOther: _where,
+    aten.where.Scalar: _where,
+    aten.masked_fill.Scalar: _masked_fill, aten.masked_fill.Tensor: _masked_fill,
+    aten._to_copy.default: _cast, aten.to.dtype: _cast, aten.to.device: _cast,
+    aten.to.other: _cast, aten.to.dtype_layout: _cast, aten.type_as.default: _cast,
+    torch.ops.prims.convert_element_type.default: _to_data_type,
+    aten.clone.default: _same, aten.contiguous.default: _same, aten.alias.default: _same,
+    aten.detach.default: _same, aten.detach_.default: _same, aten.lift_fresh_copy.default: _same,
+    aten.lift_fresh.default: _same, aten.dropout.default: _dropout,
+    aten.native_dropout.default: lambda call, x, p, train: (_dropout(call, x, p, train), None),
+}  # fmt: skip

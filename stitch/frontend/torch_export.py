@@ -1,0 +1,104 @@
+"""Modules into exported programs of core ATen operators, with the failures explained.
+
+Comes in: a module, a graph module or an exported program, and example inputs. Goes out: an
+`ExportedProgram` whose shapes are numbers. Must not know: builders.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from stitch.errors import CompileError, StitchError, UsageError
+from stitch.frontend.torch_aten import KEPT_WHOLE
+from stitch.frontend.torch_call import torch_type_of
+from stitch.frontend.torch_locations import failure_location
+from stitch.program import TensorDesc, ValueType
+
+Examples = Sequence[Any] | Mapping[str, Any]
+_DEPENDS_ON_DATA = ("data-dependent", "data dependent", "unbacked", "GuardOnDataDependent")
+
+
+def exported(module: Any, examples: Examples) -> Any:
+    """The module as an `ExportedProgram` of core ATen operators, weights beside it.
+
+    Raises `CompileError` naming the line where its control flow depends on data.
+    """
+    with warnings.catch_warnings():
+        # torch warns of its own deprecated parts here; the user can do nothing about them.
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", category=UserWarning)
+        try:
+            return _decomposed(_program(module, examples))
+        except StitchError:
+            raise
+        except Exception as error:
+            raise _explained(error, type(module).__name__) from error
+
+
+def _program(module: Any, examples: Examples) -> Any:
+    if isinstance(module, torch.export.ExportedProgram):
+        if not module.range_constraints:
+            return module
+        arguments, named = _arguments(examples) if len(examples) else module.example_inputs
+        module = module.module()
+    else:
+        arguments, named = _arguments(examples)
+    with torch.no_grad():
+        return torch.export.export(module, arguments, named)
+
+
+def _decomposed(program: Any) -> Any:
+    table = torch.export.default_decompositions()
+    for kept in KEPT_WHOLE:
+        table.pop(kept, None)
+    return program.run_decompositions(table)
+
+
+def _arguments(examples: Examples) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(examples, Mapping):
+        return (), {str(name): _example(value) for name, value in examples.items()}
+    if isinstance(examples, torch.Tensor | np.ndarray):
+        return (_example(examples),), {}
+    return tuple(_example(value) for value in examples), {}
+
+
+def _example(value: Any) -> Any:
+    """An example as torch takes it: arrays become tensors, descriptors tensors of zeros."""
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(np.array(value))
+    if isinstance(value, TensorDesc):
+        data_type = value.layout.data_type
+        return torch.zeros(value.shape, dtype=torch_type_of(data_type))
+    if isinstance(value, ValueType):
+        return torch.zeros(value.shape, dtype=torch_type_of(value.data_type))
+    if isinstance(value, list | tuple):
+        return type(value)(_example(item) for item in value)
+    return value
+
+
+def _explained(error: Exception, name: str) -> StitchError:
+    text = f"{type(error).__name__}: {error}"
+    line = failure_location(error)
+    first = str(error).strip().partition("\n")[0]
+    if any(sign in text for sign in _DEPENDS_ON_DATA):
+        return CompileError(
+            "the module's control flow depends on data",
+            where=f"{name}, {line}" if line else name,
+            expected="the same operations whatever the data",
+            got=first,
+            remedy="torch.where for a choice between values, or torch.compile(module, "
+            'backend="stitch"), which breaks the graph there',
+        )
+    if isinstance(error, TypeError) and line is None:
+        return UsageError(f"the module cannot be called with these examples: {first}", where=name)
+    return CompileError(
+        f"torch.export cannot capture the module: {first}",
+        where=f"{name}, {line}" if line else name,
+        remedy='torch.compile(module, backend="stitch") breaks the graph where it has to',
+    )

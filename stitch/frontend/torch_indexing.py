@@ -1,0 +1,118 @@
+"""Indexing with tensors (x[i, :, j]) and writing through it, as GatherND and ScatterND.
+
+Comes in: a `Call`, a tensor, one index or None per axis. Goes out: operations in the builder. A
+mask of booleans is refused: how much it selects depends on data. Must not know: fx nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stitch.errors import CompileError
+from stitch.frontend.torch_call import Call
+from stitch.graph import SymbolicTensor
+from stitch.program import DataType
+
+Indices = Sequence[SymbolicTensor | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Selection:
+    """Indexed axes, the index tensors broadcast to one shape, and where that shape comes to lie."""
+
+    axes: tuple[int, ...]
+    indices: tuple[SymbolicTensor, ...]
+    shape: tuple[int, ...]
+    front: int
+
+
+def _selection(call: Call, indices: Indices) -> _Selection:
+    chosen = [(axis, index) for axis, index in enumerate(indices) if index is not None]
+    if any(index.data_type in (DataType.BOOL, DataType.UINT8) for _, index in chosen):
+        raise CompileError(
+            "indexing with a mask selects as many elements as the data say",
+            remedy="torch.where(mask, x, other), or torch.compile, which breaks the graph there",
+        )
+    axes = tuple(axis for axis, _ in chosen)
+    shape = np.broadcast_shapes(*(index.shape for _, index in chosen))
+    together = axes == tuple(range(axes[0], axes[0] + len(axes)))
+    # torch puts the indices' axes where the indexed ones were, or first if those lie apart.
+    return _Selection(axes, tuple(i for _, i in chosen), shape, axes[0] if together else 0)
+
+
+def _orders(selection: _Selection, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The axes of x with the indexed ones first, and those of the result with its index first."""
+    rest = tuple(a for a in range(rank) if a not in selection.axes)
+    count, front = len(selection.shape), selection.front
+    index_axes = tuple(range(front, front + count))
+    others = tuple(a for a in range(count + len(rest)) if a not in index_axes)
+    return (*selection.axes, *rest), (*index_axes, *others)
+
+
+def _inverse(order: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.argsort(order))
+
+
+def _moved(call: Call, x: SymbolicTensor, order: tuple[int, ...]) -> SymbolicTensor:
+    return x if order == tuple(range(len(order))) else call.builder.transpose(x, order)
+
+
+def _joined(call: Call, selection: _Selection) -> SymbolicTensor:
+    b = call.builder
+    return b.stack(
+        [b.broadcast(b.cast(i, DataType.INT64), selection.shape) for i in selection.indices],
+        len(selection.shape),
+    )
+
+
+def index_tensor(call: Call, x: SymbolicTensor, indices: Indices) -> SymbolicTensor:
+    """x[indices]: a Gather for one index, a GatherND for several."""
+    b, chosen = call.builder, _selection(call, indices)
+    if len(chosen.axes) == 1:
+        return b.gather(x, chosen.indices[0], chosen.axes[0])
+    source, result = _orders(chosen, len(x.shape))
+    picked = b.apply("GatherND", [_moved(call, x, source), _joined(call, chosen)], 1, {})[0]
+    return _moved(call, picked, _inverse(result))
+
+
+def index_put(
+    call: Call,
+    x: SymbolicTensor,
+    indices: Indices,
+    values: SymbolicTensor,
+    accumulate: bool = False,
+) -> SymbolicTensor:
+    """x with x[indices] replaced by (or increased by) values."""
+    b, given = call.builder, [i for i in indices if i is not None]
+    if len(given) == 1 and given[0].data_type is DataType.BOOL and not values.shape:
+        return _masked(call, x, indices, given[0], values, accumulate)
+    chosen = _selection(call, indices)
+    source, result = _orders(chosen, len(x.shape))
+    rest = tuple(d for a, d in enumerate(x.shape) if a not in chosen.axes)
+    selected = (*rest[: chosen.front], *chosen.shape, *rest[chosen.front :])
+    updates = _moved(call, b.broadcast(call.cast(values), selected), result)
+    written = b.apply(
+        "ScatterND", [_moved(call, x, source), _joined(call, chosen), updates], 1,
+        {"reduction": "add" if accumulate else "none"},
+    )[0]  # fmt: skip
+    return _moved(call, written, _inverse(source))
+
+
+def _masked(
+    call: Call,
+    x: SymbolicTensor,
+    indices: Indices,
+    mask: SymbolicTensor,
+    value: SymbolicTensor,
+    accumulate: bool,
+) -> SymbolicTensor:
+    """x[mask] = number, which needs no shape that depends on data."""
+    b = call.builder
+    axis = next(i for i, index in enumerate(indices) if index is not None)
+    trailing = len(x.shape) - axis - len(mask.shape)
+    wide = b.reshape(mask, (*mask.shape, *(1,) * trailing))
+    put = call.cast(value)
+    return b.where(wide, b.add(x, put) if accumulate else put, x)

@@ -1,0 +1,182 @@
+"""ATen operators in which many elements become few: sums, extremes, variances, softmax, sorting.
+
+Comes in: a `Call` and the operands of the schema. Goes out: operations in the builder. Must not
+know: fx nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from stitch.errors import CompileError
+from stitch.frontend.torch_call import Call, Lowering
+from stitch.frontend.torch_elementwise import truth
+from stitch.graph import SymbolicTensor
+from stitch.program import DataType
+
+aten = torch.ops.aten
+Dims = int | Sequence[int] | None
+Two = tuple[SymbolicTensor, SymbolicTensor | None]
+
+
+def _axes(dims: Dims) -> Dims:
+    """torch's empty list stands for all axes."""
+    return None if isinstance(dims, Sequence) and not dims else dims
+
+
+def _reduce(
+    kind: str, call: Call, x: SymbolicTensor, dim: Dims = None, keepdim: bool = False, **_: Any
+) -> SymbolicTensor:
+    tensor = call.cast(x)
+    if not tensor.shape:
+        return tensor
+    return call.builder.reduce(kind, tensor, _axes(dim), keepdim)
+
+
+def _any(
+    call: Call, x: SymbolicTensor, dim: Dims = None, keepdim: bool = False, kind: str = "max"
+) -> SymbolicTensor:
+    b, flags = call.builder, truth(call, x)
+    if not flags.shape:
+        return flags
+    ones = b.cast(flags, DataType.INT32)
+    return b.cast(b.reduce(kind, ones, _axes(dim), keepdim), DataType.BOOL)
+
+
+def _variance(
+    call: Call,
+    x: SymbolicTensor,
+    dim: Dims = None,
+    *,
+    correction: float | None = 1,
+    keepdim: bool = False,
+) -> SymbolicTensor:
+    axes = _axes(dim)
+    count = _count(x, axes)
+    divisor = count - (1 if correction is None else correction)
+    mean = call.builder.variance(x, axes, keepdim)
+    factor = count / divisor if divisor > 0 else math.nan
+    return mean if factor == 1 else call.builder.mul(mean, factor)
+
+
+def _variance_dim(
+    call: Call, x: SymbolicTensor, dim: Dims, unbiased: bool = True, keepdim: bool = False
+) -> SymbolicTensor:
+    return _variance(call, x, dim, correction=int(unbiased), keepdim=keepdim)
+
+
+def _variance_mean(call: Call, x: SymbolicTensor, dim: Dims = None, **options: Any) -> Two:
+    mean = call.builder.reduce_mean(x, _axes(dim), bool(options.get("keepdim", False)))
+    return _variance(call, x, dim, **options), mean
+
+
+def _deviation(call: Call, x: SymbolicTensor, dim: Dims = None, **options: Any) -> SymbolicTensor:
+    return call.builder.sqrt(_variance(call, x, dim, **options))
+
+
+def _count(x: SymbolicTensor, axes: Dims) -> int:
+    if axes is None:
+        return x.size
+    listed = [axes] if isinstance(axes, int) else axes
+    return math.prod(x.shape[a] for a in listed)
+
+
+def _norm(
+    call: Call, x: SymbolicTensor, ord: float = 2, dim: Dims = None, keepdim: bool = False, **_: Any
+) -> SymbolicTensor:
+    b, tensor = call.builder, call.cast(x)
+    if ord in (1, 2):
+        return b.reduce(f"l{int(ord)}", tensor, _axes(dim), keepdim)
+    size = b.abs(tensor)
+    if math.isinf(ord):
+        return b.reduce("max" if ord > 0 else "min", size, _axes(dim), keepdim)
+    if ord == 0:
+        raise CompileError("a norm of order 0 counts elements", remedy="use (x != 0).sum()")
+    return b.pow(b.reduce("sum", b.pow(size, ord), _axes(dim), keepdim), 1.0 / ord)
+
+
+def _extreme(kind: str, call: Call, x: SymbolicTensor, dim: int, keepdim: bool = False) -> Two:
+    b = call.builder
+    if not x.shape:
+        return x, b.constant(0)
+    find = b.argmax if kind == "max" else b.argmin
+    places = find(x, dim, keepdim) if 1 in call.used else None
+    return b.reduce(kind, x, dim, keepdim), places
+
+
+def _arg(
+    kind: str, call: Call, x: SymbolicTensor, dim: int | None = None, keepdim: bool = False
+) -> SymbolicTensor:
+    b = call.builder
+    find = b.argmax if kind == "max" else b.argmin
+    return b.reshape(find(x, dim, keepdim and dim is not None), call.shape)
+
+
+def _scan(op: str, call: Call, x: SymbolicTensor, dim: int, dtype: Any = None) -> SymbolicTensor:
+    b, tensor = call.builder, call.cast(x)
+    if not tensor.shape:
+        return tensor
+    return b.apply(op, [tensor, b.constant(dim % len(tensor.shape))], 1, {})[0]
+
+
+def _softmax(
+    kind: str, call: Call, x: SymbolicTensor, dim: int, *_: Any, **__: Any
+) -> SymbolicTensor:
+    b, tensor = call.builder, call.cast(x)
+    if not tensor.shape:
+        return call.filled(0.0 if kind == "log" else 1.0)
+    axis = dim % len(tensor.shape)
+    last = -1 if axis == len(tensor.shape) - 1 else axis
+    return b.log_softmax(tensor, last) if kind == "log" else b.softmax(tensor, last)
+
+
+def _safe_softmax(call: Call, x: SymbolicTensor, dim: int, *_: Any, **__: Any) -> SymbolicTensor:
+    """A softmax whose rows of -inf alone become zeros."""
+    b = call.builder
+    empty = b.equal(b.reduce_max(x, dim, keepdims=True), -math.inf)
+    return b.where(empty, 0.0, _softmax("plain", call, x, dim))
+
+
+def _top(
+    call: Call, x: SymbolicTensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> Two:
+    return call.builder.topk(x, k, dim, largest, sorted)
+
+
+def _sort(call: Call, x: SymbolicTensor, dim: int = -1, descending: bool = False, **_: Any) -> Two:
+    return call.builder.topk(x, x.shape[dim], dim, descending)
+
+
+def _sort_stable(
+    call: Call, x: SymbolicTensor, *, stable: bool = False, dim: int = -1, descending: bool = False
+) -> Two:
+    return _sort(call, x, dim, descending)
+
+
+_all = partial(_any, kind="min")
+
+LOWERINGS: dict[Any, Lowering] = {
+    aten.sum.default: partial(_reduce, "sum"), aten.sum.dim_IntList: partial(_reduce, "sum"),
+    aten.mean.default: partial(_reduce, "mean"), aten.mean.dim: partial(_reduce, "mean"),
+    aten.prod.default: partial(_reduce, "prod"), aten.prod.dim_int: partial(_reduce, "prod"),
+    aten.amax.default: partial(_reduce, "max"), aten.amin.default: partial(_reduce, "min"),
+    aten.max.default: partial(_reduce, "max"), aten.min.default: partial(_reduce, "min"),
+    aten.logsumexp.default: partial(_reduce, "log_sum_exp"),
+    aten.any.default: _any, aten.any.dim: _any, aten.any.dims: _any,
+    aten.all.default: _all, aten.all.dim: _all, aten.all.dims: _all,
+    aten.var.correction: _variance, aten.var.dim: _variance_dim,
+    aten.var_mean.correction: _variance_mean, aten.std.correction: _deviation,
+    aten.linalg_vector_norm.default: _norm,
+    aten.max.dim: partial(_extreme, "max"), aten.min.dim: partial(_extreme, "min"),
+    aten.argmax.default: partial(_arg, "max"), aten.argmin.default: partial(_arg, "min"),
+    aten.cumsum.default: partial(_scan, "CumSum"), aten.cumprod.default: partial(_scan, "CumProd"),
+    aten._softmax.default: partial(_softmax, "plain"), aten.softmax.int: partial(_softmax, "plain"),
+    aten._log_softmax.default: partial(_softmax, "log"),
+    aten.log_softmax.int: partial(_softmax, "log"), aten._safe_softmax.default: _safe_softmax,
+    aten.topk.default: _top, aten.sort.default: _sort, aten.sort.stable: _sort_stable,
+}  # fmt: skip

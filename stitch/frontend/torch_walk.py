@@ -1,0 +1,188 @@
+"""Nodes of an ATen graph into a builder, one after the other.
+
+Comes in: an fx graph of ATen operators (exported and decomposed, or from aot_autograd) and what its
+placeholders stand for. Goes out: the values of its output, as operations with the user's lines;
+what cannot be compiled is noted and the walk goes on, so that all is reported at once. Must not
+know: exported programs, parameters.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from stitch.errors import CompileError, StitchError
+from stitch.frontend.torch_aten import CHECKS, LOWERINGS
+from stitch.frontend.torch_call import Call, data_type_of
+from stitch.frontend.torch_locations import location_of
+from stitch.graph import ComputationGraphBuilder
+from stitch.program import ValueType
+
+#: Lines of one message; what goes beyond is counted.
+MAX_LINES = 60
+EVAL_REMEDY = "call .eval() on the module if it is in training mode"
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """Stands for the value of a node that was refused; what reads it is passed over."""
+
+
+_FAILED = _Failed()
+
+
+@dataclass
+class Refusals:
+    """Collects what cannot be compiled; `raise_any` ends it with one error for all."""
+
+    title: str
+    _places: dict[str, list[str]] = field(default_factory=dict)
+    _errors: list[tuple[str, StitchError]] = field(default_factory=list)
+    _random: bool = False
+
+    def unsupported(self, target: Any, where: str) -> None:
+        """An operator without a lowering."""
+        tags = getattr(target, "tags", ())
+        reason = ""
+        if torch.Tag.nondeterministic_seeded in tags:
+            reason, self._random = " (its result is random)", True
+        elif torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags:
+            reason = " (its result's shape depends on data)"
+        places = self._places.setdefault(f"{target}{reason}", [])
+        if where not in places:
+            places.append(where)
+
+    def failed(self, where: str, error: StitchError) -> None:
+        """An operator whose operands its lowering refuses."""
+        self._errors.append((where, error))
+
+    def raise_any(self) -> None:
+        """Raises one `CompileError` for all that was collected; nothing if that is nothing."""
+        lines = [
+            f"operator {name} is not supported: {', '.join(places)}"
+            for name, places in self._places.items()
+        ]
+        lines += [f"{where}: {_sentence(error)}" for where, error in self._errors]
+        if not lines:
+            return
+        more = [f"and {len(lines) - MAX_LINES} more"] if len(lines) > MAX_LINES else []
+        remedies = [EVAL_REMEDY] if self._random else []
+        remedies += [error.remedy for _, error in self._errors if error.remedy]
+        raise CompileError(
+            "the module cannot be compiled:\n  - " + "\n  - ".join([*lines[:MAX_LINES], *more]),
+            where=self.title,
+            remedy="; ".join(dict.fromkeys(remedies))
+            or "torch.compile, which leaves what Stitch lacks to torch",
+        )
+
+
+def _sentence(error: StitchError) -> str:
+    parts = [error.what]
+    parts += [f"expected {error.expected}"] if error.expected else []
+    parts += [f"got {error.got}"] if error.got else []
+    return "; ".join(parts)
+
+
+def lower_graph(
+    graph: Any,
+    builder: ComputationGraphBuilder,
+    bindings: Mapping[str, Callable[[], Any]],
+    attributes: Callable[[str], Any],
+    title: str,
+) -> Sequence[Any]:
+    """Adds every operation of an fx graph; gives the arguments of its output node.
+
+    `bindings` gives the value of a placeholder by its node's name, `attributes` that of a get_attr
+    target; both are asked only for values that are read. Raises one `CompileError` for all
+    operators that cannot be compiled, each with its source line.
+    """
+    walk = _Walk(builder, bindings, attributes, Refusals(title))
+    outputs: Sequence[Any] = ()
+    for node in graph.nodes:
+        if node.op == "output":
+            outputs = node.args[0]
+        else:
+            walk.node(node)
+    found = torch.fx.node.map_arg(outputs, walk.value)
+    walk.refusals.raise_any()
+    return tuple(found) if isinstance(found, list | tuple) else (found,)
+
+
+@dataclass
+class _Walk:
+    builder: ComputationGraphBuilder
+    bindings: Mapping[str, Callable[[], Any]]
+    attributes: Callable[[str], Any]
+    refusals: Refusals
+    values: dict[Any, Any] = field(default_factory=dict)
+
+    def value(self, node: Any) -> Any:
+        """The value of a node that was walked; constants come into being when they are read."""
+        if node not in self.values:
+            # Not `bindings[...]()` in advance: an unused buffer is no constant of the program.
+            made = (
+                self.bindings[node.name]()
+                if node.op == "placeholder"
+                else self.attributes(node.target)
+            )
+            self.values[node] = made
+        return self.values[node]
+
+    def node(self, node: Any) -> None:
+        """Adds one node's operations."""
+        if node.op in ("placeholder", "get_attr"):
+            return
+        if node.target in CHECKS:
+            return
+        where = location_of(node)
+        operands: list[Any] = []
+        torch.fx.node.map_arg((node.args, node.kwargs), operands.append)
+        with self.builder.at(where):
+            try:
+                if not _is_known(node):
+                    self.values[node] = _FAILED
+                    self.refusals.unsupported(node.target, where)
+                elif any(self.value(o) is _FAILED for o in operands):
+                    self.values[node] = _FAILED
+                else:
+                    self.values[node] = self._lowered(node)
+            except StitchError as error:
+                self.values[node] = _FAILED
+                self.refusals.failed(where, error)
+
+    def _lowered(self, node: Any) -> Any:
+        arguments = torch.fx.node.map_arg(node.args, self.value)
+        named = torch.fx.node.map_arg(node.kwargs, self.value)
+        if node.target is operator.getitem:
+            return arguments[0][arguments[1]]
+        promised = node.meta["val"]
+        several = isinstance(promised, list | tuple)
+        call = Call(
+            self.builder,
+            tuple(_type_of(v) for v in (promised if several else (promised,))),
+            _used(node) if several else frozenset((0,)),
+        )
+        return LOWERINGS[node.target](call, *arguments, **named)
+
+
+def _is_known(node: Any) -> bool:
+    return node.target is operator.getitem or (
+        node.op == "call_function" and node.target in LOWERINGS
+    )
+
+
+def _used(node: Any) -> frozenset[int]:
+    """Which results of an operator anyone reads."""
+    return frozenset(
+        user.args[1] for user in node.users if user.target is operator.getitem and user.users
+    )
+
+
+def _type_of(promised: Any) -> ValueType | None:
+    if not isinstance(promised, torch.Tensor):
+        return None
+    return ValueType(tuple(int(d) for d in promised.shape), data_type_of(promised.dtype))
