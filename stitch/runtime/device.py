@@ -72,6 +72,8 @@ class Device(TensorAccess):
         self.history = History()
         self.constant_cache = ConstantCache()
         self.dropped: deque[ValueRecord] = deque()
+        #: Transformations of programs that nobody refers to any more.
+        self.unloaded: deque[int] = deque()
         self.unpinned: deque[Any] = deque()
         self.lock = threading.RLock()
         self.plans = PlanCache()
@@ -349,6 +351,8 @@ class Device(TensorAccess):
             value.handles -= 1
             if value.handles == 0 and value.window != now and value.status is Status.READY:
                 self._free(value, "its last handle was dropped")
+        while self.unloaded:
+            self.plans.forget(self.unloaded.popleft())
         while self.unpinned:
             self.release_pin(self.unpinned.popleft())
 

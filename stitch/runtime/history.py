@@ -11,6 +11,18 @@ from stitch.program import Space, TensorDesc
 if TYPE_CHECKING:
     from stitch.runtime.plans import ReadyPlan
 
+
+class Tally:
+    """How often one plan ran. It outlives the bound plan, which holds programs and arrays."""
+
+    __slots__ = ("plan", "runs", "staging_nbytes")
+
+    def __init__(self, plan: Plan, staging_nbytes: int) -> None:
+        self.plan = plan
+        self.staging_nbytes = staging_nbytes
+        self.runs = 0
+
+
 #: Plans that are listed one by one; what older ones did is only added up.
 MAX_PLANS = 512
 
@@ -29,7 +41,7 @@ class History:
     """How often each plan ran, in the order of first runs, and what the host read back."""
 
     def __init__(self) -> None:
-        self._plans: dict[int, ReadyPlan] = {}
+        self._plans: dict[int, Tally] = {}
         #: What plans did that are no longer listed one by one.
         self.earlier = Totals()
         self._moves: dict[Space, list[int]] = {}
@@ -39,11 +51,11 @@ class History:
         """A plan ran once more (the count is the plan's own)."""
         if ready.index not in self._plans and len(self._plans) >= MAX_PLANS:
             self._fold(self._plans.pop(next(iter(self._plans))))
-        self._plans[ready.index] = ready
+        self._plans[ready.index] = ready.tally
 
-    def _fold(self, ready: ReadyPlan) -> None:
-        times, plan = ready.runs, ready.plan
-        ready.runs = 0
+    def _fold(self, tally: Tally) -> None:
+        times, plan = tally.runs, tally.plan
+        tally.runs = 0
         self.earlier = Totals(
             self.earlier.programs + times * sum(isinstance(s, Execute) for s in plan.steps),
             self.earlier.copies + times * len(plan.copies),
@@ -79,17 +91,17 @@ class History:
     @property
     def plans(self) -> tuple[tuple[Plan, int], ...]:
         """Every plan that ran, with how often."""
-        return tuple((ready.plan, ready.runs) for ready in self._plans.values())
+        return tuple((tally.plan, tally.runs) for tally in self._plans.values())
 
     @property
     def staging(self) -> tuple[int, ...]:
         """Bytes of kernel staging of each plan, in the same order."""
-        return tuple(ready.bound.staging_nbytes for ready in self._plans.values())
+        return tuple(tally.staging_nbytes for tally in self._plans.values())
 
     def clear(self) -> None:
         """Begin anew (counts of replayed plans go on from zero)."""
-        for ready in self._plans.values():
-            ready.runs = 0
+        for tally in self._plans.values():
+            tally.runs = 0
         self._plans.clear()
         self.earlier = Totals()
         self._reads.clear()

@@ -40,6 +40,7 @@ def load_program(device: Device, binary: Binary, which: int | str) -> LoadedProg
             device.records.free(block)
         raise
     loaded = LoadedProgram(device, program, lambda: binary.verify_segments(program), tuple(blocks))
+    weakref.finalize(loaded, device.unloaded.append, loaded.transformation.key).atexit = False
     if blocks:
         # Runs wherever the last reference dies, so it only leaves notes; see Device._drain.
         weakref.finalize(loaded, device.unpinned.extend, blocks).atexit = False

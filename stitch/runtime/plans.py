@@ -7,7 +7,7 @@ plan was made, and proportional to the plan otherwise.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from stitch.planner import Execute, Plan
 from stitch.runtime.backend import BoundPlan
 from stitch.runtime.effects import Effects, Place, effects_of
+from stitch.runtime.history import Tally
 from stitch.runtime.hooked import run_hooked
 from stitch.runtime.records import Picture, Records
 from stitch.runtime.state import Status, ValueRecord
@@ -23,6 +24,7 @@ from stitch.runtime.state import Status, ValueRecord
 if TYPE_CHECKING:
     from stitch.memory import Allocator
     from stitch.runtime.device import Device
+    from stitch.runtime.window import Key
 
 #: Kinds of work whose plans are kept, and plans kept for one kind (they differ in placements).
 MAX_KINDS = 512
@@ -39,7 +41,7 @@ class Bystander:
 
 @dataclass(slots=True, eq=False)
 class ReadyPlan:
-    """A bound plan with its preconditions and effects; `runs` counts how often it ran."""
+    """A bound plan with its preconditions and effects; `tally` counts how often it ran."""
 
     index: int
     bound: BoundPlan
@@ -48,7 +50,7 @@ class ReadyPlan:
     bystanders: tuple[Bystander, ...]
     #: Where the record of a bystander's value is found: value → (place, position among users).
     bystander_values: dict[int, tuple[Place, int]]
-    runs: int = 0
+    tally: Tally
 
     @property
     def plan(self) -> Plan:
@@ -87,11 +89,11 @@ class PlanCache:
     """Ready plans by the work that they do; the least recently used kinds of work go first."""
 
     def __init__(self) -> None:
-        self._kinds: OrderedDict[Hashable, list[ReadyPlan]] = OrderedDict()
+        self._kinds: OrderedDict[Key, list[ReadyPlan]] = OrderedDict()
         #: How many plans have been made; in the steady state it stands still.
         self.made = 0
 
-    def find(self, key: Hashable, records: Records) -> ReadyPlan | None:
+    def find(self, key: Key, records: Records) -> ReadyPlan | None:
         """A plan for this work whose preconditions hold."""
         variants = self._kinds.get(key)
         if variants is None:
@@ -102,11 +104,11 @@ class PlanCache:
                 return ready
         return None
 
-    def variants(self, key: Hashable) -> Sequence[ReadyPlan]:
+    def variants(self, key: Key) -> Sequence[ReadyPlan]:
         """All plans for this work, whether their preconditions hold or not."""
         return self._kinds.get(key, ())
 
-    def add(self, key: Hashable, ready: ReadyPlan) -> None:
+    def add(self, key: Key, ready: ReadyPlan) -> None:
         """Keep a plan for the next time."""
         variants = self._kinds.setdefault(key, [])
         variants.insert(0, ready)
@@ -144,7 +146,14 @@ class PlanCache:
         used = {space for space, _, _ in plan.free_regions}
         tokens = tuple((a, a.token) for s, a in records.allocators.items() if s in used)
         self.made += 1
-        return ReadyPlan(self.made, bound, effects, tokens, bystanders, values)
+        tally = Tally(plan, bound.staging_nbytes)
+        return ReadyPlan(self.made, bound, effects, tokens, bystanders, values, tally)
+
+    def forget(self, transformation: int) -> None:
+        """Drop the plans that run a transformation whose agent is gone."""
+        stale = [key for key in self._kinds if any(part[0] == transformation for part in key[0])]
+        for key in stale:
+            del self._kinds[key]
 
     def clear(self) -> None:
         """Drop all plans."""
@@ -180,7 +189,7 @@ def run_plan(device: Device, ready: ReadyPlan, values: Sequence[ValueRecord], no
         raise
     finally:
         bound.arguments[:] = [None] * len(bound.arguments)
-    ready.runs += 1
+    ready.tally.runs += 1
     records.apply(ready.effects, value_of, device.note_gone)
     pending, freed = Status.PENDING, Status.FREED
     for value in values:

@@ -43,8 +43,8 @@ class Turn:
         "_order",
         "_outputs",
         "_places",
-        "_ready",
         "_run",
+        "_tally",
         "_temporary",
         "_thunks",
         "epoch",
@@ -52,7 +52,7 @@ class Turn:
 
     def __init__(self, device: Device, ready: ReadyPlan, outputs: Sequence[Tensor]) -> None:
         self._device = device
-        self._ready = ready
+        self._tally = ready.tally
         self._thunks = ready.bound.thunks
         self._run = device.quiet.run
         self._outputs = tuple(outputs)
@@ -106,7 +106,7 @@ class Turn:
         arguments[:] = arrays if order is None else [arrays[i] for i in order]
         self._run(run_all, self._thunks)
         arguments[:] = self._nothing
-        self._ready.runs += 1
+        self._tally.runs += 1
         outputs = self._outputs
         if len(outputs) == 1:
             return outputs[0]

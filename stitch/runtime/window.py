@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from stitch.runtime.device import Device
     from stitch.runtime.program import LoadedProgram
 
-Key = tuple[object, ...]
+#: The tasks (transformation and values of each), which values are kept, the sources' places.
+Key = tuple[tuple[tuple[int, ...], ...], tuple[bool, ...], tuple[object, ...]]
 
 
 class Window:
