@@ -93,6 +93,11 @@ class PlanCache:
         #: How many plans have been made; in the steady state it stands still.
         self.made = 0
 
+    @property
+    def kinds(self) -> int:
+        """How many kinds of work have plans."""
+        return len(self._kinds)
+
     def find(self, key: Key, records: Records) -> ReadyPlan | None:
         """A plan for this work whose preconditions hold."""
         variants = self._kinds.get(key)

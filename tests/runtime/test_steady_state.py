@@ -360,3 +360,16 @@ def test_a_pipeline_of_parameters_only_computes_each_time() -> None:
             np.testing.assert_array_equal(
                 one(pipeline(integers(start=i))).numpy(), integers(start=i) * 3
             )
+
+
+def test_plans_go_with_the_program_that_they_run() -> None:
+    model = scaled("a", 2.0)
+    with stitch.open_device("tiny") as device:
+        for _ in range(3):
+            program = device.load(model)
+            one(program(integers())).numpy()
+            del program
+            gc.collect()
+        device.flush()
+        assert device.plans.made == 3
+        assert device.plans.kinds == 0
