@@ -30,6 +30,8 @@ def narrowest_cuts(
     Point p lies before operation p. Each part has an operation, and a cost near the mean; among
     equal cuts the most even ones win.
     """
+    if parts == 1:
+        return ()
     costs = [operation_cost(operation, graph.values) for operation in graph.operations]
     totals = np.array([0, *accumulate(costs)], np.float64)
     mean = max(totals[-1] / parts, 1.0)

@@ -100,7 +100,8 @@ class _Lives:
                 if v != ABSENT and v not in constants:
                     reads.setdefault(v, []).append(i)
         for slot in graph.outputs:
-            reads.setdefault(slot.value, []).append(len(graph.operations))
+            if slot.value not in constants:
+                reads.setdefault(slot.value, []).append(len(graph.operations))
         self._last = {v: places[-1] for v, places in reads.items()}
         self.start = {v: i for i, o in enumerate(graph.operations) for v in o.outputs}
         for one in graph.inputs:

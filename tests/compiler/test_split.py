@@ -1,0 +1,206 @@
+"""Splitting: the parts, chained by position, are the whole, to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stitch import ops
+from stitch.compiler import CompileOptions, compile_graph, split_graph
+from stitch.errors import CompileError
+from stitch.graph import ComputationGraph, ComputationGraphBuilder, check_types, parse_wish
+from stitch.link import wire
+from stitch.machine import load_machine
+from stitch.program import ABSENT, Array, InputKind
+
+Arrays = dict[str, Array]
+
+
+def evaluated(graph: ComputationGraph, inputs: Sequence[Array]) -> list[Array]:
+    """The outputs of a graph, one operation after the other."""
+    known = graph.constant_data()
+    known |= {slot.value: a for slot, a in zip(graph.inputs, inputs, strict=True)}
+    for operation in graph.operations:
+        operands = [None if v == ABSENT else known[v] for v in operation.inputs]
+        made = ops.evaluate(
+            operation.op, operands, domain=operation.domain, attributes=operation.attributes,
+            outputs=len(operation.outputs),
+        )  # fmt: skip
+        known |= {v: a for v, a in zip(operation.outputs, made, strict=True) if v != ABSENT}
+    return [known[slot.value] for slot in graph.outputs]
+
+
+def chained(parts: Sequence[ComputationGraph], given: Arrays) -> list[Array]:
+    """The outputs of the last part: activations by position, other inputs by name."""
+    outputs: list[Array] = []
+    for index, part in enumerate(parts):
+        arriving = iter(outputs)
+        inputs = [
+            next(arriving) if index and slot.kind is InputKind.ACTIVATION else given[slot.name]
+            for slot in part.inputs
+        ]
+        assert list(arriving) == []
+        outputs = evaluated(part, inputs)
+    return outputs
+
+
+def assert_same(graph: ComputationGraph, parts: Sequence[ComputationGraph]) -> None:
+    rng = np.random.default_rng(5)
+    given = {
+        slot.name: rng.standard_normal(graph.input_type(i).shape).astype(np.float32)
+        for i, slot in enumerate(graph.inputs)
+    }
+    whole = evaluated(graph, list(given.values()))
+    for a, b in zip(whole, chained(parts, given), strict=True):
+        assert a.tobytes() == b.tobytes()
+    assert [s.name for s in parts[-1].outputs] == [s.name for s in graph.outputs]
+    assert all(check_types(part) == () for part in parts)
+
+
+def tower(layers: int = 4, width: int = 8) -> ComputationGraph:
+    """Layers that are narrow between them and wide inside."""
+    b = ComputationGraphBuilder("tower")
+    h = b.input("x", (4, width), "float32")
+    rng = np.random.default_rng(1)
+    for k in range(layers):
+        up, down = (rng.standard_normal(s).astype(np.float32)
+                    for s in ((width, 4 * width), (4 * width, width)))  # fmt: skip
+        with b.at(f"tower:layer{k}"):
+            h = b.op("MatMul", b.op("Relu", b.op("MatMul", h, up)), down)
+    b.output("y", h)
+    return b.build()
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> ComputationGraph:
+    """Graphs with fan-out, early outputs, several inputs of two kinds, shapes from shapes."""
+    b = ComputationGraphBuilder("g")
+    tensors = [b.input(f"x{i}", (2, 3), "float32") for i in range(draw(st.integers(1, 3)))]
+    if draw(st.booleans()):
+        tensors.append(b.input("w", (2, 3), "float32", InputKind.PARAMETER))
+    tensors.append(b.parameter("c", np.arange(6, dtype=np.float32).reshape(2, 3)))
+    for _ in range(draw(st.integers(1, 12))):
+        op = draw(st.sampled_from(["Add", "Mul", "Neg", "Tanh", "Reshape", "Split"]))
+        chosen = [draw(st.sampled_from(tensors)) for _ in range(2)]
+        if op in ("Add", "Mul"):
+            tensors.append(b.op(op, *chosen))
+        elif op == "Reshape":
+            tensors.append(b.op("Reshape", chosen[0], b.op("Shape", chosen[1])))
+        elif op == "Split":
+            left, right = b.apply("Split", (chosen[0], [1, 2]), 2, {"axis": 1})
+            tensors.append(b.op("Concat", right, left, axis=1))
+        else:
+            tensors.append(b.op(op, chosen[0]))
+    for k, tensor in enumerate(draw(st.lists(st.sampled_from(tensors), min_size=1, max_size=3))):
+        b.output(f"y{k}", tensor)
+    return b.build()
+
+
+def own_results(graph: ComputationGraph) -> list[str]:
+    """What the operations that can be parted make; copies of constants to outputs come on top."""
+    (whole,) = split_graph(graph, 1)
+    names = [whole.values[o.outputs[0]].name for o in whole.operations]
+    return [name for name in names if not name.endswith("_passed")]
+
+
+@settings(max_examples=150, deadline=None)
+@given(graph=graphs(), data=st.data())
+def test_parts_in_a_chain_equal_the_whole(graph: ComputationGraph, data: st.DataObject) -> None:
+    most = max(len(own_results(graph)), 1)
+    parts = split_graph(graph, data.draw(st.integers(1, most)))
+    assert_same(graph, parts)
+
+
+@settings(max_examples=60, deadline=None)
+@given(graph=graphs(), data=st.data())
+def test_parts_cut_at_named_nodes_equal_the_whole(
+    graph: ComputationGraph, data: st.DataObject
+) -> None:
+    names = own_results(graph)[:-1]
+    if not names:
+        assert_same(graph, split_graph(graph, 1))
+        return
+    chosen = data.draw(st.lists(st.sampled_from(names), min_size=1, max_size=4, unique=True))
+    parts = split_graph(graph, chosen)
+    assert len(parts) == len(chosen) + 1
+    assert_same(graph, parts)
+
+
+def test_cuts_lie_where_least_passes_over() -> None:
+    parts = split_graph(tower(), 4)
+    assert [len(part.operations) for part in parts] == [3, 3, 3, 3]
+    assert [part.name for part in parts] == [f"tower_{k}" for k in range(4)]
+    assert all(part.input_type(0).shape == (4, 8) for part in parts)
+
+
+def test_the_bytes_over_the_cuts_are_the_least_of_all_balanced_cuts() -> None:
+    graph = tower(3)
+    parts = split_graph(graph, 2)
+    passed = sum(parts[0].output_type(i).shape[1] for i in range(len(parts[0].outputs)))
+    assert passed == 8
+
+
+@pytest.mark.parametrize("name", ["tower:layer1", "layer1", "matmul_3"])
+def test_a_node_is_named_by_location_or_value(name: str) -> None:
+    parts = split_graph(tower(), [name])
+    assert [len(part.operations) for part in parts] == [6, 6]
+
+
+@pytest.mark.parametrize(
+    ("cuts", "words"),
+    [
+        (0, "cannot be split into 0 parts"),
+        (13, "cannot be split into 13 parts"),
+        (["layer9"], "no node 'layer9' to cut after"),
+        (["layer3"], "it is the last one"),
+        (["layer1", "matmul_3"], "it cuts where 'layer1' does"),
+    ],
+)
+def test_cuts_that_cannot_be(cuts: int | list[str], words: str) -> None:
+    with pytest.raises(CompileError, match=words):
+        split_graph(tower(), cuts)
+
+
+def test_parts_link_by_position_with_their_wishes() -> None:
+    wishes = ["input.x.space=dram", "output.y.space=l1", "output.y.data_type=bfloat16"]
+    graph = tower().with_wishes(*map(parse_wish, wishes))
+    machine = load_machine("wormhole_n150")
+    programs = [compile_graph(part, machine).program for part in split_graph(graph, 3)]
+    assert programs[0].input_desc(0).layout.space.value == "dram"
+    assert programs[-1].output_desc(0).layout.data_type.value == "bfloat16"
+    for one, two in pairwise(programs):
+        assert wire(one, two) == ((0, 0),)
+
+
+def test_a_buffer_is_handed_over_within_a_part_only() -> None:
+    b = ComputationGraphBuilder("update")
+    x, s = b.input("x", (4,), "float32"), b.input("s", (4,), "float32", InputKind.STATE)
+    h = b.op("Neg", s)
+    b.output("s_next", b.op("Add", b.op("Tanh", h), x))
+    graph = b.build().with_wishes(
+        parse_wish("input.s.ownership=donate"), parse_wish("output.s_next.alias=s")
+    )
+    with pytest.raises(CompileError, match="the cuts part them"):
+        split_graph(graph, 2)
+    assert len(split_graph(graph, 1)) == 1
+
+
+def test_a_state_enters_the_part_that_reads_it() -> None:
+    b = ComputationGraphBuilder("late")
+    x, s = b.input("x", (4,), "float32"), b.input("s", (4,), "float32", InputKind.STATE)
+    h = b.op("Neg", b.op("Tanh", x))
+    b.output("s_next", b.op("Add", s, h))
+    b.output("y", h)
+    graph = b.build().with_wishes(
+        parse_wish("input.s.ownership=donate"), parse_wish("output.s_next.alias=s")
+    )
+    first, second = split_graph(graph, ["neg"])
+    assert [slot.name for slot in first.inputs] == ["x"]
+    assert [slot.name for slot in second.inputs] == ["neg", "s"]
+    made = compile_graph(second, load_machine("wormhole_n150"), CompileOptions())
+    assert made.program.outputs[0].aliases_input == 1

@@ -1,0 +1,356 @@
+"""ONNX models that cannot be compiled, or are no sound models: one clear error for each."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx_models import BOOL, INT64, drawn, info, model
+
+import stitch
+from stitch.errors import CompileError, FormatError, IncompatibleError
+from stitch.frontend import onnx_file
+from stitch.frontend.onnx import from_onnx
+
+node = helper.make_node
+
+
+def test_all_unsupported_operators_are_reported_at_once_with_their_nodes() -> None:
+    nodes = [
+        node("NonZero", ["x"], ["i"], name="first"),
+        node("Relu", ["x"], ["r"]),
+        node("Det", ["r"], ["d"], name="second"),
+        node("Unknown", ["r"], ["u"], name="third", domain="acme"),
+        node("Det", ["r"], ["e"], name="fourth"),
+        node("Gather", ["x", "i"], ["y"], name="downstream"),
+    ]
+    proto = model(nodes, [info("x", [3, 3])], ["y", "d", "u", "e"], domains={"acme": 1})
+    with pytest.raises(CompileError) as caught:
+        from_onnx(proto)
+    text = str(caught.value)
+    assert "NonZero is not supported (the shape of its result depends on data): case:first" in text
+    assert "Det is not supported: case:second, case:fourth" in text
+    assert "acme.Unknown is not supported: case:third" in text
+    assert "downstream" not in text
+
+
+def test_unsupported_operators_and_unfit_operands_come_in_one_report() -> None:
+    nodes = [
+        node("MatMul", ["x", "x"], ["m"], name="unfit"),
+        node("Det", ["x"], ["d"], name="unknown"),
+    ]
+    with pytest.raises(CompileError, match=r"case:unknown(.|\n)*case:unfit"):
+        from_onnx(model(nodes, [info("x", [2, 3])], ["m", "d"]))
+
+
+def _branch(name: str) -> Any:
+    return helper.make_graph([node("Neg", ["x"], [name])], name, [], [info(name, None)])
+
+
+REFUSED = {
+    "If": (
+        [node("If", ["c"], ["y"], then_branch=_branch("a"), else_branch=_branch("b"))],
+        "If is not supported .control flow",
+    ),
+    "Loop": (
+        [node("Loop", ["n", "c", "x"], ["y"], body=_branch("a"))],
+        "Loop is not supported .control flow",
+    ),
+    "NonZero": ([node("NonZero", ["x"], ["y"])], "NonZero is not supported .the shape"),
+    "Unique": ([node("Unique", ["x"], ["y"])], "Unique is not supported .the shape"),
+    "SequenceConstruct": ([node("SequenceConstruct", ["x"], ["y"])], "not sequences"),
+    "Optional": ([node("Optional", ["x"], ["y"])], "not optional values"),
+    "StringNormalizer": ([node("StringNormalizer", ["x"], ["y"])], "not strings"),
+    "RandomNormalLike": ([node("RandomNormalLike", ["x"], ["y"])], "explicit key"),
+    "float8": ([node("Cast", ["x"], ["y"], to=TensorProto.FLOAT8E4M3FN)], "not supported"),
+    "string constant": ([node("Constant", [], ["y"], value_string="a")], "value_string"),
+    "shape from data": (
+        [node("Cast", ["x"], ["s"], to=INT64), node("Reshape", ["x", "s"], ["y"])],
+        "must be known at compile time",
+    ),
+}
+
+
+@pytest.mark.parametrize(("nodes", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_depends_on_data_or_is_no_plain_tensor_is_refused_by_name(
+    nodes: list[Any], words: str
+) -> None:
+    inputs = [info("x", [4, 8]), info("c", [], BOOL), info("n", [], INT64)]
+    proto = model(nodes, inputs, ["y"])
+    with pytest.raises(CompileError, match=words):
+        from_onnx(proto, (drawn(4, 8), np.array(True), np.array(2)))
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [(TensorProto.FLOAT8E5M2, "float8e5m2"), (TensorProto.INT4, "int4"),
+     (TensorProto.FLOAT4E2M1, "float4e2m1"), (TensorProto.STRING, "string"),
+     (TensorProto.COMPLEX64, "complex64")],
+)  # fmt: skip
+def test_types_that_stitch_lacks_are_refused_by_name(code: int, name: str) -> None:
+    as_input = model([node("Identity", ["x"], ["y"])], [info("x", [2], code)], ["y"])
+    with pytest.raises(CompileError, match=f"input 'x': tensors of type {name} are not supported"):
+        from_onnx(as_input)
+    as_weight = model([node("Identity", ["w"], ["y"])], [], ["y"])
+    as_weight.graph.initializer.append(TensorProto(name="w", data_type=code, dims=[0]))
+    with pytest.raises(CompileError, match=f"tensors of type {name} are not supported"):
+        from_onnx(as_weight)
+
+
+def test_sequences_and_sparse_initializers_are_refused() -> None:
+    sequence = helper.make_tensor_sequence_value_info("x", 1, [2])
+    with pytest.raises(CompileError, match="input 'x': only plain tensors"):
+        from_onnx(model([node("Identity", ["x"], ["y"])], [sequence], ["y"]))
+    proto = model([node("Identity", ["w"], ["y"])], [], ["y"])
+    sparse = proto.graph.sparse_initializer.add()
+    sparse.values.CopyFrom(numpy_helper.from_array(np.ones(1, np.float32), "w"))
+    with pytest.raises(CompileError, match="'w' is sparse"):
+        from_onnx(proto)
+
+
+@pytest.mark.parametrize(
+    ("examples", "shapes", "words"),
+    [
+        ((), {}, "dynamic dimension left unbound: b"),
+        ((), {"x": (2,)}, r"expected \[b, 3\], got \[2\]"),
+        ((), {"x": (2, 4)}, r"expected \[b, 3\], got \[2, 4\]"),
+        ((), {"z": (2, 3)}, "no input 'z'"),
+        ({"x": drawn(2, 3), "z": 1}, {}, "no input 'z'"),
+        ((drawn(2, 3),), {}, "1 example inputs for a model of 2"),
+        ((drawn(2, 3), drawn(4)), {}, "dimension 'b' is 4 here, but 2 in input 'x'"),
+        ((drawn(2, 3).astype(np.float64), drawn(2)), {}, "expected float32, got float64"),
+        ((["a"], drawn(2)), {}, "the example is no array"),
+        ({"x": drawn(2, 3)}, {"x": (5, 3)}, "the example has another shape"),
+    ],
+)
+def test_inputs_that_cannot_be_bound(examples: Any, shapes: Any, words: str) -> None:
+    proto = model([node("Neg", ["x"], ["y"])], [info("x", ["b", 3]), info("v", ["b"])], ["y"])
+    with pytest.raises(CompileError, match=words):
+        from_onnx(proto, examples, shapes)
+
+
+def test_a_value_that_decides_a_shape_has_to_be_given() -> None:
+    proto = model(
+        [node("Reshape", ["x", "s"], ["y"])], [info("x", [6]), info("s", [2], INT64)], ["y"]
+    )
+    with pytest.raises(CompileError, match="the values of 's' decide shapes"):
+        from_onnx(proto)
+
+
+def test_versions_out_of_reach_are_refused_by_name() -> None:
+    nodes, inputs = [node("Neg", ["x"], ["y"])], [info("x", [2])]
+    with pytest.raises(IncompatibleError, match="opset 27 is newer"):
+        from_onnx(model(nodes, inputs, ["y"], opset=27))
+    newer = model(nodes, inputs, ["y"])
+    newer.ir_version = 99
+    with pytest.raises(IncompatibleError, match="IR version 99"):
+        from_onnx(newer)
+    old = model([node("NoSuchOperator", ["x"], ["y"])], inputs, ["y"], opset=7)
+    with pytest.raises(IncompatibleError, match="opset 7 is too old"):
+        from_onnx(old)
+
+
+def test_a_function_that_calls_itself_is_refused() -> None:
+    imports = [helper.make_opsetid("mine", 1)]
+    calls = [node("F", ["a"], ["b"], domain="mine")]
+    loop = helper.make_function("mine", "F", ["a"], ["b"], calls, imports)
+    proto = model([node("F", ["x"], ["y"], domain="mine")], [info("x", [2])], ["y"],
+                  functions=[loop], domains={"mine": 1})  # fmt: skip
+    with pytest.raises(FormatError, match="calls itself"):
+        from_onnx(proto)
+
+
+def test_functions_that_multiply_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stitch.frontend.onnx_walk.MAX_NODES", 2000)
+    imports = [helper.make_opsetid("mine", 1), helper.make_opsetid("", 26)]
+    bombs = [helper.make_function("mine", "F0", ["a"], ["b"], [node("Neg", ["a"], ["b"])], imports)]
+    for k in range(1, 30):
+        twice = [node(f"F{k - 1}", ["a"], ["m"], domain="mine"),
+                 node(f"F{k - 1}", ["m"], ["b"], domain="mine")]  # fmt: skip
+        bombs.append(helper.make_function("mine", f"F{k}", ["a"], ["b"], twice, imports))
+    proto = model([node("F29", ["x"], ["y"], domain="mine")], [info("x", [2])], ["y"],
+                  functions=bombs, domains={"mine": 1})  # fmt: skip
+    with pytest.raises(CompileError, match="more than 2000 nodes"):
+        from_onnx(proto)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
+        ([node("Neg", ["nothing"], ["y"])], "no value 'nothing'"),
+        ([node("Neg", ["h"], ["y"]), node("Neg", ["x"], ["h"])], "made later"),
+        ([node("Neg", ["x"], ["y"]), node("Abs", ["x"], ["y"])], "'y' is made twice"),
+        ([node("Neg", ["x"], ["y", "z"])], "Neg has the wrong number of outputs"),
+        ([node("Foo", ["x"], ["y"], domain="acme")], "does not import"),
+        ([node("Neg", ["x"], ["h"])], "no value 'y'"),
+        ([node("Elu", ["x"], ["y"], alpha="one")], "attribute 'alpha' has the wrong type"),
+        ([node("Constant", [], ["y"])], "exactly one attribute"),
+    ],
+)
+def test_graphs_that_do_not_hold_together(nodes: list[Any], words: str) -> None:
+    with pytest.raises((FormatError, CompileError), match=words):
+        from_onnx(model(nodes, [info("x", [2])], ["y"]))
+
+
+def _saved_with_external_data(folder: Path) -> Path:
+    proto = model([node("Add", ["x", "w"], ["y"])], [info("x", [8])], ["y"], {"w": drawn(8)})
+    path = folder / "m.onnx"
+    onnx.save(proto, path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    return path
+
+
+def test_external_data_that_is_missing_short_or_elsewhere(tmp_path: Path) -> None:
+    path = _saved_with_external_data(tmp_path)
+    data = (tmp_path / "w.bin").read_bytes()
+    (tmp_path / "w.bin").write_bytes(data[:20])
+    with pytest.raises(FormatError, match=r"w\.bin is too short"):
+        from_onnx(path)
+    (tmp_path / "w.bin").unlink()
+    (tmp_path / "w.bim").write_bytes(data)
+    with pytest.raises(FormatError, match=r"w\.bin cannot be read") as caught:
+        from_onnx(path)
+    assert "w.bim" in str(caught.value)
+    with pytest.raises(FormatError, match="has no folder"):
+        from_onnx(onnx.load(path, load_external_data=False))
+
+
+@pytest.mark.parametrize("location", ["../w.bin", "/etc/hostname", "", "a/../../w.bin", "."])
+def test_external_data_outside_the_folder_is_not_read(tmp_path: Path, location: str) -> None:
+    (tmp_path / "w.bin").write_bytes(bytes(64))
+    folder = tmp_path / "model"
+    folder.mkdir()
+    proto = onnx.load(_saved_with_external_data(folder), load_external_data=False)
+    for entry in proto.graph.initializer[0].external_data:
+        if entry.key == "location":
+            entry.value = location
+    (folder / "m.onnx").write_bytes(proto.SerializeToString())
+    with pytest.raises(FormatError, match="external data"):
+        from_onnx(folder / "m.onnx")
+
+
+def test_a_link_that_leads_outside_the_folder_is_not_followed(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    path = _saved_with_external_data(folder)
+    (folder / "w.bin").rename(tmp_path / "w.bin")
+    (folder / "w.bin").symlink_to(tmp_path / "w.bin")
+    with pytest.raises(FormatError, match="must lie in the model's folder"):
+        from_onnx(path)
+
+
+def test_tensors_whose_data_does_not_fit_their_shape() -> None:
+    for dims in ([3], [1], [-1], [2**40, 2**30]):
+        proto = model([node("Neg", ["w"], ["y"])], [], ["y"])
+        proto.graph.initializer.append(
+            TensorProto(name="w", data_type=1, dims=dims, raw_data=bytes(8))
+        )
+        with pytest.raises(FormatError, match=r"does not fit its shape|negative dimension"):
+            from_onnx(proto)
+
+
+def test_a_file_of_two_gigabytes_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "huge.onnx"
+    with path.open("wb") as file:
+        file.truncate(onnx_file.MESSAGE_LIMIT)
+    with pytest.raises(FormatError, match="2 GB or more") as caught:
+        from_onnx(path)
+    assert "save_as_external_data" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "an empty file"),
+        (b"name: a\ninputs: {}\n", "text"),
+        (b"\x93NUMPY" + bytes(80), "NumPy"),
+        (b"\x08\x0a", "no ONNX graph"),
+    ],
+)
+def test_files_that_are_no_models_are_recognised(
+    tmp_path: Path, content: bytes, words: str
+) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match=words):
+        stitch.compile(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="cannot read the model") as caught:
+        stitch.compile(tmp_path / "none.onnx")
+    assert "none.onnx" in str(caught.value)
+
+
+def _specimen() -> bytes:
+    """A model with a function, a branch, old words and several ways of storing."""
+    function = helper.make_function(
+        "mine", "F", ["a"], ["b"], [node("Elu", ["a"], ["b"])], [helper.make_opsetid("", 18)]
+    )
+    branches = {
+        key: helper.make_graph([node(op, ["r"], [op])], op, [], [info(op, None)])
+        for key, op in (("then_branch", "Neg"), ("else_branch", "Abs"))
+    }
+    nodes = [
+        node("MatMul", ["x", "w"], ["m"], name="mm"),
+        node("F", ["m"], ["r"], domain="mine"),
+        node("Constant", [], ["c"], value=helper.make_tensor("c", BOOL, [], [1])),
+        node("If", ["c"], ["i"], **branches),
+        node("ReduceMax", ["i"], ["rm"], axes=[1], keepdims=1),
+        node("Reshape", ["rm", "s"], ["y"]),
+        node("Shrink", ["i"], ["sh"], lambd=0.5),
+        node("Split", ["sh"], ["p", "q"], axis=1),
+        node("Pad", ["p", "pads"], ["pd"]),
+        node("Unsqueeze", ["pd", "axes"], ["u"]),
+        node("Conv", ["u", "k"], ["cv"], pads=[1, 1, 1, 1]),
+    ]
+    weights = {
+        "w": drawn(4, 4), "s": np.array([2, -1]), "k": drawn(2, 1, 2, 2),
+        "pads": np.array([0, 0, 1, 1]), "axes": np.array([0, 1]),
+    }  # fmt: skip
+    proto = model(nodes, [info("x", ["b", 4])], ["y", "cv"], weights, opset=14,
+                  functions=[function], domains={"mine": 1})  # fmt: skip
+    from_onnx(proto, (drawn(2, 4),))
+    return bytes(proto.SerializeToString())
+
+
+def _damaged(data: bytes, draw: random.Random) -> bytes:
+    damaged = bytearray(data)
+    for _ in range(draw.choice((1, 1, 2, 4))):
+        at, how = draw.randrange(len(damaged) or 1), draw.random()
+        if how < 0.7 and damaged:
+            damaged[at] = draw.randrange(256)
+        elif how < 0.8:
+            del damaged[at : at + draw.randrange(1, 8)]
+        elif how < 0.95:
+            damaged[at:at] = bytes(draw.randrange(256) for _ in range(draw.randrange(1, 5)))
+        else:
+            del damaged[at:]
+    return bytes(damaged)
+
+
+def _survive(tmp_path: Path, seed: int, rounds: int) -> int:
+    """Damages a model so often; gives how often it was refused. Any other exception escapes."""
+    data, draw, refused = _specimen(), random.Random(seed), 0
+    path = tmp_path / "damaged.onnx"
+    for _ in range(rounds):
+        path.write_bytes(_damaged(data, draw))
+        try:
+            from_onnx(path, (drawn(2, 4),))
+        except (FormatError, CompileError):
+            refused += 1
+    return refused
+
+
+def test_damaged_models_are_refused_or_read_and_nothing_else(tmp_path: Path) -> None:
+    assert _survive(tmp_path, 1, 800) > 400
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(2, 12))
+def test_damaged_models_in_a_long_campaign(tmp_path: Path, seed: int) -> None:
+    assert _survive(tmp_path, seed, 5000) > 2500
