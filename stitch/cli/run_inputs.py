@@ -7,8 +7,9 @@ type. Must not know: devices.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -19,6 +20,11 @@ from stitch.cli.slot_words import deal, split_slot
 from stitch.errors import LayoutError, LinkError, UsageError
 from stitch.program import Array, DataType, InputKind
 from stitch.runtime.arrays import capture
+
+#: Elements `[start, stop)` of an array that is made up, in any type.
+_Part: TypeAlias = Callable[[int, int], Array]
+#: Arrays are made up in parts of so many elements: none is ever held in a wider type as a whole.
+_PART = 1 << 16
 
 INITS = ("randn", "arange", "zeros", "ones")
 FORM = "[NAME=]@file.npy, @file.npz (by name), [NAME=]2x2xf32=1 2 3 4, [NAME=]2x2xf32=@raw.bin"
@@ -144,24 +150,31 @@ def made_up(slot: RunInput, init: str, seed: tuple[int, int]) -> Array:
     `randn`: floats from the normal distribution, integers from 0 to 9, fair bits; `arange`: 0, 1,
     2, ... in row-major order (bits alternate).
     """
-    shape, data_type = slot.type.shape, slot.type.data_type
-    dtype = data_type.dtype
-    if init == "zeros":
-        return np.zeros(shape, dtype)
-    if init == "ones":
-        return np.ones(shape, dtype)
-    if init == "arange":
-        counted = np.arange(slot_size(shape)).reshape(shape)
-        return (counted % 2 if data_type is DataType.BOOL else counted).astype(dtype)
+    made: Array = np.empty(slot.type.shape, slot.type.data_type.dtype)
+    if init in ("zeros", "ones"):
+        made[...] = int(init == "ones")
+        return made
+    flat = made.reshape(-1)
+    part = _counted(slot) if init == "arange" else _drawn(slot, seed)
+    for start in range(0, flat.size, _PART):
+        stop = min(start + _PART, flat.size)
+        with np.errstate(over="ignore"):  # counting beyond float16 gives infinities
+            flat[start:stop] = part(start, stop).astype(flat.dtype)
+    return made
+
+
+def _counted(slot: RunInput) -> _Part:
+    step = 2 if slot.type.data_type is DataType.BOOL else 0
+    return lambda start, stop: np.arange(start, stop) % step if step else np.arange(start, stop)
+
+
+def _drawn(slot: RunInput, seed: tuple[int, int]) -> _Part:
+    data_type = slot.type.data_type
     random = np.random.default_rng([seed[0], seed[1], zlib.crc32(slot.name.encode())])
-    if slot.kind is InputKind.KEY and not data_type.is_floating:
-        info = np.iinfo(dtype)
-        return random.integers(0, info.max, shape, dtype, endpoint=True)
+    if slot.kind is InputKind.KEY and data_type.dtype.kind in "iu":
+        dtype, most = data_type.dtype, np.iinfo(data_type.dtype).max
+        return lambda start, stop: random.integers(0, most, stop - start, dtype, endpoint=True)
     if data_type.is_floating:
-        return random.standard_normal(shape).astype(dtype)
-    return random.integers(0, 2 if data_type is DataType.BOOL else 10, shape).astype(dtype)
-
-
-def slot_size(shape: tuple[int, ...]) -> int:
-    """How many elements a shape has."""
-    return int(np.prod(shape, dtype=np.int64))
+        return lambda start, stop: random.standard_normal(stop - start)
+    limit = 2 if data_type is DataType.BOOL else 10
+    return lambda start, stop: random.integers(0, limit, stop - start)

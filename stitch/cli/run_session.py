@@ -29,6 +29,7 @@ from stitch.cli.passes import (
     run_passes,
 )
 from stitch.cli.pipeline_file import open_pipeline_file
+from stitch.cli.room import check_room
 from stitch.cli.run_inputs import gather_inputs
 from stitch.cli.run_outputs import Destinations, destinations, expectations, put
 from stitch.cli.run_report import copies_text, memory_text, result_json, statistics_text
@@ -141,6 +142,7 @@ def _pipeline_file(words: argparse.Namespace) -> tuple[api.Device, Callable[[], 
 
 def _prepared(words: argparse.Namespace, device: api.Device, runnable: Runnable) -> Session:
     computes = device.backend.executor.computes
+    check_room(device, runnable)
     arrays = gather_inputs(
         runnable.inputs, words.input, init=words.init, seed=words.seed, without_data=not computes
     )

@@ -14,6 +14,7 @@ from stitch import api
 from stitch.cli.chain import Chain
 from stitch.cli.modules import Module
 from stitch.cli.passes import copies_inside
+from stitch.cli.room import check_room
 from stitch.cli.run_inputs import gather_inputs
 from stitch.cli.run_report import peaks
 from stitch.link import LinkReport, Wire, check_link
@@ -58,6 +59,7 @@ def stitching(modules: Sequence[Module], wires: Sequence[Wire], machine: Machine
     reports = tuple(_report(modules, one) for one in wires)
     with api.open_device(machine, executor="null") as device:
         chain = Chain(device, modules, wires, by_position=False)
+        check_room(device, chain)
         arrays = gather_inputs(chain.inputs, (), init=None, seed=0, without_data=True)
         chain.run(arrays)
         device.flush()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.cli.chain import Chain
+from stitch.cli.chain import Chain, RunInput
+from stitch.cli.run_inputs import INITS, made_up
+from stitch.program import DataType, InputKind, ValueType
 from stitch.ttb import encode
 
 Cli = Callable[..., Any]
@@ -206,6 +209,26 @@ def test_inputs_that_are_made_up_are_the_same_each_time(cli: Cli, init: str) -> 
     words = ("--module=a.ttb", f"--init={init}", "--seed=7")
     assert cli("run", *words, "--output=@1.npy").code == 0
     assert cli("run", *words, "--expected_output=@1.npy", "--atol=0", "--rtol=0").code == 0
+
+
+@pytest.mark.parametrize("name", ["int8", "int32", "uint64", "bool", "float16", "bfloat16"])
+@pytest.mark.parametrize("init", INITS)
+def test_long_inputs_are_made_up_in_parts_as_if_at_once(name: str, init: str) -> None:
+    data_type = DataType.parse(name)
+    for kind in (InputKind.ACTIVATION, InputKind.KEY):
+        long = made_up(RunInput("x", ValueType((3, 70_001), data_type), kind), init, (3, 0))
+        short = made_up(RunInput("x", ValueType((5,), data_type), kind), init, (3, 0))
+        assert long.dtype == data_type.dtype and long.shape == (3, 70_001)
+        assert long.reshape(-1)[:5].tobytes() == short.tobytes()
+        assert data_type is not DataType.FLOAT16 or np.isinf(long).any() == (init == "arange")
+    if init == "randn" and data_type.is_floating:
+        values = long.reshape(-1).astype(np.float64)
+        assert abs(values.mean()) < 0.02 and abs(values.std() - 1) < 0.02
+        whole = values[: 3 << 16].reshape(3, -1)
+        assert not (whole[0] == whole[1]).all() and not (whole[1] == whole[2]).all()
+    if init == "arange" and data_type.dtype.kind in "iu":
+        counted = np.arange(long.size).astype(data_type.dtype)
+        np.testing.assert_array_equal(long.reshape(-1), counted)
 
 
 def test_another_seed_makes_other_inputs(cli: Cli) -> None:
@@ -412,6 +435,33 @@ def test_a_machine_without_room_is_out_of_memory(cli: Cli) -> None:
     done = cli("run", *wires, "--wire=0.y=1.x", "--init=ones", "--output=@o.npz")
     assert done.code == 5 and "free" in done.err
     assert not Path("o.npz").exists()
+
+
+@pytest.mark.parametrize(
+    "words", [*((f"--init={init}",) for init in INITS), ("--dry_run",), ("--executor=null",)]
+)
+def test_a_program_larger_than_the_machine_is_out_of_memory_before_inputs_are_made(
+    cli: Cli, here: Path, words: tuple[str, ...]
+) -> None:
+    binary = stitch.load("b.ttb")
+    (program,) = binary.programs
+    huge = ValueType((32, 72057594037928000), DataType.FLOAT32)
+    values = tuple(replace(v, type=huge) if v.type.shape else v for v in program.values)
+    grown = replace(binary, programs=(replace(program, values=values),))
+    (here / "huge.ttb").write_bytes(encode(grown))
+    done = cli("run", "--module=huge.ttb", *words)
+    assert done.code == 5 and "does not fit l1" in done.err, done.err
+    assert cli("inspect", "huge.ttb", "--check_plan").code == 5
+
+
+def test_an_input_larger_than_the_host_is_out_of_memory(cli: Cli, here: Path) -> None:
+    (here / "p.yaml").write_text(
+        "modules: {b: b.ttb}\ninputs:\n  xs: {shape: [999999999999, 4, 8], type: float32}\n"
+        "steps:\n  - {run: b, inputs: {x: 'xs[0]'}, outputs: {y: y}}\noutputs: [y]\n"
+    )
+    for word in ("--init=randn", "--dry_run"):
+        done = cli("run", "p.yaml", word)
+        assert done.code == 5 and "input 'xs' does not fit the host" in done.err, done.err
 
 
 def test_list_devices_lists_the_machines(cli: Cli) -> None:
