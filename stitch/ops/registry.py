@@ -28,8 +28,11 @@ from stitch.ops import (
     normalization,
     padding,
     pooling,
+    quantization,
     rearranging,
+    recurrent,
     reduction,
+    resampling,
     reshaping,
     scanning,
     scattering,
@@ -40,7 +43,8 @@ from stitch.ops.definition import OpDef
 _THEMES = (
     elementwise, elementary, comparison, activation, error_function, matmul, convolution, pooling,
     batch_normalization, normalization, softmax, reduction, scanning, reshaping, rearranging,
-    padding, indexing, scattering, generating, casting, einsum, checking,
+    padding, indexing, scattering, generating, casting, einsum, recurrent, resampling,
+    quantization, checking,
 )  # fmt: skip
 _OPERATORS: tuple[OpDef, ...] = tuple(chain.from_iterable(theme.OPERATORS for theme in _THEMES))
 _BY_NAME = {(definition.domain, definition.name): definition for definition in _OPERATORS}

@@ -25,7 +25,8 @@ from stitch.ops import (
 )
 from stitch.program import DataType, ValueType
 
-_KINDS = {"INT": "int", "FLOAT": "float", "STRING": "string", "INTS": "ints", "FLOATS": "floats"}
+_KINDS = {"INT": "int", "FLOAT": "float", "STRING": "string", "INTS": "ints", "FLOATS": "floats",
+          "STRINGS": "strings"}  # fmt: skip
 F32 = DataType.FLOAT32
 
 
@@ -63,9 +64,9 @@ def test_a_definition_has_the_arity_and_attributes_of_its_schema(definition: Any
         assert ours.required == attribute.required
         if attribute.default_value.name:
             default = helper.get_attribute_value(attribute.default_value)
-            if isinstance(default, bytes):
-                default = default.decode()
-            assert ours.default == (tuple(default) if isinstance(default, list) else default)
+            if isinstance(default, list):
+                default = tuple(d.decode() if isinstance(d, bytes) else d for d in default)
+            assert ours.default == (default.decode() if isinstance(default, bytes) else default)
 
 
 def _one_type_operators() -> list[tuple[Any, Any]]:

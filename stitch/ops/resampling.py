@@ -1,0 +1,271 @@
+"""Resize: each axis is one weight matrix, from output places to input places, applied in turn.
+
+Sizes, scales and the region of interest are known at compile time, so the matrices are made once.
+Source: ONNX's Resize; coordinates are computed in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from stitch.ops.attributes import Attributes, float_of, int_of, ints_of, string_of
+from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.element_types import EVERY, FLOATS
+from stitch.ops.inference import Shape, axes_of, constant, known_ints, operand, require_type
+from stitch.ops.steps import copy_steps, given, optional
+from stitch.program import Array, ValueType
+
+_MODES = ("nearest", "linear", "cubic")
+_COORDINATES = (
+    "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric",
+    "tf_crop_and_resize",
+)  # fmt: skip
+_NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+_POLICIES = ("stretch", "not_larger", "not_smaller")
+
+
+@dataclass(frozen=True, slots=True)
+class AxisResize:
+    """How one axis changes: sizes before and after, the scale between, the region taken."""
+
+    axis: int
+    before: int
+    after: int
+    scale: float
+    region: tuple[float, float]
+
+
+def _plan(
+    attributes: Attributes,
+    shape: Shape,
+    axes: Shape,
+    roi: Array | None,
+    scales: Array | None,
+    sizes: Array | None,
+) -> tuple[AxisResize, ...]:
+    regions = [(0.0, 1.0)] * len(axes)
+    if roi is not None and roi.size:
+        regions = [(float(roi[i]), float(roi[len(axes) + i])) for i in range(len(axes))]
+    if scales is not None and scales.size:
+        factors = [float(value) for value in scales]
+        after = [math.floor(shape[a] * f) for a, f in zip(axes, factors, strict=True)]
+    else:
+        assert sizes is not None
+        after = [int(value) for value in sizes]
+        factors = [w / shape[a] if shape[a] else 1.0 for a, w in zip(axes, after, strict=True)]
+        policy = string_of(attributes, "keep_aspect_ratio_policy")
+        if policy != "stretch":
+            factor = min(factors) if policy == "not_larger" else max(factors)
+            factors = [factor] * len(axes)
+            after = [math.floor(shape[a] * factor + 0.5) for a in axes]
+    return tuple(
+        AxisResize(a, shape[a], w, f, r)
+        for a, w, f, r in zip(axes, after, factors, regions, strict=True)
+    )
+
+
+def _check_words(context: InferenceContext) -> None:
+    words = (
+        ("mode", _MODES),
+        ("coordinate_transformation_mode", _COORDINATES),
+        ("nearest_mode", _NEAREST),
+        ("keep_aspect_ratio_policy", _POLICIES),
+    )
+    for name, known in words:
+        found = string_of(context.attributes, name)
+        if found not in known:
+            raise context.fail(
+                f"{name} of Resize has no such value", expected=", ".join(known), got=found
+            )
+
+
+def _known(context: InferenceContext, index: int, name: str) -> Array | None:
+    if index >= len(context.inputs) or context.inputs[index] is None:
+        return None
+    if math.prod(operand(context, index).shape) == 0:
+        return None
+    found = constant(context, index)
+    if found is None:
+        raise context.fail(
+            f"operand {index} ({name}) of Resize must be known at compile time: it decides a shape"
+        )
+    return found.reshape(-1)
+
+
+def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
+    nearest = string_of(context.attributes, "mode") == "nearest"
+    x = require_type(context, 0, EVERY if nearest else FLOATS)
+    _check_words(context)
+    rank = len(x.shape)
+    axes = axes_of(context, ints_of(context.attributes, "axes") or range(rank), rank)
+    crops = string_of(context.attributes, "coordinate_transformation_mode") == _COORDINATES[-1]
+    roi = _known(context, 1, "roi") if crops else None
+    scales = _known(context, 2, "scales")
+    sizes = None
+    if len(context.inputs) > 3 and context.inputs[3] is not None:
+        sizes = np.array(known_ints(context, 3, "sizes"), np.int64)
+    if crops and roi is None:
+        raise context.fail("tf_crop_and_resize needs the region of interest (operand 1)")
+    if (scales is None) == (sizes is None or not sizes.size):
+        raise context.fail("Resize takes either scales or sizes")
+    lists = ((scales, len(axes)), (sizes if scales is None else None, len(axes)))
+    for found, count in (*lists, (roi, 2 * len(axes))):
+        if found is not None and len(found) != count:
+            raise context.fail(
+                "an operand of Resize has not one number per axis",
+                expected=str(count),
+                got=str(len(found)),
+            )
+    if scales is not None and not (np.isfinite(scales).all() and (scales > 0).all()):
+        raise context.fail("scales of Resize are positive", got=str(scales.tolist()))
+    if scales is None and sizes is not None and (sizes < 0).any():
+        raise context.fail("sizes of Resize are at least 0", got=str(sizes.tolist()))
+    shape = list(x.shape)
+    for one in _plan(context.attributes, x.shape, axes, roi, scales, sizes):
+        shape[one.axis] = one.after
+        if one.after and not one.before:
+            raise context.fail("an empty axis cannot be resized", got=str(list(x.shape)))
+    return (ValueType(tuple(shape), x.data_type),)
+
+
+def _places(mode: str, one: AxisResize) -> Array:
+    """Where each output element lies on the input axis."""
+    y = np.arange(one.after, dtype=np.float64)
+    width = one.scale * one.before
+    if mode == "asymmetric":
+        return y / one.scale
+    if mode == "align_corners":
+        return y * 0 if width == 1 else y * (one.before - 1) / (width - 1)
+    if mode == "tf_crop_and_resize":
+        start, end = one.region
+        last = one.before - 1
+        if width == 1:
+            return y * 0 + (end - start) * last / 2 + start * last
+        return y * (end - start) * last / (width - 1) + start * last
+    if mode == "pytorch_half_pixel" and width == 1:
+        return y * 0 - 0.5
+    offset = 0.0
+    if mode == "half_pixel_symmetric":
+        offset = one.before / 2 * (1 - one.after / width)
+    return np.asarray(offset + (y + 0.5) / one.scale - 0.5)
+
+
+def cubic_weight(distance: Array, a: float) -> Array:
+    """Keys' cubic kernel at distances."""
+    x = np.abs(distance)
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+    return np.asarray(np.where(x <= 1, near, np.where(x < 2, far, 0.0)))
+
+
+def _taps(attributes: Attributes, place: Array, scale: float) -> tuple[Array, Array]:
+    """Per output element, the input places it reads and their weights: (after, taps) each."""
+    base = np.ceil(place) - 1
+    ratio = (place - base)[:, None]  # in (0, 1]: a whole number reads its left neighbour's right
+    mode = string_of(attributes, "mode")
+    if mode == "nearest":
+        rounding = string_of(attributes, "nearest_mode")
+        left = {
+            "round_prefer_floor": ratio <= 0.5,
+            "round_prefer_ceil": ratio < 0.5,
+            "floor": ratio < 1,
+            "ceil": ratio < 0,
+        }[rounding]
+        return base[:, None] + ~left, np.ones_like(ratio)
+    support = 1 if mode == "linear" else 2
+    shrink = min(scale, 1.0) if int_of(attributes, "antialias") else 1.0
+    first = math.floor(-support / shrink) + 1
+    steps = np.arange(first, 2 - first)
+    distance = (steps - ratio) * shrink
+    if mode == "linear":
+        weights = np.clip(1 - np.abs(distance), 0, 1)
+    else:
+        weights = cubic_weight(distance, float_of(attributes, "cubic_coeff_a"))
+    if shrink < 1:
+        weights = weights / weights.sum(1, keepdims=True)
+    return base[:, None] + steps, weights
+
+
+def _matrix(attributes: Attributes, one: AxisResize) -> tuple[Array, Array]:
+    """The weights (after, before) of an axis, and which output elements lie outside."""
+    mode = string_of(attributes, "coordinate_transformation_mode")
+    place = _places(mode, one)
+    outside = np.zeros(one.after, np.bool_)
+    if mode == "tf_crop_and_resize":
+        outside = (place < 0) | (place > one.before - 1)
+    taps, weights = _taps(attributes, place, one.scale)
+    if int_of(attributes, "exclude_outside"):
+        weights = np.where((taps < 0) | (taps >= one.before), 0, weights)
+        total = weights.sum(1, keepdims=True)
+        weights = weights / np.where(total == 0, 1, total)
+    columns = np.clip(taps, 0, one.before - 1).astype(np.intp)
+    matrix = np.zeros((one.after, one.before))
+    np.add.at(matrix, (np.arange(one.after)[:, None], columns), weights)
+    return matrix, outside
+
+
+def _contract(matrix: Array, source: Array, axis: int, target: Array) -> None:
+    target[...] = np.moveaxis(np.tensordot(matrix, source, (1, axis)), 0, axis)
+
+
+def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, out, attributes = given(arguments, 0), arguments.outputs[0], arguments.attributes
+    if out.size == 0:
+        return ()
+    axes = tuple(a % x.ndim for a in ints_of(attributes, "axes") or range(x.ndim))
+    flat = [None if a is None else a.reshape(-1) for a in (optional(arguments, i) for i in (2, 3))]
+    crops = string_of(attributes, "coordinate_transformation_mode") == _COORDINATES[-1]
+    roi = optional(arguments, 1) if crops else None
+    plan = [
+        one
+        for one in _plan(attributes, x.shape, axes, roi, flat[0], flat[1])
+        if one.before != one.after or one.scale != 1.0 or crops
+    ]
+    steps: list[Thunk] = []
+    current, outside = x, np.zeros((1,) * x.ndim, np.bool_)
+    nearest = string_of(attributes, "mode") == "nearest"
+    for one in plan:
+        matrix, beyond = _matrix(attributes, one)
+        along = [1] * x.ndim
+        along[one.axis] = one.after
+        outside = outside | beyond.reshape(along)
+        shape = (*current.shape[: one.axis], one.after, *current.shape[one.axis + 1 :])
+        target = out if one is plan[-1] else np.empty(shape, x.dtype)
+        if nearest:
+            rows = matrix.argmax(1)
+            steps.append(partial(np.take, current, rows, one.axis, target, "clip"))
+        else:
+            steps.append(partial(_contract, matrix.astype(x.dtype), current, one.axis, target))
+        current = target
+    if not plan:
+        steps += copy_steps(x, out)
+    if outside.any():
+        value = np.array(float_of(attributes, "extrapolation_value")).astype(out.dtype)
+        steps.append(partial(np.copyto, out, value, where=np.broadcast_to(outside, out.shape)))
+    return steps
+
+
+OPERATORS = (
+    OpDef(
+        "Resize",
+        (1, 4),
+        _infer,
+        _kernel,
+        attributes={
+            "antialias": Attribute("int", 0),
+            "axes": Attribute("ints"),
+            "coordinate_transformation_mode": Attribute("string", "half_pixel"),
+            "cubic_coeff_a": Attribute("float", -0.75),
+            "exclude_outside": Attribute("int", 0),
+            "extrapolation_value": Attribute("float", 0.0),
+            "keep_aspect_ratio_policy": Attribute("string", "stretch"),
+            "mode": Attribute("string", "nearest"),
+            "nearest_mode": Attribute("string", "round_prefer_floor"),
+        },
+    ),
+)
