@@ -21,6 +21,7 @@ from stitch.errors import FormatError, UsageError
 from stitch.program import Array, DataType
 
 SUFFIXES = (".npy", ".npz")
+#: The type under which NumPy reads bfloat16.
 _NAMELESS = np.dtype("V2")
 
 
@@ -93,11 +94,21 @@ def _native(array: Array) -> Array:
     return np.ascontiguousarray(array, wanted).reshape(array.shape)
 
 
-def typed(array: Array, data_type: DataType) -> Array:
-    """The array as a slot of this type sees it: nameless two-byte elements are bfloat16."""
-    if array.dtype == _NAMELESS and data_type is DataType.BFLOAT16:
-        return array.view(data_type.dtype)
-    return array
+def typed(array: Array, data_type: DataType, what: str) -> Array:
+    """The array as a slot of this type sees it: nameless two-byte elements are bfloat16.
+
+    Raises `UsageError` where the slot says that they are something else.
+    """
+    if array.dtype != _NAMELESS:
+        return array
+    if data_type is not DataType.BFLOAT16:
+        raise UsageError(
+            f"{what}: the file holds two nameless bytes for each element (|V2), as NumPy writes "
+            "bfloat16, and only a bfloat16 slot says that they are that",
+            expected=data_type.value,
+            remedy=f"write the file with .astype({data_type.value!r})",
+        )
+    return array.view(data_type.dtype)
 
 
 def npy_bytes(array: Array) -> bytes:

@@ -87,7 +87,7 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
         ("--window", {"type": _positive, "default": DEFAULT_WINDOW,
                       "help": "tasks queued before they run; 1: each call at once"}),
         ("--strict_types", {"action": "store_true",
-                            "help": "links may not change the floating storage type"}),
+                            "help": "links and --input may not change the floating type"}),
         ("--check_memory", {"action": "store_true",
                             "help": "poison freed bytes, guard padding (slower)"}),
         ("--loops", {"type": _positive, "default": 1,

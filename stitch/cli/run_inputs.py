@@ -26,8 +26,15 @@ _Part: TypeAlias = Callable[[int, int], Array]
 #: Arrays are made up in parts of so many elements: none is ever held in a wider type as a whole.
 _PART = 1 << 16
 
+#: Who hears what is worth knowing and no error.
+Note: TypeAlias = Callable[[str], None]
+
 INITS = ("randn", "arange", "zeros", "ones")
 FORM = "[NAME=]@file.npy, @file.npz (by name), [NAME=]2x2xf32=1 2 3 4, [NAME=]2x2xf32=@raw.bin"
+
+
+def _unheard(text: str) -> None:
+    """For those who want arrays only."""
 
 
 def is_array_word(word: str) -> bool:
@@ -47,10 +54,13 @@ def gather_inputs(
     init: str | None,
     seed: int,
     without_data: bool = False,
+    strict_types: bool = False,
+    note: Note = _unheard,
 ) -> tuple[Array, ...]:
     """One array per slot; what no word gives is made by `init`.
 
     `without_data`: what is missing is not an error, its shape is enough (nothing will read it).
+    `strict_types`: no array of another floating type; else `note` is told of every conversion.
     Raises `UsageError` for missing, surplus or unfit inputs, `FormatError` for bad files.
     """
     given = {slot: _array(word, slots[slot]) for slot, word in _dealt(slots, words).items()}
@@ -66,21 +76,17 @@ def gather_inputs(
             expected=wanted,
             remedy="give them with --input, or have them made with --init=randn",
         )
-    return tuple(
-        _final(slot, given.get(i), "zeros" if init is None else init, (seed, i), without_data)
-        for i, slot in enumerate(slots)
-    )
-
-
-def _final(
-    slot: RunInput, given: Array | None, init: str, seed: tuple[int, int], without_data: bool
-) -> Array:
-    found = slot.given if given is None else given
-    if found is not None:
-        return _fitted(slot, found)
-    if without_data:
-        return np.broadcast_to(np.zeros((), slot.type.data_type.dtype), slot.type.shape)
-    return made_up(slot, init, seed)
+    found: list[Array] = []
+    for i, slot in enumerate(slots):
+        known = given.get(i, slot.given)
+        if known is not None:
+            found.append(_fitted(slot, known, strict_types, note))
+        elif without_data:
+            one = np.zeros((), slot.type.data_type.dtype)
+            found.append(np.broadcast_to(one, slot.type.shape))
+        else:
+            found.append(made_up(slot, "zeros" if init is None else init, (seed, i)))
+    return tuple(found)
 
 
 def _dealt(slots: Sequence[RunInput], words: Sequence[str]) -> dict[int, str]:
@@ -131,17 +137,29 @@ def member(arrays: Mapping[str | None, Array], name: str, path: Path) -> Array:
     return arrays[name]
 
 
-def _fitted(slot: RunInput, array: Array) -> Array:
+def _fitted(slot: RunInput, array: Array, strict_types: bool, note: Note) -> Array:
     """The array in the slot's type; raises `UsageError` where shape or kind of number differ."""
-    data_type = slot.type.data_type
+    what, data_type = f"input {slot.name!r}", slot.type.data_type
+    seen = typed(array, data_type, what)
+    if seen is not array:
+        note(f"{what}: two nameless bytes for each element (|V2) are read as bfloat16")
     try:
-        return capture(
-            typed(array, data_type), slot.type.shape, data_type, True, f"input {slot.name!r}",
-        )  # fmt: skip
+        made = capture(seen, slot.type.shape, data_type, True, what)
     except (LinkError, LayoutError) as error:
         raise UsageError(
             error.what, expected=error.expected, got=error.got, remedy=error.remedy
         ) from error
+    given = DataType.from_dtype(seen.dtype)
+    if given is not data_type and data_type.is_floating:
+        if strict_types:
+            raise UsageError(
+                f"{what} has another floating type, and --strict_types converts none",
+                expected=data_type.value,
+                got=given.value,
+                remedy=f"convert the array with .astype({data_type.value!r})",
+            )
+        note(f"{what} is converted from {given.value} to {data_type.value}")
+    return made
 
 
 def made_up(slot: RunInput, init: str, seed: tuple[int, int]) -> Array:

@@ -13,10 +13,10 @@ from stitch.cli.array_files import SUFFIXES, npy_bytes, npz_bytes, read_array_fi
 from stitch.cli.array_text import array_of_text, text_of_array
 from stitch.cli.chain import RunOutput
 from stitch.cli.file_batch import FileBatch
-from stitch.cli.run_inputs import is_archive, is_array_word, member
+from stitch.cli.run_inputs import Note, is_archive, is_array_word, member
 from stitch.cli.slot_words import deal, split_slot
 from stitch.errors import UsageError
-from stitch.program import Array
+from stitch.program import Array, DataType
 
 OUTPUT_FORM = "'' (ignore), - (print), @file.npy, @file.npz; NAME= may stand before each"
 EXPECTED_FORM = "(ignored), @file.npy, @file.npz, 2x2xf32=1 2 3 4; NAME= may stand before each"
@@ -76,9 +76,17 @@ def _is_destination(word: str) -> bool:
 
 
 def put(
-    where: Destinations, outputs: Sequence[RunOutput], arrays: Sequence[Array], batch: FileBatch
+    where: Destinations,
+    outputs: Sequence[RunOutput],
+    arrays: Sequence[Array],
+    batch: FileBatch,
+    note: Note,
 ) -> list[str]:
-    """Adds the files to the batch; gives the lines to print."""
+    """Adds the files to the batch; gives the lines to print. `note` hears of wider types."""
+    for index in sorted({*where.files, *(i for m in where.archives.values() for i in m)}):
+        if outputs[index].type.data_type is DataType.BFLOAT16:
+            note(f"output {outputs[index].name!r} is bfloat16, and is written as float32, which "
+                 "holds it exactly")  # fmt: skip
     for index, path in where.files.items():
         batch.add(path, npy_bytes(arrays[index]))
     for path, members in where.archives.items():
@@ -116,7 +124,10 @@ def expectations(outputs: Sequence[RunOutput], words: Sequence[str]) -> dict[int
                     expected=", ".join(names),
                 )
             found[names.index(name)] = array
-    return {i: typed(array, outputs[i].type.data_type) for i, array in found.items()}
+    return {
+        i: typed(array, outputs[i].type.data_type, f"expected_output {names[i]!r}")
+        for i, array in found.items()
+    }
 
 
 def _is_expectation(word: str) -> bool:

@@ -144,11 +144,16 @@ def _prepared(words: argparse.Namespace, device: api.Device, runnable: Runnable)
     computes = device.backend.executor.computes
     check_room(device, runnable)
     arrays = gather_inputs(
-        runnable.inputs, words.input, init=words.init, seed=words.seed, without_data=not computes
-    )
+        runnable.inputs, words.input, init=words.init, seed=words.seed,
+        without_data=not computes, strict_types=words.strict_types, note=_note,
+    )  # fmt: skip
     where = destinations(runnable.outputs, words.output, brief=not words.expected_output)
     expected = expectations(runnable.outputs, words.expected_output)
     return Session(words, device, runnable, arrays, where, expected)
+
+
+def _note(text: str) -> None:
+    say_aside(f"stitch-run: note: {text}")
 
 
 def _all_passes(session: Session) -> None:
@@ -173,7 +178,7 @@ def _outcome(session: Session) -> list[str]:
     words, device = session.words, session.device
     lines: list[str] = []
     if device.backend.executor.computes:
-        lines += put(session.where, session.runnable.outputs, session.results, session.batch)
+        lines += put(session.where, session.runnable.outputs, session.results, session.batch, _note)
     else:
         lines.append("planned only: nothing was executed, no results exist")
     if words.explain or words.dry_run:

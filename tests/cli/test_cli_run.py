@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import resources
@@ -147,9 +148,45 @@ def test_inputs_come_as_words_files_archives_and_raw_bytes(cli: Cli, here: Path)
 
 def test_arrays_of_other_floating_types_convert(cli: Cli) -> None:
     np.save("x64.npy", np.load("x.npy").astype(np.float64))
-    assert cli("run", "--module=a.ttb", "--input=@x64.npy", "--output=@1.npy").code == 0
+    done = cli("run", "--module=a.ttb", "--input=@x64.npy", "--output=@1.npy")
+    assert done.code == 0
+    assert done.err == "stitch-run: note: input 'x' is converted from float64 to float32\n"
     assert cli("run", "--module=a.ttb", "--input=@x.npy", "--output=@2.npy").code == 0
     np.testing.assert_array_equal(np.load("1.npy"), np.load("2.npy"))
+
+
+@pytest.mark.parametrize("word", ["@x64.npy", "@x64.npz", "x=4x8xf16=1"])
+def test_strict_types_refuse_arrays_of_other_floating_types(cli: Cli, word: str) -> None:
+    x64 = np.load("x.npy").astype(np.float64)
+    np.save("x64.npy", x64)
+    np.savez("x64.npz", x=x64)
+    done = cli("run", "--module=a.ttb", f"--input={word}", "--strict_types", "--output=@1.npy")
+    assert done.code == 2 and "--strict_types converts none" in done.err, done.err
+    assert not Path("1.npy").exists()
+    assert cli("run", "--module=a.ttb", "--input=@x.npy", "--strict_types").err == ""
+
+
+def test_a_value_too_large_for_the_slots_type_is_refused_in_our_words(cli: Cli) -> None:
+    np.save("x64.npy", np.full((4, 8), 1e300))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        done = cli("run", "--module=a.ttb", "--input=@x64.npy")
+    assert done.code == 2 and "too large" in done.err and "internal" not in done.err
+
+
+def test_nameless_bytes_are_bfloat16_where_the_slot_is(cli: Cli) -> None:
+    np.save("f.npy", np.array([1.5, -2, 3], ml_dtypes.bfloat16))
+    assert np.load("f.npy").dtype == np.dtype("V2")
+    done = cli("run", "--module=types.ttb", "--input=f=@f.npy", "--init=ones", "--output=g=@g.npy")
+    assert done.code == 0
+    assert "input 'f': two nameless bytes for each element (|V2) are read as" in done.err
+    assert "output 'g' is bfloat16, and is written as float32" in done.err
+    assert np.load("g.npy").tolist() == [3, -4, 6] and np.load("g.npy").dtype == np.float32
+    np.save("v.npy", np.zeros((4, 8), ml_dtypes.bfloat16))
+    refused = cli("run", "--module=a.ttb", "--input=@v.npy")
+    assert refused.code == 2 and "as NumPy writes bfloat16" in refused.err
+    unlike = cli("run", "--module=a.ttb", "--init=ones", "--expected_output=@v.npy")
+    assert unlike.code == 2 and "expected_output 'y'" in unlike.err
 
 
 def test_integers_bits_and_bfloat16_go_in_and_out(cli: Cli) -> None:
