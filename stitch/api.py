@@ -6,7 +6,6 @@ re-exports it; nothing but the commands imports it.
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,10 +14,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from stitch.compiler import CompileOptions, CompileWarning, compile_graph
-from stitch.errors import CompileError, FormatError, UsageError
+from stitch.errors import FormatError, UsageError
+from stitch.frontend.modules import read_graph
 from stitch.frontend.pipeline_run import YamlPipeline, read_pipeline
-from stitch.frontend.yaml_module import load_module
-from stitch.graph import ComputationGraph, Wish, as_json, from_json, parse_wish, trace
+from stitch.graph import ComputationGraph, Wish, as_json, from_json, parse_wish
 from stitch.machine import Machine, load_machine
 from stitch.program import Layout, Role, TensorDesc
 from stitch.report import explain, memory_report, memory_views
@@ -31,11 +30,6 @@ from stitch.ttb import load as load_binary
 
 __version__ = "0.1.0"
 PRODUCER = f"stitch {__version__}"
-#: What makes an object a module for the front end of torch.
-_TORCH_MODULES = {
-    ("torch.nn.modules.module", "Module"),
-    ("torch.export.exported_program", "ExportedProgram"),
-}
 #: Programs that `submit` keeps loaded on a device.
 MAX_SUBMITTED = 64
 
@@ -173,94 +167,6 @@ def compile(
     machine = load_machine(target)
     spelled = machine.name if isinstance(target, Machine) else str(target)
     return _compiled(graph, machine, spelled, options)
-
-
-def read_graph(
-    module: Any,
-    examples: Sequence[Any] | Mapping[str, Any] = (),
-    input_shapes: Mapping[str, Sequence[int]] | None = None,
-) -> ComputationGraph:
-    """The computation graph of anything that `compile` takes; raises what it raises."""
-    suffix = Path(module).suffix.lower() if isinstance(module, str | Path) else ""
-    if suffix == ".onnx" or _is_onnx(module):
-        return _onnx_graph(module, examples, input_shapes)
-    if input_shapes:
-        raise UsageError("input shapes are for ONNX models", got=", ".join(input_shapes))
-    if isinstance(module, ComputationGraph):
-        return module
-    if _is_torch(module):
-        return _torch_graph(module, examples)
-    if isinstance(module, str | Path):
-        if suffix not in (".yaml", ".yml"):
-            raise CompileError(
-                f"no front end reads {str(module)!r}",
-                expected="a module in YAML (.yaml, .yml) or ONNX (.onnx)",
-            )
-        return load_module(module)
-    if callable(module):
-        return trace(module, *_by_position(module, examples))
-    raise UsageError(
-        "compile takes a computation graph, a path, a torch module or a function",
-        got=type(module).__name__,
-    )
-
-
-def _by_position(
-    function: Callable[..., Any], examples: Sequence[Any] | Mapping[str, Any]
-) -> Sequence[Any]:
-    """Examples in the order of a function's parameters; raises `UsageError` for other names."""
-    if not isinstance(examples, Mapping):
-        return examples
-    names = list(inspect.signature(function).parameters)
-    if set(names) != set(examples):
-        raise UsageError(
-            "examples by name are named like the function's parameters",
-            expected=", ".join(names),
-            got=", ".join(map(str, examples)),
-        )
-    return [examples[name] for name in names]
-
-
-def _is_onnx(module: object) -> bool:
-    """Whether this is an ONNX `ModelProto`, without loading the package to ask."""
-    kind = type(module)
-    return kind.__name__ == "ModelProto" and kind.__module__.partition(".")[0] == "onnx"
-
-
-def _onnx_graph(
-    module: Any,
-    examples: Sequence[Any] | Mapping[str, Any],
-    input_shapes: Mapping[str, Sequence[int]] | None,
-) -> ComputationGraph:
-    try:
-        from stitch.frontend.onnx import from_onnx
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "onnx":
-            raise
-        raise CompileError(
-            "reading ONNX models needs the package onnx",
-            remedy="pip install stitch-runtime[onnx]",
-        ) from error
-    return from_onnx(module, examples, input_shapes)
-
-
-def _is_torch(module: object) -> bool:
-    """Whether this is a torch module or an exported program, without loading torch to ask."""
-    bases = {(base.__module__, base.__name__) for base in type(module).__mro__}
-    return not bases.isdisjoint(_TORCH_MODULES)
-
-
-def _torch_graph(module: Any, examples: Sequence[Any] | Mapping[str, Any]) -> ComputationGraph:
-    try:
-        from stitch.frontend.torch_fx import from_fx
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "torch":
-            raise
-        raise CompileError(
-            "reading torch modules needs the package torch",
-            remedy="pip install stitch-runtime[torch]",
-        ) from error
-    return from_fx(module, examples)
 
 
 def _compiled(

@@ -25,6 +25,7 @@ from stitch.cli.command import (
 from stitch.cli.compile_words import cuts_of, example_inputs, input_shapes, part_path
 from stitch.compiler import split_graph
 from stitch.errors import CompileError, StitchError, UsageError
+from stitch.frontend.modules import read_graph
 from stitch.graph import ComputationGraph, from_json, parse_wish
 from stitch.program import Program, Role
 
@@ -83,7 +84,7 @@ def _compile(words: argparse.Namespace) -> int:
     module, examples = _module(words)
     if cuts is None:
         return _written(_compiled(module, examples, words), words, words.output)
-    graph = api.read_graph(module, examples, input_shapes(words.input_shape))
+    graph = read_graph(module, examples, input_shapes(words.input_shape))
     if words.name is not None:
         graph = replace(graph, name=words.name)
     graph = graph.with_wishes(*map(parse_wish, words.wishes))

@@ -101,7 +101,7 @@ def test_damaged_constants_are_found_when_the_program_is_first_run(tmp_path: Pat
 def test_what_cannot_be_compiled_says_why(tmp_path: Path) -> None:
     with pytest.raises(CompileError, match="no front end reads"):
         stitch.compile(tmp_path / "model.bin")
-    with pytest.raises(UsageError, match="a path or a function"):
+    with pytest.raises(UsageError, match="a torch module or a function"):
         stitch.compile(42)
     with pytest.raises(UsageError, match="the function's parameters"):
         stitch.compile(lambda x: x, {"y": integers()}, target="tiny")

@@ -1,0 +1,111 @@
+"""Any module that `stitch.compile` takes, as a computation graph.
+
+Comes in: a graph, a path, a foreign module or a function, and its examples. Goes out: a
+`ComputationGraph`. Front ends of optional extras are loaded when they are needed, and no sooner.
+Must not know: machines, programs.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stitch.errors import CompileError, UsageError
+from stitch.frontend.yaml_module import load_module
+from stitch.graph import ComputationGraph, trace
+
+#: What makes an object a module for the front end of torch.
+_TORCH_MODULES = {
+    ("torch.nn.modules.module", "Module"),
+    ("torch.export.exported_program", "ExportedProgram"),
+}
+
+
+def read_graph(
+    module: Any,
+    examples: Sequence[Any] | Mapping[str, Any] = (),
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+) -> ComputationGraph:
+    """The computation graph of anything that `compile` takes; raises what it raises."""
+    suffix = Path(module).suffix.lower() if isinstance(module, str | Path) else ""
+    if suffix == ".onnx" or _is_onnx(module):
+        return _onnx_graph(module, examples, input_shapes)
+    if input_shapes:
+        raise UsageError("input shapes are for ONNX models", got=", ".join(input_shapes))
+    if isinstance(module, ComputationGraph):
+        return module
+    if _is_torch(module):
+        return _torch_graph(module, examples)
+    if isinstance(module, str | Path):
+        if suffix not in (".yaml", ".yml"):
+            raise CompileError(
+                f"no front end reads {str(module)!r}",
+                expected="a module in YAML (.yaml, .yml) or ONNX (.onnx)",
+            )
+        return load_module(module)
+    if callable(module):
+        return trace(module, *_by_position(module, examples))
+    raise UsageError(
+        "compile takes a computation graph, a path, a torch module or a function",
+        got=type(module).__name__,
+    )
+
+
+def _by_position(
+    function: Callable[..., Any], examples: Sequence[Any] | Mapping[str, Any]
+) -> Sequence[Any]:
+    """Examples in the order of a function's parameters; raises `UsageError` for other names."""
+    if not isinstance(examples, Mapping):
+        return examples
+    names = list(inspect.signature(function).parameters)
+    if set(names) != set(examples):
+        raise UsageError(
+            "examples by name are named like the function's parameters",
+            expected=", ".join(names),
+            got=", ".join(map(str, examples)),
+        )
+    return [examples[name] for name in names]
+
+
+def _is_onnx(module: object) -> bool:
+    """Whether this is an ONNX `ModelProto`, without loading the package to ask."""
+    kind = type(module)
+    return kind.__name__ == "ModelProto" and kind.__module__.partition(".")[0] == "onnx"
+
+
+def _onnx_graph(
+    module: Any,
+    examples: Sequence[Any] | Mapping[str, Any],
+    input_shapes: Mapping[str, Sequence[int]] | None,
+) -> ComputationGraph:
+    try:
+        from stitch.frontend.onnx import from_onnx
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "onnx":
+            raise
+        raise CompileError(
+            "reading ONNX models needs the package onnx",
+            remedy="pip install stitch-runtime[onnx]",
+        ) from error
+    return from_onnx(module, examples, input_shapes)
+
+
+def _is_torch(module: object) -> bool:
+    """Whether this is a torch module or an exported program, without loading torch to ask."""
+    bases = {(base.__module__, base.__name__) for base in type(module).__mro__}
+    return not bases.isdisjoint(_TORCH_MODULES)
+
+
+def _torch_graph(module: Any, examples: Sequence[Any] | Mapping[str, Any]) -> ComputationGraph:
+    try:
+        from stitch.frontend.torch_fx import from_fx
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "torch":
+            raise
+        raise CompileError(
+            "reading torch modules needs the package torch",
+            remedy="pip install stitch-runtime[torch]",
+        ) from error
+    return from_fx(module, examples)
