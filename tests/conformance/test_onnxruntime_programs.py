@@ -185,6 +185,35 @@ def test_dividing_integers_by_zero_and_the_least_number_by_minus_one_do_no_harm(
     assert r.tolist() == [0, 0, 1, -1]
 
 
+@pytest.mark.parametrize("kind", ["int8", "int16", "uint8", "uint16", "int64"])
+def test_narrow_integers_divide_and_compare_in_wider_ones(kind: str) -> None:
+    def build(b: ComputationGraphBuilder) -> None:
+        x, d = b.input("x", (3,), kind), b.input("d", (3,), kind)
+        b.output("q", b.op("Div", x, d))
+        b.output("m", b.op("Max", x, d))
+
+    x, d = np.array([100, 7, 5], kind), np.array([3, 0, 9], kind)
+    bound, (q, m) = bound_to(program_of(build), [x, d])
+    run(bound)
+    assert q.tolist() == [33, 0, 0]
+    assert m.tolist() == [100, 7, 9]
+
+
+def test_an_input_that_decides_shapes_is_checked_before_the_model_runs() -> None:
+    def build(b: ComputationGraphBuilder) -> None:
+        x, k = b.input("x", (3,), "float32"), b.input("k", (1,), "int64")
+        wanted = b.constant(np.array([2]))
+        b.output("y", b.op("Expect", x, k, wanted, domain="stitch", name="k") + 1)
+
+    x, k = integers((3,)), np.array([2])
+    bound, (y,) = bound_to(program_of(build), [x, k])
+    run(bound)
+    assert y.tolist() == [1, 2, 3]
+    k[0] = 3
+    with pytest.raises(TaskError, match="'k'"):
+        run(bound)
+
+
 def test_sums_of_integers_keep_all_bits() -> None:
     def build(b: ComputationGraphBuilder) -> None:
         b.output("y", b.op("ReduceSum", b.input("x", (3,), "int64"), keepdims=0))

@@ -17,10 +17,9 @@ from stitch.runtime.executors.onnx_writer import FormWriter, OnnxForm
 def onnx_form(program: Program) -> OnnxForm:
     """The ONNX form of a whole program; raises `CompileError` as `operation_form` does."""
     writer = FormWriter(program)
-    read = {i for o in program.operations for i in o.inputs}
     for operation in program.operations:
         _write(writer, operation)
-    inputs = tuple(s.value for s in program.inputs if s.value in read)
+    inputs = tuple(s.value for s in program.inputs if s.value in writer.used)
     return writer.form(inputs, tuple(s.value for s in program.outputs))
 
 
@@ -31,15 +30,15 @@ def operation_form(program: Program, operation: Operation) -> OnnxForm:
     """
     writer = FormWriter(program)
     _write(writer, operation)
-    inputs = dict.fromkeys(v for v in operation.inputs if v != ABSENT and v not in writer.constants)
+    inputs = sorted(v for v in writer.used if v not in writer.constants)
     return writer.form(tuple(inputs), tuple(v for v in operation.outputs if v != ABSENT))
 
 
 def _write(writer: FormWriter, operation: Operation) -> None:
-    if operation.domain:
-        raise CompileError("ONNX has no such operator")
     definition = lookup(operation.op, operation.domain)
     attributes = resolve_attributes(definition, operation.attributes, operation.location)
-    rewrite = REWRITES.get(operation.op)
+    rewrite = REWRITES.get((operation.domain, operation.op))
+    if rewrite is None and operation.domain:
+        raise CompileError("ONNX has no such operator")
     if rewrite is None or not rewrite(writer, operation, attributes):
         writer.plain(operation, attributes)

@@ -20,6 +20,7 @@ Attributes = Mapping[str, AttributeValue]
 
 #: Its reductions of 64-bit integers go through float64, which holds 53 bits.
 _WIDE = (DataType.INT64, DataType.UINT64)
+_NARROW = (DataType.INT8, DataType.INT16, DataType.UINT8, DataType.UINT16)
 _SUMMED = (DataType.INT32, DataType.INT64)
 #: Terms of 32 bits whose sum float64 still holds.
 _EXACT_TERMS = 2**21
@@ -29,33 +30,42 @@ def divide(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
     """Integers by 0 give 0, the least number by -1 itself; ONNX Runtime stops or crashes there."""
     if not _needs_guard(writer, operation):
         return False
-    x, d, number, one, zero = _guarded(writer, operation)
-    quotient = writer.node("Div", [x, one])
-    if number.kind == "i":
-        minus = writer.node("Equal", [d, scalar(writer, -1, number.type)])
-        negative = writer.node("Sub", [scalar(writer, 0, number.type), x])
-        quotient = writer.node("Where", [minus, negative, quotient])
-    out = value_name(operation.outputs[0])
-    writer.node("Where", [zero, scalar(writer, 0, number.type), quotient], out)
+    guarded = _Guarded(writer, operation)
+    quotient = writer.node("Div", [guarded.x, guarded.safe])
+    nothing = guarded.scalar(0)
+    if guarded.signed:
+        minus = writer.node("Equal", [guarded.d, guarded.scalar(-1)])
+        quotient = writer.node("Where", [minus, writer.node("Sub", [nothing, guarded.x]), quotient])
+    guarded.write(writer.node("Where", [guarded.zero, nothing, quotient]))
     return True
 
 
 def modulo(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
     """Integers modulo 0 and -1 give 0; ONNX Runtime stops, crashes, or takes 53 bits of 64."""
-    out = value_name(operation.outputs[0])
-    guarded = _needs_guard(writer, operation)
-    wide = attributes["fmod"] == 1 and writer.type_of(operation.inputs[1]).data_type in _WIDE
-    if not guarded and not wide:
+    kind = writer.type_of(operation.inputs[1]).data_type
+    fmod = attributes["fmod"]
+    wide = fmod == 1 and kind in _WIDE
+    if not wide and not _needs_guard(writer, operation):
         return False
-    if guarded:
-        x, _, _, d, _ = _guarded(writer, operation)
-    else:
-        x, d = (writer.operand(v) for v in operation.inputs)
+    guarded = _Guarded(writer, operation)
+    x, d = guarded.x, guarded.safe
     if wide:
         whole = writer.node("Mul", [writer.node("Div", [x, d]), d])
-        writer.node("Sub", [x, whole], out)
+        guarded.write(writer.node("Sub", [x, whole]))
     else:
-        writer.node("Mod", [x, d], out, fmod=attributes["fmod"])
+        guarded.write(writer.node("Mod", [x, d], fmod=fmod))
+    return True
+
+
+def extreme(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
+    """Max and Min of narrow integers, for which there is no kernel, in 32 bits."""
+    kind = writer.type_of(operation.outputs[0]).data_type
+    if kind not in _NARROW:
+        return False
+    code = onnx_code(DataType.INT32)
+    wide = [writer.node("Cast", [writer.operand(v)], to=code) for v in operation.inputs]
+    found = writer.node(operation.op, wide)
+    writer.node("Cast", [found], value_name(operation.outputs[0]), to=onnx_code(kind))
     return True
 
 
@@ -67,18 +77,39 @@ def _needs_guard(writer: FormWriter, operation: Operation) -> bool:
     return data is None or bool(np.isin(data, (0, -1)).any())
 
 
-def _guarded(
-    writer: FormWriter, operation: Operation
-) -> tuple[str, str, np.dtype[np.generic], str, str]:
-    """Dividend, divisor, their type, the divisor with 1 for 0 and -1, and where it was 0."""
-    x, d = (writer.operand(v) for v in operation.inputs)
-    number = writer.type_of(operation.inputs[1]).data_type.dtype
-    zero = bad = writer.node("Equal", [d, scalar(writer, 0, number.type)])
-    if number.kind == "i":
-        minus = writer.node("Equal", [d, scalar(writer, -1, number.type)])
-        bad = writer.node("Or", [zero, minus])
-    one = writer.node("Where", [bad, scalar(writer, 1, number.type), d])
-    return x, d, number, one, zero
+class _Guarded:
+    """Dividend, divisor, the divisor with 1 for 0 and -1, and where it was 0.
+
+    Narrow integers are widened to 32 bits: there are kernels for choosing among those.
+    """
+
+    def __init__(self, writer: FormWriter, operation: Operation) -> None:
+        self.writer = writer
+        self.out = value_name(operation.outputs[0])
+        self.kind = writer.type_of(operation.inputs[1]).data_type
+        self.wide = DataType.INT32 if self.kind in _NARROW else self.kind
+        self.signed = self.wide.dtype.kind == "i"
+        self.x, self.d = (self._widened(writer.operand(v)) for v in operation.inputs)
+        self.zero = bad = writer.node("Equal", [self.d, self.scalar(0)])
+        if self.signed:
+            bad = writer.node("Or", [bad, writer.node("Equal", [self.d, self.scalar(-1)])])
+        self.safe = writer.node("Where", [bad, self.scalar(1), self.d])
+
+    def _widened(self, name: str) -> str:
+        if self.wide is self.kind:
+            return name
+        return self.writer.node("Cast", [name], to=onnx_code(self.wide))
+
+    def scalar(self, number: int) -> str:
+        """A constant of the type that is computed in."""
+        return scalar(self.writer, number, self.wide.dtype.type)
+
+    def write(self, name: str) -> None:
+        """Make this the operation's result."""
+        op, more = (
+            ("Identity", {}) if self.wide is self.kind else ("Cast", {"to": onnx_code(self.kind)})
+        )
+        self.writer.node(op, [name], self.out, **more)
 
 
 def power(writer: FormWriter, operation: Operation, _: Attributes) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from stitch.errors import CompileError
 from stitch.ops import evaluate, onnx_code
 from stitch.program import ABSENT, Array, AttributeValue, DataType, Operation
 from stitch.runtime.executors import onnx_integers
@@ -70,6 +71,23 @@ def _clip(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
     return True
 
 
+def _resize(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
+    """Refuses aligned corners with lengths that scales do not make whole.
+
+    There the specification divides by the length before rounding, ONNX Runtime by the one after.
+    """
+    scales = operation.inputs[2] if len(operation.inputs) > 2 else ABSENT
+    data = writer.known(scales)
+    if attributes.get("coordinate_transformation_mode") != "align_corners" or data is None:
+        return False
+    lengths = np.array(writer.type_of(operation.inputs[0]).shape)
+    if data.size == lengths.size and not np.equal(np.mod(lengths * data, 1), 0).all():
+        raise CompileError(
+            "it aligns corners otherwise where scales make a length that is not whole"
+        )
+    return False
+
+
 def _swish(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
     """There is no kernel for it, but one for what its nodes are fused to."""
     x = writer.operand(operation.inputs[0])
@@ -113,25 +131,38 @@ def _known_result(writer: FormWriter, operation: Operation, attributes: Attribut
     return True
 
 
-REWRITES: Mapping[str, Rewrite] = {
-    "Cast": _cast,
-    "CastLike": _cast,
-    "Clip": _clip,
-    "ConstantOfShape": _known_result,
-    "Div": onnx_integers.divide,
-    "Einsum": onnx_integers.einsum,
-    "EyeLike": _known_result,
-    "Mod": onnx_integers.modulo,
-    "Pow": onnx_integers.power,
-    "Range": _known_result,
-    "ReduceL1": onnx_integers.rounded_reduction,
-    "ReduceL2": onnx_integers.rounded_reduction,
-    "ReduceMean": onnx_integers.rounded_reduction,
-    "ReduceProd": onnx_integers.rounded_reduction,
-    "ReduceSum": onnx_integers.summed,
-    "ReduceSumSquare": onnx_integers.rounded_reduction,
-    "Shape": _known_result,
-    "Size": _known_result,
-    "Swish": _swish,
-    "Where": _where,
+def _expect(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
+    """The data as it is: the executor checks inputs before the model runs."""
+    data, found, wanted = operation.inputs
+    if found not in {s.value for s in writer.program.inputs} or writer.known(wanted) is None:
+        raise CompileError("only inputs are compared, and only with constants")
+    writer.node("Identity", [writer.operand(data)], value_name(operation.outputs[0]))
+    return True
+
+
+REWRITES: Mapping[tuple[str, str], Rewrite] = {
+    ("", "Cast"): _cast,
+    ("", "CastLike"): _cast,
+    ("", "Clip"): _clip,
+    ("", "ConstantOfShape"): _known_result,
+    ("", "Div"): onnx_integers.divide,
+    ("", "Einsum"): onnx_integers.einsum,
+    ("", "EyeLike"): _known_result,
+    ("", "Max"): onnx_integers.extreme,
+    ("", "Min"): onnx_integers.extreme,
+    ("", "Mod"): onnx_integers.modulo,
+    ("", "Pow"): onnx_integers.power,
+    ("", "Range"): _known_result,
+    ("", "ReduceL1"): onnx_integers.rounded_reduction,
+    ("", "ReduceL2"): onnx_integers.rounded_reduction,
+    ("", "ReduceMean"): onnx_integers.rounded_reduction,
+    ("", "ReduceProd"): onnx_integers.rounded_reduction,
+    ("", "ReduceSum"): onnx_integers.summed,
+    ("", "ReduceSumSquare"): onnx_integers.rounded_reduction,
+    ("", "Resize"): _resize,
+    ("", "Shape"): _known_result,
+    ("", "Size"): _known_result,
+    ("", "Swish"): _swish,
+    ("", "Where"): _where,
+    ("stitch", "Expect"): _expect,
 }

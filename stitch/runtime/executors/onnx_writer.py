@@ -55,7 +55,8 @@ class FormWriter:
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: list[onnx.TensorProto] = []
         self.weights: list[tuple[str, Array]] = []
-        self._written: set[int] = set()
+        #: The values that nodes refer to.
+        self.used: set[int] = set()
         self._names = 0
 
     def type_of(self, value: int) -> ValueType:
@@ -76,9 +77,9 @@ class FormWriter:
         if value == ABSENT:
             return ""
         data = self.constants.get(value)
-        if data is not None and value not in self._written:
-            self._written.add(value)
+        if data is not None and value not in self.used:
             self._write_constant(value_name(value), computable(data, self.type_of(value)))
+        self.used.add(value)
         return value_name(value)
 
     def constant(self, data: Array) -> str:

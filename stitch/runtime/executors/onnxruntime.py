@@ -16,7 +16,7 @@ of the program is one that ONNX Runtime itself declares safe in place.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, cached_property, partial
 from typing import Any
 
@@ -26,7 +26,8 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from stitch.errors import CompileError, TaskError, UsageError
 from stitch.machine import MachineShape
-from stitch.program import Array, Program
+from stitch.ops import bind
+from stitch.program import Array, Operation, Program
 from stitch.runtime.executors.executor import BoundProgram, Executor, PreparedProgram, Thunk
 from stitch.runtime.executors.numpy_executor import NumpyExecutor
 from stitch.runtime.executors.onnx_form import onnx_form, operation_form
@@ -43,6 +44,10 @@ REFUSALS: tuple[type[Exception], ...] = (CompileError, *SESSION_ERRORS)
 #: Its kernels for these may write over an operand (`MayInplace`), and no fusion joins them to one
 #: that may not.
 SAFE_IN_PLACE = frozenset({"Add", "Sub", "Mul", "Div"})
+
+
+#: Its check is a step of its own; the model only passes its data on.
+EXPECT = ("stitch", "Expect")
 
 
 class OnnxRuntimeExecutor(Executor):
@@ -116,13 +121,13 @@ class _Session:
     def bind(self, arrays: dict[int, Array]) -> Callable[[], object]:
         """A call that computes on these arrays, which must outlive it."""
         binding = self.session.io_binding()
-        for values, bind in (
+        for values, point in (
             (self.form.inputs, binding.bind_input), (self.form.outputs, binding.bind_output)
         ):  # fmt: skip
             for value in values:
                 array = arrays[value]
                 where = array.ctypes.data
-                bind(value_name(value), "cpu", 0, array.dtype.type, array.shape, where)
+                point(value_name(value), "cpu", 0, array.dtype.type, array.shape, where)
         return bound_call(self.session, binding)
 
 
@@ -145,6 +150,8 @@ class _Prepared(PreparedProgram):
         self.session = session
         self.staging = StagingArrays(program, machine)
         self.apart = _computed_apart(program)
+        self.constants = program.constant_data()
+        self.expectations = [o for o in program.operations if (o.domain, o.op) == EXPECT]
         self.repacked_nbytes = _repacked_nbytes(program)
 
     def bind(
@@ -156,7 +163,12 @@ class _Prepared(PreparedProgram):
         before: list[Thunk] = []
         after: list[Thunk] = []
         regions = StagedRegions(self.staging, inputs, outputs, scratch)
-        arrays = {v: regions.read(v, before) for v in self.session.form.inputs}
+        checked = {o.inputs[1] for o in self.expectations}
+        arrays = {
+            v: regions.read(v, before) for v in dict.fromkeys((*self.session.form.inputs, *checked))
+        }
+        for operation in self.expectations:
+            before += _check(operation, arrays, self.constants)
         for value in self.session.form.outputs:
             place = regions.place(value)
             arrays[value] = self.staging.array(value) if value in self.apart else place
@@ -176,6 +188,22 @@ class _Prepared(PreparedProgram):
     @cached_property
     def _by_operation(self) -> PreparedProgram:
         return NumpyExecutor().prepare(self.program, self.machine)
+
+
+def _check(
+    operation: Operation, arrays: dict[int, Array], constants: dict[int, Array]
+) -> Sequence[Thunk]:
+    """Steps that compare an input with the value that the program was compiled for."""
+    nothing = np.empty(0, np.float32)
+    wanted = constants[operation.inputs[2]]
+    found = arrays[operation.inputs[1]]
+    return bind(
+        operation.op,
+        [nothing, found, wanted.astype(found.dtype, copy=False)],
+        [nothing],
+        attributes=operation.attributes,
+        domain=operation.domain,
+    )
 
 
 def _named(call: Callable[[], object], name: str) -> Thunk:
