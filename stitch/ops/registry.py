@@ -22,6 +22,7 @@ from stitch.ops import (
     elementary,
     elementwise,
     error_function,
+    fourier,
     generating,
     indexing,
     matmul,
@@ -34,6 +35,7 @@ from stitch.ops import (
     reduction,
     resampling,
     reshaping,
+    sampling,
     scanning,
     scattering,
     softmax,
@@ -44,7 +46,7 @@ _THEMES = (
     elementwise, elementary, comparison, activation, error_function, matmul, convolution, pooling,
     batch_normalization, normalization, softmax, reduction, scanning, reshaping, rearranging,
     padding, indexing, scattering, generating, casting, einsum, recurrent, resampling,
-    quantization, checking,
+    quantization, fourier, sampling, checking,
 )  # fmt: skip
 _OPERATORS: tuple[OpDef, ...] = tuple(chain.from_iterable(theme.OPERATORS for theme in _THEMES))
 _BY_NAME = {(definition.domain, definition.name): definition for definition in _OPERATORS}

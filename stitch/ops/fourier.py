@@ -1,0 +1,152 @@
+"""Fourier transforms: DFT and STFT; complex numbers are a last dimension of two.
+
+Source: ONNX's DFT, STFT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from stitch.ops.attributes import int_of
+from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.element_types import FLOATS
+from stitch.ops.inference import (
+    axis_of,
+    known_scalar,
+    operand,
+    present,
+    require_rank,
+    require_same_type,
+    require_shape,
+    require_type,
+)
+from stitch.ops.steps import given, ints_at, optional
+from stitch.program import Array, ValueType
+
+
+def _check_parts(context: InferenceContext, onesided_real: bool) -> int:
+    """Whether the last dimension holds 1 (real) or 2 (complex) numbers."""
+    parts = operand(context, 0).shape[-1]
+    if parts not in (1, 2):
+        raise context.fail(
+            f"the last dimension of a signal of {context.op} is 1 (real) or 2 (complex)",
+            got=str(parts),
+        )
+    if onesided_real and parts == 2:
+        raise context.fail(f"a one-sided {context.op} takes real signals", expected="1", got="2")
+    return parts
+
+
+def _infer_dft(context: InferenceContext) -> tuple[ValueType, ...]:
+    x = require_type(context, 0, FLOATS)
+    rank = require_rank(context, 0, 2)
+    onesided = bool(int_of(context.attributes, "onesided"))
+    inverse = bool(int_of(context.attributes, "inverse"))
+    parts = _check_parts(context, onesided and not inverse)
+    if onesided and inverse and parts == 1:
+        raise context.fail("a one-sided inverse DFT takes complex signals", got="1")
+    axis = -2 if present(context, 2) is None else known_scalar(context, 2, "axis")
+    axis = axis_of(context, axis, rank)
+    if axis == rank - 1:
+        raise context.fail("the last dimension of a DFT holds complex numbers: it is no axis")
+    size = x.shape[axis]
+    length = 2 * (size - 1) if onesided and inverse else size
+    if present(context, 1) is not None:
+        length = known_scalar(context, 1, "dft_length")
+    if length < 1:
+        raise context.fail("a DFT has at least one element", got=str(length))
+    shape = list(x.shape)
+    shape[axis] = length // 2 + 1 if onesided and not inverse else length
+    shape[-1] = 1 if onesided and inverse else 2
+    return (ValueType(tuple(shape), x.data_type),)
+
+
+def as_complex(x: Array) -> Array:
+    """A signal whose last dimension holds the parts of its numbers."""
+    return x[..., 0] if x.shape[-1] == 1 else x[..., 0] + 1j * x[..., 1]
+
+
+def _write_parts(numbers: Array, out: Array) -> None:
+    out[..., 0] = numbers.real
+    if out.shape[-1] == 2:
+        out[..., 1] = numbers.imag
+
+
+def _dft(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, out = given(arguments, 0), arguments.outputs[0]
+    onesided = bool(int_of(arguments.attributes, "onesided"))
+    inverse = bool(int_of(arguments.attributes, "inverse"))
+    axis = (ints_at(arguments, 2)[0] if optional(arguments, 2) is not None else -2) % x.ndim
+    length = out.shape[axis]
+    if onesided and not inverse:
+        length = ints_at(arguments, 1)[0] if optional(arguments, 1) is not None else x.shape[axis]
+    if inverse:
+        transform = np.fft.irfft if onesided else np.fft.ifft
+    else:
+        transform = np.fft.rfft if onesided else np.fft.fft
+
+    def run() -> None:
+        _write_parts(transform(as_complex(x), length, axis), out)
+
+    return (run,) if out.size else ()
+
+
+def _stft_length(context: InferenceContext, size: int) -> int:
+    window = present(context, 2)
+    if present(context, 3) is not None:
+        return known_scalar(context, 3, "frame_length")
+    return size if window is None else window.shape[0]
+
+
+def _infer_stft(context: InferenceContext) -> tuple[ValueType, ...]:
+    x = require_type(context, 0, FLOATS)
+    require_same_type(context, (0, 2))
+    require_rank(context, 0, 3, 3)
+    onesided = bool(int_of(context.attributes, "onesided"))
+    _check_parts(context, onesided)
+    if present(context, 2) is not None:
+        require_rank(context, 2, 1, 1)
+    step = known_scalar(context, 1, "frame_step")
+    length = _stft_length(context, x.shape[1])
+    if step < 1 or not 1 <= length <= x.shape[1]:
+        raise context.fail(
+            "the frames of an STFT do not fit its signal",
+            expected=f"a step of at least 1, frames of 1 to {x.shape[1]}",
+            got=f"step {step}, frames of {length}",
+        )
+    if present(context, 2) is not None:
+        require_shape(context, 2, (length,))
+    frames = (x.shape[1] - length) // step + 1
+    bins = length // 2 + 1 if onesided else length
+    return (ValueType((x.shape[0], frames, bins, 2), x.data_type),)
+
+
+def _stft(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, out, window = given(arguments, 0), arguments.outputs[0], optional(arguments, 2)
+    step = ints_at(arguments, 1)[0]
+    length = x.shape[1] if window is None else window.shape[0]
+    if optional(arguments, 3) is not None:
+        length = ints_at(arguments, 3)[0]
+    transform = np.fft.rfft if int_of(arguments.attributes, "onesided") else np.fft.fft
+
+    def run() -> None:
+        frames = sliding_window_view(as_complex(x), length, 1)[:, ::step]
+        weighted = frames if window is None else frames * window
+        _write_parts(transform(weighted, length, -1), out)
+
+    return (run,) if out.size else ()
+
+
+OPERATORS = (
+    OpDef(
+        "DFT",
+        (1, 3),
+        _infer_dft,
+        _dft,
+        attributes={"inverse": Attribute("int", 0), "onesided": Attribute("int", 0)},
+    ),
+    OpDef("STFT", (2, 4), _infer_stft, _stft, attributes={"onesided": Attribute("int", 1)}),
+)
