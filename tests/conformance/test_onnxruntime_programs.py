@@ -18,6 +18,7 @@ from stitched_models import integers, model, one  # noqa: E402
 
 import stitch  # noqa: E402
 from stitch import ComputationGraphBuilder  # noqa: E402
+from stitch.cli.run import main as run_command  # noqa: E402
 from stitch.errors import CompileError, TaskError, UsageError  # noqa: E402
 from stitch.machine import load_machine  # noqa: E402
 from stitch.program import Array, Ownership, Program  # noqa: E402
@@ -373,3 +374,19 @@ def test_a_device_that_chooses_gives_the_same_numbers() -> None:
         assert device.executor == "auto"
         found = one(device.load(model("m", linear))(integers((4, 64)))).numpy()
     np.testing.assert_array_equal(found, integers((4, 64)) @ integers((64, 32), 5))
+
+
+@pytest.mark.parametrize("executor", ["onnxruntime", "auto"])
+def test_the_command_line_takes_the_executor_by_name(
+    executor: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model("m", linear, target="host").save(str(tmp_path / "m.ttb"))
+    np.save(tmp_path / "x.npy", integers((4, 64)))
+    np.save(tmp_path / "y.npy", integers((4, 64)) @ integers((64, 32), 5))
+    code = run_command(
+        [
+            f"--module={tmp_path}/m.ttb", f"--input=x=@{tmp_path}/x.npy",
+            f"--expected_output=@{tmp_path}/y.npy", f"--executor={executor}",
+        ]
+    )  # fmt: skip
+    assert code == 0, capsys.readouterr().err
