@@ -237,6 +237,8 @@ def _computed_apart(program: Program) -> frozenset[int]:
 
 
 def _repacked_nbytes(program: Program) -> int:
-    """Bytes of the weights of which its products keep a rearranged copy (measured: all of them)."""
+    """Bytes of weights of which it keeps a rearranged copy, at most.
+
+    Measured for Gemm, where a session grows by all of them; convolutions are assumed to do so."""
     weights = {o.inputs[1] for o in program.operations if o.op in ("MatMul", "Gemm", "Conv")}
     return sum(c.data.nbytes for c in program.constants if c.value in weights)
