@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from stitch.api import Device
 from stitch.cli.chain import RunInput, Runnable, RunOutput
+from stitch.cli.command import say_aside
 from stitch.frontend.pipeline_run import CheckedPipeline, YamlPipeline, read_pipeline
 from stitch.machine import Machine, load_machine
 from stitch.program import Array
@@ -49,6 +50,8 @@ def open_pipeline_file(
 ) -> tuple[Device, Callable[[], Runnable]]:
     """The device for a pipeline file (`--device` goes before the file's own), and its loader."""
     checked = read_pipeline(words.pipeline, strict_types=words.strict_types)
+    for warning in checked.warnings:
+        say_aside(f"stitch-run: warning: {warning}")
     machine = load_machine(words.device if words.device is not None else checked.machine)
     device = open_device(words, machine)
     return device, lambda: PipelineRunnable(device, checked)

@@ -19,8 +19,15 @@ from stitch.program import Array, DataType
 SUFFIXES = (".npy", ".npz", ".safetensors")
 
 
-def read_array(path: Path, name: str | None = None) -> Array:
-    """One array of a file; `name` may be left out if there is only one. Raises `FormatError`."""
+#: The type under which NumPy reads bfloat16.
+_NAMELESS = np.dtype("V2")
+
+
+def read_array(path: Path, name: str | None = None, data_type: DataType | None = None) -> Array:
+    """One array of a file; `name` may be left out if there is only one. Raises `FormatError`.
+
+    NumPy writes bfloat16 as two nameless bytes (`|V2`): they are that where `data_type` says so.
+    """
     readers = {".npy": _npy, ".npz": _npz, ".safetensors": _safetensors}
     reader = readers.get(path.suffix.lower())
     if reader is None:
@@ -30,6 +37,8 @@ def read_array(path: Path, name: str | None = None) -> Array:
     try:
         array = reader(path, name)
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
+        if array.dtype == _NAMELESS:
+            array = _bfloat16(array, data_type)
         DataType.from_dtype(array.dtype)
     except FileNotFoundError as error:
         near = closest(path.name, _siblings(path))
@@ -42,6 +51,15 @@ def read_array(path: Path, name: str | None = None) -> Array:
         # Damaged files make NumPy raise what it likes (TokenError, SyntaxError, zlib.error ...).
         raise FormatError(f"{_title(path, name)} cannot be read: {error}") from error
     return array
+
+
+def _bfloat16(array: Array, data_type: DataType | None) -> Array:
+    if data_type is not DataType.BFLOAT16:
+        raise LayoutError(
+            "it holds two nameless bytes for each element (|V2), as NumPy writes bfloat16; "
+            "declare it with type: bfloat16"
+        )
+    return np.ascontiguousarray(array).view(data_type.dtype).reshape(array.shape)
 
 
 def _title(path: Path, name: str | None) -> str:

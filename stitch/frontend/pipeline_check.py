@@ -199,6 +199,7 @@ class _Check:
             return
         wanted = program.values[program.inputs[at].value].type
         same_kind = value.type.data_type.is_floating and wanted.data_type.is_floating
+        same_kind = same_kind and not self._strict_types
         if value.type.shape != wanted.shape or (
             value.type.data_type is not wanted.data_type and not same_kind
         ):

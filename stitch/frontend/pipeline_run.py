@@ -13,9 +13,10 @@ from typing import Any, final
 
 import numpy as np
 
-from stitch.errors import FormatError, StitchError, UsageError
+from stitch.errors import FormatError, Problem, StitchError, UsageError
 from stitch.frontend.array_files import read_array
 from stitch.frontend.pipeline_check import CheckedValue, check_pipeline
+from stitch.frontend.pipeline_flow import defines, unread, uses_of
 from stitch.frontend.pipeline_yaml import (
     InputEntry,
     PipelineFile,
@@ -46,13 +47,17 @@ class PipelineInput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CheckedPipeline:
-    """A pipeline file with its binaries and input files, checked; opens on any fitting device."""
+    """A pipeline file with its binaries and input files, checked; opens on any fitting device.
+
+    `warnings`: what is no error and worth a look, such as a result that nobody reads.
+    """
 
     file: PipelineFile
     binaries: Mapping[str, Binary]
     programs: Mapping[str, Program]
     inputs: tuple[PipelineInput, ...]
     outputs: tuple[CheckedValue, ...]
+    warnings: tuple[Problem, ...] = ()
 
     @property
     def machine(self) -> str:
@@ -85,18 +90,25 @@ def read_pipeline(path: str | Path, *, strict_types: bool = False) -> CheckedPip
         except StitchError as error:
             where = f"{file.file}:{module.line}"
             raise FormatError(error.what, where=where, expected=error.expected) from error
-    inputs = tuple(_input(entry, file.file) for entry in file.inputs)
+    converted: list[Problem] = []
+    inputs = tuple(_input(entry, file.file, converted) for entry in file.inputs)
+    if strict_types and converted:
+        raise FormatError(
+            f"{file.file}: strict types convert no input file", problems=tuple(converted)
+        )
     types = {one.name: one.type for one in inputs}
     outputs = check_pipeline(file, programs, types, strict_types=strict_types)
-    return CheckedPipeline(file, binaries, programs, inputs, outputs)
+    return CheckedPipeline(file, binaries, programs, inputs, outputs, (*converted, *unread(file)))
 
 
-def _input(entry: InputEntry, file: str) -> PipelineInput:
+def _input(entry: InputEntry, file: str, converted: list[Problem]) -> PipelineInput:
+    """An input with the array of its file, if it has one; notes where that changes its type."""
     if entry.file is None:
         assert entry.shape is not None and entry.data_type is not None
         return PipelineInput(entry.name, ValueType(entry.shape, entry.data_type))
-    array = read_array(entry.file, entry.array)
-    kind = DataType.from_dtype(array.dtype) if entry.data_type is None else entry.data_type
+    array = read_array(entry.file, entry.array, entry.data_type)
+    found = DataType.from_dtype(array.dtype)
+    kind = found if entry.data_type is None else entry.data_type
     shape = array.shape if entry.shape is None else entry.shape
     try:
         fitted = capture(array, shape, kind, True, f"input {entry.name!r}")
@@ -104,6 +116,9 @@ def _input(entry: InputEntry, file: str) -> PipelineInput:
         raise FormatError(
             error.what, where=f"{file}:{entry.line}", expected=error.expected, got=error.got
         ) from error
+    if found is not kind and kind.is_floating:
+        detail = f"input {entry.name!r} is converted from {found.value} to {kind.value}"
+        converted.append(Problem("converted", f"{file}:{entry.line}", detail))
     fitted.flags.writeable = False
     return PipelineInput(entry.name, ValueType(shape, kind), fitted)
 
@@ -263,9 +278,9 @@ def _scheduled(
     found: list[_Scheduled] = []
     for at in reversed(range(len(steps))):
         step = steps[at]
-        defined = known | {n for s in steps[: at + 1] for n in _defines(s)}
-        uses = _uses(step)
-        drops = tuple(sorted((uses | _defines(step)) & defined - live))
+        defined = known | {n for s in steps[: at + 1] for n in defines(s)}
+        uses = uses_of(step)
+        drops = tuple(sorted((uses | defines(step)) & defined - live))
         if isinstance(step, RunStep):
             program = programs[step.module]
             inputs = _indices(step.inputs, [s.name for s in program.inputs])
@@ -277,7 +292,7 @@ def _scheduled(
             after = frozenset(name for _, name in step.carry)
             body = _scheduled(step.steps, own, after, programs)
             found.append(_Scheduled(step, drops, body=tuple(body)))
-        live = (live - _defines(step)) | uses
+        live = (live - defines(step)) | uses
     return found[::-1]
 
 
@@ -286,20 +301,3 @@ def _indices(bindings: Sequence[tuple[str | None, object]], names: list[str]) ->
         i if slot is None else names.index(slot) if slot in names else int(slot)
         for i, (slot, _) in enumerate(bindings)
     )
-
-
-def _defines(step: PipelineStep) -> frozenset[str]:
-    if isinstance(step, RunStep):
-        return frozenset(name for _, name in step.outputs)
-    return frozenset()
-
-
-def _uses(step: PipelineStep) -> frozenset[str]:
-    """The names from outside that a step reads."""
-    if isinstance(step, RunStep):
-        return frozenset(reference.name for _, reference in step.inputs)
-    inner = {name for s in step.steps for name in _uses(s)}
-    defined = {name for s in step.steps for name in _defines(s)}
-    carried = {name for name, _ in step.carry}
-    after = {name for _, name in step.carry}
-    return frozenset((inner | carried | after) - (defined - carried))

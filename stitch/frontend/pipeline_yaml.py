@@ -26,7 +26,8 @@ checks shapes and types against the binaries, and runs it. The form::
     outputs: {result: last}               # or a list of names
 
 `inputs` of a step names every input slot of the program, `outputs` those results that are wanted;
-both may be lists, by position. A name is defined once; names that a repeat defines are gone after
+both may be lists, by position. A result that nobody reads is warned of, unless its name begins
+with `_`. A name is defined once; names that a repeat defines are gone after
 it, but for the carried ones. `xs[i]`, `xs[i+1]`, `xs[i-1]`, `xs[3]`, `xs[-1]` take one element of
 the first dimension; that they stay within it is checked before anything runs.
 """

@@ -51,18 +51,18 @@ def parameter_array(name: str, fields: Fields, folder: Path) -> Array | None:
     if len(fields.log.problems) > before:
         return None
     if sources == ["file"]:
-        return _checked(_from_file(fields, folder), shape, data_type, fields)
+        return _checked(_from_file(fields, folder, data_type), shape, data_type, fields)
     if sources == ["values"]:
         return _checked(_inline(fields, data_type), shape, data_type, fields)
     return _made(name, fields, shape, data_type or DataType.FLOAT32)
 
 
-def _from_file(fields: Fields, folder: Path) -> Array | None:
+def _from_file(fields: Fields, folder: Path, kind: DataType | None) -> Array | None:
     file, name = fields.text("file"), fields.text("name")
     if file is None:
         return None
     try:
-        return read_array(folder / file, name)
+        return read_array(folder / file, name, kind)
     except FormatError as error:
         fields.log.note_error("bad_weights", fields.line_of("file"), error)
     except (OSError, ValueError) as error:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -268,3 +269,81 @@ def test_the_file_may_name_its_device(cli: Cli, here: Path) -> None:
     assert done.code == 0 and done.out.startswith("tiny: ")
     other = cli("run", "p.yaml", "--init=ones", "--device=wormhole_n150")
     assert other.code == 4 and "banks" in other.err
+
+
+# -- what is no error and worth a look -------------------------------------------------------------
+
+
+def test_a_sound_pipeline_is_run_without_a_warning(cli: Cli, here: Path) -> None:
+    (here / "p.yaml").write_text(PIPELINE)
+    assert cli("run", "p.yaml", "--init=ones").err == ""
+    assert read_pipeline("p.yaml").warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "warned"),
+    [
+        ("outputs: {result: last, state: h}", "outputs: [h]", {(14, "last")}),
+        ("inputs:\n", "inputs:\n  z: {shape: [2], type: int32}\n", {(6, "z")}),
+        ("carry: {h: h_new}", "index: i", {(13, "h_new")}),
+        ("[last]}\noutputs: {result: last, state: h}", "[_last]}\noutputs: [h]", set()),
+        ("outputs: {y: h}}", "outputs: {y: h}}\n  - {run: encoder, inputs: [h], outputs: [hh]}",
+         {(10, "hh")}),
+    ],
+)  # fmt: skip
+def test_what_nobody_reads_is_warned_of_with_its_line(
+    cli: Cli, here: Path, old: str, new: str, warned: set[tuple[int, str]]
+) -> None:
+    assert old in PIPELINE
+    (here / "p.yaml").write_text(PIPELINE.replace(old, new, 1))
+    found = read_pipeline("p.yaml").warnings
+    wanted = {(f"p.yaml:{line}", f"{name!r} is read by no step and is no output")
+              for line, name in warned}  # fmt: skip
+    assert {(problem.where, problem.detail) for problem in found} == wanted
+    done = cli("run", "p.yaml", "--init=ones")
+    assert done.code == 0 and done.err.count("stitch-run: warning: ") == len(warned), done.err
+
+
+FROM_FILE = """\
+modules: {types: types.ttb}
+inputs:
+  i: {shape: [3], type: int32}
+  p: {shape: [3], type: bool}
+  f: {file: f.npy, type: bfloat16}
+steps:
+  - {run: types, inputs: {i: i, p: p, f: f}, outputs: {g: g}}
+outputs: [g]
+"""
+
+
+def test_a_file_of_another_floating_type_is_warned_of_and_refused_by_strict_types(
+    cli: Cli, here: Path
+) -> None:
+    (here / "p.yaml").write_text(FROM_FILE)
+    np.save("f.npy", np.array([1.5, -2, 3], np.float64))
+    done = cli("run", "p.yaml", "--init=ones")
+    assert done.code == 0
+    assert "p.yaml:5: input 'f' is converted from float64 to bfloat16" in done.err
+    strict = cli("run", "p.yaml", "--init=ones", "--strict_types")
+    assert strict.code == 3 and "input 'f' is converted" in strict.err
+
+
+def test_strict_types_refuse_a_pipeline_input_of_another_floating_type_than_its_slot(
+    cli: Cli, here: Path
+) -> None:
+    (here / "p.yaml").write_text(PIPELINE.replace("float32", "float64", 1))
+    assert cli("run", "p.yaml", "--init=ones").code == 0
+    strict = cli("run", "p.yaml", "--init=ones", "--strict_types")
+    assert strict.code == 3 and "p.yaml:9" in strict.err and "x is 4x8xf64" in strict.err
+
+
+def test_nameless_bytes_of_a_file_are_bfloat16_where_the_pipeline_says_so(
+    cli: Cli, here: Path
+) -> None:
+    (here / "p.yaml").write_text(FROM_FILE)
+    np.save("f.npy", np.array([1.5, -2, 3], ml_dtypes.bfloat16))
+    done = cli("run", "p.yaml", "--init=ones", "--output=@g.npy")
+    assert done.code == 0 and np.load("g.npy").tolist() == [3, -4, 6], done.err
+    (here / "p.yaml").write_text(FROM_FILE.replace(", type: bfloat16", ""))
+    refused = cli("run", "p.yaml", "--init=ones")
+    assert refused.code == 3 and "declare it with type: bfloat16" in refused.err

@@ -168,6 +168,16 @@ def test_a_parameter_comes_from_a_file_from_values_or_from_a_rule(
     assert results(graph, X)[0].tolist() == (X + W).tolist()
 
 
+def test_bfloat16_weights_come_out_of_npy_where_the_module_says_so(weights: Path) -> None:
+    np.save(weights / "bf.npy", W.astype(DataType.BFLOAT16.dtype))
+    text = one("['y = Add(x, w)']", "w: {file: bf.npy, type: bfloat16}")
+    graph = module(text.replace("float32", "bfloat16"), weights)
+    assert graph.constants[0].data.dtype == DataType.BFLOAT16.dtype
+    assert graph.constants[0].data.astype(np.float32).tolist() == W.tolist()
+    with pytest.raises(FormatError, match="declare it with type: bfloat16"):
+        module(one("['y = Add(x, w)']", "w: {file: bf.npy}"), weights)
+
+
 def test_bfloat16_weights_come_out_of_safetensors(weights: Path) -> None:
     text = one("['y = Cast(w, to=float32)']", "w: {file: w.safetensors, name: half}")
     assert results(module(text, weights), X)[0].tolist() == W.tolist()
