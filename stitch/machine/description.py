@@ -20,7 +20,8 @@ Goes out: a `Machine`, or one `FormatError` that lists every problem of the file
 A path has exactly one of `bytes_per_second`, `curve` and `noc_links` (so many cores copy, each
 over its own link). A path that is left out does not exist: without `l1 -> l1`, moves inside L1 go
 through DRAM. Any figure may be written `{value: .., source: ..}`; a `source` in a mapping speaks
-for all of its figures. Must not know tensors, plans or devices.
+for all of its figures. The machines that Stitch ships name the source of every figure (a test
+keeps that); a user's file may leave them all out. Must not know tensors, plans or devices.
 """
 
 from __future__ import annotations

@@ -61,6 +61,21 @@ def test_every_figure_of_a_shipped_machine_names_its_source(name: str) -> None:
     assert unsourced(yaml.safe_load(text_of(name)), "") == []
 
 
+def test_a_description_of_ones_own_may_leave_out_every_source() -> None:
+    def bare(node: object) -> object:
+        if isinstance(node, dict):
+            if "value" in node:
+                return node["value"]
+            return {key: bare(part) for key, part in node.items() if key != "source"}
+        return [bare(part) for part in node] if isinstance(node, list) else node
+
+    text = yaml.safe_dump(bare(yaml.safe_load(text_of("wormhole_n150"))))
+    assert "source" not in text
+    found, shipped = parse_machine(text.encode(), "mine.yaml"), load_machine("wormhole_n150")
+    assert found.sources == ()
+    assert dataclasses.replace(found, sources=shipped.sources) == shipped
+
+
 def test_sources_are_data_of_the_machine() -> None:
     sources = dict(load_machine("wormhole_n150").sources)
     assert "72 worker cores" in sources["core_grid"]
