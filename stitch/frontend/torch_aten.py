@@ -15,6 +15,7 @@ from stitch.frontend import (
     torch_elementwise,
     torch_layers,
     torch_reductions,
+    torch_resizing,
     torch_shapes,
 )
 from stitch.frontend.torch_call import Lowering
@@ -26,6 +27,7 @@ LOWERINGS: dict[Any, Lowering] = {
     **torch_activations.LOWERINGS,
     **torch_reductions.LOWERINGS,
     **torch_shapes.LOWERINGS,
+    **torch_resizing.LOWERINGS,
     **torch_layers.LOWERINGS,
 }
 #: Taken apart, these would cost steps (a Linear becomes views around addmm) or digits.
@@ -35,6 +37,7 @@ KEPT_WHOLE = (
     aten.hardsigmoid.default, aten.mish.default, aten.softplus.default, aten.elu.default,
     aten.leaky_relu.default, aten.hardtanh.default, aten.gelu.default, aten.stack.default,
     aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default,
+    *torch_resizing.LOWERINGS,
 )  # fmt: skip
 #: Checks of what export already knows: they make nothing.
 CHECKS = frozenset((

@@ -79,7 +79,8 @@ def _example(value: Any) -> Any:
         return torch.zeros(value.shape, dtype=torch_type_of(value.data_type))
     if isinstance(value, list | tuple):
         return type(value)(_example(item) for item in value)
-    return value
+    # Two examples that share memory would be taken for one tensor and its view.
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
 def _explained(error: Exception, name: str) -> StitchError:

@@ -208,6 +208,29 @@ def _batch_norm(
     return result, None, None
 
 
+def _batch_statistics(
+    call: Call,
+    x: SymbolicTensor,
+    weight: SymbolicTensor | None,
+    bias: SymbolicTensor | None,
+    training: bool,
+    momentum: float,
+    epsilon: float,
+) -> Several:
+    """Normalised by the batch's own mean and variance, which torch uses for instances too."""
+    b, axes = call.builder, (0, *range(2, len(x.shape)))
+    mean = b.reduce_mean(x, axes, keepdims=True)
+    centred = b.sub(x, mean)
+    rstd = b.rsqrt(b.add(b.reduce_mean(b.square(centred), axes, keepdims=True), float(epsilon)))
+    result = b.mul(centred, rstd)
+    wide = (x.shape[1],) + (1,) * (len(x.shape) - 2)
+    if weight is not None:
+        result = b.mul(result, b.reshape(weight, wide))
+    if bias is not None:
+        result = b.add(result, b.reshape(bias, wide))
+    return result, b.reshape(mean, (x.shape[1],)), b.reshape(rstd, (x.shape[1],))
+
+
 def _layer_norm(
     call: Call,
     x: SymbolicTensor,
@@ -274,6 +297,7 @@ LOWERINGS: dict[Any, Lowering] = {
     aten.adaptive_avg_pool2d.default: partial(_adaptive_average, 2),
     aten._adaptive_avg_pool3d.default: partial(_adaptive_average, 3),
     aten._native_batch_norm_legit_no_training.default: _batch_norm,
+    aten._native_batch_norm_legit.no_stats: _batch_statistics,
     aten.native_layer_norm.default: _layer_norm,
     aten.layer_norm.default: lambda call, *operands: _layer_norm(call, *operands)[0],
     aten.native_group_norm.default: _group_norm, aten.rms_norm.default: _rms_norm,

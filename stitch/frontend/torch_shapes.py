@@ -236,7 +236,7 @@ LOWERINGS: dict[Any, Lowering] = {
     aten.scatter_add.default: partial(_scatter, "add"),
     aten.slice_scatter.default: _slice_scatter, aten.select_scatter.default: _select_scatter,
     aten.full.default: _full, aten.full_like.default: _full, aten.new_full.default: _full,
-    aten.fill.Scalar: _full, aten.fill.Tensor: _full,
+    aten.copy.default: _full, aten.fill.Scalar: _full, aten.fill.Tensor: _full,
     aten.zeros.default: partial(_filled, 0), aten.zeros_like.default: partial(_filled, 0),
     aten.new_zeros.default: partial(_filled, 0), aten.ones.default: partial(_filled, 1),
     aten.ones_like.default: partial(_filled, 1), aten.new_ones.default: partial(_filled, 1),
