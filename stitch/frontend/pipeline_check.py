@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from stitch.errors import LinkError
+from stitch.errors import LinkError, Problem
 from stitch.frontend.pipeline_yaml import (
     PipelineFile,
     PipelineStep,
@@ -39,8 +39,11 @@ def check_pipeline(
     inputs: Mapping[str, ValueType],
     *,
     strict_types: bool = False,
-) -> tuple[CheckedValue, ...]:
-    """The types of the outputs, in order; raises `FormatError` with every defect."""
+) -> tuple[tuple[CheckedValue, ...], tuple[Problem, ...]]:
+    """The types of the outputs, in order, and where arrays change their floating type.
+
+    Raises `FormatError` with every defect; with `strict_types`, such a change is one.
+    """
     check = _Check(pipeline, programs, strict_types)
     values = {name: CheckedValue(kind) for name, kind in inputs.items()}
     check.steps(pipeline.steps, values, {})
@@ -52,7 +55,7 @@ def check_pipeline(
         elif value is not None:
             found.append(value)
     raise_problems(check.log, "pipeline")
-    return tuple(found)
+    return tuple(found), tuple(check.converted)
 
 
 class _Check:
@@ -63,6 +66,7 @@ class _Check:
         self._programs = programs
         self._strict_types = strict_types
         self._noted: set[tuple[int, str]] = set()
+        self.converted: list[Problem] = []
 
     def note(self, kind: str, line: int, detail: str) -> None:
         """Notes a defect once: the steps of a repeat are walked twice."""
@@ -199,12 +203,14 @@ class _Check:
             return
         wanted = program.values[program.inputs[at].value].type
         same_kind = value.type.data_type.is_floating and wanted.data_type.is_floating
-        same_kind = same_kind and not self._strict_types
-        if value.type.shape != wanted.shape or (
-            value.type.data_type is not wanted.data_type and not same_kind
-        ):
-            detail = f"{reference.text()} is {value.type.text()}, {slot} is {wanted.text()}"
+        other = value.type.data_type is not wanted.data_type
+        detail = f"{reference.text()} is {value.type.text()}, {slot} is {wanted.text()}"
+        if value.type.shape != wanted.shape or (other and (self._strict_types or not same_kind)):
             self.note("wrong_type", step.line, detail)
+        elif other and (step.line, detail) not in self._noted:
+            self._noted.add((step.line, detail))
+            where = f"{self.log.file}:{step.line}"
+            self.converted.append(Problem("converted", where, f"{detail}: it is converted"))
 
     def _element(
         self,

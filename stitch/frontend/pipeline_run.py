@@ -97,8 +97,9 @@ def read_pipeline(path: str | Path, *, strict_types: bool = False) -> CheckedPip
             f"{file.file}: strict types convert no input file", problems=tuple(converted)
         )
     types = {one.name: one.type for one in inputs}
-    outputs = check_pipeline(file, programs, types, strict_types=strict_types)
-    return CheckedPipeline(file, binaries, programs, inputs, outputs, (*converted, *unread(file)))
+    outputs, changed = check_pipeline(file, programs, types, strict_types=strict_types)
+    warnings = (*converted, *changed, *unread(file))
+    return CheckedPipeline(file, binaries, programs, inputs, outputs, warnings)
 
 
 def _input(entry: InputEntry, file: str, converted: list[Problem]) -> PipelineInput:

@@ -332,7 +332,11 @@ def test_strict_types_refuse_a_pipeline_input_of_another_floating_type_than_its_
     cli: Cli, here: Path
 ) -> None:
     (here / "p.yaml").write_text(PIPELINE.replace("float32", "float64", 1))
-    assert cli("run", "p.yaml", "--init=ones").code == 0
+    done = cli("run", "p.yaml", "--init=ones")
+    assert done.code == 0 and done.err == (
+        "stitch-run: warning: p.yaml:9: x is 4x8xf64, encoder.x is 4x8xf32: it is converted "
+        "[converted]\n"
+    )
     strict = cli("run", "p.yaml", "--init=ones", "--strict_types")
     assert strict.code == 3 and "p.yaml:9" in strict.err and "x is 4x8xf64" in strict.err
 
