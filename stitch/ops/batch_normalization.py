@@ -1,4 +1,4 @@
-"""BatchNormalization: by stored statistics, or by those of the batch (training mode)."""
+"""BatchNormalization: by stored statistics, or by those of the batch (training mode); LRN."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, 
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import require_rank, require_same_type, require_shape, require_type
 from stitch.ops.normalization import EPSILON, inverse_deviation, per_channel
-from stitch.ops.steps import given, is_constant, scalar
+from stitch.ops.steps import fill_step, given, is_constant, scalar
 from stitch.program import Array, ValueType
 
 
@@ -96,7 +96,48 @@ def _running_statistics(out: Array, before: Array, now: Array, momentum: float) 
     ]
 
 
+def _infer_lrn(context: InferenceContext) -> tuple[ValueType, ...]:
+    x = require_type(context, 0, FLOATS)
+    require_rank(context, 0, 3)
+    if int_of(context.attributes, "size") < 1:
+        raise context.fail("size of LRN is at least 1", got=str(context.attributes["size"]))
+    return (x,)
+
+
+def _lrn(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, out, attributes = given(arguments, 0), arguments.outputs[0], arguments.attributes
+    size, channels = int_of(attributes, "size"), x.shape[1]
+    squares, total = np.empty_like(x), np.empty_like(x)
+    before, after = (size - 1) // 2, size // 2
+    steps: list[Thunk] = [partial(np.multiply, x, x, squares), fill_step(total, 0)]
+    for shift in range(max(-before, -channels), min(after, channels) + 1):
+        here = slice(max(0, -shift), min(channels, channels - shift))
+        there = slice(max(0, shift), min(channels, channels + shift))
+        target = total[:, here]
+        steps.append(partial(np.add, target, squares[:, there], target))
+    factor = scalar(float_of(attributes, "alpha") / size, x)
+    return [
+        *steps,
+        partial(np.multiply, total, factor, total),
+        partial(np.add, total, scalar(float_of(attributes, "bias"), x), total),
+        partial(np.power, total, scalar(float_of(attributes, "beta"), x), total),
+        partial(np.divide, x, total, out),
+    ]
+
+
 OPERATORS = (
+    OpDef(
+        "LRN",
+        (1, 1),
+        _infer_lrn,
+        _lrn,
+        attributes={
+            "alpha": Attribute("float", 9.999999747378752e-05),
+            "beta": Attribute("float", 0.75),
+            "bias": Attribute("float", 1.0),
+            "size": Attribute("int", required=True),
+        },
+    ),
     OpDef(
         "BatchNormalization",
         (5, 5),

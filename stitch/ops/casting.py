@@ -45,6 +45,29 @@ def _cast(arguments: KernelArguments) -> Sequence[Thunk]:
     return steps
 
 
+#: Those whose bits a kernel sees: narrow floats are computed in float32.
+_PLAIN = EVERY.difference(_NARROW)
+
+
+def _infer_bit_cast(context: InferenceContext) -> tuple[ValueType, ...]:
+    data = require_type(context, 0, _PLAIN)
+    made = data_type_of_code(int_of(context.attributes, "to"), context.op)
+    if made not in _PLAIN or made.itemsize != data.data_type.itemsize:
+        raise context.fail(
+            "BitCast does not make this type of that one",
+            expected=" or ".join(
+                sorted(t.value for t in _PLAIN if t.itemsize == data.data_type.itemsize)
+            ),
+            got=made.value,
+        )
+    return (ValueType(data.shape, made),)
+
+
+def _bit_cast(arguments: KernelArguments) -> Sequence[Thunk]:
+    source, out = given(arguments, 0), arguments.outputs[0]
+    return copy_steps(source.reshape(-1).view(out.dtype), out.reshape(-1))
+
+
 _ROUNDING = {"round_mode": Attribute("string", "up"), "saturate": Attribute("int", 1)}
 
 OPERATORS = (
@@ -58,6 +81,13 @@ OPERATORS = (
         doc="round_mode and saturate concern float8 types, which Stitch does not compute in. "
         "From floating to integer, where ONNX leaves it undefined: out of range saturates, and "
         "NaN becomes 0.",
+    ),
+    OpDef(
+        "BitCast",
+        (1, 1),
+        _infer_bit_cast,
+        _bit_cast,
+        attributes={"to": Attribute("int", required=True)},
     ),
     OpDef("CastLike", (2, 2), _infer_cast_like, _cast, attributes=_ROUNDING),
 )

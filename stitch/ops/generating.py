@@ -9,10 +9,18 @@ import numpy as np
 
 from stitch.ops.attributes import float_of, int_of
 from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
-from stitch.ops.element_types import EVERY, INT64, SIGNED_NUMERIC, data_type_of_code
+from stitch.ops.element_types import (
+    EVERY,
+    FLOATS,
+    INT64,
+    NUMERIC,
+    SIGNED_NUMERIC,
+    data_type_of_code,
+)
 from stitch.ops.inference import (
     constant,
     known_ints,
+    known_scalar,
     operand,
     require_rank,
     require_same_type,
@@ -94,7 +102,65 @@ def _eye(arguments: KernelArguments) -> Sequence[Thunk]:
     return copy_steps(np.eye(out.shape[0], out.shape[1], k=k, dtype=out.dtype), out)
 
 
+def _mel_numbers(arrays: Sequence[Array | None]) -> tuple[int, int, int, float, float]:
+    bins, length, rate, low, high = (a.reshape(()).item() for a in arrays if a is not None)
+    return int(bins), int(length), int(rate), float(low), float(high)
+
+
+def _mel_places(arrays: Sequence[Array | None]) -> Array:
+    """The spectrogram bins at which the triangles begin, peak and end."""
+    bins, length, rate, low, high = _mel_numbers(arrays)
+    first, last = (2595 * np.log1p(hertz / 700) / np.log(10) for hertz in (low, high))
+    mels = np.arange(bins + 2) * ((last - first) / (bins + 2)) + first
+    hertz = 700 * np.expm1(mels / 2595 * np.log(10))
+    return np.asarray(((length + 1) * hertz) // rate).astype(np.intp)
+
+
+def _infer_mel(context: InferenceContext) -> tuple[ValueType, ...]:
+    for index, name in enumerate(("num_mel_bins", "dft_length", "sample_rate")):
+        known_scalar(context, index, name)
+    for index in (3, 4):
+        require_type(context, index, FLOATS)
+        require_shape(context, index, ())
+        if constant(context, index) is None:
+            raise context.fail(
+                f"operand {index} of MelWeightMatrix must be known at compile time: the result "
+                "has places for some frequencies only"
+            )
+    bins, length, rate, low, high = _mel_numbers(context.constants)
+    if min(bins, length, rate) < 1 or not 0 <= low <= high < np.inf:
+        raise context.fail("the numbers of a MelWeightMatrix are positive, the edges in order")
+    if _mel_places(context.constants)[-1] > length // 2:
+        raise context.fail("the upper edge of a MelWeightMatrix is beyond its spectrogram")
+    made = data_type_of_code(int_of(context.attributes, "output_datatype"), context.op)
+    if made not in NUMERIC:
+        raise context.fail("MelWeightMatrix makes numbers", got=made.value)
+    return (ValueType((length // 2 + 1, bins), made),)
+
+
+def _mel(arguments: KernelArguments) -> Sequence[Thunk]:
+    out = arguments.outputs[0]
+    places = _mel_places(arguments.inputs)
+    weights = np.zeros(out.shape)
+    for i in range(out.shape[1]):
+        low, center, high = (int(place) for place in places[i : i + 3])
+        if low == center:
+            weights[center, i] = 1
+        else:
+            weights[low : center + 1, i] = np.arange(center - low + 1) / (center - low)
+        if high > center:
+            weights[center:high, i] = np.arange(high - center, 0, -1) / (high - center)
+    return copy_steps(weights, out)
+
+
 OPERATORS = (
+    OpDef(
+        "MelWeightMatrix",
+        (5, 5),
+        _infer_mel,
+        _mel,
+        attributes={"output_datatype": Attribute("int", 1)},
+    ),
     OpDef(
         "ConstantOfShape",
         (1, 1),

@@ -80,6 +80,31 @@ def _average(arguments: KernelArguments) -> Sequence[Thunk]:
     return [*steps, partial(np.divide, out, counts, out)]
 
 
+def _lp(arguments: KernelArguments) -> Sequence[Thunk]:
+    source, out, windows = given(arguments, 0), arguments.outputs[0], _windows(arguments)
+    if out.size == 0:
+        return ()
+    p = int_of(arguments.attributes, "p")
+    powers = np.empty_like(source)
+    padded, refresh = pad_steps(powers, windows, 0)
+    steps: list[Thunk] = [
+        partial(np.absolute, source, powers),
+        partial(np.power, powers, scalar(p, powers), powers),
+        *refresh,
+        fill_step(out, 0),
+    ]
+    for tap in windows.taps():
+        view = padded[(slice(None), slice(None), *tap)]
+        steps.append(partial(np.add, out, view, out))
+    return [*steps, partial(np.power, out, scalar(1 / p, out), out)]
+
+
+def _infer_lp(context: InferenceContext) -> tuple[ValueType, ...]:
+    if int_of(context.attributes, "p") < 1:
+        raise context.fail("p of LpPool is at least 1", got=str(context.attributes["p"]))
+    return (_infer_pool(FLOATS, context),)
+
+
 def _lowest(like: Array) -> float:
     return -np.inf if like.dtype.kind == "f" else int(np.iinfo(like.dtype).min)
 
@@ -185,6 +210,13 @@ OPERATORS = (
         _max,
         outputs=(1, 2),
         attributes={**_POOL_ATTRIBUTES, "storage_order": Attribute("int", 0)},
+    ),
+    OpDef(
+        "LpPool",
+        (1, 1),
+        _infer_lp,
+        _lp,
+        attributes={**_POOL_ATTRIBUTES, "p": Attribute("int", 2)},
     ),
     OpDef("GlobalAveragePool", (1, 1), _infer_global, _global_average),
     OpDef("GlobalMaxPool", (1, 1), _infer_global, _global_max),

@@ -14,10 +14,12 @@ from stitch.errors import CompileError
 from stitch.ops import (
     activation,
     batch_normalization,
+    cache_writing,
     casting,
     checking,
     comparison,
     convolution,
+    determinant,
     einsum,
     elementary,
     elementwise,
@@ -39,6 +41,7 @@ from stitch.ops import (
     scanning,
     scattering,
     softmax,
+    unfolding,
 )
 from stitch.ops.definition import OpDef
 
@@ -46,7 +49,7 @@ _THEMES = (
     elementwise, elementary, comparison, activation, error_function, matmul, convolution, pooling,
     batch_normalization, normalization, softmax, reduction, scanning, reshaping, rearranging,
     padding, indexing, scattering, generating, casting, einsum, recurrent, resampling,
-    quantization, fourier, sampling, checking,
+    quantization, fourier, sampling, unfolding, determinant, cache_writing, checking,
 )  # fmt: skip
 _OPERATORS: tuple[OpDef, ...] = tuple(chain.from_iterable(theme.OPERATORS for theme in _THEMES))
 _BY_NAME = {(definition.domain, definition.name): definition for definition in _OPERATORS}

@@ -1,0 +1,91 @@
+"""New entries into a key-value cache: TensorScatter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from stitch.errors import TaskError
+from stitch.ops.attributes import int_of, string_of
+from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.element_types import EVERY, INT64
+from stitch.ops.inference import (
+    axis_of,
+    operand,
+    present,
+    require_rank,
+    require_same_type,
+    require_shape,
+    require_type,
+)
+from stitch.ops.steps import copy_steps, given, optional
+from stitch.program import Array, ValueType
+
+_MODES = ("linear", "circular")
+
+
+def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
+    cache = require_type(context, 0, EVERY)
+    require_same_type(context, (0, 1))
+    rank = require_rank(context, 0, 2)
+    require_rank(context, 1, rank, rank)
+    axis = axis_of(context, int_of(context.attributes, "axis"), rank)
+    mode = string_of(context.attributes, "mode")
+    if axis == 0 or mode not in _MODES:
+        raise context.fail(
+            "TensorScatter does not write so",
+            expected=f"an axis other than 0, mode {' or '.join(_MODES)}",
+            got=f"axis {axis}, mode {mode}",
+        )
+    length = operand(context, 1).shape[axis]
+    if length > cache.shape[axis]:
+        raise context.fail(
+            "the update is longer than the cache",
+            expected=f"at most {cache.shape[axis]}",
+            got=str(length),
+        )
+    require_shape(context, 1, (*cache.shape[:axis], length, *cache.shape[axis + 1 :]))
+    if present(context, 2) is not None:
+        require_type(context, 2, INT64)
+        require_shape(context, 2, cache.shape[:1])
+    return (cache,)
+
+
+def _write(cache: Array, update: Array, starts: Array | None, circular: bool) -> None:
+    """`cache` and `update` have the batch first and the sequence second."""
+    size, length = cache.shape[1], update.shape[1]
+    for row in range(cache.shape[0]):
+        start = 0 if starts is None else int(starts[row])
+        if start < 0 or (not circular and start + length > size):
+            raise TaskError(
+                "TensorScatter: a write index is out of range",
+                expected=f"0 to {size - length}",
+                got=str(start),
+            )
+        places = (start + np.arange(length)) % max(size, 1)
+        cache[row, places] = update[row]
+
+
+def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
+    past, update, out = given(arguments, 0), given(arguments, 1), arguments.outputs[0]
+    axis = int_of(arguments.attributes, "axis") % past.ndim
+    circular = string_of(arguments.attributes, "mode") == "circular"
+    starts = optional(arguments, 2)
+    target, source = np.moveaxis(out, axis, 1), np.moveaxis(update, axis, 1)
+
+    def write() -> None:
+        _write(target, source, starts, circular)
+
+    return (*copy_steps(past, out), write)
+
+
+OPERATORS = (
+    OpDef(
+        "TensorScatter",
+        (2, 3),
+        _infer,
+        _kernel,
+        attributes={"axis": Attribute("int", -2), "mode": Attribute("string", "linear")},
+    ),
+)

@@ -1,0 +1,33 @@
+"""Determinants of square matrices: Det."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from stitch.ops.definition import InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.element_types import FLOATS
+from stitch.ops.inference import require_rank, require_type
+from stitch.ops.steps import given
+from stitch.program import ValueType
+
+
+def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
+    x = require_type(context, 0, FLOATS)
+    require_rank(context, 0, 2)
+    if x.shape[-1] != x.shape[-2]:
+        raise context.fail("Det takes square matrices", got=str(list(x.shape)))
+    return (ValueType(x.shape[:-2], x.data_type),)
+
+
+def _det(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, out = given(arguments, 0), arguments.outputs[0]
+
+    def run() -> None:
+        out[...] = np.linalg.det(x)
+
+    return (run,)
+
+
+OPERATORS = (OpDef("Det", (1, 1), _infer, _det),)

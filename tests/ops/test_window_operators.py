@@ -1,0 +1,59 @@
+"""Windows back and forth, caches, bits and other operators that stand alone, against ONNX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stitch.program import Array
+
+
+def at(value: float, data_type: Any = np.int64) -> Array:
+    return np.array(value, data_type)
+
+
+CASES: list[tuple[Any, ...]] = [
+    ("Col2Im", ["f32[2,12,20]", [5, 6], [2, 2]], {}),
+    ("Col2Im", ["f32[1,6,25]", [5, 6], [3, 2]], {"pads": (1, 0, 1, 0), "strides": (1, 1)}),
+    ("Col2Im", ["f32[1,4,6]", [5, 6], [2, 2]], {"strides": (2, 2), "dilations": (2, 1)}),
+    ("Col2Im", ["f64[1,8,12]", [3, 4, 3], [2, 2, 2]], {}),
+    (
+        "MaxUnpool",
+        ["f32[1,1,2,2]", at([[[[5, 7], [13, 15]]]])],
+        {"kernel_shape": (2, 2), "strides": (2, 2)},
+    ),
+    (
+        "MaxUnpool",
+        ["f32[1,1,2,2]", at([[[[5, 7], [13, 15]]]]), [1, 1, 5, 5]],
+        {"kernel_shape": (2, 2), "strides": (2, 2)},
+    ),
+    ("Det", ["f64[4,4]"], {}),
+    ("Det", ["f64[2,3,3,3]"], {}),
+    ("TensorScatter", ["f32[2,3,5,4]", "f32[2,3,2,4]", at([1, 3])], {}),
+    ("TensorScatter", ["i32[2,5,4]", "i32[2,3,4]", at([3, 4])], {"mode": "circular", "axis": 1}),
+    ("TensorScatter", ["f32[2,5,4]", "f32[2,3,4]"], {}),
+    ("LpPool", ["f32[2,3,7,8]"], {"kernel_shape": (2, 3)}),
+    ("LpPool", ["f32[2,3,7,8]"], {"kernel_shape": (3, 2), "strides": (2, 1), "p": 3}),
+    ("LpPool", ["f32[2,3,9]"], {"kernel_shape": (3,), "pads": (1, 1), "p": 1}),
+    ("LRN", ["f32[3,3,4,5]"], {"size": 3}),
+    ("LRN", ["f64[4,4,2,2]"], {"size": 4, "alpha": 0.5, "beta": 0.5, "bias": 2.0}),
+    ("BitCast", ["f32[3,4]"], {"to": 6}),
+    ("BitCast", ["i64[5]"], {"to": 11}),
+    ("BitCast", ["ui8[2,3]"], {"to": 3}),
+    ("BitCast", ["i16[]"], {"to": 4}),
+    (
+        "MelWeightMatrix",
+        [at(8), at(16), at(8192), at(0, np.float32), at(4096, np.float32)],
+        {},
+    ),
+]
+
+
+@pytest.mark.parametrize("row", CASES, ids=[f"{i}-{c[0]}-{c[2]}" for i, c in enumerate(CASES)])
+def test_a_window_operator_agrees_with_onnx(
+    row: tuple[Any, ...], agrees_with_onnx: Callable[..., None]
+) -> None:
+    agrees_with_onnx(*row)
