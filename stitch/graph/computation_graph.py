@@ -6,7 +6,7 @@ Goes out: a checked, frozen graph, its text, and a type check. Must not know: la
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from stitch import ops
@@ -16,15 +16,13 @@ from stitch.graph.wish import Wish, WishError, closest
 from stitch.program import (
     ABSENT,
     Array,
-    AttributeValue,
     Constant,
-    InputKind,
     InputSlot,
     Operation,
     OutputSlot,
-    Ownership,
     Value,
     ValueType,
+    body_lines,
     structure_problems,
 )
 
@@ -99,7 +97,11 @@ class ComputationGraph:
 
     def text(self) -> str:
         """The graph as stable, readable text (the form that golden files hold)."""
-        return "\n".join([f"graph @{self.name} {{", *_text_lines(self), "}"]) + "\n"
+        lines = body_lines(
+            self, lambda i: self.values[i].type.text(), lambda constant: _shown(constant.data)
+        )
+        wishes = [f"  wish {wish.text()}" for wish in self.wishes]
+        return "\n".join([f"graph @{self.name} {{", *lines, *wishes, "}\n"])
 
 
 def graph_problems(graph: ComputationGraph) -> tuple[Problem, ...]:
@@ -166,38 +168,6 @@ def _slot_problem(side: str, slot: str | int, names: list[str]) -> str | None:
         return None
     near = closest(slot, names)
     return f"there is no {side} {slot!r}; {side}s: {listed}" + (f"; {near}" if near else "")
-
-
-def _text_lines(graph: ComputationGraph) -> Iterator[str]:
-    def name(index: int) -> str:
-        return "_" if index == ABSENT else f"%{graph.values[index].name}"
-
-    def kind(index: int) -> str:
-        return "_" if index == ABSENT else graph.values[index].type.text()
-
-    for slot in graph.inputs:
-        extra = "" if slot.kind is InputKind.ACTIVATION else f" {slot.kind.value}"
-        extra += " donate" if slot.ownership is Ownership.DONATE else ""
-        yield f"  input {slot.name}: {name(slot.value)} {kind(slot.value)}{extra}"
-    for constant in graph.constants:
-        yield f"  constant {name(constant.value)} {kind(constant.value)}{_shown(constant.data)}"
-    for operation in graph.operations:
-        op = f"{operation.domain}.{operation.op}" if operation.domain else operation.op
-        left = ", ".join(map(name, operation.outputs))
-        right = f"{op}({', '.join(map(name, operation.inputs))})"
-        types = ", ".join(map(kind, operation.outputs))
-        yield f"  {left} = {right}{_attributes_text(operation.attributes)} : {types}"
-    for output in graph.outputs:
-        alias = output.aliases_input
-        extra = "" if alias is None else f" aliases {graph.inputs[alias].name}"
-        yield f"  output {output.name}: {name(output.value)}{extra}"
-    for wish in graph.wishes:
-        yield f"  wish {wish.text()}"
-
-
-def _attributes_text(attributes: Mapping[str, AttributeValue]) -> str:
-    shown = ", ".join(f"{key}={value!r}" for key, value in sorted(attributes.items()))
-    return f" {{{shown}}}" if shown else ""
 
 
 def _shown(data: Array) -> str:

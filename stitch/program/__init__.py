@@ -36,6 +36,7 @@ from stitch.program.program import (
     Program,
     Role,
     Scratch,
+    body_lines,
     placement_problems,
     structure_problems,
 )
@@ -45,5 +46,5 @@ __all__ = [
     "Array", "AttributeValue", "Constant", "DataType", "InputKind", "InputSlot", "Layout",
     "MemoryLayout", "Operation", "OperationList", "Orientation", "OutputSlot", "Ownership",
     "Program", "Role", "Scratch", "ShardSpec", "Space", "TensorDesc", "Value", "ValueType",
-    "host_layout", "placement_problems", "structure_problems",
+    "body_lines", "host_layout", "placement_problems", "structure_problems",
 ]  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -201,32 +201,42 @@ def _alias_problems(
 
 def program_text(program: Program) -> str:
     """See `Program.text`."""
+    lines = body_lines(program, lambda i: program.values[i].desc.text())
+    scratch = program.scratch
+    return "\n".join(
+        [
+            f"program @{program.name} role={program.role.value} {{",
+            *lines,
+            f"  scratch {scratch.space.value} {scratch.size_per_bank} B/bank",
+            "}\n",
+        ]
+    )
+
+
+def body_lines(
+    body: OperationList,
+    kind: Callable[[int], str],
+    data: Callable[[Constant], str] = lambda constant: "",
+) -> Iterator[str]:
+    """The lines that graphs and programs share; `kind` and `data` say what a value is and holds."""
 
     def name(index: int) -> str:
-        return "_" if index == ABSENT else f"%{program.values[index].name}"
+        return "_" if index == ABSENT else f"%{body.values[index].name}"
 
-    lines = [f"program @{program.name} role={program.role.value} {{"]
-    for slot in program.inputs:
+    for slot in body.inputs:
         extra = "" if slot.kind is InputKind.ACTIVATION else f" {slot.kind.value}"
         extra += " donate" if slot.ownership is Ownership.DONATE else ""
-        value = program.values[slot.value]
-        lines.append(f"  input {slot.name}: {name(slot.value)} {value.desc.text()}{extra}")
-    for constant in program.constants:
-        value = program.values[constant.value]
-        lines.append(f"  constant {name(constant.value)} {value.desc.text()}")
-    for operation in program.operations:
-        outputs = ", ".join(map(name, operation.outputs))
+        yield f"  input {slot.name}: {name(slot.value)} {kind(slot.value)}{extra}"
+    for constant in body.constants:
+        yield f"  constant {name(constant.value)} {kind(constant.value)}{data(constant)}"
+    for operation in body.operations:
         op = f"{operation.domain}.{operation.op}" if operation.domain else operation.op
-        arguments = ", ".join(map(name, operation.inputs))
-        attributes = ", ".join(f"{k}={v!r}" for k, v in sorted(operation.attributes.items()))
-        attributes = f" {{{attributes}}}" if attributes else ""
-        types = ", ".join(
-            "_" if i == ABSENT else program.values[i].desc.text() for i in operation.outputs
-        )
-        lines.append(f"  {outputs} = {op}({arguments}){attributes} : {types}")
-    for output in program.outputs:
+        made = ", ".join(map(name, operation.outputs))
+        call = f"{op}({', '.join(map(name, operation.inputs))})"
+        shown = ", ".join(f"{k}={v!r}" for k, v in sorted(operation.attributes.items()))
+        types = ", ".join("_" if i == ABSENT else kind(i) for i in operation.outputs)
+        yield f"  {made} = {call}{f' {{{shown}}}' if shown else ''} : {types}"
+    for output in body.outputs:
         alias = output.aliases_input
-        extra = "" if alias is None else f" aliases {program.inputs[alias].name}"
-        lines.append(f"  output {output.name}: {name(output.value)}{extra}")
-    lines.append(f"  scratch {program.scratch.space.value} {program.scratch.size_per_bank} B/bank")
-    return "\n".join([*lines, "}"]) + "\n"
+        extra = "" if alias is None else f" aliases {body.inputs[alias].name}"
+        yield f"  output {output.name}: {name(output.value)}{extra}"
