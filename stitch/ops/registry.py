@@ -19,6 +19,7 @@ from stitch.ops import (
     checking,
     comparison,
     convolution,
+    counting,
     determinant,
     einsum,
     elementary,
@@ -49,7 +50,8 @@ _THEMES = (
     elementwise, elementary, comparison, activation, error_function, matmul, convolution, pooling,
     batch_normalization, normalization, softmax, reduction, scanning, reshaping, rearranging,
     padding, indexing, scattering, generating, casting, einsum, recurrent, resampling,
-    quantization, fourier, sampling, unfolding, determinant, cache_writing, checking,
+    quantization, fourier, sampling, unfolding, determinant, cache_writing, counting,
+    checking,
 )  # fmt: skip
 _OPERATORS: tuple[OpDef, ...] = tuple(chain.from_iterable(theme.OPERATORS for theme in _THEMES))
 _BY_NAME = {(definition.domain, definition.name): definition for definition in _OPERATORS}

@@ -11,11 +11,25 @@ import pytest
 from stitch.program import Array
 
 
-def at(value: float, data_type: Any = np.int64) -> Array:
+def at(value: Any, data_type: Any = np.int64) -> Array:
     return np.array(value, data_type)
 
 
+#: Two single items and two pairs of them.
+POOL = {
+    "ngram_counts": (0, 2),
+    "ngram_indexes": (0, 1, 2, 3),
+    "pool_int64s": (2, 3, 2, 3, 3, 1),
+    "min_gram_length": 1,
+    "max_gram_length": 2,
+    "max_skip_count": 1,
+    "mode": "TF",
+}
 CASES: list[tuple[Any, ...]] = [
+    ("TfIdfVectorizer", ["i64[2,9]"], POOL),
+    ("TfIdfVectorizer", [[2, 2, 3, 1, 3, 2, 1]], POOL),
+    ("TfIdfVectorizer", ["i32[3,7]"], POOL | {"mode": "IDF", "weights": (1.0, 2.0, 3.0, 4.0)}),
+    ("TfIdfVectorizer", ["i32[3,7]"], POOL | {"mode": "TFIDF", "weights": (1.0, 2.0, 3.0, 4.0)}),
     ("Col2Im", ["f32[2,12,20]", [5, 6], [2, 2]], {}),
     ("Col2Im", ["f32[1,6,25]", [5, 6], [3, 2]], {"pads": (1, 0, 1, 0), "strides": (1, 1)}),
     ("Col2Im", ["f32[1,4,6]", [5, 6], [2, 2]], {"strides": (2, 2), "dilations": (2, 1)}),

@@ -1,0 +1,117 @@
+"""Counting n-grams of whole numbers: TfIdfVectorizer.
+
+An n-gram occurs where its items stand in a row in order, each `skip` places after the one before;
+single items are counted once, as no skip changes them. Source: ONNX's TfIdfVectorizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from stitch.ops.attributes import Attributes, int_of, ints_of, string_of
+from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.element_types import INDICES
+from stitch.ops.inference import require_rank, require_type
+from stitch.ops.steps import given
+from stitch.program import Array, DataType, ValueType
+
+_MODES = ("TF", "IDF", "TFIDF")
+Gram = tuple[int, ...]
+
+
+def _ints(attributes: Attributes, name: str) -> Gram:
+    return ints_of(attributes, name) or ()
+
+
+def _pool(attributes: Attributes) -> Iterator[Gram]:
+    """The n-grams of the pool, in order; sizes 1, 2, ... begin where `ngram_counts` says."""
+    items, starts = _ints(attributes, "pool_int64s"), _ints(attributes, "ngram_counts")
+    for size, (start, end) in enumerate(zip(starts, (*starts[1:], len(items)), strict=True), 1):
+        for at in range(start, end - size + 1, size):
+            yield items[at : at + size]
+
+
+def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
+    x = require_type(context, 0, INDICES)
+    require_rank(context, 0, 0, 2)
+    attributes = context.attributes
+    if string_of(attributes, "mode") not in _MODES:
+        raise context.fail("mode of TfIdfVectorizer", expected=", ".join(_MODES))
+    if attributes.get("pool_strings"):
+        raise context.fail("only numbers are supported, not strings")
+    items, starts = _ints(attributes, "pool_int64s"), _ints(attributes, "ngram_counts")
+    columns = _ints(attributes, "ngram_indexes")
+    ends = (*starts[1:], len(items))
+    spans = list(zip(starts, ends, strict=True)) if starts else [(-1, 0)]
+    whole = all(0 <= a <= b and (b - a) % n == 0 for n, (a, b) in enumerate(spans, 1))
+    if not whole or min(columns, default=-1) < 0 or len(list(_pool(attributes))) != len(columns):
+        raise context.fail(
+            "the pool of a TfIdfVectorizer does not fit its counts and indexes",
+            expected=f"{len(columns)} n-grams",
+            got=f"{len(items)} items, counts {list(starts)}",
+        )
+    weights = attributes.get("weights")
+    if isinstance(weights, tuple) and len(weights) != max(columns) + 1:
+        raise context.fail(
+            "TfIdfVectorizer needs a weight per column",
+            expected=str(max(columns) + 1),
+            got=str(len(weights)),
+        )
+    sizes = [int_of(attributes, f"{side}_gram_length") for side in ("min", "max")]
+    if not 1 <= sizes[0] <= sizes[1] or int_of(attributes, "max_skip_count") < 0:
+        raise context.fail("the lengths of n-grams are at least 1, in order", got=str(sizes))
+    return (ValueType((*x.shape[:-1], max(columns) + 1), DataType.FLOAT32),)
+
+
+def _count(row: Gram, columns: dict[Gram, int], attributes: Attributes, out: Array) -> None:
+    least, most = (int_of(attributes, f"{side}_gram_length") for side in ("min", "max"))
+    for skip in range(1, int_of(attributes, "max_skip_count") + 2):
+        for size in range(least if skip == 1 else max(least, 2), most + 1):
+            for start in range(len(row) - (size - 1) * skip):
+                column = columns.get(row[start : start + (size - 1) * skip + 1 : skip])
+                if column is not None:
+                    out[column] += 1
+
+
+def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, out, attributes = given(arguments, 0), arguments.outputs[0], arguments.attributes
+    indexes = _ints(attributes, "ngram_indexes")
+    columns = dict(zip(_pool(attributes), indexes, strict=True))
+    mode, weights = string_of(attributes, "mode"), attributes.get("weights")
+    factors = np.array(weights, out.dtype) if isinstance(weights, tuple) and mode != "TF" else None
+    results = out.reshape(-1, out.shape[-1])
+    rows = x.reshape(len(results), x.shape[-1] if x.ndim else 1)
+
+    def run() -> None:
+        results[...] = 0
+        for row, result in zip(rows.tolist(), results, strict=True):
+            _count(tuple(row), columns, attributes, result)
+        if mode == "IDF":
+            np.minimum(results, 1, out=results)
+        if factors is not None:
+            np.multiply(results, factors, results)
+
+    return (run,)
+
+
+OPERATORS = (
+    OpDef(
+        "TfIdfVectorizer",
+        (1, 1),
+        _infer,
+        _kernel,
+        attributes={
+            "max_gram_length": Attribute("int", required=True),
+            "max_skip_count": Attribute("int", required=True),
+            "min_gram_length": Attribute("int", required=True),
+            "mode": Attribute("string", required=True),
+            "ngram_counts": Attribute("ints", required=True),
+            "ngram_indexes": Attribute("ints", required=True),
+            "pool_int64s": Attribute("ints"),
+            "pool_strings": Attribute("strings"),
+            "weights": Attribute("floats"),
+        },
+    ),
+)
