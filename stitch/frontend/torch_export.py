@@ -6,8 +6,12 @@ Comes in: a module, a graph module or an exported program, and example inputs. G
 
 from __future__ import annotations
 
+import io
+import logging
+import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
 import numpy as np
@@ -28,7 +32,7 @@ def exported(module: Any, examples: Examples) -> Any:
 
     Raises `CompileError` naming the line where its control flow depends on data.
     """
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _quiet():
         # torch warns of its own deprecated parts here; the user can do nothing about them.
         warnings.filterwarnings("ignore", category=FutureWarning)
         warnings.filterwarnings("ignore", category=DeprecationWarning)
@@ -39,6 +43,19 @@ def exported(module: Any, examples: Examples) -> Any:
             raise
         except Exception as error:
             raise _explained(error, type(module).__name__) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch logs and prints of a failure that it raises as well."""
+    before, printed = logging.root.manager.disable, io.StringIO()
+    logging.disable(max(before, logging.ERROR))
+    try:
+        with redirect_stderr(printed):
+            yield
+    finally:
+        logging.disable(before)
+    sys.stderr.write(printed.getvalue())
 
 
 def _program(module: Any, examples: Examples) -> Any:

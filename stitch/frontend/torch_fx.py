@@ -116,8 +116,8 @@ def _attribute(program: Any, constants: _Constants, target: str) -> Any:
 
 def _refuse_mutation(program: Any, title: str) -> None:
     """A program gives what it computes; it has no way to change the module's buffers."""
-    outside = (_OUTPUT.USER_OUTPUT, _OUTPUT.LOSS_OUTPUT)
-    changed = [spec for spec in program.graph_signature.output_specs if spec.kind not in outside]
+    changes = (_OUTPUT.BUFFER_MUTATION, _OUTPUT.PARAMETER_MUTATION, _OUTPUT.USER_INPUT_MUTATION)
+    changed = [spec for spec in program.graph_signature.output_specs if spec.kind in changes]
     if changed:
         listed = ", ".join(str(spec.target) for spec in changed)
         raise CompileError(

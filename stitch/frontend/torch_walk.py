@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from stitch.errors import CompileError, StitchError
 from stitch.frontend.torch_aten import CHECKS, LOWERINGS
@@ -22,6 +23,7 @@ from stitch.frontend.torch_locations import location_of
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import ValueType
 
+_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 #: Lines of one message; what goes beyond is counted.
 MAX_LINES = 60
 EVAL_REMEDY = "call .eval() on the module if it is in training mode"
@@ -109,6 +111,7 @@ def lower_graph(
             walk.node(node)
     found = torch.fx.node.map_arg(outputs, walk.value)
     walk.refusals.raise_any()
+    assert not any(value is _FAILED for value in pytree.tree_leaves(found)), "unreported refusal"
     return tuple(found) if isinstance(found, list | tuple) else (found,)
 
 
@@ -138,6 +141,10 @@ class _Walk:
             return
         if node.target in CHECKS:
             return
+        if isinstance(node.meta.get("val"), _NUMBERS) and node.target not in LOWERINGS:
+            # A size that depends on data: what made it so is refused already.
+            self.values[node] = _FAILED
+            return
         where = location_of(node)
         operands: list[Any] = []
         torch.fx.node.map_arg((node.args, node.kwargs), operands.append)
@@ -145,7 +152,7 @@ class _Walk:
             try:
                 if not _is_known(node):
                     self.values[node] = _FAILED
-                    self.refusals.unsupported(node.target, where)
+                    self.refusals.unsupported(_operator(node), where)
                 elif any(self.value(o) is _FAILED for o in operands):
                     self.values[node] = _FAILED
                 else:
@@ -169,6 +176,13 @@ class _Walk:
         return LOWERINGS[node.target](call, *arguments, **named)
 
 
+def _operator(node: Any) -> Any:
+    """The operator of a node, also of one that torch keeps in order because it may raise."""
+    if node.target is torch.ops.higher_order.with_effects:
+        return node.args[1]
+    return node.target
+
+
 def _is_known(node: Any) -> bool:
     return node.target is operator.getitem or (
         node.op == "call_function" and node.target in LOWERINGS
@@ -185,4 +199,9 @@ def _used(node: Any) -> frozenset[int]:
 def _type_of(promised: Any) -> ValueType | None:
     if not isinstance(promised, torch.Tensor):
         return None
-    return ValueType(tuple(int(d) for d in promised.shape), data_type_of(promised.dtype))
+    if not all(isinstance(d, int) for d in promised.shape):
+        raise CompileError(
+            "the shape of its result depends on data",
+            remedy="torch.where(mask, x, other), or torch.compile, which breaks the graph there",
+        )
+    return ValueType(tuple(promised.shape), data_type_of(promised.dtype))

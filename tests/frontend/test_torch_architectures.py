@@ -25,7 +25,7 @@ WORDS = {"vocab_size": 50, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id":
 ONE_WAY = {**SMALL, **WORDS, "num_key_value_heads": 1, "use_cache": False}
 
 
-class Tied(nn.Module):
+class Tied(nn.Module):  # type: ignore[misc]  # torch has no types here
     """Words in and out through one matrix."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Tied(nn.Module):
         return self.head(torch.relu(self.inner(self.embedding(ids))))
 
 
-class Recurrent(nn.Module):
+class Recurrent(nn.Module):  # type: ignore[misc]  # torch has no types here
     """Two cells unrolled in Python, then an LSTM and a GRU of torch."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Recurrent(nn.Module):
         return memory, self.gru(sequence)[0], last
 
 
-class Residual(nn.Module):
+class Residual(nn.Module):  # type: ignore[misc]  # torch has no types here
     """A block of a residual network."""
 
     def __init__(self, width: int) -> None:
@@ -70,7 +70,7 @@ class Residual(nn.Module):
         return torch.relu(x + self.second(torch.relu(self.norm(self.first(x)))))
 
 
-class Translator(nn.Module):
+class Translator(nn.Module):  # type: ignore[misc]  # torch has no types here
     """torch's own encoder and decoder."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from stitch.graph import ComputationGraph
 TOLERANCE = 1e-4
 
 
-class Applied(nn.Module):
+class Applied(nn.Module):  # type: ignore[misc]  # torch has no types here
     """A function as a module."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -27,7 +27,7 @@ class Applied(nn.Module):
         return self.function(*operands)
 
 
-class Every(nn.Module):
+class Every(nn.Module):  # type: ignore[misc]  # torch has no types here
     """Many functions and layers as one module, each with operands of its own: captured once."""
 
     def __init__(self, parts: Sequence[Callable[..., Any]], counts: Sequence[int]) -> None:

@@ -1,0 +1,203 @@
+"""What the torch front end refuses, in words that help, and what it carries over."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch_agreement import Applied, assert_agrees, run_graph
+
+import stitch
+from stitch.cli.compile import main
+from stitch.errors import CompileError, UsageError
+
+X = torch.tensor([[1.0, -2.0, 3.0], [-4.0, 5.0, -6.0], [0.5, 0.0, -0.5]])
+
+
+class Branching(nn.Module):  # type: ignore[misc]  # torch has no types here
+    """Decides on what its input holds."""
+
+    def forward(self, x: Any) -> Any:
+        if x.sum() > 0:
+            return x
+        return -x
+
+
+class Unsupported(nn.Module):  # type: ignore[misc]  # torch has no types here
+    """Three operators that Stitch lacks, on three lines."""
+
+    def forward(self, x: Any) -> Any:
+        inverse = torch.linalg.inv(x)
+        noise = torch.rand(3)
+        return inverse + noise + torch.nonzero(x).sum()
+
+
+def line_of(module: type[Any], text: str) -> str:
+    """`file:line` of a line of a class in this file."""
+    lines, start = inspect.getsourcelines(module)
+    return f"{Path(__file__).name}:{start + next(i for i, row in enumerate(lines) if text in row)}"
+
+
+def test_control_flow_on_data_names_its_line_and_torch_compile(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(CompileError) as caught:
+        stitch.compile(Branching(), (X,))
+    assert line_of(Branching, "if x.sum()") in str(caught.value)
+    assert "torch.compile" in str(caught.value)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_unsupported_operators_are_reported_at_once_each_with_its_line() -> None:
+    with pytest.raises(CompileError) as caught:
+        stitch.compile(Unsupported(), (X,))
+    text = str(caught.value)
+    assert f"linalg_inv_ex.default is not supported: {line_of(Unsupported, 'inv(x)')}" in text
+    assert line_of(Unsupported, "torch.rand(3)") in text and "random" in text
+    assert line_of(Unsupported, "torch.nonzero(x)") in text and "depends on data" in text
+
+
+def test_a_number_read_out_of_a_tensor_is_refused() -> None:
+    with pytest.raises(CompileError, match="depends on data"):
+        stitch.compile(Applied(lambda x: x * x.sum().item()), (X,))
+
+
+def test_a_mask_as_index_is_refused_as_its_result_depends_on_data() -> None:
+    with pytest.raises(CompileError, match="depends on data"):
+        stitch.compile(Applied(lambda x: x[x > 0]), (X,))
+
+
+def test_dropout_in_training_mode_asks_for_eval() -> None:
+    with pytest.raises(CompileError) as caught:
+        stitch.compile(nn.Sequential(nn.Dropout(0.5)), (X,))
+    assert ".eval()" in str(caught.value)
+
+
+def test_a_module_that_changes_its_buffers_is_refused_by_their_names() -> None:
+    with pytest.raises(CompileError) as caught:
+        stitch.compile(nn.Sequential(nn.BatchNorm1d(3)), (X,))
+    assert "0.running_mean, 0.running_var" in str(caught.value)
+
+
+def test_a_module_that_raises_names_the_line() -> None:
+    def faulty(x: Any) -> Any:
+        raise ValueError("three is too many")
+
+    with pytest.raises(CompileError) as caught:
+        stitch.compile(Applied(faulty), (X,))
+    assert "three is too many" in str(caught.value)
+    assert f"{Path(__file__).name}:" in str(caught.value)
+
+
+def test_examples_that_the_module_does_not_take_are_a_misuse() -> None:
+    with pytest.raises(UsageError, match="cannot be called"):
+        stitch.compile(nn.Linear(3, 2), {"no_such": X})
+
+
+def test_complex_tensors_are_refused_by_type() -> None:
+    with pytest.raises(CompileError, match="complex64"):
+        stitch.compile(nn.Identity(), (X.to(torch.complex64),))
+
+
+def test_without_torch_the_error_names_the_extra() -> None:
+    script = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import stitch\n"
+        "Module = type('Module', (), {'__module__': 'torch.nn.modules.module'})\n"
+        "try:\n    stitch.compile(Module(), ())\n"
+        "except stitch.errors.CompileError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert "stitch-runtime[torch]" in done.stdout, done.stderr
+
+
+# What is carried over ------------------------------------------------------------------------
+
+
+def test_operations_remember_the_lines_of_the_module() -> None:
+    graph = stitch.compile(_Doubling(), (X,)).graph
+    assert [op.location for op in graph.operations] == [line_of(_Doubling, "x + x")]
+
+
+class _Doubling(nn.Module):  # type: ignore[misc]  # torch has no types here
+    def forward(self, x: Any) -> Any:
+        return x + x
+
+
+def test_operations_of_a_traced_graph_remember_their_layer() -> None:
+    traced = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(3, 2), nn.ReLU()))
+    graph = stitch.compile(traced, (X,)).graph
+    assert [op.location for op in graph.operations] == ["layer 0", "layer 1"]
+
+
+def test_constants_are_named_as_in_the_state_dict_and_inputs_as_the_arguments() -> None:
+    graph = stitch.compile(nn.Sequential(nn.Linear(3, 2)), (X,)).graph
+    names = [graph.values[constant.value].name for constant in graph.constants]
+    assert names == ["0.weight", "0.bias"]
+    assert [slot.name for slot in graph.inputs] == ["input"]
+
+
+def test_weights_changed_after_compiling_leave_the_program_as_it_was() -> None:
+    layer = nn.Linear(3, 2)
+    graph = stitch.compile(layer, (X,)).graph
+    before = layer(X).detach().numpy().copy()
+    with torch.no_grad():
+        layer.weight.zero_()
+    np.testing.assert_allclose(run_graph(graph, (X,))[0], before, rtol=1e-5, atol=1e-6)
+
+
+def test_a_dictionary_of_results_names_the_outputs() -> None:
+    graph = stitch.compile(Applied(lambda x: {"twice": x + x, "half": x / 2}), (X,)).graph
+    assert [slot.name for slot in graph.outputs] == ["twice", "half"]
+
+
+def test_an_exported_program_needs_no_examples() -> None:
+    program = torch.export.export(_Doubling(), (X,))
+    graph = stitch.compile(program).graph
+    assert [op.op for op in graph.operations] == ["Add"]
+
+
+def test_an_exported_program_with_symbolic_sizes_takes_those_of_the_examples() -> None:
+    dynamic = {"x": {0: torch.export.Dim("rows", min=2, max=9)}}
+    program = torch.export.export(_Doubling(), (X,), dynamic_shapes=dynamic)
+    graph = stitch.compile(program, (torch.zeros(7, 3),)).graph
+    assert graph.input_type(0).shape == (7, 3)
+
+
+def test_arrays_serve_as_examples() -> None:
+    graph = stitch.compile(_Doubling(), (X.numpy(),)).graph
+    assert graph.input_type(0).text() == "3x3xf32"
+
+
+def test_bfloat16_weights_are_carried_over_bit_by_bit() -> None:
+    layer = nn.Linear(3, 2).to(torch.bfloat16)
+    graph = stitch.compile(layer, (X.to(torch.bfloat16),)).graph
+    held = next(c.data for c in graph.constants if graph.values[c.value].name == "weight")
+    wanted = layer.weight.detach().view(torch.int16).numpy()
+    np.testing.assert_array_equal(held.view(np.int16), wanted)
+
+
+def test_nested_arguments_become_inputs_in_order() -> None:
+    assert_agrees(Applied(lambda x, pair: x * pair[0] + pair[1]), (X, (X + 1, X + 2)))
+
+
+def test_the_command_compiles_what_a_factory_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch_factory_case.py").write_text(
+        "import torch\n"
+        "def make():\n"
+        "    return torch.nn.Linear(3, 2), {'input': torch.zeros(4, 3)}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(["--entry=torch_factory_case:make", "-o", "m.ttb"]) == 0
+    program = stitch.load(tmp_path / "m.ttb").programs[0]
+    assert program.input_desc(0).shape == (4, 3)
+    assert program.output_desc(0).shape == (4, 2)
