@@ -14,6 +14,7 @@ from stitch.frontend import (
     torch_activations,
     torch_elementwise,
     torch_layers,
+    torch_pooling,
     torch_reductions,
     torch_resizing,
     torch_shapes,
@@ -29,6 +30,7 @@ LOWERINGS: dict[Any, Lowering] = {
     **torch_shapes.LOWERINGS,
     **torch_resizing.LOWERINGS,
     **torch_layers.LOWERINGS,
+    **torch_pooling.LOWERINGS,
 }
 #: Taken apart, these would cost steps (a Linear becomes views around addmm) or digits.
 KEPT_WHOLE = (

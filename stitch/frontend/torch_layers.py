@@ -1,4 +1,4 @@
-"""ATen operators with weights, windows or statistics: products, convolution, pooling, norms.
+"""ATen operators with weights or statistics: products, convolution, norms.
 
 Comes in: a `Call` and the operands of the schema. Goes out: operations in the builder. Must not
 know: fx nodes.
@@ -6,9 +6,7 @@ know: fx nodes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,8 +15,9 @@ import torch
 from stitch.errors import CompileError
 from stitch.frontend.torch_attention import attention
 from stitch.frontend.torch_call import Call, Lowering, Number
+from stitch.frontend.torch_pooling import spread
 from stitch.graph import SymbolicTensor
-from stitch.program import Array, DataType
+from stitch.program import DataType
 
 aten = torch.ops.aten
 Several = tuple[SymbolicTensor | None, ...]
@@ -62,12 +61,6 @@ def _add_product(
     return b.add(tensors[2] if beta == 1 else b.mul(tensors[2], call.cast(beta)), scaled)
 
 
-def _spread(values: Sequence[int] | int, count: int) -> list[int]:
-    """One number per spatial axis: torch gives one for all, or each."""
-    listed = [values] if isinstance(values, int) else list(values)
-    return listed * count if len(listed) == 1 else listed
-
-
 def _convolution(
     call: Call,
     x: SymbolicTensor,
@@ -84,109 +77,13 @@ def _convolution(
     single = len(x.shape) == spatial + 1
     batch = b.unsqueeze(x, 0) if single else x
     attributes: dict[str, Any] = {
-        "strides": _spread(stride, spatial), "pads": _spread(padding, spatial) * 2,
-        "dilations": _spread(dilation, spatial), "group": groups,
+        "strides": spread(stride, spatial), "pads": spread(padding, spatial) * 2,
+        "dilations": spread(dilation, spatial), "group": groups,
     }  # fmt: skip
     if transposed:
-        attributes["output_padding"] = _spread(output_padding, spatial)
+        attributes["output_padding"] = spread(output_padding, spatial)
     made = b.apply("ConvTranspose" if transposed else "Conv", [batch, weight, bias], 1, attributes)
     return b.squeeze(made[0], 0) if single else made[0]
-
-
-# Pooling -------------------------------------------------------------------------------------
-
-
-def _pooled(
-    call: Call, op: str, x: SymbolicTensor, spatial: int, outputs: int, **attributes: Any
-) -> tuple[SymbolicTensor, ...]:
-    """A pooling of [N, C, ...]; a tensor without N gets one on the way."""
-    b = call.builder
-    if len(x.shape) == spatial + 2:
-        return b.apply(op, [x], outputs, attributes)
-    made = b.apply(op, [b.unsqueeze(x, 0)], outputs, attributes)
-    return tuple(b.squeeze(tensor, 0) for tensor in made)
-
-
-def _max_pool(
-    spatial: int,
-    call: Call,
-    x: SymbolicTensor,
-    kernel_size: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] | int = 0,
-    dilation: Sequence[int] | int = 1,
-    ceil_mode: bool = False,
-) -> Several:
-    kernel = _spread(kernel_size, spatial)
-    made = _pooled(
-        call, "MaxPool", x, spatial, 2 if 1 in call.used else 1,
-        kernel_shape=kernel, strides=_spread(stride, spatial) if stride else kernel,
-        pads=_spread(padding, spatial) * 2, dilations=_spread(dilation, spatial),
-        ceil_mode=int(ceil_mode),
-    )  # fmt: skip
-    if len(made) == 1:
-        return (made[0], None)
-    # ONNX counts places over the whole tensor, torch within one plane.
-    return made[0], call.builder.mod(made[1], math.prod(x.shape[-spatial:]))
-
-
-def _one_max_pool(spatial: int, call: Call, *operands: Any) -> SymbolicTensor | None:
-    return _max_pool(spatial, call, *operands)[0]
-
-
-def _average_pool(
-    spatial: int,
-    call: Call,
-    x: SymbolicTensor,
-    kernel_size: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] | int = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> SymbolicTensor:
-    kernel = _spread(kernel_size, spatial)
-    if divisor_override is not None and ceil_mode:
-        raise CompileError("average pooling with ceil_mode and a divisor of its own")
-    made = _pooled(
-        call, "AveragePool", x, spatial, 1,
-        kernel_shape=kernel, strides=_spread(stride, spatial) if stride else kernel,
-        pads=_spread(padding, spatial) * 2, ceil_mode=int(ceil_mode),
-        count_include_pad=int(count_include_pad or divisor_override is not None),
-    )[0]  # fmt: skip
-    if divisor_override is None:
-        return made
-    return call.builder.mul(made, math.prod(kernel) / divisor_override)
-
-
-def _adaptive_average(
-    spatial: int, call: Call, x: SymbolicTensor, output_size: Sequence[int]
-) -> SymbolicTensor:
-    """Means over windows that cover each axis; a product with weights where they are uneven."""
-    b, sizes = call.builder, call.shape[-spatial:]
-    lengths = x.shape[-spatial:]
-    if all(s == 1 for s in sizes):
-        return b.reduce_mean(x, tuple(range(-spatial, 0)), keepdims=True)
-    if all(s and n % s == 0 for n, s in zip(lengths, sizes, strict=True)):
-        return _average_pool(
-            spatial, call, x, [n // s for n, s in zip(lengths, sizes, strict=True)]
-        )
-    for axis, (length, size) in enumerate(zip(lengths, sizes, strict=True)):
-        place = axis - spatial
-        weights = b.constant(_window_weights(length, size).astype(x.dtype))
-        moved = x if place == -1 else b.swapaxes(x, place, -1)
-        mean = b.matmul(moved, weights)
-        x = mean if place == -1 else b.swapaxes(mean, place, -1)
-    return x
-
-
-def _window_weights(length: int, size: int) -> Array:
-    """[length, size]: column j averages elements floor(j n/s) to ceil((j + 1) n/s)."""
-    weights = np.zeros((length, size))
-    for j in range(size):
-        start, end = j * length // size, -(-(j + 1) * length // size)
-        weights[start:end, j] = 1.0 / (end - start)
-    return weights
 
 
 # Normalisation -------------------------------------------------------------------------------
@@ -286,16 +183,6 @@ LOWERINGS: dict[Any, Lowering] = {
     aten.mv.default: _matmul, aten.dot.default: _matmul, aten.linear.default: _linear,
     aten.addmm.default: _add_product, aten.baddbmm.default: _add_product,
     aten.addmv.default: _add_product, aten.convolution.default: _convolution,
-    aten.max_pool2d_with_indices.default: partial(_max_pool, 2),
-    aten.max_pool3d_with_indices.default: partial(_max_pool, 3),
-    aten.max_pool2d.default: partial(_one_max_pool, 2),
-    aten.avg_pool1d.default: partial(_average_pool, 1),
-    aten.avg_pool2d.default: partial(_average_pool, 2),
-    aten.avg_pool3d.default: partial(_average_pool, 3),
-    aten.adaptive_avg_pool1d.default: partial(_adaptive_average, 1),
-    aten._adaptive_avg_pool2d.default: partial(_adaptive_average, 2),
-    aten.adaptive_avg_pool2d.default: partial(_adaptive_average, 2),
-    aten._adaptive_avg_pool3d.default: partial(_adaptive_average, 3),
     aten._native_batch_norm_legit_no_training.default: _batch_norm,
     aten._native_batch_norm_legit.no_stats: _batch_statistics,
     aten.native_layer_norm.default: _layer_norm,

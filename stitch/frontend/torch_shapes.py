@@ -179,6 +179,48 @@ def _select_scatter(
     return _slice_scatter(call, x, wide, dim, place, place + 1)
 
 
+def _diagonal(
+    call: Call, x: SymbolicTensor, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> SymbolicTensor:
+    """The diagonal of two axes, which becomes the last one."""
+    b, rank = call.builder, len(x.shape)
+    first, second = dim1 % rank, dim2 % rank
+    rest = [a for a in range(rank) if a not in (first, second)]
+    width = x.shape[second]
+    flat = b.reshape(_permute(call, x, [*rest, first, second]), [*(x.shape[a] for a in rest), -1])
+    start = offset if offset >= 0 else -offset * width
+    return b.gather(flat, start + np.arange(call.shape[-1], dtype=np.int64) * (width + 1), -1)
+
+
+def _unfold(call: Call, x: SymbolicTensor, dimension: int, size: int, step: int) -> SymbolicTensor:
+    """Windows along an axis; their elements become the last one."""
+    b, axis = call.builder, dimension % len(x.shape)
+    windows = np.arange(call.shape[axis])[:, None] * step + np.arange(size)
+    made = b.gather(x, windows.astype(np.int64), axis)
+    order = [a for a in range(len(made.shape)) if a != axis + 1]
+    return _permute(call, made, [*order, axis + 1])
+
+
+def _scatter_reduce(
+    call: Call,
+    x: SymbolicTensor,
+    dim: int,
+    index: SymbolicTensor,
+    src: SymbolicTensor,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> SymbolicTensor:
+    names = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
+    if reduce not in names or not include_self:
+        raise CompileError(
+            "this way of scatter_reduce is not supported",
+            expected=f"{', '.join(names)}, with include_self",
+            got=f"{reduce}{'' if include_self else ' without the tensor itself'}",
+        )
+    return _scatter(names[reduce], call, x, dim, index, src)
+
+
 # Constants -----------------------------------------------------------------------------------
 
 
@@ -234,6 +276,8 @@ LOWERINGS: dict[Any, Lowering] = {
     aten.index_put.default: index_put, aten._unsafe_index.Tensor: index_tensor,
     aten.scatter.src: partial(_scatter, "none"), aten.scatter.value: partial(_scatter, "none"),
     aten.scatter_add.default: partial(_scatter, "add"),
+    aten.scatter_reduce.two: _scatter_reduce, aten.diagonal.default: _diagonal,
+    aten.unfold.default: _unfold,
     aten.slice_scatter.default: _slice_scatter, aten.select_scatter.default: _select_scatter,
     aten.full.default: _full, aten.full_like.default: _full, aten.new_full.default: _full,
     aten.copy.default: _full, aten.fill.Scalar: _full, aten.fill.Tensor: _full,

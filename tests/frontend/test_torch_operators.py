@@ -182,6 +182,13 @@ EXPORTED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "pooling in three axes": (
         lambda x: (F.max_pool3d(x, 2), F.avg_pool3d(x, 2)), (torch.randn(1, 2, 4, 4, 4),),
     ),
+    "adaptive maxima": (lambda x: F.adaptive_max_pool2d(x, (4, 3)), (IMAGE,)),
+    "diagonal": (lambda x: (x.diagonal(0, 1, 2), x.diagonal(-1, 2, 1), x[0].diagonal(1)), (CUBE,)),
+    "unfold": (lambda x: x.unfold(1, 2, 1), (CUBE,)),
+    "scatter_reduce": (
+        lambda x: x.scatter_reduce(1, torch.tensor([[2, 2], [0, 1]]), x[:, :2] * 2, "amax"), (X,),
+    ),
+    "finite": (lambda x: (torch.isfinite(x / 0), torch.nan_to_num(x / 0, 7.0)), (X,)),
     "avg_pool with a divisor": (lambda x: F.avg_pool2d(x, 2, divisor_override=3), (IMAGE,)),
     "cross entropy": (lambda x, t: F.cross_entropy(x, t), (X, torch.tensor([2, 0]))),
     "mean squared error": (F.mse_loss, (X, Y)),
