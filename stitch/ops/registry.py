@@ -30,6 +30,7 @@ from stitch.ops import (
     indexing,
     matmul,
     normalization,
+    optimizer_steps,
     padding,
     pooling,
     quantization,
@@ -51,7 +52,7 @@ _THEMES = (
     batch_normalization, normalization, softmax, reduction, scanning, reshaping, rearranging,
     padding, indexing, scattering, generating, casting, einsum, recurrent, resampling,
     quantization, fourier, sampling, unfolding, determinant, cache_writing, counting,
-    checking,
+    optimizer_steps, checking,
 )  # fmt: skip
 _OPERATORS: tuple[OpDef, ...] = tuple(chain.from_iterable(theme.OPERATORS for theme in _THEMES))
 _BY_NAME = {(definition.domain, definition.name): definition for definition in _OPERATORS}

@@ -1,0 +1,140 @@
+"""One step of an optimizer as ONNX's preview domain for training has it: Adagrad, Adam, Momentum.
+
+Operands are the rate, the number of steps so far, then all parameters, all gradients and each kind
+of state, in equal numbers; outputs are new parameters, then new states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from stitch.ops.attributes import Attributes, float_of, string_of
+from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.element_types import INT64
+from stitch.ops.inference import operand, require_shape, require_type
+from stitch.ops.steps import given
+from stitch.program import Array, DataType, ValueType
+
+DOMAIN = "ai.onnx.preview.training"
+_REALS = frozenset({DataType.FLOAT32, DataType.FLOAT64})
+#: From rate, step, parameter, gradient (regularized), states: the new parameter and states.
+Step = Callable[[Any, int, Array, Array, Sequence[Array], Attributes], tuple[Array, ...]]
+
+
+def _adagrad(
+    rate: Any, step: int, x: Array, g: Array, states: Sequence[Array], attributes: Attributes
+) -> tuple[Array, ...]:
+    (h,) = states
+    decayed = rate / (1 + step * float_of(attributes, "decay_factor"))
+    squares = h + g * g
+    return x - decayed * g / (np.sqrt(squares) + float_of(attributes, "epsilon")), squares
+
+
+def _adam(
+    rate: Any, step: int, x: Array, g: Array, states: Sequence[Array], attributes: Attributes
+) -> tuple[Array, ...]:
+    v, h = states
+    alpha, beta = float_of(attributes, "alpha"), float_of(attributes, "beta")
+    v = alpha * v + (1 - alpha) * g
+    h = beta * h + (1 - beta) * (g * g)
+    if step > 0:
+        rate = rate * np.sqrt(1 - beta**step) / (1 - alpha**step)
+    made = x - rate * (v / (np.sqrt(h) + float_of(attributes, "epsilon")))
+    return (1 - float_of(attributes, "norm_coefficient_post")) * made, v, h
+
+
+def _momentum(
+    rate: Any, step: int, x: Array, g: Array, states: Sequence[Array], attributes: Attributes
+) -> tuple[Array, ...]:
+    (v,) = states
+    alpha = float_of(attributes, "alpha")
+    v = alpha * v + (float_of(attributes, "beta") if step > 0 else 1.0) * g
+    nesterov = string_of(attributes, "mode") == "nesterov"
+    return x - rate * (g + alpha * v if nesterov else v), v
+
+
+def _infer(states: int, context: InferenceContext) -> tuple[ValueType, ...]:
+    require_type(context, 0, _REALS)
+    require_type(context, 1, INT64)
+    for index in (0, 1):
+        if operand(context, index).shape not in ((), (1,)):
+            require_shape(context, index, ())
+    count, rest = divmod(len(context.inputs) - 2, states + 2)
+    if rest or count < 1 or context.outputs != count * (states + 1):
+        raise context.fail(
+            f"{context.op} takes {states + 2} tensors per parameter, and gives {states + 1}",
+            got=f"{len(context.inputs) - 2}, {context.outputs} wanted",
+        )
+    if context.attributes.get("mode", "standard") not in ("standard", "nesterov"):
+        raise context.fail("mode of Momentum", expected="standard or nesterov")
+    kinds = [require_type(context, 2 + index, _REALS) for index in range(count)]
+    for index in range(count, count * (states + 2)):
+        wanted = kinds[index % count]
+        require_type(context, 2 + index, frozenset({wanted.data_type}))
+        require_shape(context, 2 + index, wanted.shape)
+    return tuple(kinds) * (states + 1)
+
+
+def _run(
+    step: Step, arguments: KernelArguments, operands: Sequence[Array], outputs: Sequence[Array]
+) -> None:
+    x, gradient, *states = operands
+    rate = given(arguments, 0).reshape(())[()]
+    steps = int(given(arguments, 1).reshape(()))
+    regularized = float_of(arguments.attributes, "norm_coefficient") * x + gradient
+    made = step(rate, steps, x, regularized, states, arguments.attributes)
+    for target, value in zip(outputs, made, strict=True):
+        target[...] = value
+
+
+def _kernel(states: int, step: Step, arguments: KernelArguments) -> Sequence[Thunk]:
+    count = (len(arguments.inputs) - 2) // (states + 2)
+    operands = [given(arguments, index) for index in range(2, len(arguments.inputs))]
+    return [
+        partial(_run, step, arguments, operands[i::count], arguments.outputs[i::count])
+        for i in range(count)
+    ]
+
+
+def _operator(name: str, states: int, step: Step, **attributes: Attribute) -> OpDef:
+    return OpDef(
+        name,
+        (3, -1),
+        partial(_infer, states),
+        partial(_kernel, states, step),
+        outputs=(1, -1),
+        attributes=attributes,
+        domain=DOMAIN,
+    )
+
+
+_SMALL = Attribute("float", 9.999999974752427e-07)
+_NONE = Attribute("float", 0.0)
+_NEEDED = Attribute("float", required=True)
+
+OPERATORS = (
+    _operator("Adagrad", 1, _adagrad, decay_factor=_NONE, epsilon=_SMALL, norm_coefficient=_NONE),
+    _operator(
+        "Adam",
+        2,
+        _adam,
+        alpha=Attribute("float", 0.8999999761581421),
+        beta=Attribute("float", 0.9990000128746033),
+        epsilon=_SMALL,
+        norm_coefficient=_NONE,
+        norm_coefficient_post=_NONE,
+    ),
+    _operator(
+        "Momentum",
+        1,
+        _momentum,
+        alpha=_NEEDED,
+        beta=_NEEDED,
+        mode=Attribute("string", required=True),
+        norm_coefficient=_NEEDED,
+    ),
+)
