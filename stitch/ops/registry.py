@@ -34,6 +34,7 @@ from stitch.ops import (
     padding,
     pooling,
     quantization,
+    quantized_products,
     rearranging,
     recurrent,
     reduction,
@@ -51,8 +52,8 @@ _THEMES = (
     elementwise, elementary, comparison, activation, error_function, matmul, convolution, pooling,
     batch_normalization, normalization, softmax, reduction, scanning, reshaping, rearranging,
     padding, indexing, scattering, generating, casting, einsum, recurrent, resampling,
-    quantization, fourier, sampling, unfolding, determinant, cache_writing, counting,
-    optimizer_steps, checking,
+    quantization, quantized_products, fourier, sampling, unfolding, determinant, cache_writing,
+    counting, optimizer_steps, checking,
 )  # fmt: skip
 _OPERATORS: tuple[OpDef, ...] = tuple(chain.from_iterable(theme.OPERATORS for theme in _THEMES))
 _BY_NAME = {(definition.domain, definition.name): definition for definition in _OPERATORS}
