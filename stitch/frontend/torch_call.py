@@ -53,7 +53,17 @@ def torch_type_of(data_type: DataType) -> Any:
 
 
 def array_of(tensor: Any) -> Array:
-    """The elements of a torch tensor on the host, in the same bytes where that is possible."""
+    """The elements of a torch tensor on the host, in the same bytes where that is possible.
+
+    Raises `CompileError` for a tensor without data (meta device) and for a sparse one.
+    """
+    if tensor.is_meta or tensor.layout is not torch.strided:
+        raise CompileError(
+            "a tensor of the module has no dense data",
+            expected="dense tensors",
+            got=f"layout {tensor.layout}, device {tensor.device}",
+            remedy="load the module's weights, or call to_dense(), before compiling it",
+        )
     plain = tensor.detach().cpu().resolve_conj().resolve_neg()
     kind = data_type_of(plain.dtype)
     if kind is DataType.BFLOAT16:

@@ -101,6 +101,19 @@ def test_examples_that_the_module_does_not_take_are_a_misuse() -> None:
         stitch.compile(nn.Linear(3, 2), {"no_such": X})
 
 
+def test_weights_without_data_are_refused() -> None:
+    class Lazy(nn.Module):  # type: ignore[misc]  # torch has no types here
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(3, device="meta"))
+
+        def forward(self, x: Any) -> Any:
+            return self.weight.to("meta") * 2
+
+    with pytest.raises(CompileError, match="no dense data"):
+        stitch.compile(Lazy(), (X,))
+
+
 def test_complex_tensors_are_refused_by_type() -> None:
     with pytest.raises(CompileError, match="complex64"):
         stitch.compile(nn.Identity(), (X.to(torch.complex64),))
