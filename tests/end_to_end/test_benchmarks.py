@@ -52,3 +52,59 @@ def test_by_hand_is_the_network_that_the_programs_are(overhead: ModuleType) -> N
     for w, b in layers:
         expected = overhead.np.maximum(expected @ w + b, 0)
     overhead.np.testing.assert_allclose(overhead.by_hand(layers, 3)(x), expected, rtol=1e-6)
+
+
+@pytest.fixture
+def peers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCH))
+    return importlib.import_module("peers")
+
+
+def test_ours_and_the_peers_give_the_same_results_and_are_reported(
+    peers: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--chains", "tiny", "--machines", "host", "--executors", "numpy", "onnxruntime"]
+    words += ["--peers", "numpy", "onnxruntime", "torch", "--rounds", "1", "--json"]
+    assert peers.main(words) == 0
+    (result,) = json.loads(capsys.readouterr().out)
+    assert result["absent"] == {}
+    sides = [row["side"] for row in result["rows"]]
+    assert {side: sides.count(side) for side in sides} == {
+        "ours": 2, "other form": 4, "peer": 4, "yardstick": 1,
+    }  # fmt: skip
+    least = {
+        side: min(r["least_us"] for r in result["rows"] if r["side"] == side) for side in sides
+    }
+    assert result["ratio"] == pytest.approx(least["ours"] / least["peer"])
+    assert result["ratio_to_hand"] == pytest.approx(least["ours"] / least["yardstick"])
+
+
+def test_a_way_with_another_result_is_never_timed(peers: ModuleType) -> None:
+    chains = importlib.import_module("peer_ways.chains")
+    case = chains.make_case(chains.Chain("small", ((3, 4), (4, 2)), 2, 1.0, 1))
+    case.check(chains.Way("right", lambda x: case.expected, case.x))
+    with pytest.raises(AssertionError, match="wrong"):
+        case.check(chains.Way("wrong", lambda x: case.expected * 1.001, case.x))
+
+
+def test_a_peer_that_is_missing_is_listed_with_its_reason(
+    peers: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(peers.PEERS, "iree", ("a_package_that_is_not_installed", "peer"))
+    words = ["--chains", "tiny", "--machines", "host", "--executors", "numpy"]
+    words += ["--forms", "float32", "--peers", "iree", "--rounds", "1", "--check"]
+    assert peers.main(words) == 1
+    printed = capsys.readouterr()
+    assert "not installed (a_package_that_is_not_installed)" in printed.out
+    assert "every peer is missing" in printed.err
+
+
+def test_a_goal_of_the_peers_is_missed_above_its_ratio_only(peers: ModuleType) -> None:
+    def result(mine: float, other: float) -> object:
+        rows = (peers.Row("a", "ours", mine, mine), peers.Row("b", "peer", other, other))
+        # What is no dense form of ours, and what is no product, count for neither side.
+        rows += (peers.Row("c", "other form", 0.1, 0.1), peers.Row("d", "yardstick", 0.1, 0.1))
+        return peers.Result("middle", "4-4", 1.03, rows, ())
+
+    assert peers.missed_goals([result(1.03, 1.0)]) == []
+    assert len(peers.missed_goals([result(1.04, 1.0)])) == 1

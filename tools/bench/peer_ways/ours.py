@@ -1,0 +1,82 @@
+"""Ours: one `stitch.Pipeline` per machine, executor and form of the values between programs.
+
+Comes in: a case. Goes out: ways whose result lies on the device, ready, when `run` returns. The
+devices stay open until the given stack is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import ml_dtypes
+
+import stitch
+from peer_ways.chains import FLOAT32_TOLERANCE, Case, Layer, Way
+from stitch import ComputationGraphBuilder, DataType
+from stitch.program import Array
+
+#: Wishes for every program, by the name of the form; the goals are about the first.
+FORMS: dict[str, tuple[str, ...]] = {
+    "float32": (),
+    "tiled": ("input.x.layout=tile", "output.y.layout=tile"),
+    "bfloat16": ("input.x.data_type=bfloat16", "output.y.data_type=bfloat16"),
+}
+#: bfloat16 keeps eight bits, and errors add up from layer to layer.
+BFLOAT16_TOLERANCE = 3e-2
+
+
+def compile_program(
+    number: int, layers: tuple[Layer, ...], batch: int, machine: str, wishes: tuple[str, ...]
+) -> stitch.CompiledModel:
+    """One program of a chain, as a binary of its own."""
+    builder = ComputationGraphBuilder(f"program{number}")
+    value = builder.input("x", (batch, layers[0][0].shape[0]), DataType.FLOAT32)
+    for i, (w, b) in enumerate(layers):
+        value = builder.op(
+            "Gemm", value, builder.parameter(f"w{i}", w), builder.parameter(f"b{i}", b)
+        )
+        value = builder.op("Relu", value)
+    builder.output("y", value)
+    return stitch.compile(builder.build(), target=machine, wishes=wishes)
+
+
+def make_ways(case: Case, stack: ExitStack, machine: str, executor: str, form: str) -> list[Way]:
+    """One pipeline; raises `UsageError` where the executor's package is not installed."""
+    device = stack.enter_context(stitch.open_device(machine, executor=executor))
+    loaded = [
+        device.load(compile_program(i, layers, case.chain.batch, machine, FORMS[form]))
+        for i, layers in enumerate(case.programs)
+    ]
+    run, given = stitch.Pipeline(loaded), case.x
+    tolerance = FLOAT32_TOLERANCE
+    if form == "bfloat16":
+        given, tolerance = given.astype(ml_dtypes.bfloat16), BFLOAT16_TOLERANCE
+    name = f"stitch {executor}, {form}, {machine}"
+    return [Way(name, finished(run, given), given, as_array, tolerance)]
+
+
+def finished(pipeline: stitch.Pipeline, given: Array) -> Callable[[Any], Any]:
+    """A call whose result is ready when it returns.
+
+    A pipeline that goes by way of the queue gives pending results, and what nobody reads is never
+    computed: such a call waits.
+    """
+    for _ in range(2):
+        found = pipeline(given)
+    if not found.is_pending:
+        return pipeline
+
+    def run(x: Array) -> Any:
+        result = pipeline(x)
+        stitch.wait(result)
+        return result
+
+    return run
+
+
+def as_array(found: Any) -> Array:
+    """The result of a pipeline, copied out."""
+    array: Array = found.numpy()
+    return array
