@@ -101,9 +101,9 @@ def test_a_peer_that_is_missing_is_listed_with_its_reason(
 
 def test_a_goal_of_the_peers_is_missed_above_its_ratio_only(peers: ModuleType) -> None:
     def result(mine: float, other: float) -> object:
-        rows = (peers.Row("a", "ours", mine, mine), peers.Row("b", "peer", other, other))
         # What is no dense form of ours, and what is no product, count for neither side.
-        rows += (peers.Row("c", "other form", 0.1, 0.1), peers.Row("d", "yardstick", 0.1, 0.1))
+        times = {"ours": mine, "peer": other, "other form": 0.1, "yardstick": 0.1}
+        rows = tuple(peers.Row(side, side, us, us) for side, us in times.items())
         return peers.Result("middle", "4-4", 1.03, rows, ())
 
     assert peers.missed_goals([result(1.03, 1.0)]) == []

@@ -168,14 +168,14 @@ def measure(chain: Chain, options: argparse.Namespace) -> Result:
 def table(result: Result) -> str:
     """A chain's rows by side, the fastest first, and the ratio of its goal."""
     peer = result.best("peer")
-    lines = [f"{result.chain}: {result.text}", f"{'':44}  least us  median us  / best peer"]
+    lines = [f"{result.chain}: {result.text}", f"{'':48}  least us  median us  / best peer"]
     sides: tuple[Side, ...] = ("ours", "other form", "peer", "yardstick")
     for side in sides:
         lines.append(f"  {side}")
         for row in sorted((r for r in result.rows if r.side == side), key=lambda r: r.least_us):
             over = f"{row.least_us / peer.least_us:12.2f}" if peer else f"{'-':>12}"
-            lines.append(f"    {row.way:40} {row.least_us:9.2f} {row.median_us:10.2f} {over}")
-    lines += [f"    {name:40} {reason}" for name, reason in result.absent]
+            lines.append(f"    {row.way:44} {row.least_us:9.2f} {row.median_us:10.2f} {over}")
+    lines += [f"    {name:44} {reason}" for name, reason in result.absent]
     ratio, hand = result.ratio_to("peer"), result.ratio_to("yardstick")
     if ratio is not None:
         lines.append(f"  best of ours / best peer: {ratio:.2f} (goal: at most {result.goal})")

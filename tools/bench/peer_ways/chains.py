@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -88,10 +89,7 @@ def make_case(chain: Chain) -> Case:
         w *= np.float32(np.sqrt(2 / inner))
         return w, random.standard_normal(outer, dtype=np.float32)
 
-    programs = tuple(
-        tuple(layer(a, b) for a, b in zip(widths, widths[1:], strict=False))
-        for widths in chain.programs
-    )
+    programs = tuple(tuple(layer(a, b) for a, b in pairwise(widths)) for widths in chain.programs)
     x = random.standard_normal((chain.batch, chain.programs[0][0]), dtype=np.float32)
     expected = x
     for w, b in (layer for program in programs for layer in program):

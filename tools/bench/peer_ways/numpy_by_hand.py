@@ -14,7 +14,7 @@ from stitch.program import Array
 
 
 def make_ways(case: Case, stack: ExitStack) -> list[Way]:
-    """One function over buffers that exist before; biases are as large as what they are added to."""
+    """One function over buffers that exist before; biases as large as what they join."""
     steps = [
         (
             np.ascontiguousarray(w),
