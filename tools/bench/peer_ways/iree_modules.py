@@ -15,6 +15,8 @@ from iree import compiler, runtime
 from peer_ways.chains import Case, Layer, Way
 from stitch.program import Array
 
+DATA_TILING = "--iree-dispatch-creation-data-tiling"
+
 
 def constant(name: str, array: Array) -> tuple[str, str, str]:
     """A constant: its line, its resource, its type."""
@@ -54,13 +56,13 @@ def module_text(name: str, layers: Sequence[Layer], batch: int) -> str:
     return body + "\n{-# dialect_resources: { builtin: { " + ", ".join(blobs) + " } } #-}\n"
 
 
-def make_ways(case: Case, stack: ExitStack) -> list[Way]:
-    """Both functions, one after the other; raises `CompilerToolError` with the compiler's text."""
+def make_way(case: Case, name: str, flags: Sequence[str]) -> Way:
+    """Both functions, one after the other, compiled with these flags."""
     binaries = [
         compiler.compile_str(
             module_text(f"program{i}", layers, case.chain.batch),
             target_backends=["llvm-cpu"],
-            extra_args=["--iree-llvmcpu-target-cpu=host", "--iree-opt-level=O3"],
+            extra_args=["--iree-llvmcpu-target-cpu=host", "--iree-opt-level=O3", *flags],
         )
         for i, layers in enumerate(case.programs)
     ]
@@ -75,4 +77,15 @@ def make_ways(case: Case, stack: ExitStack) -> list[Way]:
         return x
 
     given = runtime.asdevicearray(config.device, case.x)
-    return [Way("iree, a module each, one context", run, given, lambda found: found.to_host())]
+    return Way(name, run, given, lambda found: found.to_host())
+
+
+def make_ways(case: Case, stack: ExitStack) -> list[Way]:
+    """With rows as they are and packed into tiles: which is faster hangs on the sizes.
+
+    Raises `CompilerToolError` with the compiler's text.
+    """
+    return [
+        make_way(case, "iree, a module each, one context", []),
+        make_way(case, "iree, the same with data tiling", [DATA_TILING]),
+    ]
