@@ -140,15 +140,29 @@ def _expect(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
     return True
 
 
+def _less_exact(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
+    """Its transforms lose more digits than ONNX's tests allow."""
+    raise CompileError("its transform is less exact than ONNX's tests allow")
+
+
+def _max_unpool(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
+    """Refuses an output shape: it spreads the indices over another corner than ONNX's example."""
+    if len(operation.inputs) > 2 and operation.inputs[2] != ABSENT:
+        raise CompileError("it places values otherwise where an output shape is given")
+    return False
+
+
 REWRITES: Mapping[tuple[str, str], Rewrite] = {
     ("", "Cast"): _cast,
     ("", "CastLike"): _cast,
     ("", "Clip"): _clip,
     ("", "ConstantOfShape"): _known_result,
+    ("", "DFT"): _less_exact,
     ("", "Div"): onnx_integers.divide,
     ("", "Einsum"): onnx_integers.einsum,
     ("", "EyeLike"): _known_result,
     ("", "Max"): onnx_integers.extreme,
+    ("", "MaxUnpool"): _max_unpool,
     ("", "Min"): onnx_integers.extreme,
     ("", "Mod"): onnx_integers.modulo,
     ("", "Pow"): onnx_integers.power,
@@ -160,6 +174,7 @@ REWRITES: Mapping[tuple[str, str], Rewrite] = {
     ("", "ReduceSum"): onnx_integers.summed,
     ("", "ReduceSumSquare"): onnx_integers.rounded_reduction,
     ("", "Resize"): _resize,
+    ("", "STFT"): _less_exact,
     ("", "Shape"): _known_result,
     ("", "Size"): _known_result,
     ("", "Swish"): _swish,
