@@ -187,9 +187,9 @@ def open_device(
 ) -> Device:
     """Open a simulated machine by name, YAML path or description.
 
-    `executor`: who computes (`numpy`, `onnxruntime`, `auto`, `null`). `window`: tasks queued before they run; 1 runs
-    each call at once. `debug`: poison freed bytes and guard padding. `strict_types`: links may
-    not change the floating storage type.
+    `executor`: who computes (`numpy`, `onnxruntime`, `auto`, `null`). `window`: tasks queued before
+    they run; 1 runs each call at once. `debug`: poison freed bytes and guard padding.
+    `strict_types`: links may not change the floating storage type.
     """
     return Device(
         load_machine(machine),
