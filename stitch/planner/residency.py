@@ -221,21 +221,21 @@ class Residency:
         allocator = self.allocators[space]
         biggest = sorted(self.in_space(space), key=lambda b: -b.size_per_bank)[:5]
         listed = ", ".join(f"{b.origin} ({b.size_per_bank} B)" for b in biggest) or "none"
+        remedy = (
+            "drop tensors that are not needed, place some in another space "
+            "(--set input.NAME.space=dram), or split the program"
+        )
         capacity = self.shape(space).capacity
         if size > capacity:
-            return OutOfMemoryError(
-                f"{space.value} can never hold {wanted}: {size} B per bank needed, "
-                f"{capacity} B there are",
-                where=f"machine {self.machine.name!r}",
-                remedy="place it in another space (--set input.NAME.space=dram), shard it, or "
-                "split the program",
+            remedy = (
+                f"{space.value} has {capacity} B per bank in all, so freeing helps nothing: place "
+                "it in another space (--set input.NAME.space=dram), shard it, or split the program"
             )
         return OutOfMemoryError(
             f"{space.value} cannot hold {wanted}: {size} B per bank needed, "
             f"{allocator.free_nbytes} B free, largest hole {allocator.largest_hole} B",
             where=f"machine {self.machine.name!r}; biggest live tensors: {listed}",
-            remedy="drop tensors that are not needed, place some in another space "
-            "(--set input.NAME.space=dram), or split the program",
+            remedy=remedy,
         )
 
 

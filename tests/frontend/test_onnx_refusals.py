@@ -24,9 +24,9 @@ def test_all_unsupported_operators_are_reported_at_once_with_their_nodes() -> No
     nodes = [
         node("NonZero", ["x"], ["i"], name="first"),
         node("Relu", ["x"], ["r"]),
-        node("Det", ["r"], ["d"], name="second"),
+        node("ImageDecoder", ["r"], ["d"], name="second"),
         node("Unknown", ["r"], ["u"], name="third", domain="acme"),
-        node("Det", ["r"], ["e"], name="fourth"),
+        node("ImageDecoder", ["r"], ["e"], name="fourth"),
         node("Gather", ["x", "i"], ["y"], name="downstream"),
     ]
     proto = model(nodes, [info("x", [3, 3])], ["y", "d", "u", "e"], domains={"acme": 1})
@@ -34,7 +34,7 @@ def test_all_unsupported_operators_are_reported_at_once_with_their_nodes() -> No
         from_onnx(proto)
     text = str(caught.value)
     assert "NonZero is not supported (the shape of its result depends on data): case:first" in text
-    assert "Det is not supported: case:second, case:fourth" in text
+    assert "ImageDecoder is not supported: case:second, case:fourth" in text
     assert "acme.Unknown is not supported: case:third" in text
     assert "downstream" not in text
 
@@ -42,7 +42,7 @@ def test_all_unsupported_operators_are_reported_at_once_with_their_nodes() -> No
 def test_unsupported_operators_and_unfit_operands_come_in_one_report() -> None:
     nodes = [
         node("MatMul", ["x", "x"], ["m"], name="unfit"),
-        node("Det", ["x"], ["d"], name="unknown"),
+        node("ImageDecoder", ["x"], ["d"], name="unknown"),
     ]
     with pytest.raises(CompileError, match=r"case:unknown(.|\n)*case:unfit"):
         from_onnx(model(nodes, [info("x", [2, 3])], ["m", "d"]))
