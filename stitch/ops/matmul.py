@@ -1,7 +1,8 @@
 """Matrix products: MatMul and Gemm.
 
-`np.dot` with a contiguous result is the fastest call that NumPy has for two matrices; what never
-changes (a transposed weight, a bias) is rearranged once, at binding.
+`ndarray.dot` with a contiguous result is the fastest call that NumPy has for two matrices (`np.dot`
+adds its dispatch, 0.1 us); what never changes (a transposed weight, a bias) is rearranged once, at
+binding.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def _matmul(arguments: KernelArguments) -> Sequence[Thunk]:
         # One matrix on the right: all rows on the left are one tall matrix.
         a, out = a.reshape(-1, a.shape[-1]), out.reshape(-1, b.shape[1])
     if a.ndim <= 2 and b.ndim <= 2:
-        return (partial(np.dot, a, b, out),)
+        return (partial(a.dot, b, out),)
     return (partial(np.matmul, a, b, out),)
 
 
@@ -98,7 +99,7 @@ def _gemm(arguments: KernelArguments) -> Sequence[Thunk]:
     b = _transposed(arguments, 1, bool(int_of(attributes, "transB")))
     if out.size == 0:
         return ()
-    product: Thunk = partial(np.dot, a, b, out) if a.shape[1] else fill_step(out, 0)
+    product: Thunk = partial(a.dot, b, out) if a.shape[1] else fill_step(out, 0)
     steps = [product, *_scale(out, float_of(attributes, "alpha"), out)]
     bias, beta = optional(arguments, 2), float_of(attributes, "beta")
     if bias is None or beta == 0.0:

@@ -6,7 +6,7 @@ nothing. Must not know handles or windows: that is the device's business.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,8 +18,7 @@ from stitch.memory import POISON_BYTE, CopyKernel, SpaceMemory, prepare_copy
 from stitch.planner import Allocate, Block, Copy, Execute, Free, Instance, Plan, Relocate, Transfer
 from stitch.program import Array, Program, Space, TensorDesc
 from stitch.runtime.executors import BoundProgram, Executor, PreparedProgram, as_bytes
-
-Thunk = Callable[[], object]
+from stitch.runtime.straight import Thunk, enter, stage
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -208,20 +207,10 @@ class _PlanBinding:
         else:
             into = np.zeros(shape, dtype)
             self.staging_nbytes += into.nbytes
-        counter, nbytes = memory.counter, into.nbytes
-
-        def enter() -> None:
-            into[...] = arguments[position]
-            counter.writes += 1
-            counter.nbytes += nbytes
-
-        def stage() -> None:
-            into[...] = arguments[position]
-
         if direct:
-            self.thunks.append(enter)
+            self.thunks.append(partial(enter, into, arguments, position, memory.counter))
         else:
-            self.thunks.append(stage)
+            self.thunks.append(partial(stage, into, arguments, position))
             self.thunks.append(kernel.bind(as_bytes(into), target, memory.counter))
 
     def _execute(self, step: Execute) -> BoundProgram:

@@ -11,8 +11,10 @@ from sys import getrefcount
 from typing import TYPE_CHECKING
 
 from stitch.program import Array, Space
-from stitch.runtime.plans import ReadyPlan, run_all
+from stitch.runtime.plans import ReadyPlan
+from stitch.runtime.program import InputPort
 from stitch.runtime.state import Status, ValueRecord
+from stitch.runtime.straight import straight_code
 from stitch.runtime.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -20,9 +22,9 @@ if TYPE_CHECKING:
 
 #: Results of one pipeline that may be held at a time before calls go by way of the queue.
 MAX_TURNS = 8
-#: References to an output while it is being looked at that are ours: the tuple of outputs, the
-#: name in the loop, and the argument of `getrefcount`.
-_OWN_REFERENCES = 3
+#: References to an output that are ours while `getrefcount` looks at it: the tuple of outputs, the
+#: attribute or the name in a loop, and the argument.
+OWN_REFERENCES = 3
 
 
 def can_take_turns(ready: ReadyPlan) -> bool:
@@ -34,36 +36,35 @@ def can_take_turns(ready: ReadyPlan) -> bool:
 
 
 class Turn:
-    """One bound plan, its outputs' handles, and what the memory looked like after it ran."""
+    """One bound plan, its outputs' handles, and what the memory looked like after it ran.
+
+    `only` is the output where there is one, for callers that look at every nanosecond.
+    """
 
     __slots__ = (
-        "_arguments",
-        "_device",
-        "_nothing",
-        "_order",
-        "_outputs",
-        "_places",
-        "_run",
-        "_tally",
-        "_temporary",
-        "_thunks",
-        "epoch",
-    )
+        "_device", "_outputs", "_places", "_temporary", "epoch", "only", "run", "straight"
+    )  # fmt: skip
 
-    def __init__(self, device: Device, ready: ReadyPlan, outputs: Sequence[Tensor]) -> None:
+    def __init__(
+        self,
+        device: Device,
+        ready: ReadyPlan,
+        outputs: Sequence[Tensor],
+        ports: Sequence[InputPort],
+    ) -> None:
         self._device = device
-        self._tally = ready.tally
-        self._thunks = ready.bound.thunks
-        self._run = device.quiet.run
+        self.run = device.quiet.run
         self._outputs = tuple(outputs)
+        self.only = outputs[0] if len(outputs) == 1 else None
         # Arguments are numbered as they enter the queue, which is the order of the inputs.
         sources = sorted(r.value for r in ready.plan.request.residents)
         rank = {value: i for i, value in enumerate(sources)}
-        order = [rank[value] for value in ready.bound.argument_values]
-        # None: the arguments enter in the order in which they are given.
-        self._order = None if order == list(range(len(sources))) else tuple(order)
-        self._arguments = ready.bound.arguments
-        self._nothing = [None] * len(order)
+        self.straight = straight_code(
+            ready.bound.thunks,
+            [(port.dtype, port.shape) for port in ports],
+            [rank[value] for value in ready.bound.argument_values],
+            ready.tally,
+        )
         self._places = tuple(t._record.instances[0].block.address for t in outputs)
         kept = [(b.space, b.address, b.size_per_bank) for b, _ in ready.effects.made]
         self._temporary = tuple(
@@ -83,8 +84,10 @@ class Turn:
 
     def is_unheld(self) -> bool:
         """Whether nobody else holds a handle on its outputs."""
+        if self.only is not None:
+            return getrefcount(self.only) == OWN_REFERENCES
         for tensor in self._outputs:  # noqa: SIM110
-            if getrefcount(tensor) > _OWN_REFERENCES:
+            if getrefcount(tensor) > OWN_REFERENCES:
                 return False
         return True
 
@@ -99,19 +102,16 @@ class Turn:
             self.epoch = records.epoch
         return fits
 
-    def run(self, arrays: Sequence[Array]) -> Tensor | tuple[Tensor, ...]:
-        """Run the plan on other arrays; gives the handles of the same outputs."""
-        arguments = self._arguments
-        order = self._order
-        arguments[:] = arrays if order is None else [arrays[i] for i in order]
-        self._run(run_all, self._thunks)
-        arguments[:] = self._nothing
-        self._tally.runs += 1
-        outputs = self._outputs
-        if len(outputs) == 1:
-            return outputs[0]
+    def again(self, arrays: tuple[Array, ...]) -> bool:
+        """Run the plan on other arrays; False, and nothing done, if one is of another kind."""
+        return self.run(self.straight, arrays)
+
+    def outputs(self) -> Tensor | tuple[Tensor, ...]:
+        """The handles: always the same ones."""
+        if self.only is not None:
+            return self.only
         # A new tuple each time: whoever keeps it is seen by the outputs' reference counts.
-        return tuple([tensor for tensor in outputs])  # noqa: C416
+        return tuple([tensor for tensor in self._outputs])  # noqa: C416
 
 
 def _is_at(record: ValueRecord, place: int | None) -> bool:
