@@ -6,9 +6,15 @@ prepared copies. Must not know: tasks, plans, programs, executors.
 
 from stitch.memory.allocator import Allocator
 from stitch.memory.conversion import CopyKernel, prepare_copy, read_array, write_array
-from stitch.memory.space_memory import PADDING_BYTE, POISON_BYTE, SpaceMemory, WriteCounter
+from stitch.memory.space_memory import (
+    LENT_ADDRESSES,
+    PADDING_BYTE,
+    POISON_BYTE,
+    SpaceMemory,
+    WriteCounter,
+)
 
 __all__ = [
-    "PADDING_BYTE", "POISON_BYTE", "Allocator", "CopyKernel", "SpaceMemory", "WriteCounter",
-    "prepare_copy", "read_array", "write_array",
+    "LENT_ADDRESSES", "PADDING_BYTE", "POISON_BYTE", "Allocator", "CopyKernel", "SpaceMemory",
+    "WriteCounter", "prepare_copy", "read_array", "write_array",
 ]  # fmt: skip

@@ -17,6 +17,8 @@ from stitch.memory.allocator import Allocator
 from stitch.memory.cells import Bytes, used_bytes
 from stitch.program import Space, TensorDesc
 
+#: Lent bytes are addressed from here on, and never twice at the same address.
+LENT_ADDRESSES = 1 << 56
 #: What debug mode writes where nothing is stored, and where something was freed.
 PADDING_BYTE = 0xA5
 POISON_BYTE = 0xDB
@@ -55,6 +57,8 @@ class SpaceMemory:
         self._mapping = mmap.mmap(-1, nbytes, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         self._view = memoryview(self._mapping)
         self.bytes: Bytes = np.frombuffer(self._mapping, np.uint8)
+        self._lent: dict[int, Bytes] = {}
+        self._next_lent = LENT_ADDRESSES
 
     @property
     def writes(self) -> int:
@@ -66,9 +70,28 @@ class SpaceMemory:
         """How many bytes copies and moves have written into this space."""
         return self.counter.nbytes
 
+    def lend(self, lent: Bytes) -> int:
+        """The address at which somebody else's bytes can be read as if they lay in this space.
+
+        They lie beyond its end: nothing is ever allocated there, moved there or freed. Whoever
+        lends sees to it that they live for as long as anything is run on them.
+        """
+        assert self.shape.banks == 1, "only a space of one bank has its bytes in one piece"
+        address = self._next_lent
+        step = self.shape.alignment
+        self._next_lent += max(1, -(-lent.nbytes // step)) * step
+        self._lent[address] = lent
+        return address
+
+    def take_back(self, address: int) -> None:
+        """Lent bytes are gone: their address means nothing any more."""
+        self._lent.pop(address, None)
+
     def region(self, address: int, size_per_bank: int) -> Bytes:
         """A writable view of the footprint at a bank address; raises `LayoutError` outside."""
         banks = self.shape.banks
+        if address >= LENT_ADDRESSES and address in self._lent:
+            return self._lent[address][:size_per_bank]
         if address < 0 or size_per_bank < 0 or address + size_per_bank > self.shape.limit:
             raise LayoutError(
                 f"{size_per_bank} bytes per bank at {address:#x} leave {self.space.value}",

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 from stitch.errors import OutOfMemoryError
 from stitch.machine import SpaceShape, footprint
-from stitch.memory import Allocator
+from stitch.memory import LENT_ADDRESSES, Allocator
 from stitch.planner.plan import (
     Allocate,
     Block,
@@ -62,7 +62,8 @@ class Residency:
             shape = request.machine.shape.space(space)
             self.allocators[space] = Allocator(shape.base, shape.limit, shape.alignment)
         for block in request.blocks:
-            if block.address is not None:
+            # Lent bytes lie beyond the end of their space, where nothing is allocated.
+            if block.address is not None and block.address < LENT_ADDRESSES:
                 self.allocators[block.space].alloc_at(block.address, block.size_per_bank)
         for resident in request.residents:
             for instance in resident.instances:
@@ -189,7 +190,11 @@ class Residency:
 
     def in_space(self, space: Space) -> list[Block]:
         """The blocks that lie in a space, by address."""
-        found = [b for b in self.blocks.values() if b.space is space and b.address is not None]
+        found = [
+            b
+            for b in self.blocks.values()
+            if b.space is space and b.address is not None and b.address < LENT_ADDRESSES
+        ]
         return sorted(found, key=lambda b: b.address or 0)
 
     def size_of(self, desc: TensorDesc) -> int:

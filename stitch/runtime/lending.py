@@ -1,0 +1,74 @@
+"""Lending: bytes that somebody else owns and keeps become tensors without a copy.
+
+Comes in: a dense array whose owner promises to keep it for as long as anything runs on it. Goes
+out: a tensor. Where the host is the whole device its programs read those bytes in place; elsewhere
+the device copies them once and keeps the copy until it is told that they have changed. Must not
+know who owns the bytes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stitch.machine import footprint
+from stitch.program import Array, DataType, Space, TensorDesc, host_layout
+from stitch.runtime.executors import as_bytes
+from stitch.runtime.state import BlockRecord, ValueRecord
+from stitch.runtime.tensor import Tensor
+
+if TYPE_CHECKING:
+    from stitch.runtime.device import Device
+
+
+def lend(device: Device, array: Array, origin: str) -> Tensor:
+    """A tensor on the very bytes of a C-contiguous array; see `take_back` and `changed`."""
+    with device.lock:
+        device.check_open()
+        layout = host_layout(DataType.from_dtype(array.dtype))
+        desc = TensorDesc(array.shape, layout)
+        value = device.new_value(desc)
+        value.by = origin
+        memory = device.backend.spaces[Space.HOST]
+        if len(device.backend.spaces) > 1:
+            block = device.records.outside(desc, value.desc_key, array, origin)
+        else:
+            size = footprint(desc, device.machine.shape).size_per_bank
+            address = memory.lend(as_bytes(array))
+            block = BlockRecord(Space.HOST, address, size, desc, value.desc_key, origin)
+            # It is where it is: nobody moves it, and nobody gives its bytes back.
+            block.pins = 1
+        device.records.attach(value, block, 0, desc, value.desc_key)
+        return Tensor(value)
+
+
+def take_back(device: Device, tensor: Tensor) -> None:
+    """The owner's bytes are gone: free the copies that the device made; the tensor is dead."""
+    with device.lock:
+        block = tensor._record.instances[0].block
+        if block.address is not None:
+            device.backend.spaces[Space.HOST].take_back(block.address)
+        device.deallocate(tensor._record, "its owner, who took the bytes back")
+
+
+def changed(device: Device, tensor: Tensor) -> None:
+    """The primary bytes of a tensor were written by others: copies elsewhere are void."""
+    with device.lock:
+        value: ValueRecord = tensor._record
+        for sharer in tuple(value.instances[0].block.users):
+            device.records.forget_copies(sharer)
+            device.constant_cache.forget(sharer)
+            sharer.version = 0
+
+
+def reshaped(device: Device, tensor: Tensor, desc: TensorDesc, offset_nbytes: int) -> Tensor:
+    """A tensor of another shape on the bytes of a dense one; both share them and keep them."""
+    with device.lock:
+        device.settle(tensor._record)
+        first = tensor._record.instances[0]
+        assert first.desc.layout.is_dense, "only dense bytes can be read in another shape"
+        whole = TensorDesc(desc.shape, first.desc.layout)
+        value = device.new_value(whole)
+        value.by = tensor._record.by
+        offset = first.offset_nbytes + offset_nbytes
+        device.records.attach(value, first.block, offset, whole, value.desc_key)
+        return Tensor(value)
