@@ -174,7 +174,10 @@ class Device(TensorAccess):
     def submit(self, agent: LoadedProgram, arguments: Sequence[Any],
                borrow: bool = False) -> Tensor | tuple[Tensor, ...]:  # fmt: skip
         """Queue one run of a loaded program; see `LoadedProgram.__call__`."""
-        with self.lock:
+        lock = self.lock
+        # Not `with`: that takes twice as long, and this is called for every program.
+        lock.acquire()
+        try:
             if self._closed or self.in_hooks or agent.device is not self:
                 self._refuse(agent)
             if self.dropped or self.unpinned:
@@ -182,20 +185,22 @@ class Device(TensorAccess):
             if agent.is_constant_evaluable:
                 return self._remembered(agent, arguments, borrow)
             return self._queue(agent, link_arguments(self, agent, arguments, borrow))
+        finally:
+            lock.release()
 
     def _refuse(self, agent: LoadedProgram) -> None:
         self.check_open()
         raise UsageError(f"program {agent.name!r} is loaded on another device")
 
     def _queue(self, agent: LoadedProgram, found: list[ValueRecord]) -> Tensor | tuple[Tensor, ...]:
-        values = self.queued.append(self, agent.transformation, agent, found)
-        for value, desc, key in zip(values, agent.output_descs, agent.output_keys, strict=True):
-            value.desc, value.desc_key = desc, key
-        for index in agent.transformation.donated:
-            found[index].consumed = True
-            found[index].by = f"donated to {agent.name!r}"
+        queued, what = self.queued, agent.transformation
+        values = queued.append(self, what, agent, found, agent.outputs)
+        if what.donated:
+            for index in what.donated:
+                found[index].consumed = True
+                found[index].by = f"donated to {agent.name!r}"
         handles = [Tensor(value) for value in values]
-        if len(self.queued.graph) >= self._limit:
+        if len(queued.agents) >= self._limit:
             self._window_full()
         return handles[0] if len(handles) == 1 else tuple(handles)
 
@@ -240,8 +245,8 @@ class Device(TensorAccess):
                 output_names=("tensor",),
                 key=-1 - self.desc_key(desc),
             )
-            (made,) = self.queued.append(self, what, None, [value])
-            made.desc, made.desc_key = bare, self.desc_key(bare)
+            outputs = [(bare, self.desc_key(bare))]
+            (made,) = self.queued.append(self, what, None, [value], outputs)
             made.retain = value.retain
             result = Tensor(made)
             if retain is False and not value.retain:
@@ -259,32 +264,39 @@ class Device(TensorAccess):
         failure while running, finished outputs stay and what depended on the rest is failed.
         """
         with self.lock:
+            self.run_queue()
+
+    def run_queue(self) -> None:
+        """`flush`, for those who hold the lock."""
+        if self.in_hooks:
             self.check_idle()
-            self._drain()
-            window = self.queued
-            if not len(window.graph):
+        self._drain()
+        window = self.queued
+        if not window.agents:
+            return
+        kept = window.kept()
+        key = window.key(kept)
+        ready = self._ready(key)
+        if ready is None:
+            try:
+                ready = self._plan(window, kept)
+            except StitchError as error:
+                run_one_by_one(self, window, error)
                 return
-            kept = window.kept()
-            key = window.key(kept)
-            ready = self._ready(key)
-            if ready is None:
-                try:
-                    ready = self._plan(window, kept)
-                except StitchError as error:
-                    run_one_by_one(self, window, error)
-                    return
-                self.plans.add(key, ready)
-            self.start_window()
-            self.run(ready, window.values)
+            self.plans.add(key, ready)
+        self.start_window()
+        self.run(ready, window.values)
 
     def _ready(self, key: Key) -> ReadyPlan | None:
         """A plan made earlier that may run now, perhaps after results of its last run made way."""
         ready = self.plans.find(key, self.records)
-        variants = self.plans.variants(key)
-        if ready is None and len(variants) >= BUFFERS_TAKING_TURNS:
-            ready = next((r for r in variants if make_way(self, r)), None)
-        forbidden = ready is not None and self.copies_forbidden and ready.plan.copies
-        return None if forbidden else ready
+        if ready is None:
+            variants = self.plans.variants(key)
+            if len(variants) >= BUFFERS_TAKING_TURNS:
+                ready = next((r for r in variants if make_way(self, r)), None)
+        if self.copies_forbidden and ready is not None and ready.plan.copies:
+            return None
+        return ready
 
     def _plan(self, window: Window, kept: tuple[bool, ...]) -> ReadyPlan:
         values, agents = window.values, window.agents
@@ -314,11 +326,12 @@ class Device(TensorAccess):
 
     def run(self, ready: ReadyPlan, values: Sequence[ValueRecord]) -> None:
         """Run a ready plan on the values of a window, and bring the records up to date."""
-        began = time.perf_counter() if self.events.active else 0.0
+        listened = self.events.active
+        began = time.perf_counter() if listened else 0.0
         run_plan(self, ready, values, self.queued.number)
         self.history.ran(ready)
         self.last_ready = ready
-        if self.events.active:
+        if listened:
             self.events.emit(PlanRun(ready.index, began, time.perf_counter() - began))
 
     def needs_attention(self) -> bool:

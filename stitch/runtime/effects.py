@@ -48,6 +48,8 @@ class Effects:
     gone: tuple[int, ...]
     #: Nothing but new values in new blocks: what the steady state does.
     is_simple: bool
+    #: Where the new blocks lie.
+    places: tuple[Place, ...]
 
 
 def effects_of(
@@ -95,7 +97,8 @@ def effects_of(
     simple = not (freed or moved or gone) and all(
         value not in earlier and all(ref.made >= 0 for ref in refs) for value, refs in changed
     )
-    return Effects(tuple(freed), tuple(moved), made, tuple(changed), gone, simple)
+    places = tuple((b.space, b.address) for b in new if b.address is not None)
+    return Effects(tuple(freed), tuple(moved), made, tuple(changed), gone, simple, places)
 
 
 def _reference(

@@ -56,7 +56,8 @@ def _run_alone(device: Device, window: Window, index: int, later: set[int]) -> N
         value.consumed = False
     try:
         alone = device.queued
-        made = alone.append(device, task.transformation, window.agents[index], inputs)
+        outputs = [(values[n].desc, values[n].desc_key) for n in task.outputs]
+        made = alone.append(device, task.transformation, window.agents[index], inputs, outputs)
         for number, fresh in zip(task.outputs, made, strict=True):
             old = values[number]
             old.number, old.window = fresh.number, fresh.window

@@ -20,6 +20,7 @@ from stitch.runtime.history import Tally
 from stitch.runtime.hooked import run_hooked
 from stitch.runtime.records import Picture, Records
 from stitch.runtime.state import Status, ValueRecord
+from stitch.runtime.straight import MAX_LINES, Straight, straight_code
 
 if TYPE_CHECKING:
     from stitch.memory import Allocator
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 #: Kinds of work whose plans are kept, and plans kept for one kind (they differ in placements).
 MAX_KINDS = 512
 MAX_VARIANTS = 8
+#: Runs after which a plan's steps are written out as code (about 10 us a step, once).
+RUNS_TO_STRAIGHTEN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +54,25 @@ class ReadyPlan:
     #: Where the record of a bystander's value is found: value → (place, position among users).
     bystander_values: dict[int, tuple[Place, int]]
     tally: Tally
+    #: What the records' `changes` were when it had last run; -1 where it may not repeat so.
+    after: int = -1
+    #: Its steps as one function, once it has run a few times.
+    straight: Straight | None = None
 
     @property
     def plan(self) -> Plan:
         """The plan that this is."""
         return self.bound.plan
+
+    def repeats(self, records: Records) -> bool:
+        """Whether nothing was allocated or freed since its last run, whose blocks are parked."""
+        if self.after != records.changes:
+            return False
+        parked = records.parked
+        for place in self.effects.places:  # noqa: SIM110
+            if place not in parked:
+                return False
+        return True
 
     def holds(self, records: Records) -> bool:
         """Whether the regions that it takes are free and the bystanders are as they were."""
@@ -90,6 +107,8 @@ class PlanCache:
 
     def __init__(self) -> None:
         self._kinds: OrderedDict[Key, list[ReadyPlan]] = OrderedDict()
+        #: What was asked for last: comparing takes less time than looking up.
+        self._last: tuple[Key | None, list[ReadyPlan]] = (None, [])
         #: How many plans have been made; in the steady state it stands still.
         self.made = 0
 
@@ -100,10 +119,19 @@ class PlanCache:
 
     def find(self, key: Key, records: Records) -> ReadyPlan | None:
         """A plan for this work whose preconditions hold."""
-        variants = self._kinds.get(key)
-        if variants is None:
-            return None
-        self._kinds.move_to_end(key)
+        last, variants = self._last
+        if key != last:
+            found = self._kinds.get(key)
+            if found is None:
+                return None
+            self._kinds.move_to_end(key)
+            variants = found
+            self._last = (key, found)
+        if records.parked:
+            for ready in variants:
+                if ready.repeats(records):
+                    return ready
+            records.sweep()
         for ready in variants:
             if ready.holds(records):
                 return ready
@@ -120,6 +148,7 @@ class PlanCache:
         del variants[MAX_VARIANTS:]
         while len(self._kinds) > MAX_KINDS:
             self._kinds.popitem(last=False)
+        self._last = (key, variants)
 
     def ready(
         self, bound: BoundPlan, picture: Picture, records: Records, first_free: int
@@ -159,22 +188,46 @@ class PlanCache:
         stale = [key for key in self._kinds if any(part[0] == transformation for part in key[0])]
         for key in stale:
             del self._kinds[key]
+        self._last = (None, [])
 
     def clear(self) -> None:
         """Drop all plans."""
         self._kinds.clear()
+        self._last = (None, [])
 
 
 def run_plan(device: Device, ready: ReadyPlan, values: Sequence[ValueRecord], now: int) -> None:
     """Run a plan on the values of a window; on failure leave what was finished."""
-    bound, records = ready.bound, device.records
-    for i, number in enumerate(bound.argument_values):
-        bound.arguments[i] = values[number].host_array()
+    records = device.records
     value_of: Callable[[int], ValueRecord] = values.__getitem__
     if ready.bystander_values:
         found = _bystanders(ready, records)
         value_of = lambda n: values[n] if n < len(values) else found[n]  # noqa: E731
-    steps: Any = iter(bound.thunks)
+    arrays = [values[number].host_array() for number in ready.bound.argument_values]
+    steps: Any = None
+    try:
+        if ready.straight is not None and not device.hooks.active:
+            device.quiet.run(ready.straight.run, arrays)
+        else:
+            steps = iter(ready.bound.thunks)
+            _run_steps(device, ready, arrays, steps)
+    except BaseException as error:
+        done = _steps_done(ready, steps, error)
+        _after_failure(device, ready, values, value_of, done, error)
+        raise
+    records.apply(ready.effects, value_of, device.note_gone)
+    ready.after = records.changes if ready.effects.is_simple and not ready.bystanders else -1
+    pending, freed = Status.PENDING, Status.FREED
+    for value in values:
+        value.last_used = now
+        if value.status is pending:
+            value.status = freed
+
+
+def _run_steps(device: Device, ready: ReadyPlan, arrays: list[Any], steps: Any) -> None:
+    """Run step by step; a plan that does so again and again gets straight-line code."""
+    bound, tally = ready.bound, ready.tally
+    bound.arguments[:] = arrays
     try:
         if device.hooks.active:
             device.in_hooks = True
@@ -185,22 +238,28 @@ def run_plan(device: Device, ready: ReadyPlan, values: Sequence[ValueRecord], no
                 device.in_hooks = False
         else:
             device.quiet.run(run_all, steps)
-    except BaseException as error:
-        done = error.__dict__.pop("stitch_steps_done", None)
-        if done is None:
-            thunks_done = len(bound.thunks) - steps.__length_hint__() - 1
-            done = sum(1 for step in bound.steps if step.stop <= thunks_done)
-        _after_failure(device, ready, values, value_of, done, error)
-        raise
     finally:
-        bound.arguments[:] = [None] * len(bound.arguments)
-    ready.tally.runs += 1
-    records.apply(ready.effects, value_of, device.note_gone)
-    pending, freed = Status.PENDING, Status.FREED
-    for value in values:
-        value.last_used = now
-        if value.status is pending:
-            value.status = freed
+        bound.arguments[:] = [None] * len(arrays)
+    tally.runs += 1
+    if (
+        ready.straight is None
+        and tally.runs >= RUNS_TO_STRAIGHTEN
+        and len(bound.thunks) <= MAX_LINES
+    ):
+        order = range(len(arrays))
+        ready.straight = straight_code(bound.thunks, [None] * len(arrays), order, tally)
+
+
+def _steps_done(ready: ReadyPlan, steps: Any, error: BaseException) -> int:
+    done: int | None = error.__dict__.pop("stitch_steps_done", None)
+    if done is not None:
+        return done
+    if steps is None:
+        assert ready.straight is not None
+        thunks_done = ready.straight.steps_done(error)
+    else:
+        thunks_done = len(ready.bound.thunks) - steps.__length_hint__() - 1
+    return sum(1 for step in ready.bound.steps if step.stop <= thunks_done)
 
 
 def run_all(steps: Iterable[Callable[[], object]]) -> None:

@@ -96,7 +96,9 @@ class LoadedProgram:
         self.output_descs = tuple(
             TensorDesc(d.shape, d.layout.without_address()) for d in self.transformation.outputs
         )
-        self.output_keys = tuple(device.desc_key(d) for d in self.output_descs)
+        #: What the values that it makes are described by, with the device's keys for that.
+        self.outputs = tuple((d, device.desc_key(d)) for d in self.output_descs)
+        self.takes = len(self.ports)
         #: Programs of parameters only can be evaluated once and remembered.
         self.is_constant_evaluable = bool(program.inputs) and all(
             slot.kind is InputKind.PARAMETER for slot in program.inputs
@@ -108,7 +110,7 @@ class LoadedProgram:
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Queue one run; raises `UsageError` for missing or surplus inputs, `LinkError`."""
-        if named or len(arguments) != len(self.ports):
+        if named or len(arguments) != self.takes:
             arguments = self.arrange(arguments, named)
         return self.device.submit(self, arguments)
 

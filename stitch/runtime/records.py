@@ -20,11 +20,38 @@ class Records:
 
     def __init__(self, spaces: dict[Space, SpaceMemory]) -> None:
         self._spaces = spaces
-        self.allocators: dict[Space, Allocator] = {s: m.allocator for s, m in spaces.items()}
-        self.blocks: dict[Place, BlockRecord] = {}
+        self._allocators: dict[Space, Allocator] = {s: m.allocator for s, m in spaces.items()}
+        self._blocks: dict[Place, BlockRecord] = {}
+        #: Blocks that nobody uses and that are not given back yet: a plan that runs again takes
+        #: the blocks of its last run as they are. Whoever looks sees them given back.
+        self.parked: dict[Place, BlockRecord] = {}
+        #: Counts what the allocators were told.
+        self.changes = 0
+        # In debug mode what is freed is poisoned at once.
+        self._parks = not any(memory.debug for memory in spaces.values())
         self._desc_keys: dict[TensorDesc, int] = {}
         #: Counts every change of the records: while it stands still, so does what they say.
         self.epoch = 0
+
+    @property
+    def allocators(self) -> dict[Space, Allocator]:
+        """The allocators, with everything given back that nobody uses."""
+        if self.parked:
+            self.sweep()
+        return self._allocators
+
+    @property
+    def blocks(self) -> dict[Place, BlockRecord]:
+        """The live blocks by place."""
+        if self.parked:
+            self.sweep()
+        return self._blocks
+
+    def sweep(self) -> None:
+        """Give the parked blocks back."""
+        parked, self.parked = self.parked, {}
+        for block in parked.values():
+            self.free(block)
 
     def touch(self) -> None:
         """Something that runs rest on has changed."""
@@ -52,7 +79,8 @@ class Records:
     def _add(self, desc: TensorDesc, key: int, size: int, address: int, origin: str) -> BlockRecord:
         space = desc.layout.space
         block = BlockRecord(space, address, size, desc, key, origin)
-        self.blocks[space, address] = block
+        self._blocks[space, address] = block
+        self.changes += 1
         return block
 
     def outside(self, desc: TensorDesc, key: int, array: Array, origin: str) -> BlockRecord:
@@ -74,9 +102,13 @@ class Records:
         self.epoch += 1
         for instance in value.instances:
             block = instance.block
-            block.users.remove(value)
-            if not block.users and not block.pins:
-                self.free(block)
+            users = block.users
+            users.remove(value)
+            if not users and not block.pins:
+                if self._parks and block.address is not None:
+                    self.parked[block.space, block.address] = block
+                else:
+                    self.free(block)
         value.instances = []
 
     def forget_copies(self, value: ValueRecord) -> None:
@@ -95,15 +127,17 @@ class Records:
         if block.address is None:
             block.array = None
             return
-        if self.blocks.pop((block.space, block.address), None) is None:
+        if self._blocks.pop((block.space, block.address), None) is None:
             return
-        self.allocators[block.space].free(block.address)
+        self.changes += 1
+        self.parked.pop((block.space, block.address), None)
+        self._allocators[block.space].free(block.address)
         self._spaces[block.space].release(block.address, block.size_per_bank)
 
     def free_unused(self, places: Iterable[Place]) -> None:
         """Give back the blocks among these in which nothing lies (their task never ran)."""
         for place in places:
-            block = self.blocks.get(place)
+            block = self._blocks.get(place)
             if block is not None and not block.users and not block.pins:
                 self.free(block)
 
@@ -121,15 +155,19 @@ class Records:
         """
         self.epoch += 1
         if effects.is_simple:
-            made = self._make(effects.made)
+            made = self._make_again(effects) if self.parked else self._make(effects.made)
             for number, refs in effects.changed:
                 self._settle(value_of(number), refs, made)
             return
+        if self.parked:
+            # After a failure: what the failed run had taken for itself is taken anew below.
+            self.sweep()
         changed = [(value_of(v), refs, self._found(refs)) for v, refs in effects.changed]
         gone = [value_of(v) for v in effects.gone]
         for space, address in effects.freed:
-            self.allocators[space].free(address)
-            record = self.blocks.pop((space, address))
+            self._allocators[space].free(address)
+            self.changes += 1
+            record = self._blocks.pop((space, address))
             if not self._spaces[space].debug:
                 self._spaces[space].release(address, record.size_per_bank)
         self.move(effects.moved)
@@ -147,9 +185,17 @@ class Records:
         for block, key in blocks:
             at, size = block.address, block.size_per_bank
             assert at is not None
-            self.allocators[block.space].alloc_at(at, size)
+            self._allocators[block.space].alloc_at(at, size)
             made.append(self._add(block.desc, key, size, at, block.origin))
         return made
+
+    def _make_again(self, effects: Effects) -> list[BlockRecord]:
+        """The blocks of the last run, where they are parked (`ReadyPlan.repeats` has looked)."""
+        parked = self.parked
+        if all(place in parked for place in effects.places):
+            return [parked.pop(place) for place in effects.places]
+        self.sweep()
+        return self._make(effects.made)
 
     def _settle(
         self, value: ValueRecord, refs: tuple[InstanceRef, ...], made: list[BlockRecord]
@@ -162,19 +208,20 @@ class Records:
         value.status = Status.READY
 
     def _found(self, refs: tuple[InstanceRef, ...]) -> list[BlockRecord | None]:
-        return [None if ref.place is None else self.blocks[ref.place] for ref in refs]
+        return [None if ref.place is None else self._blocks[ref.place] for ref in refs]
 
     def move(self, moved: Sequence[tuple[Place, int]]) -> None:
         """Blocks lie at new addresses of their spaces now; their bytes have been moved."""
         self.epoch += 1
+        self.changes += 1
         taken = []
         for (space, address), target in moved:
-            self.allocators[space].free(address)
-            taken.append((self.blocks.pop((space, address)), target))
+            self._allocators[space].free(address)
+            taken.append((self._blocks.pop((space, address)), target))
         for block, target in taken:
-            self.allocators[block.space].alloc_at(target, block.size_per_bank)
+            self._allocators[block.space].alloc_at(target, block.size_per_bank)
             block.address = target
-            self.blocks[block.space, target] = block
+            self._blocks[block.space, target] = block
 
     def _change(
         self,

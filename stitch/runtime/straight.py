@@ -8,7 +8,9 @@ know records or handles. All names in the source are generated; objects reach it
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -18,10 +20,31 @@ from stitch.program import Array
 from stitch.runtime.history import Tally
 
 Thunk = Callable[[], object]
-#: Runs the steps on host arrays; False, and nothing done, where one of them is of another kind.
-Straight = Callable[[tuple[Any, ...]], bool]
+#: The type and shape that an array must have.
+Kind = tuple[np.dtype[Any], tuple[int, ...]]
 #: Steps that are written out; the rest of a long plan is looped over, where calls weigh little.
 MAX_LINES = 1024
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Straight:
+    """`run(arrays)` is False, with nothing done, where one of the arrays is of another kind.
+
+    The steps are the lines of `code` from `first_line` on.
+    """
+
+    run: Callable[[Sequence[Any]], bool]
+    code: CodeType
+    first_line: int
+
+    def steps_done(self, error: BaseException) -> int:
+        """How many steps were finished when one of them raised."""
+        traceback = error.__traceback__
+        while traceback is not None:
+            if traceback.tb_frame.f_code is self.code:
+                return traceback.tb_lineno - self.first_line
+            traceback = traceback.tb_next
+        return 0
 
 
 def enter(into: Array, arguments: list[Any], position: int, counter: WriteCounter) -> None:
@@ -37,34 +60,41 @@ def stage(into: Array, arguments: list[Any], position: int) -> None:
 
 
 def straight_code(
-    thunks: Sequence[Thunk], kinds: Sequence[tuple[np.dtype[Any], tuple[int, ...]]],
-    order: Sequence[int], tally: Tally,
+    thunks: Sequence[Thunk], kinds: Sequence[Kind | None], order: Sequence[int], tally: Tally,
 ) -> Straight:  # fmt: skip
-    """One function that checks its arrays' `kinds` (dtype, shape) and calls all steps in order.
+    """One function that checks its arrays' kinds (None: not this one) and calls all steps.
 
     `order[p]` tells which array takes position p among the arguments of `enter` and `stage`;
     `tally` counts the runs.
     """
-    source = _Source(order)
-    for i, (dtype, shape) in enumerate(kinds):
-        source.check(i, dtype, shape)
+    source = _Source(order, len(kinds))
+    for i, kind in enumerate(kinds):
+        if kind is not None:
+            source.check(i, *kind)
+    first_line = source.next_line
     for thunk in thunks[:MAX_LINES]:
         source.step(thunk)
-    rest = tuple(thunks[MAX_LINES:])
-    if rest:
-        source.loop(rest)
+    if len(thunks) > MAX_LINES:
+        source.loop(tuple(thunks[MAX_LINES:]))
     source.count(tally)
-    return source.function(len(kinds))
+    return source.made(first_line)
 
 
 class _Source:
     """The lines so far, and the names of the objects in them."""
 
-    def __init__(self, order: Sequence[int]) -> None:
+    def __init__(self, order: Sequence[int], arrays: int) -> None:
         self._order = order
-        self._lines: list[str] = []
+        self._lines = ["def run(arrays):"]
+        if arrays:
+            self._lines.append("".join(f"a{i}, " for i in range(arrays)) + "= arrays")
         self._names: dict[int, str] = {}
         self._objects: list[object] = []
+
+    @property
+    def next_line(self) -> int:
+        """The number of the next line; the function around it has the first."""
+        return len(self._lines) + 2
 
     def name(self, thing: object) -> str:
         found = self._names.get(id(thing))
@@ -87,19 +117,21 @@ class _Source:
             self._lines.append(f"{self.name(thunk)}()")
         elif thunk.func is enter:
             into, _, position, counter = thunk.args
-            self._entry(into, position)
             count = self.name(counter)
-            self._lines.append(f"{count}.writes += 1; {count}.nbytes += {int(into.nbytes)}")
+            self._lines.append(
+                f"{self._entry(into, position)};"
+                f" {count}.writes += 1; {count}.nbytes += {int(into.nbytes)}"
+            )
         elif thunk.func is stage:
             into, _, position = thunk.args
-            self._entry(into, position)
+            self._lines.append(self._entry(into, position))
         else:
             given = [self.name(argument) for argument in thunk.args]
             given += [f"{key}={self.name(value)}" for key, value in thunk.keywords.items()]
             self._lines.append(f"{self.name(thunk.func)}({', '.join(given)})")
 
-    def _entry(self, into: Array, position: int) -> None:
-        self._lines.append(f"{self.name(into)}[...] = a{self._order[position]}")
+    def _entry(self, into: Array, position: int) -> str:
+        return f"{self.name(into)}[...] = a{self._order[position]}"
 
     def loop(self, rest: tuple[Thunk, ...]) -> None:
         self._lines.append(f"for step in {self.name(rest)}: step()")
@@ -107,13 +139,11 @@ class _Source:
     def count(self, tally: Tally) -> None:
         self._lines.append(f"{self.name(tally)}.runs += 1")
 
-    def function(self, arrays: int) -> Straight:
-        names = "".join(f"a{i}, " for i in range(arrays))
-        unpacked = [f"{names}= arrays"] if arrays else []
-        body = "\n        ".join([*unpacked, *self._lines, "return True"])
+    def made(self, first_line: int) -> Straight:
+        body = "\n        ".join([*self._lines, "return True"])
         objects = ", ".join(f"v{i}" for i in range(len(self._objects)))
-        text = f"def make({objects}):\n    def run(arrays):\n        {body}\n    return run"
+        text = f"def make({objects}):\n    {body}\n    return run"
         space: dict[str, Any] = {}
         exec(compile(text, "<stitched plan>", "exec"), space)
-        made: Straight = space["make"](*self._objects)
-        return made
+        run = space["make"](*self._objects)
+        return Straight(run, run.__code__, first_line)

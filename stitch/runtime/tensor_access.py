@@ -48,8 +48,8 @@ class TensorAccess:
     #: Dense arrays over places that were read before.
     _views: dict[tuple[Space, int | None, int, int], Array]
 
-    def flush(self) -> None:
-        """Run what is queued."""
+    def run_queue(self) -> None:
+        """Run what is queued, with the lock held."""
         raise AssertionError("Device defines it")
 
     def check_open(self) -> None:
@@ -80,7 +80,7 @@ class TensorAccess:
         with self.lock:
             self.check_open()
             if value.status is Status.PENDING and not value.consumed:
-                self.flush()
+                self.run_queue()
             self.check_usable(value)
 
     # -- looking -----------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ class TensorAccess:
         """A tensor with room but no defined contents; raises `OutOfMemoryError`."""
         with self.lock:
             self.check_open()
-            self.flush()
+            self.run_queue()
             size = footprint(desc, self.machine.shape).size_per_bank
             bare = TensorDesc(desc.shape, desc.layout.without_address())
             block = self.records.reserve(bare, size, desc.layout.address, "empty()")
@@ -266,7 +266,7 @@ class TensorAccess:
             self.check_device(tensor)
             value = tensor._record
             self.settle(value)
-            self.flush()
+            self.run_queue()
             found = as_array(array, "the array")
             source = TensorDesc(found.shape, host_layout(DataType.from_dtype(found.dtype)))
             check_link(source, value.desc, output="the array", input="the tensor")

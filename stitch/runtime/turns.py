@@ -64,7 +64,7 @@ class Turn:
             [(port.dtype, port.shape) for port in ports],
             [rank[value] for value in ready.bound.argument_values],
             ready.tally,
-        )
+        ).run
         self._places = tuple(t._record.instances[0].block.address for t in outputs)
         kept = [(b.space, b.address, b.size_per_bank) for b, _ in ready.effects.made]
         self._temporary = tuple(

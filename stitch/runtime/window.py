@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from stitch.program import TensorDesc
 from stitch.runtime.state import ValueRecord
 from stitch.task import TaskGraph, Transformation
 
@@ -35,8 +36,9 @@ class Window:
         what: Transformation,
         agent: LoadedProgram | None,
         inputs: Sequence[ValueRecord],
+        outputs: Sequence[tuple[TensorDesc, int]],
     ) -> list[ValueRecord]:
-        """Queue a task; gives the pending values of its outputs."""
+        """Queue a task; gives the pending values of its outputs (descriptors and their keys)."""
         graph, now, records = self.graph, self.number, device.records
         records.epoch += 1
         for value in inputs:
@@ -50,8 +52,8 @@ class Window:
         number = graph.add(what, tuple([value.number for value in inputs]))
         self.agents.append(agent)
         made = []
-        for desc in what.outputs:
-            value = ValueRecord(device, desc, -1)
+        for desc, key in outputs:
+            value = ValueRecord(device, desc, key)
             value.number, value.window, value.by = number, now, what.name
             number += 1
             made.append(value)

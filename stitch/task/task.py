@@ -110,12 +110,13 @@ class TaskGraph:
         Raises `TaskError` for a future that points at nothing earlier; the graph is unchanged.
         """
         first = self._count
-        if inputs and not (min(inputs) >= 0 and max(inputs) < first):
-            raise TaskError(
-                f"task {transformation.name!r} refers to a value that no earlier task makes",
-                expected=f"values 0 to {first - 1}",
-                got=str(inputs),
-            )
+        for number in inputs:
+            if not 0 <= number < first:
+                raise TaskError(
+                    f"task {transformation.name!r} refers to a value that no earlier task makes",
+                    expected=f"values 0 to {first - 1}",
+                    got=str(inputs),
+                )
         self._count = first + len(transformation.outputs)
         self._calls.append((transformation, inputs, first))
         # The first output's number says which inputs are sources, and when they were numbered.

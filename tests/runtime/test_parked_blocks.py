@@ -1,0 +1,109 @@
+"""Blocks of dropped results: kept for the next run of the same plan, given back for anything else.
+
+In debug mode nothing is kept, so a device in debug mode says what the other one has to say.
+"""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from stitched_models import integers, one, scaled
+
+import stitch
+from stitch.program import DataType, Layout, Space, TensorDesc
+from stitch.runtime import LoadedProgram
+
+F32 = DataType.FLOAT32
+
+
+def used(device: stitch.Device) -> dict[Space, int]:
+    return {s: a.used_nbytes for s, a in device.records.allocators.items()}
+
+
+def test_a_dropped_result_counts_as_free_for_whoever_looks() -> None:
+    with stitch.open_device("tiny") as device:
+        program = device.load(scaled("a", 2.0))
+        empty = used(device)
+        y = one(program(integers()))
+        y.numpy()
+        assert used(device) != empty
+        del y
+        device.flush()
+        assert device.records.parked
+        assert used(device) == empty
+        assert not device.records.parked
+
+
+def test_a_plan_that_repeats_takes_the_block_of_its_last_run() -> None:
+    with stitch.open_device("tiny") as device:
+        program = device.load(scaled("a", 2.0))
+        addresses = set()
+        for start in range(6):
+            y = one(program(integers(start=start)))
+            np.testing.assert_array_equal(y.numpy(), integers(start=start) * 2 + 1)
+            addresses.add(y.address)
+            changes = device.records.changes
+        assert len(addresses) == 1
+        y = one(program(integers()))
+        y.numpy()
+        assert device.records.changes - changes <= 1
+        assert device.plans.made <= 2
+
+
+def test_a_large_tensor_gets_the_memory_of_dropped_results() -> None:
+    with stitch.open_device("tiny") as device:
+        program = device.load(scaled("a", 2.0))
+        for _ in range(3):
+            one(program(integers())).numpy()
+        device.flush()
+        free = device.machine.shape.space(Space.L1)
+        rows = free.capacity // 64
+        tensor = device.empty(TensorDesc((rows * free.banks, 16), Layout(F32, Space.L1)))
+        assert device.records.allocators[Space.L1].free_nbytes < 64
+        del tensor
+        np.testing.assert_array_equal(one(program(integers())).numpy(), integers() * 2 + 1)
+
+
+def step(
+    device: stitch.Device,
+    programs: list[LoadedProgram],
+    held: list[stitch.Tensor],
+    choice: random.Random,
+) -> list[float]:
+    """One random thing that users do; gives what could be seen."""
+    what = choice.randrange(7)
+    if what < 3:
+        value: object = integers(start=choice.randrange(9))
+        for _ in range(choice.randrange(1, 3)):
+            value = choice.choice(programs)(value)
+        if choice.random() < 0.4:
+            held.append(one(value))
+        return [float(one(value).numpy().sum())]
+    if what == 3 and held:
+        del held[choice.randrange(len(held))]
+    elif what == 4 and len(held) < 4:
+        rows = choice.randrange(1, 8)
+        held.append(device.empty(TensorDesc((rows, 16), Layout(F32, Space.L1))))
+        device.write(held[-1], np.full((rows, 16), rows, np.float32))
+    elif what == 5 and held:
+        target = Layout(F32, choice.choice([Space.L1, Space.DRAM]))
+        held.append(held[choice.randrange(len(held))].to_layout(target))
+    elif what == 6:
+        device.flush()
+        return [float(n) for n in used(device).values()]
+    del held[6:]
+    return [float(tensor.numpy().sum()) for tensor in held]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_device_that_keeps_blocks_behaves_as_one_that_does_not(seed: int) -> None:
+    seen = []
+    for debug in (False, True):
+        with stitch.open_device("tiny", debug=debug) as device:
+            programs = [device.load(scaled(name, f)) for name, f in (("a", 2.0), ("b", 3.0))]
+            choice, held = random.Random(seed), list[stitch.Tensor]()
+            seen.append([step(device, programs, held, choice) for _ in range(60)])
+            held.clear()
+    assert seen[0] == seen[1]
