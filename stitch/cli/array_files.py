@@ -112,7 +112,7 @@ def typed(array: Array, data_type: DataType, what: str) -> Array:
 
 
 def npy_bytes(array: Array) -> bytes:
-    """The bytes of a `.npy` file; bfloat16 is written as float32, which holds it exactly."""
+    """The bytes of a `.npy` file; types that NumPy lacks are written in one that holds them."""
     stream = io.BytesIO()
     np.save(stream, _readable(array), allow_pickle=False)
     return stream.getvalue()
@@ -129,4 +129,7 @@ def npz_bytes(arrays: Mapping[str, Array]) -> bytes:
 
 
 def _readable(array: Array) -> Array:
-    return array.astype(np.float32) if array.dtype == DataType.BFLOAT16.dtype else array
+    kind = DataType.from_dtype(array.dtype)
+    if kind is DataType.BFLOAT16 or (kind.is_narrow and kind.is_floating):
+        return array.astype(np.float32)
+    return array.astype(np.int8 if kind.limits[0] else np.uint8) if kind.is_narrow else array

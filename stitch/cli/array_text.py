@@ -114,7 +114,9 @@ def _number(word: str, kind: ValueType) -> int | float | bool:
 def text_of_array(array: Array, *, whole: bool) -> str:
     """`2x2xf32=[1 2][3 4]`; without `whole`, long arrays are cut short with `...`."""
     kind = ValueType(array.shape, DataType.from_dtype(array.dtype))
-    shown = array.astype(np.float32) if array.dtype.kind == "V" else array
+    shown = array
+    if kind.data_type.is_narrow or array.dtype.kind == "V":
+        shown = array.astype(np.float32 if kind.data_type.is_floating else np.int8)
     limit = max(array.size, 1) if whole else 16
     with np.printoptions(threshold=limit, edgeitems=2, linewidth=10**9):
         body = np.array2string(shown, separator=" ") if array.ndim else str(shown.item())

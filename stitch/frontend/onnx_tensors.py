@@ -57,14 +57,33 @@ def tensor_array(tensor: Any, folder: Path | None, where: str) -> Array:
         return _external(tensor, kind, count, folder, where).reshape(shape)
     if tensor.HasField("raw_data"):
         raw = tensor.raw_data
-        _check_count(len(raw), count * kind.itemsize, "bytes", where)
+        _check_count(len(raw), _stored_nbytes(kind, count), "bytes", where)
+        if kind.is_narrow:
+            return _locked(_unpacked(np.frombuffer(raw, np.uint8), kind, count).reshape(shape))
         little = np.frombuffer(raw, kind.dtype.newbyteorder("<"))
         return _locked(little.astype(kind.dtype, copy=False).reshape(shape))
     return _locked(_listed(tensor, kind, count, where).reshape(shape))
 
 
+def _stored_nbytes(kind: DataType, count: int) -> int:
+    """Bytes of a tensor's data in a model: types of four and two bits are packed."""
+    return -(-count * kind.bits // 8)
+
+
+def _unpacked(packed: Array, kind: DataType, count: int) -> Array:
+    """One element a byte; the first element of a byte lies in its lowest bits."""
+    shifts = np.arange(0, 8, kind.bits, dtype=np.uint8)
+    parts = (packed[:, np.newaxis] >> shifts) & np.uint8((1 << kind.bits) - 1)
+    return parts.reshape(-1)[:count].copy().view(kind.dtype)
+
+
 def _listed(tensor: Any, kind: DataType, count: int, where: str) -> Array:
     data = getattr(tensor, _FIELDS.get(kind, "int32_data"))
+    if kind.is_narrow:
+        # One byte in each number, as raw data has them.
+        _check_count(len(data), _stored_nbytes(kind, count), "numbers", where)
+        packed = (np.fromiter(data, np.int64, len(data)) & 0xFF).astype(np.uint8)
+        return _unpacked(packed, kind, count)
     _check_count(len(data), count, "elements", where)
     if kind in _BITS:
         bits = np.fromiter(data, np.int64, len(data)) & 0xFFFF
@@ -91,7 +110,7 @@ def _external(tensor: Any, kind: DataType, count: int, folder: Path | None, wher
     entries = {entry.key: entry.value for entry in tensor.external_data}
     path = _inside(entries.get("location", ""), folder, where)
     offset, length = (_number(entries, key, where) for key in ("offset", "length"))
-    nbytes = count * kind.itemsize
+    nbytes = _stored_nbytes(kind, count)
     if length is not None:
         _check_count(length, nbytes, "bytes", where)
     try:
@@ -112,6 +131,8 @@ def _external(tensor: Any, kind: DataType, count: int, folder: Path | None, wher
             remedy="put it beside the model" + (f"; {near}" if near else ""),
         ) from error
     array: Array = stored.view(np.ndarray)
+    if kind.is_narrow and kind.bits < 8:
+        return _locked(_unpacked(array, kind, count))
     if array.ctypes.data % kind.itemsize:
         array = array.copy()
     return _locked(array.view(kind.dtype.newbyteorder("<")).astype(kind.dtype, copy=False))

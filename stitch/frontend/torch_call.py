@@ -28,7 +28,7 @@ Lowering = Callable[..., Lowered]
 _DATA_TYPES: dict[Any, DataType] = {
     getattr(torch, kind.value): kind
     for kind in DataType
-    if not kind.is_block and hasattr(torch, kind.value)
+    if not (kind.is_block or kind.is_narrow) and hasattr(torch, kind.value)
 }
 _TORCH_TYPES = {kind: dtype for dtype, kind in _DATA_TYPES.items()}
 

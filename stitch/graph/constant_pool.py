@@ -123,8 +123,8 @@ def _fits(number: bool | int | float, wanted: DataType) -> bool:
         return math.isfinite(stored) or not math.isfinite(number)
     if isinstance(number, float):
         return False
-    limits = np.iinfo(wanted.dtype)
-    return bool(limits.min <= number <= limits.max)
+    least, most = wanted.limits
+    return least <= number <= most
 
 
 def _listed(given: Sequence[object], where: str, wanted: DataType | None) -> Array:

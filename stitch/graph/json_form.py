@@ -256,8 +256,10 @@ def _decoded(record: Record, index: int, kind: ValueType) -> Constant | None:
     if len(data) != wanted or min(kind.shape, default=0) < 0:
         record.problem("bad_length", "data", f"{kind.text()} is {wanted} bytes, not {len(data)}")
         return None
-    if kind.data_type is DataType.BOOL and any(byte > 1 for byte in data):
-        record.problem("bad_value", "data", "a boolean is 0 or 1")
+    if not kind.data_type.holds(np.frombuffer(data, np.uint8)):
+        is_bool = kind.data_type is DataType.BOOL
+        wrong = "a boolean is 0 or 1" if is_bool else f"a byte is no {kind.data_type.value}"
+        record.problem("bad_value", "data", wrong)
         return None
     return Constant(index, np.frombuffer(data, kind.data_type.dtype).reshape(kind.shape))
 

@@ -9,6 +9,7 @@ A cast is what `Cast` computes, bit for bit: both go by way of the compute types
 * integer to float rounds to nearest even, once; integer to integer keeps the low bits (wraps).
 * float to integer truncates toward zero; out of range saturates; NaN becomes 0.
 * to bool is `!= 0` (NaN is true); bool is 0 or 1.
+* float8 and float4 saturate, float8_e8m0 rounds up; int4 and int2 keep the low bits.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import numpy as np
 from stitch.errors import TaskError
 from stitch.ops.attributes import int_of, string_of
 from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
-from stitch.ops.element_types import EVERY, INT64
+from stitch.ops.element_types import INT64, MOVED
 from stitch.ops.inference import (
     axis_of,
     operand,
@@ -26,7 +26,7 @@ _MODES = ("linear", "circular")
 
 
 def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
-    cache = require_type(context, 0, EVERY)
+    cache = require_type(context, 0, MOVED)
     require_same_type(context, (0, 1))
     rank = require_rank(context, 0, 2)
     require_rank(context, 1, rank, rank)

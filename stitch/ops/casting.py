@@ -6,32 +6,50 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stitch.ops.attributes import int_of
+from stitch.ops.attributes import int_of, string_of
 from stitch.ops.conversions import conversion_steps, workspace_nbytes
 from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
-from stitch.ops.element_types import EVERY, data_type_of_code
+from stitch.ops.element_types import MOVED, data_type_of_code
 from stitch.ops.inference import require_type
+from stitch.ops.narrow_conversions import Rounding
 from stitch.ops.steps import BLOCK_SIZE, copy_steps, given
 from stitch.program import DataType, ValueType
 
 _NARROW = (DataType.FLOAT16, DataType.BFLOAT16)
 
 
+_MODES = ("up", "down", "nearest")
+
+
+def _check_rounding(context: InferenceContext) -> None:
+    mode = string_of(context.attributes, "round_mode")
+    if mode not in _MODES:
+        raise context.fail(
+            f"{context.op} has no such round_mode", expected=" or ".join(_MODES), got=mode
+        )
+
+
 def _infer_cast(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = require_type(context, 0, EVERY)
+    data = require_type(context, 0, MOVED)
+    _check_rounding(context)
     target = data_type_of_code(int_of(context.attributes, "to"), context.op)
     return (ValueType(data.shape, target),)
 
 
 def _infer_cast_like(context: InferenceContext) -> tuple[ValueType, ...]:
-    data, like = require_type(context, 0, EVERY), require_type(context, 1, EVERY)
+    data, like = require_type(context, 0, MOVED), require_type(context, 1, MOVED)
+    _check_rounding(context)
     return (ValueType(data.shape, like.data_type),)
 
 
 def _cast(arguments: KernelArguments) -> Sequence[Thunk]:
     source, out = given(arguments, 0), arguments.outputs[0]
-    narrow = "to" in arguments.attributes and (
-        data_type_of_code(int_of(arguments.attributes, "to")) in _NARROW
+    narrow = bool(arguments.types) and arguments.types[0] in _NARROW
+    if source.dtype == out.dtype and not narrow:
+        return copy_steps(source, out)
+    rounding = Rounding(
+        bool(int_of(arguments.attributes, "saturate")),
+        string_of(arguments.attributes, "round_mode"),
     )
     per_element = workspace_nbytes(source.dtype, out.dtype, narrow)
     if not per_element:
@@ -41,23 +59,23 @@ def _cast(arguments: KernelArguments) -> Sequence[Thunk]:
     steps: list[Thunk] = []
     for start in range(0, goal.size, BLOCK_SIZE):
         part = slice(start, start + BLOCK_SIZE)
-        steps += conversion_steps(flat[part], goal[part], workspace, rounds_again=narrow)
+        steps += conversion_steps(
+            flat[part], goal[part], workspace, rounds_again=narrow, rounding=rounding
+        )
     return steps
 
 
-#: Those whose bits a kernel sees: narrow floats are computed in float32.
-_PLAIN = EVERY.difference(_NARROW)
+#: Those whose bits a kernel sees: 16-bit floats are computed in float32.
+_PLAIN = MOVED.difference(_NARROW)
 
 
 def _infer_bit_cast(context: InferenceContext) -> tuple[ValueType, ...]:
     data = require_type(context, 0, _PLAIN)
     made = data_type_of_code(int_of(context.attributes, "to"), context.op)
-    if made not in _PLAIN or made.itemsize != data.data_type.itemsize:
+    if made not in _PLAIN or made.bits != data.data_type.bits:
         raise context.fail(
             "BitCast does not make this type of that one",
-            expected=" or ".join(
-                sorted(t.value for t in _PLAIN if t.itemsize == data.data_type.itemsize)
-            ),
+            expected=" or ".join(sorted(t.value for t in _PLAIN if t.bits == data.data_type.bits)),
             got=made.value,
         )
     return (ValueType(data.shape, made),)
@@ -78,9 +96,9 @@ OPERATORS = (
         _cast,
         attributes={"to": Attribute("int", required=True), **_ROUNDING},
         elementwise=True,
-        doc="round_mode and saturate concern float8 types, which Stitch does not compute in. "
-        "From floating to integer, where ONNX leaves it undefined: out of range saturates, and "
-        "NaN becomes 0.",
+        doc="saturate concerns float8 types, round_mode float8_e8m0 alone. From floating to "
+        "integer, where ONNX leaves it undefined: out of range saturates, and NaN becomes 0; "
+        "int4 and int2 then keep the low bits.",
     ),
     OpDef(
         "BitCast",

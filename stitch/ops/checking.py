@@ -9,15 +9,15 @@ import numpy as np
 from stitch.errors import TaskError
 from stitch.ops.attributes import string_of
 from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
-from stitch.ops.element_types import EVERY
+from stitch.ops.element_types import MOVED
 from stitch.ops.inference import operand, require_same_type, require_shape, require_type
 from stitch.ops.steps import copy_steps, given
 from stitch.program import ValueType
 
 
 def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = require_type(context, 0, EVERY)
-    require_type(context, 1, EVERY)
+    data = require_type(context, 0, MOVED)
+    require_type(context, 1, MOVED)
     require_same_type(context, (1, 2))
     require_shape(context, 2, operand(context, 1).shape)
     return (data,)

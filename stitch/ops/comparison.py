@@ -9,7 +9,7 @@ import numpy as np
 
 from stitch.ops.attributes import int_of, string_of
 from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
-from stitch.ops.element_types import BOOLEAN, EVERY, FLOATS, NUMERIC, UNSIGNED
+from stitch.ops.element_types import BOOLEAN, EVERY, FLOATS, FLOATS8, NUMERIC, UNSIGNED
 from stitch.ops.elementwise import binary, infer_broadcast
 from stitch.ops.inference import broadcast, operand, require_same_type, require_type
 from stitch.ops.steps import copy_steps, fill_step, given, overlaps, scalar
@@ -17,7 +17,7 @@ from stitch.program import DataType, ValueType
 
 
 def _infer_truth(context: InferenceContext) -> tuple[ValueType, ...]:
-    return (ValueType(require_type(context, 0, FLOATS).shape, DataType.BOOL),)
+    return (ValueType(require_type(context, 0, FLOATS | FLOATS8).shape, DataType.BOOL),)
 
 
 def _is_nan(arguments: KernelArguments) -> Sequence[Thunk]:

@@ -10,18 +10,22 @@ bit. NumPy's own cast is right but for two cases:
   using rounding to odd", 2008).
 * Floating to integer: it truncates toward zero. ONNX's Cast leaves numbers out of range, infinity
   and NaN undefined, and processors differ. Here what is out of range saturates and NaN becomes 0.
+
+Types of eight bits and fewer that NumPy lacks have rules of their own: `narrow_conversions`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from stitch.ops.definition import Thunk
+from stitch.ops.narrow_conversions import DEFAULT, WIDER, Rounding, narrow_steps, stops
 from stitch.program import Array
 
 _FLOAT64 = np.dtype(np.float64)
@@ -36,6 +40,12 @@ _EXACT_INTEGER = 1 << 40
 
 def workspace_nbytes(source: np.dtype[Any], target: np.dtype[Any], rounds_again: bool) -> int:
     """Bytes per element that `conversion_steps` needs as workspace."""
+    if source in WIDER or target in WIDER:
+        path = (source, *stops(source, target), target)
+        plain = ((a, b) for a, b in pairwise(path) if a not in WIDER and b not in WIDER)
+        inner = (workspace_nbytes(a, b, target in WIDER) for a, b in plain)
+        # Every stop has 8 bytes an element, so that what comes behind it is aligned.
+        return 8 * (len(path) - 1) + max(inner, default=0)
     if _truncates(source, target):
         return 9
     if not _rounds_to_odd(source, target, rounds_again):
@@ -44,18 +54,48 @@ def workspace_nbytes(source: np.dtype[Any], target: np.dtype[Any], rounds_again:
 
 
 def conversion_steps(
-    source: Array, out: Array, workspace: npt.NDArray[np.uint8], *, rounds_again: bool
+    source: Array,
+    out: Array,
+    workspace: npt.NDArray[np.uint8],
+    *,
+    rounds_again: bool,
+    rounding: Rounding = DEFAULT,
 ) -> Sequence[Thunk]:
     """Steps that convert `source` to `out` (flat, same length; they may be the same bytes).
 
     `rounds_again`: a float32 `out` will be rounded to a type of at most 11 bits of precision.
-    `workspace` has `workspace_nbytes` for each element. Run under `np.errstate(all="ignore")`.
+    `rounding` is how types of ml_dtypes are reached. `workspace` has `workspace_nbytes` for each
+    element. Run under `np.errstate(all="ignore")`.
     """
+    if source.dtype in WIDER or out.dtype in WIDER:
+        return _by_stops(source, out, workspace, rounding)
     if _truncates(source.dtype, out.dtype):
         return _truncation(source, out, workspace)
     if _rounds_to_odd(source.dtype, out.dtype, rounds_again):
         return _rounding_to_odd(source, out, workspace)
     return (partial(np.copyto, out, source, "unsafe"),)
+
+
+def _by_stops(
+    source: Array, out: Array, workspace: npt.NDArray[np.uint8], rounding: Rounding
+) -> list[Thunk]:
+    """By way of types that NumPy converts; only the last step rounds."""
+    size, current = source.size, source
+    path = stops(source.dtype, out.dtype)
+    inner = workspace[8 * size * (len(path) + 1) :]
+    steps: list[Thunk] = []
+    for index, stop in enumerate(path):
+        made = workspace[8 * size * index :][: size * stop.itemsize].view(stop)
+        if current.dtype in WIDER:
+            steps.append(partial(np.copyto, made, current, "unsafe"))
+        else:
+            narrow = out.dtype in WIDER
+            steps += conversion_steps(current, made, inner, rounds_again=narrow)
+        current = made
+    if out.dtype in WIDER:
+        spare = workspace[8 * size * len(path) :][: 8 * size]
+        return [*steps, *narrow_steps(current, out, spare, rounding)]
+    return [*steps, *conversion_steps(current, out, inner, rounds_again=False)]
 
 
 def _truncates(source: np.dtype[Any], target: np.dtype[Any]) -> bool:

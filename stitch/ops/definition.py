@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stitch.errors import CompileError
-from stitch.program import Array, AttributeValue, ValueType
+from stitch.program import Array, AttributeValue, DataType, ValueType
 
 #: A prepared step: called with nothing, it reads and writes the arrays it was bound to.
 Thunk = Callable[[], object]
@@ -45,6 +45,7 @@ class KernelArguments:
     *be* an input's array. `constant[i]` says that input i never changes: it may be rearranged or
     broadcast once, at binding. What is derived from constants goes into `memo`, which the executor
     keeps for the operation, so that binding it to other addresses derives nothing again.
+    `types` are the data types that the outputs are rounded to; empty where nobody says.
     """
 
     inputs: tuple[Array | None, ...]
@@ -52,6 +53,7 @@ class KernelArguments:
     attributes: Mapping[str, AttributeValue]
     constant: tuple[bool, ...]
     memo: dict[str, Array] = field(default_factory=dict)
+    types: tuple[DataType, ...] = ()
 
 
 #: Binds an operator to arrays and returns the steps that compute it; allocation happens here, once.

@@ -17,6 +17,15 @@ NUMERIC = FLOATS | INTEGERS
 SIGNED_NUMERIC = FLOATS | SIGNED
 BOOLEAN = frozenset({DataType.BOOL})
 EVERY = NUMERIC | BOOLEAN
+#: Those that follow IEEE 754 in part, without the one that holds powers of two only.
+FLOATS8 = frozenset(
+    {DataType.FLOAT8_E4M3FN, DataType.FLOAT8_E4M3FNUZ, DataType.FLOAT8_E5M2,
+     DataType.FLOAT8_E5M2FNUZ}
+)  # fmt: skip
+#: Types that are moved and converted, but never computed in.
+NARROW = frozenset(t for t in DataType if not t.is_block and t.is_narrow)
+#: What operators take that only move elements, as ONNX has it.
+MOVED = EVERY | NARROW
 INDICES = frozenset({DataType.INT32, DataType.INT64})
 INT64 = frozenset({DataType.INT64})
 #: What ONNX lets matrix products work on.
@@ -36,6 +45,16 @@ _ONNX_CODES = {
     DataType.UINT32: 12,
     DataType.UINT64: 13,
     DataType.BFLOAT16: 16,
+    DataType.FLOAT8_E4M3FN: 17,
+    DataType.FLOAT8_E4M3FNUZ: 18,
+    DataType.FLOAT8_E5M2: 19,
+    DataType.FLOAT8_E5M2FNUZ: 20,
+    DataType.UINT4: 21,
+    DataType.INT4: 22,
+    DataType.FLOAT4_E2M1: 23,
+    DataType.FLOAT8_E8M0: 24,
+    DataType.UINT2: 25,
+    DataType.INT2: 26,
 }
 _BY_CODE = {code: data_type for data_type, code in _ONNX_CODES.items()}
 

@@ -80,18 +80,23 @@ def bind(
     domain: str = "",
     attributes: Mapping[str, Any] = NO_ATTRIBUTES,
     constant: Sequence[bool] | None = None,
+    types: Sequence[DataType] = (),
 ) -> tuple[Thunk, ...]:
     """The steps that compute an operation from `inputs` into `outputs`, dense arrays of the
     compute types; run them under `np.errstate(all="ignore")`.
 
-    `constant[i]` promises that input i never changes. Operands that decide shapes are read now.
+    `constant[i]` promises that input i never changes; `types[i]` is what output i is rounded to
+    afterwards, by default the type of its array. Operands that decide shapes are read now.
     """
     definition = lookup(op, domain)
     fixed = tuple(constant) if constant is not None else (False,) * len(inputs)
     resolved = resolve_attributes(definition, attributes)
+    rounded = tuple(types) or tuple(DataType.from_dtype(array.dtype) for array in outputs)
     with np.errstate(all="ignore"):
         return tuple(
-            definition.kernel(KernelArguments(tuple(inputs), tuple(outputs), resolved, fixed))
+            definition.kernel(
+                KernelArguments(tuple(inputs), tuple(outputs), resolved, fixed, types=rounded)
+            )
         )
 
 
@@ -132,6 +137,7 @@ def evaluate(
             domain=domain,
             attributes=attributes,
             constant=[True] * len(arrays),
+            types=[t.data_type for t in found],
         )
         for step in steps:
             step()

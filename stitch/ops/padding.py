@@ -9,7 +9,7 @@ import numpy as np
 
 from stitch.ops.attributes import string_of
 from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
-from stitch.ops.element_types import EVERY, INT64
+from stitch.ops.element_types import INT64, MOVED
 from stitch.ops.inference import (
     Shape,
     axes_of,
@@ -27,7 +27,7 @@ PAD_MODES = ("constant", "edge", "reflect", "wrap")
 
 
 def _infer_pad(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = require_type(context, 0, EVERY)
+    data = require_type(context, 0, MOVED)
     require_type(context, 1, INT64)
     mode = string_of(context.attributes, "mode")
     if mode not in PAD_MODES:

@@ -1,4 +1,4 @@
-"""Integers that stand for real numbers: QuantizeLinear, DequantizeLinear.
+"""Integers and float8 that stand for real numbers: QuantizeLinear, DequantizeLinear.
 
 A real number is (integer - zero point) * scale.
 """
@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from stitch.ops.attributes import Attributes, int_of
+from stitch.ops.conversions import conversion_steps, workspace_nbytes
 from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
-from stitch.ops.element_types import FLOATS, data_type_of_code
+from stitch.ops.element_types import FLOATS, NARROW, data_type_of_code
 from stitch.ops.inference import (
     Shape,
     axis_of,
@@ -22,12 +23,15 @@ from stitch.ops.inference import (
     require_shape,
     require_type,
 )
+from stitch.ops.narrow_conversions import WIDER, Rounding
 from stitch.ops.steps import given, optional
 from stitch.program import Array, DataType, ValueType
 
 BYTES = frozenset({DataType.INT8, DataType.UINT8})
-QUANTIZED = BYTES | {DataType.INT16, DataType.UINT16}
+_E8M0 = frozenset({DataType.FLOAT8_E8M0})
+QUANTIZED = BYTES | {DataType.INT16, DataType.UINT16} | (NARROW - _E8M0)
 REALS = FLOATS - {DataType.FLOAT64}
+SCALES = REALS | _E8M0
 
 
 def _check_scale(context: InferenceContext, shape: Shape) -> None:
@@ -58,7 +62,7 @@ def _output_type(context: InferenceContext, default: DataType) -> DataType:
 
 def _infer_quantize(context: InferenceContext) -> tuple[ValueType, ...]:
     x = require_type(context, 0, REALS | {DataType.INT32})
-    require_type(context, 1, REALS | {DataType.INT32})
+    require_type(context, 1, SCALES | {DataType.INT32})
     zero = present(context, 2)
     if zero is not None:
         require_type(context, 2, QUANTIZED)
@@ -80,7 +84,7 @@ def _infer_quantize(context: InferenceContext) -> tuple[ValueType, ...]:
 
 def _infer_dequantize(context: InferenceContext) -> tuple[ValueType, ...]:
     x = require_type(context, 0, QUANTIZED | {DataType.INT32})
-    scale = require_type(context, 1, REALS)
+    scale = require_type(context, 1, SCALES)
     require_same_type(context, (0, 2))
     made = _output_type(context, scale.data_type)
     if made not in REALS:
@@ -103,31 +107,52 @@ def _spread(values: Array, shape: Shape, attributes: Attributes) -> Array:
     return values.reshape(along)
 
 
+def _wide(values: Array) -> Array:
+    """Numbers of a type that NumPy computes in."""
+    return values.astype(WIDER.get(values.dtype, values.dtype), copy=False)
+
+
 def _quantize(arguments: KernelArguments) -> Sequence[Thunk]:
     x, scale, zero = given(arguments, 0), given(arguments, 1), optional(arguments, 2)
     out, attributes = arguments.outputs[0], arguments.attributes
-    limits = np.iinfo(out.dtype)
+    made = DataType.from_dtype(out.dtype)
+
+    def divided() -> Array:
+        return np.asarray(x / _spread(_wide(scale), x.shape, attributes))
 
     def run() -> None:
         # A wide zero point would not fit beside rounded values in the type of the data.
-        work = x / _spread(scale, x.shape, attributes)
-        whole = np.rint(work).astype(np.float64)
+        whole = np.rint(divided()).astype(np.float64)
         if zero is not None:
-            whole += _spread(zero, x.shape, attributes)
-        np.copyto(out, np.clip(whole, limits.min, limits.max), casting="unsafe")
+            whole += _spread(_wide(zero), x.shape, attributes)
+        whole = np.clip(whole, *made.limits)
+        np.copyto(out, whole.astype(np.int32) if made.is_narrow else whole, casting="unsafe")
 
-    return (run,)
+    def run_floating() -> None:
+        work = divided().astype(np.float32)
+        if zero is not None and _wide(zero).any():
+            work = work + _spread(_wide(zero), x.shape, attributes)
+        flat = work.reshape(-1)
+        workspace = np.empty(flat.size * workspace_nbytes(flat.dtype, out.dtype, False), np.uint8)
+        rounding = Rounding(bool(int_of(attributes, "saturate")))
+        for step in conversion_steps(
+            flat, out.reshape(-1), workspace, rounds_again=False, rounding=rounding
+        ):
+            step()
+
+    return (run_floating if made.is_floating else run,)
 
 
 def _dequantize(arguments: KernelArguments) -> Sequence[Thunk]:
     x, scale, zero = given(arguments, 0), given(arguments, 1), optional(arguments, 2)
     out, attributes = arguments.outputs[0], arguments.attributes
+    exact = out.dtype if DataType.from_dtype(x.dtype).is_floating else np.dtype(np.int64)
 
     def run() -> None:
-        work = x.astype(np.int64)
+        work = _wide(x).astype(exact)
         if zero is not None:
-            work -= _spread(zero, x.shape, attributes)
-        np.multiply(work.astype(out.dtype), _spread(scale, x.shape, attributes), out)
+            work -= _spread(_wide(zero), x.shape, attributes)
+        np.multiply(work.astype(out.dtype), _spread(_wide(scale), x.shape, attributes), out)
 
     return (run,)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from stitch.ops.attributes import Attributes, int_of, ints_of, string_of
 from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
-from stitch.ops.element_types import EVERY, INDICES, INT64
+from stitch.ops.element_types import EVERY, INDICES, INT64, MOVED
 from stitch.ops.inference import (
     Shape,
     axes_of,
@@ -29,7 +29,7 @@ from stitch.program import ValueType
 
 
 def _infer_transpose(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = require_type(context, 0, EVERY)
+    data = require_type(context, 0, MOVED)
     order = _permutation(context.attributes, len(data.shape))
     if sorted(order) != list(range(len(data.shape))):
         raise context.fail(

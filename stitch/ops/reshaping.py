@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from stitch.ops.attributes import int_of
 from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
-from stitch.ops.element_types import BOOLEAN, EVERY, FLOATS, INT64
+from stitch.ops.element_types import BOOLEAN, FLOATS, INT64, MOVED
 from stitch.ops.inference import (
     Shape,
     axes_of,
@@ -34,7 +34,7 @@ def reinterpret(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _infer_reshape(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = require_type(context, 0, EVERY)
+    data = require_type(context, 0, MOVED)
     require_type(context, 1, INT64)
     wanted = list(known_ints(context, 1, "shape"))
     keep_zero = bool(int_of(context.attributes, "allowzero"))
@@ -63,7 +63,7 @@ def _infer_reshape(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def _infer_flatten(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = require_type(context, 0, EVERY)
+    data = require_type(context, 0, MOVED)
     rank, axis = len(data.shape), int_of(context.attributes, "axis")
     if not -rank <= axis <= rank:
         raise context.fail(
@@ -75,7 +75,7 @@ def _infer_flatten(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def _infer_squeeze(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = require_type(context, 0, EVERY)
+    data = require_type(context, 0, MOVED)
     if present(context, 1) is None:
         axes = tuple(i for i, size in enumerate(data.shape) if size == 1)
     else:
@@ -89,7 +89,7 @@ def _infer_squeeze(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def _infer_unsqueeze(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = require_type(context, 0, EVERY)
+    data = require_type(context, 0, MOVED)
     require_type(context, 1, INT64)
     listed = known_ints(context, 1, "axes")
     rank = len(data.shape) + len(listed)
@@ -159,7 +159,7 @@ def _size(arguments: KernelArguments) -> Sequence[Thunk]:
 
 def _require_any(context: InferenceContext) -> tuple[ValueType, ...]:
     require_rank(context, 0, 0)
-    return same_as_first(EVERY)(context)
+    return same_as_first(MOVED)(context)
 
 
 OPERATORS = (

@@ -37,6 +37,16 @@ class DataType(enum.Enum):
     BOOL = "bool"
     BFP8 = "bfp8"
     BFP4 = "bfp4"
+    FLOAT8_E4M3FN = "float8_e4m3fn"
+    FLOAT8_E4M3FNUZ = "float8_e4m3fnuz"
+    FLOAT8_E5M2 = "float8_e5m2"
+    FLOAT8_E5M2FNUZ = "float8_e5m2fnuz"
+    FLOAT8_E8M0 = "float8_e8m0fnu"
+    FLOAT4_E2M1 = "float4_e2m1fn"
+    INT4 = "int4"
+    UINT4 = "uint4"
+    INT2 = "int2"
+    UINT2 = "uint2"
 
     __hash__ = object.__hash__
 
@@ -54,6 +64,37 @@ class DataType(enum.Enum):
     def is_block(self) -> bool:
         """Whether sixteen elements share an exponent (bfp8, bfp4): tiled layouts only."""
         return _FACTS[self].mantissa_bits != 0
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether it is float8, float4, int4 or int2: one element a byte, nothing but casts.
+
+        Operators move such elements and convert them; none computes in them.
+        """
+        return self in _NARROW
+
+    @property
+    def bits(self) -> int:
+        """Bits that tell one element from another: 4 for int4, though it takes a byte."""
+        return _FACTS[self].bits or 8 * self.itemsize
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """Least and largest number of an integer type; of bool 0 and 1."""
+        if self is DataType.BOOL:
+            return (0, 1)
+        if self.value.startswith("u"):
+            return (0, 2**self.bits - 1)
+        return (-(2 ** (self.bits - 1)), 2 ** (self.bits - 1) - 1)
+
+    def holds(self, stored: np.ndarray[Any, np.dtype[Any]]) -> bool:
+        """Whether bytes are elements of this type: those of bool are 0 or 1, of int4 below 16.
+
+        Another byte would mean different things to different kernels.
+        """
+        most = 2 if self is DataType.BOOL else 1 << min(8, self.bits)
+        raw = stored.reshape(-1).view(np.uint8)
+        return most == 256 or not raw.size or int(raw.max()) < most
 
     @property
     def mantissa_bits(self) -> int:
@@ -78,7 +119,7 @@ class DataType(enum.Enum):
 
     @property
     def compute_dtype(self) -> np.dtype[Any]:
-        """The NumPy type that kernels compute in: float32 for types narrower than that."""
+        """The NumPy type that kernels compute in: float32 for float16 and bfloat16."""
         return _FACTS[self].compute
 
     def nbytes(self, elements: int) -> int:
@@ -118,6 +159,7 @@ class _Facts:
     dtype: np.dtype[Any] | None
     compute: np.dtype[Any]
     mantissa_bits: int = 0
+    bits: int = 0  # where an element does not fill its bytes
 
 
 _F32 = np.dtype(np.float32)
@@ -127,6 +169,12 @@ _BF16 = np.dtype(ml_dtypes.bfloat16)
 def _plain(short: str, name: str) -> _Facts:
     dtype = np.dtype(name)
     return _Facts(short, dtype.kind == "f", dtype, dtype)
+
+
+def _narrow(short: str, name: str, bits: int = 8) -> _Facts:
+    """A type of ml_dtypes, one element a byte."""
+    dtype = np.dtype(getattr(ml_dtypes, name))
+    return _Facts(short, name.startswith("float"), dtype, dtype, bits=bits)
 
 
 _FACTS: dict[DataType, _Facts] = {
@@ -145,6 +193,17 @@ _FACTS: dict[DataType, _Facts] = {
     DataType.BOOL: _plain("i1", "bool"),
     DataType.BFP8: _Facts("bfp8", True, None, _F32, 8),
     DataType.BFP4: _Facts("bfp4", True, None, _F32, 4),
+    DataType.FLOAT8_E4M3FN: _narrow("f8E4M3FN", "float8_e4m3fn"),
+    DataType.FLOAT8_E4M3FNUZ: _narrow("f8E4M3FNUZ", "float8_e4m3fnuz"),
+    DataType.FLOAT8_E5M2: _narrow("f8E5M2", "float8_e5m2"),
+    DataType.FLOAT8_E5M2FNUZ: _narrow("f8E5M2FNUZ", "float8_e5m2fnuz"),
+    DataType.FLOAT8_E8M0: _narrow("f8E8M0FNU", "float8_e8m0fnu"),
+    DataType.FLOAT4_E2M1: _narrow("f4E2M1FN", "float4_e2m1fn", 4),
+    DataType.INT4: _narrow("i4", "int4", 4),
+    DataType.UINT4: _narrow("ui4", "uint4", 4),
+    DataType.INT2: _narrow("i2", "int2", 2),
+    DataType.UINT2: _narrow("ui2", "uint2", 2),
 }
+_NARROW = frozenset(t for t, facts in _FACTS.items() if facts.bits)
 _BY_DTYPE = {facts.dtype: t for t, facts in _FACTS.items() if facts.dtype is not None}
 _BY_NAME = {t.value: t for t in DataType} | {facts.short: t for t, facts in _FACTS.items()}

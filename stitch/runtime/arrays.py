@@ -89,7 +89,7 @@ def converted(array: Array, data_type: DataType, what: str) -> Array:
         raise _mismatch(given, data_type, what)
     with np.errstate(all="ignore"):
         made = array.astype(dtype)
-    if data_type.is_floating and np.isinf(made).sum() > np.isinf(array).sum():
+    if data_type.is_floating and np.isfinite(made).sum() < np.isfinite(array).sum():
         raise _mismatch(given, data_type, what, "some values are too large for it")
     if not data_type.is_floating and not np.array_equal(made, array):
         raise _mismatch(given, data_type, what, "some values do not fit")

@@ -10,8 +10,6 @@ import zlib
 from collections import Counter
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from stitch.errors import CompileError, StitchError
 from stitch.machine.shape import MachineShape
 from stitch.program import Array, DataType, Program
@@ -34,7 +32,7 @@ CURRENT = Version(1, 0)
 #: The ONNX operator set whose semantics programs follow.
 OPSET = 26
 #: The features that a file may require of this reader.
-FEATURES: frozenset[str] = frozenset()
+FEATURES: frozenset[str] = frozenset({"narrow_types"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,26 +83,36 @@ class SegmentChecks:
             else:
                 self._checked.add(index)
         for program in programs:
-            _check_booleans(program, problems)
+            _check_elements(program, problems)
         problems.raise_if_any("constants of the file are damaged", where=self._where)
 
 
-def _check_booleans(program: Program, problems: ProblemList) -> None:
+def _check_elements(program: Program, problems: ProblemList) -> None:
     """A bool that is neither 0 nor 1 would mean different things to different kernels."""
     for constant in program.constants:
-        if constant.data.dtype != DataType.BOOL.dtype or not constant.data.size:
-            continue
-        if constant.data.view(np.uint8).max() > 1:
+        kind = DataType.from_dtype(constant.data.dtype)
+        if not kind.holds(constant.data):
             place = f"program {program.name}, value {program.values[constant.value].name}"
-            problems.add("bool", place, "a bool is neither 0 nor 1")
+            wrong = "a bool is neither 0 nor 1" if kind is DataType.BOOL else f"no {kind.value}"
+            problems.add(kind.value, place, wrong)
+
+
+def _features(programs: tuple[Program, ...]) -> frozenset[str]:
+    """What a reader of these programs must know."""
+    values = (value for program in programs for value in program.values)
+    narrow = any(
+        v.type.data_type.is_narrow or (v.layout is not None and v.layout.data_type.is_narrow)
+        for v in values
+    )
+    return frozenset({"narrow_types"}) if narrow else frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Binary:
     """What a `.ttb` file holds. Raises `CompileError` without programs, or with equal names.
 
-    `requires` names features that a reader must know. `segments` belongs to binaries that were
-    loaded; it takes no part in comparisons.
+    `requires` names features that a reader must know, those of its programs at least. `segments`
+    belongs to binaries that were loaded; it takes no part in comparisons.
     """
 
     programs: tuple[Program, ...]
@@ -122,6 +130,9 @@ class Binary:
         twice = sorted(name for name, times in Counter(names).items() if times > 1)
         if twice:
             raise CompileError("programs of one binary have different names", got=", ".join(twice))
+        lacking = _features(self.programs).difference(self.requires)
+        if lacking:
+            object.__setattr__(self, "requires", (*self.requires, *sorted(lacking)))
 
     def program(self, name_or_index: str | int) -> Program:
         """A program by its name or its index; raises `StitchError` listing the names."""

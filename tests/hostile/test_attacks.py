@@ -97,7 +97,7 @@ ATTACKS: dict[str, tuple[Callable[[Surgery], None], str]] = {
     "string without an end": (put_behind((*PROGRAM, "name"), 0, "I", 3), "string"),
     "string is not UTF-8": (put_behind((*PROGRAM, "name"), 4, "B", 0xFF), "utf8"),
     "bad role": (put((*PROGRAM, "role"), "B", 200), "enum"),
-    "bad data type": (put(("programs", 0, "values", 2, "layout", "data_type"), "B", 15), "enum"),
+    "bad data type": (put(("programs", 0, "values", 2, "layout", "data_type"), "B", 25), "enum"),
     "negative dimension": (put_behind((*VALUE, "type", "shape"), 4, "q", -4), "range"),
     "negative operand": (put_behind((*OPERATION, "inputs"), 4, "i", -2), "range"),
     "no banks": (put(("machine", "l1", "banks"), "I", 0), "range"),

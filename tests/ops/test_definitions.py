@@ -92,7 +92,9 @@ def test_an_operator_takes_the_types_of_its_schema(definition: Any, schema: Any)
     for data_type in DataType:
         if data_type.is_block:
             continue
-        name = {F32: "float", DataType.FLOAT64: "double"}.get(data_type, data_type.value)
+        name = {F32: "float", DataType.FLOAT64: "double", DataType.FLOAT8_E8M0: "float8e8m0",
+                DataType.FLOAT4_E2M1: "float4e2m1"}.get(data_type, data_type.value)  # fmt: skip
+        name = name.replace("float8_", "float8")
         taken = False
         for rank, others in ((r, o) for r in range(5) for o in (r, 1)):
             shapes = [(1,) * rank, *[(1,) * others] * (definition.inputs[0] - 1)]

@@ -80,8 +80,9 @@ def constants(draw: st.DrawFn, index: int, value: Value) -> Constant:
     dtype = value.type.data_type.dtype
     nbytes = int(np.prod(value.type.shape, dtype=np.int64)) * dtype.itemsize
     raw = draw(st.binary(min_size=nbytes, max_size=nbytes))
-    if value.type.data_type is DataType.BOOL:
-        raw = bytes(byte & 1 for byte in raw)
+    bits = 1 if value.type.data_type is DataType.BOOL else value.type.data_type.bits
+    if bits < 8:
+        raw = bytes(byte % (1 << bits) for byte in raw)
     return Constant(index, np.frombuffer(raw, np.uint8).view(dtype).reshape(value.type.shape))
 
 

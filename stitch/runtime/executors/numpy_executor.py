@@ -12,7 +12,7 @@ import numpy as np
 
 from stitch.machine import MachineShape
 from stitch.ops import KernelArguments, OpDef, infer_types, lookup, resolve_attributes
-from stitch.program import ABSENT, Array, Program
+from stitch.program import ABSENT, Array, DataType, Program
 from stitch.runtime.executors.executor import BoundProgram, Executor, PreparedProgram, Thunk
 from stitch.runtime.executors.staging import StagedRegions, StagingArrays, computable
 
@@ -77,6 +77,10 @@ class _Binding:
                 prepared.attributes[index],
                 constant,
                 prepared.memos[index],
+                tuple(
+                    self.values[v].type.data_type if v != ABSENT else DataType.from_dtype(a.dtype)
+                    for v, a in zip(operation.outputs, made, strict=True)
+                ),
             )
             self.steps += prepared.definitions[index].kernel(arguments)
             for value in outputs:

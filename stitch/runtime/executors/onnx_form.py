@@ -35,6 +35,11 @@ def operation_form(program: Program, operation: Operation) -> OnnxForm:
 
 
 def _write(writer: FormWriter, operation: Operation) -> None:
+    for value in (*operation.inputs, *operation.outputs):
+        if value != ABSENT and writer.type_of(value).data_type.is_narrow:
+            kind = writer.type_of(value).data_type.value
+            # It packs int4, and its kernels take other sets of these types at every version.
+            raise CompileError(f"tensors of type {kind} are not given to it")
     definition = lookup(operation.op, operation.domain)
     attributes = resolve_attributes(definition, operation.attributes, operation.location)
     rewrite = REWRITES.get((operation.domain, operation.op))

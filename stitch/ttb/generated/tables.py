@@ -5,12 +5,12 @@ The one table that drives verifying, decoding and docs/format.md.
 
 from stitch.ttb.table_spec import FieldSpec, TableSpec
 
-SCHEMA_SHA256 = "16382046981e2c531b02816b298c42d3dbc9e65e4fe1ff6c52c2dc44df37b76d"
+SCHEMA_SHA256 = "e9034c13dbe097460cc4bce2c8119e4c75b058d6d7afd2b04b8317707059fe7e"
 FILE_IDENTIFIER = b"STCH"
 ROOT = "Binary"
 
 ENUMS: dict[str, tuple[str, ...]] = {
-    'DataType': ('FLOAT32', 'FLOAT16', 'BFLOAT16', 'FLOAT64', 'INT8', 'INT16', 'INT32', 'INT64', 'UINT8', 'UINT16', 'UINT32', 'UINT64', 'BOOL', 'BFP8', 'BFP4'),
+    'DataType': ('FLOAT32', 'FLOAT16', 'BFLOAT16', 'FLOAT64', 'INT8', 'INT16', 'INT32', 'INT64', 'UINT8', 'UINT16', 'UINT32', 'UINT64', 'BOOL', 'BFP8', 'BFP4', 'FLOAT8_E4M3FN', 'FLOAT8_E4M3FNUZ', 'FLOAT8_E5M2', 'FLOAT8_E5M2FNUZ', 'FLOAT8_E8M0', 'FLOAT4_E2M1', 'INT4', 'UINT4', 'INT2', 'UINT2'),
     'Space': ('HOST', 'DRAM', 'L1'),
     'MemoryLayout': ('INTERLEAVED', 'HEIGHT_SHARDED', 'WIDTH_SHARDED', 'BLOCK_SHARDED'),
     'Orientation': ('ROW_MAJOR', 'COL_MAJOR'),
@@ -37,7 +37,7 @@ TABLES: dict[str, TableSpec] = {
         FieldSpec(slot=4, name='orientation', kind='scalar', code='B', of='Orientation', default=0, maximum=1),
     )),
     'Layout': TableSpec('Layout', (
-        FieldSpec(slot=0, name='data_type', kind='scalar', code='B', of='DataType', default=0, maximum=14),
+        FieldSpec(slot=0, name='data_type', kind='scalar', code='B', of='DataType', default=0, maximum=24),
         FieldSpec(slot=1, name='space', kind='scalar', code='B', of='Space', default=0, maximum=2),
         FieldSpec(slot=2, name='tile_rows', kind='scalar', code='I', default=0),
         FieldSpec(slot=3, name='tile_columns', kind='scalar', code='I', default=0),
@@ -47,7 +47,7 @@ TABLES: dict[str, TableSpec] = {
     )),
     'ValueType': TableSpec('ValueType', (
         FieldSpec(slot=0, name='shape', kind='scalars', code='q', minimum=0, limit=32),
-        FieldSpec(slot=1, name='data_type', kind='scalar', code='B', of='DataType', default=0, maximum=14),
+        FieldSpec(slot=1, name='data_type', kind='scalar', code='B', of='DataType', default=0, maximum=24),
     )),
     'Value': TableSpec('Value', (
         FieldSpec(slot=0, name='name', kind='string', limit=1024),
