@@ -82,9 +82,9 @@ def test_ours_and_the_peers_give_the_same_results_and_are_reported(
 def test_a_way_with_another_result_is_never_timed(peers: ModuleType) -> None:
     chains = importlib.import_module("peer_ways.chains")
     case = chains.make_case(chains.Chain("small", ((3, 4), (4, 2)), 2, 1.0, 1))
-    case.check(chains.Way("right", lambda x: case.expected, case.x))
+    case.check(peers.Way("right", lambda x: case.expected, case.x))
     with pytest.raises(AssertionError, match="wrong"):
-        case.check(chains.Way("wrong", lambda x: case.expected * 1.001, case.x))
+        case.check(peers.Way("wrong", lambda x: case.expected * 1.001, case.x))
 
 
 def test_a_peer_that_is_missing_is_listed_with_its_reason(
@@ -103,8 +103,48 @@ def test_a_goal_of_the_peers_is_missed_above_its_ratio_only(peers: ModuleType) -
     def result(mine: float, other: float) -> object:
         # What is no dense form of ours, and what is no product, count for neither side.
         times = {"ours": mine, "peer": other, "other form": 0.1, "yardstick": 0.1}
-        rows = tuple(peers.Row(side, side, us, us) for side, us in times.items())
+        rows = tuple(peers.Row(side, side, (us,)) for side, us in times.items())
         return peers.Result("middle", "4-4", 1.03, rows, ())
 
     assert peers.missed_goals([result(1.03, 1.0)]) == []
     assert len(peers.missed_goals([result(1.04, 1.0)])) == 1
+
+
+def test_a_peer_that_was_given_all_programs_as_one_counts_only_where_the_goal_says_so(
+    peers: ModuleType,
+) -> None:
+    rows = (
+        peers.Row("mine", "ours", (2.0, 4.0)),
+        peers.Row("apart", "peer", (2.0, 5.0), "x"),
+        peers.Row("as one", "peer", (1.0, 2.0), "x", stitched=False),
+    )
+    assert peers.missed_goals([peers.Result("m", "", 1.03, rows, (), stitched_only=True)]) == []
+    result = peers.Result("m", "", 1.03, rows, ())
+    assert result.ratio() == 2.0
+    assert len(peers.missed_goals([result])) == 1
+    assert result.as_data()["ratios"]["best peer, stitched"] == {"least": 1.0, "median": 0.9}
+
+
+def test_models_in_programs_of_their_own_give_the_same_results_everywhere(
+    peers: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--suite", "models", "--models", "resnet", "gpt", "--splits", "3", "--rounds", "1"]
+    words += ["--image", "32", "--length", "8", "--layers", "2", "--width", "64"]
+    words += ["--machines", "host", "--peers", "torch", "--json"]
+    assert peers.main(words) == 0
+    results = json.loads(capsys.readouterr().out)
+    assert [result["name"] for result in results] == ["resnet/3", "gpt/3"]
+    for result in results:
+        assert result["absent"] == {}
+        assert [row["side"] for row in result["rows"]] == ["ours", "ours", "peer"]
+
+
+@pytest.mark.full
+def test_models_reach_every_peer(peers: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--suite", "models", "--models", "bert", "--splits", "2", "--rounds", "1", "--json"]
+    words += ["--length", "8", "--layers", "2", "--width", "64", "--machines", "host"]
+    words += ["--peers", "onnxruntime", "torch.compile"]
+    assert peers.main(words) == 0
+    (result,) = json.loads(capsys.readouterr().out)
+    assert result["absent"] == {}
+    assert {row["peer"] for row in result["rows"]} == {"", "onnxruntime", "torch.compile"}

@@ -1,6 +1,7 @@
-"""The ways in which `peers.py` runs a chain: ours, and one module for each peer.
+"""The ways in which `peers.py` runs a case: ours, and one module for each peer; and the suites.
 
-Comes in: a `Case` (layers, input, expected result). Goes out: `Way`s, ready to be timed. A module
-of a peer imports it at its top, so that a missing package shows as `ModuleNotFoundError`. Must not
-know: clocks, goals, tables.
+`chains` and `models` make a `Case` (programs in the forms that each needs, input, expected result);
+`ours` and the modules of the peers make `Way`s of it, ready to be timed. A module of a peer imports
+it at its top, so that a missing package shows as `ModuleNotFoundError`. Must not know: clocks,
+goals, tables.
 """

@@ -1,27 +1,25 @@
-"""What all ways have in common: the chains, their numbers, and what a way is.
+"""The suite `chain`: programs of layers, each one Gemm and one Relu.
 
-Comes in: a chain's widths. Goes out: a `Case` with random weights, an input and the result that
-every way must give. Must not know any peer.
+Comes in: widths. Goes out: cases with random weights. Must not know how anybody runs them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from peer_ways.cases import Case, Program, Subject
+from stitch import ComputationGraphBuilder, DataType
 from stitch.program import Array
 
 Layer = tuple[Array, Array]
-#: Of a way's result: relative, and absolute to the greatest expected number.
-FLOAT32_TOLERANCE = 1e-4
-
-
-class NotAvailableError(Exception):
-    """A peer is installed, but something that it needs is missing; the text says what."""
+OPSET = 17
+IR_VERSION = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,43 +38,75 @@ class Chain:
         widths = " | ".join("-".join(map(str, widths)) for widths in self.programs)
         return f"{widths}, batch {self.batch}"
 
+    def subject(self) -> Subject:
+        """The chain as something to measure."""
+        return Subject(self.name, self.text(), self.goal, self.rounds, partial(make_case, self))
+
+
+CHAINS = (
+    Chain("tiny", ((64, 64), (64, 64)), 1, 0.65, 301),
+    Chain("middle", ((784, 512), (512, 512, 10)), 64, 1.03, 61),
+    Chain("large", ((1024, 4096, 1024), (1024, 4096, 1024)), 256, 1.03, 7),
+)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Case:
-    """A chain with its numbers: weights [in, out] and biases [out], input [batch, in]."""
+class Layers(Program):
+    """Layers in a row: weights [in, out] and biases [out]."""
 
-    chain: Chain
-    programs: tuple[tuple[Layer, ...], ...]
-    x: Array
-    expected: Array
+    layers: tuple[Layer, ...]
+    batch: int
 
-    @property
-    def layers(self) -> tuple[Layer, ...]:
-        """The layers of all programs in a row."""
-        return tuple(layer for program in self.programs for layer in program)
-
-    def check(self, way: Way) -> None:
-        """Raise `AssertionError` unless a way's result is the expected one, three times over."""
-        for _ in range(3):
-            found = np.asarray(way.result(way.run(way.given)), np.float32)
-            np.testing.assert_allclose(
-                found,
-                self.expected,
-                rtol=way.tolerance,
-                atol=way.tolerance * float(np.abs(self.expected).max()),
-                err_msg=way.name,
+    def stitch_source(self, name: str) -> tuple[Any, tuple[Any, ...]]:
+        builder = ComputationGraphBuilder(name)
+        value = builder.input("x", (self.batch, self.layers[0][0].shape[0]), DataType.FLOAT32)
+        for i, (w, b) in enumerate(self.layers):
+            value = builder.op(
+                "Gemm", value, builder.parameter(f"w{i}", w), builder.parameter(f"b{i}", b)
             )
+            value = builder.op("Relu", value)
+        builder.output("y", value)
+        return builder.build(), ()
 
+    def torch_module(self) -> Any:
+        """Linear and ReLU for every layer."""
+        import torch
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Way:
-    """One way to run a chain: `run(given)` is timed; `result` makes an array of what it gives."""
+        steps: list[Any] = []
+        for w, b in self.layers:
+            linear = torch.nn.Linear(*w.shape)
+            with torch.no_grad():
+                linear.weight.copy_(torch.from_numpy(w.T.copy()))
+                linear.bias.copy_(torch.from_numpy(b))
+            steps += [linear, torch.nn.ReLU()]
+        return torch.nn.Sequential(*steps).eval()
 
-    name: str
-    run: Callable[[Any], Any]
-    given: Any
-    result: Callable[[Any], Array] = np.asarray
-    tolerance: float = FLOAT32_TOLERANCE
+    def onnx_model(self) -> bytes:
+        """Gemm and Relu for every layer."""
+        from onnx import TensorProto, helper, numpy_helper
+
+        nodes, tensors, name = [], [], "x"
+        for i, (w, b) in enumerate(self.layers):
+            tensors += [numpy_helper.from_array(w, f"w{i}"), numpy_helper.from_array(b, f"b{i}")]
+            last = "y" if i == len(self.layers) - 1 else f"h{i}"
+            nodes.append(helper.make_node("Gemm", [name, f"w{i}", f"b{i}"], [f"g{i}"]))
+            nodes.append(helper.make_node("Relu", [f"g{i}"], [last]))
+            name = last
+        ends = [("x", self.layers[0][0].shape[0]), ("y", self.layers[-1][0].shape[1])]
+        x, y = (
+            helper.make_tensor_value_info(n, TensorProto.FLOAT, (self.batch, width))
+            for n, width in ends
+        )
+        model = helper.make_model(
+            helper.make_graph(nodes, "chain", [x], [y], tensors),
+            opset_imports=[helper.make_opsetid("", OPSET)],
+            ir_version=IR_VERSION,
+        )
+        data: bytes = model.SerializeToString()
+        return data
+
+    def mlir(self, name: str) -> tuple[str, str, str]:
+        return linalg_text(name, self.layers, self.batch), "auto", "main"
 
 
 def make_case(chain: Chain) -> Case:
@@ -91,7 +121,47 @@ def make_case(chain: Chain) -> Case:
 
     programs = tuple(tuple(layer(a, b) for a, b in pairwise(widths)) for widths in chain.programs)
     x = random.standard_normal((chain.batch, chain.programs[0][0]), dtype=np.float32)
+    layers = tuple(layer for program in programs for layer in program)
     expected = x
-    for w, b in (layer for program in programs for layer in program):
+    for w, b in layers:
         expected = np.maximum(expected @ w + b, np.float32(0))
-    return Case(chain, programs, x, expected)
+    made = tuple(Layers(program, chain.batch) for program in programs)
+    return Case(made, Layers(layers, chain.batch), x, expected)
+
+
+def constant_text(name: str, array: Array) -> tuple[str, str, str]:
+    """A constant in MLIR: its line, its resource, its type."""
+    kind = f"tensor<{'x'.join(map(str, array.shape))}xf32>"
+    line = f"    %{name} = arith.constant dense_resource<{name}> : {kind}"
+    # A blob begins with its alignment, four bytes, little end first.
+    return line, f'{name}: "0x04000000{array.tobytes().hex()}"', kind
+
+
+def linalg_text(name: str, layers: Sequence[Layer], batch: int) -> str:
+    """Matrix products that begin with the bias, and a maximum with zero, in linalg."""
+    lines, blobs, value = [], [], "%x"
+    wide = f"tensor<{batch}x{layers[0][0].shape[0]}xf32>"
+    head = f"  func.func @main(%x: {wide}) -> tensor<{batch}x{layers[-1][1].size}xf32> {{"
+    for i, (w, b) in enumerate(layers):
+        (line_w, blob_w, kind_w), (line_b, blob_b, kind_b) = (
+            constant_text(f"w{i}", w),
+            constant_text(f"b{i}", b),
+        )
+        made = f"tensor<{batch}x{b.size}xf32>"
+        blobs += [blob_w, blob_b]
+        lines += [
+            line_w,
+            line_b,
+            f"    %e{i} = tensor.empty() : {made}",
+            f"    %c{i} = linalg.broadcast ins(%b{i} : {kind_b}) outs(%e{i} : {made}) "
+            "dimensions = [0]",
+            f"    %m{i} = linalg.matmul ins({value}, %w{i} : {wide}, {kind_w}) "
+            f"outs(%c{i} : {made}) -> {made}",
+            f"    %z{i} = arith.constant dense<0.0> : {made}",
+            f"    %r{i} = arith.maximumf %m{i}, %z{i} : {made}",
+        ]
+        value, wide = f"%r{i}", made
+    body = "\n".join(
+        [f"module @{name} {{", head, *lines, f"    return {value} : {wide}", "  }", "}"]
+    )
+    return body + "\n{-# dialect_resources: { builtin: { " + ", ".join(blobs) + " } } #-}\n"

@@ -9,19 +9,23 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from peer_ways.chains import Case, Way
+from peer_ways.cases import Case, NotAvailableError, Way
+from peer_ways.chains import Layers
 from stitch.program import Array
 
 
 def make_ways(case: Case, stack: ExitStack) -> list[Way]:
     """One function over buffers that exist before; biases as large as what they join."""
+    if not isinstance(case.merged, Layers):
+        raise NotAvailableError("only layers are written out by hand")
+    batch = case.merged.batch
     steps = [
         (
             np.ascontiguousarray(w),
-            np.ascontiguousarray(np.broadcast_to(b, (case.chain.batch, b.size))),
-            np.empty((case.chain.batch, b.size), np.float32),
+            np.ascontiguousarray(np.broadcast_to(b, (batch, b.size))),
+            np.empty((batch, b.size), np.float32),
         )
-        for w, b in case.layers
+        for w, b in case.merged.layers
     ]
     dot, add, maximum = np.dot, np.add, np.maximum
     # An array without dimensions: ufuncs convert scalars on every call.

@@ -11,42 +11,32 @@ from contextlib import ExitStack
 from typing import Any
 
 import stitch
-from peer_ways.chains import FLOAT32_TOLERANCE, Case, Layer, Way
-from stitch import ComputationGraphBuilder, DataType
+from peer_ways.cases import FLOAT32_TOLERANCE, Case, Way
 from stitch.program import Array
 
 #: Wishes for every program, by the name of the form; the goals are about the first.
 FORMS: dict[str, tuple[str, ...]] = {
     "float32": (),
-    "tiled": ("input.x.layout=tile", "output.y.layout=tile"),
-    "bfloat16": ("input.x.data_type=bfloat16", "output.y.data_type=bfloat16"),
+    "tiled": ("input.0.layout=tile", "output.0.layout=tile"),
+    "bfloat16": ("input.0.data_type=bfloat16", "output.0.data_type=bfloat16"),
 }
 #: bfloat16 keeps eight bits, and errors add up from layer to layer.
 BFLOAT16_TOLERANCE = 3e-2
 
 
-def compile_program(
-    number: int, layers: tuple[Layer, ...], batch: int, machine: str, wishes: tuple[str, ...]
-) -> stitch.CompiledModel:
-    """One program of a chain, as a binary of its own."""
-    builder = ComputationGraphBuilder(f"program{number}")
-    value = builder.input("x", (batch, layers[0][0].shape[0]), DataType.FLOAT32)
-    for i, (w, b) in enumerate(layers):
-        value = builder.op(
-            "Gemm", value, builder.parameter(f"w{i}", w), builder.parameter(f"b{i}", b)
-        )
-        value = builder.op("Relu", value)
-    builder.output("y", value)
-    return stitch.compile(builder.build(), target=machine, wishes=wishes)
-
-
 def make_ways(case: Case, stack: ExitStack, machine: str, executor: str, form: str) -> list[Way]:
     """One pipeline; raises `UsageError` where the executor's package is not installed."""
     device = stack.enter_context(stitch.open_device(machine, executor=executor))
-    loaded = [
-        device.load(compile_program(i, layers, case.chain.batch, machine, FORMS[form]))
-        for i, layers in enumerate(case.programs)
-    ]
+    loaded = []
+    for i, program in enumerate(case.programs):
+        module, examples = program.stitch_source(f"program{i}")
+        loaded.append(
+            device.load(
+                stitch.compile(
+                    module, examples, target=machine, wishes=FORMS[form], name=f"program{i}"
+                )
+            )
+        )
     # Arrays are float32 in every form: that is the type the programs declare.
     run = finished(stitch.Pipeline(loaded), case.x)
     tolerance = BFLOAT16_TOLERANCE if form == "bfloat16" else FLOAT32_TOLERANCE

@@ -6,13 +6,13 @@ from contextlib import ExitStack
 
 import torch
 
-from peer_ways.chains import Case, NotAvailableError, Way
+from peer_ways.cases import Case, NotAvailableError, Way
 from peer_ways.torch_modules import chained, prepare
 
 
 def make_ways(case: Case, stack: ExitStack) -> list[Way]:
     """Compiled modules; raises `NotAvailableError` where inductor finds no C++ compiler."""
-    # Chains share their modules' code, and each keeps its own compiled form only.
+    # Cases share their modules' code, and each keeps its own compiled form only.
     torch.compiler.reset()
     run = chained([torch.compile(m, dynamic=False) for m in prepare(case, stack)])
     x = torch.from_numpy(case.x)

@@ -8,19 +8,7 @@ from typing import Any
 
 import torch
 
-from peer_ways.chains import Case, Layer, Way
-
-
-def make_module(layers: Sequence[Layer]) -> Any:
-    """Linear and ReLU for every layer."""
-    steps: list[Any] = []
-    for w, b in layers:
-        linear = torch.nn.Linear(*w.shape)
-        with torch.no_grad():
-            linear.weight.copy_(torch.from_numpy(w.T.copy()))
-            linear.bias.copy_(torch.from_numpy(b))
-        steps += [linear, torch.nn.ReLU()]
-    return torch.nn.Sequential(*steps).eval()
+from peer_ways.cases import Case, Way
 
 
 def chained(modules: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
@@ -37,7 +25,7 @@ def chained(modules: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
 def prepare(case: Case, stack: ExitStack) -> list[Any]:
     """Modules of a case, one thread, and inference mode until the stack is left."""
     torch.set_num_threads(1)
-    modules = [make_module(layers) for layers in case.programs]
+    modules = [program.torch_module() for program in case.programs]
     stack.enter_context(torch.inference_mode())
     return modules
 
