@@ -12,12 +12,16 @@ import torch
 
 from stitch.frontend import (
     torch_activations,
+    torch_backward,
     torch_elementwise,
+    torch_fused_attention,
     torch_layers,
     torch_pooling,
+    torch_random,
     torch_reductions,
     torch_resizing,
     torch_shapes,
+    torch_static,
 )
 from stitch.frontend.torch_call import Lowering
 
@@ -31,6 +35,10 @@ LOWERINGS: dict[Any, Lowering] = {
     **torch_resizing.LOWERINGS,
     **torch_layers.LOWERINGS,
     **torch_pooling.LOWERINGS,
+    **torch_backward.LOWERINGS,
+    **torch_fused_attention.LOWERINGS,
+    **torch_random.LOWERINGS,
+    **torch_static.LOWERINGS,
 }
 #: Taken apart, these would cost steps (a Linear becomes views around addmm) or digits.
 KEPT_WHOLE = (

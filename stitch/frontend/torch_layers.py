@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from stitch.errors import CompileError
 from stitch.frontend.torch_attention import attention
 from stitch.frontend.torch_call import Call, Lowering, Number
 from stitch.frontend.torch_pooling import spread
@@ -159,10 +158,32 @@ def _group_norm(
     epsilon: float,
 ) -> Several:
     if call.used - {0}:
-        raise CompileError("a group normalisation's mean and deviation are read")
+        return _group_statistics(call, x, weight, bias, groups, epsilon)
     operands = [x, call.optional(weight, 1, (channels,)), call.optional(bias, 0, (channels,))]
     attributes = {"num_groups": groups, "epsilon": float(epsilon)}
     return call.builder.apply("GroupNormalization", operands, 1, attributes)[0], None, None
+
+
+def _group_statistics(
+    call: Call,
+    x: SymbolicTensor,
+    weight: SymbolicTensor | None,
+    bias: SymbolicTensor | None,
+    groups: int,
+    epsilon: float,
+) -> Several:
+    """The same, with the means and deviations that its backward pass reads."""
+    b, flat = call.builder, call.builder.reshape(x, (x.shape[0], groups, -1))
+    mean = b.reduce_mean(flat, -1, keepdims=True)
+    centred = b.sub(flat, mean)
+    rstd = b.rsqrt(b.add(b.reduce_mean(b.square(centred), -1, keepdims=True), float(epsilon)))
+    result = b.reshape(b.mul(centred, rstd), x.shape)
+    wide = (x.shape[1],) + (1,) * (len(x.shape) - 2)
+    if weight is not None:
+        result = b.mul(result, b.reshape(weight, wide))
+    if bias is not None:
+        result = b.add(result, b.reshape(bias, wide))
+    return result, b.squeeze(mean, -1), b.squeeze(rstd, -1)
 
 
 def _rms_norm(

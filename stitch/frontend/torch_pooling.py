@@ -106,14 +106,14 @@ def _adaptive_average(
         )
     for axis, (length, size) in enumerate(zip(lengths, sizes, strict=True)):
         place = axis - spatial
-        weights = b.constant(_window_weights(length, size).astype(x.dtype))
+        weights = b.constant(window_weights(length, size).astype(x.dtype))
         moved = x if place == -1 else b.swapaxes(x, place, -1)
         mean = b.matmul(moved, weights)
         x = mean if place == -1 else b.swapaxes(mean, place, -1)
     return x
 
 
-def _window_weights(length: int, size: int) -> Array:
+def window_weights(length: int, size: int) -> Array:
     """[length, size]: column j averages elements floor(j n/s) to ceil((j + 1) n/s)."""
     weights = np.zeros((length, size))
     for j in range(size):

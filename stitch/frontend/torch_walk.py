@@ -26,6 +26,7 @@ from stitch.program import ValueType
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 #: Lines of one message; what goes beyond is counted.
 MAX_LINES = 60
+COMPILE_REMEDY = "torch.compile, which breaks the graph where code is left to torch"
 EVAL_REMEDY = "call .eval() on the module if it is in training mode"
 
 
@@ -42,6 +43,7 @@ class Refusals:
     """Collects what cannot be compiled; `raise_any` ends it with one error for all."""
 
     title: str
+    remedy: str = COMPILE_REMEDY
     _places: dict[str, list[str]] = field(default_factory=dict)
     _errors: list[tuple[str, StitchError]] = field(default_factory=list)
     _random: bool = False
@@ -77,8 +79,7 @@ class Refusals:
         raise CompileError(
             "the module cannot be compiled:\n  - " + "\n  - ".join([*lines[:MAX_LINES], *more]),
             where=self.title,
-            remedy="; ".join(dict.fromkeys(remedies))
-            or "torch.compile, which leaves what Stitch lacks to torch",
+            remedy="; ".join(dict.fromkeys(remedies)) or self.remedy,
         )
 
 
@@ -95,6 +96,7 @@ def lower_graph(
     bindings: Mapping[str, Callable[[], Any]],
     attributes: Callable[[str], Any],
     title: str,
+    remedy: str = COMPILE_REMEDY,
 ) -> Sequence[Any]:
     """Adds every operation of an fx graph; gives the arguments of its output node.
 
@@ -102,7 +104,7 @@ def lower_graph(
     target; both are asked only for values that are read. Raises one `CompileError` for all
     operators that cannot be compiled, each with its source line.
     """
-    walk = _Walk(builder, bindings, attributes, Refusals(title))
+    walk = _Walk(builder, bindings, attributes, Refusals(title, remedy))
     outputs: Sequence[Any] = ()
     for node in graph.nodes:
         if node.op == "output":

@@ -1,0 +1,206 @@
+"""ATen operators of backward passes that torch's decompositions leave whole.
+
+Comes in: a `Call` and the operands of the schema. Goes out: operations in the builder. A
+convolution's weight gradient is one product of unfolded columns: a convolution with the gradient as
+its huge kernel would be slow everywhere. Must not know: fx nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from stitch.frontend.torch_call import Call, Lowering
+from stitch.frontend.torch_pooling import spread, window_weights
+from stitch.graph import SymbolicTensor
+from stitch.program import Array
+
+aten = torch.ops.aten
+Three = tuple[SymbolicTensor | None, SymbolicTensor | None, SymbolicTensor | None]
+Sizes = Sequence[int]
+
+
+def _convolution_backward(
+    call: Call,
+    grad: SymbolicTensor,
+    x: SymbolicTensor,
+    weight: SymbolicTensor,
+    bias_sizes: Sizes | None,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    transposed: bool,
+    output_padding: Sizes,
+    groups: int,
+    wanted: Sequence[bool],
+) -> Three:
+    b, spatial = call.builder, len(weight.shape) - 2
+    steps = spread(stride, spatial), spread(padding, spatial), spread(dilation, spatial)
+    of_x = of_weight = of_bias = None
+    if wanted[0] and 0 in call.used:
+        of_x = _input_gradient(call, grad, x.shape, weight, steps, transposed, groups)
+    if wanted[1] and 1 in call.used:
+        # A transposed convolution is the gradient of a plain one: the two only change places.
+        image, seen = (grad, x) if transposed else (x, grad)
+        of_weight = _weight_gradient(call, image, seen, weight.shape, steps, groups)
+    if wanted[2] and 2 in call.used:
+        of_bias = b.reduce_sum(grad, (0, *range(2, spatial + 2)))
+    return of_x, of_weight, of_bias
+
+
+def _input_gradient(
+    call: Call,
+    grad: SymbolicTensor,
+    shape: Sizes,
+    weight: SymbolicTensor,
+    steps: tuple[list[int], list[int], list[int]],
+    transposed: bool,
+    groups: int,
+) -> SymbolicTensor:
+    stride, padding, dilation = steps
+    attributes: dict[str, Any] = {
+        "strides": stride, "pads": padding * 2, "dilations": dilation, "group": groups,
+    }  # fmt: skip
+    if transposed:
+        return call.builder.apply("Conv", [grad, weight], 1, attributes)[0]
+    # What the strides skipped at the end of each axis saw no window.
+    attributes["output_padding"] = [
+        length + 2 * p - d * (k - 1) - 1 - (made - 1) * s
+        for length, p, d, k, made, s in zip(
+            shape[2:], padding, dilation, weight.shape[2:], grad.shape[2:], stride, strict=True
+        )
+    ]
+    return call.builder.apply("ConvTranspose", [grad, weight], 1, attributes)[0]
+
+
+def _weight_gradient(
+    call: Call,
+    image: SymbolicTensor,
+    seen: SymbolicTensor,
+    shape: Sizes,
+    steps: tuple[list[int], list[int], list[int]],
+    groups: int,
+) -> SymbolicTensor:
+    """[O, C / groups, *kernel] = seen [O, N places] times the columns [C taps, N places]'."""
+    b = call.builder
+    kernel, places = tuple(shape[2:]), seen.shape[2:]
+    columns = _columns(call, image, kernel, places, steps)
+    count = image.shape[0] * math.prod(places)
+    flipped = b.swapaxes(seen, 0, 1)
+    if groups == 1:
+        rows = b.reshape(flipped, (seen.shape[1], count))
+        table = b.reshape(columns, (-1, count))
+        return b.reshape(b.apply("Gemm", [rows, table], 1, {"transB": 1})[0], tuple(shape))
+    rows = b.reshape(flipped, (groups, seen.shape[1] // groups, count))
+    table = b.reshape(columns, (groups, -1, count))
+    return b.reshape(b.matmul(rows, b.swapaxes(table, 1, 2)), tuple(shape))
+
+
+def _columns(
+    call: Call,
+    image: SymbolicTensor,
+    kernel: Sizes,
+    places: Sizes,
+    steps: tuple[list[int], list[int], list[int]],
+) -> SymbolicTensor:
+    """[C, taps, N, *places]: for each tap of the kernel what it saw, as strided slices."""
+    b, (stride, padding, dilation) = call.builder, steps
+    axes = list(range(2, 2 + len(kernel)))
+    padded = b.swapaxes(image, 0, 1)
+    if any(padding):
+        edges = [0, 0, *padding]
+        padded = b.apply("Pad", [padded, edges * 2, call.cast(0, image.data_type)], 1, {})[0]
+    taps = []
+    for tap in np.ndindex(*kernel):
+        first = [t * d for t, d in zip(tap, dilation, strict=True)]
+        last = [f + (p - 1) * s + 1 for f, p, s in zip(first, places, stride, strict=True)]
+        strides = None if all(s == 1 for s in stride) else stride
+        whole = strides is None and all(
+            (f, n) == (0, padded.shape[a]) for f, n, a in zip(first, last, axes, strict=True)
+        )
+        taps.append(padded if whole else b.slice(padded, first, last, axes, strides))
+    return b.unsqueeze(taps[0], 1) if len(taps) == 1 else b.stack(taps, 1)
+
+
+# Pooling -------------------------------------------------------------------------------------
+
+
+def _max_pool_backward(
+    spatial: int, call: Call, grad: SymbolicTensor, x: SymbolicTensor, *operands: Any
+) -> SymbolicTensor:
+    """Each gradient goes to the place that had the maximum; several windows may share one."""
+    b, indices = call.builder, operands[-1]
+    planes = math.prod(x.shape[:-spatial])
+    empty = b.broadcast(call.cast(0), (planes, math.prod(x.shape[-spatial:])))
+    operands = (empty, b.reshape(indices, (planes, -1)), b.reshape(grad, (planes, -1)))
+    attributes: dict[str, int | str] = {"axis": 1, "reduction": "add"}
+    return b.reshape(b.apply("ScatterElements", operands, 1, attributes)[0], x.shape)
+
+
+def _average_pool_backward(
+    spatial: int,
+    call: Call,
+    grad: SymbolicTensor,
+    x: SymbolicTensor,
+    kernel_size: Sizes,
+    stride: Sizes,
+    padding: Sizes | int,
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> SymbolicTensor:
+    """Per axis a product with the weights with which windows read places, transposed."""
+    kernel = spread(kernel_size, spatial)
+    strides = spread(stride, spatial) if stride else kernel
+    counts: list[Array] = []
+    for axis, pad in enumerate(spread(padding, spatial)):
+        length, made = x.shape[axis - spatial], grad.shape[axis - spatial]
+        starts = np.arange(made) * strides[axis] - pad
+        places = np.arange(length)
+        reads = (places >= starts[:, None]) & (places < starts[:, None] + kernel[axis])
+        ends = np.minimum(starts + kernel[axis], length + pad)
+        size = ends - starts if count_include_pad else reads.sum(1)
+        divided = divisor_override is not None
+        counts.append(reads / (np.ones(made) if divided else size)[:, None])
+    result = _through(call, grad, counts)
+    return result if divisor_override is None else call.builder.mul(result, 1.0 / divisor_override)
+
+
+def _through(call: Call, x: SymbolicTensor, weights: Sequence[Array]) -> SymbolicTensor:
+    """The last axes of x, each times its matrix [axis, new axis]."""
+    b = call.builder
+    for index, table in enumerate(weights):
+        matrix = b.constant(table.astype(x.dtype))
+        axis = index - len(weights)
+        if axis == -1:
+            x = b.matmul(x, matrix)
+        else:
+            x = b.swapaxes(b.matmul(b.swapaxes(x, axis, -1), matrix), axis, -1)
+    return x
+
+
+def _adaptive_average_backward(
+    spatial: int, call: Call, grad: SymbolicTensor, x: SymbolicTensor
+) -> SymbolicTensor:
+    b, lengths, sizes = call.builder, x.shape[-spatial:], grad.shape[-spatial:]
+    if all(size == 1 for size in sizes):
+        return b.broadcast(b.mul(grad, 1.0 / math.prod(lengths)), x.shape)
+    tables = [window_weights(n, s).T for n, s in zip(lengths, sizes, strict=True)]
+    return _through(call, grad, tables)
+
+
+LOWERINGS: dict[Any, Lowering] = {
+    aten.convolution_backward.default: _convolution_backward,
+    aten.max_pool2d_with_indices_backward.default: partial(_max_pool_backward, 2),
+    aten.max_pool3d_with_indices_backward.default: partial(_max_pool_backward, 3),
+    aten.adaptive_max_pool2d_backward.default: partial(_max_pool_backward, 2),
+    aten.avg_pool2d_backward.default: partial(_average_pool_backward, 2),
+    aten.avg_pool3d_backward.default: partial(_average_pool_backward, 3),
+    aten._adaptive_avg_pool2d_backward.default: partial(_adaptive_average_backward, 2),
+    aten._adaptive_avg_pool3d_backward.default: partial(_adaptive_average_backward, 3),
+}  # fmt: skip

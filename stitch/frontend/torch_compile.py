@@ -1,0 +1,187 @@
+"""The backend of torch.compile: `torch.compile(model, backend="stitch")`.
+
+Comes in: fx graphs as dynamo captures them, by way of aot_autograd (so in-place operators are
+functional, and the backward pass is a graph too). Goes out: functions that run them as stitched
+programs on one device for all graphs with the same options. A graph break simply gives more
+programs; what passes between them stays on the device. Importing this module needs the package
+torch (an optional extra).
+
+Options, as in `torch.compile(model, backend="stitch", options={"target": "wormhole_n150"})`:
+`target`: a machine by name or path (host); `executor`: who computes (auto); `window`: tasks that
+the device's queue holds; `algorithm`: `optimize` runs the compiler's passes, `as_written` does not.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from stitch.errors import CompileError, UsageError
+
+try:
+    import torch
+except ModuleNotFoundError as error:
+    raise CompileError(
+        "the backend of torch.compile needs the package torch",
+        remedy="pip install stitch-runtime[torch]",
+    ) from error
+
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+from stitch.frontend.torch_decompositions import decompositions
+from stitch.frontend.torch_ledger import Ledger
+from stitch.frontend.torch_program import GraphProgram, Settings
+from stitch.frontend.torch_static import is_static, with_sizes_of
+from stitch.machine import load_machine
+from stitch.program import Space
+from stitch.runtime import DEFAULT_WINDOW, Device
+
+ALGORITHMS = ("optimize", "as_written")
+#: Shapes for which one symbolic graph keeps programs; the oldest go first.
+MAX_SHAPES = 64
+_count = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class CompileSettings:
+    """The options of one torch.compile."""
+
+    target: str = "host"
+    executor: str = "auto"
+    window: int = DEFAULT_WINDOW
+    algorithm: str = "optimize"
+
+    @staticmethod
+    def of(options: Mapping[str, Any] | None) -> CompileSettings:
+        """The settings that options ask for; raises `UsageError` for unknown ones."""
+        given = dict(options or {})
+        known = [field.name for field in fields(CompileSettings)]
+        unknown = sorted(map(str, given.keys() - set(known)))
+        if unknown:
+            raise UsageError(
+                f"backend 'stitch' has no option {', '.join(map(repr, unknown))}",
+                expected=", ".join(known),
+            )
+        made = CompileSettings(**{**given, **_spelled(given)})
+        if made.algorithm not in ALGORITHMS:
+            raise UsageError(
+                "backend 'stitch' has no such algorithm",
+                expected=", ".join(ALGORITHMS),
+                got=repr(made.algorithm),
+            )
+        return made
+
+
+def _spelled(given: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(given[name]) for name in ("target", "executor") if name in given}
+
+
+_devices: dict[tuple[str, str, int], Ledger] = {}
+_opening = threading.Lock()
+
+
+def ledger_of(settings: CompileSettings) -> Ledger:
+    """The ledger of the device on which all graphs with these settings run; opened once."""
+    key = (settings.target, settings.executor, settings.window)
+    with _opening:
+        found = _devices.get(key)
+        if found is None or found.device.is_closed:
+            device = Device(
+                load_machine(settings.target), executor=settings.executor, window=settings.window
+            )
+            found = _devices[key] = Ledger(device)
+        return found
+
+
+def device_of(options: Mapping[str, Any] | None = None) -> Device:
+    """The device that `torch.compile(..., backend="stitch", options=options)` runs on."""
+    return ledger_of(CompileSettings.of(options)).device
+
+
+def stitch_backend(
+    module: Any,
+    examples: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """What torch's entry point `stitch` names: a graph of dynamo as a function of torch tensors.
+
+    Raises `UsageError` for unknown options, `CompileError` with all operators that are lacking.
+    """
+    if mode is not None:
+        raise UsageError("backend 'stitch' has options, not modes", got=f"mode={mode!r}")
+    settings = CompileSettings.of(options)
+    ledger = ledger_of(settings)
+    backend = aot_autograd(
+        fw_compiler=_compiler(ledger, settings, "forward"),
+        bw_compiler=_compiler(ledger, settings, "backward"),
+        inference_compiler=_compiler(ledger, settings, "inference"),
+        decompositions=decompositions(),
+        partition_fn=min_cut_rematerialization_partition,
+    )
+    return backend(module, examples)  # type: ignore[no-any-return]  # torch has no types here
+
+
+def _compiler(ledger: Ledger, settings: CompileSettings, role: str) -> Callable[..., Any]:
+    def compile_graph(module: Any, _: Sequence[Any]) -> Callable[[list[Any]], list[Any]]:
+        static, visible = _of_trace(module, role)
+        wanted = Settings(
+            f"{role}_{next(_count)}", static, visible, settings.algorithm == "optimize",
+            Space.DRAM in ledger.device.machine.shape.spaces,
+        )  # fmt: skip
+        if is_static(module.graph):
+            return _boxed(GraphProgram(module, ledger, wanted))
+        return _boxed(_ByShapes(module, ledger, wanted))
+
+    return compile_graph
+
+
+def _of_trace(module: Any, role: str) -> tuple[frozenset[int], int]:
+    """Which arguments come again at every call, and how many outputs the user sees."""
+    if role == "backward":
+        return frozenset(), 0
+    context = torch._guards.TracingContext.try_get()
+    metadata = None if context is None else context.fw_metadata
+    static = () if metadata is None else metadata.static_input_indices or ()
+    outputs = next(node for node in module.graph.nodes if node.op == "output").args[0]
+    if role == "inference" or metadata is None:
+        return frozenset(static), len(outputs)
+    return frozenset(static), metadata.num_forward_returns
+
+
+def _boxed(run: Callable[[Sequence[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
+    """A function that takes its arguments in a list and empties it: they may die early."""
+
+    def call(arguments: list[Any]) -> list[Any]:
+        results = run(arguments)
+        arguments.clear()
+        return results
+
+    call._boxed_call = True  # type: ignore[attr-defined]  # how aot_autograd asks
+    return call
+
+
+class _ByShapes:
+    """A graph with symbolic sizes: a program for each set of shapes that it is called with."""
+
+    def __init__(self, module: Any, ledger: Ledger, settings: Settings) -> None:
+        self._module, self._ledger, self._settings = module, ledger, settings
+        self._programs: dict[tuple[Any, ...], GraphProgram] = {}
+
+    def __call__(self, arguments: Sequence[Any]) -> list[Any]:
+        key = tuple(
+            (a.shape, a.stride(), a.dtype) if isinstance(a, torch.Tensor) else a for a in arguments
+        )
+        program = self._programs.get(key)
+        if program is None:
+            module = with_sizes_of(self._module, arguments)
+            program = GraphProgram(module, self._ledger, self._settings)
+            self._programs[key] = program
+            while len(self._programs) > MAX_SHAPES:
+                del self._programs[next(iter(self._programs))]
+        return program(arguments)

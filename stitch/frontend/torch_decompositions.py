@@ -1,0 +1,82 @@
+"""How aot_autograd takes a graph apart for Stitch: torch's core decompositions, and where not.
+
+Comes in: nothing. Goes out: `decompositions()`: operators to the functions that stand for them.
+What Stitch has whole, or writes better itself, stays; what torch fuses for its own kernels
+(a whole encoder layer) comes apart here. Must not know: builders.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import torch
+from torch._decomp import core_aten_decompositions, get_decompositions
+
+from stitch.frontend.torch_aten import KEPT_WHOLE
+
+aten = torch.ops.aten
+#: Taken apart by torch, these would lose what their gradients need, or take more steps.
+_KEPT = (*KEPT_WHOLE, aten._scaled_dot_product_flash_attention_for_cpu.default)
+#: Not in torch's core set, and taken apart by it well.
+_TAKEN_APART = (
+    aten._native_batch_norm_legit_functional, aten._native_batch_norm_legit, aten.native_batch_norm,
+    aten._batch_norm_with_update_functional, aten.batch_norm_backward,
+)  # fmt: skip
+
+
+def _attend(x: Any, qkv_weight: Any, qkv_bias: Any, heads: int, mask: Any, kind: Any) -> Any:
+    """Self-attention of [N, L, E], as torch's encoder layer computes it when it does not train."""
+    batch, length, width = x.shape
+    parts = torch.nn.functional.linear(x, qkv_weight, qkv_bias)
+    parts = parts.view(batch, length, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
+    query, key, value = parts[0], parts[1], parts[2]
+    scores = torch.matmul(query * (1.0 / math.sqrt(width // heads)), key.transpose(-1, -2))
+    if mask is not None:
+        # 0: [L, L]; 1: keys to leave out, [N, L]; 2: [N, heads, L, L] or what broadcasts to it.
+        wide = mask.view(batch, 1, 1, length) if kind == 1 else mask
+        hides = wide.dtype is torch.bool
+        scores = scores.masked_fill(wide, -math.inf) if hides else scores + wide
+    made = torch.matmul(torch.softmax(scores, -1), value)
+    return made.permute(0, 2, 1, 3).reshape(batch, length, width)
+
+
+def _encoder_layer(
+    src: Any, embed_dim: int, num_heads: int, qkv_weight: Any, qkv_bias: Any, proj_weight: Any,
+    proj_bias: Any, use_gelu: bool, norm_first: bool, eps: float, norm_weight_1: Any,
+    norm_bias_1: Any, norm_weight_2: Any, norm_bias_2: Any, ffn_weight_1: Any, ffn_bias_1: Any,
+    ffn_weight_2: Any, ffn_bias_2: Any, mask: Any = None, mask_type: Any = None,
+) -> Any:  # fmt: skip
+    """torch's fused encoder layer (inference only), as the layers that it fuses."""
+    functional = torch.nn.functional
+    norms = ((norm_weight_1, norm_bias_1), (norm_weight_2, norm_bias_2))
+
+    def normal(x: Any, which: int) -> Any:
+        return functional.layer_norm(x, (embed_dim,), *norms[which], eps)
+
+    def attended(x: Any) -> Any:
+        made = _attend(x, qkv_weight, qkv_bias, num_heads, mask, mask_type)
+        return functional.linear(made, proj_weight, proj_bias)
+
+    def fed(x: Any) -> Any:
+        inner = functional.linear(x, ffn_weight_1, ffn_bias_1)
+        inner = functional.gelu(inner) if use_gelu else functional.relu(inner)
+        return functional.linear(inner, ffn_weight_2, ffn_bias_2)
+
+    if norm_first:
+        x = src + attended(normal(src, 0))
+        return x + fed(normal(x, 1))
+    x = normal(src + attended(src), 0)
+    return normal(x + fed(x), 1)
+
+
+@functools.cache
+def decompositions() -> dict[Any, Any]:
+    """The table for aot_autograd; built once."""
+    table = dict(core_aten_decompositions())
+    table.update(get_decompositions(_TAKEN_APART))
+    for kept in _KEPT:
+        table.pop(kept, None)
+    table[aten._transformer_encoder_layer_fwd.default] = _encoder_layer
+    return table

@@ -1,0 +1,221 @@
+"""The ledger of storages: which bytes torch and a device both look at, so that none is copied.
+
+Comes in: torch tensors of a call, results of programs. Goes out: what a program is called with (a
+Stitch tensor where the bytes are known, else an array), and results as torch tensors on our bytes.
+A result is pinned and kept for as long as torch holds its storage. What torch owns (parameters) is
+lent to the device: the machine `host` reads it in place, others copy it when torch's version
+counter has moved. Calls hold the device's lock. Must not know: graphs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from stitch.frontend.torch_call import array_of, data_type_of
+from stitch.program import Array, DataType, TensorDesc, host_layout
+from stitch.runtime import Device, Tensor
+from stitch.runtime.lending import changed, lend, reshaped, take_back
+
+#: Results of one output that torch may hold as views of our bytes; further ones it gets as copies,
+#: for each place that is held forces a plan of its own.
+MAX_VIEWS_HELD = 4
+#: Calls between two looks for owners that are gone.
+CALLS_BETWEEN_LOOKS = 64
+#: Versions of tensors whose writes torch does not count: never the same twice.
+_never_again = itertools.count(-1, -1)
+
+Part = tuple[int, tuple[int, ...], Any]
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """One storage: who it is, what it held when it was last looked at, its tensors by place.
+
+    `result`: the Stitch tensor whose bytes these are, or, where `is_mirror`, were copied from.
+    None for storages that torch owns.
+    """
+
+    owner: StorageWeakRef
+    version: int
+    result: Tensor | None = None
+    is_mirror: bool = False
+    parts: dict[Part, Tensor] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class ArgumentSlot:
+    """One argument of a program; `is_static`: torch says that it is the same at every call."""
+
+    position: int
+    is_static: bool
+    #: The storage that came last, of those that are not known.
+    last: StorageWeakRef | None = None
+
+
+class Ledger:
+    """Storages by their first byte's address, for one device."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._held: dict[int, _Held] = {}
+        self._reads_in_place = len(device.backend.spaces) == 1
+        self._calls = 0
+        #: How many arguments were recognised, lent for the first time, or copied.
+        self.recognised = self.lent = self.copied = 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    # -- in ----------------------------------------------------------------------------------------
+
+    def argument(self, tensor: Any, slot: ArgumentSlot) -> Tensor | Array:
+        """What a program is called with for a torch tensor."""
+        if not tensor.is_contiguous() or tensor.numel() == 0:
+            self.copied += 1
+            return array_of(tensor.contiguous())
+        storage = tensor.untyped_storage()
+        start = storage.data_ptr()
+        held = self._held.get(start)
+        if held is not None:
+            if held.owner.cdata == storage._cdata:
+                found = self._part(held, tensor, start)
+                if found is not None:
+                    self.recognised += 1
+                    return found
+            else:
+                self._forget(start)
+        if slot.is_static or self._comes_again(slot, storage):
+            self.lent += 1
+            held = self._held[start] = _Held(StorageWeakRef(storage), version_of(tensor))
+            return self._lent_part(held, tensor, start)
+        self.copied += 1
+        return array_of(tensor)
+
+    def _comes_again(self, slot: ArgumentSlot, storage: Any) -> bool:
+        """Whether this storage came last time too, and may be read in place from now on."""
+        if not self._reads_in_place:
+            # A copy could grow old: arrays of NumPy change without torch's knowing.
+            return False
+        if slot.last is not None and slot.last.cdata == storage._cdata:
+            return True
+        slot.last = StorageWeakRef(storage)
+        return False
+
+    def _part(self, held: _Held, tensor: Any, start: int) -> Tensor | None:
+        version = version_of(tensor)
+        if version != held.version:
+            held.version = version
+            if held.is_mirror:
+                # The device's bytes are not those that torch has written.
+                del self._held[start]
+                return None
+            self._void(held)
+        place = (tensor.data_ptr() - start, tuple(tensor.shape), tensor.dtype)
+        found = held.parts.get(place)
+        if found is not None:
+            return found
+        if held.result is None:
+            return self._lent_part(held, tensor, start)
+        kind = data_type_of(tensor.dtype)
+        if held.is_mirror or kind is not held.result.data_type:
+            return None
+        desc = TensorDesc(place[1], host_layout(kind))
+        return held.parts.setdefault(place, reshaped(self.device, held.result, desc, place[0]))
+
+    def _lent_part(self, held: _Held, tensor: Any, start: int) -> Tensor:
+        address, shape = tensor.data_ptr(), tuple(tensor.shape)
+        kind = data_type_of(tensor.dtype)
+        # Not tensor.numpy(): an array that owned the storage would keep it alive in every plan.
+        buffer = (ctypes.c_char * (tensor.numel() * tensor.element_size())).from_address(address)
+        array = np.frombuffer(buffer, kind.dtype).reshape(shape)
+        made = lend(self.device, array, "a tensor of torch")
+        held.parts[address - start, shape, tensor.dtype] = made
+        return made
+
+    def _void(self, held: _Held) -> None:
+        """Torch has written to a storage: copies of it elsewhere are void."""
+        if held.result is not None:
+            changed(self.device, held.result)
+        elif not self._reads_in_place:
+            for part in held.parts.values():
+                changed(self.device, part)
+
+    # -- out ---------------------------------------------------------------------------------------
+
+    def result(self, tensor: Tensor, dtype: Any, views: deque[None]) -> Any:
+        """A result as a torch tensor, on our bytes where that is possible.
+
+        `views` counts what torch still holds of the same output.
+        """
+        record = tensor._record
+        if tensor.volume == 0 or len(views) >= MAX_VIEWS_HELD:
+            return torch_tensor(self.device.read(record), dtype)
+        try:
+            array, is_mirror = self.device.export(record), False
+        except BufferError:
+            array, is_mirror = self.device.read(record), True
+        shown = array.view(np.int16) if tensor.data_type is DataType.BFLOAT16 else array.view()
+        made = torch_tensor(shown, dtype)
+        storage = made.untyped_storage()
+        start = storage.data_ptr()
+        self._forget(start)
+        held = _Held(StorageWeakRef(storage), version_of(made), tensor, is_mirror)
+        held.parts[0, tuple(made.shape), made.dtype] = tensor
+        self._held[start] = held
+        views.append(None)
+        # Torch holds `shown` itself; the registry of finalizers holds `array`, and so the pin.
+        weakref.finalize(shown, _let_go, self._held, start, held, views, array).atexit = False
+        return made
+
+    # -- accounts ----------------------------------------------------------------------------------
+
+    def called(self) -> None:
+        """A program is about to be called: now and then look for owners that are gone."""
+        self._calls += 1
+        if self._calls % CALLS_BETWEEN_LOOKS == 0:
+            self.look()
+
+    def look(self) -> None:
+        """Forget the storages that torch has freed."""
+        gone = [a for a, h in list(self._held.items()) if h.result is None and h.owner.expired()]
+        for start in gone:
+            self._forget(start)
+
+    def _forget(self, start: int) -> None:
+        held = self._held.pop(start, None)
+        if held is not None and held.result is None:
+            for part in held.parts.values():
+                take_back(self.device, part)
+
+
+def _let_go(
+    entries: dict[int, _Held], start: int, held: _Held, views: deque[None], array: Array
+) -> None:
+    """Torch has freed the storage of a result. Runs anywhere, so it only drops references."""
+    views.pop()
+    if entries.get(start) is held:
+        entries.pop(start, None)
+    held.parts.clear()
+    held.result = None
+
+
+def version_of(tensor: Any) -> int:
+    """Torch's count of the writes to a tensor's storage; never the same where it keeps none."""
+    return next(_never_again) if tensor.is_inference() else int(tensor._version)
+
+
+def torch_tensor(array: Array, dtype: Any) -> Any:
+    """A torch tensor on the bytes of an array."""
+    if array.dtype.kind == "V" or array.dtype == DataType.BFLOAT16.dtype:
+        array = array.view(np.int16)
+    made = torch.from_numpy(array)
+    return made if made.dtype is dtype else made.view(dtype)

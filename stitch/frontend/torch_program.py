@@ -1,0 +1,271 @@
+"""A graph of aot_autograd as a loaded program that takes and gives torch tensors.
+
+Comes in: an fx graph with known shapes, a device and its ledger. Goes out: `GraphProgram`: called
+with the graph's arguments it gives the graph's outputs. Which argument goes where is decided once.
+Must not know: dynamo.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from stitch.compiler import CompileOptions, compile_graph
+from stitch.errors import CompileError
+from stitch.frontend.torch_call import array_of, data_type_of
+from stitch.frontend.torch_ledger import ArgumentSlot, Ledger
+from stitch.frontend.torch_random import KEY_LIMIT, KEY_NAME, give_key
+from stitch.frontend.torch_static import fuse_transposed_products
+from stitch.frontend.torch_walk import lower_graph
+from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor, parse_wish
+from stitch.program import DataType, InputKind
+from stitch.runtime import Tensor
+from stitch.ttb import Binary
+
+PRODUCER = "stitch torch.compile"
+REMEDY = "put what Stitch lacks into a function under @torch.compiler.disable: torch runs it then"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What one graph is compiled with.
+
+    `static`: positions of arguments that are the same storages at every call. `exact_outputs`: how
+    many outputs the user sees, and so with the strides of eager torch. `optimize`: run the passes.
+    """
+
+    name: str
+    static: frozenset[int] = frozenset()
+    exact_outputs: int = 0
+    optimize: bool = True
+    has_dram: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Argument:
+    """An output that is an argument, at this position."""
+
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """An output that is a number or None."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """An output of the program; `strides` where they are not those of a dense row-major tensor."""
+
+    index: int
+    dtype: Any
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    #: One entry for each tensor that torch holds as a view of our bytes.
+    views: deque[None] = field(default_factory=deque)
+
+
+@dataclass(frozen=True, slots=True)
+class _Same:
+    """An output that is an earlier one, at this place."""
+
+    place: int
+
+
+_Output = _Argument | _Known | _Result | _Same
+
+
+class GraphProgram:
+    """A graph on a device: a function of torch tensors. Raises what loading and running raise."""
+
+    def __init__(self, module: Any, ledger: Ledger, settings: Settings) -> None:
+        self._ledger = ledger
+        self._device = ledger.device
+        built = _Building(module, settings)
+        self._outputs = built.outputs
+        self._slots = tuple(ArgumentSlot(p, p in settings.static) for p in built.positions)
+        self._has_key = built.has_key
+        self.graph = built.graph
+        self._program = None
+        if built.graph is not None:
+            machine = self._device.machine
+            options = CompileOptions(optimize=settings.optimize)
+            program = compile_graph(built.graph, machine, options).program
+            self._program = self._device.load(Binary((program,), machine.shape, PRODUCER))
+
+    def __call__(self, arguments: Sequence[Any]) -> list[Any]:
+        """Run it on the graph's arguments; the outputs are ready."""
+        ledger, device, program = self._ledger, self._device, self._program
+        if program is None:
+            return self._shown((), arguments)
+        with device.lock:
+            ledger.called()
+            argument = ledger.argument
+            given: list[Any] = [argument(arguments[s.position], s) for s in self._slots]
+            if self._has_key:
+                given.append(torch.randint(KEY_LIMIT, (1,)).numpy())
+            made = device.submit(program, given, True)
+            device.flush()
+            results = made if isinstance(made, tuple) else (made,)
+            return self._shown(results, arguments)
+
+    def _shown(self, results: Sequence[Tensor], arguments: Sequence[Any]) -> list[Any]:
+        shown: list[Any] = []
+        for output in self._outputs:
+            if isinstance(output, _Result):
+                made = self._ledger.result(results[output.index], output.dtype, output.views)
+                shown.append(made if output.strides is None else _strided(made, output))
+            elif isinstance(output, _Argument):
+                shown.append(arguments[output.position])
+            else:
+                shown.append(shown[output.place] if isinstance(output, _Same) else output.value)
+        return shown
+
+
+class _Building:
+    """From an fx graph to a computation graph, and the way of arguments and outputs through it."""
+
+    def __init__(self, module: Any, settings: Settings) -> None:
+        self.module, self.settings = module, settings
+        fx_graph = module.graph
+        nodes = [n for n in fx_graph.nodes if n.op == "placeholder"]
+        self._positions = {node.name: i for i, node in enumerate(nodes)}
+        self._tensors = [n for n in nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+        _check_devices(self._tensors)
+        wanted, self.outputs = _sorted_outputs(fx_graph, self._positions, settings.exact_outputs)
+        self.has_key = give_key(fx_graph)
+        fuse_transposed_products(fx_graph)
+        #: Positions of the arguments that the program takes, in the order of its inputs.
+        self.positions: list[int] = []
+        self.builder = ComputationGraphBuilder(settings.name)
+        self.graph: ComputationGraph | None = self._lowered(fx_graph) if wanted else None
+
+    def _lowered(self, fx_graph: Any) -> ComputationGraph:
+        bindings = {node.name: self._binding(node) for node in self._tensors}
+        key: list[SymbolicTensor] = []
+        if self.has_key:
+            bindings[KEY_NAME] = lambda: key[0]
+        # In the order of the arguments, whichever is read first; the key comes last.
+        made = {node.name: bindings[node.name]() for node in self._tensors if node.users}
+        if self.has_key:
+            key.append(self.builder.input(KEY_NAME, (1,), DataType.INT64, InputKind.KEY))
+        bindings.update({name: partial(made.__getitem__, name) for name in made})
+        found = lower_graph(
+            fx_graph, self.builder, bindings, self._attribute, self.settings.name, REMEDY
+        )
+        results = [output for output in self.outputs if isinstance(output, _Result)]
+        for output in results:
+            value = found[output.index]
+            if not isinstance(value, SymbolicTensor):
+                value = self.builder.constant(np.asarray(value, data_type_of(output.dtype).dtype))
+            self._declare(output, value)
+        return self.builder.build()
+
+    def _binding(self, node: Any) -> Callable[[], SymbolicTensor]:
+        def declare() -> SymbolicTensor:
+            position, value = self._positions[node.name], node.meta["val"]
+            self.positions.append(position)
+            kind = InputKind.ACTIVATION
+            if position in self.settings.static:
+                # Not PARAMETER: a program of those alone would be evaluated once.
+                kind = InputKind.STATE
+            with self.builder.at(f"argument {node.name}"):
+                return self.builder.input(
+                    node.name, tuple(value.shape), data_type_of(value.dtype), kind
+                )
+
+        return declare
+
+    def _declare(self, output: _Result, value: SymbolicTensor) -> None:
+        b, name = self.builder, f"output_{output.index}"
+        if output.strides is not None:
+            order = _order(output.strides)
+            value = b.transpose(value, order)
+        b.output(name, value)
+        # Torch looks at results for as long as it likes: L1 is too small for that.
+        if self.settings.has_dram:
+            b.wish(parse_wish(f"output.{name}.space=dram"))
+
+    def _attribute(self, target: str) -> Any:
+        found: Any = self.module
+        for part in target.split("."):
+            found = getattr(found, part)
+        if not isinstance(found, torch.Tensor):
+            return found
+        return self.builder.parameter(target, array_of(found))
+
+
+def _strided(made: Any, output: _Result) -> Any:
+    """The bytes of a tensor in the strides of eager torch.
+
+    No view in torch's sense: autograd forbids writing to those of a function's outputs.
+    """
+    empty = torch.empty(0, dtype=output.dtype)
+    return empty.set_(made.untyped_storage(), 0, output.shape, output.strides)
+
+
+def _check_devices(nodes: Sequence[Any]) -> None:
+    for node in nodes:
+        value = node.meta["val"]
+        if value.device.type != "cpu" or value.layout is not torch.strided:
+            raise CompileError(
+                "Stitch takes dense tensors of the CPU",
+                where=f"argument {node.name}",
+                got=f"{value.layout} on {value.device}",
+                remedy="call .to('cpu'), and .to_dense(), before the compiled function",
+            )
+
+
+def _sorted_outputs(
+    graph: Any, positions: dict[str, int], exact: int
+) -> tuple[list[Any], tuple[_Output, ...]]:
+    """What each output is; the graph then gives just what a program has to make, each once."""
+    end = next(node for node in graph.nodes if node.op == "output")
+    found: list[_Output] = []
+    wanted: list[Any] = []
+    results: dict[Any, int] = {}
+    for place, value in enumerate(end.args[0]):
+        if not isinstance(value, torch.fx.Node):
+            found.append(_Known(value))
+        elif value.name in positions and value.op == "placeholder":
+            found.append(_Argument(positions[value.name]))
+        elif not isinstance(value.meta.get("val"), torch.Tensor):
+            found.append(_Known(value.meta.get("val")))
+        else:
+            kind = value.meta["val"]
+            strides = _unusual_strides(kind) if place < exact else None
+            if place >= exact and value in results:
+                found.append(_Same(results[value]))
+                continue
+            if strides is None:
+                results[value] = place
+            found.append(_Result(len(wanted), kind.dtype, tuple(kind.shape), strides))
+            wanted.append(value)
+    end.args = (tuple(wanted),)
+    return wanted, tuple(found)
+
+
+def _unusual_strides(kind: Any) -> tuple[int, ...] | None:
+    """The strides that a tensor has in eager torch, where it is dense in another order of axes."""
+    if kind.is_contiguous() or kind.numel() == 0:
+        return None
+    strides = tuple(int(s) for s in kind.stride())
+    step = 1
+    for axis in reversed(_order(strides)):
+        if kind.shape[axis] != 1 and strides[axis] != step:
+            return None
+        step *= kind.shape[axis]
+    return strides
+
+
+def _order(strides: Sequence[int]) -> tuple[int, ...]:
+    """Axes from the largest stride to the smallest: the order in which the elements lie."""
+    return tuple(sorted(range(len(strides)), key=lambda axis: (-strides[axis], axis)))

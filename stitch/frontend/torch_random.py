@@ -1,0 +1,148 @@
+"""Random ATen operators: an explicit key, and a hash of it with a counter.
+
+Comes in: an fx graph in which torch draws numbers from hidden state. Goes out: the same graph with
+a placeholder `KEY_NAME` more, from which all random numbers follow; and the lowerings of what then
+stands in it. The generator is SplitMix64 (Steele, Lea and Flood, 2014) on (key, counter), written
+in operators of ONNX, so that every executor draws the same numbers. Its stream is not torch's.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from stitch.frontend.torch_call import Call, Lowering
+from stitch.graph import SymbolicTensor
+from stitch.program import DataType
+
+aten = torch.ops.aten
+KEY_NAME = "stitch_key"
+#: Keys are drawn below this from torch's own generator, so `torch.manual_seed` decides them.
+KEY_LIMIT = 1 << 62
+
+_GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+#: Counters of one operator; those of the next follow.
+_COUNTERS = 1 << 40
+
+
+def _signed(number: int) -> int:
+    """The int64 with the bits of an unsigned number."""
+    return int(np.uint64(number & (1 << 64) - 1).astype(np.int64))
+
+
+def _stirred(call: Call, z: SymbolicTensor, bits: int, factor: int | None) -> SymbolicTensor:
+    """(z ^ (z >> bits)) * factor, modulo 2^64."""
+    b = call.builder
+    plain = b.cast(z, DataType.UINT64)
+    shift = b.constant(np.asarray(bits, np.uint64))
+    moved = b.apply("BitShift", [plain, shift], 1, {"direction": "RIGHT"})[0]
+    mixed = b.apply("BitwiseXor", [plain, moved], 1, {})[0]
+    if factor is None:
+        return mixed
+    return b.mul(b.cast(mixed, DataType.INT64), b.constant(np.asarray(_signed(factor), np.int64)))
+
+
+def _uniform(
+    call: Call, key: SymbolicTensor, number: int, shape: tuple[int, ...]
+) -> SymbolicTensor:
+    """float32 in [0, 1), 24 bits each; `number` tells the random operators of a graph apart."""
+    b, count = call.builder, math.prod(shape)
+    counters = np.arange(1, count + 1, dtype=np.uint64) + np.uint64(number * _COUNTERS)
+    steps = (counters * np.uint64(_GOLDEN)).astype(np.int64).reshape(shape)
+    z = b.add(b.constant(steps), key)
+    z = _stirred(call, z, 30, _FIRST)
+    z = _stirred(call, z, 27, _SECOND)
+    last = _stirred(call, z, 31, None)
+    shift = b.constant(np.asarray(40, np.uint64))
+    top = b.apply("BitShift", [last, shift], 1, {"direction": "RIGHT"})[0]
+    whole = b.cast(b.cast(top, DataType.INT64), DataType.FLOAT32)
+    return b.mul(whole, np.float32(2.0**-24))
+
+
+def _dropout(
+    call: Call, x: SymbolicTensor, p: float, key: SymbolicTensor, number: int
+) -> tuple[SymbolicTensor, SymbolicTensor]:
+    b = call.builder
+    mask = b.less(_uniform(call, key, number, x.shape), np.float32(1.0 - p))
+    factor = 0.0 if p >= 1 else 1.0 / (1.0 - p)
+    return b.mul(b.mul(x, b.cast(mask, x.data_type)), factor), mask
+
+
+def _made_uniform(call: Call, key: SymbolicTensor, number: int) -> SymbolicTensor:
+    return call.cast(_uniform(call, key, number, call.shape))
+
+
+def _made_normal(call: Call, key: SymbolicTensor, number: int) -> SymbolicTensor:
+    """The method of Box and Muller on two uniform numbers."""
+    b, shape = call.builder, call.shape
+    both = _uniform(call, key, number, (2, *shape))
+    first, second = (b.reshape(part, shape) for part in b.split(both, 1, 0))
+    radius = b.sqrt(b.mul(b.log(b.sub(np.float32(1.0), first)), np.float32(-2.0)))
+    return call.cast(b.mul(radius, b.cos(b.mul(second, np.float32(2.0 * math.pi)))))
+
+
+def _made_bernoulli(
+    call: Call, p: SymbolicTensor | float, key: SymbolicTensor, number: int
+) -> SymbolicTensor:
+    b = call.builder
+    drawn = _uniform(call, key, number, call.shape)
+    limit = b.cast(p, DataType.FLOAT32) if isinstance(p, SymbolicTensor) else np.float32(p)
+    return call.cast(b.less(drawn, limit))
+
+
+# What stands in the graph for a random operator; the graph is lowered, these are never called.
+
+
+def _keyed(name: str) -> Any:
+    def stand_in(*_: Any) -> Any:
+        raise AssertionError(f"{name} is lowered, not called")
+
+    stand_in.__name__ = stand_in.__qualname__ = name
+    return stand_in
+
+
+DROPOUT, UNIFORM, NORMAL, BERNOULLI = map(
+    _keyed, ("keyed_dropout", "keyed_uniform", "keyed_normal", "keyed_bernoulli")
+)
+_UNIFORM = (aten.rand.default, aten.rand_like.default)
+_NORMAL = (aten.randn.default, aten.randn_like.default)
+LOWERINGS: dict[Any, Lowering] = {
+    DROPOUT: _dropout, UNIFORM: _made_uniform, NORMAL: _made_normal, BERNOULLI: _made_bernoulli,
+}  # fmt: skip
+
+
+def give_key(graph: Any) -> bool:
+    """Rewrites the random operators of a graph to take a key; whether there were any."""
+    found = [node for node in graph.nodes if _rewritten(node, None, 0) is not None]
+    if not found:
+        return False
+    first = next(iter(graph.nodes))
+    with graph.inserting_before(first):
+        key = graph.placeholder(KEY_NAME)
+    key.meta["val"] = torch.empty(1, dtype=torch.int64, device="meta")
+    for number, node in enumerate(found):
+        rewritten = _rewritten(node, key, number)
+        assert rewritten is not None
+        node.target, node.args = rewritten
+        node.kwargs = {}
+    return True
+
+
+def _rewritten(node: Any, key: Any, number: int) -> tuple[Any, tuple[Any, ...]] | None:
+    if node.op != "call_function":
+        return None
+    target, args = node.target, node.args
+    if target is aten.native_dropout.default and args[1] > 0 and args[2] is not False:
+        return DROPOUT, (args[0], args[1], key, number)
+    if target in _UNIFORM:
+        return UNIFORM, (key, number)
+    if target in _NORMAL:
+        return NORMAL, (key, number)
+    if target is aten.bernoulli.default:
+        return BERNOULLI, (args[0], key, number)
+    if target in (aten.bernoulli.p, aten.bernoulli.Tensor):
+        return BERNOULLI, (args[1], key, number)
+    return None

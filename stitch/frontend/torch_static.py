@@ -1,0 +1,137 @@
+"""Graphs of aot_autograd made ready to lower: sizes become numbers, transposed products Gemms.
+
+Comes in: an fx graph, perhaps with symbolic sizes, and the arguments of a call. Goes out: a graph
+whose tensors have known shapes and whose numbers are written where they are read. Must not know:
+builders.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from stitch.frontend.torch_call import Call, Lowering
+from stitch.graph import SymbolicTensor
+
+aten = torch.ops.aten
+_NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def is_static(graph: Any) -> bool:
+    """Whether all sizes in a graph are numbers already."""
+    return not any(_has_symbols(node.meta.get("val")) for node in graph.nodes)
+
+
+def _has_symbols(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        sizes = (*value.shape, *value.stride()) if value.layout is torch.strided else value.shape
+        return any(isinstance(size, torch.SymInt) for size in sizes)
+    if isinstance(value, list | tuple):
+        return any(map(_has_symbols, value))
+    return isinstance(value, _SYMBOLS)
+
+
+class _Recorder(torch.fx.Interpreter):  # type: ignore[misc]  # torch has no types here
+    """Remembers what every node gives."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self.found: dict[Any, Any] = {}
+
+    def run_node(self, node: Any) -> Any:
+        self.found[node] = super().run_node(node)
+        return self.found[node]
+
+
+def with_sizes_of(module: Any, arguments: Sequence[Any]) -> Any:
+    """A copy of a graph module for arguments of just these shapes."""
+    mode = torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True)
+    made = copy.deepcopy(module)
+    with mode, torch.no_grad():
+        fakes = [
+            torch.empty_strided(a.shape, a.stride(), dtype=a.dtype)
+            if isinstance(a, torch.Tensor)
+            else a
+            for a in arguments
+        ]
+        recorder = _Recorder(made)
+        recorder.run(*fakes)
+    numbers = {n: v for n, v in recorder.found.items() if isinstance(v, _NUMBERS)}
+    for node in made.graph.nodes:
+        if node.op != "output":
+            node.meta["val"] = recorder.found[node]
+        if node.op not in ("placeholder", "get_attr"):
+            node.args = torch.fx.node.map_arg(node.args, lambda n: numbers.get(n, n))
+            node.kwargs = torch.fx.node.map_arg(node.kwargs, lambda n: numbers.get(n, n))
+    for node in reversed(list(made.graph.nodes)):
+        if node in numbers and node.op == "call_function" and not node.users:
+            made.graph.erase_node(node)
+    return made
+
+
+# Products of transposed matrices -------------------------------------------------------------
+
+
+def fused_product(*_: Any) -> Any:
+    """Stands in a graph for alpha A B + beta C, where A and B may be transposed."""
+    raise AssertionError("a fused product is lowered, not called")
+
+
+def _product(
+    call: Call,
+    a: SymbolicTensor,
+    b: SymbolicTensor,
+    added: SymbolicTensor | None,
+    turned: tuple[bool, bool],
+    alpha: float,
+    beta: float,
+) -> SymbolicTensor:
+    attributes: dict[str, int | float] = {}
+    attributes.update({f"trans{name}": 1 for name, t in zip("AB", turned, strict=True) if t})
+    attributes.update({n: float(v) for n, v in (("alpha", alpha), ("beta", beta)) if v != 1})
+    operands = [call.cast(t) for t in (a, b, *(() if added is None else (added,)))]
+    return call.builder.apply("Gemm", operands, 1, attributes)[0]
+
+
+def _untransposed(node: Any) -> Any:
+    """The matrix of which a node is the transposed one, or None."""
+    if node.op != "call_function" or not node.args:
+        return None
+    swaps: dict[Any, Any] = {
+        aten.t.default: lambda args: True,
+        aten.permute.default: lambda args: [d % 2 for d in args[1]] == [1, 0],
+        aten.transpose.int: lambda args: {d % 2 for d in args[1:]} == {0, 1},
+    }
+    check = swaps.get(node.target)
+    source = node.args[0]
+    if check is None or len(source.meta["val"].shape) != 2 or not check(node.args):
+        return None
+    return source
+
+
+def fuse_transposed_products(graph: Any) -> None:
+    """mm and addmm read a transposed matrix as it lies, instead of after a copy."""
+    for node in graph.nodes:
+        if node.target not in (aten.mm.default, aten.addmm.default):
+            continue
+        if not node.meta["val"].dtype.is_floating_point:
+            continue
+        added, (a, b) = (None, node.args) if len(node.args) == 2 else (node.args[0], node.args[1:])
+        sources = [_untransposed(side) for side in (a, b)]
+        beta, alpha = node.kwargs.get("beta", 1), node.kwargs.get("alpha", 1)
+        if all(source is None for source in sources) or beta == 0:
+            continue
+        kept = [side if s is None else s for side, s in zip((a, b), sources, strict=True)]
+        turned = tuple(s is not None for s in sources)
+        node.target, node.kwargs = fused_product, {}
+        node.args = (*kept, added, turned, alpha, beta)
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and not node.users and _untransposed(node) is not None:
+            graph.erase_node(node)
+
+
+LOWERINGS: dict[Any, Lowering] = {fused_product: _product}
