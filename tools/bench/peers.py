@@ -194,9 +194,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print results as JSON")
     parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     options = parser.parse_args(arguments)
-    for option, usual in DEFAULTS[options.suite].items():
+    for option, names in DEFAULTS[options.suite].items():
         if getattr(options, option) is None:
-            setattr(options, option, usual)
+            setattr(options, option, names)
     return options
 
 
