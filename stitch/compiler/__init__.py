@@ -5,10 +5,12 @@ warnings. Passes are plain functions from graph to graph, one file each. Must no
 files, or how programs will be composed.
 """
 
+from stitch.compiler.autodiff import Differentiated, Recompute, differentiate
 from stitch.compiler.compile_graph import compile_graph, optimize
 from stitch.compiler.options import Compilation, CompileOptions, CompileWarning
 from stitch.compiler.split import split_graph
 
 __all__ = [
-    "Compilation", "CompileOptions", "CompileWarning", "compile_graph", "optimize", "split_graph",
+    "Compilation", "CompileOptions", "CompileWarning", "Differentiated", "Recompute",
+    "compile_graph", "differentiate", "optimize", "split_graph",
 ]  # fmt: skip

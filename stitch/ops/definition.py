@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stitch.errors import CompileError
+from stitch.ops.gradient import Gradient
 from stitch.program import Array, AttributeValue, DataType, ValueType
 
 #: A prepared step: called with nothing, it reads and writes the arrays it was bound to.
@@ -76,7 +77,8 @@ class OpDef:
     """One operator: names as in ONNX (opset 26), arity, attributes, inference and NumPy kernel.
 
     `elementwise`: each output element depends on the input elements at its own place only, so an
-    output may overwrite an input that nobody reads later.
+    output may overwrite an input that nobody reads later. `gradient` is its vector-Jacobian rule
+    (`stitch.ops.gradient`), None where it has none.
     """
 
     name: str
@@ -88,3 +90,4 @@ class OpDef:
     domain: str = ""
     elementwise: bool = False
     doc: str = ""
+    gradient: Gradient | None = None

@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from stitch.ops.arithmetic_gradients import add_gradient, mul_gradient, sub_gradient
 from stitch.ops.attributes import int_of
 from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS, INTEGERS, NUMERIC
+from stitch.ops.gradient import Gradient
 from stitch.ops.inference import (
     broadcast,
     operand,
@@ -43,6 +45,7 @@ def binary(
     function: Callable[..., object],
     allowed: frozenset[DataType],
     result: DataType | None = None,
+    gradient: Gradient | None = None,
 ) -> OpDef:
     """An operator of two operands that is one NumPy function."""
 
@@ -50,7 +53,8 @@ def binary(
         a, b = given(arguments, 0), given(arguments, 1)
         return (partial(function, a, b, out=arguments.outputs[0]),)
 
-    return OpDef(name, (2, 2), infer_broadcast(allowed, result), kernel, elementwise=True)
+    infer = infer_broadcast(allowed, result)
+    return OpDef(name, (2, 2), infer, kernel, elementwise=True, gradient=gradient)
 
 
 def _divide(arguments: KernelArguments) -> Sequence[Thunk]:
@@ -162,9 +166,9 @@ def _variadic(name: str, kernel: Any, allowed: frozenset[DataType]) -> OpDef:
 
 
 OPERATORS = (
-    binary("Add", np.add, NUMERIC),
-    binary("Sub", np.subtract, NUMERIC),
-    binary("Mul", np.multiply, NUMERIC),
+    binary("Add", np.add, NUMERIC, gradient=add_gradient),
+    binary("Sub", np.subtract, NUMERIC, gradient=sub_gradient),
+    binary("Mul", np.multiply, NUMERIC, gradient=mul_gradient),
     OpDef("Div", (2, 2), infer_broadcast(NUMERIC), _divide, elementwise=True),
     OpDef(
         "Mod",

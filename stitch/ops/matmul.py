@@ -23,6 +23,7 @@ from stitch.ops.inference import (
     require_same_type,
     require_type,
 )
+from stitch.ops.product_gradients import gemm_gradient, matmul_gradient
 from stitch.ops.steps import fill_step, given, is_constant, optional, remembered, scalar
 from stitch.program import Array, ValueType
 
@@ -124,7 +125,7 @@ def _constant_bias(bias: Array, beta: float, out: Array) -> Array:
 
 
 OPERATORS = (
-    OpDef("MatMul", (2, 2), _infer_matmul, _matmul),
+    OpDef("MatMul", (2, 2), _infer_matmul, _matmul, gradient=matmul_gradient),
     OpDef(
         "Gemm",
         (2, 3),
@@ -136,5 +137,6 @@ OPERATORS = (
             "transA": Attribute("int", 0),
             "transB": Attribute("int", 0),
         },
+        gradient=gemm_gradient,
     ),
 )
