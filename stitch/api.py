@@ -23,7 +23,7 @@ from stitch.program import Layout, Role, TensorDesc
 from stitch.report import explain, memory_report, memory_views
 from stitch.runtime import DEFAULT_WINDOW, LoadedProgram, Tensor
 from stitch.runtime import Device as RuntimeDevice
-from stitch.runtime.executors import Executor
+from stitch.runtime.executors import Executor, make_executor
 from stitch.runtime.pipeline import Pipeline as RuntimePipeline
 from stitch.ttb import Binary, encode, inspect_sizes, save
 from stitch.ttb import load as load_binary
@@ -181,19 +181,22 @@ def open_device(
     machine: str | Path | Machine = "wormhole_n150",
     *,
     executor: str | Executor = "numpy",
+    threads: int | None = None,
     window: int = DEFAULT_WINDOW,
     debug: bool = False,
     strict_types: bool = False,
 ) -> Device:
     """Open a simulated machine by name, YAML path or description.
 
-    `executor`: who computes (`numpy`, `onnxruntime`, `auto`, `null`). `window`: tasks queued before
-    they run; 1 runs each call at once. `debug`: poison freed bytes and guard padding.
+    `executor`: who computes (`numpy`, `onnxruntime`, `auto`, `null`); `threads`: on how many
+    threads ONNX Runtime computes one operation (default 1). `window`: tasks queued before they run;
+    1 runs each call at once. `debug`: poison freed bytes and guard padding.
     `strict_types`: links may not change the floating storage type.
     """
     return Device(
         load_machine(machine),
-        executor=executor, window=window, debug=debug, strict_types=strict_types,
+        executor=executor if threads is None else make_executor(executor, threads),
+        window=window, debug=debug, strict_types=strict_types,
     )  # fmt: skip
 
 

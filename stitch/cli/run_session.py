@@ -111,6 +111,7 @@ def _open(words: argparse.Namespace, machine: Any) -> api.Device:
     return api.open_device(
         machine,
         executor=executor,
+        threads=words.threads,
         window=words.window,
         debug=words.check_memory,
         strict_types=words.strict_types,

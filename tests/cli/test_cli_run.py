@@ -655,3 +655,12 @@ def test_a_bar_shows_progress_on_a_terminal_only(here: Path) -> None:
     assert (done.returncode, done.stdout) == (0, b"") and b"running" in shown
     quiet = subprocess.run(words, capture_output=True, check=False)
     assert (quiet.returncode, quiet.stderr) == (0, b"")
+
+
+def test_threads_are_for_executors_that_take_them(cli: Cli) -> None:
+    words = ["--module=a.ttb", "--input=x=@x.npy", "--threads=2"]
+    assert cli("run", *words, "--executor=onnxruntime").code == 0
+    refused = cli("run", *words)
+    assert refused.code == 2
+    assert "'numpy' takes no number of threads" in refused.err
+    assert "OMP_NUM_THREADS" in refused.err

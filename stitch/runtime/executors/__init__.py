@@ -20,18 +20,33 @@ EXECUTORS: dict[str, tuple[str, str]] = {
 }
 
 
-def make_executor(name: str | Executor) -> Executor:
-    """An executor by name.
+#: Those that take a number of threads. NumPy's products run on as many as its BLAS was told.
+THREADED = ("onnxruntime", "auto")
 
-    Raises `UsageError` listing the names, or naming the extra to install.
+
+def make_executor(name: str | Executor, threads: int | None = None) -> Executor:
+    """An executor by name, on so many threads (one, if nothing is said).
+
+    Raises `UsageError` listing the names, or naming the extra to install; for threads of an
+    executor that does not take them, and for fewer than one.
     """
+    if not isinstance(name, Executor) and name not in EXECUTORS:
+        raise UsageError(f"unknown executor {name!r}", expected=" or ".join(EXECUTORS))
+    if threads is not None and name not in THREADED:
+        called = name if isinstance(name, str) else name.name
+        raise UsageError(
+            f"the executor {called!r} takes no number of threads",
+            expected=" or ".join(THREADED),
+            remedy="NumPy's threads are set before it is loaded, as in OMP_NUM_THREADS=4"
+            if called == "numpy"
+            else None,
+        )
     if isinstance(name, Executor):
         return name
-    if name not in EXECUTORS:
-        raise UsageError(f"unknown executor {name!r}", expected=" or ".join(EXECUTORS))
     module, found = EXECUTORS[name]
+    words = {} if threads is None else {"intra_op_threads": threads}
     try:
-        made = getattr(import_module(module), found)()
+        made = getattr(import_module(module), found)(**words)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("stitch"):
             raise
@@ -44,6 +59,6 @@ def make_executor(name: str | Executor) -> Executor:
 
 
 __all__ = [
-    "EXECUTORS", "BoundProgram", "Executor", "NullExecutor", "NumpyExecutor", "PreparedProgram",
-    "as_bytes", "dense_view", "make_executor",
+    "EXECUTORS", "THREADED", "BoundProgram", "Executor", "NullExecutor", "NumpyExecutor",
+    "PreparedProgram", "as_bytes", "dense_view", "make_executor",
 ]  # fmt: skip

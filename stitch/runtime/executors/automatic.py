@@ -42,16 +42,19 @@ FEW_PASSES = frozenset({
 
 
 class AutomaticExecutor(Executor):
-    """Chooses an executor for each program; without ONNX Runtime it is the NumPy executor."""
+    """Chooses an executor for each program; without ONNX Runtime it is the NumPy executor.
+
+    `intra_op_threads` are for ONNX Runtime; raises `UsageError` for fewer than one.
+    """
 
     name = "auto"
 
-    def __init__(self) -> None:
+    def __init__(self, intra_op_threads: int = 1) -> None:
         self.numpy = NumpyExecutor()
         self.onnxruntime: Executor | None = None
         if find_spec("onnxruntime") is not None and find_spec("onnx") is not None:
             module = import_module("stitch.runtime.executors.onnxruntime")
-            self.onnxruntime = module.OnnxRuntimeExecutor()
+            self.onnxruntime = module.OnnxRuntimeExecutor(intra_op_threads)
 
     def prepare(self, program: Program, machine: MachineShape) -> PreparedProgram:
         """Make a program ready by the executor chosen; raises `CompileError`."""
