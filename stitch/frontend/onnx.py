@@ -3,9 +3,10 @@
 Comes in: a path or `ModelProto`, example inputs, shapes of inputs. Goes out: a `ComputationGraph`
 whose locations are `file:node`. Symbolic dimensions take the examples' sizes. An input whose data
 decides a shape becomes a constant with the example's value, and the program checks at each run that
-it is given that value. Functions are expanded, branches of constant conditions inlined; anything
-else that depends on data, and types that Stitch lacks, are refused by name, all at once. Importing
-this module needs the package onnx (an optional extra). Must not know: machines.
+it is given that value. Functions are expanded, branches of constant conditions inlined, loops of
+known length unrolled; sequences become their tensors (`x[0]`, `x[1]`, ...). Anything else that
+depends on data, and types that Stitch lacks, are refused by name, all at once. Importing this
+module needs the package onnx (an optional extra). Must not know: machines.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from stitch.errors import CompileError, FormatError, StitchError
 from stitch.frontend.onnx_binding import BoundInput, Examples, Shapes, bind_inputs
 from stitch.frontend.onnx_file import OnnxModel, read_model
 from stitch.frontend.onnx_scope import Failed, Scope
+from stitch.frontend.onnx_structures import FlatInputs, flat_inputs, flat_output
 from stitch.frontend.onnx_walk import Walk
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
 from stitch.program import Array
@@ -44,17 +46,20 @@ def from_onnx(
     opset or IR version), `CompileError` for what cannot be compiled.
     """
     read = read_model(model)
-    inputs = bind_inputs(read.graph, example_inputs, input_shapes or {}, read.title)
+    flat = flat_inputs(read.graph, example_inputs)
+    inputs = bind_inputs(flat.graph, flat.examples, input_shapes or {}, read.title)
     fixed: set[str] = set()
     while True:
         walk = Walk(read, ComputationGraphBuilder(_name(read)))
         slots = _declared(walk, inputs)
-        outputs = _walked(walk, inputs, fixed, slots)
+        outputs = _walked(walk, inputs, fixed, slots, flat)
         wanted = [name for name in walk.dependencies.wanted if name not in fixed]
         if wanted:
             fixed.update(_fixable(inputs, wanted, walk, read))
             continue
         walk.refusals.raise_any()
+        if not outputs:
+            raise CompileError("all outputs of the model are empty sequences", where=read.title)
         checks = {one.name: one.example for one in inputs if one.name in fixed}
         return _built(walk.builder, outputs, checks, slots)
 
@@ -79,13 +84,21 @@ def _walked(
     inputs: Sequence[BoundInput],
     fixed: Collection[str],
     slots: Mapping[str, SymbolicTensor],
+    flat: FlatInputs,
 ) -> list[tuple[str, SymbolicTensor]]:
     """All nodes; gives the outputs by name, without those that were refused."""
     graph, title = walk.model.graph, walk.model.title
     scope = Scope(walk.model.opsets)
+    bound = {
+        one.name: walk.builder.constant(one.example) if one.name in fixed else slots[one.name]
+        for one in inputs
+    }
+    parts = {name for names in flat.structures.values() for name in names or ()}
     for one in inputs:
-        bound = walk.builder.constant(one.example) if one.name in fixed else slots[one.name]
-        scope.define(one.name, bound, title)
+        if one.name not in parts:
+            scope.define(one.name, bound[one.name], title)
+    for name in flat.structures:
+        scope.define(name, flat.value(name, bound), title)
     dense = [tensor for tensor in graph.initializer if tensor.name not in slots]
     scope.add_initializers(dense, graph.sparse_initializer)
     walk.nodes(graph.node, scope)
@@ -99,7 +112,7 @@ def _walked(
             if value is None:
                 raise FormatError("an output has no name", where=where)
             if not isinstance(value, Failed):
-                found.append((info.name, value))
+                found += flat_output(info.name, value, where)
         except StitchError as error:
             walk.refusals.failed(where, error)
     return found

@@ -31,7 +31,7 @@ def attribute_value(attribute: Any, where: str) -> Any:
     kind, at = attribute.type, f"{where}, attribute {attribute.name!r}"
     plain = {
         AttributeProto.FLOAT: "f", AttributeProto.INT: "i", AttributeProto.TENSOR: "t",
-        AttributeProto.GRAPH: "g",
+        AttributeProto.GRAPH: "g", AttributeProto.TYPE_PROTO: "tp",
     }  # fmt: skip
     if kind in plain:
         return getattr(attribute, plain[kind])

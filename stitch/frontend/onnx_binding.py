@@ -117,7 +117,11 @@ def _declared(info: Any) -> _Declared:
     kind = info.type.WhichOneof("value")
     if kind != "tensor_type":
         spelled = str(kind or "no type").removesuffix("_type").replace("_", " ")
-        raise CompileError(f"only plain tensors are supported, not {spelled}")
+        if spelled in ("sequence", "optional"):
+            raise CompileError(
+                f"{spelled} values take the form of their example, which is lacking or no list"
+            )
+        raise CompileError(f"only tensors are supported, not {spelled}")
     tensor = info.type.tensor_type
     data_type = element_type(tensor.elem_type, "")
     if not tensor.HasField("shape"):

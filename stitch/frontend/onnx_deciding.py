@@ -77,7 +77,7 @@ class Dependencies:
     def want(self, tensor: SymbolicTensor, *, integers_only: bool = False) -> None:
         """Notes the inputs that a value is computed from as wanted.
 
-        With `integers_only`, does nothing where one of them is not of integers.
+        With `integers_only`, does nothing where one of them is of real numbers.
         """
         found: dict[str, SymbolicTensor] = {}
         pending, seen = [tensor.index], {tensor.index}
@@ -90,5 +90,5 @@ class Dependencies:
                 if source not in seen:
                     seen.add(source)
                     pending.append(source)
-        if not integers_only or all(slot.dtype.kind in "iu" for slot in found.values()):
+        if not integers_only or all(slot.dtype.kind in "iub" for slot in found.values()):
             self.wanted.update(dict.fromkeys(found))

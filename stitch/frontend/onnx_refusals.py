@@ -15,20 +15,14 @@ MAX_LINES = 60
 
 _DATA_DEPENDENT = "the shape of its result depends on data"
 _CONTROL_FLOW = "control flow that depends on data"
-_SEQUENCE = "only plain tensors are supported, not sequences"
-_OPTIONAL = "only plain tensors are supported, not optional values"
 _STRING = "only numbers are supported, not strings"
 _RANDOM = "its result differs from run to run: random operators take an explicit key in Stitch"
 _REASONS = {
     **dict.fromkeys(("NonZero", "Unique", "Compress", "NonMaxSuppression"), _DATA_DEPENDENT),
     **dict.fromkeys(("If", "Loop", "Scan"), _CONTROL_FLOW),
+    "ImageDecoder": "the shape of its result depends on what a file holds",
     **dict.fromkeys(
-        ("SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert",
-         "SequenceLength", "SequenceMap", "SplitToSequence", "ConcatFromSequence"), _SEQUENCE,
-    ),
-    **dict.fromkeys(("Optional", "OptionalGetElement", "OptionalHasElement"), _OPTIONAL),
-    **dict.fromkeys(
-        ("StringConcat", "StringSplit", "StringNormalizer", "RegexFullMatch", "TfIdfVectorizer"),
+        ("StringConcat", "StringSplit", "StringNormalizer", "RegexFullMatch"),
         _STRING,
     ),
     **dict.fromkeys(
@@ -36,6 +30,10 @@ _REASONS = {
          "Bernoulli"), _RANDOM,
     ),
 }  # fmt: skip
+
+
+class Unsupported(StitchError):
+    """Stitch cannot compute an operator; its title is what the error says."""
 
 
 @dataclass

@@ -1,12 +1,13 @@
 """Names of values in one ONNX graph or function body, and what they stand for.
 
-Comes in: definitions, initializers, an outer scope. Goes out: tensors by name, or a `FormatError`
-for a name that is not (yet) defined. Must not know: operators.
+Comes in: definitions, initializers, an outer scope. Goes out: values by name (tensors, lists), or
+a `FormatError` for a name that is not (yet) defined. Must not know: operators.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, final
 
 from stitch.errors import CompileError, FormatError
@@ -19,8 +20,23 @@ class Failed:
     """Stands for the result of a node that was refused already."""
 
 
+@final
+class Nothing:
+    """An optional value that holds nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorList:
+    """A sequence: tensors of one data type, perhaps of different shapes."""
+
+    items: tuple[SymbolicTensor, ...]
+
+
 FAILED = Failed()
-Bound = SymbolicTensor | Failed | None
+NOTHING = Nothing()
+#: What a node may be given: None is an operand that is not written.
+Given = SymbolicTensor | TensorList | Nothing | None
+Bound = Given | Failed
 MakeParameter = Callable[[Any], SymbolicTensor]
 
 

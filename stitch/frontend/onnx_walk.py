@@ -16,11 +16,13 @@ from stitch import ops
 from stitch.errors import CompileError, FormatError, StitchError
 from stitch.frontend.onnx_attributes import attributes_of
 from stitch.frontend.onnx_constants import constant_array, reference_results
+from stitch.frontend.onnx_control import CONTROL_OPERATORS, ControlCall, lower_control
 from stitch.frontend.onnx_deciding import Dependencies, asked_operand
 from stitch.frontend.onnx_file import NEWEST_OPSET, OnnxModel, opsets_of, plain_domain
 from stitch.frontend.onnx_functions import Expansion, Functions
-from stitch.frontend.onnx_refusals import Refusals
-from stitch.frontend.onnx_scope import FAILED, Bound, Scope
+from stitch.frontend.onnx_lists import LIST_OPERATORS, ListCall, is_listed, kind_of, lower_list
+from stitch.frontend.onnx_refusals import Refusals, Unsupported
+from stitch.frontend.onnx_scope import FAILED, Bound, Failed, Given, Scope
 from stitch.frontend.onnx_tensors import tensor_array
 from stitch.frontend.onnx_upgrades import NodeCall, upgraded
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
@@ -30,11 +32,7 @@ MAX_NODES = 1 << 18
 MAX_DEPTH = 50
 
 _KNOWN = frozenset((d.domain, d.name) for d in ops.operators())
-_OWN = frozenset({("", "Constant"), ("", "If")})
-
-
-class _Unsupported(StitchError):
-    """This operator is in no list; the walk notes it and goes on."""
+_OWN = frozenset(("", name) for name in {"Constant"} | CONTROL_OPERATORS | LIST_OPERATORS)
 
 
 class Walk:
@@ -45,6 +43,7 @@ class Walk:
         self.builder = builder
         self.refusals = Refusals(model.title)
         self.dependencies = Dependencies()
+        self.applied: list[str] = []
         self._functions = Functions(model.proto, model.title)
         self._nodes = 0
         self._inside_of: list[str] = []
@@ -62,7 +61,7 @@ class Walk:
             try:
                 with self.builder.at(where):
                     made = self._node(node, scope, where)
-            except _Unsupported as error:
+            except Unsupported as error:
                 self.refusals.unsupported(error.what, where)
             except StitchError as error:
                 self.refusals.failed(where, error)
@@ -101,23 +100,41 @@ class Walk:
         local = self._functions.local(node, attributes, where)
         if any(operand is FAILED for operand in operands):
             if local is None and not self._is_supported(node.op_type, domain, version):
-                raise _Unsupported(_title(node.op_type, domain))
+                raise Unsupported(_title(node.op_type, domain))
             return [FAILED] * len(node.output)
-        inputs = tuple(o for o in operands if not isinstance(o, type(FAILED)))
+        given = tuple(o for o in operands if not isinstance(o, Failed))
         names = [scope.titles.get(name, name) for name in node.output]
         while names and not names[-1]:
             names.pop()
-        call = NodeCall(node.op_type, domain, version, inputs, tuple(names), attributes, where)
+        tensors = tuple(o if isinstance(o, SymbolicTensor) else None for o in given)
+        call = NodeCall(node.op_type, domain, version, tensors, tuple(names), attributes, where)
         if local is not None:
-            return self._expanded(local, call)
-        if (domain, node.op_type) in _OWN:
-            return self._constant(call) if call.op == "Constant" else self._if(call, scope)
+            return self._expanded(local, call, given)
+        if not domain and call.op in CONTROL_OPERATORS:
+            control = ControlCall(call.op, given, len(names), attributes, scope, where)
+            return lower_control(self, control)
+        if not domain and is_listed(call.op, given):
+            listed = ListCall(call.op, given, attributes, where, self.builder, self.dependencies)
+            return lower_list(listed)
+        self._check_plain(call, given)
+        if (domain, call.op) == ("", "Constant"):
+            return self._constant(call)
+        inputs = tensors
         if (domain, node.op_type) in _KNOWN:
             if (domain, call.op) == ("", "Size") and inputs and inputs[0] is not None:
                 return [self.builder.constant(np.asarray(inputs[0].size, np.int64))]
             written = replace(call, version=min(version, self.model.written_opset))
             return self._apply(upgraded(self.builder, written))
         return self._without_definition(node, call)
+
+    def _check_plain(self, call: NodeCall, given: Sequence[Given]) -> None:
+        for index, value in enumerate(given):
+            if value is not None and not isinstance(value, SymbolicTensor):
+                raise CompileError(
+                    f"operator {_title(call.op, call.domain)} is not supported on "
+                    f"{kind_of(value)} (operand {index})",
+                    where=call.where,
+                )
 
     def _is_supported(self, op: str, domain: str, version: int) -> bool:
         known = (domain, op) in _KNOWN or (domain, op) in _OWN
@@ -130,6 +147,7 @@ class Walk:
                     f"{call.op} takes no {type(value).__name__} as attribute {name!r}",
                     where=call.where,
                 )
+        self.applied.append(call.op)
         names = [name or "unused" for name in call.outputs] or ["unused"]
         try:
             made = self.builder.apply(call.op, call.inputs, names, call.attributes, call.domain)
@@ -150,39 +168,46 @@ class Walk:
         types = [None if t is None else t.type for t in call.inputs]
         found = self._functions.of_schema(node, call.version, call.attributes, types, call.where)
         if found is not None:
-            return self._expanded(found, call)
+            return self._expanded(found, call, call.inputs)
         known = [None if t is None else self.builder.known_data(t) for t in call.inputs]
         if all(t is None or data is not None for t, data in zip(call.inputs, known, strict=True)):
             results = reference_results(node, call, known)
             if results is not None:
                 return [self.builder.constant(array) for array in results]
-        raise _Unsupported(_title(call.op, call.domain))
+        raise Unsupported(_title(call.op, call.domain))
 
     def _constant(self, call: NodeCall) -> Sequence[Bound]:
         array = constant_array(call, self.model.folder)
         return [self.builder.parameter(call.outputs[0] if call.outputs else "constant", array)]
 
-    def _if(self, call: NodeCall, scope: Scope) -> Sequence[Bound]:
-        condition = call.operand(0)
-        data = None if condition is None else self.builder.known_data(condition)
-        if data is None or data.size != 1:
-            if condition is not None:
-                self.dependencies.want(condition, integers_only=True)
-            raise _Unsupported("If")
-        branch = call.attributes.get("then_branch" if data.item() else "else_branch")
-        if branch is None or not hasattr(branch, "node"):
-            raise FormatError("If lacks a branch", where=call.where)
-        inner = Scope(scope.opsets, outer=scope, called_with=scope.called_with, place=scope.place)
-        inner.add_initializers(branch.initializer, branch.sparse_initializer)
-        return self._inside(branch.node, [o.name for o in branch.output], inner, call)
+    def body_scope(self, body: Any, call: ControlCall) -> Scope:
+        """The names that every run of a body shares: those around it and its initializers."""
+        outer = call.scope
+        shared = Scope(outer.opsets, outer=outer, called_with=outer.called_with, place=outer.place)
+        shared.add_initializers(body.initializer, body.sparse_initializer)
+        return shared
 
-    def _expanded(self, expansion: Expansion, call: NodeCall) -> Sequence[Bound]:
+    def body(
+        self, body: Any, shared: Scope, operands: Sequence[Given], call: ControlCall
+    ) -> list[Bound]:
+        """Writes the body of a branch or loop once."""
+        inner = Scope(
+            shared.opsets, outer=shared, called_with=shared.called_with, place=shared.place
+        )
+        for info, operand in zip(body.input, operands, strict=False):
+            inner.define(info.name, operand, call.where)
+        outputs = [o.name for o in body.output]
+        return self._inside(body.node, outputs, inner, call.op, call.where)
+
+    def _expanded(
+        self, expansion: Expansion, call: NodeCall, operands: Sequence[Given]
+    ) -> Sequence[Bound]:
         body = expansion.body
-        if len(call.inputs) > len(body.input) or len(call.outputs) > len(body.output):
+        if len(operands) > len(body.input) or len(call.outputs) > len(body.output):
             raise FormatError(
                 f"{call.op} has too many operands or outputs", where=call.where,
                 expected=f"at most {len(body.input)} and {len(body.output)}",
-                got=f"{len(call.inputs)} and {len(call.outputs)}",
+                got=f"{len(operands)} and {len(call.outputs)}",
             )  # fmt: skip
         # Bodies of ONNX's own functions may leave out what their domain imports anyway.
         opsets = {} if expansion.is_local else {"": NEWEST_OPSET} | dict(self.model.opsets)
@@ -193,27 +218,28 @@ class Walk:
             place=call.where,
         )
         for index, name in enumerate(body.input):
-            inner.define(name, call.operand(index), call.where)
+            given = operands[index] if index < len(operands) else None
+            inner.define(name, given, call.where)
         pairs = zip(call.outputs, body.output, strict=False)
         outputs = [name if wanted else "" for wanted, name in pairs]
-        return self._inside(body.node, outputs, inner, call)
+        title = _title(call.op, call.domain)
+        return self._inside(body.node, outputs, inner, title, call.where)
 
     def _inside(
-        self, nodes: Iterable[Any], outputs: Sequence[str], inner: Scope, call: NodeCall
-    ) -> Sequence[Bound]:
-        title = _title(call.op, call.domain)
-        if title in self._inside_of and title != "If":
-            raise FormatError(f"the function {title} calls itself", where=call.where)
+        self, nodes: Iterable[Any], outputs: Sequence[str], inner: Scope, title: str, where: str
+    ) -> list[Bound]:
+        if title in self._inside_of and title not in CONTROL_OPERATORS:
+            raise FormatError(f"the function {title} calls itself", where=where)
         if len(self._inside_of) >= MAX_DEPTH:
             raise FormatError(
-                f"functions and branches are nested more than {MAX_DEPTH} deep", where=call.where
+                f"functions and branches are nested more than {MAX_DEPTH} deep", where=where
             )
         self._inside_of.append(title)
         try:
             self.nodes(nodes, inner)
         finally:
             self._inside_of.pop()
-        return [self.look_up(name, inner, call.where) for name in outputs]
+        return [self.look_up(name, inner, where) for name in outputs]
 
 
 def _title(op: str, domain: str) -> str:

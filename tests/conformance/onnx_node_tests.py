@@ -118,24 +118,35 @@ def _differs(case: Any, data_set: Any, device: stitch.Device) -> str:
     feeds = {name: _array(value) for name, value in zip(names, given, strict=False)}
     compiled = stitch.compile(case.model, feeds, target="host")
     program = device.load(compiled)
-    results = program(*feeds.values())
+    results = program(*flat(feeds.values()))
     made = results if isinstance(results, tuple) else (results,)
+    expected = flat([_array(value) for value in expected])
     if len(made) != len(expected):
         return f"{len(made)} outputs of {len(expected)}"
     several = sum(len(p.operations) for p in compiled.binary.programs) > 1
     for index, (ours, theirs) in enumerate(zip(made, expected, strict=True)):
         array = ours.numpy()
         rtol = max(case.rtol, _TWO_STEPS.get(array.dtype.name, 0.0) if several else 0.0)
-        problem = difference(array, _array(theirs), rtol, case.atol)
+        problem = difference(array, theirs, rtol, case.atol)
         if problem:
             return f"output {index}: {problem}"
     return ""
 
 
+def flat(values: Iterable[Any]) -> list[Any]:
+    """The tensors of values: those of a sequence one by one, none of an empty optional value."""
+    found: list[Any] = []
+    for value in values:
+        found += flat(value) if isinstance(value, list) else [] if value is None else [value]
+    return found
+
+
 def _array(value: Any) -> Any:
-    """An array of a case; lists (sequences) and None (optional values) stay what they are."""
-    if isinstance(value, list) or value is None:
-        return value
+    """An array of a case; None (an empty optional value) stays what it is."""
+    if isinstance(value, list):
+        return [_array(one) for one in value]
+    if value is None:
+        return None
     if hasattr(value, "SerializeToString"):
         return numpy_helper.to_array(value)
     return np.asarray(value)

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 from onnx_models import BOOL, FLOAT, INT64, assert_agree, drawn, info, model, ours, theirs
 
 import stitch
 from stitch.errors import TaskError
 from stitch.frontend.onnx import from_onnx
+from stitch.ops import onnx_code
 from stitch.program import ValueType
 
 node = helper.make_node
@@ -180,15 +181,15 @@ def test_constant_nodes_of_every_form_of_numbers(attributes: dict[str, Any], exp
 @pytest.mark.parametrize("raw", [True, False])
 @pytest.mark.parametrize(
     "name", ["float32", "float16", "bfloat16", "float64", "int8", "int16", "int32", "int64",
-             "uint8", "uint16", "uint32", "uint64", "bool"],
+             "uint8", "uint16", "uint32", "uint64", "bool", "float8_e4m3fn", "float8_e4m3fnuz",
+             "float8_e5m2", "float8_e5m2fnuz", "float4_e2m1fn", "int4", "uint4", "int2", "uint2"],
 )  # fmt: skip
 def test_initializers_of_every_type_and_form(name: str, raw: bool) -> None:
     data_type = stitch.DataType.parse(name)
     array = np.array([[1, 0, 1]]).astype(data_type.dtype)
-    code = TensorProto.DataType.Value({"float32": "FLOAT", "float64": "DOUBLE"}.get(
-        name, name.upper()))  # fmt: skip
+    code = onnx_code(data_type)
     if raw:
-        tensor = helper.make_tensor("w", code, [1, 3], array.tobytes(), raw=True)
+        tensor = numpy_helper.from_array(array, "w")
     else:
         tensor = helper.make_tensor("w", code, [1, 3], array.ravel().tolist())
     proto = model([node("Identity", ["w"], ["y"])], [], ["y"])

@@ -16,6 +16,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 from onnx.backend.test.loader import load_model_tests
+from onnx_node_tests import flat
 
 import stitch
 from stitch.errors import StitchError
@@ -66,14 +67,16 @@ def verdict(device: stitch.Device, case: Any) -> str:
     """`right`, `refused`, or what is wrong."""
     proto = model_of(case)
     for inputs, expected in data_of(case):
-        plain = all(isinstance(x, np.ndarray) for x in inputs)
         try:
-            program = device.load(stitch.compile(from_onnx(proto, inputs if plain else ())))
-            made = program(*inputs)
+            program = device.load(stitch.compile(from_onnx(proto, inputs)))
+            made = program(*flat(inputs))
             found = [t.numpy() for t in (made if isinstance(made, tuple) else (made,))]
         except StitchError:
             return "refused"
-        for mine, other in zip(found, expected, strict=True):
+        wanted = flat(expected)
+        if len(found) != len(wanted):
+            return f"{len(found)} outputs of {len(wanted)}"
+        for mine, other in zip(found, wanted, strict=True):
             problem = difference(mine, np.asarray(other), case.rtol, case.atol)
             if problem:
                 return problem

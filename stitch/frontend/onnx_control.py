@@ -1,0 +1,330 @@
+"""Branches and loops of ONNX: inlined, unrolled, or computed on both sides.
+
+Comes in: If, Loop, Scan, SequenceMap, and the means to write a body's nodes into the graph. Goes
+out: what the last of the bodies made. A condition or trip count that is computed from data is
+refused, but for an If whose sides make tensors of the same types and cannot fail: there both are
+computed, and `Where` chooses. Must not know: files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from stitch.errors import CompileError, FormatError
+from stitch.frontend.onnx_deciding import Dependencies
+from stitch.frontend.onnx_lists import kind_of
+from stitch.frontend.onnx_refusals import Unsupported
+from stitch.frontend.onnx_scope import FAILED, Bound, Failed, Given, Scope, TensorList
+from stitch.frontend.onnx_tensors import element_type
+from stitch.graph import ComputationGraphBuilder, SymbolicTensor
+from stitch.program import Array
+
+#: Most rounds of one loop: every round is a copy of its body.
+MAX_ROUNDS = 4096
+#: Operators that stop where an index is out of range, and checks: not for a side that is not taken.
+_MAY_STOP = frozenset(
+    {"Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND", "Scatter",
+     "ReverseSequence", "TensorScatter", "MaxUnpool", "RoiAlign", "Expect"}
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ControlCall:
+    """A node with bodies; `scope` is where a body looks up names that are not its own."""
+
+    op: str
+    operands: tuple[Given, ...]
+    outputs: int
+    attributes: Mapping[str, Any]
+    scope: Scope
+    where: str
+
+    def operand(self, index: int) -> Given:
+        """An operand of any kind, None where it is absent."""
+        return self.operands[index] if index < len(self.operands) else None
+
+    def body(self, name: str) -> Any:
+        """A graph that is an attribute."""
+        found = self.attributes.get(name)
+        if found is None or not hasattr(found, "node"):
+            missing = "a branch" if self.op == "If" else f"its {name}"
+            raise FormatError(f"{self.op} lacks {missing}", where=self.where)
+        return found
+
+    def integers(self, name: str, count: int) -> tuple[int, ...]:
+        """A list of integers, zeros where it is not written."""
+        found = self.attributes.get(name) or (0,) * count
+        if not isinstance(found, tuple) or len(found) != count:
+            raise FormatError(
+                f"attribute {name!r} of {self.op} does not fit", where=self.where,
+                expected=f"{count} integers", got=repr(found),
+            )  # fmt: skip
+        return found
+
+
+class Bodies(Protocol):
+    """What writes bodies into a graph: the walk over a model."""
+
+    builder: ComputationGraphBuilder
+    dependencies: Dependencies
+    #: Names of all operations so far.
+    applied: list[str]
+
+    def body_scope(self, body: Any, call: ControlCall) -> Scope:
+        """The names that every run of a body shares."""
+
+    def body(
+        self, body: Any, shared: Scope, operands: Sequence[Given], call: ControlCall
+    ) -> list[Bound]:
+        """Writes a body once and gives its outputs."""
+
+
+def lower_control(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
+    """What a node makes; raises `Unsupported` where data decides."""
+    return _HANDLERS[call.op](bodies, call)
+
+
+def _known(bodies: Bodies, call: ControlCall, value: Given) -> Array:
+    """The one element of a condition or trip count."""
+    if not isinstance(value, SymbolicTensor):
+        raise FormatError(
+            f"{call.op} is given no tensor where it wants one", where=call.where, got=kind_of(value)
+        )
+    data = bodies.builder.known_data(value)
+    if data is None or data.size != 1:
+        bodies.dependencies.want(value, integers_only=True)
+        raise Unsupported(call.op)
+    return data.reshape(())
+
+
+def _run_once(
+    bodies: Bodies, body: Any, operands: Sequence[Given], call: ControlCall
+) -> list[Bound]:
+    return bodies.body(body, bodies.body_scope(body, call), operands, call)
+
+
+# If -----------------------------------------------------------------------------------------------
+
+
+def _if(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
+    condition = call.operand(0)
+    made = _both(bodies, call, condition) if isinstance(condition, SymbolicTensor) else None
+    if made is not None:
+        return made
+    name = "then_branch" if _known(bodies, call, condition) else "else_branch"
+    return _run_once(bodies, call.body(name), (), call)
+
+
+def _both(bodies: Bodies, call: ControlCall, condition: SymbolicTensor) -> list[Bound] | None:
+    """Both sides, and a choice.
+
+    None where the condition is known, where the sides differ in kind, or where one may fail.
+    """
+    if condition.size != 1 or bodies.builder.known_data(condition) is not None:
+        return None
+    before = len(bodies.applied)
+    sides = [_run_once(bodies, call.body(f"{name}_branch"), (), call) for name in ("then", "else")]
+    if any(isinstance(value, Failed) for side in sides for value in side):
+        return None
+    if not _MAY_STOP.isdisjoint(bodies.applied[before:]) or not _alike(*sides):
+        return None
+    asked = bodies.builder.op("Reshape", condition, np.zeros(0, np.int64))
+    return [_chosen(bodies, asked, yes, no) for yes, no in zip(*sides, strict=True)]
+
+
+def _alike(yes: Sequence[Bound], no: Sequence[Bound]) -> bool:
+    """Whether values are of the same kinds, and types that `Where` chooses among."""
+    if len(yes) != len(no):
+        return False
+    for a, b in zip(yes, no, strict=True):
+        if isinstance(a, TensorList) and isinstance(b, TensorList):
+            if not _alike(a.items, b.items):
+                return False
+        elif not (isinstance(a, SymbolicTensor) and isinstance(b, SymbolicTensor)
+                  and a.type == b.type and not a.data_type.is_narrow):  # fmt: skip
+            return False
+    return True
+
+
+def _chosen(bodies: Bodies, asked: SymbolicTensor, yes: Bound, no: Bound) -> Bound:
+    if isinstance(yes, TensorList) and isinstance(no, TensorList):
+        pairs = zip(yes.items, no.items, strict=True)
+        return TensorList(tuple(bodies.builder.op("Where", asked, a, b) for a, b in pairs))
+    assert isinstance(yes, SymbolicTensor) and isinstance(no, SymbolicTensor)
+    return bodies.builder.op("Where", asked, yes, no)
+
+
+# Loops --------------------------------------------------------------------------------------------
+
+
+def _loop(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
+    body, builder = call.body("body"), bodies.builder
+    states: list[Given] = list(call.operands[2:])
+    _check_body(call, body, 2 + len(states), 1 + len(states))
+    limit, first = call.operand(0), call.operand(1)
+    rounds = None if limit is None else int(_known(bodies, call, limit))
+    goes_on = first is None or bool(_known(bodies, call, first))
+    collected: list[list[Bound]] = [[] for _ in body.output[1 + len(states) :]]
+    shared, index = bodies.body_scope(body, call), 0
+    while goes_on and (rounds is None or index < rounds):
+        _check_rounds(call, index + 1)
+        counter = builder.constant(np.full(_shape_of(body.input[0]), index, np.int64))
+        asked = builder.constant(np.full(_shape_of(body.input[1]), True))
+        made = bodies.body(body, shared, (counter, asked, *states), call)
+        if any(isinstance(value, Failed) for value in made):
+            return [FAILED] * call.outputs
+        goes_on = bool(_known(bodies, call, _given(made[0])))
+        states = [_given(value) for value in made[1 : 1 + len(states)]]
+        for values, value in zip(collected, made[1 + len(states) :], strict=True):
+            values.append(value)
+        index += 1
+    infos = body.output[1 + len(states) :]
+    pairs = zip(collected, infos, strict=True)
+    return [*states, *(_stacked(bodies, call, values, info, 0) for values, info in pairs)]
+
+
+def _scan(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
+    body, builder = call.body("body"), bodies.builder
+    scanned = call.attributes.get("num_scan_inputs", 0)
+    if not isinstance(scanned, int) or not 1 <= scanned <= len(call.operands):
+        raise FormatError(
+            "num_scan_inputs of Scan does not fit", where=call.where,
+            expected=f"1 to {len(call.operands)}", got=repr(scanned),
+        )  # fmt: skip
+    count = len(call.operands) - scanned
+    states: list[Given] = list(call.operands[:count])
+    _check_body(call, body, len(call.operands), count)
+    axes, backward = (call.integers(f"scan_input_{n}", scanned) for n in ("axes", "directions"))
+    results = len(body.output) - count
+    out_axes, prepend = (call.integers(f"scan_output_{n}", results) for n in ("axes", "directions"))
+    sources = [_scanned(call, value, axis) for value, axis in zip(
+        call.operands[count:], axes, strict=True)]  # fmt: skip
+    lengths = {tensor.shape[axis] for tensor, axis in sources}
+    if len(lengths) != 1:
+        raise FormatError("the inputs that Scan goes along differ in length", where=call.where,
+                          got=str(sorted(lengths)))  # fmt: skip
+    (rounds,) = lengths
+    _check_rounds(call, rounds)
+    collected: list[list[Bound]] = [[] for _ in range(results)]
+    shared = bodies.body_scope(body, call)
+    for index in range(rounds):
+        slices = [
+            builder.op(
+                "Gather", tensor, np.asarray(rounds - 1 - index if back else index), axis=axis
+            )
+            for (tensor, axis), back in zip(sources, backward, strict=True)
+        ]
+        made = bodies.body(body, shared, (*states, *slices), call)
+        if any(isinstance(value, Failed) for value in made):
+            return [FAILED] * call.outputs
+        states = [_given(value) for value in made[:count]]
+        for values, value, front in zip(collected, made[count:], prepend, strict=True):
+            values.insert(0 if front else len(values), value)
+    outputs = zip(collected, body.output[count:], out_axes, strict=True)
+    return [
+        *states,
+        *(_stacked(bodies, call, values, info, axis) for values, info, axis in outputs),
+    ]
+
+
+def _scanned(call: ControlCall, value: Given, axis: int) -> tuple[SymbolicTensor, int]:
+    if not isinstance(value, SymbolicTensor) or not -len(value.shape) <= axis < len(value.shape):
+        raise FormatError(f"Scan cannot go along axis {axis}", where=call.where, got=kind_of(value))
+    return value, axis % len(value.shape)
+
+
+def _sequence_map(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
+    body, first = call.body("body"), call.operand(0)
+    if not isinstance(first, TensorList):
+        raise FormatError("operand 0 of SequenceMap is a sequence", where=call.where,
+                          got=kind_of(first))  # fmt: skip
+    _check_body(call, body, len(call.operands), 0)
+    lists = [value for value in call.operands if isinstance(value, TensorList)]
+    if any(len(one.items) != len(first.items) for one in lists):
+        raise FormatError("the sequences of SequenceMap differ in length", where=call.where)
+    collected: list[list[SymbolicTensor]] = [[] for _ in body.output]
+    shared = bodies.body_scope(body, call)
+    for index in range(len(first.items)):
+        operands = [v.items[index] if isinstance(v, TensorList) else v for v in call.operands]
+        made = bodies.body(body, shared, operands, call)
+        for values, value in zip(collected, made, strict=True):
+            if isinstance(value, Failed):
+                return [FAILED] * call.outputs
+            if not isinstance(value, SymbolicTensor):
+                raise FormatError("the body of SequenceMap makes tensors", where=call.where)
+            values.append(value)
+    return [TensorList(tuple(values)) for values in collected]
+
+
+def _given(value: Bound) -> Given:
+    assert not isinstance(value, Failed)
+    return value
+
+
+def _check_body(call: ControlCall, body: Any, inputs: int, outputs: int) -> None:
+    if len(body.input) != inputs or len(body.output) < outputs:
+        raise FormatError(
+            f"the body of {call.op} does not fit its operands", where=call.where,
+            expected=f"{inputs} inputs and at least {outputs} outputs",
+            got=f"{len(body.input)} and {len(body.output)}",
+        )  # fmt: skip
+
+
+def _check_rounds(call: ControlCall, rounds: int) -> None:
+    if rounds > MAX_ROUNDS:
+        raise CompileError(
+            f"operator {call.op} is not supported for more than {MAX_ROUNDS} rounds: "
+            "every round becomes operations of its own",
+            where=call.where,
+        )
+
+
+def _shape_of(info: Any) -> tuple[int, ...]:
+    """The shape of one number, as a body declares it."""
+    tensor = info.type.tensor_type
+    return (1,) * len(tensor.shape.dim) if tensor.HasField("shape") else ()
+
+
+def _stacked(
+    bodies: Bodies, call: ControlCall, values: Sequence[Bound], info: Any, axis: int
+) -> SymbolicTensor:
+    """What rounds made, along a new axis."""
+    tensors = [value for value in values if isinstance(value, SymbolicTensor)]
+    if len(tensors) != len(values) or len({tensor.shape for tensor in tensors}) > 1:
+        raise CompileError(
+            f"operator {call.op} is not supported where the rounds make values of different shapes",
+            where=call.where,
+            got=", ".join(sorted({kind_of(_given(value)) for value in values})),
+        )
+    if tensors:
+        rows = [bodies.builder.op("Unsqueeze", tensor, [axis]) for tensor in tensors]
+        return bodies.builder.op("Concat", *rows, axis=axis)
+    declared = info.type.tensor_type
+    shape = [int(d.dim_value) if d.HasField("dim_value") else -1 for d in declared.shape.dim]
+    if (
+        not declared.HasField("shape")
+        or -1 in shape
+        or not -len(shape) <= axis + 1 <= len(shape) + 1
+    ):
+        raise CompileError(
+            f"operator {call.op} is not supported where it runs no round and the body does not "
+            "say the shapes of its results",
+            where=call.where,
+        )
+    shape.insert(axis if axis >= 0 else axis + len(shape) + 1, 0)
+    return bodies.builder.constant(
+        np.zeros(shape, element_type(declared.elem_type, call.where).dtype)
+    )
+
+
+_HANDLERS: dict[str, Callable[[Bodies, ControlCall], Sequence[Bound]]] = {
+    "If": _if,
+    "Loop": _loop,
+    "Scan": _scan,
+    "SequenceMap": _sequence_map,
+}
+CONTROL_OPERATORS = frozenset(_HANDLERS)
