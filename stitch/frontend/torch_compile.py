@@ -31,6 +31,7 @@ except ModuleNotFoundError as error:
 
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.utils._python_dispatch import _disable_current_modes
 
 from stitch.frontend.torch_decompositions import decompositions
 from stitch.frontend.torch_ledger import Ledger
@@ -124,7 +125,9 @@ def stitch_backend(
         decompositions=decompositions(),
         partition_fn=min_cut_rematerialization_partition,
     )
-    return backend(module, examples)  # type: ignore[no-any-return]  # torch has no types here
+    # Otherwise a recurrent layer becomes one operator of oneDNN, whose gradient is another.
+    with torch.backends.mkldnn.flags(enabled=False):
+        return backend(module, examples)  # type: ignore[no-any-return]  # torch has no types here
 
 
 def _compiler(ledger: Ledger, settings: CompileSettings, role: str) -> Callable[..., Any]:
@@ -135,7 +138,9 @@ def _compiler(ledger: Ledger, settings: CompileSettings, role: str) -> Callable[
             Space.DRAM in ledger.device.machine.shape.spaces,
         )  # fmt: skip
         if is_static(module.graph):
-            return _boxed(GraphProgram(module, ledger, wanted))
+            # The modes that trace: constants of the graph are read here, and have data.
+            with _disable_current_modes():
+                return _boxed(GraphProgram(module, ledger, wanted))
         return _boxed(_ByShapes(module, ledger, wanted))
 
     return compile_graph

@@ -177,6 +177,9 @@ class _Building:
             if position in self.settings.static:
                 # Not PARAMETER: a program of those alone would be evaluated once.
                 kind = InputKind.STATE
+            if self.settings.has_dram:
+                # It comes from the host or from another program's results, which lie there.
+                self.builder.wish(parse_wish(f"input.{node.name}.space=dram"))
             with self.builder.at(f"argument {node.name}"):
                 return self.builder.input(
                     node.name, tuple(value.shape), data_type_of(value.dtype), kind

@@ -286,6 +286,8 @@ LOWERINGS: dict[Any, Lowering] = {
     aten.ones_like.default: partial(_filled, 1), aten.new_ones.default: partial(_filled, 1),
     # Memory that torch leaves as it is may hold anything: zeros are as good, and reproducible.
     aten.empty.memory_format: partial(_filled, 0), aten.empty_like.default: partial(_filled, 0),
+    aten.new_empty.default: partial(_filled, 0), aten.empty_strided.default: partial(_filled, 0),
+    aten.new_empty_strided.default: partial(_filled, 0),
     aten.arange.start_step: _range_step, aten.arange.start: _range_step,
     aten.arange.default: _range, aten.scalar_tensor.default: _scalar_tensor,
     aten.eye.default: _eye, aten.eye.m: _eye, aten._local_scalar_dense.default: _item,

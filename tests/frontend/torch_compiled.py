@@ -1,0 +1,84 @@
+"""What the tests of torch.compile share: compile with Stitch, run beside eager torch, compare."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch_agreement import TOLERANCE, tensors_of
+
+from stitch.frontend.torch_compile import CompileSettings, ledger_of
+from stitch.frontend.torch_ledger import Ledger
+
+
+def compiled(function: Any, **options: Any) -> Any:
+    """A function or module compiled by Stitch, forgetting what was compiled before."""
+    torch._dynamo.reset()
+    return torch.compile(function, backend="stitch", options=options)
+
+
+def ledger(**options: Any) -> Ledger:
+    """The ledger of the device on which programs with these options run."""
+    return ledger_of(CompileSettings.of(options))
+
+
+def assert_same(results: Any, expected: Any, *, strides: bool = True) -> None:
+    """The same tensors: types, shapes, strides, and numbers within the tolerance."""
+    found, wanted = tensors_of(results), tensors_of(expected)
+    assert len(found) == len(wanted) > 0
+    for got, want in zip(found, wanted, strict=True):
+        assert not strides or got.stride() == want.stride()
+        torch.testing.assert_close(got, want, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def gradients(function: Callable[..., Any], operands: Sequence[Any]) -> list[Any]:
+    """The results of a function and the gradients of its floating operands, for fixed weights."""
+    inputs = [
+        o.detach().clone().requires_grad_(o.is_floating_point())
+        if isinstance(o, torch.Tensor)
+        else o
+        for o in operands
+    ]
+    results = tensors_of(function(*inputs))
+    total = sum(
+        (r * torch.linspace(0.5, 1.5, r.numel()).view(r.shape)).sum()
+        for r in results
+        if r.is_floating_point() and r.requires_grad
+    )
+    wanted = [i for i in inputs if isinstance(i, torch.Tensor) and i.requires_grad]
+    grads = torch.autograd.grad(total, wanted, allow_unused=True)
+    return [*(r.detach() for r in results), *(g for g in grads if g is not None)]
+
+
+def train(
+    module: Any, run: Any, batches: Sequence[Any], loss: Callable[[Any], Any], optimizer: Any
+) -> list[float]:
+    """Losses of some steps of torch's own loop; `run` is the module, or what it was compiled to."""
+    steps, losses = optimizer(module.parameters()), []
+    for batch in batches:
+        steps.zero_grad()
+        value = loss(run(batch))
+        value.backward()
+        steps.step()
+        losses.append(float(value.detach()))
+    return losses
+
+
+def assert_trains_alike(
+    module: Any, batches: Sequence[Any], loss: Callable[[Any], Any], optimizer: Any, **options: Any
+) -> None:
+    """The same losses, parameters and buffers as eager torch after all batches."""
+    eager = copy.deepcopy(module)
+    found = train(module, compiled(module, **options), batches, loss, optimizer)
+    wanted = train(eager, eager, batches, loss, optimizer)
+    torch.testing.assert_close(
+        torch.tensor(found), torch.tensor(wanted), rtol=TOLERANCE, atol=TOLERANCE
+    )
+    assert found[-1] != found[0]
+    state = eager.state_dict()
+    for name, tensor in module.state_dict().items():
+        torch.testing.assert_close(tensor, state[name], rtol=TOLERANCE, atol=TOLERANCE, msg=name)
+
+
