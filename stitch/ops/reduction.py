@@ -121,11 +121,30 @@ def _minimum(r: _Reduction) -> Sequence[Thunk]:
 def _mean(r: _Reduction) -> Sequence[Thunk]:
     if r.result.dtype.kind == "f":
         return (r.by(np.add), partial(np.divide, r.result, scalar(r.count, r.result), r.result))
-    # The mean of integers is truncated, as a cast from float would do.
-    wide = np.empty(r.result.shape, np.float64)
+    return (fill_step(r.result, 0),) if r.count == 0 else _integer_mean(r)
+
+
+def _integer_mean(r: _Reduction) -> Sequence[Thunk]:
+    """The exact mean, truncated: the sum of quotients, and the quotient of the remainders' sum.
+
+    Quotients round down, so that no remainder is negative; the sum itself may exceed 64 bits.
+    """
+    count = np.array(r.count, r.source.dtype)
+    quotients, remainders = np.empty_like(r.source), np.empty_like(r.source)
+    rest, more = np.empty(r.result.shape, np.int64), np.empty(r.result.shape, np.int64)
+    added, upwards = np.empty_like(r.result), np.empty(r.result.shape, np.bool_)
+    none = np.zeros((), r.result.dtype)
     return (
-        partial(np.mean, r.source, r.axes, np.float64, wide, True),
-        partial(np.copyto, r.result, wide, "unsafe"),
+        partial(np.divmod, r.source, count, quotients, remainders),
+        r.by(np.add, quotients),
+        partial(np.add.reduce, remainders, r.axes, np.int64, rest, True),
+        partial(np.divmod, rest, r.count, more, rest),
+        partial(np.copyto, added, more, "unsafe"),
+        partial(np.add, r.result, added, r.result),
+        # Down is not toward zero where the mean is negative and something is left.
+        partial(np.less, r.result, none, upwards),
+        partial(np.logical_and, upwards, rest, upwards),
+        partial(np.add, r.result, upwards, r.result, casting="unsafe"),
     )
 
 
