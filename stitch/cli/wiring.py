@@ -1,4 +1,4 @@
-"""Which output feeds which input: by position, or as `--wire` says.
+"""Which output feeds which input: in a chain, or as `--wire` says.
 
 Comes in: modules and words such as `a.y=b.x`. Goes out: `Wire`s, checked. Must not know: devices.
 """
@@ -6,12 +6,11 @@ Comes in: modules and words such as `a.y=b.x`. Goes out: `Wire`s, checked. Must 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 
 from stitch.cli.modules import Module
 from stitch.errors import UsageError
 from stitch.graph.wish import closest
-from stitch.link import Wire, wire
+from stitch.link import Wire, chain_wires, wire
 
 FORM = "MODULE.OUTPUT=MODULE.INPUT, such as a.y=b.x or 0.0=1.0"
 
@@ -19,18 +18,14 @@ FORM = "MODULE.OUTPUT=MODULE.INPUT, such as a.y=b.x or 0.0=1.0"
 def wires_of(
     modules: Sequence[Module], words: Sequence[str], *, strict_types: bool = False
 ) -> tuple[Wire, ...]:
-    """Wires by position from each module to the next; with `words`, only what they say.
+    """The wires of a chain (see `chain_wires`); with `words`, only what they say.
 
     A module is called by its program's name, its file's name without suffix, or its index; a slot
     by its name or its index. Raises `UsageError` for words that name nothing, `LinkError` for slots
     that do not fit.
     """
     if not words:
-        return tuple(
-            Wire(k, output, k + 1, taken)
-            for k, (a, b) in enumerate(pairwise(modules))
-            for output, taken in wire(a.program, b.program, strict_types=strict_types)
-        )
+        return chain_wires([module.program for module in modules], strict_types=strict_types)
     found = [_parsed(modules, word) for word in words]
     fed: dict[tuple[int, int], str] = {}
     for one, word in zip(found, words, strict=True):

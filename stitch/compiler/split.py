@@ -1,13 +1,15 @@
 """Splitting: one computation graph becomes several that run one after the other.
 
-Comes in: a graph, and how many parts, or the nodes after which to cut. Goes out: graphs whose
-outputs feed the next one's activations by position; chained they give the whole's results, to the
-last bit. What later parts need passes through the parts between. Must not know: machines, files.
+Comes in: a graph, and how many parts, or the nodes after which to cut. Goes out: graphs that take
+and give what they need and make: an output feeds the activations of its name in later parts, which
+need not be the next one (`stitch.link.chain_wires`). In a chain they give the whole's results, to
+the last bit. Must not know: machines, files.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -36,7 +38,8 @@ def split_graph(graph: ComputationGraph, cuts: int | Sequence[str]) -> tuple[Com
 
     A node is named by its location (all of it, or what follows the colon) or by a value that it
     makes. Part k is called after the graph, with `_k`. Inputs that are activations enter the
-    first part, others the first part that reads them. Raises `CompileError` for a name that is
+    first part, others the first part that reads them; it passes them on to those that read them
+    again. Outputs leave the last part. Raises `CompileError` for a name that is
     unknown, and for parts without operations.
     """
     # Shapes and axes have to be constants of the part that needs them.
@@ -102,6 +105,7 @@ class _Lives:
         for slot in graph.outputs:
             if slot.value not in constants:
                 reads.setdefault(slot.value, []).append(len(graph.operations))
+        self._reads = reads
         self._last = {v: places[-1] for v, places in reads.items()}
         self.start = {v: i for i, o in enumerate(graph.operations) for v in o.outputs}
         for one in graph.inputs:
@@ -109,9 +113,16 @@ class _Lives:
             self.start[one.value] = -1 if enters else reads.get(one.value, [0])[0]
         self.names = _crossing_names(graph)
 
-    def crossing(self, point: int) -> list[int]:
-        """The values that live before a point and are read at or after it, in order."""
-        return [v for v, last in sorted(self._last.items()) if self.start[v] < point <= last]
+    def arriving(self, first: int, end: int) -> list[int]:
+        """The values that live before `first` and are read from there to before `end`."""
+        return [
+            v for v, reads in sorted(self._reads.items())
+            if self.start[v] < first and bisect_left(reads, first) < bisect_left(reads, end)
+        ]  # fmt: skip
+
+    def leaving(self, first: int, end: int) -> list[int]:
+        """The values that start to live from `first` to before `end` and are read after."""
+        return [v for v, last in sorted(self._last.items()) if first <= self.start[v] < end <= last]
 
     def crossing_nbytes(self) -> list[int]:
         """Bytes that pass over each point, from 0 to the number of operations."""
@@ -146,13 +157,14 @@ def _part(
 ) -> ComputationGraph:
     """The part of the operations from `first` to `end`."""
     is_whole, is_last = end - first == len(graph.operations), end == len(graph.operations)
-    arriving = live.crossing(first) if index else []
+    # Outputs are read after the last operation, activations live from before the first.
+    arriving = live.arriving(first, end + is_last) if index else []
     inputs = [InputSlot(live.names[v], v) for v in arriving]
     start = first if index else -1
     inputs += [slot for slot in graph.inputs if start <= live.start[slot.value] < max(end, 1)]
     leaving = (
         list(graph.outputs) if is_last
-        else [OutputSlot(live.names[v], v) for v in live.crossing(end)]
+        else [OutputSlot(live.names[v], v) for v in live.leaving(start, end)]
     )  # fmt: skip
     values, operations = list(graph.values), list(graph.operations[first:end])
     made = {v for operation in operations for v in operation.outputs}

@@ -164,12 +164,13 @@ def input_name(program: Program, index: int) -> str:
     return f"program {program.name!r} input {program.inputs[index].name!r}"
 
 
-def _activations(program: Program) -> list[int]:
+def activations(program: Program) -> list[int]:
+    """The indices of the inputs that come from outside or from other programs, in order."""
     return [i for i, s in enumerate(program.inputs) if s.kind is InputKind.ACTIVATION]
 
 
 def _by_position(producer: Program, consumer: Program, problems: list[str], partial: bool) -> Pairs:
-    made, wanted = list(range(len(producer.outputs))), _activations(consumer)
+    made, wanted = list(range(len(producer.outputs))), activations(consumer)
     if not partial:
         problems.extend(
             f"{input_name(consumer, i)} has no output to feed it" for i in wanted[len(made) :]
@@ -202,7 +203,7 @@ def _by_name(
         used = {outputs[name] for name in names.values() if name in outputs}
         problems.extend(
             f"{input_name(consumer, i)} has no output to feed it"
-            for i in _activations(consumer)
+            for i in activations(consumer)
             if i not in fed
         )
         problems.extend(
@@ -222,7 +223,7 @@ def _unknown(what: str, name: str, known: Mapping[str, int]) -> str:
 def _slots_text(program: Program, side: str) -> str:
     if side == "inputs":
         chosen = [
-            (program.inputs[i].name, program.input_desc(i).text()) for i in _activations(program)
+            (program.inputs[i].name, program.input_desc(i).text()) for i in activations(program)
         ]
     else:
         chosen = [(s.name, program.output_desc(i).text()) for i, s in enumerate(program.outputs)]

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from stitch.errors import LinkError
-from stitch.link.check import check_link, input_name, output_name, wire
+from stitch.link.check import activations, check_link, input_name, output_name, wire
 from stitch.program import Program
 
 #: A slot of one of the programs: (index of the program, index of the slot).
@@ -38,12 +39,50 @@ class SharedInput:
 def chain_wires(programs: Sequence[Program], *, strict_types: bool = False) -> tuple[Wire, ...]:
     """The wires of a chain: each program's outputs feed the next one's activations, in order.
 
-    Raises `LinkError` for the first neighbours that do not fit (see `wire`).
+    Where their numbers differ, activations take the outputs of their name instead, each from the
+    nearest program before that has one, which need not be the one before: so values go around
+    programs that do not use them. Then too every activation is fed and every output used, but for
+    the ends of the chain. Raises `LinkError` for neighbours that fit neither way (see `wire`).
     """
+    neighbours = list(pairwise(programs))
+    if any(len(a.outputs) != len(activations(b)) for a, b in neighbours):
+        found = _wires_by_name(programs)
+        if found is not None:
+            for link in found:
+                _check_one(programs, link, strict_types)
+            return found
     return tuple(
         Wire(p, output, p + 1, taken)
-        for p in range(len(programs) - 1)
-        for output, taken in wire(programs[p], programs[p + 1], strict_types=strict_types)
+        for p, (a, b) in enumerate(neighbours)
+        for output, taken in wire(a, b, strict_types=strict_types)
+    )
+
+
+def _wires_by_name(programs: Sequence[Program]) -> tuple[Wire, ...] | None:
+    """A wire for every activation behind the first program; None if a slot has no partner."""
+    made: dict[str, Port] = {}
+    found: list[Wire] = []
+    for p, program in enumerate(programs):
+        for i in activations(program) if p else ():
+            source = made.get(program.inputs[i].name)
+            if source is None:
+                return None
+            found.append(Wire(*source, p, i))
+        made |= {slot.name: (p, o) for o, slot in enumerate(program.outputs)}
+    used = {(link.producer, link.output) for link in found}
+    given = {(p, o) for p, a in enumerate(programs[:-1]) for o in range(len(a.outputs))}
+    return tuple(found) if given <= used else None
+
+
+def _check_one(programs: Sequence[Program], link: Wire, strict_types: bool) -> None:
+    """Raises `LinkError` where the wire does not fit."""
+    producer, consumer = programs[link.producer], programs[link.consumer]
+    check_link(
+        producer.output_desc(link.output),
+        consumer.input_desc(link.input),
+        output=output_name(producer, link.output),
+        input=input_name(consumer, link.input),
+        strict_types=strict_types,
     )
 
 

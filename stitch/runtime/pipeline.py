@@ -7,14 +7,13 @@ its steps, and hand out the outputs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from sys import getrefcount
 from typing import Any
 
 import numpy as np
 
 from stitch.errors import UsageError
-from stitch.link import wire
+from stitch.link import chain_wires
 from stitch.program import Array
 from stitch.runtime.program import InputPort, LoadedProgram
 from stitch.runtime.tensor import Tensor
@@ -24,7 +23,8 @@ from stitch.runtime.turns import MAX_TURNS, OWN_REFERENCES, Turn, can_take_turns
 class Pipeline:
     """Loaded programs chained by position: `pipeline(x)` is `c(b(a(x)))` with one plan.
 
-    Inputs of later programs that no output of the one before feeds are inputs of the pipeline.
+    Where numbers of slots differ, outputs feed activations of their name (`chain_wires`), and may
+    go around programs. Inputs of later programs that no output feeds are inputs of the pipeline.
     Raises `UsageError` for no program or several devices, `LinkError` where two do not fit.
     """
 
@@ -35,14 +35,15 @@ class Pipeline:
         self.device = self.programs[0].device
         if any(p.device is not self.device for p in self.programs):
             raise UsageError("the programs of a pipeline are loaded on one device")
-        self._wires = [
-            {i: o for o, i in wire(a.program, b.program)} for a, b in pairwise(self.programs)
-        ]
+        wires = chain_wires([loaded.program for loaded in self.programs])
+        self._feeds = {(w.consumer, w.input): (w.producer, w.output) for w in wires}
+        #: The last reader of every output that feeds one: nobody holds it longer.
+        self._last_readers = {source: reader for reader, source in sorted(self._feeds.items())}
         self.inputs = tuple(
             (stage, index)
             for stage, program in enumerate(self.programs)
             for index in range(len(program.ports))
-            if stage == 0 or index not in self._wires[stage - 1]
+            if (stage, index) not in self._feeds
         )
         ports = [self.programs[s].ports[i] for s, i in self.inputs]
         self._ports = tuple(ports)
@@ -102,16 +103,23 @@ class Pipeline:
         self, arguments: Sequence[Any], *, borrow: bool = False
     ) -> Tensor | tuple[Tensor, ...]:
         """Queue the chain as ordinary calls; gives the last program's outputs, pending."""
-        given = dict(zip(self.inputs, arguments, strict=True))
+        given: dict[tuple[int, int], Any] = dict(zip(self.inputs, arguments, strict=True))
+        held: dict[tuple[int, int], Tensor] = {}
         outputs: tuple[Tensor, ...] = ()
         for stage, program in enumerate(self.programs):
-            wires = self._wires[stage - 1] if stage else {}
-            inputs = [
-                outputs[wires[i]] if i in wires else given[stage, i]
-                for i in range(len(program.ports))
-            ]
+            inputs = []
+            for index in range(len(program.ports)):
+                source = self._feeds.get((stage, index))
+                if source is None:
+                    inputs.append(given[stage, index])
+                elif self._last_readers[source] == (stage, index):
+                    inputs.append(held.pop(source))
+                else:
+                    inputs.append(held[source])
             made = self.device.submit(program, inputs, borrow)
             outputs = made if isinstance(made, tuple) else (made,)
+            held |= {(stage, o): tensor for o, tensor in enumerate(outputs)
+                     if (stage, o) in self._last_readers}  # fmt: skip
         return outputs[0] if len(outputs) == 1 else outputs
 
     def _arrange(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Array, ...]:

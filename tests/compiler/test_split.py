@@ -1,4 +1,4 @@
-"""Splitting: the parts, chained by position, are the whole, to the last bit."""
+"""Splitting: the parts in a chain are the whole, to the last bit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stitch import ops
 from stitch.compiler import CompileOptions, compile_graph, split_graph
 from stitch.errors import CompileError
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, check_types, parse_wish
-from stitch.link import wire
+from stitch.link import chain_wires, wire
 from stitch.machine import load_machine
 from stitch.program import ABSENT, Array, InputKind
 
@@ -36,16 +36,17 @@ def evaluated(graph: ComputationGraph, inputs: Sequence[Array]) -> list[Array]:
 
 
 def chained(parts: Sequence[ComputationGraph], given: Arrays) -> list[Array]:
-    """The outputs of the last part: activations by position, other inputs by name."""
+    """The outputs of the last part: activations from earlier parts, other inputs by name."""
+    made: Arrays = {}
     outputs: list[Array] = []
     for index, part in enumerate(parts):
-        arriving = iter(outputs)
         inputs = [
-            next(arriving) if index and slot.kind is InputKind.ACTIVATION else given[slot.name]
+            (made if index and slot.kind is InputKind.ACTIVATION else given)[slot.name]
             for slot in part.inputs
         ]
-        assert list(arriving) == []
         outputs = evaluated(part, inputs)
+        assert not made.keys() & {slot.name for slot in part.outputs} or index == len(parts) - 1
+        made |= {slot.name: array for slot, array in zip(part.outputs, outputs, strict=True)}
     return outputs
 
 
@@ -129,6 +130,44 @@ def test_parts_cut_at_named_nodes_equal_the_whole(
     parts = split_graph(graph, chosen)
     assert len(parts) == len(chosen) + 1
     assert_same(graph, parts)
+
+
+@settings(max_examples=40, deadline=None)
+@given(graph=graphs(), data=st.data())
+def test_parts_give_what_others_take_and_take_what_they_use(
+    graph: ComputationGraph, data: st.DataObject
+) -> None:
+    parts = split_graph(graph, data.draw(st.integers(1, max(len(own_results(graph)), 1))))
+    wires = chain_wires([compile_graph(part, load_machine("host")).program for part in parts])
+    fed = {(link.consumer, link.input) for link in wires}
+    used = {(link.producer, link.output) for link in wires}
+    for k, part in enumerate(parts):
+        read = {v for operation in part.operations for v in operation.inputs}
+        for i, slot in enumerate(part.inputs):
+            assert k == 0 or slot.value in read
+            assert ((k, i) in fed) == (k > 0 and slot.kind is InputKind.ACTIVATION)
+        assert k == len(parts) - 1 or all((k, o) in used for o in range(len(part.outputs)))
+
+
+def around() -> ComputationGraph:
+    """A sum of what the first of three products gives and what the last gives."""
+    b = ComputationGraphBuilder("around")
+    rng = np.random.default_rng(2)
+    h = x = b.op("Tanh", b.input("x", (4, 8), "float32"))
+    for k in range(3):
+        with b.at(f"around:layer{k}"):
+            h = b.op("MatMul", h, rng.standard_normal((8, 8)).astype(np.float32))
+    b.output("y", b.op("Add", h, x))
+    return b.build()
+
+
+def test_a_value_goes_around_a_part_that_does_not_use_it() -> None:
+    first, middle, last = split_graph(around(), ["layer0", "layer1"])
+    assert [slot.name for slot in first.outputs] == ["tanh", "matmul"]
+    assert [slot.name for slot in middle.inputs] == ["matmul"]
+    assert [operation.op for operation in middle.operations] == ["MatMul"]
+    assert [slot.name for slot in last.inputs] == ["tanh", "matmul_1"]
+    assert_same(around(), [first, middle, last])
 
 
 def test_cuts_lie_where_least_passes_over() -> None:
