@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -125,9 +126,20 @@ def stitch_backend(
         decompositions=decompositions(),
         partition_fn=min_cut_rematerialization_partition,
     )
-    # Otherwise a recurrent layer becomes one operator of oneDNN, whose gradient is another.
-    with torch.backends.mkldnn.flags(enabled=False):
+    with _without_onednn():
         return backend(module, examples)  # type: ignore[no-any-return]  # torch has no types here
+
+
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    """Otherwise a recurrent layer becomes one operator of oneDNN, whose gradient is another."""
+    # Not torch.backends.mkldnn.flags: that warns of flags that nobody touches.
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
 
 
 def _compiler(ledger: Ledger, settings: CompileSettings, role: str) -> Callable[..., Any]:

@@ -13,10 +13,10 @@ from stitch.frontend.torch_compile import CompileSettings, ledger_of
 from stitch.frontend.torch_ledger import Ledger
 
 
-def compiled(function: Any, **options: Any) -> Any:
+def compiled(function: Any, dynamic: bool | None = None, **options: Any) -> Any:
     """A function or module compiled by Stitch, forgetting what was compiled before."""
     torch._dynamo.reset()
-    return torch.compile(function, backend="stitch", options=options)
+    return torch.compile(function, backend="stitch", options=options, dynamic=dynamic)
 
 
 def ledger(**options: Any) -> Ledger:
@@ -80,5 +80,3 @@ def assert_trains_alike(
     state = eager.state_dict()
     for name, tensor in module.state_dict().items():
         torch.testing.assert_close(tensor, state[name], rtol=TOLERANCE, atol=TOLERANCE, msg=name)
-
-

@@ -1,0 +1,166 @@
+"""`torch.compile(module, backend="stitch")` computes what eager torch computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from test_torch_architectures import ARCHITECTURES
+from torch import nn
+from torch_compiled import assert_same, compiled, ledger
+
+
+def _called(run: Any, examples: Any) -> Any:
+    return run(**examples) if isinstance(examples, dict) else run(*examples)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_an_architecture_agrees_with_eager(name: str) -> None:
+    torch.manual_seed(3)
+    module, examples = ARCHITECTURES[name]()
+    module.eval()
+    run = compiled(module)
+    with torch.no_grad():
+        assert_same(_called(run, examples), _called(module, examples))
+        assert_same(_called(run, examples), _called(module, examples))
+
+
+def test_the_backend_is_found_by_its_entry_point() -> None:
+    assert "stitch" in torch._dynamo.list_backends()
+
+
+def test_new_shapes_are_compiled_anew_and_old_ones_are_kept() -> None:
+    module = nn.Sequential(
+        nn.Conv2d(1, 2, 3, padding=1), nn.MaxPool2d(2), nn.Flatten(), nn.LazyLinear(3)
+    )
+    small, large = torch.randn(2, 1, 8, 6), torch.randn(5, 1, 8, 6)
+    module(small)
+    run = compiled(module)
+    with torch.no_grad():
+        for batch in (small, large, small, torch.randn(7, 1, 8, 6), large):
+            assert_same(run(batch), module(batch))
+        plans = ledger().device.plans
+        before = plans.made
+        for _ in range(3):
+            assert_same(run(large), module(large))
+        assert plans.made <= before + 1
+
+
+def test_one_symbolic_graph_serves_many_shapes_with_gradients() -> None:
+    run = compiled(lambda x: (x.view(-1, 2) * x.shape[0]).sum(1), dynamic=True)
+    for rows in (2, 3, 6):
+        x = torch.randn(rows, 4, requires_grad=True)
+        made = run(x)
+        made.sum().backward()
+        assert_same(made.detach(), (x.detach().view(-1, 2) * rows).sum(1))
+        assert_same(x.grad, torch.full((rows, 4), float(rows)))
+
+
+def test_the_effect_of_in_place_operators_shows() -> None:
+    def change(x: Any, state: Any) -> Any:
+        made = x * 2
+        made.add_(1)
+        made[0] = 5
+        state.mul_(2).add_(made.sum())
+        x.relu_()
+        return made, state.view(-1)[:2]
+
+    run = compiled(change)
+    x, state = torch.randn(4, 3), torch.ones(2, 3)
+    same_x, same_state = x.clone(), state.clone()
+    for _ in range(3):
+        assert_same(run(x, state), change(same_x, same_state))
+        assert_same((x, state), (same_x, same_state))
+
+
+def test_statistics_of_batch_normalisation_move_as_in_eager_torch() -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    twin = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    twin.load_state_dict(module.state_dict())
+    run = compiled(module)
+    for _ in range(3):
+        x = torch.randn(2, 3, 6, 6)
+        assert_same(run(x).detach(), twin(x).detach())
+    assert_same(list(module.buffers()), list(twin.buffers()))
+    assert module[1].num_batches_tracked == 3
+
+
+def test_outputs_have_the_strides_that_eager_torch_gives() -> None:
+    def turned(x: Any) -> Any:
+        return x.t() * 1, (x @ x.t()).t(), x[:, ::2], x.permute(1, 0), torch.ones(3), x
+
+    x = torch.randn(3, 4)
+    assert_same(compiled(turned)(x), turned(x))
+
+
+def test_tensors_of_every_type_go_in_and_out() -> None:
+    def mixed(x: Any, n: Any, flags: Any, narrow: Any) -> Any:
+        return x.double().sum(), (n + 1).int(), flags & (x > 0), narrow * 2, x.half(), n.to(x.dtype)
+
+    operands = (
+        torch.randn(3, 4), torch.arange(3), torch.ones(3, 4, dtype=torch.bool),
+        torch.randn(4).bfloat16(),
+    )  # fmt: skip
+    run = compiled(mixed)
+    for _ in range(3):
+        assert_same(run(*operands), mixed(*operands))
+
+
+def test_tensors_that_are_not_dense_empty_or_without_axes_go_in() -> None:
+    def added(x: Any, y: Any, z: Any) -> Any:
+        return x + 1, y.sum(), z * 2
+
+    operands = (torch.randn(4, 6)[:, ::2], torch.zeros(0, 3), torch.tensor(2.0))
+    run = compiled(added)
+    for _ in range(2):
+        assert_same(run(*operands), added(*operands), strides=False)
+
+
+def test_inference_mode_works_and_its_writes_are_seen() -> None:
+    module = nn.Linear(4, 4)
+    for options in ({}, {"target": "wormhole_n150"}):
+        run = compiled(module, **options)
+        with torch.inference_mode():
+            made = run(torch.randn(2, 4))
+            run(made)
+            made.mul_(2)
+            assert_same(run(made), module(made))
+
+
+def test_constants_of_the_code_are_constants_of_the_program() -> None:
+    table = torch.tensor([1.0, 2.0, 3.0])
+    run = compiled(lambda x: x * table + torch.tensor([4.0, 5.0, 6.0]))
+    assert_same(run(torch.ones(2, 3)), torch.tensor([[5.0, 7.0, 9.0]] * 2))
+
+
+def test_tied_weights_are_lent_once() -> None:
+    module, examples = ARCHITECTURES["tied weights"]()
+    run, account = compiled(module), ledger()
+    before = account.lent
+    with torch.no_grad():
+        assert_same(run(*examples), module(*examples))
+    assert account.lent - before == len(list(module.parameters())) == 3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"target": "wormhole_n150"},
+        {"executor": "numpy"},
+        {"executor": "onnxruntime", "window": 1},
+        {"algorithm": "as_written"},
+    ],
+    ids=str,
+)
+def test_every_option_gives_the_same_numbers(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    module, examples = ARCHITECTURES["Transformer encoder"]()
+    module.eval()
+    run = compiled(module, **options)
+    with torch.no_grad():
+        for _ in range(2):
+            assert_same(run(*examples), module(*examples))
+    device = ledger(**options).device
+    assert device.machine.name == options.get("target", "host")
+    assert device.executor == options.get("executor", "auto")
