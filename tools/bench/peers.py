@@ -45,7 +45,7 @@ os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 
 from peer_ways import ours
-from peer_ways.cases import Case, NotAvailableError, Subject, Way
+from peer_ways.cases import Absent, Case, NotAvailableError, Subject, Way
 from peer_ways.chains import CHAINS
 from peer_ways.results import Result, Row, Side, missed_goals, table
 
@@ -115,7 +115,8 @@ def make_ways(
         except NotAvailableError as error:
             absent.append((peer, f"not available: {error}"))
         else:
-            ways += [(side, peer, way) for way in made]
+            ways += [(side, peer, way) for way in made if isinstance(way, Way)]
+            absent += [(way.name, way.reason) for way in made if isinstance(way, Absent)]
     for _, _, way in ways:
         case.check(way)
     return ways, absent

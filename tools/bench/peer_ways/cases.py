@@ -97,3 +97,11 @@ class Way:
     result: Callable[[Any], Array] = np.asarray
     tolerance: float = FLOAT32_TOLERANCE
     stitched: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """A way that cannot be had here, and why, where others of the same peer can."""
+
+    name: str
+    reason: str
