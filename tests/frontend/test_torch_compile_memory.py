@@ -1,0 +1,235 @@
+"""Whose bytes are where: what torch and a device share through torch.compile, and for how long."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch_compiled import assert_same, compiled, ledger
+
+import stitch
+from stitch.frontend.torch_ledger import ArgumentSlot
+from stitch.planner.check import check_plan
+from stitch.runtime import Device, Tensor
+
+TARGETS = ("host", "wormhole_n150")
+
+
+def _both(first: nn.Module, second: nn.Module, between: Callable[[Any], Any]) -> Any:
+    """Two layers, and torch's own code between them."""
+
+    def function(x: Any) -> Any:
+        made = first(x)
+        torch._dynamo.graph_break()
+        made = between(made)
+        torch._dynamo.graph_break()
+        return second(made)
+
+    return function
+
+
+def _written(device: Device) -> int:
+    return device.backend.write_counts()[1]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_tensor_stays_on_the_device_over_a_graph_break(target: str) -> None:
+    first, second = nn.Linear(64, 64), nn.Linear(64, 64)
+    function = _both(first, second, lambda made: made.view(-1, 64))
+    run, account = compiled(function, target=target), ledger(target=target)
+    x = torch.randn(4, 64)
+    with torch.no_grad():
+        for _ in range(3):
+            assert_same(run(x), function(x))
+        made, copied, written = account.device.plans.made, account.copied, _written(account.device)
+        fresh = [torch.randn(4, 64) for _ in range(3)]
+        for batch in fresh:
+            assert_same(run(batch), function(batch))
+    # Only the batch enters; what the first program made is read where it lies.
+    assert account.copied - copied == 3
+    assert _written(account.device) - written == sum(batch.nbytes for batch in fresh)
+    assert account.device.plans.made - made <= 1
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_torch_writes_between_two_programs_is_seen(target: str) -> None:
+    def change(made: Any) -> Any:
+        made.add_(1)
+        made[:, 3] = 9.0
+        return made
+
+    first, second = nn.Linear(8, 8), nn.Linear(8, 8)
+    function = _both(first, second, change)
+    run = compiled(function, target=target)
+    with torch.no_grad():
+        for _ in range(4):
+            x = torch.randn(4, 8)
+            assert_same(run(x), function(x))
+
+
+def test_copies_elsewhere_are_void_when_torch_has_written_a_result() -> None:
+    module, target = nn.Linear(8, 8), "wormhole_n150"
+    run, account = compiled(module, target=target), ledger(target=target)
+    # Compiled by itself, a program wants its input in L1: a copy of the result comes to lie there.
+    double = stitch.compile(lambda v: v * 2.0, (np.zeros((4, 8), np.float32),), target=target)
+    loaded = account.device.load(double)
+    with torch.no_grad():
+        made = run(torch.randn(4, 8))
+        tensor = account.argument(made, ArgumentSlot(0, False))
+        assert isinstance(tensor, Tensor)
+        assert_same(torch.from_numpy(loaded(tensor).numpy()), made * 2)
+        assert len(tensor._record.instances) == 2
+        made.mul_(3)
+        assert_same(run(made), module(made))
+        assert len(tensor._record.instances) == 1
+        assert_same(torch.from_numpy(loaded(tensor).numpy()), made * 2)
+
+
+def test_parts_of_a_result_are_read_where_they_lie() -> None:
+    module = nn.Linear(16, 16)
+    run, account = compiled(module), ledger()
+    with torch.no_grad():
+        made = run(torch.randn(6, 16))
+        for part in (made[2:4], made.view(3, 2, 16)[1], made.detach()):
+            copied = account.copied
+            assert_same(run(part), module(part))
+            assert account.copied == copied
+
+
+def test_a_result_is_a_view_of_the_devices_bytes() -> None:
+    run, device = compiled(lambda x: x + 1), ledger().device
+    made = run(torch.zeros(1000))
+    start = device.memory("host").ctypes.data
+    assert start <= made.data_ptr() < start + device.memory("host").nbytes
+    made.fill_(7.0)
+    assert (device.memory("host")[made.data_ptr() - start :][:4000].view("float32") == 7).all()
+
+
+def test_arguments_that_come_again_are_read_in_place() -> None:
+    run, account = compiled(lambda x: x * 2), ledger()
+    x = torch.randn(100, 100)
+    run(x)
+    run(x)
+    written = _written(account.device)
+    for number in range(3):
+        x.fill_(number)
+        assert_same(run(x), x * 2)
+    # Also what torch does not count: NumPy's writes.
+    x.numpy()[0] = -5
+    assert_same(run(x), x * 2)
+    assert _written(account.device) == written
+
+
+def test_results_that_are_kept_stay_as_they_were() -> None:
+    module = nn.Linear(32, 32)
+    run, plans = compiled(module), ledger().device.plans
+    batches = [torch.randn(4, 32) for _ in range(30)]
+    with torch.no_grad():
+        kept = [run(batch) for batch in batches[:10]]
+        made = plans.made
+        kept += [run(batch) for batch in batches[10:]]
+        assert plans.made <= made + 1
+        for result, batch in zip(kept, batches, strict=True):
+            assert_same(result, module(batch))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_thousand_steps_leave_nothing_behind(target: str) -> None:
+    module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    run, account = compiled(module, target=target), ledger(target=target)
+    steps = torch.optim.SGD(module.parameters(), 1e-3)
+
+    def step() -> None:
+        steps.zero_grad()
+        run(torch.randn(4, 8)).sum().backward()
+        steps.step()
+
+    def state() -> tuple[int, int, int, int]:
+        device = account.device
+        return device.plans.made, device.plans.kinds, len(device.records.blocks), len(account)
+
+    for _ in range(100):
+        step()
+    before = state()
+    for _ in range(900):
+        step()
+    assert state() == before
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_module_that_is_gone_leaves_nothing_behind(target: str) -> None:
+    account = ledger(target=target)
+    torch._dynamo.reset()
+    gc.collect()
+    account.look()
+    account.device.flush()
+    blocks, entries = len(account.device.records.blocks), len(account)
+
+    def use() -> weakref.ref[Any]:
+        module = nn.Linear(64, 64)
+        run = compiled(module, target=target)
+        for _ in range(3):
+            run(torch.randn(4, 64)).sum().backward()
+        return weakref.ref(module.weight)
+
+    weight = use()
+    torch._dynamo.reset()
+    gc.collect()
+    assert weight() is None
+    account.look()
+    account.device.flush()
+    assert len(account) <= entries
+    assert len(account.device.records.blocks) <= blocks
+
+
+def test_parameters_that_are_replaced_are_not_taken_for_the_old_ones() -> None:
+    for target in TARGETS:
+        module = nn.Linear(8, 8)
+        run = compiled(module, target=target)
+        x = torch.randn(2, 8)
+        with torch.no_grad():
+            for _ in range(4):
+                assert_same(run(x), module(x))
+                module.weight.data = torch.randn(8, 8)
+                gc.collect()
+            module.load_state_dict(nn.Linear(8, 8).state_dict())
+            assert_same(run(x), module(x))
+
+
+def test_several_threads_may_call_at_once() -> None:
+    modules = [nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4)) for _ in range(2)]
+    runs = [torch.compile(module, backend="stitch") for module in modules]
+    with torch.no_grad():
+        for run in runs:
+            run(torch.randn(3, 16))
+    wrong: list[Any] = []
+
+    def work(number: int) -> None:
+        with torch.no_grad():
+            for _ in range(60):
+                x = torch.randn(3, 16)
+                if not torch.allclose(runs[number % 2](x), modules[number % 2](x), atol=1e-5):
+                    wrong.append(x)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_plans_that_read_lent_bytes_pass_the_independent_checker() -> None:
+    module = nn.Linear(16, 16)
+    run, device = compiled(module), ledger().device
+    with torch.no_grad():
+        run(torch.randn(2, 16))
+    assert device.last_ready is not None
+    assert check_plan(device.last_ready.plan) == ()

@@ -1,0 +1,92 @@
+"""What torch.compile with Stitch refuses, in words that help."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.exc import BackendCompilerFailed
+from torch_compiled import assert_same, compiled
+
+from stitch.errors import CompileError, StitchError, UsageError
+
+
+def _refusal(run: Any, *operands: Any) -> StitchError:
+    """The error of ours that torch reports."""
+    with pytest.raises(BackendCompilerFailed) as caught:
+        run(*operands)
+    found = caught.value.inner_exception
+    assert isinstance(found, StitchError)
+    assert str(found) in str(caught.value)
+    return found
+
+
+def test_all_unsupported_operators_are_listed_with_their_lines() -> None:
+    def function(x: Any) -> Any:
+        first = torch.special.i0(x)
+        return first + torch.linalg.inv(x)
+
+    error = _refusal(compiled(function), torch.randn(3, 3))
+    assert isinstance(error, CompileError)
+    line = function.__code__.co_firstlineno
+    for name, number in (("aten.i0.default", line + 1), ("aten.linalg_inv_ex", line + 2)):
+        assert name in error.what
+        assert f"test_torch_compile_refusals.py:{number}" in error.what
+    assert "torch.compiler.disable" in (error.remedy or "")
+
+
+def test_the_remedy_for_an_unsupported_operator_works() -> None:
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types here
+    def bessel(x: Any) -> Any:
+        return torch.special.i0(x)
+
+    def function(x: Any) -> Any:
+        return bessel(x * 2) + 1
+
+    x = torch.randn(3, 3)
+    assert_same(compiled(function)(x), function(x))
+
+
+def test_an_unknown_option_is_named_beside_the_known_ones() -> None:
+    error = _refusal(compiled(lambda x: x + 1, tarket="host"), torch.ones(2))
+    assert isinstance(error, UsageError)
+    assert "'tarket'" in error.what
+    assert error.expected == "target, executor, window, algorithm"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "word"),
+    [
+        ("target", "wormhole", "wormhole"),
+        ("executor", "cuda", "cuda"),
+        ("window", 0, "0"),
+        ("algorithm", "magic", "magic"),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused(option: str, value: Any, word: str) -> None:
+    assert word in str(_refusal(compiled(lambda x: x + 1, **{option: value}), torch.ones(2)))
+
+
+def test_modes_are_refused() -> None:
+    torch._dynamo.reset()
+    run = torch.compile(lambda x: x + 1, backend="stitch", mode="max-autotune")
+    assert "options, not modes" in str(_refusal(run, torch.ones(2)))
+
+
+def test_types_that_stitch_lacks_are_refused_with_the_argument() -> None:
+    error = _refusal(compiled(lambda x: x + 1), torch.ones(2, dtype=torch.complex64))
+    assert "complex64" in str(error)
+
+
+def test_without_torch_the_extra_to_install_is_named() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from stitch.errors import CompileError\n"
+        "try:\n    import stitch.frontend.torch_compile\n"
+        "except CompileError as error:\n    print(error.remedy)\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "pip install stitch-runtime[torch]"
