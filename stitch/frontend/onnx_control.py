@@ -1,86 +1,26 @@
-"""Branches and loops of ONNX: inlined, unrolled, or computed on both sides.
+"""Loops of ONNX, unrolled; and the list of operators with bodies.
 
-Comes in: If, Loop, Scan, SequenceMap, and the means to write a body's nodes into the graph. Goes
-out: what the last of the bodies made. A condition or trip count that is computed from data is
-refused, but for an If whose sides make tensors of the same types and cannot fail: there both are
-computed, and `Where` chooses. Must not know: files.
+Comes in: If, Loop, Scan, SequenceMap. Goes out: what the last of the bodies made. A trip count or
+condition of a loop that is computed from data is refused. Must not know: files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from stitch.errors import CompileError, FormatError
-from stitch.frontend.onnx_deciding import Dependencies
+from stitch.frontend.onnx_bodies import Bodies, ControlCall, known_number
+from stitch.frontend.onnx_branches import lower_branch
 from stitch.frontend.onnx_lists import kind_of
-from stitch.frontend.onnx_refusals import Unsupported
-from stitch.frontend.onnx_scope import FAILED, Bound, Failed, Given, Scope, TensorList
+from stitch.frontend.onnx_scope import FAILED, Bound, Failed, Given, TensorList
 from stitch.frontend.onnx_tensors import element_type
-from stitch.graph import ComputationGraphBuilder, SymbolicTensor
-from stitch.program import Array
+from stitch.graph import SymbolicTensor
 
 #: Most rounds of one loop: every round is a copy of its body.
 MAX_ROUNDS = 4096
-#: Operators that stop where an index is out of range, and checks: not for a side that is not taken.
-_MAY_STOP = frozenset(
-    {"Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND", "Scatter",
-     "ReverseSequence", "TensorScatter", "MaxUnpool", "RoiAlign", "Expect"}
-)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class ControlCall:
-    """A node with bodies; `scope` is where a body looks up names that are not its own."""
-
-    op: str
-    operands: tuple[Given, ...]
-    outputs: int
-    attributes: Mapping[str, Any]
-    scope: Scope
-    where: str
-
-    def operand(self, index: int) -> Given:
-        """An operand of any kind, None where it is absent."""
-        return self.operands[index] if index < len(self.operands) else None
-
-    def body(self, name: str) -> Any:
-        """A graph that is an attribute."""
-        found = self.attributes.get(name)
-        if found is None or not hasattr(found, "node"):
-            missing = "a branch" if self.op == "If" else f"its {name}"
-            raise FormatError(f"{self.op} lacks {missing}", where=self.where)
-        return found
-
-    def integers(self, name: str, count: int) -> tuple[int, ...]:
-        """A list of integers, zeros where it is not written."""
-        found = self.attributes.get(name) or (0,) * count
-        if not isinstance(found, tuple) or len(found) != count:
-            raise FormatError(
-                f"attribute {name!r} of {self.op} does not fit", where=self.where,
-                expected=f"{count} integers", got=repr(found),
-            )  # fmt: skip
-        return found
-
-
-class Bodies(Protocol):
-    """What writes bodies into a graph: the walk over a model."""
-
-    builder: ComputationGraphBuilder
-    dependencies: Dependencies
-    #: Names of all operations so far.
-    applied: list[str]
-
-    def body_scope(self, body: Any, call: ControlCall) -> Scope:
-        """The names that every run of a body shares."""
-
-    def body(
-        self, body: Any, shared: Scope, operands: Sequence[Given], call: ControlCall
-    ) -> list[Bound]:
-        """Writes a body once and gives its outputs."""
 
 
 def lower_control(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
@@ -88,86 +28,15 @@ def lower_control(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
     return _HANDLERS[call.op](bodies, call)
 
 
-def _known(bodies: Bodies, call: ControlCall, value: Given) -> Array:
-    """The one element of a condition or trip count."""
-    if not isinstance(value, SymbolicTensor):
-        raise FormatError(
-            f"{call.op} is given no tensor where it wants one", where=call.where, got=kind_of(value)
-        )
-    data = bodies.builder.known_data(value)
-    if data is None or data.size != 1:
-        bodies.dependencies.want(value, integers_only=True)
-        raise Unsupported(call.op)
-    return data.reshape(())
-
-
-def _run_once(
-    bodies: Bodies, body: Any, operands: Sequence[Given], call: ControlCall
-) -> list[Bound]:
-    return bodies.body(body, bodies.body_scope(body, call), operands, call)
-
-
-# If -----------------------------------------------------------------------------------------------
-
-
-def _if(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
-    condition = call.operand(0)
-    made = _both(bodies, call, condition) if isinstance(condition, SymbolicTensor) else None
-    if made is not None:
-        return made
-    name = "then_branch" if _known(bodies, call, condition) else "else_branch"
-    return _run_once(bodies, call.body(name), (), call)
-
-
-def _both(bodies: Bodies, call: ControlCall, condition: SymbolicTensor) -> list[Bound] | None:
-    """Both sides, and a choice.
-
-    None where the condition is known, where the sides differ in kind, or where one may fail.
-    """
-    if condition.size != 1 or bodies.builder.known_data(condition) is not None:
-        return None
-    before = len(bodies.applied)
-    sides = [_run_once(bodies, call.body(f"{name}_branch"), (), call) for name in ("then", "else")]
-    if any(isinstance(value, Failed) for side in sides for value in side):
-        return None
-    if not _MAY_STOP.isdisjoint(bodies.applied[before:]) or not _alike(*sides):
-        return None
-    asked = bodies.builder.op("Reshape", condition, np.zeros(0, np.int64))
-    return [_chosen(bodies, asked, yes, no) for yes, no in zip(*sides, strict=True)]
-
-
-def _alike(yes: Sequence[Bound], no: Sequence[Bound]) -> bool:
-    """Whether values are of the same kinds, and types that `Where` chooses among."""
-    if len(yes) != len(no):
-        return False
-    for a, b in zip(yes, no, strict=True):
-        if isinstance(a, TensorList) and isinstance(b, TensorList):
-            if not _alike(a.items, b.items):
-                return False
-        elif not (isinstance(a, SymbolicTensor) and isinstance(b, SymbolicTensor)
-                  and a.type == b.type and not a.data_type.is_narrow):  # fmt: skip
-            return False
-    return True
-
-
-def _chosen(bodies: Bodies, asked: SymbolicTensor, yes: Bound, no: Bound) -> Bound:
-    if isinstance(yes, TensorList) and isinstance(no, TensorList):
-        pairs = zip(yes.items, no.items, strict=True)
-        return TensorList(tuple(bodies.builder.op("Where", asked, a, b) for a, b in pairs))
-    assert isinstance(yes, SymbolicTensor) and isinstance(no, SymbolicTensor)
-    return bodies.builder.op("Where", asked, yes, no)
-
-
-# Loops --------------------------------------------------------------------------------------------
-
-
 def _loop(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
     body, builder = call.body("body"), bodies.builder
     states: list[Given] = list(call.operands[2:])
     _check_body(call, body, 2 + len(states), 1 + len(states))
     limit, first = call.operand(0), call.operand(1)
-    rounds = None if limit is None else int(_known(bodies, call, limit))
-    goes_on = first is None or bool(_known(bodies, call, first))
+    rounds = None
+    if limit is not None:
+        rounds = int(known_number(bodies, call, limit, integers_only=False))
+    goes_on = first is None or bool(known_number(bodies, call, first))
     collected: list[list[Bound]] = [[] for _ in body.output[1 + len(states) :]]
     shared, index = bodies.body_scope(body, call), 0
     while goes_on and (rounds is None or index < rounds):
@@ -177,7 +46,7 @@ def _loop(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
         made = bodies.body(body, shared, (counter, asked, *states), call)
         if any(isinstance(value, Failed) for value in made):
             return [FAILED] * call.outputs
-        goes_on = bool(_known(bodies, call, _given(made[0])))
+        goes_on = bool(known_number(bodies, call, _given(made[0])))
         states = [_given(value) for value in made[1 : 1 + len(states)]]
         for values, value in zip(collected, made[1 + len(states) :], strict=True):
             values.append(value)
@@ -322,7 +191,7 @@ def _stacked(
 
 
 _HANDLERS: dict[str, Callable[[Bodies, ControlCall], Sequence[Bound]]] = {
-    "If": _if,
+    "If": lower_branch,
     "Loop": _loop,
     "Scan": _scan,
     "SequenceMap": _sequence_map,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,14 @@ import numpy as np
 from stitch import ops
 from stitch.errors import CompileError, FormatError, StitchError
 from stitch.frontend.onnx_attributes import attributes_of
+from stitch.frontend.onnx_bodies import ControlCall
+from stitch.frontend.onnx_classical import is_lowered, lowered
 from stitch.frontend.onnx_constants import constant_array, reference_results
-from stitch.frontend.onnx_control import CONTROL_OPERATORS, ControlCall, lower_control
+from stitch.frontend.onnx_control import CONTROL_OPERATORS, lower_control
 from stitch.frontend.onnx_deciding import Dependencies, asked_operand
 from stitch.frontend.onnx_file import NEWEST_OPSET, OnnxModel, opsets_of, plain_domain
 from stitch.frontend.onnx_functions import Expansion, Functions
+from stitch.frontend.onnx_gradient import gradients
 from stitch.frontend.onnx_lists import LIST_OPERATORS, ListCall, is_listed, kind_of, lower_list
 from stitch.frontend.onnx_refusals import Refusals, Unsupported
 from stitch.frontend.onnx_scope import FAILED, Bound, Failed, Given, Scope
@@ -31,6 +35,7 @@ from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 MAX_NODES = 1 << 18
 MAX_DEPTH = 50
 
+GRADIENT = ("ai.onnx.preview.training", "Gradient")
 _KNOWN = frozenset((d.domain, d.name) for d in ops.operators())
 _OWN = frozenset(("", name) for name in {"Constant"} | CONTROL_OPERATORS | LIST_OPERATORS)
 
@@ -43,7 +48,6 @@ class Walk:
         self.builder = builder
         self.refusals = Refusals(model.title)
         self.dependencies = Dependencies()
-        self.applied: list[str] = []
         self._functions = Functions(model.proto, model.title)
         self._nodes = 0
         self._inside_of: list[str] = []
@@ -119,6 +123,10 @@ class Walk:
         self._check_plain(call, given)
         if (domain, call.op) == ("", "Constant"):
             return self._constant(call)
+        if (domain, call.op) == GRADIENT:
+            return self._gradient(call, scope)
+        if is_lowered(call.op, domain):
+            return [lowered(self.builder, call)]
         inputs = tensors
         if (domain, node.op_type) in _KNOWN:
             if (domain, call.op) == ("", "Size") and inputs and inputs[0] is not None:
@@ -137,7 +145,7 @@ class Walk:
                 )
 
     def _is_supported(self, op: str, domain: str, version: int) -> bool:
-        known = (domain, op) in _KNOWN or (domain, op) in _OWN
+        known = (domain, op) in _KNOWN | _OWN | {GRADIENT} or is_lowered(op, domain)
         return known or self._functions.has_schema(op, domain, version)
 
     def _apply(self, call: NodeCall) -> Sequence[Bound]:
@@ -147,7 +155,6 @@ class Walk:
                     f"{call.op} takes no {type(value).__name__} as attribute {name!r}",
                     where=call.where,
                 )
-        self.applied.append(call.op)
         names = [name or "unused" for name in call.outputs] or ["unused"]
         try:
             made = self.builder.apply(call.op, call.inputs, names, call.attributes, call.domain)
@@ -175,6 +182,21 @@ class Walk:
             if results is not None:
                 return [self.builder.constant(array) for array in results]
         raise Unsupported(_title(call.op, call.domain))
+
+    def _gradient(self, call: NodeCall, scope: Scope) -> Sequence[Bound]:
+        """Only of the graph as it is: the operands are the values that `xs` and `zs` name."""
+        names = (*call.attributes.get("xs", ()), *call.attributes.get("zs", ()))
+        named = [self.look_up(name, scope, call.where) for name in names]
+        result = self.look_up(str(call.attributes.get("y", "")), scope, call.where)
+        same = [_same(a, b) for a, b in zip_longest(named, call.inputs)]
+        if not all(same) or not isinstance(result, SymbolicTensor):
+            raise CompileError(
+                "operator Gradient is not supported at other values than those that it names",
+                where=call.where, expected=", ".join(names),
+            )  # fmt: skip
+        count = len(call.attributes.get("xs", ()))
+        sources = [value for value in call.inputs[:count] if value is not None]
+        return gradients(self.builder, result, sources, call.where)
 
     def _constant(self, call: NodeCall) -> Sequence[Bound]:
         array = constant_array(call, self.model.folder)
@@ -240,6 +262,13 @@ class Walk:
         finally:
             self._inside_of.pop()
         return [self.look_up(name, inner, where) for name in outputs]
+
+
+def _same(a: object, b: object) -> bool:
+    """Whether both are one value of the graph (`==` on tensors is an operation)."""
+    if isinstance(a, SymbolicTensor) and isinstance(b, SymbolicTensor):
+        return a.index == b.index
+    return a is b
 
 
 def _title(op: str, domain: str) -> str:

@@ -246,6 +246,11 @@ class ComputationGraphBuilder(LayerMethods):
         """The graph's name."""
         return self.name
 
+    @property
+    def operations(self) -> Sequence[Operation]:
+        """The operations so far, in run order: to look at, not to change."""
+        return self._operations
+
     def type_of(self, index: int) -> ValueType:
         """The type of a value."""
         return self._values[index].type

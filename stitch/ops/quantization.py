@@ -37,9 +37,12 @@ SCALES = REALS | _E8M0
 def _check_scale(context: InferenceContext, shape: Shape) -> None:
     """The scale is one number, one per element of the axis, or one per block along it."""
     scale = operand(context, 1).shape
-    if present(context, 2) is not None:
+    zero = present(context, 2)
+    is_one = math.prod(scale) == 1 and len(scale) <= 1
+    # One number is one number, whether or not it is written as a vector.
+    if zero is not None and not (is_one and zero.shape in ((), (1,))):
         require_shape(context, 2, scale)
-    if math.prod(scale) == 1 and len(scale) <= 1:
+    if is_one:
         return
     axis = axis_of(context, int_of(context.attributes, "axis"), len(shape))
     block = int_of(context.attributes, "block_size")

@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import onnx_node_tests as suite
 import pytest
-from onnx_node_tests import CRASH, REFUSED, WRONG, Verdict
+from onnx_node_tests import CRASH, REFUSED, RIGHT, WRONG, Verdict
 
 
 @cache
@@ -18,6 +18,10 @@ def verdicts() -> tuple[Verdict, ...]:
 @pytest.mark.parametrize("outcome", [WRONG, CRASH])
 def test_no_case_comes_out(outcome: str) -> None:
     assert [v for v in verdicts() if v.outcome == outcome] == []
+
+
+def test_at_least_1530_cases_are_right_with_our_own_kernels() -> None:
+    assert sum(v.outcome == RIGHT for v in verdicts()) >= 1530
 
 
 def test_the_checked_in_table_says_what_holds() -> None:
