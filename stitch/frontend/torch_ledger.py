@@ -13,6 +13,7 @@ import ctypes
 import itertools
 import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,8 @@ from stitch.runtime.lending import changed, lend, reshaped, take_back
 #: Results of one output that torch may hold as views of our bytes; further ones it gets as copies,
 #: for each place that is held forces a plan of its own.
 MAX_VIEWS_HELD = 4
+#: Places in one storage that are lent at a time, but for those that are static.
+MAX_PARTS = 64
 #: Calls between two looks for owners that are gone.
 CALLS_BETWEEN_LOOKS = 64
 #: Versions of tensors whose writes torch does not count: never the same twice.
@@ -53,12 +56,19 @@ class _Held:
 
 @dataclass(slots=True, eq=False)
 class ArgumentSlot:
-    """One argument of a program; `is_static`: torch says that it is the same at every call."""
+    """One argument of a program; `is_static`: torch says that it is the same at every call.
+
+    The rest is what came last: a plan is made for a place, so it pays for what comes again.
+    """
 
     position: int
     is_static: bool
-    #: The storage that came last, of those that are not known.
-    last: StorageWeakRef | None = None
+    #: Where in a result's storage a part began; the storage and address of what was unknown.
+    offset: int | None = None
+    storage: StorageWeakRef | None = None
+    address: int = 0
+    #: A static tensor, where it began, its storage and that one's entry, and what stands for it.
+    static: tuple[Callable[[], Any], int, int, _Held, Tensor] | None = None
 
 
 class Ledger:
@@ -79,38 +89,49 @@ class Ledger:
 
     def argument(self, tensor: Any, slot: ArgumentSlot) -> Tensor | Array:
         """What a program is called with for a torch tensor."""
+        if slot.static is not None:
+            same, address, start, entry, given = slot.static
+            # In place, so whatever was written to it; the common case, and so the short one.
+            if same() is tensor and tensor.data_ptr() == address and self._held.get(start) is entry:
+                self.recognised += 1
+                return given
         if not tensor.is_contiguous() or tensor.numel() == 0:
             self.copied += 1
             return array_of(tensor.contiguous())
         storage = tensor.untyped_storage()
         start = storage.data_ptr()
         held = self._held.get(start)
-        if held is not None:
-            if held.owner.cdata == storage._cdata:
-                found = self._part(held, tensor, start)
-                if found is not None:
-                    self.recognised += 1
-                    return found
-            else:
-                self._forget(start)
-        if slot.is_static or self._comes_again(slot, storage):
+        if held is not None and held.owner.cdata != storage._cdata:
+            self._forget(start)
+            held = None
+        found = None if held is None else self._known(held, tensor, start, slot)
+        if found is not None:
+            self.recognised += 1
+        elif slot.is_static or self._comes_again(slot, storage, tensor.data_ptr()):
             self.lent += 1
-            held = self._held[start] = _Held(StorageWeakRef(storage), version_of(tensor))
-            return self._lent_part(held, tensor, start)
-        self.copied += 1
-        return array_of(tensor)
+            found = self._lent(storage, tensor, start)
+        else:
+            self.copied += 1
+            return array_of(tensor)
+        if slot.is_static and self._reads_in_place:
+            entry = self._held[start]
+            slot.static = weakref.ref(tensor), tensor.data_ptr(), start, entry, found
+        return found
 
-    def _comes_again(self, slot: ArgumentSlot, storage: Any) -> bool:
-        """Whether this storage came last time too, and may be read in place from now on."""
+    def _comes_again(self, slot: ArgumentSlot, storage: Any, address: int) -> bool:
+        """Whether the same place came last time too, and may be read there from now on."""
         if not self._reads_in_place:
             # A copy could grow old: arrays of NumPy change without torch's knowing.
             return False
-        if slot.last is not None and slot.last.cdata == storage._cdata:
-            return True
-        slot.last = StorageWeakRef(storage)
+        last = slot.storage
+        if last is not None and last.cdata == storage._cdata and slot.address == address:
+            held = self._held.get(storage.data_ptr())
+            return held is None or len(held.parts) < MAX_PARTS
+        slot.storage, slot.address = StorageWeakRef(storage), address
         return False
 
-    def _part(self, held: _Held, tensor: Any, start: int) -> Tensor | None:
+    def _known(self, held: _Held, tensor: Any, start: int, slot: ArgumentSlot) -> Tensor | None:
+        """The tensor of a place in a storage that is known."""
         version = version_of(tensor)
         if version != held.version:
             held.version = version
@@ -119,17 +140,25 @@ class Ledger:
                 del self._held[start]
                 return None
             self._void(held)
-        place = (tensor.data_ptr() - start, tuple(tensor.shape), tensor.dtype)
+        offset = tensor.data_ptr() - start
+        place = (offset, tuple(tensor.shape), tensor.dtype)
         found = held.parts.get(place)
-        if found is not None:
+        if found is not None or held.result is None or held.is_mirror:
             return found
-        if held.result is None:
-            return self._lent_part(held, tensor, start)
         kind = data_type_of(tensor.dtype)
-        if held.is_mirror or kind is not held.result.data_type:
+        wanders = slot.offset not in (None, offset)
+        slot.offset = offset
+        if kind is not held.result.data_type or wanders:
             return None
         desc = TensorDesc(place[1], host_layout(kind))
-        return held.parts.setdefault(place, reshaped(self.device, held.result, desc, place[0]))
+        return held.parts.setdefault(place, reshaped(self.device, held.result, desc, offset))
+
+    def _lent(self, storage: Any, tensor: Any, start: int) -> Tensor:
+        held = self._held.get(start)
+        if held is None or held.result is not None:
+            self._forget(start)
+            held = self._held[start] = _Held(StorageWeakRef(storage), version_of(tensor))
+        return self._lent_part(held, tensor, start)
 
     def _lent_part(self, held: _Held, tensor: Any, start: int) -> Tensor:
         address, shape = tensor.data_ptr(), tuple(tensor.shape)

@@ -233,3 +233,33 @@ def test_plans_that_read_lent_bytes_pass_the_independent_checker() -> None:
         run(torch.randn(2, 16))
     assert device.last_ready is not None
     assert check_plan(device.last_ready.plan) == ()
+
+
+def test_rows_that_are_taken_one_after_the_other_are_not_planned_one_by_one() -> None:
+    first, second = nn.Linear(16, 16), nn.Linear(16, 4)
+    table, run, whole = (
+        torch.randn(40, 16),
+        compiled(second),
+        torch.compile(first, backend="stitch"),
+    )
+    plans = ledger().device.plans
+    with torch.no_grad():
+        made = whole(table)
+        for rows in (table, made):
+            run(rows[:1])
+            run(rows[1:2])
+            before = plans.made
+            for start in range(2, 40):
+                assert_same(run(rows[start : start + 1]), second(rows[start : start + 1]))
+            assert plans.made <= before + 1
+
+
+def test_many_parameters_in_one_storage_are_told_apart() -> None:
+    flat = torch.randn(200)
+    weights = [nn.Parameter(flat[2 * i : 2 * i + 2]) for i in range(100)]
+    run = compiled(lambda x, given: torch.stack([x @ w for w in given]))
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(2)
+            assert_same(run(x, weights), torch.stack([x @ w for w in weights]))
+            flat.mul_(-1)
