@@ -20,7 +20,7 @@ from stitch.graph.computation_graph import ComputationGraph
 from stitch.graph.known_values import KnownValues
 from stitch.graph.symbolic import SymbolicTensor
 from stitch.graph.wish import closest
-from stitch.program import ABSENT, InputKind, Operation, OutputSlot
+from stitch.program import ABSENT, InputKind, Operation, OutputSlot, Value
 
 #: What backward computes again: nothing, what costs no more than reading it, or everything.
 Recompute = Literal["none", "cheap", "all"]
@@ -115,6 +115,10 @@ class _Backward:
         self.values: dict[int, SymbolicTensor] = {}
         self.saved: dict[int, str] = {}
         self.parts: dict[int, list[Any]] = {}
+        #: The values of the forward graph, and operations that give more of them than they did, by
+        #: their former outputs.
+        self.forward = list(graph.values)
+        self.grown: dict[tuple[int, ...], Operation] = {}
         self.names = {slot.name for slot in graph.inputs} | {slot.name for slot in graph.outputs}
 
     def run(self, wanted: tuple[str, ...], outputs: tuple[str, ...]) -> Differentiated:
@@ -231,9 +235,34 @@ class _Backward:
 
     def _reader(self, operation: Operation) -> Callable[[str, int], SymbolicTensor]:
         def read(side: str, index: int) -> SymbolicTensor:
-            return self._value((operation.inputs if side == "input" else operation.outputs)[index])
+            if side == "input":
+                return self._value(operation.inputs[index])
+            return self._value(self._output(operation, index))
 
         return read
+
+    def _output(self, operation: Operation, index: int) -> int:
+        """The value of an output, which is added where the forward operation does not give it."""
+        grown = self.grown.get(operation.outputs, operation)
+        if index < len(grown.outputs) and grown.outputs[index] != ABSENT:
+            return grown.outputs[index]
+        outputs = [*grown.outputs, *(ABSENT,) * (index + 1 - len(grown.outputs))]
+        types = ops.infer_types(
+            operation.op,
+            [None if v == ABSENT else self.forward[v].type for v in operation.inputs],
+            domain=operation.domain,
+            constants=self.known.operands(operation),
+            attributes=operation.attributes,
+            outputs=len(outputs),
+            location=operation.location,
+        )
+        for place, kind in enumerate(types):
+            if outputs[place] == ABSENT:
+                outputs[place] = len(self.forward)
+                self.forward.append(Value(f"{operation.op.lower()}.{place}", kind))
+        made = self.grown[operation.outputs] = replace(operation, outputs=tuple(outputs))
+        self.maker.update((v, made) for v in made.outputs)
+        return outputs[index]
 
     # -- forward values -------------------------------------------------------------------------
 
@@ -266,7 +295,7 @@ class _Backward:
 
     def _emit_again(self, operation: Operation) -> None:
         operands = [None if v == ABSENT else self.values[v] for v in operation.inputs]
-        names = [self.graph.values[v].name for v in operation.outputs if v != ABSENT]
+        names = [self.forward[v].name for v in operation.outputs if v != ABSENT]
         present = [v for v in operation.outputs if v != ABSENT]
         with self.builder.at(operation.location):
             made = self.builder.apply(
@@ -275,7 +304,7 @@ class _Backward:
         self.values.update(zip(present, made, strict=True))
 
     def _taken(self, value: int) -> SymbolicTensor:
-        kind, name = self.graph.values[value].type, self.graph.values[value].name
+        kind, name = self.forward[value].type, self.forward[value].name
         if value in self.constants:
             data = self.constants[value]
             if data.size > 1:
@@ -302,4 +331,6 @@ class _Backward:
         """The graph with the saved values as further outputs."""
         have = {slot.name for slot in self.graph.outputs}
         more = tuple(OutputSlot(n, v) for v, n in self.saved.items() if n not in have)
-        return replace(self.graph, outputs=(*self.graph.outputs, *more))
+        operations = tuple(self.grown.get(o.outputs, o) for o in self.graph.operations)
+        outputs, values = (*self.graph.outputs, *more), tuple(self.forward)
+        return replace(self.graph, outputs=outputs, operations=operations, values=values)

@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from stitch.ops.activation_gradients import ACTIVATIONS, prelu_gradient
 from stitch.ops.attributes import Attributes, float_of, string_of
 from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS, PRODUCTS, SIGNED_NUMERIC
@@ -214,12 +215,20 @@ def _activation(name: str, workspaces: int, chain: Chain, **defaults: float) -> 
         chain_kernel(workspaces, chain),
         attributes={key: Attribute("float", value) for key, value in defaults.items()},
         elementwise=True,
+        gradient=ACTIVATIONS[name],
     )
 
 
 OPERATORS = (
-    OpDef("Relu", (1, 1), same_as_first(SIGNED_NUMERIC), _relu, elementwise=True),
-    OpDef("PRelu", (2, 2), _infer_prelu, _prelu, elementwise=True),
+    OpDef(
+        "Relu",
+        (1, 1),
+        same_as_first(SIGNED_NUMERIC),
+        _relu,
+        elementwise=True,
+        gradient=ACTIVATIONS["Relu"],
+    ),
+    OpDef("PRelu", (2, 2), _infer_prelu, _prelu, elementwise=True, gradient=prelu_gradient),
     OpDef(
         "Gelu",
         (1, 1),
@@ -227,6 +236,7 @@ OPERATORS = (
         chain_kernel(WORKSPACES + 1, _gelu),
         attributes={"approximate": Attribute("string", "none")},
         elementwise=True,
+        gradient=ACTIVATIONS["Gelu"],
     ),
     _activation("Sigmoid", 0, _sigmoid),
     _activation("Softplus", 1, _softplus),

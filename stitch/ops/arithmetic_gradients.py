@@ -1,17 +1,58 @@
-"""Gradients of elementwise arithmetic."""
+"""Gradients of elementwise arithmetic and of choices between values."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from stitch.ops.element_types import onnx_code
 from stitch.ops.gradient import GradientContext
+from stitch.program import Array, DataType
+
+
+def kept(context: GradientContext, condition: Any, gradient: Any) -> Any:
+    """The gradient where a condition holds, else zero (also where the gradient is infinite)."""
+    return context.apply("Where", condition, gradient, zero_like(context, gradient))
+
+
+def zero_like(context: GradientContext, value: Any) -> Any:
+    """Zero, in a value's type, to be broadcast."""
+    return context.constant(np.zeros((), value.data_type.dtype))
+
+
+def zeros(context: GradientContext, shape: Sequence[int], data_type: DataType) -> Any:
+    """A value of zeros that takes no room in a file."""
+    zero = context.constant(np.zeros((), data_type.dtype))
+    return context.apply("Expand", zero, list(shape)) if shape else zero
+
+
+def in_type(context: GradientContext, value: Any, data_type: DataType) -> Any:
+    """A value in another floating type, where it has another."""
+    if value.data_type == data_type:
+        return value
+    return context.apply("Cast", value, to=onnx_code(data_type))
+
+
+def no_gradient(context: GradientContext) -> Sequence[Any]:
+    """The gradient is zero wherever there is one: steps, signs."""
+    return (None,) * len(context.input_types)
 
 
 def add_gradient(context: GradientContext) -> Sequence[Any]:
     """Every operand gets the gradient itself (also Sum's)."""
     return [
         context.reduced(context.gradient, i) if context.wants(i) else None
+        for i in range(len(context.input_types))
+    ]
+
+
+def mean_gradient(context: GradientContext) -> Sequence[Any]:
+    """Every operand gets its share."""
+    share = context.gradient * (1.0 / len(context.input_types))
+    return [
+        context.reduced(share, i) if context.wants(i) else None
         for i in range(len(context.input_types))
     ]
 
@@ -29,3 +70,135 @@ def mul_gradient(context: GradientContext) -> Sequence[Any]:
     first = context.reduced(gradient * context.input(1), 0) if context.wants(0) else None
     second = context.reduced(gradient * context.input(0), 1) if context.wants(1) else None
     return first, second
+
+
+def div_gradient(context: GradientContext) -> Sequence[Any]:
+    """d(a / b) = da / b - (a / b) db / b."""
+    quotient = context.gradient / context.input(1)
+    first = context.reduced(quotient, 0) if context.wants(0) else None
+    second = None
+    if context.wants(1):
+        second = -context.reduced(quotient * context.output(), 1)
+    return first, second
+
+
+def mod_gradient(context: GradientContext) -> Sequence[Any]:
+    """y = a - b trunc(a / b), and trunc has no slope."""
+    gradient = context.gradient
+    first = context.reduced(gradient, 0) if context.wants(0) else None
+    second = None
+    if context.wants(1):
+        whole = context.apply("Round", (context.output() - context.input(0)) / context.input(1))
+        second = context.reduced(gradient * whole, 1)
+    return first, second
+
+
+def _exponent(data: Array | None) -> float | None:
+    """The one known exponent."""
+    return float(data.reshape(())) if data is not None and data.size == 1 else None
+
+
+def pow_gradient(context: GradientContext) -> Sequence[Any]:
+    """d(a^b) = b a^(b-1) da + a^b log(a) db; no slope in a zero base or exponent becomes NaN."""
+    first = second = None
+    if context.wants(0):
+        exponent = _exponent(context.constants[1])
+        made = _known_power(context, exponent) if exponent is not None else _power(context)
+        first = None if made is None else context.reduced(made, 0)
+    if context.wants(1):
+        base = context.input(0)
+        log = context.apply("Log", base)
+        flat = context.apply("Equal", base, zero_like(context, base))
+        log = context.apply("Where", flat, zero_like(context, base), log)
+        product = context.gradient * context.output() * log
+        second = in_type(context, context.reduced(product, 1), context.type_of(1).data_type)
+    return first, second
+
+
+def _known_power(context: GradientContext, exponent: float) -> Any:
+    gradient = context.gradient
+    if exponent == 0.0:
+        return None
+    if exponent == 1.0:
+        return gradient
+    if exponent == 2.0:
+        return gradient * 2.0 * context.input(0)
+    if exponent == 0.5:
+        return gradient * 0.5 / context.output()
+    if exponent == -1.0:
+        return -(gradient * context.output() * context.output())
+    if exponent == -0.5:
+        return gradient * -0.5 * context.output() / context.input(0)
+    base = context.input(0)
+    if exponent == 3.0:
+        return gradient * 3.0 * (base * base)
+    return gradient * exponent * context.apply("Pow", base, exponent - 1.0)
+
+
+def _power(context: GradientContext) -> Any:
+    base, exponent = context.input(0), context.input(1)
+    slope = context.apply("Pow", base, exponent - 1)
+    factor = exponent
+    if exponent.data_type != base.data_type:
+        factor = context.apply("Cast", exponent, to=onnx_code(base.data_type))
+    product = context.gradient * factor * slope
+    flat = context.apply("Equal", factor, zero_like(context, factor))
+    return context.apply("Where", flat, zero_like(context, product), product)
+
+
+def extreme_gradient(context: GradientContext) -> Sequence[Any]:
+    """Max and Min: the first operand that reaches the result gets the gradient, others nothing."""
+    rest, count = context.gradient, len(context.input_types)
+    last = max(i for i in range(count) if context.wants(i))
+    made: list[Any] = [None] * count
+    for index in range(last + 1):
+        if index == count - 1:
+            made[index] = context.reduced(rest, index)
+            break
+        hit = context.apply("Equal", context.input(index), context.output())
+        if context.wants(index):
+            made[index] = context.reduced(kept(context, hit, rest), index)
+        if index < last:
+            rest = context.apply("Where", hit, zero_like(context, rest), rest)
+    return made
+
+
+def where_gradient(context: GradientContext) -> Sequence[Any]:
+    """Each choice gets the gradient of the places where it was chosen."""
+    condition, gradient = context.input(0), context.gradient
+    first = second = None
+    if context.wants(1):
+        first = context.reduced(kept(context, condition, gradient), 1)
+    if context.wants(2):
+        rest = context.apply("Where", condition, zero_like(context, gradient), gradient)
+        second = context.reduced(rest, 2)
+    return None, first, second
+
+
+def clip_gradient(context: GradientContext) -> Sequence[Any]:
+    """The operand where it is inside, bounds included; a bound where it replaced the operand."""
+    x, gradient = context.input(0), context.gradient
+    below = context.apply("Less", x, context.input(1)) if context.has(1) else None
+    above = context.apply("Greater", x, context.input(2)) if context.has(2) else None
+    outside = below if above is None else above
+    if below is not None and above is not None:
+        outside = context.apply("Or", below, above)
+    inner = low = high = None
+    if context.wants(0):
+        zero = zero_like(context, gradient)
+        inner = gradient
+        inner = inner if outside is None else context.apply("Where", outside, zero, inner)
+    if context.wants(2):
+        assert above is not None
+        high = context.reduced(kept(context, above, gradient), 2)
+    if context.wants(1):
+        assert below is not None
+        low = context.reduced(kept(context, below, gradient), 1)
+    return inner, low, high
+
+
+def cast_gradient(context: GradientContext) -> Sequence[Any]:
+    """Between floats: the gradient in the operand's type."""
+    return (in_type(context, context.gradient, context.type_of(0).data_type), None)[
+        : len(context.input_types)
+    ]

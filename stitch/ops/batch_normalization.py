@@ -13,6 +13,7 @@ from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, 
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import require_rank, require_same_type, require_shape, require_type
 from stitch.ops.normalization import EPSILON, inverse_deviation, per_channel
+from stitch.ops.normalization_gradients import batch_gradient
 from stitch.ops.steps import fill_step, given, is_constant, scalar
 from stitch.program import Array, ValueType
 
@@ -149,5 +150,6 @@ OPERATORS = (
             "momentum": Attribute("float", 0.8999999761581421),
             "training_mode": Attribute("int", 0),
         },
+        gradient=batch_gradient,
     ),
 )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from stitch.ops.arithmetic_gradients import cast_gradient
 from stitch.ops.attributes import int_of, string_of
 from stitch.ops.conversions import conversion_steps, workspace_nbytes
 from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
@@ -96,6 +97,7 @@ OPERATORS = (
         _cast,
         attributes={"to": Attribute("int", required=True), **_ROUNDING},
         elementwise=True,
+        gradient=cast_gradient,
         doc="saturate concerns float8 types, round_mode float8_e8m0 alone. From floating to "
         "integer, where ONNX leaves it undefined: out of range saturates, and NaN becomes 0; "
         "int4 and int2 then keep the low bits.",
@@ -107,5 +109,12 @@ OPERATORS = (
         _bit_cast,
         attributes={"to": Attribute("int", required=True)},
     ),
-    OpDef("CastLike", (2, 2), _infer_cast_like, _cast, attributes=_ROUNDING),
+    OpDef(
+        "CastLike",
+        (2, 2),
+        _infer_cast_like,
+        _cast,
+        attributes=_ROUNDING,
+        gradient=cast_gradient,
+    ),
 )

@@ -7,11 +7,15 @@ from functools import partial
 
 import numpy as np
 
+from stitch.ops.arithmetic_gradients import no_gradient
 from stitch.ops.definition import KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import BOOLEAN, FLOATS, INTEGERS, NUMERIC, SIGNED_NUMERIC
+from stitch.ops.elementary_gradients import ELEMENTARY
 from stitch.ops.inference import same_as_first
 from stitch.ops.steps import given
 from stitch.program import DataType
+
+_STEPS = frozenset({"Ceil", "Floor", "Round", "Sign"})
 
 
 def unary(
@@ -22,7 +26,10 @@ def unary(
     def kernel(arguments: KernelArguments) -> Sequence[Thunk]:
         return (partial(function, given(arguments, 0), arguments.outputs[0]),)
 
-    return OpDef(name, (1, 1), same_as_first(allowed), kernel, elementwise=True)
+    # Steps and signs are flat where they have a slope.
+    gradient = no_gradient if name in _STEPS else ELEMENTARY.get(name)
+    infer = same_as_first(allowed)
+    return OpDef(name, (1, 1), infer, kernel, elementwise=True, gradient=gradient)
 
 
 OPERATORS = (

@@ -11,7 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.arithmetic_gradients import add_gradient, mul_gradient, sub_gradient
+from stitch.ops.arithmetic_gradients import (
+    add_gradient,
+    clip_gradient,
+    div_gradient,
+    extreme_gradient,
+    mean_gradient,
+    mod_gradient,
+    mul_gradient,
+    pow_gradient,
+    sub_gradient,
+)
 from stitch.ops.attributes import int_of
 from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS, INTEGERS, NUMERIC
@@ -161,15 +171,23 @@ def _clip(arguments: KernelArguments) -> Sequence[Thunk]:
     return steps
 
 
-def _variadic(name: str, kernel: Any, allowed: frozenset[DataType]) -> OpDef:
-    return OpDef(name, (1, -1), infer_broadcast(allowed), kernel, elementwise=True)
+def _variadic(name: str, kernel: Any, allowed: frozenset[DataType], gradient: Gradient) -> OpDef:
+    infer = infer_broadcast(allowed)
+    return OpDef(name, (1, -1), infer, kernel, elementwise=True, gradient=gradient)
 
 
 OPERATORS = (
     binary("Add", np.add, NUMERIC, gradient=add_gradient),
     binary("Sub", np.subtract, NUMERIC, gradient=sub_gradient),
     binary("Mul", np.multiply, NUMERIC, gradient=mul_gradient),
-    OpDef("Div", (2, 2), infer_broadcast(NUMERIC), _divide, elementwise=True),
+    OpDef(
+        "Div",
+        (2, 2),
+        infer_broadcast(NUMERIC),
+        _divide,
+        elementwise=True,
+        gradient=div_gradient,
+    ),
     OpDef(
         "Mod",
         (2, 2),
@@ -177,13 +195,14 @@ OPERATORS = (
         _mod,
         attributes={"fmod": Attribute("int", 0)},
         elementwise=True,
+        gradient=mod_gradient,
     ),
-    OpDef("Pow", (2, 2), _infer_pow, _pow, elementwise=True),
-    _variadic("Max", _fold(np.maximum), NUMERIC),
-    _variadic("Min", _fold(np.minimum), NUMERIC),
-    _variadic("Sum", _fold(np.add), FLOATS),
-    _variadic("Mean", _fold(np.add, average=True), FLOATS),
-    OpDef("Clip", (1, 3), _infer_clip, _clip, elementwise=True),
+    OpDef("Pow", (2, 2), _infer_pow, _pow, elementwise=True, gradient=pow_gradient),
+    _variadic("Max", _fold(np.maximum), NUMERIC, extreme_gradient),
+    _variadic("Min", _fold(np.minimum), NUMERIC, extreme_gradient),
+    _variadic("Sum", _fold(np.add), FLOATS, add_gradient),
+    _variadic("Mean", _fold(np.add, average=True), FLOATS, mean_gradient),
+    OpDef("Clip", (1, 3), _infer_clip, _clip, elementwise=True, gradient=clip_gradient),
     binary("BitwiseAnd", np.bitwise_and, INTEGERS),
     binary("BitwiseOr", np.bitwise_or, INTEGERS),
     binary("BitwiseXor", np.bitwise_xor, INTEGERS),

@@ -18,6 +18,7 @@ import numpy as np
 from stitch.ops.attributes import Attributes
 from stitch.ops.definition import OpDef, Thunk
 from stitch.ops.element_types import FLOATS
+from stitch.ops.elementary_gradients import ELEMENTARY
 from stitch.ops.inference import same_as_first
 from stitch.ops.steps import chain_kernel, mask_in, polynomial, scalar
 from stitch.program import Array
@@ -101,5 +102,12 @@ def _erf(x: Array, out: Array, work: tuple[Array, ...], _: Attributes) -> Sequen
 
 
 OPERATORS = (
-    OpDef("Erf", (1, 1), same_as_first(FLOATS), chain_kernel(WORKSPACES, _erf), elementwise=True),
+    OpDef(
+        "Erf",
+        (1, 1),
+        same_as_first(FLOATS),
+        chain_kernel(WORKSPACES, _erf),
+        elementwise=True,
+        gradient=ELEMENTARY["Erf"],
+    ),
 )

@@ -82,7 +82,10 @@ class GradientContext:
         return self.read("input", index)
 
     def output(self, index: int = 0) -> Any:
-        """The value of output `index`, which makes the forward program save it."""
+        """The value of output `index`, which makes the forward program save it.
+
+        An optional output that the operation does not give is added to it.
+        """
         return self.read("output", index)
 
     def type_of(self, index: int) -> ValueType:

@@ -16,6 +16,13 @@ from stitch.errors import TaskError
 from stitch.ops.attributes import int_of
 from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import EVERY, INDICES, INT64, NUMERIC
+from stitch.ops.indexing_gradients import (
+    gather_elements_gradient,
+    gather_gradient,
+    gather_nd_gradient,
+    reverse_sequence_gradient,
+    top_gradient,
+)
 from stitch.ops.inference import (
     Shape,
     axis_of,
@@ -247,13 +254,21 @@ def _top(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 OPERATORS = (
-    OpDef("Gather", (2, 2), _infer_gather, _gather, attributes={"axis": Attribute("int", 0)}),
+    OpDef(
+        "Gather",
+        (2, 2),
+        _infer_gather,
+        _gather,
+        attributes={"axis": Attribute("int", 0)},
+        gradient=gather_gradient,
+    ),
     OpDef(
         "GatherElements",
         (2, 2),
         _infer_elements,
         _gather_elements,
         attributes={"axis": Attribute("int", 0)},
+        gradient=gather_elements_gradient,
     ),
     OpDef(
         "GatherND",
@@ -261,6 +276,7 @@ OPERATORS = (
         _infer_gather_nd,
         _gather_nd,
         attributes={"batch_dims": Attribute("int", 0)},
+        gradient=gather_nd_gradient,
     ),
     OpDef(
         "ReverseSequence",
@@ -268,6 +284,7 @@ OPERATORS = (
         _infer_reverse,
         _reverse,
         attributes={"batch_axis": Attribute("int", 1), "time_axis": Attribute("int", 0)},
+        gradient=reverse_sequence_gradient,
     ),
     OpDef(
         "TopK",
@@ -280,5 +297,6 @@ OPERATORS = (
             "largest": Attribute("int", 1),
             "sorted": Attribute("int", 1),
         },
+        gradient=top_gradient,
     ),
 )

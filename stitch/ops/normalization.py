@@ -21,6 +21,13 @@ from stitch.ops.inference import (
     require_shape,
     require_type,
 )
+from stitch.ops.normalization_gradients import (
+    group_gradient,
+    layer_gradient,
+    mean_variance_gradient,
+    norm_gradient,
+    rms_gradient,
+)
 from stitch.ops.steps import copy_steps, given, optional, scalar
 from stitch.program import Array, ValueType
 
@@ -229,15 +236,32 @@ OPERATORS = (
         _infer_mean_variance,
         _mean_variance,
         attributes={"axes": Attribute("ints", (0, 2, 3))},
+        gradient=mean_variance_gradient,
     ),
-    OpDef("LayerNormalization", (2, 3), _infer_layer, _layer, (1, 3), _LAYER),
-    OpDef("RMSNormalization", (2, 2), _infer_layer, _rms, attributes=_LAYER),
+    OpDef(
+        "LayerNormalization",
+        (2, 3),
+        _infer_layer,
+        _layer,
+        (1, 3),
+        _LAYER,
+        gradient=layer_gradient,
+    ),
+    OpDef(
+        "RMSNormalization",
+        (2, 2),
+        _infer_layer,
+        _rms,
+        attributes=_LAYER,
+        gradient=rms_gradient,
+    ),
     OpDef(
         "InstanceNormalization",
         (3, 3),
         _infer_instance,
         _instance,
         attributes={"epsilon": Attribute("float", EPSILON)},
+        gradient=group_gradient,
     ),
     OpDef(
         "GroupNormalization",
@@ -249,6 +273,7 @@ OPERATORS = (
             "num_groups": Attribute("int", required=True),
             "stash_type": Attribute("int", 1),
         },
+        gradient=group_gradient,
     ),
     OpDef(
         "LpNormalization",
@@ -256,5 +281,6 @@ OPERATORS = (
         _infer_norm,
         _norm,
         attributes={"axis": Attribute("int", -1), "p": Attribute("int", 2)},
+        gradient=norm_gradient,
     ),
 )

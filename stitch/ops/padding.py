@@ -20,6 +20,8 @@ from stitch.ops.inference import (
     require_shape,
     require_type,
 )
+from stitch.ops.padded_positions import source_positions
+from stitch.ops.padding_gradients import pad_gradient
 from stitch.ops.steps import copy_steps, given, ints_at, optional, strides_of
 from stitch.program import Array, ValueType
 
@@ -60,20 +62,6 @@ def _infer_pad(context: InferenceContext) -> tuple[ValueType, ...]:
     return (ValueType(tuple(shape), data.data_type),)
 
 
-def _source_positions(mode: str, size: int, begin: int, length: int) -> Array:
-    """For each padded position along an axis, the source position that it repeats."""
-    position = np.arange(-begin, length - begin)
-    if mode == "edge":
-        return position.clip(0, size - 1)
-    if mode == "wrap":
-        return position % size
-    if size == 1:
-        return np.zeros(length, np.intp)
-    period = 2 * (size - 1)
-    folded = position % period
-    return np.minimum(folded, period - folded)
-
-
 def _pad(arguments: KernelArguments) -> Sequence[Thunk]:
     source, pads, out = given(arguments, 0), ints_at(arguments, 1), arguments.outputs[0]
     axes: Shape = tuple(range(source.ndim))
@@ -91,7 +79,7 @@ def _pad(arguments: KernelArguments) -> Sequence[Thunk]:
     for axis, stride in enumerate(strides_of(source.shape)):
         along = [1] * out.ndim
         along[axis] = out.shape[axis]
-        positions = _source_positions(mode, source.shape[axis], begins[axis], out.shape[axis])
+        positions = source_positions(mode, source.shape[axis], begins[axis], out.shape[axis])
         flat += (positions * stride).reshape(along)
     return (partial(np.take, source.reshape(-1), flat, None, out, "clip"),)
 
@@ -121,5 +109,12 @@ def _pad_constant(
 
 
 OPERATORS = (
-    OpDef("Pad", (2, 4), _infer_pad, _pad, attributes={"mode": Attribute("string", "constant")}),
+    OpDef(
+        "Pad",
+        (2, 4),
+        _infer_pad,
+        _pad,
+        attributes={"mode": Attribute("string", "constant")},
+        gradient=pad_gradient,
+    ),
 )

@@ -24,6 +24,17 @@ from stitch.ops.inference import (
     require_same_type,
     require_type,
 )
+from stitch.ops.shape_gradients import (
+    concat_gradient,
+    depth_to_space_gradient,
+    expand_gradient,
+    slice_gradient,
+    space_to_depth_gradient,
+    split_gradient,
+    tile_gradient,
+    transpose_gradient,
+    trilu_gradient,
+)
 from stitch.ops.steps import copy_steps, fill_step, given, ints_at, optional
 from stitch.program import ValueType
 
@@ -273,7 +284,12 @@ def _trilu(arguments: KernelArguments) -> Sequence[Thunk]:
 
 OPERATORS = (
     OpDef(
-        "Transpose", (1, 1), _infer_transpose, _transpose, attributes={"perm": Attribute("ints")}
+        "Transpose",
+        (1, 1),
+        _infer_transpose,
+        _transpose,
+        attributes={"perm": Attribute("ints")},
+        gradient=transpose_gradient,
     ),
     OpDef(
         "Concat",
@@ -281,6 +297,7 @@ OPERATORS = (
         _infer_concat,
         _concat,
         attributes={"axis": Attribute("int", required=True)},
+        gradient=concat_gradient,
     ),
     OpDef(
         "Split",
@@ -289,10 +306,11 @@ OPERATORS = (
         _split,
         outputs=(1, -1),
         attributes={"axis": Attribute("int", 0), "num_outputs": Attribute("int")},
+        gradient=split_gradient,
     ),
-    OpDef("Slice", (3, 5), _infer_slice, _slice),
-    OpDef("Expand", (2, 2), _infer_expand, _expand),
-    OpDef("Tile", (2, 2), _infer_tile, _tile),
+    OpDef("Slice", (3, 5), _infer_slice, _slice, gradient=slice_gradient),
+    OpDef("Expand", (2, 2), _infer_expand, _expand, gradient=expand_gradient),
+    OpDef("Tile", (2, 2), _infer_tile, _tile, gradient=tile_gradient),
     OpDef(
         "DepthToSpace",
         (1, 1),
@@ -302,6 +320,7 @@ OPERATORS = (
             "blocksize": Attribute("int", required=True),
             "mode": Attribute("string", "DCR"),
         },
+        gradient=depth_to_space_gradient,
     ),
     OpDef(
         "SpaceToDepth",
@@ -309,6 +328,14 @@ OPERATORS = (
         partial(_infer_blocks, True),
         _space_to_depth,
         attributes={"blocksize": Attribute("int", required=True)},
+        gradient=space_to_depth_gradient,
     ),
-    OpDef("Trilu", (1, 2), _infer_trilu, _trilu, attributes={"upper": Attribute("int", 1)}),
+    OpDef(
+        "Trilu",
+        (1, 2),
+        _infer_trilu,
+        _trilu,
+        attributes={"upper": Attribute("int", 1)},
+        gradient=trilu_gradient,
+    ),
 )

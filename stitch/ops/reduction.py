@@ -25,6 +25,7 @@ from stitch.ops.inference import (
     require_rank,
     require_type,
 )
+from stitch.ops.reduction_gradients import REDUCTIONS
 from stitch.ops.steps import fill_step, given, optional, scalar
 from stitch.program import Array, DataType, ValueType
 
@@ -217,6 +218,7 @@ def _reduce(name: str, body: Body, allowed: frozenset[DataType] = PRODUCTS) -> O
             "keepdims": Attribute("int", 1),
             "noop_with_empty_axes": Attribute("int", 0),
         },
+        gradient=REDUCTIONS[name],
     )
 
 

@@ -9,7 +9,14 @@ import math
 from collections.abc import Sequence
 
 from stitch.ops.attributes import int_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import (
+    Attribute,
+    Inference,
+    InferenceContext,
+    KernelArguments,
+    OpDef,
+    Thunk,
+)
 from stitch.ops.element_types import BOOLEAN, FLOATS, INT64, MOVED
 from stitch.ops.inference import (
     Shape,
@@ -23,6 +30,7 @@ from stitch.ops.inference import (
     require_type,
     same_as_first,
 )
+from stitch.ops.shape_gradients import reshape_gradient
 from stitch.ops.steps import copy_steps, fill_step, given
 from stitch.program import DataType, ValueType
 
@@ -162,26 +170,25 @@ def _require_any(context: InferenceContext) -> tuple[ValueType, ...]:
     return same_as_first(MOVED)(context)
 
 
+def _same_order(name: str, inputs: tuple[int, int], infer: Inference, **defaults: int) -> OpDef:
+    attributes = {key: Attribute("int", value) for key, value in defaults.items()}
+    return OpDef(
+        name,
+        inputs,
+        infer,
+        reinterpret,
+        attributes=attributes,
+        elementwise=True,
+        gradient=reshape_gradient,
+    )
+
+
 OPERATORS = (
-    OpDef("Identity", (1, 1), _require_any, reinterpret, elementwise=True),
-    OpDef(
-        "Reshape",
-        (2, 2),
-        _infer_reshape,
-        reinterpret,
-        attributes={"allowzero": Attribute("int", 0)},
-        elementwise=True,
-    ),
-    OpDef(
-        "Flatten",
-        (1, 1),
-        _infer_flatten,
-        reinterpret,
-        attributes={"axis": Attribute("int", 1)},
-        elementwise=True,
-    ),
-    OpDef("Squeeze", (1, 2), _infer_squeeze, reinterpret, elementwise=True),
-    OpDef("Unsqueeze", (2, 2), _infer_unsqueeze, reinterpret, elementwise=True),
+    _same_order("Identity", (1, 1), _require_any),
+    _same_order("Reshape", (2, 2), _infer_reshape, allowzero=0),
+    _same_order("Flatten", (1, 1), _infer_flatten, axis=1),
+    _same_order("Squeeze", (1, 2), _infer_squeeze),
+    _same_order("Unsqueeze", (2, 2), _infer_unsqueeze),
     OpDef(
         "Dropout",
         (1, 3),
@@ -190,6 +197,7 @@ OPERATORS = (
         outputs=(1, 2),
         attributes={"seed": Attribute("int")},
         elementwise=True,
+        gradient=reshape_gradient,
     ),
     OpDef(
         "Shape",

@@ -17,7 +17,9 @@ from stitch.ops.definition import (
     Thunk,
 )
 from stitch.ops.element_types import INDICES, PRODUCTS
+from stitch.ops.gradient import Gradient
 from stitch.ops.inference import axis_of, known_scalar, require_rank, require_type
+from stitch.ops.reduction_gradients import cumulative_sum_gradient
 from stitch.ops.steps import fill_step, given, ints_at
 from stitch.program import ValueType
 
@@ -50,14 +52,20 @@ def _running(function: np.ufunc, neutral: int) -> Kernel:
     return kernel
 
 
-def _operator(name: str, function: np.ufunc, neutral: int) -> OpDef:
+def _operator(
+    name: str, function: np.ufunc, neutral: int, gradient: Gradient | None = None
+) -> OpDef:
     return OpDef(
         name,
         (2, 2),
         _infer,
         _running(function, neutral),
         attributes={"exclusive": Attribute("int", 0), "reverse": Attribute("int", 0)},
+        gradient=gradient,
     )
 
 
-OPERATORS = (_operator("CumSum", np.add, 0), _operator("CumProd", np.multiply, 1))
+OPERATORS = (
+    _operator("CumSum", np.add, 0, cumulative_sum_gradient),
+    _operator("CumProd", np.multiply, 1),
+)

@@ -18,6 +18,11 @@ from stitch.ops.indexing import (
     flat_element_steps,
     flat_row_steps,
 )
+from stitch.ops.indexing_gradients import (
+    one_hot_gradient,
+    scatter_elements_gradient,
+    scatter_nd_gradient,
+)
 from stitch.ops.inference import (
     axis_of,
     known_scalar,
@@ -133,6 +138,7 @@ OPERATORS = (
         _infer_elements,
         _elements,
         attributes={"axis": Attribute("int", 0), "reduction": Attribute("string", "none")},
+        gradient=scatter_elements_gradient,
     ),
     OpDef(
         "ScatterND",
@@ -140,6 +146,14 @@ OPERATORS = (
         _infer_nd,
         _nd,
         attributes={"reduction": Attribute("string", "none")},
+        gradient=scatter_nd_gradient,
     ),
-    OpDef("OneHot", (3, 3), _infer_one_hot, _one_hot, attributes={"axis": Attribute("int", -1)}),
+    OpDef(
+        "OneHot",
+        (3, 3),
+        _infer_one_hot,
+        _one_hot,
+        attributes={"axis": Attribute("int", -1)},
+        gradient=one_hot_gradient,
+    ),
 )

@@ -7,10 +7,13 @@ from functools import partial
 
 import numpy as np
 
+from stitch.ops.arithmetic_gradients import no_gradient
 from stitch.ops.attributes import int_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, InferenceContext, Kernel, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS
+from stitch.ops.gradient import Gradient
 from stitch.ops.inference import axis_of, require_rank, require_type
+from stitch.ops.reduction_gradients import log_softmax_gradient, softmax_gradient
 from stitch.ops.steps import fill_step, given
 from stitch.program import Array, ValueType
 
@@ -69,13 +72,13 @@ def _hardmax(arguments: KernelArguments) -> Sequence[Thunk]:
     )
 
 
-def _operator(name: str, kernel: object) -> OpDef:
-    assert callable(kernel)
-    return OpDef(name, (1, 1), _infer, kernel, attributes={"axis": Attribute("int", -1)})
+def _operator(name: str, kernel: Kernel, gradient: Gradient) -> OpDef:
+    axis = {"axis": Attribute("int", -1)}
+    return OpDef(name, (1, 1), _infer, kernel, attributes=axis, gradient=gradient)
 
 
 OPERATORS = (
-    _operator("Softmax", _softmax),
-    _operator("LogSoftmax", _log_softmax),
-    _operator("Hardmax", _hardmax),
+    _operator("Softmax", _softmax, softmax_gradient),
+    _operator("LogSoftmax", _log_softmax, log_softmax_gradient),
+    _operator("Hardmax", _hardmax, no_gradient),
 )

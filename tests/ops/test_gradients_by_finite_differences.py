@@ -1,0 +1,57 @@
+"""Every operator's gradient equals central finite differences of its own kernel."""
+
+from __future__ import annotations
+
+import gradient_layer_rows
+import gradient_moving_rows
+import gradient_rows
+import numpy as np
+import pytest
+from gradient_running import Case, gradients, graph_of, operands_of, run, wanted_names
+
+from stitch.program import Array
+
+ROWS = [*gradient_rows.ROWS, *gradient_moving_rows.ROWS, *gradient_layer_rows.ROWS]
+DIRECTIONS = 3
+
+
+def slope_along(one: Case, index: int, direction: Array, seeds: dict[str, Array]) -> float:
+    """The slope of sum(seed · output) along a direction of one operand, by differences."""
+    operands = operands_of(one)
+    start = operands[index]
+    assert start is not None
+    step = 1e-6 if start.dtype == np.float64 else 1e-2
+    total = 0.0
+    for sign in (1, -1):
+        operands[index] = (start + sign * step * direction).astype(start.dtype)
+        graph, feeds = graph_of(one, operands)
+        results = run(graph, feeds)
+        for name, seed in seeds.items():
+            total += sign * float((results[name].astype(np.float64) * seed).sum())
+    return total / (2 * step)
+
+
+@pytest.mark.parametrize("one", ROWS, ids=str)
+def test_gradients_equal_finite_differences(one: Case) -> None:
+    made, seeds, feeds = gradients(one)
+    rng = np.random.default_rng(5)
+    single = any(a.dtype == np.float32 for a in (*feeds.values(), *seeds.values()))
+    tolerance = 3e-2 if single else 2e-6
+    for name, gradient in made.items():
+        for _ in range(DIRECTIONS):
+            direction = rng.normal(0, 1, gradient.shape)
+            expected = slope_along(one, int(name[1:]), direction, seeds)
+            got = float((gradient * direction).sum())
+            size = float(np.abs(gradient * direction).sum())
+            assert got == pytest.approx(expected, rel=tolerance, abs=tolerance * (1 + size))
+
+
+@pytest.mark.parametrize(
+    "one", [one for one in ROWS if len(wanted_names(one, operands_of(one))) > 1], ids=str
+)
+def test_a_gradient_alone_equals_the_one_among_others(one: Case) -> None:
+    together, _, _ = gradients(one)
+    for name, expected in together.items():
+        alone, _, _ = gradients(one, [name])
+        assert list(alone) == [name]
+        np.testing.assert_allclose(alone[name], expected, rtol=1e-12, atol=1e-12)
