@@ -26,11 +26,22 @@ from stitch.errors import (
 from stitch.graph import ComputationGraphBuilder, trace
 from stitch.program import DataType, Layout, MemoryLayout, ShardSpec, Space, TensorDesc
 from stitch.runtime import LoadedProgram, Tensor
+from stitch.training import (
+    SGD,
+    Adam,
+    AdamW,
+    LossTensor,
+    TensorFuture,
+    TrainingInstance,
+    losses,
+    schedules,
+)
 
 __all__ = [
-    "CompileError", "CompiledModel", "ComputationGraphBuilder", "DataType", "Device",
-    "FormatError", "Layout", "LayoutError", "LinkError", "LoadedProgram", "MemoryLayout",
-    "OutOfMemoryError", "Pipeline", "ShardSpec", "Space", "StitchError", "TaskError", "Tensor",
-    "TensorDesc", "compile", "forbid_copies", "get_layout", "has_layout", "load", "open_device",
+    "Adam", "AdamW", "CompileError", "CompiledModel", "ComputationGraphBuilder", "DataType",
+    "Device", "FormatError", "Layout", "LayoutError", "LinkError", "LoadedProgram", "LossTensor",
+    "MemoryLayout", "OutOfMemoryError", "Pipeline", "SGD", "ShardSpec", "Space", "StitchError",
+    "TaskError", "Tensor", "TensorDesc", "TensorFuture", "TrainingInstance", "compile",
+    "forbid_copies", "get_layout", "has_layout", "load", "losses", "open_device", "schedules",
     "submit", "to_layout", "trace", "wait",
 ]  # fmt: skip

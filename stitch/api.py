@@ -1,4 +1,4 @@
-"""The public face: compile, load, open_device, submit, wait, to_layout, pipelines.
+"""The public face: compile, load, submit, wait, to_layout, pipelines.
 
 Comes in: modules, files, arrays. Goes out: compiled models, devices, tensors. `stitch/__init__.py`
 re-exports it; nothing but the commands imports it.
@@ -6,138 +6,24 @@ re-exports it; nothing but the commands imports it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from stitch.compiler import CompileOptions, CompileWarning, compile_graph
-from stitch.errors import FormatError, UsageError
+from stitch.compiler import CompileOptions
+from stitch.errors import UsageError
 from stitch.frontend.modules import read_graph
 from stitch.frontend.pipeline_run import YamlPipeline, read_pipeline
-from stitch.graph import ComputationGraph, Wish, as_json, from_json, parse_wish
+from stitch.graph import ComputationGraph, Wish, parse_wish
 from stitch.machine import Machine, load_machine
+from stitch.model import PRODUCER, CompiledModel, Device, __version__, compiled, open_device
 from stitch.program import Layout, Role, TensorDesc
-from stitch.report import explain, memory_report, memory_views
-from stitch.runtime import DEFAULT_WINDOW, LoadedProgram, Tensor
-from stitch.runtime import Device as RuntimeDevice
-from stitch.runtime.executors import Executor, make_executor
+from stitch.runtime import Tensor
 from stitch.runtime.pipeline import Pipeline as RuntimePipeline
-from stitch.ttb import Binary, encode, inspect_sizes, save
+from stitch.training import Loss, Optimizer, TrainingOptions, as_trainable, compile_model
+from stitch.ttb import Binary, inspect_sizes
 from stitch.ttb import load as load_binary
-
-__version__ = "0.1.0"
-PRODUCER = f"stitch {__version__}"
-#: Programs that `submit` keeps loaded on a device.
-MAX_SUBMITTED = 64
-
-
-class Device(RuntimeDevice):
-    """A simulated machine, opened: load programs, call them, look at results; see `open_device`."""
-
-    def __init__(self, machine: str | Machine, **options: Any) -> None:
-        super().__init__(machine, **options)
-        self._submitted: dict[tuple[int, int | str], tuple[Binary, LoadedProgram]] = {}
-
-    def close(self) -> None:
-        """Run what is queued and give all memory back; closing twice is allowed."""
-        self._submitted.clear()
-        super().close()
-
-    def loaded(self, source: Any, program: int | str) -> LoadedProgram:
-        """A program of a binary, loaded at most once: for those who submit it over and over.
-
-        The last `MAX_SUBMITTED` stay loaded until the device closes. Raises what `load` raises.
-        """
-        if isinstance(source, LoadedProgram):
-            return source
-        binary = getattr(source, "binary", source)
-        if not isinstance(binary, Binary):
-            return self.load(binary, program)
-        with self.lock:
-            key = (id(binary), program)
-            # The entry holds the binary, so its id stays its own.
-            entry = self._submitted.pop(key, None) or (binary, self.load(binary, program))
-            self._submitted[key] = entry
-            while len(self._submitted) > MAX_SUBMITTED:
-                del self._submitted[next(iter(self._submitted))]
-            return entry[1]
-
-    def explain(self) -> str:
-        """Every copy so far, with bytes, simulated time and reason."""
-        return explain(self)
-
-    def memory_report(self) -> str:
-        """What each space holds, in bytes per bank."""
-        return memory_report(self)
-
-    def memory_views(self) -> dict[str, dict[str, Any]]:
-        """The memory report as data, with tt-metal's keys."""
-        return memory_views(self)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CompiledModel:
-    """A compiled module: its graph, its binary, and what the compiler warned of.
-
-    Callable: runs on a device of its own target, opened at the first call.
-    """
-
-    graph: ComputationGraph
-    binary: Binary
-    target: str
-    wishes: tuple[Wish, ...] = ()
-    warnings: tuple[CompileWarning, ...] = ()
-    #: The program on a device of its own, from the first call on.
-    _loaded: list[LoadedProgram] = field(default_factory=list, repr=False)
-
-    def save(self, path: str | Path) -> None:
-        """Write the `.ttb` file, whole or not at all."""
-        save(self.binary, path)
-
-    def encode(self) -> bytes:
-        """The bytes that `save` would write."""
-        return encode(self.binary)
-
-    def text(self) -> str:
-        """The programs as readable text."""
-        return "".join(program.text() for program in self.binary.programs)
-
-    def as_json(self) -> str:
-        """The graph, the target and the wishes as JSON; `CompiledModel.load` compiles it again."""
-        program = self.binary.programs[0]
-        body = {
-            "stitch": "model", "target": self.target, "name": program.name,
-            "role": program.role.value, "wishes": [wish.text() for wish in self.wishes],
-        }  # fmt: skip
-        return json.dumps(body | {"graph": json.loads(as_json(self.graph))})
-
-    def dump(self, file: IO[str]) -> None:
-        """Write `as_json` into an open text file."""
-        file.write(self.as_json())
-
-    @staticmethod
-    def load(file: IO[str]) -> CompiledModel:
-        """Read what `dump` wrote; raises `FormatError` for anything else."""
-        try:
-            body = json.load(file)
-            options = CompileOptions(
-                wishes=tuple(parse_wish(wish) for wish in body["wishes"]),
-                name=body["name"],
-                role=Role(body["role"]),
-            )
-            graph, target = from_json(json.dumps(body["graph"])), body["target"]
-        except (AttributeError, KeyError, TypeError, UsageError, ValueError) as error:
-            raise FormatError(f"this is no JSON of a compiled model: {error}") from error
-        return _compiled(graph, load_machine(target), str(target), options)
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Run the first program on a device of the model's own target."""
-        if not self._loaded:
-            self._loaded.append(open_device(self.target).load(self))
-        return self._loaded[0](*arguments, **named)
 
 
 def compile(
@@ -149,6 +35,11 @@ def compile(
     name: str | None = None,
     role: Role | str = Role.FORWARD,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
+    optimizer: Optimizer | str | Mapping[str, Any] | None = None,
+    loss: Loss | str | Mapping[str, Any] | None = None,
+    weights: Mapping[str, Any] | None = None,
+    trainable: Iterable[str] | None = None,
+    **training: Any,
 ) -> CompiledModel:
     """Compile a module for a machine: a computation graph, the path of a YAML or ONNX file, a
     `ModelProto`, a torch module (`nn.Module`, `GraphModule`, `ExportedProgram`), or a Python
@@ -157,47 +48,51 @@ def compile(
     A function is traced over `example_inputs` (descriptors or arrays), a torch module captured at
     theirs (tensors too, by position or name); those of an ONNX model (by position or name), and
     `input_shapes` by name, bind its symbolic dimensions. `wishes` are
-    spelled as for `stitch-compile --set`, as in `"input.x.space=l1"`. Raises `CompileError`,
-    `FormatError`, `LayoutError`, `OutOfMemoryError`.
+    spelled as for `stitch-compile --set`, as in `"input.x.space=l1"`.
+
+    With `optimizer` and `loss` it is compiled for training. `weights` gives initial values by name,
+    `trainable` names the constants to train (by default those with a name and an axis); the rest
+    is as for `stitch.training.TrainingOptions`. Raises `CompileError`, `FormatError`,
+    `LayoutError`, `OutOfMemoryError`, `UsageError`.
     """
+    if optimizer is not None or loss is not None:
+        if optimizer is None or loss is None:
+            raise UsageError("training needs both an optimizer and a loss")
+        graph = read_graph(module, example_inputs, input_shapes)
+        return _trained(
+            graph.with_wishes(*_wishes(wishes)), target, (weights, trainable), (loss, optimizer),
+            TrainingOptions(**training),
+        )  # fmt: skip
+    if training or weights is not None or trainable is not None:
+        given = [*training, *(w for w, v in (("weights", weights), ("trainable", trainable)) if v)]
+        raise UsageError("compile takes these only with optimizer= and loss=",
+                         got=", ".join(given))  # fmt: skip
     graph = read_graph(module, example_inputs, input_shapes)
-    wishes = (wishes,) if isinstance(wishes, str) else wishes
-    asked = tuple(parse_wish(w) if isinstance(w, str) else w for w in wishes)
-    options = CompileOptions(wishes=asked, name=name, role=Role(role))
+    options = CompileOptions(wishes=_wishes(wishes), name=name, role=Role(role))
     machine = load_machine(target)
-    spelled = machine.name if isinstance(target, Machine) else str(target)
-    return _compiled(graph, machine, spelled, options)
+    return compiled(graph, machine, _spelled(target), options)
 
 
-def _compiled(
-    graph: ComputationGraph, machine: Machine, target: str, options: CompileOptions
-) -> CompiledModel:
-    made = compile_graph(graph, machine, options)
-    binary = Binary((made.program,), machine.shape, PRODUCER)
-    return CompiledModel(graph, binary, target, options.wishes, made.warnings)
+def _wishes(wishes: str | Iterable[str | Wish]) -> tuple[Wish, ...]:
+    wishes = (wishes,) if isinstance(wishes, str) else wishes
+    return tuple(parse_wish(w) if isinstance(w, str) else w for w in wishes)
 
 
-def open_device(
-    machine: str | Path | Machine = "wormhole_n150",
-    *,
-    executor: str | Executor = "numpy",
-    threads: int | None = None,
-    window: int = DEFAULT_WINDOW,
-    debug: bool = False,
-    strict_types: bool = False,
-) -> Device:
-    """Open a simulated machine by name, YAML path or description.
+def _spelled(target: str | Path | Machine) -> str:
+    return target.name if isinstance(target, Machine) else str(target)
 
-    `executor`: who computes (`numpy`, `onnxruntime`, `auto`, `null`); `threads`: on how many
-    threads ONNX Runtime computes one operation (default 1). `window`: tasks queued before they run;
-    1 runs each call at once. `debug`: poison freed bytes and guard padding.
-    `strict_types`: links may not change the floating storage type.
-    """
-    return Device(
-        load_machine(machine),
-        executor=executor if threads is None else make_executor(executor, threads),
-        window=window, debug=debug, strict_types=strict_types,
-    )  # fmt: skip
+
+def _trained(
+    graph: ComputationGraph, target: str | Path | Machine, values: tuple[Any, Any],
+    goal: tuple[Any, Any], options: TrainingOptions,
+) -> CompiledModel:  # fmt: skip
+    machine = load_machine(target)
+    model = as_trainable(graph, *values)
+    made = compile_model(model, *goal, options, machine)
+    binary = Binary(made.programs.in_order, machine.shape, PRODUCER)
+    return CompiledModel(
+        model.graph, binary, _spelled(target), graph.wishes, made.programs.warnings, made
+    )
 
 
 class Pipeline(RuntimePipeline):
@@ -313,6 +208,6 @@ def forbid_copies(device: Device) -> Iterator[None]:
 
 
 __all__ = [
-    "CompiledModel", "Device", "Pipeline", "compile", "forbid_copies", "get_layout", "has_layout",
-    "inspect_sizes", "load", "open_device", "submit", "to_layout", "wait",
+    "CompiledModel", "Device", "Pipeline", "__version__", "compile", "forbid_copies", "get_layout",
+    "has_layout", "inspect_sizes", "load", "open_device", "submit", "to_layout", "wait",
 ]  # fmt: skip

@@ -1,0 +1,227 @@
+"""A compiled model and the device that it opens: programs, their graph, their form as JSON.
+
+Comes in: graphs, what `dump` wrote. Goes out: `CompiledModel`, callable, and `Device`. Must not
+know: front ends. The public face re-exports both.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from stitch.compiler import CompileOptions, CompileWarning, compile_graph
+from stitch.errors import FormatError, UsageError
+from stitch.graph import ComputationGraph, Wish, as_json, from_json, parse_wish
+from stitch.machine import Machine, load_machine
+from stitch.program import Role
+from stitch.report import explain, memory_report, memory_views
+from stitch.runtime import DEFAULT_WINDOW, LoadedProgram
+from stitch.runtime import Device as RuntimeDevice
+from stitch.runtime.executors import Executor, make_executor
+from stitch.training import CompiledTraining, TrainingInstance
+from stitch.ttb import Binary, encode, save
+from stitch.ttb import load as load_binary
+
+__version__ = "0.1.0"
+PRODUCER = f"stitch {__version__}"
+#: Programs that `submit` keeps loaded on a device.
+MAX_SUBMITTED = 64
+
+
+class Device(RuntimeDevice):
+    """A simulated machine, opened: load programs, call them, look at results; see `open_device`."""
+
+    def __init__(self, machine: str | Machine, **options: Any) -> None:
+        super().__init__(machine, **options)
+        self._submitted: dict[tuple[int, int | str], tuple[Binary, LoadedProgram]] = {}
+
+    def close(self) -> None:
+        """Run what is queued and give all memory back; closing twice is allowed."""
+        self._submitted.clear()
+        super().close()
+
+    def loaded(self, source: Any, program: int | str) -> LoadedProgram:
+        """A program of a binary, loaded at most once: for those who submit it over and over.
+
+        The last `MAX_SUBMITTED` stay loaded until the device closes. Raises what `load` raises.
+        """
+        if isinstance(source, LoadedProgram):
+            return source
+        binary = getattr(source, "binary", source)
+        if not isinstance(binary, Binary):
+            return self.load(binary, program)
+        with self.lock:
+            key = (id(binary), program)
+            # The entry holds the binary, so its id stays its own.
+            entry = self._submitted.pop(key, None) or (binary, self.load(binary, program))
+            self._submitted[key] = entry
+            while len(self._submitted) > MAX_SUBMITTED:
+                del self._submitted[next(iter(self._submitted))]
+            return entry[1]
+
+    def explain(self) -> str:
+        """Every copy so far, with bytes, simulated time and reason."""
+        return explain(self)
+
+    def memory_report(self) -> str:
+        """What each space holds, in bytes per bank."""
+        return memory_report(self)
+
+    def memory_views(self) -> dict[str, dict[str, Any]]:
+        """The memory report as data, with tt-metal's keys."""
+        return memory_views(self)
+
+
+def open_device(
+    machine: str | Path | Machine = "wormhole_n150",
+    *,
+    executor: str | Executor = "numpy",
+    threads: int | None = None,
+    window: int = DEFAULT_WINDOW,
+    debug: bool = False,
+    strict_types: bool = False,
+) -> Device:
+    """Open a simulated machine by name, YAML path or description.
+
+    `executor`: who computes (`numpy`, `onnxruntime`, `auto`, `null`); `threads`: on how many
+    threads ONNX Runtime computes one operation (default 1). `window`: tasks queued before they run;
+    1 runs each call at once. `debug`: poison freed bytes and guard padding.
+    `strict_types`: links may not change the floating storage type.
+    """
+    return Device(
+        load_machine(machine),
+        executor=executor if threads is None else make_executor(executor, threads),
+        window=window, debug=debug, strict_types=strict_types,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CompiledModel:
+    """A compiled module: its graph, its binary, and what the compiler warned of.
+
+    Callable: runs on a device of its own target, opened at the first call. One compiled with an
+    optimizer holds four programs and a `training`; its first call starts training.
+    """
+
+    graph: ComputationGraph
+    binary: Binary
+    target: str
+    wishes: tuple[Wish, ...] = ()
+    warnings: tuple[CompileWarning, ...] = ()
+    training: CompiledTraining | None = None
+    #: The program on a device of its own, from the first call on.
+    _loaded: list[LoadedProgram] = field(default_factory=list, repr=False)
+
+    def save(self, path: str | Path) -> None:
+        """Write the `.ttb` file, whole or not at all."""
+        save(self.binary, path)
+
+    def encode(self) -> bytes:
+        """The bytes that `save` would write."""
+        return encode(self.binary)
+
+    def text(self) -> str:
+        """The programs as readable text."""
+        return "".join(program.text() for program in self.binary.programs)
+
+    def as_json(self, *, weights: bool = True) -> str:
+        """The model as JSON for `CompiledModel.load`: graph, target and wishes; of a training also
+        its programs, how it is done, and, with `weights`, parameters and state as they are now.
+        """
+        program = self.binary.programs[0]
+        body: dict[str, Any] = {
+            "stitch": "model", "target": self.target, "name": program.name,
+            "role": program.role.value, "wishes": [wish.text() for wish in self.wishes],
+        }  # fmt: skip
+        if self.training is not None:
+            body["programs"] = base64.b64encode(self.encode()).decode("ascii")
+            body["training"] = self.training.as_data(weights=weights)
+        return json.dumps(body | {"graph": json.loads(as_json(self.graph))})
+
+    def dump(self, file: IO[str], *, weights: bool = True) -> None:
+        """Write `as_json` into an open text file."""
+        file.write(self.as_json(weights=weights))
+
+    @staticmethod
+    def load(file: IO[str]) -> CompiledModel:
+        """Read what `dump` wrote; raises `FormatError` for anything else."""
+        try:
+            body = json.load(file)
+            options = CompileOptions(
+                wishes=tuple(parse_wish(wish) for wish in body["wishes"]),
+                name=body["name"],
+                role=Role(body["role"]),
+            )
+            graph, target = from_json(json.dumps(body["graph"])), body["target"]
+            if "training" in body:
+                binary = load_binary(base64.b64decode(body["programs"], validate=True))
+                training = CompiledTraining.from_data(body["training"], binary.programs)
+                return CompiledModel(graph, binary, str(target), training=training)
+        except (AttributeError, KeyError, TypeError, UsageError, ValueError) as error:
+            raise FormatError(f"this is no JSON of a compiled model: {error}") from error
+        return compiled(graph, load_machine(target), str(target), options)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Run on a device of the model's own target: the first program, or a training's forward."""
+        if self.training is not None:
+            return (self.training.instance or self.start())(*arguments, **named)
+        if not self._loaded:
+            self._loaded.append(open_device(self.target).load(self))
+        return self._loaded[0](*arguments, **named)
+
+    def start(
+        self,
+        device: Device | None = None,
+        *,
+        weights: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> TrainingInstance:
+        """Start training, on a device or on one of its own (`options` as for `open_device`).
+
+        `weights` replaces initial values by name; `seed` decides what random operators draw. The
+        model's next call goes to this instance. Raises `UsageError` for a model without training.
+        """
+        if self.training is None:
+            raise UsageError(
+                "this model was compiled for inference",
+                remedy="compile it with optimizer= and loss=",
+            )
+        if device is not None and options:
+            raise UsageError("a device that is open already takes no options",
+                             got=", ".join(options))  # fmt: skip
+        owned = device is None
+        chosen = open_device(self.target, **options) if device is None else device
+        return self.training.start(chosen, weights=weights, seed=seed, owns_device=owned)
+
+    @property
+    def instance(self) -> TrainingInstance:
+        """The training that the first call started; raises `UsageError` before."""
+        found = None if self.training is None else self.training.instance
+        if found is None:
+            raise UsageError("training has not started", remedy="call the model, or start()")
+        return found
+
+    def save_programs(self, folder: str | Path) -> tuple[Path, ...]:
+        """Write each program into a `.ttb` file of its own, named after its role."""
+        place = Path(folder)
+        place.mkdir(parents=True, exist_ok=True)
+        made = []
+        for program in self.binary.programs:
+            path = place / f"{program.role.value}.ttb"
+            save(Binary((program,), self.binary.machine, PRODUCER), path)
+            made.append(path)
+        return tuple(made)
+
+
+def compiled(
+    graph: ComputationGraph, machine: Machine, target: str, options: CompileOptions
+) -> CompiledModel:
+    """The model of a graph on a machine; `target` is how the machine is spelled."""
+    made = compile_graph(graph, machine, options)
+    binary = Binary((made.program,), machine.shape, PRODUCER)
+    return CompiledModel(graph, binary, target, options.wishes, made.warnings)

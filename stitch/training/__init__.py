@@ -1,0 +1,49 @@
+"""Training: forward, loss, backward and update as programs of their own, stitched in a loop.
+
+Comes in: a graph with weights, a loss, an optimizer, a machine. Goes out: programs, and the
+instance that runs them on a device. Must not know: front ends, files, the commands.
+"""
+
+from stitch.training import losses, schedules
+from stitch.training.compiled import CompiledTraining, compile_model
+from stitch.training.futures import LossTensor, TensorFuture
+from stitch.training.instance import TrainingInstance
+from stitch.training.losses import (
+    BCEWithLogitsLoss,
+    CategoricalCrossEntropyLoss,
+    CrossEntropyLoss,
+    IdentityLoss,
+    Loss,
+    MSELoss,
+    loss_from_config,
+)
+from stitch.training.optimizers import SGD, Adam, AdamW, Optimizer, optimizer_from_config
+from stitch.training.profiling import LayerTime
+from stitch.training.programs import (
+    TrainingGraphs,
+    TrainingOptions,
+    TrainingPrograms,
+    compile_training,
+    options_from_config,
+    training_config,
+    training_graphs,
+)
+from stitch.training.schedules import (
+    ConstantLR,
+    CosineAnnealingLR,
+    Schedule,
+    StepLR,
+    WarmupLR,
+    schedule_from_config,
+)
+from stitch.training.trainable import Trainable, as_trainable
+
+__all__ = [
+    "Adam", "AdamW", "BCEWithLogitsLoss", "CategoricalCrossEntropyLoss", "CompiledTraining",
+    "ConstantLR", "CosineAnnealingLR", "CrossEntropyLoss", "IdentityLoss", "LayerTime", "Loss",
+    "LossTensor", "MSELoss", "Optimizer", "SGD", "Schedule", "StepLR", "TensorFuture", "Trainable",
+    "TrainingGraphs", "TrainingInstance", "TrainingOptions", "TrainingPrograms", "WarmupLR",
+    "as_trainable", "compile_model", "compile_training", "loss_from_config", "losses",
+    "optimizer_from_config", "options_from_config", "schedule_from_config", "schedules",
+    "training_config", "training_graphs",
+]  # fmt: skip

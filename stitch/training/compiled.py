@@ -1,0 +1,134 @@
+"""`CompiledTraining`: a model compiled for training, before it has a device.
+
+Comes in: a trainable graph, a loss, an optimizer, options, a machine. Goes out: four programs with
+the values that they start from, as an object, as plain data, and as an instance on a device. Must
+not know: front ends, paths.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from stitch.errors import UsageError
+from stitch.machine import Machine
+from stitch.program import Array, DataType, InputKind, Program
+from stitch.runtime import Device
+from stitch.training.instance import TrainingInstance
+from stitch.training.losses import Loss, loss_from_config
+from stitch.training.optimizers import Optimizer, optimizer_from_config
+from stitch.training.programs import (
+    TrainingOptions,
+    TrainingPrograms,
+    compile_training,
+    options_from_config,
+    training_config,
+    training_graphs,
+)
+from stitch.training.trainable import Trainable
+
+NO_VALUES: Mapping[str, Array] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CompiledTraining:
+    """The programs of a training, how it is done, and the values that it starts from."""
+
+    programs: TrainingPrograms
+    loss: Loss
+    optimizer: Optimizer
+    options: TrainingOptions
+    values: Mapping[str, Array] = field(default_factory=lambda: NO_VALUES)
+    #: The instance that the model's first call started.
+    _started: list[TrainingInstance] = field(default_factory=list, repr=False)
+
+    @property
+    def instance(self) -> TrainingInstance | None:
+        """The instance that was started last, None before, and after it was closed."""
+        return self._started[-1] if self._started and not self._started[-1].is_closed else None
+
+    def start(
+        self, device: Device, *, weights: Mapping[str, Any] | None = None, seed: int = 0,
+        owns_device: bool = False,
+    ) -> TrainingInstance:  # fmt: skip
+        """Put the model on a device, ready to train; an instance started before is closed.
+
+        `weights` replaces initial values by name; `seed` decides random operators. Raises
+        `UsageError` for values that are missing, `IncompatibleError`, `OutOfMemoryError`.
+        """
+        values = {**self.values, **{n: np.asarray(v) for n, v in (weights or {}).items()}}
+        slots = self.programs.forward.inputs
+        wanted = [s.name for s in slots if s.kind in (InputKind.PARAMETER, InputKind.STATE)]
+        missing = [name for name in wanted if name not in values]
+        if missing:
+            raise UsageError(
+                f"training cannot start: no values for {', '.join(missing)}",
+                remedy="give them: start(device, weights={...}), or dump the model with weights",
+            )
+        if self.instance is not None:
+            self.instance.close()
+        made = TrainingInstance(
+            self.programs, device, values,
+            loss=self.loss, optimizer=self.optimizer, seed=seed, owns_device=owns_device,
+        )  # fmt: skip
+        counts = [name for name in values if name.startswith("training.")]
+        if counts and not weights:
+            made.load_state_dict(values)
+        self._started[:] = [made]
+        return made
+
+    def as_data(self, *, weights: bool = True) -> dict[str, Any]:
+        """Everything but the programs as plain data; `weights` are those of the instance, if any.
+
+        With an instance the optimizer's state and the counts are part of it: training goes on.
+        """
+        values = self.values if self.instance is None else self.instance.state_dict()
+        body = training_config(self.loss, self.optimizer, self.options)
+        if weights:
+            body["values"] = {name: _array_data(array) for name, array in values.items()}
+        return body
+
+    @staticmethod
+    def from_data(body: Mapping[str, Any], programs: tuple[Program, ...]) -> CompiledTraining:
+        """What `as_data` wrote, and the programs; raises `UsageError`, `KeyError`, `ValueError`."""
+        values = {name: _array_of(data) for name, data in body.get("values", {}).items()}
+        return CompiledTraining(
+            TrainingPrograms.of(programs),
+            loss_from_config(body["loss"]),
+            optimizer_from_config(body["optimizer"]),
+            options_from_config(body),
+            values,
+        )
+
+
+def compile_model(
+    model: Trainable, loss: Any, optimizer: Any, options: TrainingOptions, machine: Machine
+) -> CompiledTraining:
+    """A trainable graph, compiled: loss and optimizer as objects, names or plain data.
+
+    Raises `CompileError` naming operators without a gradient, `UsageError`, `OutOfMemoryError`.
+    """
+    judged, stepped = loss_from_config(loss), optimizer_from_config(optimizer)
+    graphs = training_graphs(model, judged, stepped, options)
+    programs = compile_training(graphs, machine, options.spaces)
+    return CompiledTraining(programs, judged, stepped, options, model.values)
+
+
+def _array_data(array: Array) -> dict[str, Any]:
+    dense = np.ascontiguousarray(array)
+    return {
+        "type": DataType.from_dtype(dense.dtype).value,
+        "shape": list(array.shape),
+        "base64": base64.b64encode(dense.tobytes()).decode("ascii"),
+    }
+
+
+def _array_of(data: Mapping[str, Any]) -> Array:
+    dtype = DataType(data["type"]).dtype
+    raw = base64.b64decode(data["base64"], validate=True)
+    return np.frombuffer(raw, dtype).reshape(data["shape"])

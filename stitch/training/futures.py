@@ -1,0 +1,107 @@
+"""What the training loop holds: the prediction as a future, and the loss, which can go backward."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stitch.errors import UsageError
+from stitch.program import Array
+from stitch.runtime import Tensor
+from stitch.training.losses import Loss
+
+if TYPE_CHECKING:
+    from stitch.training.instance import TrainingInstance
+
+
+class TensorFuture:
+    """What a model in training predicted for one batch; reading it runs what is queued.
+
+    `tensor` is the tensor on the device, for stitching it with other programs.
+    """
+
+    __slots__ = ("__weakref__", "instance", "number", "tensor")
+
+    def __init__(self, instance: TrainingInstance, tensor: Tensor, number: int) -> None:
+        self.instance = instance
+        self.tensor = tensor
+        self.number = number
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The logical shape."""
+        return self.tensor.shape
+
+    def numpy(self) -> Array:
+        """Its elements as an array of its own."""
+        return self.tensor.numpy()
+
+    def item(self) -> Any:
+        """Its only element as a Python number; raises `ValueError` if there are more."""
+        return self.tensor.item()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return self.tensor.__array__(dtype, copy)
+
+    def __repr__(self) -> str:
+        return f"<TensorFuture {self.tensor!r}>"
+
+    def judged_by(self, loss: Loss, label: Any) -> LossTensor:
+        """Its loss; raises `UsageError` for another loss, and where it is not the last one."""
+        instance = self.instance
+        if loss is not instance.loss_fn and loss.config() != instance.loss_fn.config():
+            raise UsageError(
+                "the model was compiled with another loss",
+                expected=repr(instance.loss_fn),
+                got=repr(loss),
+            )
+        if self.number != instance.forwards:
+            raise UsageError(
+                "this prediction is not the last one: its saved activations are gone",
+                remedy="call loss_fn(pred, label) before the model is called again",
+            )
+        return instance.judge(label)
+
+
+class LossTensor:
+    """A scalar loss. `item` reads it; `backward` queues the backward program, once."""
+
+    __slots__ = ("_instance", "_tensor", "_value", "number")
+
+    def __init__(self, instance: TrainingInstance, tensor: Tensor, number: int) -> None:
+        self._instance = instance
+        self._tensor: Tensor | None = tensor
+        self._value: float | None = None
+        self.number = number
+
+    def backward(self) -> None:
+        """Queue the gradients of all parameters; they are added to those that are there already.
+
+        Raises `UsageError` a second time, and for a loss that is not the last one.
+        """
+        self._instance.backward_of(self)
+
+    def item(self) -> float:
+        """The loss as a Python number; runs what is queued, the first time."""
+        tensor = self._tensor
+        if tensor is not None:
+            self._value = float(tensor.numpy())
+            # Whoever keeps all losses keeps numbers, not places on the device.
+            self._tensor = None
+        assert self._value is not None
+        return self._value
+
+    def numpy(self) -> Array:
+        """The loss as an array without axes."""
+        return np.asarray(self.item(), np.float32)
+
+    def __float__(self) -> float:
+        return self.item()
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec)
+
+    def __repr__(self) -> str:
+        shown = "pending" if self._value is None else repr(self._value)
+        return f"<LossTensor {shown}>"

@@ -1,0 +1,336 @@
+"""`TrainingInstance`: a model in training on a device: its tensors, and the steps over them.
+
+Comes in: four programs, initial values, a device. Goes out: predictions, losses, and any tensor by
+name. Parameters, optimizer state and saved activations stay where the programs left them; a step
+carries in its batch, and out what is read. Must not know: front ends, files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from stitch.errors import TaskError, UsageError
+from stitch.program import Array, InputKind, Program
+from stitch.runtime import Device, LoadedProgram, Tensor
+from stitch.training.futures import LossTensor, TensorFuture
+from stitch.training.losses import Loss
+from stitch.training.optimizers import Optimizer
+from stitch.training.profiling import LayerTime, is_finite, looking_for_culprit, profiled
+from stitch.training.programs import LABEL, LOSS, TrainingPrograms, compile_accumulation
+from stitch.training.stitching import Cells, Stitched
+from stitch.training.tensors import TrainingTensors
+from stitch.training.update_graph import LEARNING_RATE, MASTER
+from stitch.ttb import Binary
+
+
+class TrainingInstance(TrainingTensors):
+    """A model in training. Use it as a context manager, or call `close`; its scope ends it too.
+
+    `forward`, `judge`, `backward` and `update` are the lower face: each queues one program. While
+    `profiling` is set each runs at once instead, exactly once, and returns the times of its
+    operations. One device may hold several instances.
+    """
+
+    def __init__(
+        self,
+        programs: TrainingPrograms,
+        device: Device,
+        values: Mapping[str, Array],
+        *,
+        loss: Loss,
+        optimizer: Optimizer,
+        seed: int = 0,
+        owns_device: bool = False,
+    ) -> None:
+        self.programs = programs
+        self.device = device
+        self.loss_fn = loss
+        self.optimizer = optimizer
+        self.seed = seed
+        self.profiling = False
+        #: Optimizer steps and forward passes so far.
+        self.steps = 0
+        self.forwards = 0
+        self._owns_device = owns_device
+        self._cells = Cells(device)
+        self._load(programs)
+        self._initialise(values)
+        self._rate: float | None = None
+        self._losses: list[LossTensor] = []
+        self._last_loss: LossTensor | None = None
+        self._before: list[tuple[int, Any]] = []
+        #: What the last forward pass can still be asked for.
+        self._has_forward = self._has_gradients = False
+        self._closed = False
+        optimizer.bind(self)
+
+    def _load(self, programs: TrainingPrograms) -> None:
+        cells = self._cells
+        loaded = [Stitched(self._agent(p), cells) for p in programs.in_order]
+        self._forward, self._loss, self._backward, self._update = loaded
+        self._accumulate: Stitched | None = None
+        forward = programs.forward.inputs
+        self.inputs = tuple(s.name for s in forward if s.kind is InputKind.ACTIVATION)
+        self._batch = tuple(cells.numbers[name] for name in self.inputs)
+        self._keys = tuple(i for i, slot in enumerate(forward) if slot.kind is InputKind.KEY)
+        self._buffers = tuple(
+            self._forward.inputs[i] for i, slot in enumerate(forward)
+            if slot.kind is InputKind.STATE and self._forward.inputs[i] in self._forward.outputs
+        )  # fmt: skip
+        self._prediction = cells.numbers[programs.prediction]
+        self._label, self._loss_cell = cells.numbers[LABEL], cells.numbers[LOSS]
+        seeds = (n for n in self._loss.outputs if n != self._loss_cell)
+        self._gradients = tuple(cells.numbers[p.gradient] for p in programs.parameters)
+        kept = {*self._buffers, self._prediction}
+        #: What only backward still needs: gone once it is queued. What only this step needs.
+        self._passing = (*(n for n in self._forward.outputs if n not in kept), *seeds)
+        self._momentary = (*self._passing, *self._batch, self._label, self._loss_cell)
+
+    def _agent(self, program: Program) -> LoadedProgram:
+        return self.device.load(Binary((program,), self.device.machine.shape, "stitch training"))
+
+    def _initialise(self, values: Mapping[str, Array]) -> None:
+        """Every kept tensor gets its place on the device, before any plan is made."""
+        cells = self._cells
+        for slot in self.programs.forward.inputs:
+            if slot.kind in (InputKind.PARAMETER, InputKind.STATE):
+                cells.put(slot.name, values[slot.name])
+        for slot in self.programs.update.inputs:
+            if slot.kind is InputKind.STATE:
+                desc = cells.descs[cells.numbers[slot.name]]
+                start = values.get(slot.name)
+                if start is None:
+                    name, _, state = slot.name.rpartition(".")
+                    start = values[name] if state == MASTER else np.zeros(desc.shape)
+                kind = desc.layout.data_type.dtype
+                cells.put(slot.name, np.asarray(start).astype(kind))
+
+    # -- the loop's face ---------------------------------------------------------------------------
+
+    def __call__(self, *batch: Any, **named: Any) -> TensorFuture:
+        """Queue the forward program on a batch (arrays or tensors, by position or name)."""
+        self.forward(*batch, **named)
+        return self.prediction
+
+    @property
+    def prediction(self) -> TensorFuture:
+        """The last forward pass's prediction; raises `UsageError` before the first."""
+        found = self._cells.tensors[self._prediction]
+        if found is None:
+            raise UsageError("there is no prediction yet", remedy="call forward(batch) first")
+        return TensorFuture(self, found, self.forwards)
+
+    def judge(self, label: Any) -> LossTensor:
+        """Queue the loss program on the last prediction; raises `UsageError` for bad labels."""
+        self._check_open()
+        if not self._has_forward:
+            raise UsageError("there is no prediction to judge", remedy="call the model first")
+        if not isinstance(label, Tensor):
+            label = np.asarray(label)
+            self.loss_fn.check_label(label, self.programs.prediction_type)
+            label = self.device.tensor(label.astype(self._label_dtype, copy=False))
+        self._cells.tensors[self._label] = label
+        self._run(self._loss)
+        self._last_loss = LossTensor(self, self._cells.tensors[self._loss_cell], self.forwards)
+        return self._last_loss
+
+    @property
+    def _label_dtype(self) -> np.dtype[Any]:
+        return self._loss.agent.ports[self._loss.inputs.index(self._label)].dtype
+
+    def backward_of(self, loss: LossTensor) -> None:
+        """`LossTensor.backward`: queue the backward program for this loss."""
+        if loss is not self._last_loss:
+            raise UsageError(
+                "backward() goes back once, from the last loss: its activations are gone",
+                remedy="call the model and the loss again",
+            )
+        self.backward()
+
+    def zero_grad(self) -> None:
+        """Drop the gradients."""
+        self._cells.drop(self._gradients)
+        self._has_gradients = False
+
+    # -- the lower face ----------------------------------------------------------------------------
+
+    def forward(self, *batch: Any, **named: Any) -> tuple[LayerTime, ...] | None:
+        """Queue the forward program; times of its operations while profiling."""
+        self._check_open()
+        tensors, cells = self._cells.tensors, self._cells
+        given = self._arranged(batch, named)
+        cells.drop(self._momentary)
+        for number, value in zip(self._batch, given, strict=True):
+            tensors[number] = value
+        if not self._losses:
+            self._before = [(number, tensors[number]) for number in self._buffers]
+        self.forwards += 1
+        for i in self._keys:
+            tensors[self._forward.inputs[i]] = self._key(self._forward.agent.ports[i])
+        times = self._run(self._forward)
+        self._has_forward, self._last_loss = True, None
+        return times
+
+    def _arranged(self, batch: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+        given = dict(zip(self.inputs, batch, strict=False)) | dict(named)
+        if len(batch) > len(self.inputs) or set(given) != set(self.inputs):
+            raise UsageError(
+                "a batch has one array for each input of the model",
+                expected=", ".join(self.inputs),
+                got=f"{len(batch)} by position; by name: {', '.join(named) or 'none'}",
+            )
+        # As tensors, so that forward and backward share one copy on the device.
+        return [
+            given[name]
+            if isinstance(given[name], Tensor)
+            else self.device.tensor(self._fitting(name, given[name]))
+            for name in self.inputs
+        ]
+
+    def _fitting(self, name: str, value: Any) -> Array:
+        number = self._cells.numbers[name]
+        port = self._forward.agent.ports[self._forward.inputs.index(number)]
+        array = np.asarray(value)
+        if array.shape != port.shape:
+            raise UsageError(
+                f"input {name!r} has another shape",
+                expected=port.type.text(),
+                got=str(list(array.shape)),
+                remedy="programs have fixed shapes: pad the batch, or compile for its size",
+            )
+        if array.dtype.kind == port.dtype.kind or (
+            array.dtype.kind == "f" and port.type.data_type.is_floating
+        ):
+            return array.astype(port.dtype, copy=False)
+        return array
+
+    def backward(self) -> tuple[LayerTime, ...] | None:
+        """Queue the backward program of the last loss; gradients are added to those there are."""
+        self._check_open()
+        loss = self._last_loss
+        if loss is None:
+            raise UsageError("there is no loss to go back from", remedy="judge(label) first")
+        tensors = self._cells.tensors
+        so_far = [tensors[n] for n in self._gradients] if self._has_gradients else None
+        times = self._run(self._backward)
+        if so_far is not None:
+            times = self._add(so_far, times)
+        self._cells.drop(self._passing)
+        self._losses.append(loss)
+        self._last_loss = None
+        self._has_forward, self._has_gradients = False, True
+        return times
+
+    def _add(
+        self, so_far: list[Any], times: tuple[LayerTime, ...] | None
+    ) -> tuple[LayerTime, ...] | None:
+        cells = self._cells
+        if self._accumulate is None:
+            program = compile_accumulation(self.programs, self.device.machine)
+            self._accumulate = Stitched(self._agent(program), cells)
+        for parameter, earlier in zip(self.programs.parameters, so_far, strict=True):
+            number = cells.numbers[parameter.gradient]
+            more = cells.numbers[f"more.{parameter.gradient}"]
+            cells.tensors[more], cells.tensors[number] = cells.tensors[number], earlier
+        more_times = self._run(self._accumulate)
+        cells.drop(n for n in self._accumulate.inputs if n not in self._gradients)
+        return None if times is None else (*times, *(more_times or ()))
+
+    def update(self) -> tuple[LayerTime, ...] | None:
+        """Run what is queued, check the losses, and update parameters and optimizer state.
+
+        Raises `TaskError` for a loss that is NaN or infinite, naming the step and the first
+        operator that made it; parameters and buffers are then as before the step.
+        """
+        self._check_open()
+        if not self._has_gradients:
+            raise UsageError("there are no gradients to step with", remedy="loss.backward() first")
+        self.device.flush()
+        self._check_losses()
+        self._cells.drop(self._momentary)
+        rate = self.optimizer.rate(self.steps)
+        if rate != self._rate:
+            self._cells.put(LEARNING_RATE, np.float32(rate))
+            self._rate = rate
+        times = self._run(self._update)
+        self.device.flush()
+        self._before, self._losses = [], []
+        self.steps += 1
+        return times
+
+    def _run(self, stitched: Stitched) -> tuple[LayerTime, ...] | None:
+        if self.profiling:
+            return profiled(self.device, stitched)
+        stitched()
+        return None
+
+    # -- when it goes wrong ------------------------------------------------------------------------
+
+    def _check_losses(self) -> None:
+        for loss in self._losses:
+            value = loss.item()
+            if not math.isfinite(value):
+                self._refuse(value)
+
+    def _refuse(self, value: float) -> None:
+        """The step has not happened: buffers as before it, gradients gone; then the error."""
+        for number, tensor in self._before:
+            self._cells.tensors[number] = tensor
+        culprit = self._culprit()
+        self.zero_grad()
+        self._cells.drop(self._momentary)
+        self._before, self._losses, self._has_forward = [], [], False
+        raise TaskError(
+            f"the loss of step {self.steps} is {value}",
+            where=culprit,
+            remedy="the weights are as before this step: lower the learning rate, clip gradients, "
+            "or look at the batch",
+        )
+
+    def _culprit(self) -> str:
+        """Who first made NaN or Inf, found by running forward and loss once more."""
+        cells = self._cells
+        for name in (*self.inputs, *(s.name for s in self.programs.forward.inputs), LABEL):
+            tensor = cells.get(name)
+            if tensor is not None and not is_finite(tensor.numpy()):
+                return f"{name!r} held NaN or Inf before the step"
+        with looking_for_culprit(self.device) as found:
+            self._forward()
+            self._loss()
+            self.device.flush()
+        for number, tensor in self._before:
+            cells.tensors[number] = tensor
+        return found[0] if found else "an earlier micro-batch of this step"
+
+    # -- life --------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("this training has stopped", remedy="start another instance")
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether training has stopped."""
+        return self._closed or self.device.is_closed
+
+    def close(self) -> None:
+        """Stop training and free its tensors; closing twice is allowed."""
+        if self._closed:
+            return
+        self._closed = True
+        if self.optimizer.bound_to is self:
+            self.optimizer.bind(None)
+        self._before, self._losses, self._last_loss = [], [], None
+        self._cells.drop(range(len(self._cells.tensors)))
+        if self._owns_device:
+            self.device.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,111 @@
+"""Profiling and diagnosis: what a program's operations took, and which one first made no number.
+
+Comes in: a device whose queue is empty, and a function that queues work. Goes out: figures. The
+work runs once, for real, one operation at a time. Must not know: losses, optimizers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from stitch.program import Array
+from stitch.runtime import Device, HookContext
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTime:
+    """How long one operation ran: its program, its first result's name, operator, user's line."""
+
+    program: str
+    name: str
+    op: str
+    location: str
+    seconds: float
+
+
+def profiled(device: Device, queue: Callable[[], object]) -> tuple[LayerTime, ...]:
+    """Run what is queued, then what `queue` queues, once; gives the time of every operation."""
+    device.flush()
+    times: list[LayerTime] = []
+    began: list[float] = []
+
+    def before(context: HookContext) -> None:
+        began.append(time.perf_counter())
+
+    def after(context: HookContext) -> None:
+        seconds = time.perf_counter() - began.pop()
+        operation = context.operation
+        assert operation is not None
+        name = first_result(context)
+        times.append(
+            LayerTime(context.program.name, name, operation.op, operation.location, seconds)
+        )
+
+    remove = device.hooks.register(before_operation=before, after_operation=after)
+    try:
+        queue()
+        device.flush()
+    finally:
+        remove()
+    return tuple(times)
+
+
+def first_result(context: HookContext) -> str:
+    """The name of an operation's first result."""
+    operation = context.operation
+    assert operation is not None
+    return context.program.values[next(v for v in operation.outputs if v >= 0)].name
+
+
+@contextmanager
+def looking_for_culprit(device: Device) -> Iterator[list[str]]:
+    """Within the block, the first operation that makes NaN or Inf of finite operands is noted."""
+    found: list[str] = []
+
+    def after(context: HookContext) -> None:
+        operation = context.operation
+        if found or operation is None or all(map(is_finite, context.outputs)):
+            return
+        if all(array is None or is_finite(array) for array in context.inputs):
+            place = f" at {operation.location}" if operation.location else ""
+            result = first_result(context)
+            program = context.program.name
+            found.append(f"{operation.op} -> {result!r} of {program!r}{place}")
+
+    remove = device.hooks.register(after_operation=after)
+    try:
+        yield found
+        device.flush()
+    finally:
+        remove()
+
+
+def is_finite(array: Array) -> bool:
+    """Whether there is no NaN and no Inf in an array."""
+    return array.dtype.kind in "iub" or bool(np.isfinite(array.astype(np.float64)).all())
+
+
+@contextmanager
+def capturing(device: Device, name: str) -> Iterator[list[Array]]:
+    """Within the block, the value of this name is copied out of the program that makes it."""
+    found: list[Array] = []
+
+    def after(context: HookContext) -> None:
+        operation = context.operation
+        assert operation is not None
+        present = [v for v in operation.outputs if v >= 0]
+        for value, array in zip(present, context.outputs, strict=True):
+            if context.program.values[value].name == name and not found:
+                found.append(array.copy())
+
+    remove = device.hooks.register(after_operation=after)
+    try:
+        yield found
+        device.flush()
+    finally:
+        remove()

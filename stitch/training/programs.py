@@ -1,0 +1,284 @@
+"""The programs of training: forward, loss, backward and update, each compiled on its own.
+
+Comes in: a trainable graph, a loss, an optimizer, a machine. Goes out: four programs that are
+stitched by the names of their slots: slots of one name are one tensor, in one space and layout,
+wherever they turn up. So saved activations, gradients and weights stay where they are. Must not
+know: devices, files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from stitch.compiler import (
+    CompileOptions,
+    CompileWarning,
+    Differentiated,
+    Recompute,
+    compile_graph,
+    differentiate,
+)
+from stitch.errors import CompileError, UsageError
+from stitch.graph import ComputationGraph, ComputationGraphBuilder, Wish
+from stitch.machine import Machine
+from stitch.program import DataType, InputKind, Program, Role, Space, ValueType
+from stitch.training.losses import Loss
+from stitch.training.optimizers import Optimizer
+from stitch.training.splice import in_precision, splice
+from stitch.training.trainable import Trainable
+from stitch.training.update_graph import (
+    GRADIENT_NORM,
+    LEARNING_RATE,
+    STEP,
+    Parameter,
+    accumulation_graph,
+    update_graph,
+)
+
+LABEL, LOSS = "label", "loss"
+#: Names that training itself gives to tensors.
+RESERVED = (LABEL, LOSS, LEARNING_RATE, STEP, GRADIENT_NORM)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOptions:
+    """How a model is trained, apart from its loss and its optimizer.
+
+    `recompute`: what backward computes again (`none`, `cheap`, `all`). `accumulation_steps`:
+    micro-batches whose gradients one update takes; a mean loss counts each by its share.
+    `clip_grad_norm`: the most that the norm of all gradients may be. `precision`: the type that
+    programs compute in; other than float32, weights have float32 masters. `spaces`: where tensors
+    between the programs lie, by name, if not in DRAM. Raises `UsageError`.
+    """
+
+    recompute: Recompute = "none"
+    accumulation_steps: int = 1
+    clip_grad_norm: float | None = None
+    precision: DataType = DataType.FLOAT32
+    spaces: Mapping[str, Space] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        if self.recompute not in ("none", "cheap", "all"):
+            raise UsageError("recompute is none, cheap or all", got=repr(self.recompute))
+        if self.accumulation_steps < 1:
+            raise UsageError("an update takes at least one micro-batch",
+                             got=f"accumulation_steps={self.accumulation_steps}")  # fmt: skip
+        if self.clip_grad_norm is not None and not self.clip_grad_norm > 0:
+            raise UsageError("gradients are clipped to a norm above 0",
+                             got=f"clip_grad_norm={self.clip_grad_norm}")  # fmt: skip
+        if not self.precision.is_floating or self.precision.is_block or self.precision.is_narrow:
+            raise UsageError("programs compute in a floating type", got=self.precision.value)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingGraphs:
+    """The graphs of the four programs, and what belongs together in them."""
+
+    forward: ComputationGraph
+    loss: ComputationGraph
+    backward: ComputationGraph
+    update: ComputationGraph
+    parameters: tuple[Parameter, ...]
+    saved: tuple[str, ...]
+
+    @property
+    def in_order(self) -> tuple[tuple[Role, ComputationGraph], ...]:
+        """The graphs in the order in which a step runs them."""
+        return (
+            (Role.FORWARD, self.forward), (Role.LOSS, self.loss),
+            (Role.BACKWARD, self.backward), (Role.UPDATE, self.update),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPrograms:
+    """The four programs, in the order in which a step runs them.
+
+    `loss` takes the prediction and the label and gives the loss and the prediction's gradient.
+    """
+
+    forward: Program
+    loss: Program
+    backward: Program
+    update: Program
+    parameters: tuple[Parameter, ...]
+    warnings: tuple[CompileWarning, ...] = ()
+
+    @staticmethod
+    def of(programs: tuple[Program, ...]) -> TrainingPrograms:
+        """The programs of a binary that `in_order` filled; raises `UsageError` for others."""
+        if [program.role for program in programs] != list(Role):
+            raise UsageError(
+                "these are not the four programs of a training",
+                expected=", ".join(role.value for role in Role),
+                got=", ".join(f"{p.name} ({p.role.value})" for p in programs),
+            )
+        forward, loss, backward, update = programs
+        parameters = tuple(
+            Parameter(slot.name, forward.values[slot.value].type, f"{slot.name}.grad")
+            for slot in forward.inputs
+            if slot.kind is InputKind.PARAMETER
+        )
+        return TrainingPrograms(forward, loss, backward, update, parameters)
+
+    @property
+    def in_order(self) -> tuple[Program, Program, Program, Program]:
+        """The programs as a binary holds them."""
+        return (self.forward, self.loss, self.backward, self.update)
+
+    @property
+    def prediction(self) -> str:
+        """The name of the output that the loss judges."""
+        return self.loss.inputs[0].name
+
+    @property
+    def prediction_type(self) -> ValueType:
+        """Its shape and type."""
+        return self.loss.values[self.loss.inputs[0].value].type
+
+    @property
+    def buffers(self) -> tuple[str, ...]:
+        """STATE inputs of forward, whose next values are its outputs of the same names."""
+        return tuple(s.name for s in self.forward.inputs if s.kind is InputKind.STATE)
+
+
+def training_graphs(
+    model: Trainable, loss: Loss, optimizer: Optimizer, options: TrainingOptions
+) -> TrainingGraphs:
+    """The graphs of forward, loss, backward and update.
+
+    Raises `CompileError` naming every operator on the way that has no gradient.
+    """
+    graph = model.graph
+    if options.precision is not DataType.FLOAT32:
+        graph = in_precision(graph, options.precision)
+    prediction = _prediction(graph)
+    _check_names(graph)
+    wanted = [slot.name for slot in graph.inputs if slot.kind is InputKind.PARAMETER]
+    made = differentiate(graph, wanted, outputs=[prediction], recompute=options.recompute)
+    types = {slot.name: graph.input_type(i) for i, slot in enumerate(graph.inputs)}
+    parameters = tuple(Parameter(name, types[name], grad) for name, grad in made.gradients)
+    kinds = {slot.name: graph.output_type(i) for i, slot in enumerate(graph.outputs)}
+    judged = _loss_graph(loss, made, kinds[prediction], options)
+    update = update_graph(
+        f"{graph.name}_update", parameters, optimizer, clip_grad_norm=options.clip_grad_norm
+    )
+    return TrainingGraphs(made.forward, judged, made.backward, update, parameters, made.saved)
+
+
+def _prediction(graph: ComputationGraph) -> str:
+    state = {slot.name for slot in graph.inputs if slot.kind is InputKind.STATE}
+    for i, slot in enumerate(graph.outputs):
+        if slot.name not in state and graph.output_type(i).data_type.is_floating:
+            return slot.name
+    raise CompileError(f"graph {graph.name!r} has no floating output for a loss to judge")
+
+
+def _check_names(graph: ComputationGraph) -> None:
+    names = {slot.name for slot in graph.inputs} | {slot.name for slot in graph.outputs}
+    if names.intersection(RESERVED):
+        raise CompileError(
+            f"graph {graph.name!r} uses names that training gives itself",
+            got=", ".join(sorted(names.intersection(RESERVED))),
+            remedy="rename these inputs and outputs",
+        )
+
+
+def _loss_graph(
+    loss: Loss, made: Differentiated, pred: ValueType, options: TrainingOptions
+) -> ComputationGraph:
+    """The loss and, from its own backward graph, the gradient of the prediction: one graph."""
+    ((output, seed),) = made.seeds
+    judged = differentiate(loss.graph(pred, output), [output], outputs=[LOSS])
+    b = ComputationGraphBuilder(f"{made.forward.name}_loss")
+    given = {
+        slot.name: b.input(slot.name, kind.shape, kind.data_type)
+        for i, slot in enumerate(judged.forward.inputs)
+        for kind in (judged.forward.input_type(i),)
+    }
+    results = splice(b, judged.forward, given)
+    share = 1.0 / options.accumulation_steps if loss.reduction == "mean" else 1.0
+    ((_, back),) = judged.seeds
+    known = {**given, **results, back: b.constant(DataType.FLOAT32.dtype.type(share))}
+    wanted = [slot.name for slot in judged.backward.inputs]
+    gradients = splice(b, judged.backward, {name: known[name] for name in wanted})
+    b.output(LOSS, results[LOSS])
+    b.output(seed, gradients[f"{output}.grad"])
+    return b.build()
+
+
+def compile_training(
+    graphs: TrainingGraphs, machine: Machine, spaces: Mapping[str, Space] | None = None
+) -> TrainingPrograms:
+    """The four programs on a machine; slots of one name lie in one space.
+
+    `spaces` says which tensors lie elsewhere than in DRAM. Raises what compiling a graph raises.
+    """
+    made: list[Program] = []
+    warnings: list[CompileWarning] = []
+    for role, graph in graphs.in_order:
+        wishes = tuple(_wishes(graph, machine, spaces or {}))
+        compiled = compile_graph(graph, machine, CompileOptions(wishes=wishes, role=role))
+        made.append(compiled.program)
+        warnings += compiled.warnings
+    forward, loss, backward, update = made
+    return TrainingPrograms(forward, loss, backward, update, graphs.parameters, tuple(warnings))
+
+
+def compile_accumulation(programs: TrainingPrograms, machine: Machine) -> Program:
+    """The program that adds another micro-batch's gradients to those so far."""
+    graph = accumulation_graph(f"{programs.backward.name}_sum", programs.parameters)
+    found = {
+        slot.name: programs.backward.output_desc(i).layout.space
+        for i, slot in enumerate(programs.backward.outputs)
+    }
+    wishes = tuple(_wishes(graph, machine, found))
+    options = CompileOptions(wishes=wishes, role=Role.BACKWARD)
+    return compile_graph(graph, machine, options).program
+
+
+def home_space(machine: Machine) -> Space:
+    """Where tensors between programs lie unless somebody says otherwise."""
+    return Space.HOST if machine.shape.dram is None else Space.DRAM
+
+
+def _wishes(graph: ComputationGraph, machine: Machine, spaces: Mapping[str, Space]) -> list[Wish]:
+    asked = {(w.side, graph.slot_index(w)) for w in graph.wishes if w.field != "alias"}
+    home = home_space(machine)
+    wishes = [
+        Wish("input", i, "space", spaces.get(slot.name, home))
+        for i, slot in enumerate(graph.inputs)
+        if ("input", i) not in asked
+    ]
+    return wishes + [
+        Wish("output", i, "space", spaces.get(slot.name, home))
+        for i, slot in enumerate(graph.outputs)
+        if ("output", i) not in asked
+    ]
+
+
+def training_config(loss: Loss, optimizer: Optimizer, options: TrainingOptions) -> dict[str, Any]:
+    """How a model is trained, as plain data; `options_from_config` reads the options back."""
+    return {
+        "loss": loss.config(),
+        "optimizer": optimizer.config(),
+        "recompute": options.recompute,
+        "accumulation_steps": options.accumulation_steps,
+        "clip_grad_norm": options.clip_grad_norm,
+        "precision": options.precision.value,
+        "spaces": {name: space.value for name, space in options.spaces.items()},
+    }
+
+
+def options_from_config(config: Mapping[str, Any]) -> TrainingOptions:
+    """The options in what `training_config` gave; raises `UsageError`, `KeyError`, `ValueError`."""
+    return TrainingOptions(
+        config["recompute"],
+        config["accumulation_steps"],
+        config["clip_grad_norm"],
+        DataType(config["precision"]),
+        MappingProxyType({name: Space(space) for name, space in config["spaces"].items()}),
+    )

@@ -1,0 +1,137 @@
+"""Schedules: the learning rate of each step, as a factor on the optimizer's own.
+
+Comes in: the number of optimizer steps taken so far, from 0. Goes out: a learning rate. The rate is
+an input of the update program, so no schedule needs another compilation. Must not know: optimizers.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+from stitch.errors import UsageError
+
+
+class Schedule(ABC):
+    """A learning rate by step."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def rate(self, base: float, step: int) -> float:
+        """The rate of step `step` (from 0) where the optimizer's is `base`."""
+
+    def config(self) -> dict[str, Any]:
+        """What `schedule_from_config` makes this schedule of again."""
+        return {"schedule": self.name, **asdict(self)}  # type: ignore[call-overload]  # subclasses are dataclasses
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantLR(Schedule):
+    """The same rate for ever.
+
+    >>> ConstantLR().rate(0.5, 1000)
+    0.5
+    """
+
+    name: ClassVar[str] = "constant"
+
+    def rate(self, base: float, step: int) -> float:
+        return base
+
+
+@dataclass(frozen=True, slots=True)
+class StepLR(Schedule):
+    """Times `gamma` after every `step_size` steps (`torch.optim.lr_scheduler.StepLR`).
+
+    >>> [StepLR(2).rate(1.0, step) for step in range(5)]
+    [1.0, 1.0, 0.1, 0.1, 0.010000000000000002]
+    """
+
+    step_size: int
+    gamma: float = 0.1
+    name: ClassVar[str] = "step"
+
+    def __post_init__(self) -> None:
+        if self.step_size < 1:
+            raise UsageError("a step schedule needs a step size of at least 1",
+                             got=str(self.step_size))  # fmt: skip
+
+    def rate(self, base: float, step: int) -> float:
+        return base * self.gamma ** (step // self.step_size)
+
+
+@dataclass(frozen=True, slots=True)
+class CosineAnnealingLR(Schedule):
+    """Half a cosine from the rate down to `eta_min` at step `T_max`, and constant after it.
+
+    >>> CosineAnnealingLR(10).rate(1.0, 0), round(CosineAnnealingLR(10).rate(1.0, 5), 6)
+    (1.0, 0.5)
+    """
+
+    T_max: int
+    eta_min: float = 0.0
+    name: ClassVar[str] = "cosine"
+
+    def __post_init__(self) -> None:
+        if self.T_max < 1:
+            raise UsageError("a cosine schedule ends after at least 1 step", got=str(self.T_max))
+
+    def rate(self, base: float, step: int) -> float:
+        share = min(step, self.T_max) / self.T_max
+        return self.eta_min + (base - self.eta_min) * (1 + math.cos(math.pi * share)) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupLR(Schedule):
+    """Rises in equal parts over `warmup_steps` steps, then follows another schedule from its start.
+
+    >>> [WarmupLR(4).rate(1.0, step) for step in (0, 1, 3, 9)]
+    [0.25, 0.5, 1.0, 1.0]
+    """
+
+    warmup_steps: int
+    then: Schedule = ConstantLR()
+    name: ClassVar[str] = "warmup"
+
+    def __post_init__(self) -> None:
+        if self.warmup_steps < 1:
+            raise UsageError("a warm-up takes at least 1 step", got=str(self.warmup_steps))
+
+    def rate(self, base: float, step: int) -> float:
+        if step < self.warmup_steps:
+            return base * (step + 1) / self.warmup_steps
+        return self.then.rate(base, step - self.warmup_steps)
+
+    def config(self) -> dict[str, Any]:
+        return {"schedule": self.name, "warmup_steps": self.warmup_steps,
+                "then": self.then.config()}  # fmt: skip
+
+
+_BY_NAME: dict[str, type[Schedule]] = {
+    kind.name: kind for kind in (ConstantLR, StepLR, CosineAnnealingLR, WarmupLR)
+}
+
+
+def schedule_from_config(config: Schedule | str | dict[str, Any] | None) -> Schedule:
+    """A schedule by name or by what `Schedule.config` gave; raises `UsageError`.
+
+    >>> schedule_from_config({"schedule": "warmup", "warmup_steps": 2, "then": "constant"})
+    WarmupLR(warmup_steps=2, then=ConstantLR())
+    """
+    if config is None:
+        return ConstantLR()
+    if isinstance(config, Schedule):
+        return config
+    given: dict[str, Any] = {"schedule": config} if isinstance(config, str) else dict(config)
+    kind = _BY_NAME.get(given.pop("schedule", ""))
+    if kind is None:
+        raise UsageError("no such schedule", expected=", ".join(_BY_NAME), got=repr(config))
+    if "then" in given:
+        given["then"] = schedule_from_config(given["then"])
+    try:
+        return kind(**given)
+    except TypeError as error:
+        raise UsageError(f"schedule {kind.name!r}: {error}", got=repr(config)) from error

@@ -1,0 +1,81 @@
+"""Splicing: a graph written down once more inside another builder, and graphs in another precision.
+
+Comes in: a finished graph, and what its inputs stand for. Goes out: the tensors of its outputs.
+Must not know: losses, optimizers, machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
+from stitch.ops import onnx_code
+from stitch.program import ABSENT, Array, DataType, Operation
+
+#: Attributes that hold ONNX's number of a data type.
+_TYPE_ATTRIBUTES = ("to", "dtype")
+
+
+def splice(
+    builder: ComputationGraphBuilder,
+    graph: ComputationGraph,
+    inputs: Mapping[str, SymbolicTensor],
+    cast: tuple[DataType, DataType] | None = None,
+) -> dict[str, SymbolicTensor]:
+    """Write a graph's operations into a builder; gives its outputs by name.
+
+    `inputs` holds a tensor of the builder for every input. `cast` puts the second data type in
+    place of the first, in constants and in attributes. Raises `CompileError` where types disagree.
+    """
+    values = {slot.value: inputs[slot.name] for slot in graph.inputs}
+    for constant in graph.constants:
+        name, data = graph.values[constant.value].name, _converted(constant.data, cast)
+        made = builder.parameter(name, data) if data.size > 1 else builder.constant(data)
+        values[constant.value] = made
+    for operation in graph.operations:
+        present = [v for v in operation.outputs if v != ABSENT]
+        names = [graph.values[v].name for v in present]
+        with builder.at(operation.location):
+            results = builder.apply(
+                operation.op,
+                [None if v == ABSENT else values[v] for v in operation.inputs],
+                names,
+                _retyped(operation, cast).attributes,
+                operation.domain,
+            )
+        values.update(zip(present, results, strict=True))
+    return {slot.name: values[slot.value] for slot in graph.outputs}
+
+
+def in_precision(graph: ComputationGraph, data_type: DataType) -> ComputationGraph:
+    """The graph with another floating type in place of float32 throughout; wishes stay.
+
+    Raises `CompileError` where an operator does not take the type.
+    """
+    cast = (DataType.FLOAT32, data_type)
+    builder = ComputationGraphBuilder(graph.name)
+    inputs = {}
+    for i, slot in enumerate(graph.inputs):
+        kind = graph.input_type(i)
+        chosen = data_type if kind.data_type is cast[0] else kind.data_type
+        inputs[slot.name] = builder.input(slot.name, kind.shape, chosen, slot.kind, slot.ownership)
+    made = splice(builder, graph, inputs, cast)
+    for output in graph.outputs:
+        builder.output(output.name, made[output.name], aliases_input=output.aliases_input)
+    builder.wish(*graph.wishes)
+    return builder.build()
+
+
+def _converted(data: Array, cast: tuple[DataType, DataType] | None) -> Array:
+    if cast is None or data.dtype != cast[0].dtype:
+        return data
+    return data.astype(cast[1].dtype)
+
+
+def _retyped(operation: Operation, cast: tuple[DataType, DataType] | None) -> Operation:
+    if cast is None:
+        return operation
+    before, after = onnx_code(cast[0]), onnx_code(cast[1])
+    changed = {name: after for name in _TYPE_ATTRIBUTES if operation.attributes.get(name) == before}
+    return replace(operation, attributes={**operation.attributes, **changed})

@@ -1,0 +1,157 @@
+"""Reading and writing any tensor of a training: parameters, gradients, activations, states.
+
+Comes in: names, as slots have them: `fc.weight`, `fc.weight.grad`, `fc.weight.exp_avg`, or the
+name of a value in the forward graph. Goes out: arrays. Must not know: losses, schedules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from stitch.errors import UsageError
+from stitch.graph.wish import closest
+from stitch.program import Array, InputKind
+from stitch.runtime import Device
+from stitch.training.profiling import capturing
+from stitch.training.programs import TrainingPrograms
+from stitch.training.stitching import Cells, Stitched
+from stitch.training.update_graph import LEARNING_RATE, MASTER
+
+#: What mixes seeds and numbers of forward passes into keys (SplitMix64).
+_GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_WORD = (1 << 64) - 1
+
+
+class TrainingTensors:
+    """The part of a training instance that looks after single tensors."""
+
+    programs: TrainingPrograms
+    device: Device
+    seed: int
+    steps: int
+    forwards: int
+    _cells: Cells
+    _forward: Stitched
+    _has_forward: bool
+    _before: list[tuple[int, Any]]
+    _rate: float | None
+
+    @property
+    def tensor_names(self) -> tuple[str, ...]:
+        """The names of the tensors that there are just now, without activations inside forward."""
+        return tuple(name for name in self._cells.numbers if self._cells.get(name) is not None)
+
+    def get_tensor(self, name: str) -> Array:
+        """The elements of a parameter, gradient, activation, buffer or optimizer state.
+
+        Activations: from forward to backward; one that no program hands out is made once more,
+        from the same batch. Raises `UsageError` for unknown names and tensors that are gone.
+        """
+        self.device.check_open()
+        found = self._cells.get(name)
+        if found is not None:
+            return found.numpy()
+        inside = {v.name for v in self.programs.forward.values}
+        if name in inside and self._has_forward:
+            return self._made_again(name)
+        if name in inside or name in self._cells.numbers:
+            raise UsageError(
+                f"tensor {name!r} is not there just now",
+                where=f"after {self.forwards} forward passes and {self.steps} steps",
+                remedy="activations live from forward to backward, gradients from backward to "
+                "zero_grad",
+            )
+        known = (*self._cells.numbers, *inside)
+        raise UsageError(f"training has no tensor {name!r}", remedy=closest(name, known) or None)
+
+    def _made_again(self, name: str) -> Array:
+        """An activation that lives in the scratch: forward runs again, its results are dropped."""
+        cells, outputs = self._cells, self._forward.outputs
+        kept = [(number, cells.tensors[number]) for number in outputs]
+        self.device.flush()
+        with capturing(self.device, name) as found:
+            for number, tensor in self._before:
+                cells.tensors[number] = tensor
+            self._forward()
+            self.device.flush()
+        for number, tensor in kept:
+            cells.tensors[number] = tensor
+        if not found:
+            raise UsageError(f"{name!r} is no result of an operation of the forward program")
+        return found[0]
+
+    def set_tensor(self, name: str, array: Any) -> None:
+        """Overwrite a tensor's elements between programs; raises `UsageError`, `LinkError`.
+
+        A parameter's float32 master is overwritten with it.
+        """
+        self.device.check_open()
+        self._cells.put(name, array)
+        master = f"{name}.{MASTER}"
+        if master in self._cells.numbers:
+            self._cells.put(master, np.asarray(array).astype(np.float32))
+
+    # -- checkpoints -------------------------------------------------------------------------------
+
+    @property
+    def _kept_names(self) -> tuple[str, ...]:
+        slots = (*self.programs.forward.inputs, *self.programs.update.inputs)
+        kinds = (InputKind.PARAMETER, InputKind.STATE)
+        names = dict.fromkeys(slot.name for slot in slots if slot.kind in kinds)
+        return tuple(name for name in names if name != LEARNING_RATE)
+
+    def parameters(self) -> dict[str, Array]:
+        """The weights by name: float32 masters where programs compute in another type."""
+        have = self._cells.numbers
+        return {
+            p.name: self.get_tensor(p.beside(MASTER) if p.beside(MASTER) in have else p.name)
+            for p in self.programs.parameters
+        }
+
+    def state_dict(self) -> dict[str, Array]:
+        """Everything that the next step depends on, by name: for checkpoints.
+
+        Parameters, buffers, optimizer state, and under `training.…` the counts and the seed.
+        """
+        made = {name: self.get_tensor(name) for name in self._kept_names}
+        counts = {"steps": self.steps, "forwards": self.forwards, "seed": self.seed}
+        return made | {f"training.{k}": np.asarray(v, np.int64) for k, v in counts.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave; nothing changes unless all of it fits.
+
+        Raises `UsageError` listing what is missing, unknown, or of another shape or type.
+        """
+        counts = ("steps", "forwards", "seed")
+        wanted = {*self._kept_names, *(f"training.{name}" for name in counts)}
+        problems = [f"{name} is missing" for name in sorted(wanted - state.keys())]
+        problems += [f"{name} is unknown" for name in sorted(state.keys() - wanted)]
+        cells = self._cells
+        for name in self._kept_names:
+            desc = cells.descs[cells.numbers[name]]
+            found = np.asarray(state.get(name, np.zeros(desc.shape, desc.layout.data_type.dtype)))
+            if found.shape != desc.shape or found.dtype != desc.layout.data_type.dtype:
+                problems.append(
+                    f"{name} is {found.dtype}{list(found.shape)}, expected {desc.text()}"
+                )
+        if problems:
+            raise UsageError(
+                "this is the state of another training: " + "; ".join(problems[:8]),
+                remedy="load what state_dict() of the same model and optimizer gave",
+            )
+        for name in self._kept_names:
+            cells.put(name, np.asarray(state[name]))
+        self.steps, self.forwards, self.seed = (int(state[f"training.{k}"]) for k in counts)
+
+    def _key(self, port: Any) -> Array:
+        """The key of this forward pass: the seed and its number, mixed."""
+        z = (self.seed + self.forwards * _GOLDEN) & _WORD
+        z = ((z ^ (z >> 30)) * _FIRST) & _WORD
+        z = ((z ^ (z >> 27)) * _SECOND) & _WORD
+        bits = (z ^ (z >> 31)) >> 2
+        limit = port.type.data_type.limits[1]
+        made: Array = np.full(port.shape, bits % limit, port.dtype)
+        return made

@@ -1,0 +1,133 @@
+"""`Trainable`: a graph whose weights are inputs, and the values that they start with.
+
+Comes in: any computation graph; front ends leave weights as constants. Goes out: the same graph
+with trainable constants as PARAMETER inputs. Must not know: machines, devices, front ends.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import numpy as np
+
+from stitch.errors import CompileError, UsageError
+from stitch.graph import ComputationGraph
+from stitch.program import Array, InputKind, InputSlot
+
+#: Operands that gradients never reach: they are statistics that the forward pass itself keeps.
+_STATISTICS = {("", "BatchNormalization"): (3, 4)}
+#: What a builder calls constants that nobody named.
+_UNNAMED = re.compile(r"constant(_[0-9]+)?")
+_KEPT_KINDS = (InputKind.PARAMETER, InputKind.STATE)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trainable:
+    """A graph whose PARAMETER inputs are trained and whose STATE inputs are buffers.
+
+    `values` holds the initial value of each, by the name of its input. An output named like a STATE
+    input is its next value. Raises `UsageError` for values that are missing or do not fit.
+    """
+
+    graph: ComputationGraph
+    values: Mapping[str, Array]
+
+    def __post_init__(self) -> None:
+        problems = []
+        for i, slot in enumerate(self.graph.inputs):
+            if slot.kind not in _KEPT_KINDS:
+                continue
+            kind, found = self.graph.input_type(i), self.values.get(slot.name)
+            if found is None:
+                problems.append(f"{slot.name} ({kind.text()}) has no initial value")
+            elif np.shape(found) != kind.shape:
+                problems.append(f"{slot.name} is {kind.text()}, its value {list(np.shape(found))}")
+        if problems:
+            raise UsageError(
+                f"graph {self.graph.name!r} cannot start training: " + "; ".join(problems),
+                remedy="give initial values by name: weights={'w': array}",
+            )
+        object.__setattr__(self, "values", MappingProxyType(dict(self.values)))
+
+    def names(self, kind: InputKind) -> tuple[str, ...]:
+        """The names of the inputs of one kind."""
+        return tuple(slot.name for slot in self.graph.inputs if slot.kind is kind)
+
+
+def as_trainable(
+    graph: ComputationGraph,
+    weights: Mapping[str, Array] | None = None,
+    trainable: Iterable[str] | None = None,
+) -> Trainable:
+    """The trainable form of a graph; its own is kept where it has PARAMETER inputs already.
+
+    `trainable` names the constants (or parameters) to train; by default all floating constants that
+    have a name and an axis, except statistics. `weights` replaces initial values, and gives those
+    of inputs. Raises `UsageError` for unknown names and values that do not fit.
+    """
+    given = dict(weights or {})
+    have = {slot.name for slot in graph.inputs if slot.kind is InputKind.PARAMETER}
+    wanted = None if trainable is None else set(trainable)
+    if wanted is not None or not have:
+        graph, promoted = _promoted(graph, wanted)
+        given = {**promoted, **given}
+    if wanted is not None and have - wanted:
+        graph = _demoted(graph, have - wanted)
+    known = {slot.name for slot in graph.inputs if slot.kind in _KEPT_KINDS}
+    unknown = sorted(given.keys() - known)
+    if unknown:
+        raise UsageError(
+            f"graph {graph.name!r} has no parameter or state {', '.join(map(repr, unknown))}",
+            expected=", ".join(sorted(known)) or "none",
+        )
+    if not any(slot.kind is InputKind.PARAMETER for slot in graph.inputs):
+        raise CompileError(
+            f"graph {graph.name!r} has nothing to train",
+            remedy="give inputs kind=parameter, name floating constants, or pass trainable=[...]",
+        )
+    return Trainable(graph, {name: np.asarray(value) for name, value in given.items()})
+
+
+def _promoted(
+    graph: ComputationGraph, wanted: set[str] | None
+) -> tuple[ComputationGraph, dict[str, Array]]:
+    """Constants as PARAMETER inputs, with their data."""
+    fixed = {
+        operation.inputs[position]
+        for operation in graph.operations
+        for position in _STATISTICS.get((operation.domain, operation.op), ())
+    }
+    taken = {slot.name for slot in graph.inputs}
+    slots, values = [], {}
+    for constant in graph.constants:
+        value = graph.values[constant.value]
+        if wanted is not None:
+            chosen = value.name in wanted
+        else:
+            chosen = bool(value.type.shape) and _UNNAMED.fullmatch(value.name) is None
+            chosen = chosen and constant.value not in fixed
+        if chosen and value.type.data_type.is_floating and value.name not in taken:
+            slots.append(InputSlot(value.name, constant.value, InputKind.PARAMETER))
+            values[value.name] = constant.data
+    missing = (wanted or set()) - taken - values.keys()
+    if missing:
+        listed = ", ".join(graph.values[c.value].name for c in graph.constants)
+        raise UsageError(
+            f"graph {graph.name!r} has no floating constant {', '.join(sorted(missing))} to train",
+            expected=listed or "none",
+        )
+    moved = {slot.value for slot in slots}
+    constants = tuple(c for c in graph.constants if c.value not in moved)
+    return replace(graph, inputs=(*graph.inputs, *slots), constants=constants), values
+
+
+def _demoted(graph: ComputationGraph, frozen: set[str]) -> ComputationGraph:
+    """Parameters that are not trained become state without a next value."""
+    slots = tuple(
+        replace(slot, kind=InputKind.STATE) if slot.name in frozen else slot
+        for slot in graph.inputs
+    )
+    return replace(graph, inputs=slots)
