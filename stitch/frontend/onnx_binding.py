@@ -7,13 +7,14 @@ know: what the graph computes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from stitch.errors import CompileError, StitchError
+from stitch.errors import CompileError, FormatError, StitchError
 from stitch.frontend.onnx_tensors import element_type
 from stitch.graph.wish import Wish, closest, wishes_of
 from stitch.program import Array, DataType, TensorDesc, ValueType
@@ -54,13 +55,17 @@ def bind_inputs(
 ) -> tuple[BoundInput, ...]:
     """The graph's inputs in order; those with an initializer only where an example names them.
 
-    Symbolic dimensions of one name take one size. Raises `CompileError`.
+    Symbolic dimensions of one name take one size. Raises `CompileError`, and `FormatError` for two
+    inputs of one name.
     """
     defaults = {tensor.name for tensor in graph.initializer}
     defaults |= {tensor.values.name for tensor in graph.sparse_initializer}
     named = set(examples) if isinstance(examples, Mapping) else set()
     wanted = [i for i in graph.input if i.name not in defaults or i.name in (named | set(shapes))]
     names = [info.name for info in wanted]
+    twice = sorted(name for name, times in Counter(names).items() if times > 1)
+    if twice:
+        raise FormatError(f"two inputs are called {twice[0]!r}", where=title)
     _check_names(names, named | set(shapes), title)
     given = dict(examples) if isinstance(examples, Mapping) else _by_position(
         names, examples, title

@@ -6,6 +6,7 @@ an operator that is not here. Must not know: scopes, files.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -36,11 +37,19 @@ def _feature_extractor(builder: ComputationGraphBuilder, call: NodeCall) -> Symb
 
 def _binarizer(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
     """1 where a number is above the threshold, else 0, in its own type."""
-    data = _operand(call, 0)
-    threshold = call.attributes.get("threshold", 0.0)
-    limit = builder.constant(np.asarray(threshold, np.float64).astype(data.data_type.dtype))
-    above = builder.op("Greater", data, limit)
-    return builder.op("Cast", above, to=ops.onnx_code(data.data_type))
+    data, threshold = _operand(call, 0), call.attributes.get("threshold", 0.0)
+    if not isinstance(threshold, float):
+        raise FormatError("the threshold of Binarizer is one number", where=call.where)
+    kind = data.data_type
+    op, limit = "Greater", threshold
+    if not kind.is_floating:
+        least, most = kind.limits
+        # Whole numbers are above a number where they are above what it rounds down to.
+        whole = math.floor(threshold) if math.isfinite(threshold) else most + 1
+        everything = threshold == -math.inf or whole < least
+        op, limit = ("GreaterOrEqual", least) if everything else ("Greater", min(whole, most))
+    above = builder.op(op, data, np.asarray(limit).astype(kind.dtype))
+    return builder.op("Cast", above, to=ops.onnx_code(kind))
 
 
 _Lowering = Callable[[ComputationGraphBuilder, NodeCall], SymbolicTensor]

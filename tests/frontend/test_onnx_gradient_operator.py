@@ -89,3 +89,16 @@ def test_numbers_are_made_binary() -> None:
     found = ours(proto, [np.array([0.5, 0.6, -1, np.nan], np.float32)])[0]
     assert found.dtype == np.float32
     assert found.tolist() == [0, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("threshold", "wanted"),
+    [(0.5, [0, 0, 1, 1]), (-0.5, [0, 1, 1, 1]), (-9e30, [1, 1, 1, 1]), (9e30, [0, 0, 0, 0])],
+)
+def test_whole_numbers_are_compared_with_the_threshold_itself(
+    threshold: float, wanted: list[int]
+) -> None:
+    nodes = [node("Binarizer", ["x"], ["y"], domain=ML, threshold=threshold)]
+    proto = model(nodes, [info("x", [4], INT64)], ["y"], domains={ML: 3})
+    limits = np.iinfo(np.int64)
+    assert ours(proto, [np.array([limits.min, 0, 1, limits.max])])[0].tolist() == wanted

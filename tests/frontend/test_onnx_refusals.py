@@ -143,6 +143,12 @@ def test_types_that_stitch_lacks_are_refused_by_name(code: int, name: str) -> No
         from_onnx(as_weight)
 
 
+def test_two_inputs_of_one_name_are_refused() -> None:
+    proto = model([node("Neg", ["x"], ["y"])], [info("x", [2]), info("x", [2, 3])], ["y"])
+    with pytest.raises(FormatError, match="two inputs are called 'x'"):
+        from_onnx(proto)
+
+
 def test_sequences_without_an_example_and_sparse_initializers_are_refused() -> None:
     sequence = helper.make_tensor_sequence_value_info("x", 1, [2])
     proto = model([node("Identity", ["x"], ["y"])], [sequence], ["y"])
