@@ -70,8 +70,12 @@ def _infer_quantize(context: InferenceContext) -> tuple[ValueType, ...]:
     if zero is not None:
         require_type(context, 2, QUANTIZED)
     precision = int_of(context.attributes, "precision")
-    if precision:
-        data_type_of_code(precision, context.op)
+    if precision and data_type_of_code(precision, context.op) not in REALS:
+        raise context.fail(
+            "the precision of QuantizeLinear is that of real numbers",
+            expected=" or ".join(sorted(t.value for t in REALS)),
+            got=data_type_of_code(precision, context.op).value,
+        )
     made = _output_type(context, DataType.UINT8 if zero is None else zero.data_type)
     if made not in QUANTIZED or (zero is not None and zero.data_type is not made):
         raise context.fail(
@@ -119,9 +123,15 @@ def _quantize(arguments: KernelArguments) -> Sequence[Thunk]:
     x, scale, zero = given(arguments, 0), given(arguments, 1), optional(arguments, 2)
     out, attributes = arguments.outputs[0], arguments.attributes
     made = DataType.from_dtype(out.dtype)
+    code = int_of(attributes, "precision")
+    exact = data_type_of_code(code).dtype if code else None
 
     def divided() -> Array:
-        return np.asarray(x / _spread(_wide(scale), x.shape, attributes))
+        steps = _spread(_wide(scale), x.shape, attributes)
+        if exact is None:
+            return np.asarray(x / steps)
+        # A division in a narrower type: what it gives is rounded to it.
+        return np.asarray(x.astype(exact) / steps.astype(exact)).astype(np.float32)
 
     def run() -> None:
         # A wide zero point would not fit beside rounded values in the type of the data.

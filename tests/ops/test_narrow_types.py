@@ -146,6 +146,28 @@ def test_quantizing_agrees_with_the_reference(kind: DataType, block: int) -> Non
     )
 
 
+@pytest.mark.parametrize("code", [TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16])
+def test_the_precision_of_the_division_may_be_given(code: int) -> None:
+    x = (np.random.default_rng(4).standard_normal((4, 500)) * 40).astype(np.float32)
+    scale = np.array(0.37, np.float32)
+    attributes = {"precision": code, "output_dtype": TensorProto.INT8}
+    wanted = reference("QuantizeLinear", [x, scale], **attributes)
+    (found,) = evaluate("QuantizeLinear", [x, scale], attributes=attributes)
+    np.testing.assert_array_equal(found, wanted)
+    with pytest.raises(CompileError, match="precision"):
+        infer_types(
+            "QuantizeLinear", [ValueType((2,), DataType.FLOAT32), ValueType((), DataType.FLOAT32)],
+            attributes={"precision": TensorProto.INT8},
+        )  # fmt: skip
+
+
+def test_a_zero_point_may_be_a_vector_of_one() -> None:
+    zero = np.ones(1, DataType.INT4.dtype)
+    x, scale = np.array([2, 4], np.float32), np.array(2, np.float32)
+    (made,) = evaluate("QuantizeLinear", [x, scale, zero])
+    assert made.astype(int).tolist() == [2, 3]
+
+
 def test_a_scale_may_be_a_power_of_two() -> None:
     x = np.array([[1, 2, 3, 4]], np.float32)
     scale = np.array([[0.5, 2]], np.float32).astype(E8M0.dtype)

@@ -152,6 +152,13 @@ def _max_unpool(writer: FormWriter, operation: Operation, _: Attributes) -> bool
     return False
 
 
+def _quantize(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
+    """Refuses a precision of the division: its kernel divides in the type of the scale."""
+    if attributes["precision"]:
+        raise CompileError("it does not divide in the precision that is asked for")
+    return False
+
+
 REWRITES: Mapping[tuple[str, str], Rewrite] = {
     ("", "Cast"): _cast,
     ("", "CastLike"): _cast,
@@ -166,6 +173,7 @@ REWRITES: Mapping[tuple[str, str], Rewrite] = {
     ("", "Min"): onnx_integers.extreme,
     ("", "Mod"): onnx_integers.modulo,
     ("", "Pow"): onnx_integers.power,
+    ("", "QuantizeLinear"): _quantize,
     ("", "Range"): _known_result,
     ("", "ReduceL1"): onnx_integers.rounded_reduction,
     ("", "ReduceL2"): onnx_integers.rounded_reduction,
