@@ -147,7 +147,7 @@ def _compiler(ledger: Ledger, settings: CompileSettings, role: str) -> Callable[
         static, visible = _of_trace(module, role)
         wanted = Settings(
             f"{role}_{next(_count)}", static, visible, settings.algorithm == "optimize",
-            Space.DRAM in ledger.device.machine.shape.spaces,
+            Space.DRAM in ledger.device.machine.shape.spaces, role == "inference",
         )  # fmt: skip
         if is_static(module.graph):
             # The modes that trace: constants of the graph are read here, and have data.

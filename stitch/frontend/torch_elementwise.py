@@ -77,6 +77,10 @@ def _add(call: Call, a: Value, b: Value, alpha: Number = 1) -> SymbolicTensor:
     return _binary("Add", call, a, _scaled(call, b, alpha))
 
 
+def _multiply_add(call: Call, a: Value, b: Value, c: Value) -> SymbolicTensor:
+    return _binary("Add", call, _binary("Mul", call, a, b), c)
+
+
 def _subtract(call: Call, a: Value, b: Value, alpha: Number = 1) -> SymbolicTensor:
     return _binary("Sub", call, a, _scaled(call, b, alpha))
 
@@ -237,6 +241,7 @@ LOWERINGS: dict[Any, Lowering] = {
     aten.masked_fill.Scalar: _masked_fill, aten.masked_fill.Tensor: _masked_fill,
     aten._to_copy.default: _cast, aten.to.dtype: _cast, aten.to.device: _cast,
     aten.to.other: _cast, aten.to.dtype_layout: _cast, aten.type_as.default: _cast,
+    torch.ops.prims.fma.default: _multiply_add,
     torch.ops.prims.convert_element_type.default: _to_data_type,
     aten.clone.default: _same, aten.contiguous.default: _same, aten.alias.default: _same,
     aten.detach.default: _same, aten.detach_.default: _same, aten.lift_fresh_copy.default: _same,

@@ -16,7 +16,7 @@ from stitch.frontend.torch_attention import attention
 from stitch.frontend.torch_call import Call, Lowering, Number
 from stitch.frontend.torch_pooling import spread
 from stitch.graph import SymbolicTensor
-from stitch.program import DataType
+from stitch.program import DataType, ValueType
 
 aten = torch.ops.aten
 Several = tuple[SymbolicTensor | None, ...]
@@ -136,6 +136,8 @@ def _layer_norm(
     epsilon: float = 1e-5,
     *_: Any,
 ) -> Several:
+    if any(t is not None and t.data_type is not x.data_type for t in (weight, bias)):
+        return _wide_layer_norm(call, x, normalized_shape, weight, bias, epsilon)
     scale = call.optional(weight, 1, normalized_shape)
     made = call.builder.apply(
         "LayerNormalization",
@@ -144,6 +146,22 @@ def _layer_norm(
         {"axis": -len(normalized_shape), "epsilon": float(epsilon)},
     )
     return made if len(made) == 3 else (made[0], None, None)
+
+
+def _wide_layer_norm(
+    call: Call,
+    x: SymbolicTensor,
+    normalized_shape: Sequence[int],
+    weight: SymbolicTensor | None,
+    bias: SymbolicTensor | None,
+    epsilon: float,
+) -> Several:
+    """Narrow elements with weights of float32, as autocast makes them: computed in float32."""
+    kinds = (ValueType(x.shape, DataType.FLOAT32), *call.results[1:])
+    wide = Call(call.builder, kinds, call.used)
+    scale, shift = (None if t is None else wide.cast(t) for t in (weight, bias))
+    result, *rest = _layer_norm(wide, wide.cast(x), normalized_shape, scale, shift, epsilon)
+    return None if result is None else call.cast(result), *rest
 
 
 def _group_norm(

@@ -7,9 +7,8 @@ Must not know: dynamo.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,6 +19,7 @@ from stitch.compiler import CompileOptions, compile_graph
 from stitch.errors import CompileError
 from stitch.frontend.torch_call import array_of, data_type_of
 from stitch.frontend.torch_ledger import ArgumentSlot, Ledger
+from stitch.frontend.torch_outputs import Result, axes_in_memory, shown, sorted_outputs
 from stitch.frontend.torch_random import KEY_LIMIT, KEY_NAME, give_key
 from stitch.frontend.torch_static import fuse_transposed_products
 from stitch.frontend.torch_walk import lower_graph
@@ -38,6 +38,7 @@ class Settings:
 
     `static`: positions of arguments that are the same storages at every call. `exact_outputs`: how
     many outputs the user sees, and so with the strides of eager torch. `optimize`: run the passes.
+    `shares_outputs`: outputs that are views of one value are to share its bytes.
     """
 
     name: str
@@ -45,42 +46,7 @@ class Settings:
     exact_outputs: int = 0
     optimize: bool = True
     has_dram: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Argument:
-    """An output that is an argument, at this position."""
-
-    position: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """An output that is a number or None."""
-
-    value: Any
-
-
-@dataclass(frozen=True, slots=True)
-class _Result:
-    """An output of the program; `strides` where they are not those of a dense row-major tensor."""
-
-    index: int
-    dtype: Any
-    shape: tuple[int, ...]
-    strides: tuple[int, ...] | None
-    #: One entry for each tensor that torch holds as a view of our bytes.
-    views: deque[None] = field(default_factory=deque)
-
-
-@dataclass(frozen=True, slots=True)
-class _Same:
-    """An output that is an earlier one, at this place."""
-
-    place: int
-
-
-_Output = _Argument | _Known | _Result | _Same
+    shares_outputs: bool = False
 
 
 class GraphProgram:
@@ -118,16 +84,11 @@ class GraphProgram:
             return self._shown(results, arguments)
 
     def _shown(self, results: Sequence[Tensor], arguments: Sequence[Any]) -> list[Any]:
-        shown: list[Any] = []
-        for output in self._outputs:
-            if isinstance(output, _Result):
-                made = self._ledger.result(results[output.index], output.dtype, output.views)
-                shown.append(made if output.strides is None else _strided(made, output))
-            elif isinstance(output, _Argument):
-                shown.append(arguments[output.position])
-            else:
-                shown.append(shown[output.place] if isinstance(output, _Same) else output.value)
-        return shown
+        return shown(
+            self._outputs,
+            arguments,
+            lambda o: self._ledger.result(results[o.index], o.dtype, o.views),
+        )
 
 
 class _Building:
@@ -138,15 +99,17 @@ class _Building:
         fx_graph = module.graph
         nodes = [n for n in fx_graph.nodes if n.op == "placeholder"]
         self._positions = {node.name: i for i, node in enumerate(nodes)}
+        self.has_key = give_key(fx_graph)
         self._tensors = [n for n in nodes if isinstance(n.meta.get("val"), torch.Tensor)]
         _check_devices(self._tensors)
-        wanted, self.outputs = _sorted_outputs(fx_graph, self._positions, settings.exact_outputs)
-        self.has_key = give_key(fx_graph)
+        self._results, self.outputs = sorted_outputs(
+            fx_graph, self._positions, settings.exact_outputs, share=settings.shares_outputs
+        )
         fuse_transposed_products(fx_graph)
         #: Positions of the arguments that the program takes, in the order of its inputs.
         self.positions: list[int] = []
         self.builder = ComputationGraphBuilder(settings.name)
-        self.graph: ComputationGraph | None = self._lowered(fx_graph) if wanted else None
+        self.graph: ComputationGraph | None = self._lowered(fx_graph) if self._results else None
 
     def _lowered(self, fx_graph: Any) -> ComputationGraph:
         bindings = {node.name: self._binding(node) for node in self._tensors}
@@ -161,8 +124,7 @@ class _Building:
         found = lower_graph(
             fx_graph, self.builder, bindings, self._attribute, self.settings.name, REMEDY
         )
-        results = [output for output in self.outputs if isinstance(output, _Result)]
-        for output in results:
+        for output in self._results:
             value = found[output.index]
             if not isinstance(value, SymbolicTensor):
                 value = self.builder.constant(np.asarray(value, data_type_of(output.dtype).dtype))
@@ -187,10 +149,10 @@ class _Building:
 
         return declare
 
-    def _declare(self, output: _Result, value: SymbolicTensor) -> None:
+    def _declare(self, output: Result, value: SymbolicTensor) -> None:
         b, name = self.builder, f"output_{output.index}"
         if output.strides is not None:
-            order = _order(output.strides)
+            order = axes_in_memory(output.strides)
             value = b.transpose(value, order)
         b.output(name, value)
         # Torch looks at results for as long as it likes: L1 is too small for that.
@@ -206,15 +168,6 @@ class _Building:
         return self.builder.parameter(target, array_of(found))
 
 
-def _strided(made: Any, output: _Result) -> Any:
-    """The bytes of a tensor in the strides of eager torch.
-
-    No view in torch's sense: autograd forbids writing to those of a function's outputs.
-    """
-    empty = torch.empty(0, dtype=output.dtype)
-    return empty.set_(made.untyped_storage(), 0, output.shape, output.strides)
-
-
 def _check_devices(nodes: Sequence[Any]) -> None:
     for node in nodes:
         value = node.meta["val"]
@@ -225,50 +178,3 @@ def _check_devices(nodes: Sequence[Any]) -> None:
                 got=f"{value.layout} on {value.device}",
                 remedy="call .to('cpu'), and .to_dense(), before the compiled function",
             )
-
-
-def _sorted_outputs(
-    graph: Any, positions: dict[str, int], exact: int
-) -> tuple[list[Any], tuple[_Output, ...]]:
-    """What each output is; the graph then gives just what a program has to make, each once."""
-    end = next(node for node in graph.nodes if node.op == "output")
-    found: list[_Output] = []
-    wanted: list[Any] = []
-    results: dict[Any, int] = {}
-    for place, value in enumerate(end.args[0]):
-        if not isinstance(value, torch.fx.Node):
-            found.append(_Known(value))
-        elif value.name in positions and value.op == "placeholder":
-            found.append(_Argument(positions[value.name]))
-        elif not isinstance(value.meta.get("val"), torch.Tensor):
-            found.append(_Known(value.meta.get("val")))
-        else:
-            kind = value.meta["val"]
-            strides = _unusual_strides(kind) if place < exact else None
-            if place >= exact and value in results:
-                found.append(_Same(results[value]))
-                continue
-            if strides is None:
-                results[value] = place
-            found.append(_Result(len(wanted), kind.dtype, tuple(kind.shape), strides))
-            wanted.append(value)
-    end.args = (tuple(wanted),)
-    return wanted, tuple(found)
-
-
-def _unusual_strides(kind: Any) -> tuple[int, ...] | None:
-    """The strides that a tensor has in eager torch, where it is dense in another order of axes."""
-    if kind.is_contiguous() or kind.numel() == 0:
-        return None
-    strides = tuple(int(s) for s in kind.stride())
-    step = 1
-    for axis in reversed(_order(strides)):
-        if kind.shape[axis] != 1 and strides[axis] != step:
-            return None
-        step *= kind.shape[axis]
-    return strides
-
-
-def _order(strides: Sequence[int]) -> tuple[int, ...]:
-    """Axes from the largest stride to the smallest: the order in which the elements lie."""
-    return tuple(sorted(range(len(strides)), key=lambda axis: (-strides[axis], axis)))

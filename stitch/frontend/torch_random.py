@@ -24,6 +24,7 @@ KEY_NAME = "stitch_key"
 KEY_LIMIT = 1 << 62
 
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_BETWEEN_KEYS = 0xD1342543DE82EF95
 #: Counters of one operator; those of the next follow.
 _COUNTERS = 1 << 40
 
@@ -93,6 +94,11 @@ def _made_bernoulli(
     return call.cast(b.less(drawn, limit))
 
 
+def _derived(call: Call, key: SymbolicTensor, number: int) -> SymbolicTensor:
+    """A key of its own for one operator, which its backward pass may need again."""
+    return call.builder.add(key, np.asarray(_signed(number * _BETWEEN_KEYS), np.int64))
+
+
 # What stands in the graph for a random operator; the graph is lowered, these are never called.
 
 
@@ -107,28 +113,63 @@ def _keyed(name: str) -> Any:
 DROPOUT, UNIFORM, NORMAL, BERNOULLI = map(
     _keyed, ("keyed_dropout", "keyed_uniform", "keyed_normal", "keyed_bernoulli")
 )
+DERIVED = _keyed("derived_key")
+_KEEPING = torch._prims.rng_prims.run_and_save_rng_state
+_REPLAYING = torch._prims.rng_prims.run_with_rng_state
 _UNIFORM = (aten.rand.default, aten.rand_like.default)
 _NORMAL = (aten.randn.default, aten.randn_like.default)
 LOWERINGS: dict[Any, Lowering] = {
-    DROPOUT: _dropout, UNIFORM: _made_uniform, NORMAL: _made_normal, BERNOULLI: _made_bernoulli,
+    DERIVED: _derived, DROPOUT: _dropout, UNIFORM: _made_uniform, NORMAL: _made_normal,
+    BERNOULLI: _made_bernoulli,
 }  # fmt: skip
 
 
 def give_key(graph: Any) -> bool:
-    """Rewrites the random operators of a graph to take a key; whether there were any."""
-    found = [node for node in graph.nodes if _rewritten(node, None, 0) is not None]
+    """Rewrites the random operators of a graph to take a key; whether it needs one of its own.
+
+    Checkpointing has forward passes give torch's state to backward passes: here that is a key.
+    """
+    for node in graph.nodes:
+        if node.target is _REPLAYING:
+            state, operator, *operands = node.args
+            state.meta["val"] = torch.empty(1, dtype=torch.int64)
+            node.target, node.args = operator, tuple(operands)
+            _rewrite(node, state, 0)
+    found = [n for n in graph.nodes if n.target is _KEEPING or _rewritten(n, None, 0) is not None]
     if not found:
         return False
-    first = next(iter(graph.nodes))
-    with graph.inserting_before(first):
+    with graph.inserting_before(next(iter(graph.nodes))):
         key = graph.placeholder(KEY_NAME)
-    key.meta["val"] = torch.empty(1, dtype=torch.int64, device="meta")
-    for number, node in enumerate(found):
-        rewritten = _rewritten(node, key, number)
-        assert rewritten is not None
+    key.meta["val"] = torch.empty(1, dtype=torch.int64)
+    for number, node in enumerate(found, 1):
+        if node.target is _KEEPING:
+            _keep_key(graph, node, key, number)
+        else:
+            _rewrite(node, key, number)
+    return True
+
+
+def _keep_key(graph: Any, node: Any, key: Any, number: int) -> None:
+    """(state, result) of an operator becomes (key of its own, result)."""
+    (state, promised), (operator, *operands) = node.meta["val"], node.args
+    del state
+    with graph.inserting_before(node):
+        own = graph.call_function(DERIVED, (key, number))
+        made = graph.call_function(operator, tuple(operands), dict(node.kwargs))
+    own.meta = {**node.meta, "val": key.meta["val"]}
+    made.meta = {**node.meta, "val": promised}
+    _rewrite(made, own, 0)
+    for user in list(node.users):
+        user.replace_all_uses_with(made if user.args[1] else own)
+        graph.erase_node(user)
+    graph.erase_node(node)
+
+
+def _rewrite(node: Any, key: Any, number: int) -> None:
+    rewritten = _rewritten(node, key, number)
+    if rewritten is not None:
         node.target, node.args = rewritten
         node.kwargs = {}
-    return True
 
 
 def _rewritten(node: Any, key: Any, number: int) -> tuple[Any, tuple[Any, ...]] | None:

@@ -164,3 +164,42 @@ def test_every_option_gives_the_same_numbers(options: dict[str, Any]) -> None:
     device = ledger(**options).device
     assert device.machine.name == options.get("target", "host")
     assert device.executor == options.get("executor", "auto")
+
+
+@pytest.mark.parametrize("target", ["host", "wormhole_n150"])
+def test_outputs_that_share_memory_in_eager_torch_share_it_here(target: str) -> None:
+    def shared(x: Any) -> Any:
+        made = x * 2
+        return made.view(-1), made[1], made.t(), made
+
+    run, x = compiled(shared, target=target), torch.randn(3, 4)
+    found, wanted = run(x), shared(x)
+    assert_same(found, wanted)
+    for outputs in (found, wanted):
+        outputs[0].add_(1)
+    assert_same(found, wanted)
+    double = compiled(lambda given: given * 2, target=target)
+    found[3].mul_(2)
+    assert_same(double(found[3]), found[3] * 2)
+
+
+def test_autocast_computes_in_narrow_types() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 4))
+    run, x = compiled(module), torch.randn(3, 8)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        found, wanted = run(x), module(x)
+    assert found.dtype is torch.bfloat16
+    # Eager torch sums products of bfloat16 in another order: some results round the other way.
+    torch.testing.assert_close(found, wanted, rtol=0.02, atol=0.02)
+
+
+def test_data_may_decide_where_the_graph_breaks() -> None:
+    def choosing(x: Any) -> Any:
+        if x.sum() > 0:
+            return x * 2
+        return x[x < 0].sum() + x * 3
+
+    run = compiled(choosing)
+    for sign in (1.0, -1.0):
+        assert_same(run(torch.full((3,), sign)), choosing(torch.full((3,), sign)))

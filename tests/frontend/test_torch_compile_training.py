@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from torch_agreement import tensors_of
+from torch_architectures import ARCHITECTURES, made
 from torch_compiled import assert_same, assert_trains_alike, compiled, ledger, train
 
 STEPS = 20
@@ -196,3 +200,74 @@ def test_a_network_with_dropout_learns() -> None:
     batch = torch.randn(10, 8)
     losses = train(module, compiled(module), [batch] * 60, _classes, _sgd)
     assert losses[-1] < 0.2 * losses[0]
+
+
+# torch warns of its own deprecated parts; nobody can do anything about them here.
+@pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")
+def test_a_whole_step_may_be_compiled_with_its_optimizer() -> None:
+    module, twin = nn.Linear(4, 4), nn.Linear(4, 4)
+    twin.load_state_dict(module.state_dict())
+    ours, theirs = (torch.optim.Adam(m.parameters(), 1e-2) for m in (module, twin))
+    step = compiled(ours.step)
+    for _ in range(4):
+        x = torch.randn(3, 4)
+        for network, optimizer in ((module, ours), (twin, theirs)):
+            optimizer.zero_grad()
+            network(x).square().sum().backward()
+        step()
+        theirs.step()
+    assert_same(list(module.parameters()), list(twin.parameters()))
+
+
+def test_a_checkpoint_draws_the_same_numbers_in_both_passes() -> None:
+    torch.manual_seed(0)
+
+    def block(x: Any) -> Any:
+        return F.dropout(F.dropout(x, 0.3).square(), 0.4)
+
+    run = compiled(lambda x: checkpoint(block, x, use_reentrant=False))
+    x = (torch.rand(40, 40) + 0.5).requires_grad_()
+    made = run(x)
+    (grad,) = torch.autograd.grad(made.sum(), x)
+    # Of c x², where c is 0 or what both layers scale by, the derivative is 2 c x.
+    torch.testing.assert_close(grad, 2 * made.detach() / x.detach())
+    assert abs((made == 0).float().mean() - (1 - 0.7 * 0.6)) < 0.07
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "T5", "ResNet", "ConvNeXt"])
+def test_gradients_of_an_architecture_agree_with_eager(name: str) -> None:
+    _compare_gradients(name)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
+def test_gradients_of_every_architecture_agree_with_eager(name: str) -> None:
+    _compare_gradients(name)
+
+
+def _compare_gradients(name: str) -> None:
+    module, examples = made(name)
+    module.train()
+    _without_dropout(module)
+    twin = copy.deepcopy(module)
+    for network, run in ((module, compiled(module)), (twin, twin)):
+        results = run(**examples) if isinstance(examples, dict) else run(*examples)
+        sum(
+            (r * torch.linspace(0.5, 1.5, r.numel()).view(r.shape)).sum() / r.numel()
+            for r in tensors_of(results)
+            if r.requires_grad
+        ).backward()
+        assert any(p.grad is not None for p in network.parameters())
+    for ours, theirs in zip(module.parameters(), twin.parameters(), strict=True):
+        assert (ours.grad is None) == (theirs.grad is None)
+        if ours.grad is not None:
+            assert_same(ours.grad, theirs.grad, strides=False)
+
+
+def _without_dropout(module: nn.Module) -> None:
+    """Random masks differ from torch's: here they would be all that differs."""
+    owners = [*module.modules(), *(getattr(m, "config", None) for m in module.modules())]
+    for owner in owners:
+        for key, value in list(vars(owner).items()) if owner is not None else ():
+            if isinstance(value, float) and ("drop" in key or isinstance(owner, nn.Dropout)):
+                setattr(owner, key, 0.0)

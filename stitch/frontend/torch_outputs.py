@@ -1,0 +1,197 @@
+"""The outputs of a graph of aot_autograd: which of them a program makes, and how torch sees them.
+
+Comes in: an fx graph. Goes out: what a program has to make, each value once, and for each output
+where it comes from: an argument, a number, a result, or a view of a result that others share.
+Must not know: builders, devices.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An output that is an argument, at this position."""
+
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """An output that is a number or None."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """An output of the program; `strides` where they are not those of a dense row-major tensor."""
+
+    index: int
+    dtype: Any
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    #: One entry for each tensor that torch holds as a view of our bytes.
+    views: deque[None] = field(default_factory=deque)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """An output that shares the bytes of a result with others: what torch writes to one shows."""
+
+    result: Result
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """An output that is an earlier one, at this place."""
+
+    place: int
+
+
+Output = Argument | Known | Result | View | Same
+
+
+def shown(
+    outputs: Sequence[Output], arguments: Sequence[Any], result: Callable[[Result], Any]
+) -> list[Any]:
+    """The outputs as torch tensors; `result` gives that of a result, dense and row-major."""
+    found: list[Any] = []
+    shared: dict[int, Any] = {}
+    for output in outputs:
+        if isinstance(output, Result):
+            found.append(_strided(result(output), output))
+        elif isinstance(output, View):
+            index = output.result.index
+            if index not in shared:
+                shared[index] = _strided(result(output.result), output.result)
+            found.append(shared[index].as_strided(output.shape, output.strides, output.offset))
+        elif isinstance(output, Argument):
+            found.append(arguments[output.position])
+        else:
+            found.append(found[output.place] if isinstance(output, Same) else output.value)
+    return found
+
+
+def _strided(made: Any, output: Result) -> Any:
+    """The bytes of a tensor in the strides of eager torch.
+
+    No view in torch's sense: autograd forbids writing to those of a function's outputs.
+    """
+    if output.strides is None:
+        return made
+    empty = torch.empty(0, dtype=output.dtype)
+    return empty.set_(made.untyped_storage(), 0, output.shape, output.strides)
+
+
+def sorted_outputs(
+    graph: Any, positions: Mapping[str, int], exact: int, *, share: bool
+) -> tuple[tuple[Result, ...], tuple[Output, ...]]:
+    """What a program has to make, which is what the graph gives then; and what each output is.
+
+    The user sees the first `exact` outputs. With `share`, those that are views of one value in
+    eager torch share its bytes (where there are gradients, aot_autograd looks after that).
+    """
+    end = next(node for node in graph.nodes if node.op == "output")
+    sorting = _Sorting(positions, _sources(graph, end.args[0]) if share else {})
+    for place, value in enumerate(end.args[0]):
+        sorting.add(place, value, is_exact=place < exact)
+    end.args = (tuple(sorting.wanted),)
+    return tuple(sorting.results), tuple(sorting.found)
+
+
+def _is_tensor(node: Any) -> bool:
+    return isinstance(node, torch.fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _storage(node: Any) -> int:
+    return int(node.meta["val"].untyped_storage()._cdata)
+
+
+def _sources(graph: Any, outputs: Sequence[Any]) -> dict[Any, Any]:
+    """For outputs that share bytes with others, the node that made those bytes."""
+    makers: dict[int, Any] = {}
+    for node in graph.nodes:
+        if node.op != "output" and _is_tensor(node):
+            makers.setdefault(_storage(node), node)
+    nodes = [node for node in outputs if _is_tensor(node)]
+    count = Counter(_storage(node) for node in nodes)
+    found = {}
+    for node in nodes:
+        maker = makers[_storage(node)]
+        kind = maker.meta["val"]
+        whole = kind.is_contiguous() or unusual_strides(kind) is not None
+        same_type = kind.dtype is node.meta["val"].dtype
+        if count[_storage(node)] > 1 and maker.op == "call_function" and whole and same_type:
+            found[node] = maker
+    return found
+
+
+class _Sorting:
+    """One walk over the outputs of a graph."""
+
+    def __init__(self, positions: Mapping[str, int], sources: Mapping[Any, Any]) -> None:
+        self.positions, self.sources = positions, sources
+        self.found: list[Output] = []
+        self.wanted: list[Any] = []
+        self.results: list[Result] = []
+        self._places: dict[Any, int] = {}
+        self._shared: dict[Any, Result] = {}
+
+    def add(self, place: int, value: Any, *, is_exact: bool) -> None:
+        """One output more."""
+        if not _is_tensor(value):
+            self.found.append(Known(value.meta["val"] if hasattr(value, "meta") else value))
+        elif value.op == "placeholder":
+            self.found.append(Argument(self.positions[value.name]))
+        elif value in self.sources:
+            self.found.append(self._view(value))
+        elif not is_exact and value in self._places:
+            self.found.append(Same(self._places[value]))
+        else:
+            result = self._result(value, is_exact)
+            if result.strides is None:
+                self._places[value] = place
+            self.found.append(result)
+
+    def _view(self, value: Any) -> View:
+        source, kind = self.sources[value], value.meta["val"]
+        if source not in self._shared:
+            self._shared[source] = self._result(source, True)
+        offset = int(kind.storage_offset()) - int(source.meta["val"].storage_offset())
+        return View(self._shared[source], tuple(kind.shape), tuple(kind.stride()), offset)
+
+    def _result(self, value: Any, is_exact: bool) -> Result:
+        kind = value.meta["val"]
+        strides = unusual_strides(kind) if is_exact else None
+        made = Result(len(self.wanted), kind.dtype, tuple(kind.shape), strides)
+        self.wanted.append(value)
+        self.results.append(made)
+        return made
+
+
+def unusual_strides(kind: Any) -> tuple[int, ...] | None:
+    """The strides that a tensor has in eager torch, where it is dense in another order of axes."""
+    if kind.is_contiguous() or kind.numel() == 0:
+        return None
+    strides = tuple(int(s) for s in kind.stride())
+    step = 1
+    for axis in reversed(axes_in_memory(strides)):
+        if kind.shape[axis] != 1 and strides[axis] != step:
+            return None
+        step *= kind.shape[axis]
+    return strides
+
+
+def axes_in_memory(strides: Sequence[int]) -> tuple[int, ...]:
+    """Axes from the largest stride to the smallest: the order in which the elements lie."""
+    return tuple(sorted(range(len(strides)), key=lambda axis: (-strides[axis], axis)))
