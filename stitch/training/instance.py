@@ -23,7 +23,7 @@ from stitch.training.profiling import LayerTime, is_finite, looking_for_culprit,
 from stitch.training.programs import LABEL, LOSS, TrainingPrograms, compile_accumulation
 from stitch.training.stitching import Cells, Stitched
 from stitch.training.tensors import TrainingTensors
-from stitch.training.update_graph import LEARNING_RATE, MASTER
+from stitch.training.update_graph import GRADIENT_NORM, LEARNING_RATE, MASTER
 from stitch.ttb import Binary
 
 
@@ -89,6 +89,8 @@ class TrainingInstance(TrainingTensors):
         #: What only backward still needs: gone once it is queued. What only this step needs.
         self._passing = (*(n for n in self._forward.outputs if n not in kept), *seeds)
         self._momentary = (*self._passing, *self._batch, self._label, self._loss_cell)
+        if GRADIENT_NORM in cells.numbers:
+            self._momentary += (cells.numbers[GRADIENT_NORM],)
 
     def _agent(self, program: Program) -> LoadedProgram:
         return self.device.load(Binary((program,), self.device.machine.shape, "stitch training"))
@@ -326,6 +328,9 @@ class TrainingInstance(TrainingTensors):
             self.optimizer.bind(None)
         self._before, self._losses, self._last_loss = [], [], None
         self._cells.drop(range(len(self._cells.tensors)))
+        # Loaded programs hold the places of their constants.
+        self._accumulate = None
+        del self._forward, self._loss, self._backward, self._update
         if self._owns_device:
             self.device.close()
 

@@ -1,0 +1,160 @@
+"""Four programs, four files: what is in them, and that other processes run them alike."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from training_models import batches, compiled, mlp, train
+
+import stitch
+from stitch.errors import FormatError
+from stitch.program import Array, Ownership, Role
+
+RUN = "import sys; from stitch.cli.run import main; sys.exit(main())"
+
+
+def stitch_run(file: Path, inputs: dict[str, Array], outputs: list[str]) -> dict[str, Array]:
+    """The outputs of one file, run by the command in a process of its own."""
+    folder = file.parent / file.stem
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-c", RUN, f"--module={file}"]
+    for i, (name, array) in enumerate(inputs.items()):
+        np.save(folder / f"in{i}.npy", array)
+        command.append(f"--input={name}=@{folder / f'in{i}.npy'}")
+    for i, name in enumerate(outputs):
+        command.append(f"--output={name}=@{folder / f'out{i}.npy'}")
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return {name: np.load(folder / f"out{i}.npy") for i, name in enumerate(outputs)}
+
+
+def test_a_step_of_four_files_run_by_the_command_equals_that_of_the_instance(
+    tmp_path: Path,
+) -> None:
+    model = compiled(stitch.SGD(lr=0.05, momentum=0.9))
+    assert model.training is not None
+    files = model.save_programs(tmp_path)
+    assert [f.name for f in files] == ["forward.ttb", "loss.ttb", "backward.ttb", "update.ttb"]
+    ((x, y),) = batches(1)
+    tensors: dict[str, Array] = {"x": x, "label": y, "learning_rate": np.float32(0.05)}
+    tensors.update(model.training.values)
+    for slot in model.training.programs.update.inputs:
+        if slot.name.endswith("momentum_buffer"):
+            name = slot.name.removesuffix(".momentum_buffer")
+            tensors[slot.name] = np.zeros_like(model.training.values[name])
+    for file, program in zip(files, model.binary.programs, strict=True):
+        wanted = {slot.name: tensors[slot.name] for slot in program.inputs}
+        tensors |= stitch_run(file, wanted, [slot.name for slot in program.outputs])
+    (expected,) = train(model, [(x, y)])
+    assert tensors["loss"] == np.float32(expected)
+    for name, value in model.instance.parameters().items():
+        np.testing.assert_array_equal(tensors[name], value)
+
+
+def operators(model: stitch.CompiledModel, role: Role) -> list[str]:
+    """The operators of one of the programs."""
+    (program,) = (p for p in model.binary.programs if p.role is role)
+    return [operation.op for operation in program.operations]
+
+
+def test_backward_holds_no_operation_of_forward_unless_it_recomputes() -> None:
+    assert operators(compiled(), Role.FORWARD) == ["Gemm", "Relu", "Gemm"]
+    assert "Relu" not in operators(compiled(), Role.BACKWARD)
+    assert "Relu" in operators(compiled(recompute="all"), Role.BACKWARD)
+    counts = [
+        operators(compiled(recompute=r), Role.BACKWARD).count("Gemm") for r in ("none", "all")
+    ]
+    assert counts[1] > counts[0]
+
+
+def test_updates_take_the_buffers_of_what_they_replace() -> None:
+    model = compiled(stitch.Adam(lr=0.1))
+    update = model.binary.programs[3]
+    donated = {slot.name for slot in update.inputs if slot.ownership is Ownership.DONATE}
+    aliased = {
+        slot.name: update.inputs[slot.aliases_input].name
+        for slot in update.outputs
+        if slot.aliases_input is not None
+    }
+    assert aliased == {name: name for name in donated}
+    assert len(aliased) == len(update.outputs) == 1 + 3 * 4
+
+
+def test_tensors_that_pass_between_programs_are_described_alike_at_both_ends() -> None:
+    for options in ({}, {"recompute": "cheap"}, {"target": "host"}):
+        model = compiled(**options)
+        made, wanted = {}, {}
+        for program in model.binary.programs:
+            made.update({s.name: program.output_desc(i) for i, s in enumerate(program.outputs)})
+            wanted.update({s.name: program.input_desc(i) for i, s in enumerate(program.inputs)})
+        assert {n: made[n] for n in made if n in wanted} == {
+            n: wanted[n] for n in wanted if n in made
+        }
+
+
+def test_json_goes_round_and_predicts_the_same_in_a_new_process(tmp_path: Path) -> None:
+    model = compiled(stitch.Adam(lr=0.01))
+    data = batches(4)
+    train(model, data)
+    with (tmp_path / "model.json").open("w") as file:
+        model.dump(file)
+    np.save(tmp_path / "x.npy", data[0][0])
+    code = (
+        "import sys, numpy, stitch\n"
+        "model = stitch.CompiledModel.load(open('model.json'))\n"
+        "numpy.save('y.npy', model(numpy.load('x.npy')).numpy())\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), model(data[0][0]).numpy())
+
+
+def test_a_model_read_back_trains_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    data = batches(6)
+    model = compiled(stitch.Adam(lr=0.01))
+    train(model, data[:3])
+    with (tmp_path / "model.json").open("w+") as file:
+        model.dump(file)
+        file.seek(0)
+        again = stitch.CompiledModel.load(file)
+    assert again.encode() == model.encode()
+    assert train(again, data[3:]) == train(model, data[3:])
+
+
+def test_without_weights_a_dumped_model_asks_for_them(tmp_path: Path) -> None:
+    model = compiled()
+    with (tmp_path / "model.json").open("w+") as file:
+        model.dump(file, weights=False)
+        file.seek(0)
+        bare = stitch.CompiledModel.load(file)
+    ((x, _),) = batches(1)
+    with pytest.raises(stitch.StitchError, match="no values for fc1.weight"):
+        bare(x)
+    assert model.training is not None
+    bare.start(weights=model.training.values)
+    np.testing.assert_array_equal(bare(x).numpy(), model(x).numpy())
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [('"programs": "', '"programs": "!'), ('"loss": {"loss": "mse"', '"loss": {"loss": "hinge"'),
+     ('"precision": "float32"', '"precision": "float31"')],
+)  # fmt: skip
+def test_json_that_is_no_training_is_refused(tmp_path: Path, before: str, after: str) -> None:
+    text = compiled().as_json()
+    assert before in text
+    path = tmp_path / "model.json"
+    path.write_text(text.replace(before, after))
+    with path.open() as file, pytest.raises(FormatError):
+        stitch.CompiledModel.load(file)
+
+
+def test_inference_is_what_it_was() -> None:
+    model = stitch.compile(mlp())
+    ((x, _),) = batches(1)
+    np.testing.assert_allclose(model(x).numpy(), compiled()(x).numpy(), atol=1e-6)
+    with pytest.raises(stitch.StitchError, match="compiled for inference"):
+        model.start()

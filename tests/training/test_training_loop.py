@@ -1,0 +1,213 @@
+"""The training loop: equal to torch step by step, and nothing but batches and metrics travels."""
+
+from __future__ import annotations
+
+import gc
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from training_models import batches, compiled, mlp, torch_mlp, torch_train, train
+
+import stitch
+from stitch.program import DataType
+
+OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
+    ("SGD", {"lr": 0.05}),
+    ("SGD", {"lr": 0.05, "momentum": 0.9}),
+    ("SGD", {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+    ("Adam", {"lr": 0.01}),
+    ("Adam", {"lr": 0.01, "weight_decay": 0.1, "betas": (0.8, 0.99)}),
+    ("AdamW", {"lr": 0.01, "weight_decay": 0.1}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), OPTIMIZERS)
+def test_fifty_steps_of_an_mlp_equal_those_of_torch(name: str, options: dict[str, Any]) -> None:
+    model = compiled(getattr(stitch, name)(**options))
+    theirs = torch_mlp(model)
+    stepped = getattr(torch.optim, name)(theirs.parameters(), **options)
+    data = batches(5)
+    expected = torch_train(theirs, stepped, torch.nn.functional.mse_loss, data, 50)
+    found = train(model, data, 50)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    weights = model.instance.parameters()
+    for ours, parameter in zip(weights.values(), theirs.parameters(), strict=True):
+        np.testing.assert_allclose(ours, parameter.detach().numpy(), atol=1e-4)
+
+
+def test_the_loss_of_ten_by_sixteen_to_thirty_two_to_one_falls_at_every_step() -> None:
+    losses = train(compiled(), batches(1, batch=16), 20)
+    assert losses[0] > 0.1
+    assert all(after < before for before, after in zip(losses, losses[1:], strict=False))
+
+
+@pytest.mark.parametrize("target", ["wormhole_n150", "host", "tiny"])
+def test_no_plan_is_made_after_the_third_step_though_every_loss_is_kept(target: str) -> None:
+    model = compiled(stitch.Adam(lr=0.01), target=target)
+    assert model.training is not None
+    data, kept, counts = batches(3), [], []
+    for step in range(12):
+        x, y = data[step % 3]
+        pred = model(x)
+        loss = model.training.loss(pred, y)
+        loss.backward()
+        model.training.optimizer.step()
+        model.training.optimizer.zero_grad()
+        kept.append((loss, pred))
+        counts.append(model.instance.device.plans.made)
+        kept = [(loss, None) for loss, _ in kept]
+    assert counts[2:] == counts[2:3] * 10
+    assert len({loss.item() for loss, _ in kept}) == 12
+
+
+def copies(text: str) -> list[tuple[str, int, int]]:
+    """Kind, times and bytes of each line of `explain`."""
+    found = re.findall(r"^  (copy|evict|move|bounce|aside|read) +x(\d+) (\d+) B", text, re.M)
+    return [(kind, int(times), int(nbytes)) for kind, times, nbytes in found]
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+def test_only_the_batch_goes_in_and_the_loss_comes_out(name: str) -> None:
+    model = compiled(getattr(stitch, name)(lr=0.01))
+    train(model, batches(4), 4)
+    device = model.instance.device
+    device.history.clear()
+    train(model, batches(4), 8)
+    lines = copies(device.explain())
+    batch, label, loss = 16 * 10 * 4, 16 * 4, 4
+    assert lines == [("copy", 8, batch), ("copy", 8, label), ("read", 8, 8 * loss)]
+
+
+def test_weights_and_state_stay_at_their_addresses() -> None:
+    model = compiled(stitch.SGD(lr=0.01, momentum=0.9))
+    train(model, batches(2))
+    cells = model.instance._cells
+    names = ("fc1.weight", "fc2.bias", "fc1.weight.momentum_buffer")
+    before = [cells.tensors[cells.numbers[name]].address for name in names]
+    train(model, batches(2), 6)
+    assert [cells.tensors[cells.numbers[name]].address for name in names] == before
+
+
+def test_four_micro_batches_step_like_one_batch_of_four_times_the_size() -> None:
+    whole = compiled(stitch.SGD(lr=0.1))
+    parts = compiled(stitch.SGD(lr=0.1), graph=mlp(4), accumulation_steps=4)
+    assert parts.training is not None
+    for x, y in batches(5):
+        (expected,) = train(whole, [(x, y)])
+        losses = []
+        for i in range(0, 16, 4):
+            loss = parts.training.loss(parts(x[i : i + 4]), y[i : i + 4])
+            loss.backward()
+            losses.append(loss.item())
+        parts.training.optimizer.step()
+        parts.training.optimizer.zero_grad()
+        assert np.mean(losses) == pytest.approx(expected, abs=1e-6)
+    for name, value in whole.instance.parameters().items():
+        np.testing.assert_allclose(parts.instance.get_tensor(name), value, atol=1e-6)
+
+
+def test_backward_twice_without_zero_grad_adds_gradients_as_torch_does() -> None:
+    model = compiled()
+    assert model.training is not None
+    ((x, y),) = batches(1)
+    model.training.loss(model(x), y).backward()
+    once = model.instance.get_tensor("fc1.weight.grad")
+    model.training.loss(model(x), y).backward()
+    np.testing.assert_allclose(model.instance.get_tensor("fc1.weight.grad"), 2 * once, rtol=1e-6)
+
+
+def test_clipped_steps_equal_those_of_torch() -> None:
+    model = compiled(stitch.SGD(lr=0.05), "mse_sum", clip_grad_norm=0.5)
+    theirs = torch_mlp(model)
+    stepped = torch.optim.SGD(theirs.parameters(), lr=0.05)
+
+    def loss(pred: Any, label: Any) -> Any:
+        return torch.nn.functional.mse_loss(pred, label, reduction="sum")
+
+    data = batches(5)
+    expected = torch_train(theirs, stepped, loss, data, 20, clip=0.5)
+    np.testing.assert_allclose(train(model, data, 20), expected, rtol=1e-4)
+    assert model.instance.get_tensor("gradient_norm") > 0.5
+
+
+def test_bfloat16_programs_have_float32_masters() -> None:
+    exact = train(compiled(stitch.AdamW(lr=0.003)), batches(5), 40)
+    model = compiled(stitch.AdamW(lr=0.003), precision=DataType.BFLOAT16)
+    rounded = train(model, batches(5), 40)
+    assert rounded[-1] == pytest.approx(exact[-1], abs=0.02)
+    assert rounded[-1] < rounded[0] / 2
+    instance = model.instance
+    master = instance.get_tensor("fc1.weight.master")
+    weight = instance.get_tensor("fc1.weight")
+    assert (weight.dtype.name, master.dtype.name) == ("bfloat16", "float32")
+    np.testing.assert_array_equal(master.astype(weight.dtype), weight)
+    assert not np.array_equal(master, weight.astype(np.float32))
+
+
+def saved_by(model: stitch.CompiledModel) -> list[str]:
+    """The names of the forward program's outputs besides the prediction."""
+    return [slot.name for slot in model.binary.programs[0].outputs if slot.name != "y"]
+
+
+def test_recomputing_gives_the_same_steps_from_other_saved_values() -> None:
+    plain = compiled()
+    cheap, everything = compiled(recompute="cheap"), compiled(recompute="all")
+    assert saved_by(plain) == ["saved.relu"]
+    assert saved_by(cheap) == ["saved.gemm"]
+    assert saved_by(everything) == []
+    expected = train(plain, batches(4), 8)
+    assert train(cheap, batches(4), 8) == expected
+    assert train(everything, batches(4), 8) == expected
+
+
+def test_a_schedule_changes_the_rate_without_another_program() -> None:
+    schedule = stitch.schedules.StepLR(3, 0.5)
+    model = compiled(stitch.SGD(lr=0.1, schedule=schedule))
+    theirs = torch_mlp(model)
+    stepped = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(stepped, 3, 0.5)
+    data, expected = batches(4), []
+    for step in range(10):
+        expected += torch_train(theirs, stepped, torch.nn.functional.mse_loss, [data[step % 4]], 1)
+        scheduler.step()
+    np.testing.assert_allclose(train(model, data, 10), expected, atol=1e-5)
+    assert model.instance.device.plans.made <= 4
+
+
+def test_setting_the_rate_of_the_optimizer_takes_effect_at_the_next_step() -> None:
+    optimizer = stitch.SGD(lr=0.0)
+    model = compiled(optimizer)
+    start = model.training.values["fc1.weight"] if model.training else None
+    train(model, batches(2))
+    np.testing.assert_array_equal(model.instance.get_tensor("fc1.weight"), start)
+    optimizer.lr = 0.1
+    train(model, batches(1))
+    assert not np.array_equal(model.instance.get_tensor("fc1.weight"), start)
+
+
+def test_results_do_not_depend_on_the_window_nor_on_when_the_loss_is_read() -> None:
+    eager = compiled()
+    eager.start(window=1)
+    lazy = compiled()
+    assert train(eager, batches(4), 6) == train(lazy, batches(4), 6)
+
+
+def test_training_stops_and_gives_its_memory_back_when_the_model_leaves_its_scope() -> None:
+    optimizer = stitch.SGD(lr=0.1)
+    with stitch.open_device("tiny") as device:
+        model = compiled(optimizer, target="tiny")
+        with model.start(device):
+            train(model, batches(2))
+        device.flush()
+        assert [len(a) for a in (device.records.blocks,)] == [0]
+        with pytest.raises(stitch.StitchError, match="trains no model"):
+            optimizer.step()
+        other = compiled(optimizer, target="tiny")
+        other.start(device)
+        del other
+        gc.collect()
+        device.flush()
+        assert optimizer.bound_to is None

@@ -1,0 +1,164 @@
+"""What training refuses, and that the weights are as before a step that went wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from training_models import batches, compiled, mlp, train
+
+import stitch
+from stitch.errors import CompileError, TaskError, UsageError
+from stitch.graph import ComputationGraphBuilder
+from stitch.program import InputKind
+
+
+def classifier() -> stitch.CompiledModel:
+    return compiled(loss="sparse_categorical_crossentropy", graph=mlp(16, 3))
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        (np.full(16, 3), "out of range"),
+        (np.full(16, -1), "out of range"),
+        (np.ones(16, np.float32), "class indices"),
+        (np.zeros(15, np.int64), "another shape"),
+        (np.zeros((16, 3), np.int64), "another shape"),
+        (np.full(16, "cat"), "class indices"),
+    ],
+)
+def test_labels_that_are_no_classes_are_refused(label: Any, message: str) -> None:
+    model = classifier()
+    assert model.training is not None
+    x = batches(1)[0][0]
+    with pytest.raises(UsageError, match=message):
+        model.training.loss(model(x), label)
+    loss = model.training.loss(model(x), np.zeros(16, np.int32))
+    assert np.isfinite(loss.item())
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_batch_that_is_no_number_stops_the_step_and_is_named(bad: float) -> None:
+    model = compiled(stitch.Adam(lr=0.01))
+    train(model, batches(2))
+    before = model.instance.state_dict()
+    ((x, y),) = batches(1)
+    x = x.copy()
+    x[3, 2] = bad
+    with pytest.raises(TaskError, match=r"loss of step 2 is nan(.|\n)*'x' held NaN"):
+        train(model, [(x, y)])
+    after = model.instance.state_dict()
+    changed = [name for name in before if not np.array_equal(before[name], after[name])]
+    assert changed == ["training.forwards"]
+
+
+def test_the_first_operator_that_overflows_is_named_and_training_goes_on() -> None:
+    model, plain = compiled(), compiled()
+    assert train(model, batches(2)) == train(plain, batches(2))
+    ((x, y),) = batches(1)
+    with pytest.raises(TaskError, match="is inf(.|\n)*Mul -> 'mul' of 'mlp_loss'"):
+        train(model, [(x * np.float32(1e30), y)])
+    assert train(model, batches(3)) == train(plain, batches(3))
+
+
+def test_a_weight_that_is_no_number_is_named() -> None:
+    model = compiled()
+    model.start().set_tensor("fc2.bias", [np.nan])
+    with pytest.raises(TaskError, match="'fc2.bias' held NaN"):
+        train(model, batches(1))
+
+
+def test_an_operator_without_a_gradient_is_named_when_compiling() -> None:
+    b = ComputationGraphBuilder("det")
+    x = b.input("x", (4, 4), "float32")
+    w = b.parameter("w", np.eye(4, dtype=np.float32))
+    b.output("y", b.op("Det", b.matmul(x, w)))
+    with pytest.raises(CompileError, match=r"no gradient for Det at test_training_refusals.py"):
+        stitch.compile(b.build(), optimizer="sgd", loss="identity")
+
+
+def test_the_loop_out_of_order_is_refused_with_what_to_do() -> None:
+    model = compiled()
+    assert model.training is not None
+    loss_fn, optimizer = model.training.loss, model.training.optimizer
+    ((x, y),) = batches(1)
+    with pytest.raises(UsageError, match="trains no model"):
+        optimizer.step()
+    pred = model(x)
+    with pytest.raises(UsageError, match="no gradients"):
+        optimizer.step()
+    with pytest.raises(UsageError, match="no loss to go back from"):
+        model.instance.backward()
+    loss = loss_fn(pred, y)
+    loss.backward()
+    with pytest.raises(UsageError, match="goes back once"):
+        loss.backward()
+    model(x)
+    with pytest.raises(UsageError, match="not the last one"):
+        loss_fn(pred, y)
+    with pytest.raises(UsageError, match="another loss"):
+        stitch.losses.MSELoss("sum")(model(x), y)
+    with pytest.raises(UsageError, match="prediction of a model"):
+        loss_fn(np.zeros((16, 1)), y)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"accumulation_steps": 0},
+        {"clip_grad_norm": 0.0},
+        {"recompute": "some"},
+        {"loss": "hinge"},
+        {"optimizer": "adagrad"},
+        {"weights": {"nothing": np.zeros(1)}},
+        {"weights": {"fc1.bias": np.zeros(3)}},
+        {"trainable": ["nothing"]},
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
+    given: dict[str, Any] = {"optimizer": "sgd", "loss": "mse", **options}
+    with pytest.raises(UsageError):
+        stitch.compile(mlp(), **given)
+
+
+def test_training_needs_both_an_optimizer_and_a_loss() -> None:
+    with pytest.raises(UsageError, match="both"):
+        stitch.compile(mlp(), optimizer="sgd")
+    with pytest.raises(UsageError, match="only with optimizer"):
+        stitch.compile(mlp(), clip_grad_norm=1.0)
+
+
+def test_parameters_without_initial_values_are_listed() -> None:
+    b = ComputationGraphBuilder("bare")
+    x = b.input("x", (4, 4), "float32")
+    w = b.input("w", (4, 4), "float32", InputKind.PARAMETER)
+    b.output("y", b.matmul(x, w))
+    graph = b.build()
+    with pytest.raises(UsageError, match=r"w \(4x4xf32\) has no initial value"):
+        stitch.compile(graph, optimizer="sgd", loss="mse")
+    model = stitch.compile(graph, optimizer="sgd", loss="mse", weights={"w": np.eye(4)})
+    x_value = np.arange(16, dtype=np.float32).reshape(4, 4)
+    np.testing.assert_array_equal(model(x_value).numpy(), x_value)
+
+
+def test_a_graph_with_nothing_to_train_is_refused() -> None:
+    b = ComputationGraphBuilder("bare")
+    b.output("y", b.relu(b.input("x", (4, 4), "float32")))
+    with pytest.raises(CompileError, match="nothing to train"):
+        stitch.compile(b.build(), optimizer="sgd", loss="mse")
+
+
+def test_only_the_named_constants_are_trained() -> None:
+    model = compiled(trainable=["fc2.weight", "fc2.bias"])
+    train(model, batches(3))
+    assert list(model.instance.parameters()) == ["fc2.weight", "fc2.bias"]
+
+
+def test_a_batch_of_another_shape_is_refused_before_anything_runs() -> None:
+    model = compiled()
+    with pytest.raises(UsageError, match="another shape"):
+        model(np.zeros((15, 10), np.float32))
+    with pytest.raises(UsageError, match="one array for each input"):
+        model()
