@@ -1,0 +1,1 @@
+"""What `train.py` measures: models, and the ways of training them."""
