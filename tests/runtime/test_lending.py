@@ -1,0 +1,82 @@
+"""Bytes that others own become tensors without a copy, and stay theirs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import stitch
+from stitch.errors import TaskError
+from stitch.planner.check import check_plan
+from stitch.program import TensorDesc, host_layout
+from stitch.runtime import Device, LoadedProgram
+from stitch.runtime.lending import changed, lend, reshaped, take_back
+
+X = np.arange(32, dtype=np.float32).reshape(4, 8)
+
+
+def _scaled(device: Device) -> LoadedProgram:
+    example = (np.zeros((4, 8), np.float32),)
+    return device.load(stitch.compile(lambda v: v * 2.0, example, target=device.machine))
+
+
+def test_the_host_machine_reads_lent_bytes_where_they_lie() -> None:
+    with stitch.open_device("host", debug=True) as device:
+        program, array = _scaled(device), X.copy()
+        tensor = lend(device, array, "an array")
+        for number in range(3):
+            array[...] = number
+            np.testing.assert_array_equal(program(tensor).numpy(), array * 2)
+        assert device.plans.made == 1
+        assert device.backend.write_counts() == (0, 0)
+        assert device.last_ready is not None
+        assert check_plan(device.last_ready.plan) == ()
+
+
+def test_a_device_copies_lent_bytes_again_only_when_it_is_told_that_they_have_changed() -> None:
+    with stitch.open_device("wormhole_n150") as device:
+        program, array = _scaled(device), X.copy()
+        tensor = lend(device, array, "an array")
+        results = []
+        for number in range(4):
+            array[...] = number
+            if number == 2:
+                changed(device, tensor)
+            results.append(float(program(tensor).numpy()[0, 0]))
+        assert results == [0.0, 0.0, 4.0, 4.0]
+        assert device.backend.write_counts()[0] == 2
+
+
+@pytest.mark.parametrize("target", ["host", "wormhole_n150"])
+def test_what_was_taken_back_cannot_be_used(target: str) -> None:
+    with stitch.open_device(target) as device:
+        program = _scaled(device)
+        before = len(device.records.blocks)
+        tensor = lend(device, X.copy(), "an array")
+        program(tensor).numpy()
+        take_back(device, tensor)
+        with pytest.raises(TaskError, match="took the bytes back"):
+            program(tensor)
+        device.flush()
+        assert len(device.records.blocks) == before
+
+
+def test_arrays_that_are_lent_one_after_the_other_never_share_a_place() -> None:
+    with stitch.open_device("host") as device:
+        program = _scaled(device)
+        for number in range(3):
+            array = np.full((4, 8), number, np.float32)
+            tensor = lend(device, array, "an array")
+            np.testing.assert_array_equal(program(tensor).numpy(), array * 2)
+            take_back(device, tensor)
+        assert device.plans.made == 3
+
+
+def test_a_tensor_of_another_shape_shares_the_bytes() -> None:
+    with stitch.open_device("wormhole_n150") as device:
+        program = _scaled(device)
+        made = program(X)
+        part = reshaped(device, made, TensorDesc((2, 8), host_layout(made.data_type)), 64)
+        np.testing.assert_array_equal(part.numpy(), X[2:] * 2)
+        device.write(made, X)
+        np.testing.assert_array_equal(part.numpy(), X[2:])
