@@ -13,6 +13,7 @@ import numpy as np
 
 from stitch import ops
 from stitch.errors import FormatError
+from stitch.frontend.onnx_trees import lower_trees
 from stitch.frontend.onnx_upgrades import NodeCall
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 
@@ -56,6 +57,7 @@ _Lowering = Callable[[ComputationGraphBuilder, NodeCall], SymbolicTensor]
 _LOWERINGS: Mapping[tuple[str, str], _Lowering] = {
     (ML, "ArrayFeatureExtractor"): _feature_extractor,
     (ML, "Binarizer"): _binarizer,
+    (ML, "TreeEnsemble"): lower_trees,
 }
 
 
