@@ -8,7 +8,8 @@ from functools import partial
 
 import numpy as np
 
-from stitch.ops.attributes import Attributes, int_of, ints_of, string_of
+from stitch.ops.attributes import int_of, ints_of
+from stitch.ops.convolution_gradients import conv_gradient, conv_transpose_gradient
 from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import (
@@ -26,6 +27,7 @@ from stitch.ops.windows import (
     Windows,
     check_window_attributes,
     pad_steps,
+    transposed_windows,
     window_view,
     windows_of,
 )
@@ -33,6 +35,7 @@ from stitch.program import Array, ValueType
 
 #: Columns are gathered for as many samples at a time as fit in this many bytes (at least one).
 COLUMNS_NBYTES = 4 << 20
+SPREAD_NBYTES = 1 << 20
 
 
 def _check_operands(context: InferenceContext, transposed: bool) -> tuple[Shape, Shape]:
@@ -131,44 +134,11 @@ def _products(weights: Array, columns: Array, result: Array) -> tuple[Thunk, ...
     return (partial(np.matmul, weights, columns, result),)
 
 
-def _transposed_windows(attributes: Attributes, size: Shape, kernel: Shape) -> Windows:
-    """The windows that a ConvTranspose spreads over; `size` is the output, `output` the input."""
-    rank = len(size)
-    ones, zeros = (1,) * rank, (0,) * rank
-    strides = ints_of(attributes, "strides") or ones
-    dilations = ints_of(attributes, "dilations") or ones
-    extra = ints_of(attributes, "output_padding") or zeros
-    pads = ints_of(attributes, "pads") or zeros + zeros
-    wanted = ints_of(attributes, "output_shape")
-    auto_pad = string_of(attributes, "auto_pad")
-    begins, ends, result = [], [], []
-    for i in range(rank):
-        full = strides[i] * (size[i] - 1) + extra[i] + dilations[i] * (kernel[i] - 1) + 1
-        if wanted is None and not auto_pad.startswith("SAME"):
-            begin, end = pads[i], pads[rank + i]
-        else:
-            total = full - (wanted[i] if wanted is not None else size[i] * strides[i])
-            total = max(total, 0)
-            begin = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
-            end = total - begin
-        length = full - begin - end
-        if wanted is not None:
-            length = wanted[i]
-        elif auto_pad.startswith("SAME"):
-            length = size[i] * strides[i]
-        begins.append(begin)
-        # Where the wanted shape is larger than what the windows reach, the end stays zero.
-        ends.append(max(full - begin - length, 0))
-        result.append(length)
-    padding = (tuple(begins), tuple(ends), zeros)
-    return Windows(tuple(result), kernel, strides, dilations, *padding, tuple(size))
-
-
 def _infer_conv_transpose(context: InferenceContext) -> tuple[ValueType, ...]:
     size, kernel = _check_operands(context, transposed=True)
     spatial_ints(context, "output_padding", (0,) * len(size), least=0)
     spatial_ints(context, "output_shape", (0,) * len(size), least=0)
-    windows = _transposed_windows(context.attributes, size, kernel)
+    windows = transposed_windows(context.attributes, size, kernel)
     check_output(context, windows.size)
     x, w = require_type(context, 0, FLOATS), require_type(context, 1, FLOATS)
     channels = w.shape[1] * int_of(context.attributes, "group")
@@ -178,7 +148,7 @@ def _infer_conv_transpose(context: InferenceContext) -> tuple[ValueType, ...]:
 def _conv_transpose(arguments: KernelArguments) -> Sequence[Thunk]:
     x, w, out = given(arguments, 0), given(arguments, 1), arguments.outputs[0]
     group = int_of(arguments.attributes, "group")
-    windows = _transposed_windows(arguments.attributes, x.shape[2:], w.shape[2:])
+    windows = transposed_windows(arguments.attributes, x.shape[2:], w.shape[2:])
     samples, places = x.shape[0], math.prod(x.shape[2:])
     bias = bias_steps(optional(arguments, 2), out)
     if out.size == 0:
@@ -187,16 +157,31 @@ def _conv_transpose(arguments: KernelArguments) -> Sequence[Thunk]:
         return (fill_step(out, 0), *bias)
     depth = math.prod(w.shape[1:])
     weights = w.reshape(group, w.shape[0] // group, depth).transpose(0, 2, 1)
-    columns = np.empty((samples, group, depth, places), x.dtype)
-    spread = np.empty((samples, out.shape[1], *windows.padded), x.dtype)
-    taps = columns.reshape(samples, out.shape[1], math.prod(windows.kernel), *x.shape[2:])
     rows = x.reshape(samples, group, -1, places)
-    steps: list[Thunk] = [partial(np.matmul, weights, rows, columns), fill_step(spread, 0)]
-    for index, tap in enumerate(windows.taps()):
-        target = spread[(slice(None), slice(None), *tap)]
-        steps.append(partial(np.add, target, taps[:, :, index], target))
+    # As many samples at a time as keep their columns in the cache.
+    at_once = min(samples, max(1, SPREAD_NBYTES // (group * depth * places * x.itemsize)))
+    columns = np.empty((at_once, group, depth, places), x.dtype)
     inner = tuple(slice(b, b + s) for b, s in zip(windows.begin, windows.size, strict=True))
-    return [*steps, *copy_steps(spread[(slice(None), slice(None), *inner)], out), *bias]
+    direct = windows.padded == windows.size
+    spread = out if direct else np.empty((at_once, out.shape[1], *windows.padded), x.dtype)
+    steps: list[Thunk] = []
+    for start in range(0, samples, at_once):
+        part = slice(start, min(start + at_once, samples))
+        made = columns[: part.stop - part.start]
+        target = spread[part] if direct else spread[: part.stop - part.start]
+        steps += [partial(np.matmul, weights, rows[part], made), fill_step(target, 0)]
+        steps += _tap_steps(made, target, windows)
+        if not direct:
+            steps += copy_steps(target[(slice(None), slice(None), *inner)], out[part])
+    return [*steps, *bias]
+
+
+def _tap_steps(columns: Array, target: Array, windows: Windows) -> list[Thunk]:
+    """Add every column where its kernel element put it."""
+    count = math.prod(windows.kernel)
+    taps = columns.reshape(*target.shape[:2], count, *windows.output)
+    places = (target[(slice(None), slice(None), *tap)] for tap in windows.taps())
+    return [partial(np.add, p, taps[:, :, index], p) for index, p in enumerate(places)]
 
 
 OPERATORS = (
@@ -206,6 +191,7 @@ OPERATORS = (
         _infer_conv,
         _conv,
         attributes={**WINDOW_ATTRIBUTES, "group": Attribute("int", 1)},
+        gradient=conv_gradient,
     ),
     OpDef(
         "ConvTranspose",
@@ -218,5 +204,6 @@ OPERATORS = (
             "output_padding": Attribute("ints"),
             "output_shape": Attribute("ints"),
         },
+        gradient=conv_transpose_gradient,
     ),
 )

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.arithmetic_gradients import kept, zeros
+from stitch.ops.arithmetic_gradients import zeros
 from stitch.ops.attributes import int_of, string_of
 from stitch.ops.gradient import GradientContext
 from stitch.ops.shape_gradients import padded, shaped
@@ -149,10 +149,10 @@ def one_hot_gradient(context: GradientContext) -> Sequence[Any]:
     gradient = context.gradient
     depth = context.constants[1]
     assert depth is not None
-    off_on = context.constant(np.array([False, True]))
+    off_on = context.constant(np.array([0, 1], gradient.data_type.dtype))
     axis = int_of(context.attributes, "axis")
-    hit = context.apply("OneHot", context.input(0), context.constants[1], off_on, axis=axis)
-    on = context.apply("ReduceSum", kept(context, hit, gradient), keepdims=0)
+    hit = context.apply("OneHot", context.input(0), depth, off_on, axis=axis)
+    on = context.apply("ReduceSum", gradient * hit, keepdims=0)
     off = context.apply("ReduceSum", gradient, keepdims=0) - on
     parts = [context.apply("Unsqueeze", part, [0]) for part in (off, on)]
     return None, None, context.apply("Concat", *parts, axis=0)

@@ -13,6 +13,13 @@ from stitch.ops.convolution import check_output
 from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import require_rank, require_type
+from stitch.ops.pooling_gradients import (
+    average_pool_gradient,
+    global_average_gradient,
+    global_max_gradient,
+    lp_pool_gradient,
+    max_pool_gradient,
+)
 from stitch.ops.steps import fill_step, given, scalar, strides_of
 from stitch.ops.windows import (
     WINDOW_ATTRIBUTES,
@@ -202,6 +209,7 @@ OPERATORS = (
         _infer_average,
         _average,
         attributes={**_POOL_ATTRIBUTES, "count_include_pad": Attribute("int", 0)},
+        gradient=average_pool_gradient,
     ),
     OpDef(
         "MaxPool",
@@ -210,6 +218,7 @@ OPERATORS = (
         _max,
         outputs=(1, 2),
         attributes={**_POOL_ATTRIBUTES, "storage_order": Attribute("int", 0)},
+        gradient=max_pool_gradient,
     ),
     OpDef(
         "LpPool",
@@ -217,7 +226,20 @@ OPERATORS = (
         _infer_lp,
         _lp,
         attributes={**_POOL_ATTRIBUTES, "p": Attribute("int", 2)},
+        gradient=lp_pool_gradient,
     ),
-    OpDef("GlobalAveragePool", (1, 1), _infer_global, _global_average),
-    OpDef("GlobalMaxPool", (1, 1), _infer_global, _global_max),
+    OpDef(
+        "GlobalAveragePool",
+        (1, 1),
+        _infer_global,
+        _global_average,
+        gradient=global_average_gradient,
+    ),
+    OpDef(
+        "GlobalMaxPool",
+        (1, 1),
+        _infer_global,
+        _global_max,
+        gradient=global_max_gradient,
+    ),
 )

@@ -19,6 +19,7 @@ from stitch.ops import (
     checking,
     comparison,
     convolution,
+    convolution_weights,
     counting,
     determinant,
     einsum,
@@ -29,6 +30,7 @@ from stitch.ops import (
     generating,
     indexing,
     matmul,
+    max_pool_gradient,
     normalization,
     optimizer_steps,
     padding,
@@ -49,11 +51,11 @@ from stitch.ops import (
 from stitch.ops.definition import OpDef
 
 _THEMES = (
-    elementwise, elementary, comparison, activation, error_function, matmul, convolution, pooling,
-    batch_normalization, normalization, softmax, reduction, scanning, reshaping, rearranging,
-    padding, indexing, scattering, generating, casting, einsum, recurrent, resampling,
-    quantization, quantized_products, fourier, sampling, unfolding, determinant, cache_writing,
-    counting, optimizer_steps, checking,
+    elementwise, elementary, comparison, activation, error_function, matmul, convolution,
+    convolution_weights, pooling, max_pool_gradient, batch_normalization, normalization, softmax,
+    reduction, scanning, reshaping, rearranging, padding, indexing, scattering, generating, casting,
+    einsum, recurrent, resampling, quantization, quantized_products, fourier, sampling,
+    unfolding, determinant, cache_writing, counting, optimizer_steps, checking,
 )  # fmt: skip
 _OPERATORS: tuple[OpDef, ...] = tuple(chain.from_iterable(theme.OPERATORS for theme in _THEMES))
 _BY_NAME = {(definition.domain, definition.name): definition for definition in _OPERATORS}

@@ -111,6 +111,39 @@ def windows_of(attributes: Attributes, size: Shape, kernel: Shape, ceil: bool = 
     return Windows(size, kernel, strides, dilations, *padding, tuple(outputs))
 
 
+def transposed_windows(attributes: Attributes, size: Shape, kernel: Shape) -> Windows:
+    """The windows that a ConvTranspose spreads over; `size` is the output, `output` the input."""
+    rank = len(size)
+    ones, zeros = (1,) * rank, (0,) * rank
+    strides = ints_of(attributes, "strides") or ones
+    dilations = ints_of(attributes, "dilations") or ones
+    extra = ints_of(attributes, "output_padding") or zeros
+    pads = ints_of(attributes, "pads") or zeros + zeros
+    wanted = ints_of(attributes, "output_shape")
+    auto_pad = string_of(attributes, "auto_pad")
+    begins, ends, result = [], [], []
+    for i in range(rank):
+        full = strides[i] * (size[i] - 1) + extra[i] + dilations[i] * (kernel[i] - 1) + 1
+        if wanted is None and not auto_pad.startswith("SAME"):
+            begin, end = pads[i], pads[rank + i]
+        else:
+            total = full - (wanted[i] if wanted is not None else size[i] * strides[i])
+            total = max(total, 0)
+            begin = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
+            end = total - begin
+        length = full - begin - end
+        if wanted is not None:
+            length = wanted[i]
+        elif auto_pad.startswith("SAME"):
+            length = size[i] * strides[i]
+        begins.append(begin)
+        # Where the wanted shape is larger than what the windows reach, the end stays zero.
+        ends.append(max(full - begin - length, 0))
+        result.append(length)
+    padding = (tuple(begins), tuple(ends), zeros)
+    return Windows(tuple(result), kernel, strides, dilations, *padding, tuple(size))
+
+
 def pad_steps(source: Array, windows: Windows, value: float) -> tuple[Array, tuple[Thunk, ...]]:
     """The source with its padding, and the steps that refresh it; no copy where none is needed."""
     if not windows.needs_padding:

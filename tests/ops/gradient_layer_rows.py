@@ -68,4 +68,65 @@ NORMALIZATIONS = [
          lambda x, s, b, m, v: F.batch_norm(x, None, None, s, b, True, 0.1, 1e-5), training_mode=1),
 ]  # fmt: skip
 
-ROWS: list[Case] = [*PRODUCTS, *NORMALIZATIONS]
+
+def _conv(dims: int, **attributes: Any) -> Any:
+    function = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[dims]
+    return lambda x, w, *b: function(x, w, *b, **attributes)
+
+
+def _transposed(dims: int, **attributes: Any) -> Any:
+    function = {1: F.conv_transpose1d, 2: F.conv_transpose2d}[dims]
+    return lambda x, w, *b: function(x, w, *b, **attributes)
+
+
+def _uneven(x: Any, w: Any, b: Any) -> Any:
+    return F.conv2d(F.pad(x, (1, 2, 0, 1)), w, b, (1, 3))
+
+
+CONVOLUTIONS = [
+    case("Conv", ["f64[2,3,6,5]", "f64[4,3,3,2]", "f64[4]"], _conv(2)),
+    case("Conv", ["f64[5,2,20,20]", "f64[3,2,3,3]"], _conv(2)),
+    case("Conv", ["f64[2,4,7,8]", "f64[6,2,3,3]", "f64[6]"],
+         _conv(2, stride=2, padding=1, groups=2), strides=(2, 2), pads=(1, 1, 1, 1), group=2),
+    case("Conv", ["f64[2,3,9,9]", "f64[3,1,2,3]"], _conv(2, stride=(3, 2), dilation=2, groups=3),
+         strides=(3, 2), dilations=(2, 2), group=3),
+    case("Conv", ["f64[1,2,5,7]", "f64[2,2,2,2]", "f64[2]"], _uneven,
+         pads=(0, 1, 1, 2), strides=(1, 3)),
+    case("Conv", ["f64[2,3,5]", "f64[2,3,5]"], _conv(1)),
+    case("Conv", ["f64[2,3,4]", "f64[5,3,1]"], _conv(1)),
+    case("Conv", ["f64[2,2,4,3,5]", "f64[2,2,2,2,2]"], _conv(3, padding=1), pads=(1,) * 6),
+    case("Conv", ["f64[2,2,5,6]", "f64[3,2,3,3]"], auto_pad="SAME_UPPER", strides=(2, 2)),
+    case("ConvTranspose", ["f64[2,3,4,5]", "f64[3,2,3,2]", "f64[2]"], _transposed(2)),
+    case("ConvTranspose", ["f64[2,4,3,4]", "f64[4,3,3,3]"],
+         _transposed(2, stride=2, padding=1, output_padding=1, groups=2),
+         strides=(2, 2), pads=(1, 1, 1, 1), output_padding=(1, 1), group=2),
+    case("ConvTranspose", ["f64[2,3,4]", "f64[3,2,3]"], _transposed(1, dilation=2, stride=3),
+         dilations=(2,), strides=(3,)),
+    case("ConvTranspose", ["f64[1,2,3,3]", "f64[2,2,3,3]"], output_shape=(7, 8), strides=(2, 2)),
+    case("ConvTranspose", ["f64[1,2,3,3]", "f64[2,2,2,2]"], auto_pad="SAME_LOWER", strides=(2, 2)),
+]  # fmt: skip
+
+POOLS = [
+    case("MaxPool", ["f64[2,3,6,4]"], lambda x: F.max_pool2d(x, 2),
+         kernel_shape=(2, 2), strides=(2, 2)),
+    case("MaxPool", ["f64[2,3,7,8]"], lambda x: F.max_pool2d(x, 3, 2, 1, ceil_mode=True),
+         kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1), ceil_mode=1),
+    case("MaxPool", ["f64[2,3,9]"], lambda x: F.max_pool1d(x, 2, 1, 0, 3),
+         kernel_shape=(2,), dilations=(3,)),
+    case("MaxPool", ["f64[1,2,5,5]"], kernel_shape=(2, 2), strides=(2, 2), auto_pad="SAME_LOWER"),
+    case("AveragePool", ["f64[2,3,6,4]"], lambda x: F.avg_pool2d(x, (3, 2)),
+         kernel_shape=(3, 2), strides=(3, 2)),
+    case("AveragePool", ["f64[2,3,7,8]"], lambda x: F.avg_pool2d(x, 3, 2, 1, True, False),
+         kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1), ceil_mode=1),
+    case("AveragePool", ["f64[2,3,7,8]"], lambda x: F.avg_pool2d(x, 3, 2, 1, True, True),
+         kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1), ceil_mode=1, count_include_pad=1),
+    case("AveragePool", ["f64[1,2,9]"], kernel_shape=(2,), dilations=(3,), pads=(1, 2)),
+    case("LpPool", ["f64[2,3,6,4]"], lambda x: F.avg_pool2d(x**2, 2).mul(4).sqrt(),
+         kernel_shape=(2, 2), strides=(2, 2)),
+    case("LpPool", ["f64[2,3,7]"], kernel_shape=(3,), strides=(2,), pads=(1, 1), p=3),
+    case("LpPool", ["f64[2,3,7]"], kernel_shape=(3,), p=1),
+    case("GlobalAveragePool", ["f64[2,3,4,5]"], lambda x: x.mean((2, 3), keepdim=True)),
+    case("GlobalMaxPool", ["f64[2,3,4,5]"], lambda x: x.amax((2, 3), keepdim=True)),
+]  # fmt: skip
+
+ROWS: list[Case] = [*PRODUCTS, *NORMALIZATIONS, *CONVOLUTIONS, *POOLS]

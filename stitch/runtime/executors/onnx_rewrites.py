@@ -13,7 +13,7 @@ import numpy as np
 from stitch.errors import CompileError
 from stitch.ops import evaluate, onnx_code
 from stitch.program import ABSENT, Array, AttributeValue, DataType, Operation
-from stitch.runtime.executors import onnx_integers
+from stitch.runtime.executors import onnx_gradients, onnx_integers
 from stitch.runtime.executors.onnx_integers import scalar
 from stitch.runtime.executors.onnx_writer import FormWriter, value_name
 from stitch.runtime.executors.staging import computable, compute_type
@@ -187,5 +187,7 @@ REWRITES: Mapping[tuple[str, str], Rewrite] = {
     ("", "Size"): _known_result,
     ("", "Swish"): _swish,
     ("", "Where"): _where,
+    ("stitch", "ConvWeightGradient"): onnx_gradients.conv_weight_gradient,
     ("stitch", "Expect"): _expect,
+    ("stitch", "MaxPoolGradient"): onnx_gradients.max_pool_gradient,
 }

@@ -95,6 +95,12 @@ class FormWriter:
         self.nodes.append(helper.make_node(op, list(inputs), [output], **attributes))
         return output
 
+    def second(self, op: str, inputs: Sequence[str], **attributes: object) -> str:
+        """Add a node with two outputs; gives the name of the second."""
+        outputs = [self.fresh(), self.fresh()]
+        self.nodes.append(helper.make_node(op, list(inputs), outputs, **attributes))
+        return outputs[1]
+
     def plain(self, operation: Operation, attributes: Mapping[str, AttributeValue]) -> None:
         """Add an operation as it is."""
         outputs = [value_name(v) if v != ABSENT else "" for v in operation.outputs]

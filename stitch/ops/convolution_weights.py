@@ -1,0 +1,149 @@
+"""`stitch.ConvWeightGradient`: the gradient of a convolution's weights.
+
+Operands are the convolution's input [N, C, *size] and its output's gradient [N, O, *places]; the
+result is [O, C / group, *kernel_shape]. As ONNX has it: Pad, one Slice per kernel element, Concat,
+and one MatMul. A convolution with the gradient as its kernel would be slow everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from stitch.ops.attributes import int_of, ints_of
+from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.element_types import FLOATS
+from stitch.ops.inference import require_rank, require_same_type, require_type
+from stitch.ops.steps import copy_steps, fill_step, given
+from stitch.ops.windows import (
+    WINDOW_ATTRIBUTES,
+    check_window_attributes,
+    pad_steps,
+    window_view,
+    windows_of,
+)
+from stitch.program import Array, ValueType
+
+#: Columns are gathered for as many samples at a time as fit in this many bytes (at least one).
+COLUMNS_NBYTES = 1 << 19
+#: From this many places on, a product per sample is long enough; below, samples are joined.
+LONG_PRODUCT = 256
+
+
+def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
+    x, gradient = require_type(context, 0, FLOATS), require_type(context, 1, FLOATS)
+    require_same_type(context, (0, 1))
+    rank = require_rank(context, 0, 3)
+    require_rank(context, 1, rank, rank)
+    kernel, group = ints_of(context.attributes, "kernel_shape"), int_of(context.attributes, "group")
+    assert kernel is not None
+    check_window_attributes(context, x.shape[2:], kernel)
+    windows = windows_of(context.attributes, x.shape[2:], kernel)
+    # A transposed convolution may have had fewer places than there are windows.
+    fits = gradient.shape[0] == x.shape[0] and all(
+        made <= room for made, room in zip(gradient.shape[2:], windows.output, strict=True)
+    )
+    if group < 1 or x.shape[1] % group or gradient.shape[1] % group or not fits:
+        raise context.fail(
+            "the gradient does not fit the input",
+            expected=f"{x.shape[0]} samples, channels divisible by {group}, "
+            f"at most {list(windows.output)} places",
+            got=str(list(gradient.shape)),
+        )
+    shape = (gradient.shape[1], x.shape[1] // group, *kernel)
+    return (ValueType(shape, x.data_type),)
+
+
+def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, gradient, out = given(arguments, 0), given(arguments, 1), arguments.outputs[0]
+    group = int_of(arguments.attributes, "group")
+    samples, places = gradient.shape[0], math.prod(gradient.shape[2:])
+    depth = math.prod(out.shape[1:])
+    if out.size == 0:
+        return ()
+    if samples * places == 0:
+        return (fill_step(out, 0),)
+    windows = windows_of(arguments.attributes, x.shape[2:], out.shape[2:])
+    padded, refresh = pad_steps(x, windows, 0)
+    seen = (slice(0, size) for size in gradient.shape[2:])
+    view = window_view(padded, windows)[(*(slice(None),) * x.ndim, *seen)]
+    at_once = max(1, COLUMNS_NBYTES // (group * depth * places * x.itemsize))
+    parts = [slice(i, min(i + at_once, samples)) for i in range(0, samples, at_once)]
+    make = _by_sample if places >= LONG_PRODUCT else _joined
+    sums, products = make(view, gradient, parts, group)
+    target = out.reshape(group, -1, depth)
+    steps: list[Thunk] = [*refresh]
+    for index, step in enumerate(products):
+        steps += step
+        first = copy_steps(sums, target)
+        steps += [partial(np.add, target, sums, target)] if index else first
+    return steps
+
+
+def _by_sample(
+    view: Array, gradient: Array, parts: Sequence[slice], group: int
+) -> tuple[Array, list[list[Thunk]]]:
+    """One product per sample and group, then their sum."""
+    samples, channels, places = *gradient.shape[:2], math.prod(gradient.shape[2:])
+    depth = math.prod(view.shape[1 : 2 - gradient.ndim]) // group
+    count = parts[0].stop
+    columns = np.empty((count, *view.shape[1:]), view.dtype)
+    products = np.empty((count, group, channels // group, depth), view.dtype)
+    sums = np.empty(products.shape[1:], view.dtype)
+    rows = gradient.reshape(samples, group, channels // group, places)
+    steps: list[list[Thunk]] = []
+    for part in parts:
+        size = part.stop - part.start
+        flat = columns[:size].reshape(size, group, depth, places).transpose(0, 1, 3, 2)
+        steps.append([
+            partial(np.copyto, columns[:size], view[part]),
+            partial(np.matmul, rows[part], flat, products[:size]),
+            partial(np.add.reduce, products[:size], 0, None, sums),
+        ])  # fmt: skip
+    return sums, steps
+
+
+def _joined(
+    view: Array, gradient: Array, parts: Sequence[slice], group: int
+) -> tuple[Array, list[list[Thunk]]]:
+    """One product per part: channels go first, so that samples and places are one long axis."""
+    channels, count = gradient.shape[1], parts[0].stop
+    places, spatial = math.prod(gradient.shape[2:]), gradient.ndim - 2
+    depth = math.prod(view.shape[1:-spatial]) // group
+    columns = np.empty(group * depth * count * places, view.dtype)
+    seen = np.empty(channels * count * places, view.dtype)
+    sums = np.empty((group, channels // group, depth), view.dtype)
+    before = view.ndim - spatial - 1
+    moved = np.moveaxis(view, 0, before)
+    turned = gradient.swapaxes(0, 1)
+    steps: list[list[Thunk]] = []
+    for part in parts:
+        long = (part.stop - part.start) * places
+        some = moved[(*(slice(None),) * before, part)]
+        gathered, rows = columns[: group * depth * long], seen[: channels * long]
+        flat = gathered.reshape(group, depth, long).transpose(0, 2, 1)
+        steps.append([
+            partial(np.copyto, gathered.reshape(some.shape), some),
+            partial(np.copyto, rows.reshape(turned[:, part].shape), turned[:, part]),
+            partial(np.matmul, rows.reshape(group, -1, long), flat, sums),
+        ])  # fmt: skip
+    return sums, steps
+
+
+OPERATORS = (
+    OpDef(
+        "ConvWeightGradient",
+        (2, 2),
+        _infer,
+        _kernel,
+        attributes={
+            **WINDOW_ATTRIBUTES,
+            "group": Attribute("int", 1),
+            "kernel_shape": Attribute("ints", required=True),
+        },
+        domain="stitch",
+    ),
+)

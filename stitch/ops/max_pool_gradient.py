@@ -1,0 +1,115 @@
+"""`stitch.MaxPoolGradient`: each gradient goes to the first place that holds its window's maximum.
+
+Operands are the pool's result gradient, its input and its result, so that no indices are saved;
+attributes are those of the pool. As ONNX has it: MaxPool with its indices, and ScatterElements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from stitch.ops.attributes import int_of, ints_of
+from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.element_types import FLOATS
+from stitch.ops.inference import require_rank, require_same_type, require_shape, require_type
+from stitch.ops.steps import copy_steps, fill_step, given
+from stitch.ops.windows import WINDOW_ATTRIBUTES, Windows, check_window_attributes, windows_of
+from stitch.program import Array, ValueType
+
+#: As many samples are handled at a time as have inputs of this many bytes (at least one).
+SAMPLES_NBYTES = 1 << 18
+_BITS = {4: np.int32, 8: np.int64}
+
+
+def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
+    x = require_type(context, 1, FLOATS)
+    require_same_type(context, range(3))
+    require_rank(context, 1, 3)
+    kernel = ints_of(context.attributes, "kernel_shape") or ()
+    check_window_attributes(context, x.shape[2:], kernel)
+    ceil = bool(int_of(context.attributes, "ceil_mode"))
+    windows = windows_of(context.attributes, x.shape[2:], kernel, ceil)
+    for index in (0, 2):
+        require_shape(context, index, (*x.shape[:2], *windows.output))
+    return (x,)
+
+
+def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
+    gradient, x, y = (given(arguments, i) for i in range(3))
+    out = arguments.outputs[0]
+    if gradient.size == 0:
+        return (fill_step(out, 0),)
+    kernel = ints_of(arguments.attributes, "kernel_shape") or ()
+    ceil = bool(int_of(arguments.attributes, "ceil_mode"))
+    windows = windows_of(arguments.attributes, x.shape[2:], kernel, ceil)
+    per_sample = x.nbytes // x.shape[0]
+    at_once = min(x.shape[0], max(1, SAMPLES_NBYTES // per_sample))
+    direct = not windows.needs_padding
+    wide = (at_once, x.shape[1], *windows.padded)
+    source = x if direct else np.full(wide, -np.inf, x.dtype)
+    target = out if direct else np.empty(wide, out.dtype)
+    work = _Workspace(gradient, at_once)
+    inner = tuple(slice(b, b + s) for b, s in zip(windows.begin, windows.size, strict=True))
+    inside = (slice(None), slice(None), *inner)
+    steps: list[Thunk] = []
+    for start in range(0, x.shape[0], at_once):
+        part = slice(start, min(start + at_once, x.shape[0]))
+        here = part if direct else slice(0, part.stop - part.start)
+        if not direct:
+            steps += copy_steps(x[part], source[here][inside])
+        steps += work.steps(source[here], target[here], gradient[part], y[part], windows)
+        if not direct:
+            steps += copy_steps(target[here][inside], out[part])
+    return steps
+
+
+class _Workspace:
+    """What one stretch of samples needs: what is left to give, who takes it now."""
+
+    def __init__(self, gradient: Array, samples: int) -> None:
+        shape = (samples, *gradient.shape[1:])
+        self.bits = _BITS[gradient.dtype.itemsize]
+        self.left = np.empty(shape, gradient.dtype)
+        self.taken = np.empty(shape, gradient.dtype)
+        self.hit = np.empty(shape, np.bool_)
+        self.mask = np.empty(shape, np.int8)
+
+    def steps(
+        self, x: Array, out: Array, gradient: Array, y: Array, windows: Windows
+    ) -> list[Thunk]:
+        """Bit masks choose, as in Where: what one kernel element takes the next do not get."""
+        count = gradient.shape[0]
+        left, taken, hit, mask = (a[:count] for a in (self.left, self.taken, self.hit, self.mask))
+        made: list[Thunk] = [partial(np.copyto, left, gradient), fill_step(out, 0)]
+        for index, tap in enumerate(windows.taps()):
+            place = (slice(None), slice(None), *tap)
+            given_bits, left_bits = taken.view(self.bits), left.view(self.bits)
+            made += [
+                partial(np.equal, x[place], y, hit),
+                partial(np.negative, hit.view(np.int8), mask),
+                partial(np.bitwise_and, mask, left_bits, given_bits),
+                partial(np.add, out[place], taken, out[place]),
+            ]
+            if index + 1 < math.prod(windows.kernel):
+                made.append(partial(np.bitwise_xor, left_bits, given_bits, left_bits))
+        return made
+
+
+OPERATORS = (
+    OpDef(
+        "MaxPoolGradient",
+        (3, 3),
+        _infer,
+        _kernel,
+        attributes={
+            **WINDOW_ATTRIBUTES,
+            "ceil_mode": Attribute("int", 0),
+            "kernel_shape": Attribute("ints", required=True),
+        },
+        domain="stitch",
+    ),
+)
