@@ -202,6 +202,7 @@ _OPERATIONS: dict[Any, Lowering] = {
     aten.remainder: _remainder, aten.fmod: _fmod, aten.ne: _not_equal,
 }  # fmt: skip
 
+# prims.fma comes with inductor: in processes that have not loaded it no graph has one.
 LOWERINGS: dict[Any, Lowering] = {
     **{packet.default: partial(_unary, op) for op, packet in _UNARY.items()},
     **{packet.default: partial(_whole, op) for op, packet in _WHOLE.items()},
@@ -241,7 +242,7 @@ LOWERINGS: dict[Any, Lowering] = {
     aten.masked_fill.Scalar: _masked_fill, aten.masked_fill.Tensor: _masked_fill,
     aten._to_copy.default: _cast, aten.to.dtype: _cast, aten.to.device: _cast,
     aten.to.other: _cast, aten.to.dtype_layout: _cast, aten.type_as.default: _cast,
-    torch.ops.prims.fma.default: _multiply_add,
+    **({torch.ops.prims.fma.default: _multiply_add} if hasattr(torch.ops.prims, "fma") else {}),
     torch.ops.prims.convert_element_type.default: _to_data_type,
     aten.clone.default: _same, aten.contiguous.default: _same, aten.alias.default: _same,
     aten.detach.default: _same, aten.detach_.default: _same, aten.lift_fresh_copy.default: _same,
