@@ -25,6 +25,7 @@ from stitch.frontend.torch_call import array_of, data_type_of
 from stitch.program import Array, DataType, TensorDesc, host_layout
 from stitch.runtime import Device, Tensor
 from stitch.runtime.lending import changed, lend, reshaped, take_back
+from stitch.runtime.state import BlockRecord
 
 #: Results of one output that torch may hold as views of our bytes; further ones it gets as copies,
 #: for each place that is held forces a plan of its own.
@@ -35,6 +36,8 @@ MAX_PARTS = 64
 CALLS_BETWEEN_LOOKS = 64
 #: Versions of tensors whose writes torch does not count: never the same twice.
 _never_again = itertools.count(-1, -1)
+
+_BFLOAT16 = DataType.BFLOAT16.dtype
 
 Part = tuple[int, tuple[int, ...], Any]
 
@@ -71,12 +74,24 @@ class ArgumentSlot:
     static: tuple[Callable[[], Any], int, int, _Held, Tensor] | None = None
 
 
+class _Watch(weakref.ref[Array]):
+    """Sees the end of the array that torch holds for a result."""
+
+    __slots__ = ("block", "held", "start", "views")
+    start: int
+    held: _Held
+    views: deque[None]
+    #: What is pinned as long as torch holds the array.
+    block: BlockRecord | None
+
+
 class Ledger:
     """Storages by their first byte's address, for one device."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
         self._held: dict[int, _Held] = {}
+        self._watches: dict[int, _Watch] = {}
         self._reads_in_place = len(device.backend.spaces) == 1
         self._calls = 0
         #: How many arguments were recognised, lent for the first time, or copied.
@@ -185,25 +200,44 @@ class Ledger:
 
         `views` counts what torch still holds of the same output.
         """
-        record = tensor._record
-        if tensor.volume == 0 or len(views) >= MAX_VIEWS_HELD:
-            return torch_tensor(self.device.read(record), dtype)
-        try:
-            array, is_mirror = self.device.export(record), False
-        except BufferError:
-            array, is_mirror = self.device.read(record), True
-        shown = array.view(np.int16) if tensor.data_type is DataType.BFLOAT16 else array.view()
+        record, device = tensor._record, self.device
+        if len(views) >= MAX_VIEWS_HELD or not record.desc.elements:
+            return torch_tensor(device.read(record), dtype)
+        instance = record.instances[0]
+        array = device.dense(instance)
+        is_mirror = array is None
+        if array is None:
+            array = device.read(record)
+        shown = array.view(np.int16) if array.dtype == _BFLOAT16 else array.view()
         made = torch_tensor(shown, dtype)
         storage = made.untyped_storage()
         start = storage.data_ptr()
         self._forget(start)
         held = _Held(StorageWeakRef(storage), version_of(made), tensor, is_mirror)
-        held.parts[0, tuple(made.shape), made.dtype] = tensor
+        held.parts[0, record.desc.shape, dtype] = tensor
         self._held[start] = held
+        watch = _Watch(shown, self._let_go)
+        watch.start, watch.held, watch.views = start, held, views
+        # As `Device.export` does, whose finalizers take longer than all of this.
+        watch.block = None if is_mirror else instance.block
+        if watch.block is not None:
+            watch.block.pins += 1
+            device.records.epoch += 1
         views.append(None)
-        # Torch holds `shown` itself; the registry of finalizers holds `array`, and so the pin.
-        weakref.finalize(shown, _let_go, self._held, start, held, views, array).atexit = False
+        self._watches[id(watch)] = watch
         return made
+
+    def _let_go(self, watch: Any) -> None:
+        """Torch has freed the storage of a result. Runs anywhere, so it leaves notes at most."""
+        self._watches.pop(id(watch), None)
+        watch.views.pop()
+        held = watch.held
+        if self._held.get(watch.start) is held:
+            self._held.pop(watch.start, None)
+        held.parts.clear()
+        held.result = None
+        if watch.block is not None:
+            self.device.unpinned.append(watch.block)
 
     # -- accounts ----------------------------------------------------------------------------------
 
@@ -226,17 +260,6 @@ class Ledger:
                 take_back(self.device, part)
 
 
-def _let_go(
-    entries: dict[int, _Held], start: int, held: _Held, views: deque[None], array: Array
-) -> None:
-    """Torch has freed the storage of a result. Runs anywhere, so it only drops references."""
-    views.pop()
-    if entries.get(start) is held:
-        entries.pop(start, None)
-    held.parts.clear()
-    held.result = None
-
-
 def version_of(tensor: Any) -> int:
     """Torch's count of the writes to a tensor's storage; never the same where it keeps none."""
     return next(_never_again) if tensor.is_inference() else int(tensor._version)
@@ -244,7 +267,7 @@ def version_of(tensor: Any) -> int:
 
 def torch_tensor(array: Array, dtype: Any) -> Any:
     """A torch tensor on the bytes of an array."""
-    if array.dtype.kind == "V" or array.dtype == DataType.BFLOAT16.dtype:
+    if array.dtype == _BFLOAT16:
         array = array.view(np.int16)
     made = torch.from_numpy(array)
     return made if made.dtype is dtype else made.view(dtype)
