@@ -13,7 +13,7 @@ from typing import Any
 
 from stitch.compiler import CompileOptions
 from stitch.errors import UsageError
-from stitch.frontend.modules import read_graph
+from stitch.frontend.modules import read_graph, read_trainable
 from stitch.frontend.pipeline_run import YamlPipeline, read_pipeline
 from stitch.graph import ComputationGraph, Wish, parse_wish
 from stitch.machine import Machine, load_machine
@@ -21,7 +21,14 @@ from stitch.model import PRODUCER, CompiledModel, Device, __version__, compiled,
 from stitch.program import Layout, Role, TensorDesc
 from stitch.runtime import Tensor
 from stitch.runtime.pipeline import Pipeline as RuntimePipeline
-from stitch.training import Loss, Optimizer, TrainingOptions, as_trainable, compile_model
+from stitch.training import (
+    Loss,
+    Optimizer,
+    Trainable,
+    TrainingOptions,
+    as_trainable,
+    compile_model,
+)
 from stitch.ttb import Binary, inspect_sizes
 from stitch.ttb import load as load_binary
 
@@ -58,11 +65,12 @@ def compile(
     if optimizer is not None or loss is not None:
         if optimizer is None or loss is None:
             raise UsageError("training needs both an optimizer and a loss")
-        graph = read_graph(module, example_inputs, input_shapes)
-        return _trained(
-            graph.with_wishes(*_wishes(wishes)), target, (weights, trainable), (loss, optimizer),
-            TrainingOptions(**training),
-        )  # fmt: skip
+        options = TrainingOptions(**training)
+        graph, values = read_trainable(module, example_inputs, input_shapes)
+        model = as_trainable(
+            graph.with_wishes(*_wishes(wishes)), {**values, **(weights or {})}, trainable
+        )
+        return _trained(model, target, (loss, optimizer), options)
     if training or weights is not None or trainable is not None:
         given = [*training, *(w for w, v in (("weights", weights), ("trainable", trainable)) if v)]
         raise UsageError("compile takes these only with optimizer= and loss=",
@@ -83,15 +91,13 @@ def _spelled(target: str | Path | Machine) -> str:
 
 
 def _trained(
-    graph: ComputationGraph, target: str | Path | Machine, values: tuple[Any, Any],
-    goal: tuple[Any, Any], options: TrainingOptions,
-) -> CompiledModel:  # fmt: skip
-    machine = load_machine(target)
-    model = as_trainable(graph, *values)
+    model: Trainable, target: str | Path | Machine, goal: tuple[Any, Any], options: TrainingOptions
+) -> CompiledModel:
+    machine, graph = load_machine(target), model.graph
     made = compile_model(model, *goal, options, machine)
     binary = Binary(made.programs.in_order, machine.shape, PRODUCER)
     return CompiledModel(
-        model.graph, binary, _spelled(target), graph.wishes, made.programs.warnings, made
+        graph, binary, _spelled(target), graph.wishes, made.programs.warnings, made
     )
 
 

@@ -8,13 +8,15 @@ Must not know: machines, programs.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from stitch.errors import CompileError, UsageError
 from stitch.frontend.yaml_module import load_module
 from stitch.graph import ComputationGraph, trace
+from stitch.program import Array
 
 #: What makes an object a module for the front end of torch.
 _TORCH_MODULES = {
@@ -51,6 +53,23 @@ def read_graph(
         "compile takes a computation graph, a path, a torch module or a function",
         got=type(module).__name__,
     )
+
+
+def read_trainable(
+    module: Any,
+    examples: Sequence[Any] | Mapping[str, Any] = (),
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+) -> tuple[ComputationGraph, dict[str, Array]]:
+    """The graph of anything that `compile` takes, for training, and values of its inputs by name.
+
+    A torch module (as it is: in training mode or not) gives its parameters and buffers as inputs;
+    of other modules the weights are constants, and no values are given. Raises as `read_graph`.
+    """
+    if _is_torch(module) and not input_shapes:
+        with _torch_is_there():
+            from stitch.frontend.torch_training import from_torch_for_training
+        return from_torch_for_training(module, examples)
+    return read_graph(module, examples, input_shapes), {}
 
 
 def _by_position(
@@ -99,8 +118,16 @@ def _is_torch(module: object) -> bool:
 
 
 def _torch_graph(module: Any, examples: Sequence[Any] | Mapping[str, Any]) -> ComputationGraph:
-    try:
+    with _torch_is_there():
         from stitch.frontend.torch_fx import from_fx
+    return from_fx(module, examples)
+
+
+@contextmanager
+def _torch_is_there() -> Iterator[None]:
+    """Explains a missing package torch."""
+    try:
+        yield
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "torch":
             raise
@@ -108,4 +135,3 @@ def _torch_graph(module: Any, examples: Sequence[Any] | Mapping[str, Any]) -> Co
             "reading torch modules needs the package torch",
             remedy="pip install stitch-runtime[torch]",
         ) from error
-    return from_fx(module, examples)

@@ -13,6 +13,7 @@ import torch
 from stitch.frontend import (
     torch_activations,
     torch_backward,
+    torch_batch_norm,
     torch_elementwise,
     torch_fused_attention,
     torch_layers,
@@ -34,6 +35,7 @@ LOWERINGS: dict[Any, Lowering] = {
     **torch_shapes.LOWERINGS,
     **torch_resizing.LOWERINGS,
     **torch_layers.LOWERINGS,
+    **torch_batch_norm.LOWERINGS,
     **torch_pooling.LOWERINGS,
     **torch_backward.LOWERINGS,
     **torch_fused_attention.LOWERINGS,

@@ -1,0 +1,138 @@
+"""PyTorch modules for training: parameters and buffers become inputs, with the values they have.
+
+Comes in: a module (in training mode or not, as the caller left it) and example inputs. Goes out: a
+`ComputationGraph` whose PARAMETER inputs are the module's parameters that require a gradient, whose
+STATE inputs are the buffers that its forward pass changes (their next values are outputs of the
+same names), and which takes a key where it draws random numbers. Importing this module needs the
+package torch (an optional extra). Must not know: losses, optimizers, machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from stitch.errors import CompileError
+from stitch.frontend.torch_call import array_of, data_type_of
+from stitch.frontend.torch_export import Examples, exported
+from stitch.frontend.torch_random import KEY_NAME, give_key
+from stitch.frontend.torch_walk import lower_graph
+from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
+from stitch.program import Array, DataType, InputKind
+
+_INPUT = torch.export.graph_signature.InputKind
+_OUTPUT = torch.export.graph_signature.OutputKind
+
+
+def from_torch_for_training(
+    module: Any, example_inputs: Examples = (), name: str | None = None
+) -> tuple[ComputationGraph, dict[str, Array]]:
+    """The graph of a torch module, and the values of its PARAMETER and STATE inputs, by name.
+
+    Names are those of the module's state dict; tied parameters are one input. Raises `CompileError`
+    with every unsupported operator and its source line.
+    """
+    return _Capture(module, example_inputs, name or type(module).__name__).made()
+
+
+class _Capture:
+    """One module on its way into a builder."""
+
+    def __init__(self, module: Any, examples: Examples, title: str) -> None:
+        self.title = title
+        self.program = exported(module, examples)
+        self.builder = ComputationGraphBuilder(title)
+        self.values: dict[str, Array] = {}
+        self.has_key = give_key(self.program.graph)
+        signature = self.program.graph_signature
+        #: Buffers that the forward pass changes, by the name of the output that is their next value.
+        self.changed: dict[str, str] = dict(signature.buffers_to_mutate)
+        self._by_memory: dict[Any, SymbolicTensor] = {}
+
+    def made(self) -> tuple[ComputationGraph, dict[str, Array]]:
+        nodes = [node for node in self.program.graph.nodes if node.op == "placeholder"]
+        bindings: dict[str, Callable[[], Any]] = {}
+        if self.has_key:
+            bindings[nodes.pop(0).name] = self._key
+        specs = self.program.graph_signature.input_specs
+        for spec, node in zip(specs, nodes, strict=True):
+            bindings[node.name] = partial(self._once, spec, node, [])
+        # Inputs in the order of the module's own, whichever is read first.
+        for spec, node in zip(specs, nodes, strict=True):
+            if spec.kind is _INPUT.USER_INPUT and node.users:
+                bindings[node.name]()
+        outputs = lower_graph(
+            self.program.graph, self.builder, bindings, self._attribute, self.title
+        )
+        self._declare(outputs)
+        return self.builder.build(), self.values
+
+    def _key(self) -> SymbolicTensor:
+        return self.builder.input(KEY_NAME, (1,), DataType.INT64, InputKind.KEY)
+
+    def _once(self, spec: Any, node: Any, made: list[Any]) -> Any:
+        if not made:
+            made.append(self._input(spec, node))
+        return made[0]
+
+    def _input(self, spec: Any, node: Any) -> Any:
+        value = node.meta.get("val")
+        if spec.kind is _INPUT.USER_INPUT:
+            if not isinstance(value, torch.Tensor):
+                return value
+            with self.builder.at(f"input {node.name}"):
+                return self.builder.input(node.name, tuple(value.shape), data_type_of(value.dtype))
+        found = self.program.state_dict.get(spec.target)
+        if found is None:
+            found = self.program.constants.get(spec.target)
+        if not isinstance(found, torch.Tensor):
+            raise CompileError(f"the module passes {spec.target!r} into its graph, no tensor")
+        return self._tensor(spec.target, found, spec.kind)
+
+    def _tensor(self, name: str, tensor: Any, kind: Any) -> SymbolicTensor:
+        if kind is _INPUT.PARAMETER and tensor.requires_grad and tensor.is_floating_point():
+            key = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape)
+            if key not in self._by_memory:
+                self._by_memory[key] = self._kept(name, tensor, InputKind.PARAMETER)
+            return self._by_memory[key]
+        if name in self.changed.values():
+            return self._kept(name, tensor, InputKind.STATE)
+        with self.builder.at(f"tensor {name}"):
+            return self.builder.parameter(name, array_of(tensor))
+
+    def _kept(self, name: str, tensor: Any, kind: InputKind) -> SymbolicTensor:
+        self.values[name] = np.array(array_of(tensor))
+        with self.builder.at(f"tensor {name}"):
+            return self.builder.input(name, tuple(tensor.shape), data_type_of(tensor.dtype), kind)
+
+    def _attribute(self, target: str) -> Any:
+        found: Any = self.program.graph_module
+        for part in target.split("."):
+            found = getattr(found, part)
+        if not isinstance(found, torch.Tensor):
+            return found
+        return self.builder.parameter(target, array_of(found))
+
+    def _declare(self, outputs: Any) -> None:
+        specs = self.program.graph_signature.output_specs
+        results = [s for s in specs if s.kind is _OUTPUT.USER_OUTPUT]
+        number = 0
+        for spec, value in zip(specs, outputs, strict=True):
+            if spec.kind is _OUTPUT.BUFFER_MUTATION:
+                self.builder.output(spec.target, value)
+            elif spec.kind is not _OUTPUT.USER_OUTPUT:
+                raise CompileError(
+                    f"the module writes to what it is given: {spec.target}",
+                    where=self.title,
+                    remedy="return the new value instead",
+                )
+            elif isinstance(value, SymbolicTensor):
+                name = "output" if len(results) == 1 else f"output_{number}"
+                self.builder.output(name, value)
+                number += 1
+        if not number:
+            raise CompileError("the module returns no tensor", where=self.title)
