@@ -20,6 +20,7 @@ from torch_architectures import ARCHITECTURES, made
 
 import stitch
 from stitch.cli import compile as compile_command
+from stitch.compiler import split_graph
 
 #: Compiled by a process of their own as well; the others by the same command, in this process.
 APART = ("BERT", "tied weights")
@@ -68,3 +69,24 @@ def test_an_architecture_in_two_files_agrees_with_eager_in_a_new_process(
     command("stitch-run", *words, folder=tmp_path)
     with np.load(tmp_path / "outputs.npz") as results:
         assert_close([results[slot.name] for slot in last.outputs], wanted)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("executor", ["numpy", "onnxruntime"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_an_architecture_in_any_number_of_programs_agrees_with_eager(
+    name: str, executor: str
+) -> None:
+    module, examples = made(name)
+    with torch.no_grad():
+        wanted = module(**examples) if isinstance(examples, dict) else module(*examples)
+    graph = stitch.compile(module, examples).graph
+    (whole,) = split_graph(graph, 1)
+    for count in range(1, min(8, len(whole.operations)) + 1):
+        with stitch.open_device("host", executor=executor) as device:
+            parts = [stitch.compile(part, target="host") for part in split_graph(graph, count)]
+            pipeline = stitch.Pipeline([device.load(part) for part in parts])
+            for _ in range(2):
+                found = pipeline(*(t.numpy() for t in tensors_of(examples)))
+                results = found if isinstance(found, tuple) else (found,)
+                assert_close([tensor.numpy() for tensor in results], tensors_of(wanted))
