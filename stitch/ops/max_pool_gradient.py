@@ -85,15 +85,24 @@ class _Workspace:
         count = gradient.shape[0]
         left, taken, hit, mask = (a[:count] for a in (self.left, self.taken, self.hit, self.mask))
         made: list[Thunk] = [partial(np.copyto, left, gradient), fill_step(out, 0)]
+        # No place lies in two windows: what it gets is written where it belongs at once.
+        apart = all(
+            stride > dilation * (kernel - 1)
+            for stride, dilation, kernel in zip(
+                windows.strides, windows.dilations, windows.kernel, strict=True
+            )
+        )
+        left_bits = left.view(self.bits)
         for index, tap in enumerate(windows.taps()):
             place = (slice(None), slice(None), *tap)
-            given_bits, left_bits = taken.view(self.bits), left.view(self.bits)
+            given_bits = (out[place] if apart else taken).view(self.bits)
             made += [
                 partial(np.equal, x[place], y, hit),
                 partial(np.negative, hit.view(np.int8), mask),
                 partial(np.bitwise_and, mask, left_bits, given_bits),
-                partial(np.add, out[place], taken, out[place]),
             ]
+            if not apart:
+                made.append(partial(np.add, out[place], taken, out[place]))
             if index + 1 < math.prod(windows.kernel):
                 made.append(partial(np.bitwise_xor, left_bits, given_bits, left_bits))
         return made

@@ -60,6 +60,22 @@ def _write(reduction: str, target: Array, places: Array, updates: Array) -> Thun
     return partial(REDUCTIONS[reduction].at, target, places, updates)
 
 
+#: From this many elements on, rows are reduced one by one: `ufunc.at` takes longer for them.
+_LONG_ROW = 16
+
+
+def _reduce_rows(function: np.ufunc, table: Array, rows: Array, updates: Sequence[Array]) -> None:
+    for place, update in zip(rows.tolist(), updates, strict=True):
+        row = table[place]
+        function(row, update, row)
+
+
+def _write_rows(reduction: str, table: Array, rows: Array, updates: Array) -> Thunk:
+    if reduction == "none" or table.shape[1] < _LONG_ROW:
+        return _write(reduction, table, rows, updates)
+    return partial(_reduce_rows, REDUCTIONS[reduction], table, rows, list(updates))
+
+
 def _elements(arguments: KernelArguments) -> Sequence[Thunk]:
     data, indices, updates = (given(arguments, i) for i in range(3))
     out = arguments.outputs[0]
@@ -95,7 +111,7 @@ def _nd(arguments: KernelArguments) -> Sequence[Thunk]:
     table = out.reshape(math.prod(data.shape[:depth]), math.prod(data.shape[depth:]))
     reduction = string_of(arguments.attributes, "reduction")
     fresh = updates.reshape(rows.size, table.shape[1])
-    return (*copies, *steps, _write(reduction, table, rows.reshape(-1), fresh))
+    return (*copies, *steps, _write_rows(reduction, table, rows.reshape(-1), fresh))
 
 
 def _infer_one_hot(context: InferenceContext) -> tuple[ValueType, ...]:
