@@ -65,12 +65,12 @@ def compile(
     if optimizer is not None or loss is not None:
         if optimizer is None or loss is None:
             raise UsageError("training needs both an optimizer and a loss")
-        options = TrainingOptions(**training)
+        how = TrainingOptions(**training)
         graph, values = read_trainable(module, example_inputs, input_shapes)
         model = as_trainable(
             graph.with_wishes(*_wishes(wishes)), {**values, **(weights or {})}, trainable
         )
-        return _trained(model, target, (loss, optimizer), options)
+        return _trained(model, target, (loss, optimizer), how)
     if training or weights is not None or trainable is not None:
         given = [*training, *(w for w, v in (("weights", weights), ("trainable", trainable)) if v)]
         raise UsageError("compile takes these only with optimizer= and loss=",

@@ -49,7 +49,7 @@ class _Capture:
         self.values: dict[str, Array] = {}
         self.has_key = give_key(self.program.graph)
         signature = self.program.graph_signature
-        #: Buffers that the forward pass changes, by the name of the output that is their next value.
+        #: Buffers that the forward pass changes, by the name of their next value.
         self.changed: dict[str, str] = dict(signature.buffers_to_mutate)
         self._by_memory: dict[Any, SymbolicTensor] = {}
 

@@ -185,13 +185,13 @@ class TrainingInstance(TrainingTensors):
                 expected=", ".join(self.inputs),
                 got=f"{len(batch)} by position; by name: {', '.join(named) or 'none'}",
             )
-        # As tensors, so that forward and backward share one copy on the device.
-        return [
-            given[name]
-            if isinstance(given[name], Tensor)
-            else self.device.tensor(self._fitting(name, given[name]))
-            for name in self.inputs
-        ]
+        return [self._carried_in(name, given[name]) for name in self.inputs]
+
+    def _carried_in(self, name: str, value: Any) -> Tensor:
+        """A batch's array on the device, once for all the programs that read it."""
+        if not isinstance(value, Tensor):
+            value = self.device.tensor(self._fitting(name, value))
+        return self.device.to_layout(value, self._cells.descs[self._cells.numbers[name]])
 
     def _fitting(self, name: str, value: Any) -> Array:
         number = self._cells.numbers[name]
