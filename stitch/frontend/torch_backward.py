@@ -17,6 +17,7 @@ import torch
 
 from stitch.frontend.torch_call import Call, Lowering
 from stitch.frontend.torch_pooling import spread, window_weights
+from stitch.frontend.torch_shapes import slice_scatter
 from stitch.graph import SymbolicTensor
 from stitch.program import Array
 
@@ -194,6 +195,32 @@ def _adaptive_average_backward(
     return _through(call, grad, tables)
 
 
+# Parts ---------------------------------------------------------------------------------------
+
+
+def _select_backward(
+    call: Call, grad: SymbolicTensor, sizes: Sizes, dim: int, index: int
+) -> SymbolicTensor:
+    wide = call.builder.unsqueeze(grad, dim % len(sizes))
+    return _slice_backward(call, wide, sizes, dim, index % sizes[dim], index % sizes[dim] + 1, 1)
+
+
+def _slice_backward(
+    call: Call, grad: SymbolicTensor, sizes: Sizes, dim: int, start: int, end: int, step: int
+) -> SymbolicTensor:
+    """The gradient of a part among zeros."""
+    axis = dim % len(sizes)
+    first, last, _ = slice(start, end, step).indices(sizes[axis])
+    if step != 1 or 0 in grad.shape:
+        return slice_scatter(call, call.filled(0), grad, axis, start, end, step)
+    before, after = [0] * len(sizes), [0] * len(sizes)
+    before[axis], after[axis] = first, sizes[axis] - last
+    if not any((*before, *after)):
+        return grad
+    zero = call.cast(0, grad.data_type)
+    return call.builder.apply("Pad", [grad, before + after, zero], 1, {})[0]
+
+
 LOWERINGS: dict[Any, Lowering] = {
     aten.convolution_backward.default: _convolution_backward,
     aten.max_pool2d_with_indices_backward.default: partial(_max_pool_backward, 2),
@@ -201,6 +228,7 @@ LOWERINGS: dict[Any, Lowering] = {
     aten.adaptive_max_pool2d_backward.default: partial(_max_pool_backward, 2),
     aten.avg_pool2d_backward.default: partial(_average_pool_backward, 2),
     aten.avg_pool3d_backward.default: partial(_average_pool_backward, 3),
+    aten.select_backward.default: _select_backward, aten.slice_backward.default: _slice_backward,
     aten._adaptive_avg_pool2d_backward.default: partial(_adaptive_average_backward, 2),
     aten._adaptive_avg_pool3d_backward.default: partial(_adaptive_average_backward, 3),
 }  # fmt: skip

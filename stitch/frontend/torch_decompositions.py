@@ -18,7 +18,10 @@ from stitch.frontend.torch_aten import KEPT_WHOLE
 
 aten = torch.ops.aten
 #: Taken apart by torch, these would lose what their gradients need, or take more steps.
-_KEPT = (*KEPT_WHOLE, aten._scaled_dot_product_flash_attention_for_cpu.default)
+_KEPT = (
+    *KEPT_WHOLE, aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten.select_backward.default, aten.slice_backward.default,
+)  # fmt: skip
 #: Not in torch's core set, and taken apart by it well.
 _TAKEN_APART = (
     aten._native_batch_norm_legit_functional, aten._native_batch_norm_legit, aten.native_batch_norm,

@@ -21,7 +21,7 @@ from stitch.frontend.torch_call import array_of, data_type_of
 from stitch.frontend.torch_ledger import ArgumentSlot, Ledger
 from stitch.frontend.torch_outputs import Result, axes_in_memory, shown, sorted_outputs
 from stitch.frontend.torch_random import KEY_LIMIT, KEY_NAME, give_key
-from stitch.frontend.torch_static import fuse_transposed_products
+from stitch.frontend.torch_static import fuse_transposed_products, join_selected
 from stitch.frontend.torch_walk import lower_graph
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor, parse_wish
 from stitch.program import DataType, InputKind
@@ -106,6 +106,7 @@ class _Building:
             fx_graph, self._positions, settings.exact_outputs, share=settings.shares_outputs
         )
         fuse_transposed_products(fx_graph)
+        join_selected(fx_graph)
         #: Positions of the arguments that the program takes, in the order of its inputs.
         self.positions: list[int] = []
         self.builder = ComputationGraphBuilder(settings.name)

@@ -153,7 +153,7 @@ def _scatter(
     return b.apply("ScatterElements", [x, index, updates], 1, attributes)[0]
 
 
-def _slice_scatter(
+def slice_scatter(
     call: Call,
     x: SymbolicTensor,
     src: SymbolicTensor,
@@ -176,7 +176,7 @@ def _select_scatter(
 ) -> SymbolicTensor:
     place = index % x.shape[dim]
     wide = call.builder.unsqueeze(src, dim % len(x.shape))
-    return _slice_scatter(call, x, wide, dim, place, place + 1)
+    return slice_scatter(call, x, wide, dim, place, place + 1)
 
 
 def _diagonal(
@@ -278,7 +278,7 @@ LOWERINGS: dict[Any, Lowering] = {
     aten.scatter_add.default: partial(_scatter, "add"),
     aten.scatter_reduce.two: _scatter_reduce, aten.diagonal.default: _diagonal,
     aten.unfold.default: _unfold,
-    aten.slice_scatter.default: _slice_scatter, aten.select_scatter.default: _select_scatter,
+    aten.slice_scatter.default: slice_scatter, aten.select_scatter.default: _select_scatter,
     aten.full.default: _full, aten.full_like.default: _full, aten.new_full.default: _full,
     aten.copy.default: _full, aten.fill.Scalar: _full, aten.fill.Tensor: _full,
     aten.zeros.default: partial(_filled, 0), aten.zeros_like.default: partial(_filled, 0),

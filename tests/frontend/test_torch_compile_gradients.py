@@ -172,6 +172,13 @@ CASES: dict[str, Case] = {
         ),
         (_r(3, 4),),
     ),
+    "all parts, and some": (
+        lambda x: (x[0] * x[1] + x[2].sin(), x[:, 1] * x[:, 2], x[1:, :2], x[:, ::2], x[-1, 3]),
+        (_r(3, 4, 2),),
+    ),
+    "all parts": (
+        lambda x: torch.matmul(x[:, 0] * x[:, 1], x[:, 2].transpose(-1, -2)), (_r(2, 3, 4, 5),),
+    ),
     "joining": (
         lambda x, y: (
             torch.cat([x, y], 1), torch.stack([x, x * 2]), x.split(2, 1)[1], x.repeat(2, 1),
