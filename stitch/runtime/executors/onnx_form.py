@@ -2,7 +2,8 @@
 
 Comes in: a program. Goes out: its form (opset 26, IR version 13). Types narrower than float32
 become float32: inside a program only a `Cast` to one of them rounds. Operators that ONNX Runtime
-computes otherwise than Stitch does are rewritten or refused. Must not know sessions.
+computes otherwise than Stitch does are rewritten or refused; groups that are one operator of its
+are written as that one. Must not know sessions.
 """
 
 from __future__ import annotations
@@ -10,15 +11,23 @@ from __future__ import annotations
 from stitch.errors import CompileError
 from stitch.ops import lookup, resolve_attributes
 from stitch.program import ABSENT, Operation, Program
+from stitch.runtime.executors.onnx_fusions import fusions
 from stitch.runtime.executors.onnx_rewrites import REWRITES
-from stitch.runtime.executors.onnx_writer import FormWriter, OnnxForm
+from stitch.runtime.executors.onnx_writer import FormWriter, OnnxForm, value_name
 
 
 def onnx_form(program: Program) -> OnnxForm:
     """The ONNX form of a whole program; raises `CompileError` as `operation_form` does."""
     writer = FormWriter(program)
-    for operation in program.operations:
-        _write(writer, operation)
+    fused = fusions(program)
+    inside = {index for group in fused.values() for index in group.inside}
+    for index, operation in enumerate(program.operations):
+        if index in fused:
+            group = fused[index]
+            out = value_name(operation.outputs[0])
+            writer.node(group.op, [writer.operand(group.input)], out, **dict(group.attributes))
+        elif index not in inside:
+            _write(writer, operation)
     inputs = tuple(s.value for s in program.inputs if s.value in writer.used)
     return writer.form(inputs, tuple(s.value for s in program.outputs))
 

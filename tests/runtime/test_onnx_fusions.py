@@ -1,0 +1,73 @@
+"""Groups of operations that ONNX Runtime is given as one, and those that only look like it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import onnx
+import pytest
+
+import stitch
+from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
+from stitch.runtime.executors.onnx_form import onnx_form
+
+
+def gelu_by_tanh(
+    *, power: bool = False, turned: bool = False, cubic: float = 0.044715, seen: bool = False,
+    data_type: str = "float32",
+) -> ComputationGraph:  # fmt: skip
+    """GPT-2's Gelu; `turned`: with all operands the other way round, `seen`: its tanh as well."""
+    b = ComputationGraphBuilder("gelu")
+    x = b.input("x", (4, 8), data_type)
+    number = np.float64 if data_type == "float64" else np.float32
+
+    def both(op: str, one: SymbolicTensor, two: SymbolicTensor | np.generic) -> SymbolicTensor:
+        return b.op(op, two, one) if turned else b.op(op, one, two)
+
+    cube = b.op("Pow", x, number(3)) if power else both("Mul", b.op("Mul", x, x), x)
+    inner = both("Add", x, both("Mul", cube, number(cubic)))
+    tanh = b.op("Tanh", both("Mul", inner, number(math.sqrt(2 / math.pi))))
+    half, raised = both("Mul", x, number(0.5)), both("Add", tanh, number(1))
+    b.output("y", both("Mul", half, raised))
+    if seen:
+        b.output("t", tanh)
+    return b.build()
+
+
+def operators(graph: ComputationGraph) -> Counter[str]:
+    program = stitch.compile(graph, target="host").binary.programs[0]
+    model = onnx.load_from_string(onnx_form(program).model)
+    return Counter(node.op_type for node in model.graph.node)
+
+
+def assert_agrees(graph: ComputationGraph) -> None:
+    x = np.linspace(-4, 4, 32, dtype=np.float64).reshape(4, 8)
+    x = x.astype(graph.input_type(0).data_type.dtype)
+    results = []
+    for executor in ("numpy", "onnxruntime"):
+        with stitch.open_device("host", executor=executor) as device:
+            found = device.load(stitch.compile(graph, target="host"))(x)
+            found = found if isinstance(found, tuple) else (found,)
+            results.append([tensor.numpy() for tensor in found])
+    for ours, theirs in zip(*results, strict=True):
+        np.testing.assert_allclose(theirs, ours, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("power", [False, True])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_gelu_by_tanh_is_one_operator(power: bool, turned: bool) -> None:
+    graph = gelu_by_tanh(power=power, turned=turned)
+    assert operators(graph) == {"Gelu": 1}
+    assert_agrees(graph)
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [gelu_by_tanh(cubic=0.05), gelu_by_tanh(seen=True), gelu_by_tanh(data_type="float64")],
+    ids=["another coefficient", "its tanh is an output", "float64"],
+)
+def test_what_only_looks_like_a_gelu_stays_as_it_is(graph: ComputationGraph) -> None:
+    assert "Gelu" not in operators(graph)
+    assert_agrees(graph)
