@@ -39,7 +39,7 @@ class Subject:
     compile_goal: float | None
 
 
-class Convolutional(nn.Module):
+class Convolutional(nn.Module):  # type: ignore[misc]  # torch has no types here
     """Conv-BatchNorm-ReLU-MaxPool twice, then a linear layer."""
 
     def __init__(self, sizes: Sizes) -> None:
@@ -53,10 +53,10 @@ class Convolutional(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Logits [batch, classes] of images [batch, 1, side, side]."""
-        return self.head(torch.flatten(self.features(x), 1))  # type: ignore[no-any-return]
+        return self.head(torch.flatten(self.features(x), 1))
 
 
-class Layer(nn.Module):
+class Layer(nn.Module):  # type: ignore[misc]  # torch has no types here
     """Self-attention and a feed-forward net, each normalized before and added after."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -79,7 +79,7 @@ class Layer(nn.Module):
         return x + self.down(nn.functional.gelu(self.up(self.between(x))))
 
 
-class Transformer(nn.Module):
+class Transformer(nn.Module):  # type: ignore[misc]  # torch has no types here
     """Embedded tokens and places, two layers, the mean over places, a linear layer."""
 
     def __init__(self, sizes: Sizes) -> None:
@@ -93,7 +93,7 @@ class Transformer(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Logits [batch, classes] of tokens [batch, length]."""
         found = self.layers(self.tokens(x) + self.places)
-        return self.head(self.norm(found).mean(1))  # type: ignore[no-any-return]
+        return self.head(self.norm(found).mean(1))
 
 
 def _mlp(sizes: Sizes) -> nn.Module:
