@@ -66,9 +66,9 @@ def compile(
         if optimizer is None or loss is None:
             raise UsageError("training needs both an optimizer and a loss")
         how = TrainingOptions(**training)
-        graph, values = read_trainable(module, example_inputs, input_shapes)
+        graph, values, twin = read_trainable(module, example_inputs, input_shapes)
         model = as_trainable(
-            graph.with_wishes(*_wishes(wishes)), {**values, **(weights or {})}, trainable
+            graph.with_wishes(*_wishes(wishes)), {**values, **(weights or {})}, trainable, twin
         )
         return _trained(model, target, (loss, optimizer), how)
     if training or weights is not None or trainable is not None:
@@ -95,7 +95,7 @@ def _trained(
 ) -> CompiledModel:
     machine, graph = load_machine(target), model.graph
     made = compile_model(model, *goal, options, machine)
-    binary = Binary(made.programs.in_order, machine.shape, PRODUCER)
+    binary = Binary(made.programs.all, machine.shape, PRODUCER)
     return CompiledModel(
         graph, binary, _spelled(target), graph.wishes, made.programs.warnings, made
     )

@@ -207,12 +207,16 @@ class CompiledModel:
         return found
 
     def save_programs(self, folder: str | Path) -> tuple[Path, ...]:
-        """Write each program into a `.ttb` file of its own, named after its role."""
+        """Write each program into a `.ttb` file of its own, named after its role.
+
+        Of a training: `forward`, `loss`, `backward`, `update`, and `evaluation`.
+        """
         place = Path(folder)
         place.mkdir(parents=True, exist_ok=True)
         made = []
         for program in self.binary.programs:
-            path = place / f"{program.role.value}.ttb"
+            twin = self.training is not None and program is self.training.programs.evaluation
+            path = place / f"{'evaluation' if twin else program.role.value}.ttb"
             save(Binary((program,), self.binary.machine, PRODUCER), path)
             made.append(path)
         return tuple(made)

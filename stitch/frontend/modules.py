@@ -59,8 +59,9 @@ def read_trainable(
     module: Any,
     examples: Sequence[Any] | Mapping[str, Any] = (),
     input_shapes: Mapping[str, Sequence[int]] | None = None,
-) -> tuple[ComputationGraph, dict[str, Array]]:
-    """The graph of anything that `compile` takes, for training, and values of its inputs by name.
+) -> tuple[ComputationGraph, dict[str, Array], ComputationGraph | None]:
+    """The graph of anything that `compile` takes, for training; values of its inputs by name; and
+    the graph for evaluation where it is another one.
 
     A torch module (as it is: in training mode or not) gives its parameters and buffers as inputs;
     of other modules the weights are constants, and no values are given. Raises as `read_graph`.
@@ -69,7 +70,7 @@ def read_trainable(
         with _torch_is_there():
             from stitch.frontend.torch_training import from_torch_for_training
         return from_torch_for_training(module, examples)
-    return read_graph(module, examples, input_shapes), {}
+    return read_graph(module, examples, input_shapes), {}, None
 
 
 def _by_position(

@@ -3,13 +3,15 @@
 Comes in: a module (in training mode or not, as the caller left it) and example inputs. Goes out: a
 `ComputationGraph` whose PARAMETER inputs are the module's parameters that require a gradient, whose
 STATE inputs are the buffers that its forward pass changes (their next values are outputs of the
-same names), and which takes a key where it draws random numbers. Importing this module needs the
-package torch (an optional extra). Must not know: losses, optimizers, machines.
+same names), and which takes a key where it draws random numbers; and the graph of the module in
+evaluation mode over the same inputs. Importing this module needs the package torch (an optional
+extra). Must not know: losses, optimizers, machines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -30,27 +32,51 @@ _OUTPUT = torch.export.graph_signature.OutputKind
 
 def from_torch_for_training(
     module: Any, example_inputs: Examples = (), name: str | None = None
-) -> tuple[ComputationGraph, dict[str, Array]]:
-    """The graph of a torch module, and the values of its PARAMETER and STATE inputs, by name.
+) -> tuple[ComputationGraph, dict[str, Array], ComputationGraph]:
+    """The graph of a torch module, the values of its PARAMETER and STATE inputs by name, and the
+    graph of the same module in evaluation mode.
 
     Names are those of the module's state dict; tied parameters are one input. Raises `CompileError`
     with every unsupported operator and its source line.
     """
-    return _Capture(module, example_inputs, name or type(module).__name__).made()
+    title = name or type(module).__name__
+    capture = _Capture(module, example_inputs, title)
+    graph, values = capture.made()
+    with _evaluating(module):
+        twin = _Capture(module, example_inputs, f"{title}_evaluation", capture.changed_buffers)
+    return graph, values, twin.made()[0]
+
+
+@contextmanager
+def _evaluating(module: Any) -> Iterator[None]:
+    """The module in evaluation mode, each part put back afterwards; a captured one stays."""
+    if not isinstance(module, torch.nn.Module) or isinstance(module, torch.fx.GraphModule):
+        yield
+        return
+    before = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in before:
+            part.training = training
 
 
 class _Capture:
     """One module on its way into a builder."""
 
-    def __init__(self, module: Any, examples: Examples, title: str) -> None:
+    def __init__(
+        self, module: Any, examples: Examples, title: str, states: Set[str] = frozenset()
+    ) -> None:
         self.title = title
         self.program = exported(module, examples)
         self.builder = ComputationGraphBuilder(title)
         self.values: dict[str, Array] = {}
         self.has_key = give_key(self.program.graph)
         signature = self.program.graph_signature
-        #: Buffers that the forward pass changes, by the name of their next value.
-        self.changed: dict[str, str] = dict(signature.buffers_to_mutate)
+        #: Buffers that the forward pass changes.
+        self.changed_buffers = frozenset(signature.buffers_to_mutate.values())
+        self._states = states | self.changed_buffers
         self._by_memory: dict[Any, SymbolicTensor] = {}
 
     def made(self) -> tuple[ComputationGraph, dict[str, Array]]:
@@ -99,7 +125,7 @@ class _Capture:
             if key not in self._by_memory:
                 self._by_memory[key] = self._kept(name, tensor, InputKind.PARAMETER)
             return self._by_memory[key]
-        if name in self.changed.values():
+        if name in self._states:
             return self._kept(name, tensor, InputKind.STATE)
         with self.builder.at(f"tensor {name}"):
             return self.builder.parameter(name, array_of(tensor))

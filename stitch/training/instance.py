@@ -73,6 +73,7 @@ class TrainingInstance(TrainingTensors):
         loaded = [Stitched(self._agent(p), cells) for p in programs.in_order]
         self._forward, self._loss, self._backward, self._update = loaded
         self._accumulate: Stitched | None = None
+        self._evaluation = self._agent(programs.evaluation)
         forward = programs.forward.inputs
         self.inputs = tuple(s.name for s in forward if s.kind is InputKind.ACTIVATION)
         self._batch = tuple(cells.numbers[name] for name in self.inputs)
@@ -117,6 +118,20 @@ class TrainingInstance(TrainingTensors):
         """Queue the forward program on a batch (arrays or tensors, by position or name)."""
         self.forward(*batch, **named)
         return self.prediction
+
+    def predict(self, *batch: Any, **named: Any) -> Tensor:
+        """Queue the program for evaluation on a batch: no gradients, nothing random, no changes.
+
+        Normalization goes by the running statistics. Gives the prediction, pending.
+        """
+        self._check_open()
+        given = dict(zip(self.inputs, self._arranged(batch, named), strict=True))
+        cells, agent = self._cells, self._evaluation
+        made = self.device.submit(agent, [
+            given[port.name] if port.name in given else cells.get(port.name)
+            for port in agent.ports
+        ])  # fmt: skip
+        return made if isinstance(made, Tensor) else made[0]
 
     @property
     def prediction(self) -> TensorFuture:
@@ -330,7 +345,7 @@ class TrainingInstance(TrainingTensors):
         self._cells.drop(range(len(self._cells.tensors)))
         # Loaded programs hold the places of their constants.
         self._accumulate = None
-        del self._forward, self._loss, self._backward, self._update
+        del self._forward, self._loss, self._backward, self._update, self._evaluation
         if self._owns_device:
             self.device.close()
 

@@ -81,21 +81,23 @@ class TrainingGraphs:
     loss: ComputationGraph
     backward: ComputationGraph
     update: ComputationGraph
+    evaluation: ComputationGraph
     parameters: tuple[Parameter, ...]
     saved: tuple[str, ...]
 
     @property
     def in_order(self) -> tuple[tuple[Role, ComputationGraph], ...]:
-        """The graphs in the order in which a step runs them."""
+        """The graphs in the order in which a step runs them; then that for evaluation."""
         return (
             (Role.FORWARD, self.forward), (Role.LOSS, self.loss),
             (Role.BACKWARD, self.backward), (Role.UPDATE, self.update),
+            (Role.FORWARD, self.evaluation),
         )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingPrograms:
-    """The four programs, in the order in which a step runs them.
+    """The four programs, in the order in which a step runs them, and one for evaluation.
 
     `loss` takes the prediction and the label and gives the loss and the prediction's gradient.
     """
@@ -104,30 +106,37 @@ class TrainingPrograms:
     loss: Program
     backward: Program
     update: Program
+    evaluation: Program
     parameters: tuple[Parameter, ...]
     warnings: tuple[CompileWarning, ...] = ()
 
     @staticmethod
     def of(programs: tuple[Program, ...]) -> TrainingPrograms:
         """The programs of a binary that `in_order` filled; raises `UsageError` for others."""
-        if [program.role for program in programs] != list(Role):
+        roles = [*Role, Role.FORWARD]
+        if [program.role for program in programs] != roles:
             raise UsageError(
-                "these are not the four programs of a training",
-                expected=", ".join(role.value for role in Role),
+                "these are not the programs of a training",
+                expected=", ".join(role.value for role in roles),
                 got=", ".join(f"{p.name} ({p.role.value})" for p in programs),
             )
-        forward, loss, backward, update = programs
+        forward, loss, backward, update, evaluation = programs
         parameters = tuple(
             Parameter(slot.name, forward.values[slot.value].type, f"{slot.name}.grad")
             for slot in forward.inputs
             if slot.kind is InputKind.PARAMETER
         )
-        return TrainingPrograms(forward, loss, backward, update, parameters)
+        return TrainingPrograms(forward, loss, backward, update, evaluation, parameters)
 
     @property
     def in_order(self) -> tuple[Program, Program, Program, Program]:
-        """The programs as a binary holds them."""
+        """The four programs of a step."""
         return (self.forward, self.loss, self.backward, self.update)
+
+    @property
+    def all(self) -> tuple[Program, ...]:
+        """The programs as a binary holds them: in order, and the one for evaluation."""
+        return (*self.in_order, self.evaluation)
 
     @property
     def prediction(self) -> str:
@@ -152,9 +161,10 @@ def training_graphs(
 
     Raises `CompileError` naming every operator on the way that has no gradient.
     """
-    graph = model.graph
+    graph, evaluation = model.graph, model.evaluation
     if options.precision is not DataType.FLOAT32:
         graph = in_precision(graph, options.precision)
+        evaluation = in_precision(evaluation, options.precision)
     prediction = _prediction(graph)
     _check_names(graph)
     wanted = [slot.name for slot in graph.inputs if slot.kind is InputKind.PARAMETER]
@@ -166,7 +176,9 @@ def training_graphs(
     update = update_graph(
         f"{graph.name}_update", parameters, optimizer, clip_grad_norm=options.clip_grad_norm
     )
-    return TrainingGraphs(made.forward, judged, made.backward, update, parameters, made.saved)
+    return TrainingGraphs(
+        made.forward, judged, made.backward, update, evaluation, parameters, made.saved
+    )
 
 
 def _prediction(graph: ComputationGraph) -> str:
@@ -224,8 +236,10 @@ def compile_training(
         compiled = compile_graph(graph, machine, CompileOptions(wishes=wishes, role=role))
         made.append(compiled.program)
         warnings += compiled.warnings
-    forward, loss, backward, update = made
-    return TrainingPrograms(forward, loss, backward, update, graphs.parameters, tuple(warnings))
+    forward, loss, backward, update, evaluation = made
+    return TrainingPrograms(
+        forward, loss, backward, update, evaluation, graphs.parameters, tuple(warnings)
+    )
 
 
 def compile_accumulation(programs: TrainingPrograms, machine: Machine) -> Program:

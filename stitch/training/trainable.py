@@ -16,6 +16,7 @@ import numpy as np
 from stitch.errors import CompileError, UsageError
 from stitch.graph import ComputationGraph
 from stitch.program import Array, InputKind, InputSlot
+from stitch.training.evaluation import evaluation_form
 
 #: Operands that gradients never reach: they are statistics that the forward pass itself keeps.
 _STATISTICS = {("", "BatchNormalization"): (3, 4)}
@@ -34,6 +35,8 @@ class Trainable:
 
     graph: ComputationGraph
     values: Mapping[str, Array]
+    #: The graph for evaluation: the same parameters and states, no next values, nothing random.
+    evaluation: ComputationGraph
 
     def __post_init__(self) -> None:
         problems = []
@@ -61,12 +64,14 @@ def as_trainable(
     graph: ComputationGraph,
     weights: Mapping[str, Array] | None = None,
     trainable: Iterable[str] | None = None,
+    evaluation: ComputationGraph | None = None,
 ) -> Trainable:
     """The trainable form of a graph; its own is kept where it has PARAMETER inputs already.
 
     `trainable` names the constants (or parameters) to train; by default all floating constants that
     have a name and an axis, except statistics. `weights` replaces initial values, and gives those
-    of inputs. Raises `UsageError` for unknown names and values that do not fit.
+    of inputs. `evaluation` is the graph for evaluation where it is not simply the same one without
+    training modes. Raises `UsageError` for unknown names and values that do not fit.
     """
     given = dict(weights or {})
     have = {slot.name for slot in graph.inputs if slot.kind is InputKind.PARAMETER}
@@ -88,7 +93,12 @@ def as_trainable(
             f"graph {graph.name!r} has nothing to train",
             remedy="give inputs kind=parameter, name floating constants, or pass trainable=[...]",
         )
-    return Trainable(graph, {name: np.asarray(value) for name, value in given.items()})
+    values = {name: np.asarray(value) for name, value in given.items()}
+    if evaluation is None:
+        evaluation = evaluation_form(graph)
+    elif wanted is not None:
+        evaluation = _demoted(evaluation, have - wanted)
+    return Trainable(graph, values, evaluation)
 
 
 def _promoted(

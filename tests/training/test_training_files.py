@@ -38,7 +38,8 @@ def test_a_step_of_four_files_run_by_the_command_equals_that_of_the_instance(
     model = compiled(stitch.SGD(lr=0.05, momentum=0.9))
     assert model.training is not None
     files = model.save_programs(tmp_path)
-    assert [f.name for f in files] == ["forward.ttb", "loss.ttb", "backward.ttb", "update.ttb"]
+    names = ["forward.ttb", "loss.ttb", "backward.ttb", "update.ttb", "evaluation.ttb"]
+    assert [f.name for f in files] == names
     ((x, y),) = batches(1)
     tensors: dict[str, Array] = {"x": x, "label": y, "learning_rate": np.float32(0.05)}
     tensors.update(model.training.values)
@@ -46,7 +47,7 @@ def test_a_step_of_four_files_run_by_the_command_equals_that_of_the_instance(
         if slot.name.endswith("momentum_buffer"):
             name = slot.name.removesuffix(".momentum_buffer")
             tensors[slot.name] = np.zeros_like(model.training.values[name])
-    for file, program in zip(files, model.binary.programs, strict=True):
+    for file, program in zip(files[:4], model.binary.programs[:4], strict=True):
         wanted = {slot.name: tensors[slot.name] for slot in program.inputs}
         tensors |= stitch_run(file, wanted, [slot.name for slot in program.outputs])
     (expected,) = train(model, [(x, y)])
@@ -57,7 +58,7 @@ def test_a_step_of_four_files_run_by_the_command_equals_that_of_the_instance(
 
 def operators(model: stitch.CompiledModel, role: Role) -> list[str]:
     """The operators of one of the programs."""
-    (program,) = (p for p in model.binary.programs if p.role is role)
+    program = next(p for p in model.binary.programs if p.role is role)
     return [operation.op for operation in program.operations]
 
 
