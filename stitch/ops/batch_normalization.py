@@ -13,7 +13,7 @@ from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, 
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import require_rank, require_same_type, require_shape, require_type
 from stitch.ops.normalization import EPSILON, inverse_deviation, per_channel
-from stitch.ops.normalization_gradients import batch_gradient
+from stitch.ops.normalization_gradients import batch_gradient, response_gradient
 from stitch.ops.steps import fill_step, given, is_constant, scalar
 from stitch.program import Array, ValueType
 
@@ -138,6 +138,7 @@ OPERATORS = (
             "bias": Attribute("float", 1.0),
             "size": Attribute("int", required=True),
         },
+        gradient=response_gradient,
     ),
     OpDef(
         "BatchNormalization",

@@ -34,8 +34,7 @@ from stitch.ops.windows import (
 from stitch.program import Array, ValueType
 
 #: Columns are gathered for as many samples at a time as fit in this many bytes (at least one).
-COLUMNS_NBYTES = 4 << 20
-SPREAD_NBYTES = 1 << 20
+COLUMNS_NBYTES = 1 << 20
 
 
 def _check_operands(context: InferenceContext, transposed: bool) -> tuple[Shape, Shape]:
@@ -159,7 +158,7 @@ def _conv_transpose(arguments: KernelArguments) -> Sequence[Thunk]:
     weights = w.reshape(group, w.shape[0] // group, depth).transpose(0, 2, 1)
     rows = x.reshape(samples, group, -1, places)
     # As many samples at a time as keep their columns in the cache.
-    at_once = min(samples, max(1, SPREAD_NBYTES // (group * depth * places * x.itemsize)))
+    at_once = min(samples, max(1, COLUMNS_NBYTES // (group * depth * places * x.itemsize)))
     columns = np.empty((at_once, group, depth, places), x.dtype)
     inner = tuple(slice(b, b + s) for b, s in zip(windows.begin, windows.size, strict=True))
     direct = windows.padded == windows.size

@@ -10,6 +10,7 @@ import numpy as np
 
 from stitch.ops.attributes import string_of
 from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.einsum_gradients import einsum_gradient
 from stitch.ops.element_types import NUMERIC
 from stitch.ops.inference import Shape, broadcast, operand, require_same_type, require_type
 from stitch.ops.steps import given
@@ -107,5 +108,6 @@ OPERATORS = (
         _infer,
         _einsum,
         attributes={"equation": Attribute("string", required=True)},
+        gradient=einsum_gradient,
     ),
 )

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from stitch.ops.arithmetic_gradients import in_type, kept
 from stitch.ops.attributes import float_of, int_of, ints_of
 from stitch.ops.gradient import GradientContext
-from stitch.ops.shape_gradients import shaped
+from stitch.ops.shape_gradients import shaped, weighted
 
 
 def mean_over(context: GradientContext, value: Any, axes: Sequence[int]) -> Any:
@@ -133,6 +135,21 @@ def norm_gradient(context: GradientContext) -> Sequence[Any]:
     dot = context.apply("ReduceSum", gradient * y, axis, keepdims=1)
     made = (gradient - slope * dot) / norm
     return (kept(context, context.apply("Greater", norm, 0.0), made),)
+
+
+def response_gradient(context: GradientContext) -> Sequence[Any]:
+    """LRN: y = x s^-beta, where s sums squares over a window of channels."""
+    x, y, gradient = context.input(0), context.output(), context.gradient
+    size, channels = int_of(context.attributes, "size"), x.shape[1]
+    factor = float_of(context.attributes, "alpha") / size
+    beta = float_of(context.attributes, "beta")
+    distance = np.arange(channels)[:, None] - np.arange(channels)
+    # [read, reader]: a channel reads (size - 1) // 2 before itself and size // 2 after.
+    reads = (distance >= -((size - 1) // 2)) & (distance <= size // 2)
+    total = weighted(context, x * x, 1, reads) * factor + float_of(context.attributes, "bias")
+    own = gradient * context.apply("Pow", total, -beta)
+    others = weighted(context, gradient * y / total, 1, reads.T)
+    return (own - x * others * (2.0 * factor * beta),)
 
 
 def batch_gradient(context: GradientContext) -> Sequence[Any]:

@@ -138,6 +138,26 @@ def cumulative_sum_gradient(context: GradientContext) -> Sequence[Any]:
     return made, None
 
 
+def cumulative_product_gradient(context: GradientContext) -> Sequence[Any]:
+    """Sums of dy y that run the other way, over x; the first zero gets the product without it."""
+    x, axis, gradient = context.input(0), context.input(1), context.gradient
+    exclusive, reverse = (int_of(context.attributes, name) for name in ("exclusive", "reverse"))
+    zero = context.apply("Equal", x, 0.0)
+    count = context.apply("Cast", zero, to=onnx_code(x.data_type))
+    before = context.apply("CumSum", count, axis, exclusive=1, reverse=reverse)
+    first = context.apply("And", zero, context.apply("Equal", before, 0.0))
+    one = context.constant(np.ones((), x.data_type.dtype))
+    without = context.apply("Where", first, one, x)
+    product = context.apply("CumProd", without, axis, exclusive=exclusive, reverse=reverse)
+
+    def back(value: Any) -> Any:
+        return context.apply("CumSum", value, axis, exclusive=exclusive, reverse=1 - reverse)
+
+    share = back(gradient * context.output()) / context.apply("Where", zero, one, x)
+    rest = context.apply("Where", zero, zero_like(context, share), share)
+    return context.apply("Where", first, back(gradient * product), rest), None
+
+
 def softmax_gradient(context: GradientContext) -> Sequence[Any]:
     """dx = y (dy - sum(dy y))."""
     y, gradient = context.output(), context.gradient

@@ -10,13 +10,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from stitch.ops.attributes import Attributes, float_of, int_of, ints_of, string_of
 from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import EVERY, FLOATS
+from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import Shape, axes_of, constant, known_ints, operand, require_type
+from stitch.ops.shape_gradients import shaped, weighted
 from stitch.ops.steps import copy_steps, given, optional
 from stitch.program import Array, ValueType
 
@@ -250,6 +253,28 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
     return steps
 
 
+def _gradient(context: GradientContext) -> Sequence[Any]:
+    """Per axis the transposed matrix; where windows of equal length tile the result, sums."""
+    shape, made, attributes = context.type_of(0).shape, context.gradient, context.attributes
+    axes = tuple(a % len(shape) for a in ints_of(attributes, "axes") or range(len(shape)))
+    known = (*context.constants, None, None, None)[:4]
+    scales, sizes = (None if a is None else a.reshape(-1) for a in known[2:])
+    crops = string_of(attributes, "coordinate_transformation_mode") == _COORDINATES[-1]
+    for one in _plan(attributes, shape, axes, known[1] if crops else None, scales, sizes):
+        if one.before == one.after and one.scale == 1.0 and not crops:
+            continue
+        matrix, outside = _matrix(attributes, one)
+        matrix[outside] = 0.0
+        times = one.after // one.before
+        if np.array_equal(matrix, np.repeat(np.eye(one.before), times, 0)):
+            split = (*made.shape[: one.axis], one.before, times, *made.shape[one.axis + 1 :])
+            made = context.apply("ReduceSum", shaped(context, made, split), [one.axis + 1],
+                                 keepdims=0)  # fmt: skip
+        else:
+            made = weighted(context, made, one.axis, matrix)
+    return made, None, None, None
+
+
 OPERATORS = (
     OpDef(
         "Resize",
@@ -267,5 +292,6 @@ OPERATORS = (
             "mode": Attribute("string", "nearest"),
             "nearest_mode": Attribute("string", "round_prefer_floor"),
         },
+        gradient=_gradient,
     ),
 )

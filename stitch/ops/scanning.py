@@ -19,7 +19,10 @@ from stitch.ops.definition import (
 from stitch.ops.element_types import INDICES, PRODUCTS
 from stitch.ops.gradient import Gradient
 from stitch.ops.inference import axis_of, known_scalar, require_rank, require_type
-from stitch.ops.reduction_gradients import cumulative_sum_gradient
+from stitch.ops.reduction_gradients import (
+    cumulative_product_gradient,
+    cumulative_sum_gradient,
+)
 from stitch.ops.steps import fill_step, given, ints_at
 from stitch.program import ValueType
 
@@ -67,5 +70,5 @@ def _operator(
 
 OPERATORS = (
     _operator("CumSum", np.add, 0, cumulative_sum_gradient),
-    _operator("CumProd", np.multiply, 1),
+    _operator("CumProd", np.multiply, 1, cumulative_product_gradient),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from gradient_running import Case, case
 from torch.nn import functional as F
@@ -43,7 +44,33 @@ def _normed(x: Any, scale: Any, shift: Any, mean: Any, variance: Any) -> Any:
     return scale * (x - mean) / (variance + 1e-5).sqrt() + shift
 
 
+def _einsum(equation: str) -> Any:
+    return lambda *operands: torch.einsum(equation, *operands)
+
+
+EINSUMS = [
+    *(
+        case("Einsum", specs, _einsum(equation), equation=equation)
+        for equation, specs in {
+            "ij,jk->ik": ["f64[3,4]", "f64[4,5]"],
+            "bij, bjk": ["f64[2,3,4]", "f64[2,4,5]"],
+            "ij->ji": ["f64[3,4]"],
+            "ij->i": ["f64[3,4]"],
+            "ii->i": ["f64[3,3]"],
+            "iij,j->i": ["f64[3,3,4]", "f64[4]"],
+            "i,j": ["f64[3]", "f64[4]"],
+            "...ij,...jk->...ik": ["f64[2,1,3,4]", "f64[5,4,2]"],
+            "b...,...->b...": ["f64[2,3,4]", "f64[3,1]"],
+            "ij,jk,kl->il": ["f64[2,3]", "f64[3,4]", "f64[4,2]"],
+            "ij,ij->": ["f64[3,4]", "f64[3,4]"],
+        }.items()
+    ),
+]
+
 NORMALIZATIONS = [
+    case("LRN", ["f64[2,5,3,2]"], lambda x: F.local_response_norm(x, 3, 0.5, 0.75, 2.0),
+         size=3, alpha=0.5, beta=0.75, bias=2.0),
+    case("LRN", ["f64[2,5,3]"], size=4, alpha=0.5),
     case("LayerNormalization", ["f64[2,3,8]", "f64[8]", "f64[8]"],
          lambda x, s, b: F.layer_norm(x, (8,), s, b, 1e-5), stash_type=11),
     case("LayerNormalization", ["f64[2,3,4]", "f64[3,4]"],
@@ -129,4 +156,22 @@ POOLS = [
     case("GlobalMaxPool", ["f64[2,3,4,5]"], lambda x: x.amax((2, 3), keepdim=True)),
 ]  # fmt: skip
 
-ROWS: list[Case] = [*PRODUCTS, *NORMALIZATIONS, *CONVOLUTIONS, *POOLS]
+
+def _resized(mode: str, corners: bool | None, **size: Any) -> Any:
+    return lambda x: F.interpolate(x, mode=mode, align_corners=corners, **size)
+
+
+RESIZES = [
+    case("Resize", ["f64[1,2,3,4]", None, np.array([1, 1, 2, 3], np.float32)],
+         _resized("nearest", None, scale_factor=(2, 3)), nearest_mode="floor",
+         coordinate_transformation_mode="asymmetric"),
+    case("Resize", ["f64[1,2,4,6]", None, None, [1, 2, 3, 9]],
+         _resized("bilinear", False, size=(3, 9)), mode="linear"),
+    case("Resize", ["f64[1,2,4,6]", None, None, [7, 3]],
+         _resized("bicubic", True, size=(7, 3)), mode="cubic", axes=(2, 3),
+         coordinate_transformation_mode="align_corners"),
+    case("Resize", ["f64[1,2,5]", np.array([-0.5, 1.2], np.float32), None, [8]], axes=(2,),
+         coordinate_transformation_mode="tf_crop_and_resize", mode="linear"),
+]  # fmt: skip
+
+ROWS: list[Case] = [*PRODUCTS, *EINSUMS, *RESIZES, *NORMALIZATIONS, *CONVOLUTIONS, *POOLS]

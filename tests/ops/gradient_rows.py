@@ -147,6 +147,8 @@ REDUCTIONS = [
             (1, 1, lambda x: x.flip(1).cumsum(1).flip(1) - x),
         )
     ),
+    case("CumProd", [C, np.array(-1)], lambda x: x.cumprod(2)),
+    case("CumProd", [C, np.array(1)], exclusive=1, reverse=1),
     *(
         case(op, [C], lambda x, f=f, a=a: f(x, a), axis=a)
         for op, f in (("Softmax", torch.softmax), ("LogSoftmax", torch.log_softmax))
