@@ -1,0 +1,223 @@
+"""Torch modules in training: step for step as torch trains them, statistics and all."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import stitch
+
+OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
+    ("SGD", {"lr": 0.05, "momentum": 0.9, "nesterov": True}),
+    ("Adam", {"lr": 0.003}),
+    ("AdamW", {"lr": 0.003, "weight_decay": 0.05}),
+]
+CLASSES = 5
+
+
+class Convolutional(nn.Module):
+    """Two convolutions with batch normalization, one linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 6, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(6)
+        self.second = nn.Conv2d(6, 8, 3, stride=2, bias=False)
+        self.other_norm = nn.BatchNorm2d(8)
+        self.out = nn.Linear(8 * 3 * 3, CLASSES)
+
+    def forward(self, x: Any) -> Any:
+        x = torch.relu(self.norm(self.first(x)))
+        x = torch.relu(self.other_norm(self.second(x)))
+        return self.out(x.flatten(1))
+
+
+class Transformer(nn.Module):
+    """An embedding, two layers of attention, a linear layer on the mean."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(17, 16)
+        self.places = nn.Parameter(torch.randn(6, 16) * 0.1)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(16, 2, 32, dropout=dropout, batch_first=True)
+            for _ in range(2)
+        )
+        self.out = nn.Linear(16, CLASSES)
+
+    def forward(self, x: Any) -> Any:
+        x = self.embedding(x) + self.places
+        for layer in self.layers:
+            x = layer(x)
+        return self.out(x.mean(1))
+
+
+def batches(module: nn.Module, count: int = 4) -> list[tuple[Any, Any]]:
+    """Batches of eight, with labels."""
+    generator = torch.Generator().manual_seed(11)
+
+    def one() -> Any:
+        if isinstance(module, Transformer):
+            return torch.randint(0, 17, (8, 6), generator=generator)
+        return torch.randn(8, 3, 8, 8, generator=generator)
+
+    return [(one(), torch.randint(0, CLASSES, (8,), generator=generator)) for _ in range(count)]
+
+
+def made(kind: type[nn.Module], **options: Any) -> Any:
+    torch.manual_seed(5)
+    return kind(**options).train()
+
+
+def compiled(module: Any, optimizer: Any, **options: Any) -> stitch.CompiledModel:
+    example = (batches(module, 1)[0][0],)
+    loss = stitch.losses.CrossEntropyLoss()
+    return stitch.compile(module, example, target="host", optimizer=optimizer, loss=loss, **options)
+
+
+def step(model: stitch.CompiledModel, x: Any, y: Any) -> float:
+    assert model.training is not None
+    loss = model.training.loss(model(x), y)
+    loss.backward()
+    model.training.optimizer.step()
+    model.training.optimizer.zero_grad()
+    return loss.item()
+
+
+@pytest.mark.parametrize("kind", [Convolutional, Transformer])
+@pytest.mark.parametrize(("name", "options"), OPTIMIZERS)
+def test_fifty_steps_equal_those_of_torch(
+    kind: type[nn.Module], name: str, options: dict[str, Any]
+) -> None:
+    module = made(kind)
+    model = compiled(copy.deepcopy(module), getattr(stitch, name)(**options))
+    stepped = getattr(torch.optim, name)(module.parameters(), **options)
+    data = batches(module)
+    plans = []
+    for number in range(50):
+        x, y = data[number % len(data)]
+        expected = nn.functional.cross_entropy(module(x), y)
+        expected.backward()
+        stepped.step()
+        stepped.zero_grad()
+        assert step(model, x, y) == pytest.approx(expected.item(), abs=1e-4)
+        plans.append(model.instance.device.plans.made)
+    assert plans[2:] == plans[2:3] * 48
+    state = module.state_dict()
+    for buffer in model.instance.programs.buffers:
+        found = model.instance.get_tensor(buffer)
+        np.testing.assert_allclose(found, state[buffer].numpy(), rtol=1e-3, atol=1e-4)
+    module.eval()
+    x = data[0][0]
+    np.testing.assert_allclose(
+        model.instance.predict(x).numpy(), module(x).detach().numpy(), atol=2e-3
+    )
+
+
+def test_compiling_leaves_the_module_as_it_was() -> None:
+    module = made(Convolutional)
+    module.norm.eval()
+    before = copy.deepcopy(module.state_dict())
+    compiled(module, stitch.SGD(lr=0.1))
+    assert module.training
+    assert not module.norm.training
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
+def test_parameters_without_a_gradient_stay_constants() -> None:
+    module = made(Convolutional)
+    module.first.weight.requires_grad_(False)
+    model = compiled(module, stitch.SGD(lr=0.1))
+    assert model.training is not None
+    names = [parameter.name for parameter in model.training.programs.parameters]
+    assert "first.weight" not in names
+    assert "second.weight" in names
+
+
+class Tied(nn.Module):
+    """The embedding is the weight of the last layer too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(CLASSES, 8)
+        self.out = nn.Linear(8, CLASSES, bias=False)
+        self.out.weight = self.embedding.weight
+
+    def forward(self, x: Any) -> Any:
+        return self.out(self.embedding(x))
+
+
+def test_tied_parameters_are_one_tensor_with_one_gradient() -> None:
+    torch.manual_seed(2)
+    module = Tied().train()
+    x, y = torch.randint(0, CLASSES, (8,)), torch.randint(0, CLASSES, (8,))
+    loss = stitch.losses.CrossEntropyLoss()
+    model = stitch.compile(
+        copy.deepcopy(module), (x,), target="host", optimizer=stitch.SGD(lr=0.5), loss=loss
+    )
+    assert model.training is not None
+    assert len(model.training.programs.parameters) == 1
+    stepped = torch.optim.SGD(module.parameters(), lr=0.5)
+    for _ in range(5):
+        expected = nn.functional.cross_entropy(module(x), y)
+        expected.backward()
+        stepped.step()
+        stepped.zero_grad()
+        assert step(model, x, y) == pytest.approx(expected.item(), abs=1e-5)
+
+
+def losses_with_dropout(seed: int, **options: Any) -> list[float]:
+    module = made(Transformer, dropout=0.3)
+    model = compiled(module, stitch.SGD(lr=0.05), **options)
+    model.start(seed=seed)
+    return [step(model, x, y) for x, y in batches(module, 1) * 5]
+
+
+def test_dropout_draws_anew_at_every_step_and_the_seed_decides_what() -> None:
+    first = losses_with_dropout(1)
+    assert losses_with_dropout(1) == first
+    assert losses_with_dropout(2) != first
+    assert losses_with_dropout(1, recompute="all") == first
+
+
+def test_the_key_advances_so_that_the_same_weights_and_batch_give_other_losses() -> None:
+    module = made(Transformer, dropout=0.3)
+    model = compiled(module, stitch.SGD(lr=0.0))
+    x, y = batches(module, 1)[0]
+    assert len({step(model, x, y) for _ in range(5)}) == 5
+    kept = [model.instance.predict(x).numpy() for _ in range(2)]
+    np.testing.assert_array_equal(*kept)
+    module.eval()
+    np.testing.assert_allclose(kept[0], module(x).detach().numpy(), atol=1e-5)
+
+
+def test_a_run_with_dropout_goes_on_elsewhere_with_the_same_masks() -> None:
+    module = made(Transformer, dropout=0.3)
+    data = batches(module, 6)
+    whole = compiled(module, stitch.Adam(lr=0.01))
+    expected = [step(whole, x, y) for x, y in data]
+    first = compiled(module, stitch.Adam(lr=0.01))
+    assert [step(first, x, y) for x, y in data[:3]] == expected[:3]
+    second = compiled(module, stitch.Adam(lr=0.01))
+    second.start(seed=99).load_state_dict(first.instance.state_dict())
+    assert [step(second, x, y) for x, y in data[3:]] == expected[3:]
+
+
+def test_a_bad_batch_leaves_running_statistics_as_they_were() -> None:
+    module = made(Convolutional)
+    model = compiled(module, stitch.SGD(lr=0.1))
+    (x, y), *_ = batches(module, 1)
+    step(model, x, y)
+    before = model.instance.state_dict()
+    with pytest.raises(stitch.TaskError, match="step 1"):
+        step(model, x * float("nan"), y)
+    for name, value in model.instance.state_dict().items():
+        if name != "training.forwards":
+            np.testing.assert_array_equal(value, before[name], err_msg=name)
+    assert np.isfinite(step(model, x, y))
