@@ -24,6 +24,7 @@ from stitch.ops.inference import (
     require_shape,
     require_type,
 )
+from stitch.ops.recurrent_gradients import recurrent_gradient
 from stitch.ops.steps import given, optional
 from stitch.program import Array, DataType, ValueType
 
@@ -258,6 +259,7 @@ def _operator(name: str, layer: _Layer, most: int, **more: Attribute) -> OpDef:
         partial(_kernel, layer),
         outputs=(1, layer.states + 1),
         attributes={**_ATTRIBUTES, **more},
+        gradient=recurrent_gradient,
     )
 
 

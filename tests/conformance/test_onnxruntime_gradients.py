@@ -12,6 +12,7 @@ from typing import Any
 
 import gradient_layer_rows
 import gradient_moving_rows
+import gradient_recurrent_rows
 import gradient_rows
 import numpy as np
 import pytest
@@ -31,7 +32,12 @@ from stitch.compiler import differentiate
 from stitch.graph import ComputationGraph
 
 ROWS: dict[str, list[Case]] = defaultdict(list)
-for _row in (*gradient_rows.ROWS, *gradient_moving_rows.ROWS, *gradient_layer_rows.ROWS):
+for _row in (
+    *gradient_rows.ROWS,
+    *gradient_moving_rows.ROWS,
+    *gradient_layer_rows.ROWS,
+    *gradient_recurrent_rows.ROWS,
+):
     ROWS[_row.op].append(_row)
 
 

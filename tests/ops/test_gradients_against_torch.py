@@ -6,6 +6,7 @@ from typing import Any
 
 import gradient_layer_rows
 import gradient_moving_rows
+import gradient_recurrent_rows
 import gradient_rows
 import numpy as np
 import pytest
@@ -15,7 +16,12 @@ from gradient_running import Case, gradients, operands_of
 from stitch import ops
 from stitch.program import Array
 
-ROWS = [*gradient_rows.ROWS, *gradient_moving_rows.ROWS, *gradient_layer_rows.ROWS]
+ROWS = [
+    *gradient_rows.ROWS,
+    *gradient_moving_rows.ROWS,
+    *gradient_layer_rows.ROWS,
+    *gradient_recurrent_rows.ROWS,
+]
 
 
 def torch_gradients(one: Case, seeds: dict[str, Array], names: list[str]) -> dict[str, Array]:

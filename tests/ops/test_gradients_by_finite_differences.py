@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gradient_layer_rows
 import gradient_moving_rows
+import gradient_recurrent_rows
 import gradient_rows
 import numpy as np
 import pytest
@@ -11,7 +12,12 @@ from gradient_running import Case, gradients, graph_of, operands_of, run, wanted
 
 from stitch.program import Array
 
-ROWS = [*gradient_rows.ROWS, *gradient_moving_rows.ROWS, *gradient_layer_rows.ROWS]
+ROWS = [
+    *gradient_rows.ROWS,
+    *gradient_moving_rows.ROWS,
+    *gradient_layer_rows.ROWS,
+    *gradient_recurrent_rows.ROWS,
+]
 DIRECTIONS = 3
 
 
