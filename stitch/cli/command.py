@@ -145,7 +145,9 @@ def _leave_the_pipe() -> None:
         os.close(nowhere)
 
 
-def add_options(parser: argparse.ArgumentParser, *options: tuple[str, dict[str, Any]]) -> None:
-    """Several options at once."""
+def add_options(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup, *options: tuple[str, dict[str, Any]]
+) -> None:
+    """Several options at once, for a parser or a group of its options."""
     for name, how in options:
         parser.add_argument(name, **how)

@@ -148,7 +148,7 @@ def _module(words: argparse.Namespace) -> tuple[Any, Sequence[Any] | Mapping[str
     if words.examples and suffix != ".onnx":
         raise UsageError("example inputs are for ONNX models", where="--input")
     if words.entry is not None:
-        return _from_entry(source, words.entry)
+        return from_entry(source, words.entry)
     if source is None:
         raise UsageError(
             "there is no module to compile", expected=f"SOURCE ({SOURCES}), or --entry"
@@ -179,7 +179,13 @@ def _graph_of_json(path: Path) -> ComputationGraph:
     return from_json(text)
 
 
-def _from_entry(source: str | None, entry: str) -> tuple[Any, Sequence[Any] | Mapping[str, Any]]:
+def from_entry(
+    source: str | None, entry: str, folder: Path | None = None
+) -> tuple[Any, Sequence[Any] | Mapping[str, Any]]:
+    """What a factory returns: a graph, or a module and its examples; `folder` is looked in first.
+
+    Raises `UsageError`, `CompileError`, `FormatError`.
+    """
     module_name, colon, name = entry.rpartition(":")
     if source is None and not (colon and module_name):
         raise UsageError(f"--entry={entry} names no factory", expected="--entry=pkg.mod:factory")
@@ -188,7 +194,7 @@ def _from_entry(source: str | None, entry: str) -> tuple[Any, Sequence[Any] | Ma
             "SOURCE and the module of --entry both say where the factory is",
             expected=f"SOURCE and --entry={name}, or --entry={entry} alone",
         )
-    module = _file_module(Path(source)) if source is not None else _imported(module_name)
+    module = _file_module(Path(source)) if source is not None else _imported(module_name, folder)
     factory = getattr(module, name, None)
     if not callable(factory):
         raise UsageError(f"{module.__name__} has no factory {name!r}", where=f"--entry={entry}")
@@ -215,11 +221,11 @@ def _from_entry(source: str | None, entry: str) -> tuple[Any, Sequence[Any] | Ma
     )
 
 
-def _imported(name: str) -> Any:
+def _imported(name: str, folder: Path | None) -> Any:
     # As with `python -m`: the user's own modules lie in the current folder.
-    folder = str(Path.cwd())
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    for place in (str(Path.cwd()), *([] if folder is None else [str(folder.resolve())])):
+        if place not in sys.path:
+            sys.path.insert(0, place)
     try:
         return importlib.import_module(name)
     except Exception as error:

@@ -1,6 +1,7 @@
 """`stitch-run`: run `.ttb` modules one after the other on a simulated device, stitched.
 
-Modules are connected by position, or by `--wire`. `--max_copies=N` bounds, for each pass, the
+A YAML file is a pipeline or a training; trainings are in `stitch/cli/train.py`. Modules are
+connected by position, or by `--wire`. `--max_copies=N` bounds, for each pass, the
 writes that the memories of the spaces saw, less those that brought host arrays in: copies between
 programs, moves, evictions, bounces. Without data (`--dry_run`, `--executor=null`) memory sees
 nothing, and the copies of the plan are counted instead.
@@ -24,8 +25,11 @@ from stitch.cli.run_inputs import FORM as INPUT_FORM
 from stitch.cli.run_inputs import INITS
 from stitch.cli.run_outputs import EXPECTED_FORM, OUTPUT_FORM
 from stitch.cli.run_session import run_session
+from stitch.cli.train import run_training
+from stitch.cli.train_words import add_training_words, refuse_strangers
 from stitch.cli.wiring import FORM as WIRE_FORM
 from stitch.errors import UsageError
+from stitch.frontend.yaml_forms import PIPELINE, TRAINING, form_of
 from stitch.machine import load_machine, machine_names
 from stitch.runtime import DEFAULT_WINDOW
 from stitch.runtime.executors import EXECUTORS
@@ -36,7 +40,9 @@ EXAMPLES = """\
   stitch-run --module=a.ttb --module=b.ttb --dry_run --max_copies=0
   stitch-run --module=a.ttb --init=randn --num_runs=100 --warmup_runs=5 --print_statistics
   stitch-run pipeline.yaml --input=x=@x.npy --trace=trace.json --record=run.json
-  stitch-run --replay=run.json"""
+  stitch-run --replay=run.json
+  stitch-run train.yaml --checkpoint_dir=checkpoints --result_file=results.jsonl
+  stitch-run train.yaml --checkpoint_dir=checkpoints --resume"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,13 +53,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     _add_what(parser)
     _add_how(parser)
     _add_reports(parser)
-    return run_command(parser, _run, argv)
+    add_training_words(parser)
+    return run_command(parser, lambda words: _run(parser, words), argv)
 
 
 def _add_what(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser,
-        ("pipeline", {"nargs": "?", "metavar": "pipeline.yaml", "help": "a pipeline file"}),
+        ("pipeline", {"nargs": "?", "metavar": "FILE.yaml",
+                      "help": "a pipeline or a training: its keys say which"}),
         ("--module", {"action": "append", "default": [], "metavar": "FILE",
                       "help": "a .ttb file, - for standard input; again for the next one"}),
         ("--function", {"action": "append", "default": [], "metavar": "NAME",
@@ -127,7 +135,7 @@ def _add_reports(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def _run(words: argparse.Namespace) -> int:
+def _run(parser: argparse.ArgumentParser, words: argparse.Namespace) -> int:
     if words.list_devices:
         for name in machine_names():
             shape = load_machine(name).shape
@@ -139,22 +147,29 @@ def _run(words: argparse.Namespace) -> int:
         return EXIT_OK
     if words.replay is not None:
         return replay_file(words.replay)
+    form = PIPELINE if words.pipeline is None else form_of(_yaml_path(words))
+    refuse_strangers(parser, words, form)
     _check_what(words)
-    return run_session(words)
+    runners = {PIPELINE: run_session, TRAINING: run_training}
+    return runners[form](words)
+
+
+def _yaml_path(words: argparse.Namespace) -> str:
+    """The YAML file; raises `UsageError` for another kind of file."""
+    path: str = words.pipeline
+    if Path(path).suffix.lower() not in (".yaml", ".yml"):
+        raise UsageError(
+            f"{path!r} is no pipeline file",
+            expected="a .yaml file",
+            remedy=f"to run a module, write --module={path}",
+        )
+    return path
 
 
 def _check_what(words: argparse.Namespace) -> None:
     if words.pipeline is None and not words.module:
         raise UsageError("there is nothing to run", expected="--module=FILE, or a pipeline.yaml")
-    if words.pipeline is None:
-        return
-    if Path(words.pipeline).suffix.lower() not in (".yaml", ".yml"):
-        raise UsageError(
-            f"{words.pipeline!r} is no pipeline file",
-            expected="a .yaml file",
-            remedy=f"to run a module, write --module={words.pipeline}",
-        )
-    if words.module or words.wire or words.function:
+    if words.pipeline is not None and (words.module or words.wire or words.function):
         raise UsageError(
             "a pipeline file says itself which modules run and how they are connected",
             remedy="drop --module, --function and --wire",

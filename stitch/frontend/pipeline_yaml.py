@@ -45,7 +45,7 @@ from stitch.frontend.yaml_fields import Fields, ProblemLog
 from stitch.frontend.yaml_nodes import Node, read_yaml
 from stitch.program import DataType
 
-_TOP = ("name", "device", "modules", "inputs", "steps", "outputs")
+TOP = ("name", "device", "modules", "inputs", "steps", "outputs")
 _WORD = r"[A-Za-z_][A-Za-z0-9_]*"
 NAME = re.compile(_WORD)
 _REFERENCE = re.compile(rf"({_WORD})(?:\[\s*(?:(-?\d+)|({_WORD})\s*(?:([+-])\s*(\d+))?)\s*\])?")
@@ -197,7 +197,7 @@ class _Reader:
         self.log = log
         self.folder = folder
         self.top = Fields(root, "a pipeline", log)
-        self.top.only(_TOP)
+        self.top.only(TOP)
 
     def pipeline(self) -> PipelineFile:
         top, log = self.top, self.log

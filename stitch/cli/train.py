@@ -1,0 +1,281 @@
+"""`stitch-run train.yaml`: a training from its file to its weights.
+
+Comes in: parsed words. Goes out: checkpoints, lines of results, the trained model, a table, an
+exit code. All that can be wrong with the words, the file, the data and the checkpoint is found
+before the first step. The form of the file is in `stitch/frontend/train_yaml.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stitch import api
+from stitch.cli.command import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, say, say_aside
+from stitch.cli.run_report import memory_text
+from stitch.cli.train_evaluation import Evaluation
+from stitch.cli.train_loop import STEADY, Course, StepResult, TrainingLoop, stopping_between_steps
+from stitch.cli.train_model import TrainModel, build_model
+from stitch.cli.train_outputs import Picture, output_paths, write_outputs
+from stitch.cli.train_report import (
+    Bar,
+    ResultLines,
+    metrics_text,
+    plans_text,
+    progress_bar,
+    table_text,
+)
+from stitch.cli.train_resume import Keeper, facts_of
+from stitch.errors import FormatError, StitchError, UsageError
+from stitch.frontend.train_yaml import TrainFile, load_training
+from stitch.frontend.train_yaml_choices import completed_schedule
+from stitch.frontend.train_yaml_data import ModelTypes, TrainData, read_data
+from stitch.training import Optimizer, TrainingInstance, optimizer_from_config
+
+RESULTS = "run_results.json"
+
+
+@dataclass(slots=True)
+class Run:
+    """A training under way."""
+
+    words: argparse.Namespace
+    file: TrainFile
+    model: TrainModel
+    data: TrainData
+    course: Course
+    device: api.Device
+    instance: TrainingInstance
+    loop: TrainingLoop
+    evaluation: Evaluation
+    keeper: Keeper
+    lines: ResultLines
+    bar: Bar
+    picture: Picture | None
+    began: float
+    #: The first step of this process.
+    first: int = 0
+    last: StepResult | None = None
+    loss_sum: float = 0.0
+    epoch_seconds: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+    plans: list[tuple[int, int]] = field(default_factory=list)
+    copies: int = 0
+    explained: str = ""
+    #: Steps since the last checkpoint; work since the last step that is not the loop's.
+    dirty: bool = True
+    others: bool = False
+
+
+def run_training(words: argparse.Namespace) -> int:
+    """Train what the words ask for; gives the exit code. Raises `StitchError`."""
+    began = time.perf_counter()
+    file = load_training(words.pipeline)
+    picture = Picture.of(words.plot)
+    outputs = output_paths(file, words.output)
+    optimizer = _optimizer(file)
+    model = build_model(file, optimizer, words.device)
+    types = ModelTypes(model.inputs, model.programs.prediction_type, model.training.loss)
+    data = read_data(file.data, types, file.file, file.seed)
+    course = _course(file, model, data, words.epochs or file.epochs)
+    optimizer.schedule = completed_schedule(file.schedule, course.steps)
+    for warning in model.programs.warnings:
+        say_aside(f"stitch-run: warning: {warning}")
+    with ExitStack() as stack:
+        device = stack.enter_context(_device(words, file, model))
+        instance = stack.enter_context(model.compiled.start(device, seed=file.seed))
+        loop = TrainingLoop(instance, data.train, course, count_copies=words.max_copies is not None)
+        keeper = Keeper.of(words, file, facts_of(file, model, data, course, instance))
+        progress = keeper.resume(instance, wanted=words.resume)
+        results = None if words.result_file is None else Path(words.result_file)
+        lines = ResultLines(results, instance.steps)
+        stack.callback(lines.close)
+        bar = stack.enter_context(progress_bar(course.steps, instance.steps))
+        run = Run(
+            words, file, model, data, course, device, instance, loop,
+            Evaluation(model, instance, file.metrics), keeper, lines, bar, picture, began,
+            first=instance.steps, loss_sum=float(progress.get("loss_sum", 0.0)),
+        )  # fmt: skip
+        stopped = stack.enter_context(stopping_between_steps())
+        try:
+            _steps(run, stopped)
+            return _finish(run, stopped(), outputs)
+        except StitchError as error:
+            _final(run, "error", error.exit_code, error=str(error))
+            raise
+
+
+def _optimizer(file: TrainFile) -> Optimizer:
+    return optimizer_from_config(dict(file.optimizer))
+
+
+def _device(words: argparse.Namespace, file: TrainFile, model: TrainModel) -> api.Device:
+    executor = words.executor or file.executor
+    if executor == "null":
+        raise UsageError("a training computes, --executor=null does not")
+    return api.open_device(
+        model.target, executor=executor, threads=words.threads, window=words.window,
+        debug=words.check_memory,
+    )  # fmt: skip
+
+
+def _course(file: TrainFile, model: TrainModel, data: TrainData, epochs: int) -> Course:
+    size, parts = model.batch_size, file.options.accumulation_steps
+    steps = len(data.train) // (size * parts)
+    if not steps:
+        raise FormatError(
+            "there is less data than one step takes", where=file.where("data"),
+            expected=f"{size * parts} rows or more ({parts} x a batch of {size})",
+            got=f"{len(data.train)} rows to train on",
+        )  # fmt: skip
+    return Course(size, parts, steps, epochs, file.seed, file.shuffle)
+
+
+# -- steps -----------------------------------------------------------------------------------------
+
+
+def _steps(run: Run, stopped: Any) -> None:
+    """The steps that are left, until a signal comes."""
+    course, loop = run.course, run.loop
+    while loop.step < course.steps and not stopped():
+        if run.others:
+            # Evaluations and checkpoints are no part of the loop that is explained.
+            run.device.history.clear()
+            run.others = False
+        try:
+            result = loop.run_step()
+        except StitchError:
+            run.keeper.save(run.instance, _progress(run))
+            raise
+        _note(run, result)
+        ended = loop.step % course.steps_per_epoch == 0
+        if ended:
+            _epoch(run, result)
+        if run.keeper.is_due(loop.step, course):
+            run.keeper.save(run.instance, _progress(run))
+            run.dirty, run.others = False, True
+        run.others |= loop.step == run.first + STEADY
+
+
+def _note(run: Run, result: StepResult) -> None:
+    run.last, run.dirty = result, True
+    run.loss_sum += result.loss
+    run.epoch_seconds += result.seconds
+    run.plans.append((result.step, result.plans))
+    if result.step > run.first + STEADY:
+        run.copies = max(run.copies, result.copies or 0)
+    run.bar.stepped(result)
+    if run.picture is not None:
+        run.picture.losses.append((result.step, result.loss))
+    facts = {"step": result.step, "epoch": result.epoch, "loss": result.loss, "rate": result.rate,
+             "seconds": round(result.seconds, 6)}  # fmt: skip
+    if result.copies is not None:
+        facts["copies"] = result.copies
+    run.lines.add("step", **facts)
+
+
+def _epoch(run: Run, result: StepResult) -> None:
+    """The end of an epoch: look at the validation part, write a line."""
+    facts: dict[str, Any] = {"step": result.step, "epoch": result.epoch,
+                             "loss": run.loss_sum / run.course.steps_per_epoch}  # fmt: skip
+    _explain(run)
+    if run.data.validation is not None:
+        run.metrics = run.evaluation.measure(run.data.validation)
+        facts["validation"] = run.metrics
+        run.bar.measured(run.metrics)
+        if run.picture is not None and "loss" in run.metrics:
+            run.picture.validation.append((result.step, run.metrics["loss"]))
+    run.lines.add("epoch", **facts, seconds=round(run.epoch_seconds, 6))
+    run.loss_sum, run.epoch_seconds, run.others = 0.0, 0.0, True
+
+
+def _explain(run: Run) -> None:
+    """What the loop did of late, in its steady state, before others use the device."""
+    if run.words.explain and run.loop.step > run.first + STEADY and not run.others:
+        run.explained = run.device.explain()
+
+
+def _progress(run: Run) -> dict[str, Any]:
+    epoch, index = divmod(run.loop.step, run.course.steps_per_epoch)
+    return {"epoch": epoch, "step_of_epoch": index, "loss_sum": run.loss_sum}
+
+
+# -- the end ---------------------------------------------------------------------------------------
+
+
+def _finish(run: Run, signalled: int, outputs: tuple[Path, ...]) -> int:
+    """Save, write, judge, tell."""
+    if run.loop.step % run.course.steps_per_epoch:
+        _explain(run)
+    if run.dirty:
+        run.keeper.save(run.instance, _progress(run))
+    held_out: Mapping[str, float] = {}
+    code = EXIT_OK
+    if signalled:
+        code = EXIT_INTERRUPTED if signalled == signal.SIGINT else 128 + signalled
+    else:
+        if run.data.held_out is not None:
+            held_out = run.evaluation.measure(run.data.held_out)
+        write_outputs(outputs, run.model, run.instance)
+    if run.picture is not None:
+        run.picture.write(run.file.name)
+    most = run.words.max_copies
+    failure = ""
+    if most is not None and run.copies > most and not code:
+        code = EXIT_FAILURE
+        failure = f"{run.copies} copies in one step, at most {most} allowed"
+    _final(run, "interrupted" if signalled else "done", code, held_out=dict(held_out))
+    if run.explained:
+        say(run.explained)
+    if run.words.memory:
+        say(memory_text(run.device))
+    say(table_text(_rows(run, held_out, outputs if not signalled else ())))
+    if signalled:
+        say_aside(f"stitch-run: interrupted after step {run.loop.step}{run.keeper.told()}")
+    if failure:
+        say_aside(f"stitch-run: error: {failure}")
+    return code
+
+
+def _final(run: Run, result: str, code: int, **facts: Any) -> None:
+    planned = [step for step, count in run.plans if count]
+    run.lines.add(
+        "final", result=result, exit_code=code, step=run.loop.step, first_step=run.first,
+        plans=sum(count for _, count in run.plans), last_planned_step=max(planned, default=0),
+        loss=None if run.last is None else run.last.loss, validation=run.metrics,
+        seconds=round(time.perf_counter() - run.began, 3), **facts,
+    )  # fmt: skip
+
+
+def _rows(
+    run: Run, held_out: Mapping[str, float], outputs: tuple[Path, ...]
+) -> list[tuple[str, str]]:
+    course, done = run.course, run.loop.step
+    seconds = time.perf_counter() - run.began
+    rows = [
+        ("training", f"{run.file.name}: {len(run.data.train)} rows, batches of "
+         f"{course.batch_size}" + (f" x {course.batches_per_step}"
+                                   if course.batches_per_step > 1 else "")),
+        ("steps", f"{done} of {course.steps} ({course.epochs} epochs)"
+         + (f", from {run.first}" if run.first else "")),
+    ]  # fmt: skip
+    if run.last is not None:
+        rows.append(("loss", f"{run.last.loss:.4f} in the last step"))
+    if run.metrics:
+        rows.append(("validation", metrics_text(run.metrics)))
+    if held_out and run.data.held_out is not None:
+        rows.append(("held out", f"{metrics_text(held_out)} ({len(run.data.held_out)} rows)"))
+    rows.append(("plans made", plans_text(run.plans)))
+    if run.words.max_copies is not None:
+        rows.append(("copies", f"at most {run.copies} in a step"))
+    rows.append(("seconds", f"{seconds:.1f}"))
+    if run.keeper.saved is not None:
+        rows.append(("checkpoint", str(run.keeper.saved)))
+    rows += [("written", str(path)) for path in outputs]
+    return rows

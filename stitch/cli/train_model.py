@@ -1,0 +1,223 @@
+"""The model of a training file, compiled: from whatever it was written in.
+
+Comes in: a `TrainFile`. Goes out: a `CompiledModel` with a training, and the graph that is used
+for inference. Must not know: data, checkpoints.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from stitch import api
+from stitch.cli.array_files import read_array_file
+from stitch.cli.compile import from_entry
+from stitch.cli.modules import known_machine
+from stitch.compiler import CompileOptions, compile_graph
+from stitch.errors import CompileError, FormatError, StitchError, UsageError
+from stitch.frontend.train_yaml import TrainFile
+from stitch.graph import ComputationGraph
+from stitch.machine import load_machine
+from stitch.model import PRODUCER
+from stitch.program import Array, InputKind, Program, ValueType
+from stitch.training import CompiledTraining, Optimizer, TrainingPrograms, loss_from_config
+from stitch.training.checkpoint_format import read_tensors
+from stitch.training.inference import graph_of
+from stitch.training.programs import home_space
+from stitch.training.splice import in_precision
+from stitch.training.update_graph import update_graph
+from stitch.ttb import Binary
+
+MACHINE = "wormhole_n150"
+_WEIGHTS = (InputKind.PARAMETER, InputKind.STATE)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainModel:
+    """A model ready for training. `graph`: what it computes, in the precision of its programs.
+
+    `target`: how its machine is spelled.
+    """
+
+    compiled: api.CompiledModel
+    training: CompiledTraining
+    graph: ComputationGraph
+    target: str
+
+    @property
+    def programs(self) -> TrainingPrograms:
+        """The four programs."""
+        return self.training.programs
+
+    @property
+    def inputs(self) -> dict[str, ValueType]:
+        """What one batch consists of."""
+        forward = self.programs.forward
+        return {
+            slot.name: forward.values[slot.value].type
+            for slot in forward.inputs
+            if slot.kind is InputKind.ACTIVATION
+        }
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a batch; raises `CompileError` where inputs and prediction disagree."""
+        kinds = {**self.inputs, self.programs.prediction: self.programs.prediction_type}
+        sizes = {kind.shape[0] if kind.shape else 0 for kind in kinds.values()}
+        if len(sizes) != 1 or sizes == {0}:
+            listed = ", ".join(f"{name} {kind.text()}" for name, kind in kinds.items())
+            raise CompileError(
+                "inputs and prediction do not have a first dimension that counts the rows of a "
+                "batch", got=listed,
+            )  # fmt: skip
+        return sizes.pop()
+
+
+def build_model(file: TrainFile, optimizer: Optimizer, target: str | None) -> TrainModel:
+    """Read and compile the model, or load its four programs; errors name the file's line."""
+    try:
+        made = _built(file, optimizer, target or file.target)
+    except FormatError:
+        raise
+    except StitchError as error:
+        error.where = f"{file.where('model')}" + (f", {error.where}" if error.where else "")
+        raise
+    if file.batch_size not in (None, made.batch_size):
+        raise FormatError(
+            "the model is made for batches of another size",
+            where=file.where("batch_size"),
+            expected=str(made.batch_size), got=str(file.batch_size),
+            remedy="programs have fixed shapes: change batch_size, or the model's inputs",
+        )  # fmt: skip
+    return made
+
+
+def _built(file: TrainFile, optimizer: Optimizer, target: str | None) -> TrainModel:
+    suffixes = {Path(word).suffix.lower() for word in file.model}
+    if suffixes == {".ttb"}:
+        return _of_programs(file, optimizer, target)
+    if len(file.model) != 1:
+        raise UsageError(
+            "a model is one file, or its four programs", got=", ".join(file.model),
+            expected="model: network.yaml, or the .ttb files of forward, loss, backward, update",
+        )  # fmt: skip
+    module, examples, values = _module(file)
+    given = {**values, **read_weights(file.weights)}
+    spelled = target or MACHINE
+    options = file.options
+    compiled = api.compile(
+        module, examples, target=spelled, optimizer=optimizer, loss=loss_from_config({**file.loss}),
+        weights=given or None, trainable=file.trainable, input_shapes=_shapes(file),
+        recompute=options.recompute, accumulation_steps=options.accumulation_steps,
+        clip_grad_norm=options.clip_grad_norm, precision=options.precision,
+    )  # fmt: skip
+    assert compiled.training is not None
+    graph = compiled.graph
+    if options.precision is not type(options)().precision:
+        graph = in_precision(graph, options.precision)
+    return TrainModel(compiled, compiled.training, graph, spelled)
+
+
+def _module(file: TrainFile) -> tuple[Any, Any, dict[str, Array]]:
+    """What `api.compile` takes: the module, its examples, and values to start from."""
+    word = file.model[0]
+    path = file.folder / word
+    source, colon, factory = word.rpartition(":")
+    if colon and factory.isidentifier():
+        if source.endswith(".py"):
+            return *from_entry(str(file.folder / source), factory), {}
+        return *from_entry(None, word, file.folder), {}
+    if path.suffix.lower() == ".json":
+        return _dumped(path)
+    return path, (), {}
+
+
+def _dumped(path: Path) -> tuple[Any, Any, dict[str, Array]]:
+    try:
+        model = api.CompiledModel.load(io.StringIO(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError) as error:
+        raise FormatError(f"cannot read the model: {error}", where=str(path)) from error
+    graph = model.graph.with_wishes(*model.wishes)
+    if model.training is None:
+        return graph, (), {}
+    wanted = {slot.name for slot in graph.inputs if slot.kind in _WEIGHTS}
+    return graph, (), {n: v for n, v in model.training.values.items() if n in wanted}
+
+
+def _shapes(file: TrainFile) -> dict[str, tuple[int, ...]] | None:
+    """An ONNX model's symbolic first dimension is the size of the batch."""
+    if Path(file.model[0]).suffix.lower() != ".onnx" or file.batch_size is None:
+        return None
+    try:
+        from stitch.frontend.onnx_batch import batched_shapes
+    except ModuleNotFoundError:
+        return None  # `compile` says which package is missing.
+    return batched_shapes(file.folder / file.model[0], file.batch_size)
+
+
+def read_weights(path: Path | None) -> dict[str, Array]:
+    """Arrays by name out of `.safetensors` or `.npz`; raises `FormatError`."""
+    if path is None:
+        return {}
+    if path.suffix.lower() == ".safetensors":
+        return dict(read_tensors(path).tensors)
+    return {str(name): array for name, array in read_array_file(path).items()}
+
+
+# -- four files ------------------------------------------------------------------------------------
+
+
+def _of_programs(file: TrainFile, optimizer: Optimizer, target: str | None) -> TrainModel:
+    binaries = [api.load(file.folder / word) for word in file.model]
+    programs = TrainingPrograms.of(tuple(p for binary in binaries for p in binary.programs))
+    if file.weights is None:
+        raise UsageError(
+            "the four programs of a training hold no weights",
+            remedy="add weights: start.safetensors (or .npz) with a value for each parameter",
+        )
+    spelled = target or known_machine(binaries[0].machine.name, file.model[0])
+    loss = loss_from_config({**file.loss})
+    _check_update(file, programs, optimizer, spelled)
+    label = programs.loss.values[programs.loss.inputs[1].value].type
+    if loss.label_type(programs.prediction_type) != label:
+        raise UsageError(
+            "the loss program was compiled for other labels", expected=label.text(),
+            got=loss.label_type(programs.prediction_type).text(), where=file.where("loss"),
+        )  # fmt: skip
+    values: Mapping[str, Array] = MappingProxyType(read_weights(file.weights))
+    training = CompiledTraining(programs, loss, optimizer, file.options, values)
+    graph = graph_of(programs.forward)
+    binary = Binary(programs.in_order, binaries[0].machine, PRODUCER)
+    model = api.CompiledModel(graph, binary, spelled, training=training)
+    return TrainModel(model, training, graph, spelled)
+
+
+def _check_update(
+    file: TrainFile, programs: TrainingPrograms, optimizer: Optimizer, target: str
+) -> None:
+    """The settings of an optimizer are in its program: it has to be the one that they give."""
+    graph = update_graph(
+        programs.update.name, programs.parameters, optimizer,
+        clip_grad_norm=file.options.clip_grad_norm,
+    )  # fmt: skip
+    machine = load_machine(target)
+    made = compile_graph(graph, machine, CompileOptions()).program
+    if _arithmetic(made) != _arithmetic(programs.update):
+        raise UsageError(
+            "the update program was compiled with another optimizer, or other settings of it",
+            where=file.where("optimizer"),
+            expected="an optimizer and a clip_grad_norm as when the programs were compiled",
+            got=f"{optimizer!r}, clip_grad_norm {file.options.clip_grad_norm}",
+        )
+    assert home_space(machine) is not None
+
+
+def _arithmetic(program: Program) -> list[Any]:
+    """Operators, attributes and constants in order: what a program computes, wherever it lies."""
+    constants = [(c.data.dtype.str, c.data.tobytes()) for c in program.constants]
+    operations = [(o.op, o.domain, sorted(o.attributes.items())) for o in program.operations]
+    return [[s.name for s in program.inputs], constants, operations]
