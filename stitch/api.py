@@ -46,6 +46,7 @@ def compile(
     loss: Loss | str | Mapping[str, Any] | None = None,
     weights: Mapping[str, Any] | None = None,
     trainable: Iterable[str] | None = None,
+    algorithm: str = "none",
     **training: Any,
 ) -> CompiledModel:
     """Compile a module for a machine: a computation graph, the path of a YAML or ONNX file, a
@@ -58,8 +59,9 @@ def compile(
     spelled as for `stitch-compile --set`, as in `"input.x.space=l1"`.
 
     With `optimizer` and `loss` it is compiled for training. `weights` gives initial values by name,
-    `trainable` names the constants to train (by default those with a name and an axis); the rest
-    is as for `stitch.training.TrainingOptions`. Raises `CompileError`, `FormatError`,
+    `trainable` names the constants to train (by default those with a name and an axis);
+    `algorithm` decides where tensors lie and what is recomputed (`none`, `greedy`, `search`); the
+    rest is as for `stitch.training.TrainingOptions`. Raises `CompileError`, `FormatError`,
     `LayoutError`, `OutOfMemoryError`, `UsageError`.
     """
     if optimizer is not None or loss is not None:
@@ -70,9 +72,10 @@ def compile(
         model = as_trainable(
             graph.with_wishes(*_wishes(wishes)), {**values, **(weights or {})}, trainable, twin
         )
-        return _trained(model, target, (loss, optimizer), how)
-    if training or weights is not None or trainable is not None:
-        given = [*training, *(w for w, v in (("weights", weights), ("trainable", trainable)) if v)]
+        return _trained(model, target, (loss, optimizer), how, algorithm)
+    if training or weights is not None or trainable is not None or algorithm != "none":
+        named = (("weights", weights), ("trainable", trainable), ("algorithm", algorithm))
+        given = [*training, *(w for w, v in named if v not in (None, "none"))]
         raise UsageError("compile takes these only with optimizer= and loss=",
                          got=", ".join(given))  # fmt: skip
     graph = read_graph(module, example_inputs, input_shapes)
@@ -91,10 +94,11 @@ def _spelled(target: str | Path | Machine) -> str:
 
 
 def _trained(
-    model: Trainable, target: str | Path | Machine, goal: tuple[Any, Any], options: TrainingOptions
-) -> CompiledModel:
+    model: Trainable, target: str | Path | Machine, goal: tuple[Any, Any], options: TrainingOptions,
+    algorithm: str,
+) -> CompiledModel:  # fmt: skip
     machine, graph = load_machine(target), model.graph
-    made = compile_model(model, *goal, options, machine)
+    made = compile_model(model, *goal, options, machine, algorithm)
     binary = Binary(made.programs.all, machine.shape, PRODUCER)
     return CompiledModel(
         graph, binary, _spelled(target), graph.wishes, made.programs.warnings, made

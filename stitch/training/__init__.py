@@ -36,14 +36,24 @@ from stitch.training.schedules import (
     WarmupLR,
     schedule_from_config,
 )
+from stitch.training.search import (
+    AlgorithmConfig,
+    CostEstimator,
+    CostValues,
+    MovementCost,
+    SearchResult,
+    SearchSolution,
+    optimize,
+)
 from stitch.training.trainable import Trainable, as_trainable
 
 __all__ = [
-    "Adam", "AdamW", "BCEWithLogitsLoss", "CategoricalCrossEntropyLoss", "CompiledTraining",
-    "ConstantLR", "CosineAnnealingLR", "CrossEntropyLoss", "IdentityLoss", "LayerTime", "Loss",
-    "LossTensor", "MSELoss", "Optimizer", "SGD", "Schedule", "StepLR", "TensorFuture", "Trainable",
-    "TrainingGraphs", "TrainingInstance", "TrainingOptions", "TrainingPrograms", "WarmupLR",
-    "as_trainable", "compile_model", "compile_training", "loss_from_config", "losses",
-    "optimizer_from_config", "options_from_config", "schedule_from_config", "schedules",
-    "training_config", "training_graphs",
+    "Adam", "AdamW", "AlgorithmConfig", "BCEWithLogitsLoss", "CategoricalCrossEntropyLoss",
+    "CompiledTraining", "ConstantLR", "CosineAnnealingLR", "CostEstimator", "CostValues",
+    "CrossEntropyLoss", "IdentityLoss", "LayerTime", "Loss", "LossTensor", "MSELoss",
+    "MovementCost", "Optimizer", "SGD", "Schedule", "SearchResult", "SearchSolution", "StepLR",
+    "TensorFuture", "Trainable", "TrainingGraphs", "TrainingInstance", "TrainingOptions",
+    "TrainingPrograms", "WarmupLR", "as_trainable", "compile_model", "compile_training",
+    "loss_from_config", "losses", "optimize", "optimizer_from_config", "options_from_config",
+    "schedule_from_config", "schedules", "training_config", "training_graphs",
 ]  # fmt: skip

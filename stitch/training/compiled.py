@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -28,8 +28,8 @@ from stitch.training.programs import (
     compile_training,
     options_from_config,
     training_config,
-    training_graphs,
 )
+from stitch.training.search import AlgorithmConfig, MovementCost, SearchResult, optimize
 from stitch.training.trainable import Trainable
 
 NO_VALUES: Mapping[str, Array] = MappingProxyType({})
@@ -44,6 +44,8 @@ class CompiledTraining:
     optimizer: Optimizer
     options: TrainingOptions
     values: Mapping[str, Array] = field(default_factory=lambda: NO_VALUES)
+    #: What `algorithm=` found; a model that was read back has none.
+    search_result: SearchResult | None = None
     #: The instance that the model's first call started.
     _started: list[TrainingInstance] = field(default_factory=list, repr=False)
 
@@ -107,16 +109,20 @@ class CompiledTraining:
 
 
 def compile_model(
-    model: Trainable, loss: Any, optimizer: Any, options: TrainingOptions, machine: Machine
-) -> CompiledTraining:
+    model: Trainable, loss: Any, optimizer: Any, options: TrainingOptions, machine: Machine,
+    algorithm: str = "none",
+) -> CompiledTraining:  # fmt: skip
     """A trainable graph, compiled: loss and optimizer as objects, names or plain data.
 
-    Raises `CompileError` naming operators without a gradient, `UsageError`, `OutOfMemoryError`.
+    `algorithm` decides where tensors lie and what is recomputed (`stitch.training.search`). Raises
+    `CompileError` naming operators without a gradient, `UsageError`, `OutOfMemoryError`.
     """
     judged, stepped = loss_from_config(loss), optimizer_from_config(optimizer)
-    graphs = training_graphs(model, judged, stepped, options)
-    programs = compile_training(graphs, machine, options.spaces)
-    return CompiledTraining(programs, judged, stepped, options, model.values)
+    config = AlgorithmConfig(algorithm, judged, stepped, options)
+    found = optimize(model, machine, MovementCost(), config)
+    programs = compile_training(found.graph, machine, found.spaces)
+    chosen = replace(options, recompute=found.solution.recompute)
+    return CompiledTraining(programs, judged, stepped, chosen, model.values, found)
 
 
 def _array_data(array: Array) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def test_a_step_of_four_files_run_by_the_command_equals_that_of_the_instance(
     names = ["forward.ttb", "loss.ttb", "backward.ttb", "update.ttb", "evaluation.ttb"]
     assert [f.name for f in files] == names
     ((x, y),) = batches(1)
-    tensors: dict[str, Array] = {"x": x, "label": y, "learning_rate": np.float32(0.05)}
+    tensors: dict[str, Array] = {"x": x, "label": y, "learning_rate": np.asarray(0.05, np.float32)}
     tensors.update(model.training.values)
     for slot in model.training.programs.update.inputs:
         if slot.name.endswith("momentum_buffer"):
@@ -132,7 +132,7 @@ def test_without_weights_a_dumped_model_asks_for_them(tmp_path: Path) -> None:
         file.seek(0)
         bare = stitch.CompiledModel.load(file)
     ((x, _),) = batches(1)
-    with pytest.raises(stitch.StitchError, match="no values for fc1.weight"):
+    with pytest.raises(stitch.StitchError, match=r"no values for fc1\.weight"):
         bare(x)
     assert model.training is not None
     bare.start(weights=model.training.values)

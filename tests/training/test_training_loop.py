@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from training_models import batches, compiled, mlp, torch_mlp, torch_train, trai
 
 import stitch
 from stitch.program import DataType
+from stitch.report import explain
 
 OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
     ("SGD", {"lr": 0.05}),
@@ -41,7 +43,7 @@ def test_fifty_steps_of_an_mlp_equal_those_of_torch(name: str, options: dict[str
 def test_the_loss_of_ten_by_sixteen_to_thirty_two_to_one_falls_at_every_step() -> None:
     losses = train(compiled(), batches(1, batch=16), 20)
     assert losses[0] > 0.1
-    assert all(after < before for before, after in zip(losses, losses[1:], strict=False))
+    assert all(after < before for before, after in pairwise(losses))
 
 
 @pytest.mark.parametrize("target", ["wormhole_n150", "host", "tiny"])
@@ -76,7 +78,7 @@ def test_only_the_batch_goes_in_and_the_loss_comes_out(name: str) -> None:
     device = model.instance.device
     device.history.clear()
     train(model, batches(4), 8)
-    lines = copies(device.explain())
+    lines = copies(explain(device))
     batch, label, loss = 16 * 10 * 4, 16 * 4, 4
     assert lines == [("copy", 8, batch), ("copy", 8, label), ("read", 8, 8 * loss)]
 
@@ -180,7 +182,8 @@ def test_a_schedule_changes_the_rate_without_another_program() -> None:
 def test_setting_the_rate_of_the_optimizer_takes_effect_at_the_next_step() -> None:
     optimizer = stitch.SGD(lr=0.0)
     model = compiled(optimizer)
-    start = model.training.values["fc1.weight"] if model.training else None
+    assert model.training is not None
+    start = model.training.values["fc1.weight"]
     train(model, batches(2))
     np.testing.assert_array_equal(model.instance.get_tensor("fc1.weight"), start)
     optimizer.lr = 0.1

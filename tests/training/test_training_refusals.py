@@ -58,7 +58,7 @@ def test_the_first_operator_that_overflows_is_named_and_training_goes_on() -> No
     model, plain = compiled(), compiled()
     assert train(model, batches(2)) == train(plain, batches(2))
     ((x, y),) = batches(1)
-    with pytest.raises(TaskError, match="is inf(.|\n)*Mul -> 'mul' of 'mlp_loss'"):
+    with pytest.raises(TaskError, match=r"is inf(.|\n)*Mul -> 'mul' of 'mlp_loss'"):
         train(model, [(x * np.float32(1e30), y)])
     assert train(model, batches(3)) == train(plain, batches(3))
 
@@ -66,7 +66,7 @@ def test_the_first_operator_that_overflows_is_named_and_training_goes_on() -> No
 def test_a_weight_that_is_no_number_is_named() -> None:
     model = compiled()
     model.start().set_tensor("fc2.bias", [np.nan])
-    with pytest.raises(TaskError, match="'fc2.bias' held NaN"):
+    with pytest.raises(TaskError, match=r"'fc2\.bias' held NaN"):
         train(model, batches(1))
 
 

@@ -125,7 +125,7 @@ def test_the_state_of_another_training_is_refused_and_changes_nothing() -> None:
     with pytest.raises(StitchError, match="exp_avg is missing"):
         instance.load_state_dict(other)
     wrong = before | {"fc1.bias": np.zeros(3, np.float32)}
-    with pytest.raises(StitchError, match="fc1.bias is float32"):
+    with pytest.raises(StitchError, match=r"fc1\.bias is float32"):
         instance.load_state_dict(wrong)
     for name, value in instance.state_dict().items():
         np.testing.assert_array_equal(value, before[name])

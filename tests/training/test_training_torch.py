@@ -20,7 +20,7 @@ OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
 CLASSES = 5
 
 
-class Convolutional(nn.Module):
+class Convolutional(nn.Module):  # type: ignore[misc]  # torch has no types here
     """Two convolutions with batch normalization, one linear layer."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Convolutional(nn.Module):
         return self.out(x.flatten(1))
 
 
-class Transformer(nn.Module):
+class Transformer(nn.Module):  # type: ignore[misc]  # torch has no types here
     """An embedding, two layers of attention, a linear layer on the mean."""
 
     def __init__(self, dropout: float = 0.0) -> None:
@@ -86,7 +86,7 @@ def step(model: stitch.CompiledModel, x: Any, y: Any) -> float:
     loss.backward()
     model.training.optimizer.step()
     model.training.optimizer.zero_grad()
-    return loss.item()
+    return float(loss.item())
 
 
 @pytest.mark.parametrize("kind", [Convolutional, Transformer])
@@ -140,7 +140,7 @@ def test_parameters_without_a_gradient_stay_constants() -> None:
     assert "second.weight" in names
 
 
-class Tied(nn.Module):
+class Tied(nn.Module):  # type: ignore[misc]  # torch has no types here
     """The embedding is the weight of the last layer too."""
 
     def __init__(self) -> None:
@@ -192,7 +192,7 @@ def test_the_key_advances_so_that_the_same_weights_and_batch_give_other_losses()
     x, y = batches(module, 1)[0]
     assert len({step(model, x, y) for _ in range(5)}) == 5
     kept = [model.instance.predict(x).numpy() for _ in range(2)]
-    np.testing.assert_array_equal(*kept)
+    np.testing.assert_array_equal(kept[0], kept[1])
     module.eval()
     np.testing.assert_allclose(kept[0], module(x).detach().numpy(), atol=1e-5)
 

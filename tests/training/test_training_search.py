@@ -1,0 +1,127 @@
+"""The algorithms: what they choose fits, costs no more than nothing, and changes no result."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from stitched_models import tiny
+from training_models import batches, compiled, mlp, train
+
+import stitch
+from stitch.errors import OutOfMemoryError, UsageError
+from stitch.machine import Machine, load_machine
+from stitch.program import Space, ValueType
+from stitch.training import (
+    AlgorithmConfig,
+    MovementCost,
+    SearchResult,
+    TrainingOptions,
+    as_trainable,
+    optimize,
+)
+from stitch.training.search import _best, _Candidate
+
+N150 = load_machine("wormhole_n150")
+
+
+def found(algorithm: str, machine: Machine = N150, **options: Any) -> SearchResult:
+    config = AlgorithmConfig(
+        algorithm, stitch.losses.MSELoss(), stitch.Adam(), TrainingOptions(**options)
+    )
+    return optimize(as_trainable(mlp(hidden=512)), machine, MovementCost(), config)
+
+
+@pytest.mark.parametrize("algorithm", ["greedy", "search"])
+@pytest.mark.parametrize("target", ["wormhole_n150", "tiny", "host"])
+def test_an_algorithm_changes_no_result_and_adds_no_copy(algorithm: str, target: str) -> None:
+    plain = compiled(stitch.SGD(lr=0.001), target=target, graph=mlp(hidden=512))
+    chosen = compiled(
+        stitch.SGD(lr=0.001), target=target, graph=mlp(hidden=512), algorithm=algorithm
+    )
+    assert train(chosen, batches(4), 8) == train(plain, batches(4), 8)
+    device = chosen.instance.device
+    made = device.plans.made
+    device.history.clear()
+    train(chosen, batches(4), 4)
+    assert device.plans.made == made
+    assert sum(times * len(plan.copies) for plan, times in device.history.plans) == 8
+
+
+def test_search_costs_no_more_than_greedy_and_greedy_no_more_than_nothing() -> None:
+    costs = [found(name).cost_values.seconds for name in ("search", "greedy", "none")]
+    assert costs == sorted(costs)
+    assert costs[0] < costs[2]
+
+
+def test_nothing_is_left_where_it_is_and_an_algorithm_uses_l1() -> None:
+    spaces = {place.space for place in found("none").tensor_mapping.values()}
+    assert spaces == {Space.DRAM}
+    result = found("search")
+    assert Space.L1 in {place.space for place in result.tensor_mapping.values()}
+    l1 = N150.shape.l1
+    assert l1 is not None
+    assert result.cost_values.l1_size_per_bank <= l1.capacity * 3 // 4
+
+
+def test_the_result_says_which_device_every_operator_and_tensor_is_on() -> None:
+    result = found("search")
+    operations = [o for _, graph in result.graph.in_order for o in graph.operations]
+    assert [place.op for place in result.solution.operators] == [o.op for o in operations]
+    assert {place.device for place in result.solution.operators} == {0}
+    graphs = [graph for _, graph in result.graph.in_order[:4]]
+    slots = {slot.name for graph in graphs for slot in graph.inputs}
+    slots |= {slot.name for graph in graphs for slot in graph.outputs}
+    assert set(result.tensor_mapping) == slots
+
+
+def test_a_space_that_was_asked_for_stays() -> None:
+    result = found("search", spaces={"x": Space.DRAM, "saved.relu": Space.L1})
+    assert result.spaces["x"] is Space.DRAM
+    assert result.spaces["saved.relu"] is Space.L1
+
+
+def test_recomputation_is_chosen_where_reading_costs_more_than_computing() -> None:
+    @dataclass(frozen=True)
+    class DearActivations:
+        def access(self, machine: Machine, kind: ValueType, space: Space) -> float:
+            return 1.0 if kind.shape == (16, 32) else 0.0
+
+        def operation(self, machine: Machine, operands: object) -> float:
+            return 0.0
+
+    config = AlgorithmConfig("search", stitch.losses.MSELoss(), stitch.SGD())
+    result = optimize(as_trainable(mlp()), N150, DearActivations(), config)
+    assert result.solution.recompute == "all"
+    assert result.graph.saved == ()
+
+
+def test_a_machine_that_is_too_small_is_refused_with_what_was_tried() -> None:
+    with pytest.raises(OutOfMemoryError, match="none, cheap, all"):
+        found("greedy", tiny(dram_nbytes=1024))
+
+
+def test_branch_and_bound_finds_the_best_of_all_sets() -> None:
+    sizes, savings = (7, 3, 5, 4, 6), (9.0, 3.5, 6.0, 5.2, 7.0)
+    candidates = sorted(
+        (_Candidate(str(i), s, n) for i, (n, s) in enumerate(zip(sizes, savings, strict=True))),
+        key=lambda c: -c.saving / c.size_per_bank,
+    )
+    for room in range(26):
+        chosen, _ = _best(candidates, room)
+        best = max(
+            sum(c.saving for c in subset)
+            for count in range(6)
+            for subset in itertools.combinations(candidates, count)
+            if sum(c.size_per_bank for c in subset) <= room
+        )
+        assert sum(c.saving for c in candidates if c.name in chosen) == pytest.approx(best)
+
+
+def test_an_unknown_algorithm_is_refused() -> None:
+    with pytest.raises(UsageError, match="no such algorithm"):
+        compiled(algorithm="unity")
+    with pytest.raises(UsageError, match="only with optimizer"):
+        stitch.compile(mlp(), algorithm="search")
