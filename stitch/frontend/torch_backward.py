@@ -1,8 +1,7 @@
 """ATen operators of backward passes that torch's decompositions leave whole.
 
-Comes in: a `Call` and the operands of the schema. Goes out: operations in the builder. A
-convolution's weight gradient is one product of unfolded columns: a convolution with the gradient as
-its huge kernel would be slow everywhere. Must not know: fx nodes.
+Comes in: a `Call` and the operands of the schema. Goes out: operations in the builder. Must not
+know: fx nodes.
 """
 
 from __future__ import annotations
@@ -87,45 +86,12 @@ def _weight_gradient(
     steps: tuple[list[int], list[int], list[int]],
     groups: int,
 ) -> SymbolicTensor:
-    """[O, C / groups, *kernel] = seen [O, N places] times the columns [C taps, N places]'."""
-    b = call.builder
-    kernel, places = tuple(shape[2:]), seen.shape[2:]
-    columns = _columns(call, image, kernel, places, steps)
-    count = image.shape[0] * math.prod(places)
-    flipped = b.swapaxes(seen, 0, 1)
-    if groups == 1:
-        rows = b.reshape(flipped, (seen.shape[1], count))
-        table = b.reshape(columns, (-1, count))
-        return b.reshape(b.apply("Gemm", [rows, table], 1, {"transB": 1})[0], tuple(shape))
-    rows = b.reshape(flipped, (groups, seen.shape[1] // groups, count))
-    table = b.reshape(columns, (groups, -1, count))
-    return b.reshape(b.matmul(rows, b.swapaxes(table, 1, 2)), tuple(shape))
-
-
-def _columns(
-    call: Call,
-    image: SymbolicTensor,
-    kernel: Sizes,
-    places: Sizes,
-    steps: tuple[list[int], list[int], list[int]],
-) -> SymbolicTensor:
-    """[C, taps, N, *places]: for each tap of the kernel what it saw, as strided slices."""
-    b, (stride, padding, dilation) = call.builder, steps
-    axes = list(range(2, 2 + len(kernel)))
-    padded = b.swapaxes(image, 0, 1)
-    if any(padding):
-        edges = [0, 0, *padding]
-        padded = b.apply("Pad", [padded, edges * 2, call.cast(0, image.data_type)], 1, {})[0]
-    taps = []
-    for tap in np.ndindex(*kernel):
-        first = [t * d for t, d in zip(tap, dilation, strict=True)]
-        last = [f + (p - 1) * s + 1 for f, p, s in zip(first, places, stride, strict=True)]
-        strides = None if all(s == 1 for s in stride) else stride
-        whole = strides is None and all(
-            (f, n) == (0, padded.shape[a]) for f, n, a in zip(first, last, axes, strict=True)
-        )
-        taps.append(padded if whole else b.slice(padded, first, last, axes, strides))
-    return b.unsqueeze(taps[0], 1) if len(taps) == 1 else b.stack(taps, 1)
+    stride, padding, dilation = steps
+    attributes: dict[str, Any] = {
+        "strides": stride, "pads": padding * 2, "dilations": dilation, "group": groups,
+        "kernel_shape": list(shape[2:]),
+    }  # fmt: skip
+    return call.builder.apply("ConvWeightGradient", [image, seen], 1, attributes, "stitch")[0]
 
 
 # Pooling -------------------------------------------------------------------------------------
