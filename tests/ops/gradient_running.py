@@ -84,7 +84,9 @@ def wanted_names(one: Case, operands: Sequence[Array | None]) -> list[str]:
     return [
         f"x{i}"
         for i, (spec, array) in enumerate(zip(one.specs, operands, strict=True))
-        if isinstance(spec, str) and array is not None and array.dtype.kind == "f"
+        if isinstance(spec, str)
+        and array is not None
+        and DataType.from_dtype(array.dtype).is_floating
     ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import gradient_layer_rows
 import gradient_moving_rows
 import gradient_recurrent_rows
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 from gradient_running import Case, gradients, graph_of, operands_of, run, wanted_names
 
-from stitch.program import Array
+from stitch.program import Array, DataType
 
 ROWS = [
     *gradient_rows.ROWS,
@@ -50,6 +52,34 @@ def test_gradients_equal_finite_differences(one: Case) -> None:
             got = float((gradient * direction).sum())
             size = float(np.abs(gradient * direction).sum())
             assert got == pytest.approx(expected, rel=tolerance, abs=tolerance * (1 + size))
+
+
+def in_bfloat16(one: Case) -> Case:
+    """The case in bfloat16, its statistics too."""
+    bfloat16 = DataType.BFLOAT16.dtype
+    specs = tuple(
+        spec.replace("f64", "bf16")
+        if isinstance(spec, str)
+        else spec.astype(bfloat16)
+        if isinstance(spec, np.ndarray) and spec.dtype == np.float64
+        else spec
+        for spec in one.specs
+    )
+    attributes = {k: v for k, v in one.attributes.items() if k != "stash_type"}
+    return dataclasses.replace(one, specs=specs, attributes=attributes)
+
+
+@pytest.mark.parametrize("op", sorted({one.op for one in ROWS}))
+def test_gradients_of_bfloat16_are_bfloat16_and_close(op: str) -> None:
+    for one in (one for one in ROWS if one.op == op and "f64" in str(one)):
+        wide, _, _ = gradients(one)
+        narrow, _, _ = gradients(in_bfloat16(one))
+        assert narrow.keys() == wide.keys()
+        for name, expected in wide.items():
+            assert narrow[name].dtype == DataType.BFLOAT16.dtype
+            size = max(1.0, float(np.abs(expected).max(initial=0.0)))
+            got = narrow[name].astype(np.float64)
+            np.testing.assert_allclose(got, expected, rtol=0.3, atol=0.3 * size)
 
 
 @pytest.mark.parametrize(
