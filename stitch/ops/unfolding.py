@@ -21,6 +21,7 @@ from stitch.ops.inference import (
     spatial_ints,
 )
 from stitch.ops.steps import check_indices, copy_steps, fill_step, given, ints_at
+from stitch.ops.unfolding_gradients import col2im_gradient, max_unpool_gradient
 from stitch.ops.windows import WINDOW_ATTRIBUTES, Windows, windows_of
 from stitch.program import ValueType
 
@@ -125,7 +126,14 @@ def _max_unpool(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 OPERATORS = (
-    OpDef("Col2Im", (3, 3), _infer_col2im, _col2im, attributes=_LISTS),
+    OpDef(
+        "Col2Im",
+        (3, 3),
+        _infer_col2im,
+        _col2im,
+        attributes=_LISTS,
+        gradient=col2im_gradient,
+    ),
     OpDef(
         "MaxUnpool",
         (2, 3),
@@ -136,5 +144,6 @@ OPERATORS = (
             "pads": Attribute("ints"),
             "strides": Attribute("ints"),
         },
+        gradient=max_unpool_gradient,
     ),
 )

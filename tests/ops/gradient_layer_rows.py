@@ -152,6 +152,13 @@ POOLS = [
          kernel_shape=(2, 2), strides=(2, 2)),
     case("LpPool", ["f64[2,3,7]"], kernel_shape=(3,), strides=(2,), pads=(1, 1), p=3),
     case("LpPool", ["f64[2,3,7]"], kernel_shape=(3,), p=1),
+    case("Col2Im", ["f64[2,8,12]", [4, 5], [2, 2]], lambda x: F.fold(x, (4, 5), 2)),
+    case("Col2Im", ["f64[1,18,4]", [5, 7], [3, 3]],
+         lambda x: F.fold(x, (5, 7), 3, padding=1, stride=(3, 4), dilation=(1, 1)),
+         pads=(1, 1, 1, 1), strides=(3, 4)),
+    case("MaxUnpool", ["f64[1,2,2]", np.array([[[1, 2], [4, 7]]])],
+         lambda x: F.max_unpool1d(x, torch.tensor([[[1, 2], [0, 3]]]), 2),
+         kernel_shape=(2,), strides=(2,)),
     case("GlobalAveragePool", ["f64[2,3,4,5]"], lambda x: x.mean((2, 3), keepdim=True)),
     case("GlobalMaxPool", ["f64[2,3,4,5]"], lambda x: x.amax((2, 3), keepdim=True)),
 ]  # fmt: skip
