@@ -67,7 +67,7 @@ _LONG_ROW = 16
 def _reduce_rows(function: np.ufunc, table: Array, rows: Array, updates: Sequence[Array]) -> None:
     for place, update in zip(rows.tolist(), updates, strict=True):
         row = table[place]
-        function(row, update, row)
+        function(row, update, out=row)
 
 
 def _write_rows(reduction: str, table: Array, rows: Array, updates: Array) -> Thunk:

@@ -1,0 +1,133 @@
+"""Stitch's own operators of backward passes, and what gradients need of the others' kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from stitch.errors import CompileError
+from stitch.ops import bind, evaluate
+from stitch.program import Array
+
+
+def drawn(*shape: int, seed: int = 0) -> Array:
+    return np.asarray(np.random.default_rng(seed).normal(0, 1, shape)).astype(np.float32)
+
+
+def run_twice(op: str, inputs: list[Array], out: Array, **attributes: Any) -> Array:
+    """The result of the second run of one binding, over a spoiled output."""
+    steps = bind(op, inputs, [out], domain="stitch", attributes=attributes)
+    for _ in range(2):
+        out[...] = np.nan
+        with np.errstate(all="ignore"):
+            for step in steps:
+                step()
+    return out
+
+
+@pytest.mark.parametrize("size", [6, 24], ids=["few places", "many places"])
+def test_the_weights_gradient_is_that_of_torch_in_every_run(size: int) -> None:
+    x, gradient = drawn(9, 4, size, size), drawn(9, 6, size, size, seed=1)
+    made = run_twice(
+        "ConvWeightGradient", [x, gradient], np.empty((6, 2, 3, 3), np.float32),
+        kernel_shape=(3, 3), pads=(1, 1, 1, 1), group=2,
+    )  # fmt: skip
+    expected = torch.nn.grad.conv2d_weight(
+        torch.from_numpy(x), (6, 2, 3, 3), torch.from_numpy(gradient), padding=1, groups=2
+    )
+    np.testing.assert_allclose(made, expected.numpy(), rtol=1e-4, atol=1e-3)
+
+
+def test_a_weights_gradient_over_no_samples_is_zero() -> None:
+    made = run_twice(
+        "ConvWeightGradient",
+        [drawn(0, 2, 4, 4), drawn(0, 3, 3, 3)],
+        np.empty((3, 2, 2, 2), np.float32),
+        kernel_shape=(2, 2),
+    )
+    assert not made.any()
+
+
+def test_a_gradient_that_does_not_fit_its_convolution_is_refused() -> None:
+    with pytest.raises(CompileError, match="does not fit"):
+        evaluate(
+            "ConvWeightGradient", [drawn(2, 2, 4, 4), drawn(2, 3, 4, 4)],
+            domain="stitch", attributes={"kernel_shape": (2, 2)},
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_a_pools_gradient_is_that_of_torch_in_every_run(stride: int) -> None:
+    x = drawn(5, 3, 9, 8)
+    given = torch.from_numpy(x).requires_grad_()
+    pooled = F.max_pool2d(given, 3, stride, 1)
+    gradient = drawn(*pooled.shape, seed=1)
+    (expected,) = torch.autograd.grad(pooled, given, torch.from_numpy(gradient))
+    made = run_twice(
+        "MaxPoolGradient", [gradient, x, pooled.detach().numpy()], np.empty_like(x),
+        kernel_shape=(3, 3), strides=(stride, stride), pads=(1, 1, 1, 1),
+    )  # fmt: skip
+    np.testing.assert_allclose(made, expected.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_of_equal_maxima_the_first_gets_the_gradient() -> None:
+    x, gradient = np.zeros((1, 1, 4), np.float32), np.array([[[3, 5]]], np.float32)
+    made = evaluate(
+        "MaxPoolGradient", [gradient, x, np.zeros((1, 1, 2), np.float32)],
+        domain="stitch", attributes={"kernel_shape": (2,), "strides": (2,)},
+    )[0]  # fmt: skip
+    assert made.ravel().tolist() == [3, 0, 5, 0]
+
+
+def test_a_pools_gradient_needs_the_shapes_of_its_pool() -> None:
+    with pytest.raises(CompileError, match="wrong shape"):
+        evaluate(
+            "MaxPoolGradient", [drawn(1, 1, 3), drawn(1, 1, 4), drawn(1, 1, 2)],
+            domain="stitch", attributes={"kernel_shape": (2,), "strides": (2,)},
+        )  # fmt: skip
+
+
+ODD = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-45, 3.5], np.float32)
+
+
+@pytest.mark.parametrize("data_type", [np.float32, np.float64, np.int8, np.int64, np.bool_])
+def test_where_keeps_every_bit(data_type: Any) -> None:
+    with np.errstate(all="ignore"):
+        x = ODD.astype(data_type)
+    y, condition = x[::-1].copy(), np.arange(x.size) % 2 == 0
+    made = evaluate("Where", [condition, x, y])[0]
+    assert made.tobytes() == np.where(condition, x, y).tobytes()
+
+
+def test_where_drops_what_is_infinite_beside_a_zero() -> None:
+    condition = np.array([False, False, True])
+    x, zero = np.array([np.inf, np.nan, 2], np.float32), np.zeros((), np.float32)
+    assert evaluate("Where", [condition, x, zero])[0].tolist() == [0, 0, 2]
+
+
+def test_a_zero_that_may_change_is_read_in_every_run() -> None:
+    condition, x = np.array([True, False]), np.array([1, 2], np.float32)
+    y, out = np.zeros(1, np.float32), np.empty(2, np.float32)
+    steps = bind("Where", [condition, x, y], [out])
+    for number in (0.0, 7.0):
+        y[...] = number
+        for step in steps:
+            step()
+        assert out.tolist() == [1, number]
+
+
+@pytest.mark.parametrize("reduction", ["add", "mul", "max", "min"])
+@pytest.mark.parametrize("width", [3, 40])
+def test_rows_that_meet_are_reduced_in_order(reduction: str, width: int) -> None:
+    data, updates = drawn(4, width), drawn(5, width, seed=1)
+    places = np.array([[2], [0], [2], [2], [-1]])
+    made = evaluate("ScatterND", [data, places, updates], attributes={"reduction": reduction})[0]
+    expected = data.copy()
+    function = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}[reduction]
+    for place, update in zip(places[:, 0], updates, strict=True):
+        expected[place] = function(expected[place], update)
+    assert made.tobytes() == expected.tobytes()
