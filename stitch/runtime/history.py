@@ -49,9 +49,13 @@ class History:
 
     def ran(self, ready: ReadyPlan) -> None:
         """A plan ran once more (the count is the plan's own)."""
-        if ready.index not in self._plans and len(self._plans) >= MAX_PLANS:
+        self.repeated(ready.index, ready.tally)
+
+    def repeated(self, key: int, tally: Tally) -> None:
+        """Work that `tally` describes and counts was done once more; `key` is its own."""
+        if key not in self._plans and len(self._plans) >= MAX_PLANS:
             self._fold(self._plans.pop(next(iter(self._plans))))
-        self._plans[ready.index] = ready.tally
+        self._plans[key] = tally
 
     def _fold(self, tally: Tally) -> None:
         times, plan = tally.runs, tally.plan

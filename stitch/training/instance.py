@@ -16,6 +16,7 @@ import numpy as np
 from stitch.errors import TaskError, UsageError
 from stitch.program import Array, InputKind, Program
 from stitch.runtime import Device, LoadedProgram, Tensor
+from stitch.training.direct import Direct, direct_way
 from stitch.training.futures import LossTensor, TensorFuture
 from stitch.training.losses import Loss
 from stitch.training.optimizers import Optimizer
@@ -25,6 +26,12 @@ from stitch.training.stitching import Cells, Stitched
 from stitch.training.tensors import TrainingTensors
 from stitch.training.update_graph import GRADIENT_NORM, LEARNING_RATE, MASTER
 from stitch.ttb import Binary
+
+#: The programs of a step, by number.
+FORWARD, LOSS_STAGE, BACKWARD, UPDATE = range(4)
+#: Steps by way of the queue before programs are run past it; how often that is prepared.
+STEPS_TO_SETTLE = 2
+MAX_WAYS = 8
 
 
 class TrainingInstance(TrainingTensors):
@@ -64,7 +71,9 @@ class TrainingInstance(TrainingTensors):
         self._last_loss: LossTensor | None = None
         self._before: list[tuple[int, Any]] = []
         #: What the last forward pass can still be asked for.
-        self._has_forward = self._has_gradients = False
+        self._has_forward = self._has_gradients = self._went_directly = False
+        self._way: Direct | None = None
+        self._ways_left = MAX_WAYS
         self._closed = False
         optimizer.bind(self)
 
@@ -87,6 +96,22 @@ class TrainingInstance(TrainingTensors):
         seeds = (n for n in self._loss.outputs if n != self._loss_cell)
         self._gradients = tuple(cells.numbers[p.gradient] for p in programs.parameters)
         kept = {*self._buffers, self._prediction}
+        update = self._update
+        replaced = {n for n in update.outputs if n in self._forward.inputs}
+        aliased = {
+            update.inputs[s.aliases_input]
+            for s in programs.update.outputs
+            if s.aliases_input is not None
+        }
+        #: Cells that hold something from step to step; those whose outputs take turns.
+        self._kept = frozenset(
+            n for n in (*self._forward.inputs, *update.inputs)
+            if n not in self._batch and n not in self._gradients
+            and n not in [self._forward.inputs[i] for i in self._keys]
+        )  # fmt: skip
+        self._turning = frozenset(
+            {*self._buffers, self._prediction, self._loss_cell, *(replaced - aliased)}
+        )
         #: What only backward still needs: gone once it is queued. What only this step needs.
         self._passing = (*(n for n in self._forward.outputs if n not in kept), *seeds)
         self._momentary = (*self._passing, *self._batch, self._label, self._loss_cell)
@@ -125,7 +150,7 @@ class TrainingInstance(TrainingTensors):
         Normalization goes by the running statistics. Gives the prediction, pending.
         """
         self._check_open()
-        given = dict(zip(self.inputs, self._arranged(batch, named), strict=True))
+        given = dict(zip(self.inputs, self._fitted(batch, named), strict=True))
         cells, agent = self._cells, self._evaluation
         made = self.device.submit(agent, [
             given[port.name] if port.name in given else cells.get(port.name)
@@ -149,9 +174,13 @@ class TrainingInstance(TrainingTensors):
         if not isinstance(label, Tensor):
             label = np.asarray(label)
             self.loss_fn.check_label(label, self.programs.prediction_type)
-            label = self.device.tensor(label.astype(self._label_dtype, copy=False))
-        self._cells.tensors[self._label] = label
-        self._run(self._loss)
+            label = label.astype(self._label_dtype, copy=False)
+        if not self._went_directly or not self._goes_directly(LOSS_STAGE, [label]):
+            self._went_directly = False
+            self._cells.tensors[self._label] = (
+                label if isinstance(label, Tensor) else self.device.tensor(label)
+            )
+            self._run(self._loss)
         self._last_loss = LossTensor(self, self._cells.tensors[self._loss_cell], self.forwards)
         return self._last_loss
 
@@ -179,20 +208,50 @@ class TrainingInstance(TrainingTensors):
         """Queue the forward program; times of its operations while profiling."""
         self._check_open()
         tensors, cells = self._cells.tensors, self._cells
-        given = self._arranged(batch, named)
+        given = self._fitted(batch, named)
         cells.drop(self._momentary)
-        for number, value in zip(self._batch, given, strict=True):
-            tensors[number] = value
         if not self._losses:
             self._before = [(number, tensors[number]) for number in self._buffers]
         self.forwards += 1
-        for i in self._keys:
-            tensors[self._forward.inputs[i]] = self._key(self._forward.agent.ports[i])
-        times = self._run(self._forward)
-        self._has_forward, self._last_loss = True, None
+        self._last_loss = None
+        ports = self._forward.agent.ports
+        keys = [self._key(ports[i]) for i in self._keys]
+        self._went_directly = self._goes_directly(FORWARD, [*given, *keys])
+        times = None
+        if not self._went_directly:
+            for number, value in zip(self._batch, given, strict=True):
+                tensors[number] = self._carried_in(number, value)
+            for i, key in zip(self._keys, keys, strict=True):
+                tensors[self._forward.inputs[i]] = key
+            times = self._run(self._forward)
+        self._has_forward = True
         return times
 
-    def _arranged(self, batch: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+    def _goes_directly(self, stage: int, arrays: Sequence[Any] = ()) -> bool:
+        """Run a program past the queue, where all is as it was when that was prepared."""
+        if self.profiling or self.steps < STEPS_TO_SETTLE or self.device.needs_attention():
+            return False
+        with self.device.lock:
+            way = self._way
+            if stage == FORWARD and (way is None or not way.holds()) and self._ways_left:
+                self._ways_left -= 1
+                self._way = None
+                way = self._way = direct_way(
+                    self.device, self._cells, self._stages(), self._kept, self._turning
+                )
+            if way is None or not way.holds() or not way.stages[stage].takes(arrays):
+                return False
+            return way.stages[stage].run(arrays)
+
+    def _stages(self) -> list[tuple[Stitched, tuple[int, ...]]]:
+        """The programs of a step, each with the cells that arrays of the host fill."""
+        keys = tuple(self._forward.inputs[i] for i in self._keys)
+        return [
+            (self._forward, (*self._batch, *keys)), (self._loss, (self._label,)),
+            (self._backward, ()), (self._update, ()),
+        ]  # fmt: skip
+
+    def _fitted(self, batch: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         given = dict(zip(self.inputs, batch, strict=False)) | dict(named)
         if len(batch) > len(self.inputs) or set(given) != set(self.inputs):
             raise UsageError(
@@ -200,13 +259,16 @@ class TrainingInstance(TrainingTensors):
                 expected=", ".join(self.inputs),
                 got=f"{len(batch)} by position; by name: {', '.join(named) or 'none'}",
             )
-        return [self._carried_in(name, given[name]) for name in self.inputs]
+        return [
+            given[name] if isinstance(given[name], Tensor) else self._fitting(name, given[name])
+            for name in self.inputs
+        ]
 
-    def _carried_in(self, name: str, value: Any) -> Tensor:
+    def _carried_in(self, number: int, value: Any) -> Tensor:
         """A batch's array on the device, once for all the programs that read it."""
         if not isinstance(value, Tensor):
-            value = self.device.tensor(self._fitting(name, value))
-        return self.device.to_layout(value, self._cells.descs[self._cells.numbers[name]])
+            value = self.device.tensor(value)
+        return self.device.to_layout(value, self._cells.descs[number])
 
     def _fitting(self, name: str, value: Any) -> Array:
         number = self._cells.numbers[name]
@@ -233,7 +295,12 @@ class TrainingInstance(TrainingTensors):
             raise UsageError("there is no loss to go back from", remedy="judge(label) first")
         tensors = self._cells.tensors
         so_far = [tensors[n] for n in self._gradients] if self._has_gradients else None
-        times = self._run(self._backward)
+        times = None
+        self._went_directly = (
+            self._went_directly and so_far is None and self._goes_directly(BACKWARD)
+        )
+        if not self._went_directly:
+            times = self._run(self._backward)
         if so_far is not None:
             times = self._add(so_far, times)
         self._cells.drop(self._passing)
@@ -273,8 +340,10 @@ class TrainingInstance(TrainingTensors):
         if rate != self._rate:
             self._cells.put(LEARNING_RATE, np.float32(rate))
             self._rate = rate
-        times = self._run(self._update)
-        self.device.flush()
+        times = None
+        if not self._went_directly or not self._goes_directly(UPDATE):
+            times = self._run(self._update)
+            self.device.flush()
         self._before, self._losses = [], []
         self.steps += 1
         return times
@@ -297,6 +366,7 @@ class TrainingInstance(TrainingTensors):
         """The step has not happened: buffers as before it, gradients gone; then the error."""
         for number, tensor in self._before:
             self._cells.tensors[number] = tensor
+        self._went_directly = False
         culprit = self._culprit()
         self.zero_grad()
         self._cells.drop(self._momentary)
@@ -343,6 +413,7 @@ class TrainingInstance(TrainingTensors):
             self.optimizer.bind(None)
         self._before, self._losses, self._last_loss = [], [], None
         self._cells.drop(range(len(self._cells.tensors)))
+        self._way = None
         # Loaded programs hold the places of their constants.
         self._accumulate = None
         del self._forward, self._loss, self._backward, self._update, self._evaluation
