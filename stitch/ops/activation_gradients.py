@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -113,16 +112,8 @@ def _swish(c: GradientContext) -> Any:
 
 
 def _gelu(c: GradientContext) -> Any:
-    x = c.input(0)
-    square = x * x
-    if string_of(c.attributes, "approximate") == "tanh":
-        rate = math.sqrt(2.0 / math.pi)
-        t = c.apply("Tanh", x * (square * (0.044715 * rate) + rate))
-        inner = square * (3.0 * 0.044715 * 0.5 * rate) + 0.5 * rate
-        return c.gradient * ((t * 0.5 + 0.5) + x * inner * (1.0 - t * t))
-    share = c.apply("Erf", x * math.sqrt(0.5)) * 0.5 + 0.5
-    density = c.apply("Exp", square * -0.5) * (1.0 / math.sqrt(2.0 * math.pi))
-    return c.gradient * (share + x * density)
+    approximate = string_of(c.attributes, "approximate")
+    return c.apply("GeluGradient", c.gradient, c.input(0), domain="stitch", approximate=approximate)
 
 
 def prelu_gradient(context: GradientContext) -> Sequence[Any]:

@@ -27,6 +27,7 @@ from stitch.ops import (
     elementwise,
     error_function,
     fourier,
+    gelu_gradient,
     generating,
     indexing,
     matmul,
@@ -51,11 +52,12 @@ from stitch.ops import (
 from stitch.ops.definition import OpDef
 
 _THEMES = (
-    elementwise, elementary, comparison, activation, error_function, matmul, convolution,
-    convolution_weights, pooling, max_pool_gradient, batch_normalization, normalization, softmax,
-    reduction, scanning, reshaping, rearranging, padding, indexing, scattering, generating, casting,
-    einsum, recurrent, resampling, quantization, quantized_products, fourier, sampling,
-    unfolding, determinant, cache_writing, counting, optimizer_steps, checking,
+    elementwise, elementary, comparison, activation, error_function, gelu_gradient, matmul,
+    convolution, convolution_weights, pooling, max_pool_gradient, batch_normalization,
+    normalization, softmax, reduction, scanning, reshaping, rearranging, padding, indexing,
+    scattering, generating, casting, einsum, recurrent, resampling, quantization,
+    quantized_products, fourier, sampling, unfolding, determinant, cache_writing, counting,
+    optimizer_steps, checking,
 )  # fmt: skip
 _OPERATORS: tuple[OpDef, ...] = tuple(chain.from_iterable(theme.OPERATORS for theme in _THEMES))
 _BY_NAME = {(definition.domain, definition.name): definition for definition in _OPERATORS}

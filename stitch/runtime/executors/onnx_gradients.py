@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from stitch.ops.gelu_gradient import CUBE, HEIGHT, RATE
 from stitch.ops.windows import windows_of
 from stitch.program import AttributeValue, Operation
 from stitch.runtime.executors.onnx_writer import FormWriter, value_name
@@ -72,4 +73,32 @@ def max_pool_gradient(writer: FormWriter, operation: Operation, attributes: Attr
     table = writer.node("Expand", [zero, _ints(writer, math.prod(shape))])
     made = writer.node("ScatterElements", [table, places, given], axis=0, reduction="add")
     writer.node("Reshape", [made, _ints(writer, *shape)], value_name(operation.outputs[0]))
+    return True
+
+
+def gelu_gradient(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
+    """The slope of x share(x) is share(x) + x share'(x)."""
+    gradient, x = (writer.operand(v) for v in operation.inputs)
+    dtype = writer.type_of(operation.inputs[1]).data_type.compute_dtype
+
+    def number(value: float) -> str:
+        return writer.constant(np.array(value, dtype))
+
+    def line(value: str, slope: float, offset: float) -> str:
+        return writer.node("Add", [writer.node("Mul", [value, number(slope)]), number(offset)])
+
+    square = writer.node("Mul", [x, x])
+    if attributes["approximate"] == "tanh":
+        inner = writer.node("Mul", [x, line(square, CUBE * RATE, RATE)])
+        tangent = writer.node("Tanh", [inner])
+        flat = line(writer.node("Mul", [tangent, tangent]), -1.0, 1.0)
+        inner_slope = line(square, 1.5 * CUBE * RATE, 0.5 * RATE)
+        share, share_slope = line(tangent, 0.5, 0.5), writer.node("Mul", [flat, inner_slope])
+    else:
+        erf = writer.node("Erf", [writer.node("Mul", [x, number(math.sqrt(0.5))])])
+        density = writer.node("Exp", [writer.node("Mul", [square, number(-0.5)])])
+        share = line(erf, 0.5, 0.5)
+        share_slope = writer.node("Mul", [density, number(HEIGHT)])
+    slope = writer.node("Add", [share, writer.node("Mul", [x, share_slope])])
+    writer.node("Mul", [gradient, slope], value_name(operation.outputs[0]))
     return True
