@@ -161,8 +161,6 @@ def _serving(
     if instance is None:
         return None
     block = state.blocks[instance.block]
-    if block.address is None:
-        return None
     if gives and (
         block.pinned
         or state.users[block.number] != {value}

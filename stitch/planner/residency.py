@@ -105,11 +105,16 @@ class Residency:
         return value in self.request.kept or self.next_use(value) != NEVER
 
     def find(self, value: int, desc: TensorDesc, address: int | None) -> Instance | None:
-        """An instance of a value in a layout, at an address if one is asked for."""
+        """An instance of a value in a layout, at an address if one is asked for.
+
+        A host array outside the spaces is none: programs read what lies in a space.
+        """
         for instance in self.values[value]:
-            if instance.desc == desc and (
-                address is None
-                or (self.blocks[instance.block].address == address and not instance.offset_nbytes)
+            at = self.blocks[instance.block].address
+            if (
+                instance.desc == desc
+                and at is not None
+                and (address is None or (at == address and not instance.offset_nbytes))
             ):
                 return instance
         return None

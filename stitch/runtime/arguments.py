@@ -9,11 +9,13 @@ from stitch.errors import TaskError, UsageError
 from stitch.link import check_link
 from stitch.runtime.arrays import capture
 from stitch.runtime.program import InputPort, LoadedProgram
-from stitch.runtime.state import ArgumentRecord, ValueRecord
+from stitch.runtime.state import ArgumentRecord, Status, ValueRecord
 from stitch.runtime.tensor import Tensor
 
 if TYPE_CHECKING:
     from stitch.runtime.device import Device
+
+READY = Status.READY
 
 
 def link_arguments(
@@ -24,7 +26,7 @@ def link_arguments(
     for port, argument in zip(agent.ports, arguments, strict=True):
         if type(argument) is Tensor:
             value = argument._record
-            if value.desc_key not in port.accepted or value.status or value.consumed:
+            if value.desc_key not in port.accepted or value.status > READY or value.consumed:
                 _check(device, agent, port, value)
         else:
             host = capture(argument, port.shape, port.type.data_type, borrow, port.origin)

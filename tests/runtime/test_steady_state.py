@@ -373,3 +373,15 @@ def test_plans_go_with_the_program_that_they_run() -> None:
         device.flush()
         assert device.plans.made == 3
         assert device.plans.kinds == 0
+
+
+@pytest.mark.parametrize("target", ["host", "tiny", "wormhole_n150"])
+def test_a_host_tensor_that_is_given_again_is_carried_in_once(target: str) -> None:
+    with stitch.open_device(target) as device:
+        program = device.load(scaled("a", 2.0, target=target))
+        x, made = device.tensor(integers()), 0
+        for i in range(8):
+            np.testing.assert_array_equal(one(program(x)).numpy(), integers() * 2 + 1)
+            made = device.plans.made if i == 2 else made
+        assert device.plans.made == made
+        assert len(x._record.instances) == 2
