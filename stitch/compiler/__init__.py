@@ -5,8 +5,9 @@ warnings. Passes are plain functions from graph to graph, one file each. Must no
 files, or how programs will be composed.
 """
 
-from stitch.compiler.autodiff import Differentiated, Recompute, differentiate
+from stitch.compiler.autodiff import Differentiated, differentiate
 from stitch.compiler.compile_graph import compile_graph, optimize
+from stitch.compiler.forward_values import Recompute
 from stitch.compiler.options import Compilation, CompileOptions, CompileWarning
 from stitch.compiler.split import split_graph
 

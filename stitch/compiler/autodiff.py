@@ -9,26 +9,18 @@ losses, optimizers, machines.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 from stitch import ops
 from stitch.compiler.compile_graph import optimize
+from stitch.compiler.forward_values import ForwardValues, Recompute
 from stitch.errors import CompileError
 from stitch.graph.builder import ComputationGraphBuilder
 from stitch.graph.computation_graph import ComputationGraph
-from stitch.graph.known_values import KnownValues
 from stitch.graph.symbolic import SymbolicTensor
 from stitch.graph.wish import closest
-from stitch.program import ABSENT, InputKind, Operation, OutputSlot, Value
-
-#: What backward computes again: nothing, what costs no more than reading it, or everything.
-Recompute = Literal["none", "cheap", "all"]
-#: Besides elementwise operators: those that only rearrange.
-_CHEAP = frozenset(
-    {"Cast", "Concat", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Split",
-     "Transpose", "Unsqueeze"}
-)  # fmt: skip
+from stitch.program import ABSENT, InputKind, Operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,27 +91,9 @@ class _Backward:
 
     def __init__(self, graph: ComputationGraph, recompute: Recompute) -> None:
         self.graph = graph
-        self.recompute = recompute
         self.builder = ComputationGraphBuilder(f"{graph.name}_backward")
-        self.known = KnownValues()
-        self.constants = graph.constant_data()
-        for v, data in self.constants.items():
-            self.known.add_constant(v, data)
-        self.maker: dict[int, Operation] = {}
-        for operation in graph.operations:
-            types = [None if v == ABSENT else graph.values[v].type for v in operation.inputs]
-            self.known.add_operation(operation, types)
-            self.maker.update((v, operation) for v in operation.outputs if v != ABSENT)
-        self.given = {slot.value: slot for slot in graph.inputs}
-        #: Forward values that the backward graph has, and those that forward must hand over.
-        self.values: dict[int, SymbolicTensor] = {}
-        self.saved: dict[int, str] = {}
+        self.forward = ForwardValues(graph, self.builder, recompute)
         self.parts: dict[int, list[Any]] = {}
-        #: The values of the forward graph, and operations that give more of them than they did, by
-        #: their former outputs.
-        self.forward = list(graph.values)
-        self.grown: dict[tuple[int, ...], Operation] = {}
-        self.names = {slot.name for slot in graph.inputs} | {slot.name for slot in graph.outputs}
 
     def run(self, wanted: tuple[str, ...], outputs: tuple[str, ...]) -> Differentiated:
         graph = self.graph
@@ -144,9 +118,13 @@ class _Backward:
                 made = self._zeros(value)
             self.builder.output(f"{name}.grad", made)
             gradients.append((name, f"{name}.grad"))
-        forward = self._forward()
+        forward = self.forward.saving_graph()
         return Differentiated(
-            forward, self.builder.build(), tuple(self.saved.values()), seeds, tuple(gradients)
+            forward,
+            self.builder.build(),
+            tuple(self.forward.saved.values()),
+            seeds,
+            tuple(gradients),
         )
 
     def _path(self, targets: set[int], outputs: tuple[str, ...]) -> set[int]:
@@ -183,7 +161,7 @@ class _Backward:
         seeds = []
         for i, slot in enumerate(self.graph.outputs):
             if slot.name in outputs and slot.value in path:
-                kind, name = self.graph.output_type(i), self._fresh(f"{slot.name}.grad")
+                kind, name = self.graph.output_type(i), self.forward.fresh(f"{slot.name}.grad")
                 seed = self.builder.input(name, kind.shape, kind.data_type)
                 self.parts.setdefault(slot.value, []).append(seed)
                 seeds.append((slot.name, name))
@@ -219,7 +197,7 @@ class _Backward:
             ops.resolve_attributes(definition, operation.attributes, operation.location),
             tuple(None if v == ABSENT else values[v].type for v in operation.inputs),
             tuple(None if v == ABSENT else values[v].type for v in operation.outputs),
-            self.known.operands(operation),
+            self.forward.known.operands(operation),
             gradients,
             tuple(v in path for v in operation.inputs),
             self._reader(operation),
@@ -236,101 +214,7 @@ class _Backward:
     def _reader(self, operation: Operation) -> Callable[[str, int], SymbolicTensor]:
         def read(side: str, index: int) -> SymbolicTensor:
             if side == "input":
-                return self._value(operation.inputs[index])
-            return self._value(self._output(operation, index))
+                return self.forward.value(operation.inputs[index])
+            return self.forward.value(self.forward.output(operation, index))
 
         return read
-
-    def _output(self, operation: Operation, index: int) -> int:
-        """The value of an output, which is added where the forward operation does not give it."""
-        grown = self.grown.get(operation.outputs, operation)
-        if index < len(grown.outputs) and grown.outputs[index] != ABSENT:
-            return grown.outputs[index]
-        outputs = [*grown.outputs, *(ABSENT,) * (index + 1 - len(grown.outputs))]
-        types = ops.infer_types(
-            operation.op,
-            [None if v == ABSENT else self.forward[v].type for v in operation.inputs],
-            domain=operation.domain,
-            constants=self.known.operands(operation),
-            attributes=operation.attributes,
-            outputs=len(outputs),
-            location=operation.location,
-        )
-        for place, kind in enumerate(types):
-            if outputs[place] == ABSENT:
-                outputs[place] = len(self.forward)
-                self.forward.append(Value(f"{operation.op.lower()}.{place}", kind))
-        made = self.grown[operation.outputs] = replace(operation, outputs=tuple(outputs))
-        self.maker.update((v, made) for v in made.outputs)
-        return outputs[index]
-
-    # -- forward values -------------------------------------------------------------------------
-
-    def _value(self, wanted: int) -> SymbolicTensor:
-        """A forward value in the backward graph: given, a constant, saved, or computed again."""
-        pending = [wanted]
-        while pending:
-            value = pending[-1]
-            if value in self.values:
-                pending.pop()
-            elif self._is_recomputed(value):
-                missing = [
-                    v for v in self.maker[value].inputs if v != ABSENT and v not in self.values
-                ]
-                pending += missing
-                if not missing:
-                    self._emit_again(self.maker[value])
-            else:
-                self.values[value] = self._taken(value)
-        return self.values[wanted]
-
-    def _is_recomputed(self, value: int) -> bool:
-        operation = self.maker.get(value)
-        if operation is None or self.recompute == "none":
-            return False
-        if self.recompute == "all":
-            return True
-        elementwise = ops.lookup(operation.op, operation.domain).elementwise
-        return elementwise or (not operation.domain and operation.op in _CHEAP)
-
-    def _emit_again(self, operation: Operation) -> None:
-        operands = [None if v == ABSENT else self.values[v] for v in operation.inputs]
-        names = [self.forward[v].name for v in operation.outputs if v != ABSENT]
-        present = [v for v in operation.outputs if v != ABSENT]
-        with self.builder.at(operation.location):
-            made = self.builder.apply(
-                operation.op, operands, names or 1, dict(operation.attributes), operation.domain
-            )
-        self.values.update(zip(present, made, strict=True))
-
-    def _taken(self, value: int) -> SymbolicTensor:
-        kind, name = self.forward[value].type, self.forward[value].name
-        if value in self.constants:
-            data = self.constants[value]
-            if data.size > 1:
-                return self.builder.parameter(name, data)
-            return self.builder.constant(data)
-        slot = self.given.get(value)
-        if slot is not None:
-            return self.builder.input(slot.name, kind.shape, kind.data_type, slot.kind)
-        output = next((s.name for s in self.graph.outputs if s.value == value), None)
-        if output is None or output in {s.name for s in self.graph.inputs}:
-            output = self._fresh(f"saved.{name}")
-        self.saved[value] = output
-        return self.builder.input(output, kind.shape, kind.data_type, InputKind.SAVED)
-
-    def _fresh(self, name: str) -> str:
-        chosen, times = name, 0
-        while chosen in self.names:
-            times += 1
-            chosen = f"{name}_{times}"
-        self.names.add(chosen)
-        return chosen
-
-    def _forward(self) -> ComputationGraph:
-        """The graph with the saved values as further outputs."""
-        have = {slot.name for slot in self.graph.outputs}
-        more = tuple(OutputSlot(n, v) for v, n in self.saved.items() if n not in have)
-        operations = tuple(self.grown.get(o.outputs, o) for o in self.graph.operations)
-        outputs, values = (*self.graph.outputs, *more), tuple(self.forward)
-        return replace(self.graph, outputs=outputs, operations=operations, values=values)

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from gradient_running import Feeds, backward_feeds, run, seeds_of
 
-from stitch.compiler import Differentiated, differentiate
-from stitch.compiler.autodiff import Recompute
+from stitch.compiler import Differentiated, Recompute, differentiate
 from stitch.errors import CompileError
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.program import Array, InputKind
