@@ -258,7 +258,9 @@ class Direct:
             if number in self.turning:
                 if not any(tensor is turn for turn in self.pools[number]):
                     return False
-            elif tensor is None or self._place(tensor) != self.places[number]:
+                continue
+            bound = self.places[number]
+            if tensor is None or bound is None or self._place(tensor) != bound:
                 return False
         if any(place is None or self._place(tensor) != place for tensor, place in self._own):
             return False

@@ -16,15 +16,18 @@ import numpy as np
 from stitch.errors import TaskError, UsageError
 from stitch.program import Array, InputKind, Program
 from stitch.runtime import Device, LoadedProgram, Tensor
+from stitch.training.batch import fitted
+from stitch.training.diagnosis import culprit
 from stitch.training.direct import Direct, direct_way
 from stitch.training.futures import LossTensor, TensorFuture
 from stitch.training.losses import Loss
 from stitch.training.optimizers import Optimizer
-from stitch.training.profiling import LayerTime, is_finite, looking_for_culprit, profiled
-from stitch.training.programs import LABEL, LOSS, TrainingPrograms, compile_accumulation
+from stitch.training.profiling import LayerTime, profiled
+from stitch.training.programs import LABEL, TrainingPrograms, compile_accumulation
 from stitch.training.stitching import Cells, Stitched
 from stitch.training.tensors import TrainingTensors
-from stitch.training.update_graph import GRADIENT_NORM, LEARNING_RATE, MASTER
+from stitch.training.update_graph import LEARNING_RATE, MASTER
+from stitch.training.wiring import wiring_of
 from stitch.ttb import Binary
 
 #: The programs of a step, by number.
@@ -73,7 +76,7 @@ class TrainingInstance(TrainingTensors):
         #: What the last forward pass can still be asked for.
         self._has_forward = self._has_gradients = self._went_directly = False
         self._way: Direct | None = None
-        self._ways_left = MAX_WAYS
+        self._previous: list[tuple[int, Any]] = []
         self._closed = False
         optimizer.bind(self)
 
@@ -83,40 +86,9 @@ class TrainingInstance(TrainingTensors):
         self._forward, self._loss, self._backward, self._update = loaded
         self._accumulate: Stitched | None = None
         self._evaluation = self._agent(programs.evaluation)
-        forward = programs.forward.inputs
-        self.inputs = tuple(s.name for s in forward if s.kind is InputKind.ACTIVATION)
-        self._batch = tuple(cells.numbers[name] for name in self.inputs)
-        self._keys = tuple(i for i, slot in enumerate(forward) if slot.kind is InputKind.KEY)
-        self._buffers = tuple(
-            self._forward.inputs[i] for i, slot in enumerate(forward)
-            if slot.kind is InputKind.STATE and self._forward.inputs[i] in self._forward.outputs
-        )  # fmt: skip
-        self._prediction = cells.numbers[programs.prediction]
-        self._label, self._loss_cell = cells.numbers[LABEL], cells.numbers[LOSS]
-        seeds = (n for n in self._loss.outputs if n != self._loss_cell)
-        self._gradients = tuple(cells.numbers[p.gradient] for p in programs.parameters)
-        kept = {*self._buffers, self._prediction}
-        update = self._update
-        replaced = {n for n in update.outputs if n in self._forward.inputs}
-        aliased = {
-            update.inputs[s.aliases_input]
-            for s in programs.update.outputs
-            if s.aliases_input is not None
-        }
-        #: Cells that hold something from step to step; those whose outputs take turns.
-        self._kept = frozenset(
-            n for n in (*self._forward.inputs, *update.inputs)
-            if n not in self._batch and n not in self._gradients
-            and n not in [self._forward.inputs[i] for i in self._keys]
-        )  # fmt: skip
-        self._turning = frozenset(
-            {*self._buffers, self._prediction, self._loss_cell, *(replaced - aliased)}
-        )
-        #: What only backward still needs: gone once it is queued. What only this step needs.
-        self._passing = (*(n for n in self._forward.outputs if n not in kept), *seeds)
-        self._momentary = (*self._passing, *self._batch, self._label, self._loss_cell)
-        if GRADIENT_NORM in cells.numbers:
-            self._momentary += (cells.numbers[GRADIENT_NORM],)
+        self._wiring = wiring_of(programs, cells, *loaded)
+        self.inputs = self._wiring.inputs
+        self._ways_left = 0 if self._wiring.reread else MAX_WAYS
 
     def _agent(self, program: Program) -> LoadedProgram:
         return self.device.load(Binary((program,), self.device.machine.shape, "stitch training"))
@@ -161,7 +133,7 @@ class TrainingInstance(TrainingTensors):
     @property
     def prediction(self) -> TensorFuture:
         """The last forward pass's prediction; raises `UsageError` before the first."""
-        found = self._cells.tensors[self._prediction]
+        found = self._cells.tensors[self._wiring.prediction]
         if found is None:
             raise UsageError("there is no prediction yet", remedy="call forward(batch) first")
         return TensorFuture(self, found, self.forwards)
@@ -177,16 +149,16 @@ class TrainingInstance(TrainingTensors):
             label = label.astype(self._label_dtype, copy=False)
         if not self._went_directly or not self._goes_directly(LOSS_STAGE, [label]):
             self._went_directly = False
-            self._cells.tensors[self._label] = (
+            self._cells.tensors[self._wiring.label] = (
                 label if isinstance(label, Tensor) else self.device.tensor(label)
             )
             self._run(self._loss)
-        self._last_loss = LossTensor(self, self._cells.tensors[self._loss_cell], self.forwards)
+        self._last_loss = LossTensor(self, self._cells.tensors[self._wiring.loss], self.forwards)
         return self._last_loss
 
     @property
     def _label_dtype(self) -> np.dtype[Any]:
-        return self._loss.agent.ports[self._loss.inputs.index(self._label)].dtype
+        return self._loss.agent.ports[self._loss.inputs.index(self._wiring.label)].dtype
 
     def backward_of(self, loss: LossTensor) -> None:
         """`LossTensor.backward`: queue the backward program for this loss."""
@@ -199,7 +171,7 @@ class TrainingInstance(TrainingTensors):
 
     def zero_grad(self) -> None:
         """Drop the gradients."""
-        self._cells.drop(self._gradients)
+        self._cells.drop(self._wiring.gradients)
         self._has_gradients = False
 
     # -- the lower face ----------------------------------------------------------------------------
@@ -209,19 +181,20 @@ class TrainingInstance(TrainingTensors):
         self._check_open()
         tensors, cells = self._cells.tensors, self._cells
         given = self._fitted(batch, named)
-        cells.drop(self._momentary)
+        cells.drop(self._wiring.momentary)
         if not self._losses:
-            self._before = [(number, tensors[number]) for number in self._buffers]
+            self._before = [(number, tensors[number]) for number in self._wiring.buffers]
+        self._previous = [(number, tensors[number]) for number in self._wiring.reread]
         self.forwards += 1
         self._last_loss = None
         ports = self._forward.agent.ports
-        keys = [self._key(ports[i]) for i in self._keys]
+        keys = [self._key(ports[i]) for i in self._wiring.keys]
         self._went_directly = self._goes_directly(FORWARD, [*given, *keys])
         times = None
         if not self._went_directly:
-            for number, value in zip(self._batch, given, strict=True):
+            for number, value in zip(self._wiring.batch, given, strict=True):
                 tensors[number] = self._carried_in(number, value)
-            for i, key in zip(self._keys, keys, strict=True):
+            for i, key in zip(self._wiring.keys, keys, strict=True):
                 tensors[self._forward.inputs[i]] = key
             times = self._run(self._forward)
         self._has_forward = True
@@ -237,55 +210,40 @@ class TrainingInstance(TrainingTensors):
                 self._ways_left -= 1
                 self._way = None
                 way = self._way = direct_way(
-                    self.device, self._cells, self._stages(), self._kept, self._turning
+                    self.device,
+                    self._cells,
+                    self._stages(),
+                    self._wiring.kept,
+                    self._wiring.turning,
                 )
             if way is None or not way.holds() or not way.stages[stage].takes(arrays):
                 return False
-            return way.stages[stage].run(arrays)
+            try:
+                return way.stages[stage].run(arrays)
+            except BaseException:
+                self._way = None
+                if stage == UPDATE:
+                    self._cells.lose(self._update.outputs, "an update that was interrupted")
+                raise
 
     def _stages(self) -> list[tuple[Stitched, tuple[int, ...]]]:
         """The programs of a step, each with the cells that arrays of the host fill."""
-        keys = tuple(self._forward.inputs[i] for i in self._keys)
+        keys = tuple(self._forward.inputs[i] for i in self._wiring.keys)
         return [
-            (self._forward, (*self._batch, *keys)), (self._loss, (self._label,)),
+            (self._forward, (*self._wiring.batch, *keys)), (self._loss, (self._wiring.label,)),
             (self._backward, ()), (self._update, ()),
         ]  # fmt: skip
 
     def _fitted(self, batch: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
-        given = dict(zip(self.inputs, batch, strict=False)) | dict(named)
-        if len(batch) > len(self.inputs) or set(given) != set(self.inputs):
-            raise UsageError(
-                "a batch has one array for each input of the model",
-                expected=", ".join(self.inputs),
-                got=f"{len(batch)} by position; by name: {', '.join(named) or 'none'}",
-            )
-        return [
-            given[name] if isinstance(given[name], Tensor) else self._fitting(name, given[name])
-            for name in self.inputs
-        ]
+        forward = self._forward
+        ports = [forward.agent.ports[forward.inputs.index(n)] for n in self._wiring.batch]
+        return fitted(ports, batch, named)
 
     def _carried_in(self, number: int, value: Any) -> Tensor:
         """A batch's array on the device, once for all the programs that read it."""
         if not isinstance(value, Tensor):
             value = self.device.tensor(value)
         return self.device.to_layout(value, self._cells.descs[number])
-
-    def _fitting(self, name: str, value: Any) -> Array:
-        number = self._cells.numbers[name]
-        port = self._forward.agent.ports[self._forward.inputs.index(number)]
-        array = np.asarray(value)
-        if array.shape != port.shape:
-            raise UsageError(
-                f"input {name!r} has another shape",
-                expected=port.type.text(),
-                got=str(list(array.shape)),
-                remedy="programs have fixed shapes: pad the batch, or compile for its size",
-            )
-        if array.dtype.kind == port.dtype.kind or (
-            array.dtype.kind == "f" and port.type.data_type.is_floating
-        ):
-            return array.astype(port.dtype, copy=False)
-        return array
 
     def backward(self) -> tuple[LayerTime, ...] | None:
         """Queue the backward program of the last loss; gradients are added to those there are."""
@@ -294,16 +252,16 @@ class TrainingInstance(TrainingTensors):
         if loss is None:
             raise UsageError("there is no loss to go back from", remedy="judge(label) first")
         tensors = self._cells.tensors
-        so_far = [tensors[n] for n in self._gradients] if self._has_gradients else None
+        so_far = [tensors[n] for n in self._wiring.gradients] if self._has_gradients else None
         times = None
         self._went_directly = (
             self._went_directly and so_far is None and self._goes_directly(BACKWARD)
         )
         if not self._went_directly:
-            times = self._run(self._backward)
+            times = self._run_with_previous(self._backward)
         if so_far is not None:
             times = self._add(so_far, times)
-        self._cells.drop(self._passing)
+        self._cells.drop(self._wiring.passing)
         self._losses.append(loss)
         self._last_loss = None
         self._has_forward, self._has_gradients = False, True
@@ -321,7 +279,7 @@ class TrainingInstance(TrainingTensors):
             more = cells.numbers[f"more.{parameter.gradient}"]
             cells.tensors[more], cells.tensors[number] = cells.tensors[number], earlier
         more_times = self._run(self._accumulate)
-        cells.drop(n for n in self._accumulate.inputs if n not in self._gradients)
+        cells.drop(n for n in self._accumulate.inputs if n not in self._wiring.gradients)
         return None if times is None else (*times, *(more_times or ()))
 
     def update(self) -> tuple[LayerTime, ...] | None:
@@ -335,7 +293,7 @@ class TrainingInstance(TrainingTensors):
             raise UsageError("there are no gradients to step with", remedy="loss.backward() first")
         self.device.flush()
         self._check_losses()
-        self._cells.drop(self._momentary)
+        self._cells.drop(self._wiring.momentary)
         rate = self.optimizer.rate(self.steps)
         if rate != self._rate:
             self._cells.put(LEARNING_RATE, np.float32(rate))
@@ -346,6 +304,17 @@ class TrainingInstance(TrainingTensors):
             self.device.flush()
         self._before, self._losses = [], []
         self.steps += 1
+        return times
+
+    def _run_with_previous(self, stitched: Stitched) -> tuple[LayerTime, ...] | None:
+        tensors = self._cells.tensors
+        after = [(number, tensors[number]) for number, _ in self._previous]
+        for number, tensor in self._previous:
+            tensors[number] = tensor
+        times = self._run(stitched)
+        for number, tensor in after:
+            tensors[number] = tensor
+        self._previous = []
         return times
 
     def _run(self, stitched: Stitched) -> tuple[LayerTime, ...] | None:
@@ -369,7 +338,7 @@ class TrainingInstance(TrainingTensors):
         self._went_directly = False
         culprit = self._culprit()
         self.zero_grad()
-        self._cells.drop(self._momentary)
+        self._cells.drop(self._wiring.momentary)
         self._before, self._losses, self._has_forward = [], [], False
         raise TaskError(
             f"the loss of step {self.steps} is {value}",
@@ -380,18 +349,11 @@ class TrainingInstance(TrainingTensors):
 
     def _culprit(self) -> str:
         """Who first made NaN or Inf, found by running forward and loss once more."""
-        cells = self._cells
-        for name in (*self.inputs, *(s.name for s in self.programs.forward.inputs), LABEL):
-            tensor = cells.get(name)
-            if tensor is not None and not is_finite(tensor.numpy()):
-                return f"{name!r} held NaN or Inf before the step"
-        with looking_for_culprit(self.device) as found:
-            self._forward()
-            self._loss()
-            self.device.flush()
+        slots = (slot.name for slot in self.programs.forward.inputs)
+        made = culprit(self._cells, (*slots, LABEL), (self._forward, self._loss))
         for number, tensor in self._before:
-            cells.tensors[number] = tensor
-        return found[0] if found else "an earlier micro-batch of this step"
+            self._cells.tensors[number] = tensor
+        return made
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -411,7 +373,7 @@ class TrainingInstance(TrainingTensors):
         self._closed = True
         if self.optimizer.bound_to is self:
             self.optimizer.bind(None)
-        self._before, self._losses, self._last_loss = [], [], None
+        self._before, self._losses, self._last_loss, self._previous = [], [], None, []
         self._cells.drop(range(len(self._cells.tensors)))
         self._way = None
         # Loaded programs hold the places of their constants.

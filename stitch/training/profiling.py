@@ -1,4 +1,4 @@
-"""Profiling and diagnosis: what a program's operations took, and which one first made no number.
+"""Profiling: what a program's operations took, and a look at a value inside one.
 
 Comes in: a device whose queue is empty, and a function that queues work. Goes out: figures. The
 work runs once, for real, one operation at a time. Must not know: losses, optimizers.
@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-
-import numpy as np
 
 from stitch.program import Array
 from stitch.runtime import Device, HookContext
@@ -60,34 +58,6 @@ def first_result(context: HookContext) -> str:
     operation = context.operation
     assert operation is not None
     return context.program.values[next(v for v in operation.outputs if v >= 0)].name
-
-
-@contextmanager
-def looking_for_culprit(device: Device) -> Iterator[list[str]]:
-    """Within the block, the first operation that makes NaN or Inf of finite operands is noted."""
-    found: list[str] = []
-
-    def after(context: HookContext) -> None:
-        operation = context.operation
-        if found or operation is None or all(map(is_finite, context.outputs)):
-            return
-        if all(array is None or is_finite(array) for array in context.inputs):
-            place = f" at {operation.location}" if operation.location else ""
-            result = first_result(context)
-            program = context.program.name
-            found.append(f"{operation.op} -> {result!r} of {program!r}{place}")
-
-    remove = device.hooks.register(after_operation=after)
-    try:
-        yield found
-        device.flush()
-    finally:
-        remove()
-
-
-def is_finite(array: Array) -> bool:
-    """Whether there is no NaN and no Inf in an array."""
-    return array.dtype.kind in "iub" or bool(np.isfinite(array.astype(np.float64)).all())
 
 
 @contextmanager

@@ -67,6 +67,13 @@ class Cells:
             raise UsageError(f"training has no tensor {name!r} just now")
         return tensor.numpy()
 
+    def lose(self, numbers: Iterable[int], by: str) -> None:
+        """Free tensors whose elements are half written: whoever uses one is told who did that."""
+        for number in numbers:
+            tensor = self.tensors[number]
+            if isinstance(tensor, Tensor) and tensor.is_allocated:
+                self.device.deallocate(tensor._record, by)
+
     def drop(self, numbers: Iterable[int]) -> None:
         """Empty cells: their tensors are freed once nobody else holds them."""
         tensors = self.tensors

@@ -13,7 +13,7 @@ import torch
 from training_models import batches, compiled, mlp, torch_mlp, torch_train, train
 
 import stitch
-from stitch.program import DataType
+from stitch.program import DataType, InputKind
 from stitch.report import explain
 
 OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
@@ -214,3 +214,25 @@ def test_training_stops_and_gives_its_memory_back_when_the_model_leaves_its_scop
         gc.collect()
         device.flush()
         assert optimizer.bound_to is None
+
+
+def test_backward_reads_a_buffer_as_forward_read_it() -> None:
+    b = stitch.ComputationGraphBuilder("decaying")
+    x = b.input("x", (4, 3), "float32")
+    w = b.input("w", (3,), "float32", InputKind.PARAMETER)
+    scale = b.input("scale", (3,), "float32", InputKind.STATE)
+    b.output("y", x * (w * scale))
+    b.output("scale", scale * 0.5)
+    values = {"w": np.ones(3, np.float32), "scale": np.full(3, 8, np.float32)}
+    model = stitch.compile(
+        b.build(), optimizer=stitch.SGD(lr=0.0), loss="identity_sum", weights=values
+    )
+    assert model.training is not None
+    x_value = np.arange(12, dtype=np.float32).reshape(4, 3)
+    for step in range(6):
+        model.training.loss(model(x_value), 0.0).backward()
+        expected = x_value.sum(0) * 8 * 0.5**step
+        np.testing.assert_array_equal(model.instance.get_tensor("w.grad"), expected)
+        model.training.optimizer.step()
+        model.training.optimizer.zero_grad()
+        assert model.instance.get_tensor("scale")[0] == 8 * 0.5 ** (step + 1)

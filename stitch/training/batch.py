@@ -1,0 +1,48 @@
+"""Batches: what the loop passes to a model becomes arrays that its input slots can take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from stitch.errors import UsageError
+from stitch.program import Array
+from stitch.runtime import Tensor
+from stitch.runtime.program import InputPort
+
+
+def fitted(ports: Sequence[InputPort], batch: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+    """Arrays and tensors in the order of the ports, by position or name; floats in their type.
+
+    Raises `UsageError` for missing or surplus arrays, and for one of another shape.
+    """
+    names = [port.name for port in ports]
+    given = dict(zip(names, batch, strict=False)) | dict(named)
+    if len(batch) > len(names) or set(given) != set(names):
+        raise UsageError(
+            "a batch has one array for each input of the model",
+            expected=", ".join(names),
+            got=f"{len(batch)} by position; by name: {', '.join(named) or 'none'}",
+        )
+    return [
+        given[port.name] if isinstance(given[port.name], Tensor) else _array(port, given[port.name])
+        for port in ports
+    ]
+
+
+def _array(port: InputPort, value: Any) -> Array:
+    array = np.asarray(value)
+    if array.shape != port.shape:
+        raise UsageError(
+            f"input {port.name!r} has another shape",
+            expected=port.type.text(),
+            got=str(list(array.shape)),
+            remedy="programs have fixed shapes: pad the batch, or compile for its size",
+        )
+    if array.dtype.kind == port.dtype.kind or (
+        array.dtype.kind == "f" and port.type.data_type.is_floating
+    ):
+        return array.astype(port.dtype, copy=False)
+    return array

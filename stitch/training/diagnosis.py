@@ -1,0 +1,61 @@
+"""Diagnosis: who first made a loss that is no number.
+
+Comes in: the cells of a training as they were before forward, and its stitched programs. Goes out:
+a sentence. The programs run once more, one operation at a time. Must not know: optimizers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from stitch.program import Array
+from stitch.runtime import Device, HookContext
+from stitch.training.profiling import first_result
+from stitch.training.stitching import Cells, Stitched
+
+
+def culprit(cells: Cells, names: Iterable[str], programs: Sequence[Stitched]) -> str:
+    """The first tensor among the named that holds NaN or Inf, else the first operation to make one.
+
+    Leaves the results of the programs in their cells.
+    """
+    for name in names:
+        tensor = cells.get(name)
+        if tensor is not None and not _is_finite(tensor.numpy()):
+            return f"{name!r} held NaN or Inf before the step"
+    with _looking(cells.device) as found:
+        for program in programs:
+            program()
+        cells.device.flush()
+    return found[0] if found else "an earlier micro-batch of this step"
+
+
+@contextmanager
+def _looking(device: Device) -> Iterator[list[str]]:
+    """Within the block, the first operation that makes NaN or Inf of finite operands is noted."""
+    found: list[str] = []
+
+    def after(context: HookContext) -> None:
+        operation = context.operation
+        if found or operation is None or all(map(_is_finite, context.outputs)):
+            return
+        if all(array is None or _is_finite(array) for array in context.inputs):
+            place = f" at {operation.location}" if operation.location else ""
+            result = first_result(context)
+            program = context.program.name
+            found.append(f"{operation.op} -> {result!r} of {program!r}{place}")
+
+    remove = device.hooks.register(after_operation=after)
+    try:
+        yield found
+        device.flush()
+    finally:
+        remove()
+
+
+def _is_finite(array: Array) -> bool:
+    """Whether there is no NaN and no Inf in an array."""
+    return array.dtype.kind in "iub" or bool(np.isfinite(array.astype(np.float64)).all())

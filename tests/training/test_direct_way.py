@@ -1,0 +1,218 @@
+"""Past the queue: whatever callers do in between, results are the queue's own, to the bit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from training_models import batches, compiled, mlp
+
+import stitch
+from stitch.program import Array, DataType
+from stitch.training import TrainingInstance
+
+STEPS = 14
+Meddling = Callable[[TrainingInstance, int, Any], None]
+
+
+def run(meddle: Meddling, *, directly: bool, **options: Any) -> tuple[list[Any], dict[str, Array]]:
+    """Losses and predictions of some steps with a caller who meddles, and the state after them."""
+    model = compiled(stitch.Adam(lr=0.01), **options)
+    instance = model.start()
+    if not directly:
+        instance._ways_left = 0
+    assert model.training is not None
+    data, seen = batches(3), []
+    for step in range(STEPS):
+        x, y = data[step % 3]
+        pred = model(x)
+        meddle(instance, step, pred)
+        loss = model.training.loss(pred, y)
+        loss.backward()
+        meddle(instance, step, loss)
+        model.training.optimizer.step()
+        model.training.optimizer.zero_grad()
+        seen += [loss.item(), pred.numpy().tolist()]
+    assert (instance._way is not None) is directly
+    return seen, instance.state_dict()
+
+
+def nothing(instance: TrainingInstance, step: int, what: Any) -> None:
+    """The loop as it is."""
+
+
+def keep_everything() -> Meddling:
+    kept: list[Any] = []
+
+    def meddle(instance: TrainingInstance, step: int, what: Any) -> None:
+        kept.append(what)
+        if len(kept) > 8:
+            del kept[:4]
+
+    return meddle
+
+
+def read_and_write(instance: TrainingInstance, step: int, what: Any) -> None:
+    if step % 4 == 3:
+        weight = instance.get_tensor("fc1.weight")
+        instance.set_tensor("fc1.weight", weight * np.float32(0.99))
+
+
+def reads_inside(instance: TrainingInstance, step: int, what: Any) -> None:
+    if step % 3 == 2 and hasattr(what, "tensor"):
+        assert instance.get_tensor("gemm").shape == (16, 32)
+
+
+def predict_in_between(instance: TrainingInstance, step: int, what: Any) -> None:
+    if step % 3 == 1:
+        instance.predict(batches(1)[0][0]).numpy()
+
+
+def profile_some_steps(instance: TrainingInstance, step: int, what: Any) -> None:
+    instance.profiling = step % 5 == 4
+
+
+def allocate_and_free(instance: TrainingInstance, step: int, what: Any) -> None:
+    device = instance.device
+    kept = [device.tensor(np.ones((64, 64), np.float32)) for _ in range(3)]
+    moved = [device.to_layout(t, device.tensor(np.ones(1)).layout) for t in kept[:1]]
+    assert moved[0].numpy().all()
+
+
+def copy_the_handle(instance: TrainingInstance, step: int, what: Any) -> None:
+    if hasattr(what, "tensor"):
+        other = copy.copy(what.tensor)
+        assert np.isfinite(other.numpy()).all()
+
+
+def raise_the_rate(instance: TrainingInstance, step: int, what: Any) -> None:
+    instance.optimizer.lr = 0.01 + step / 1000
+
+
+@pytest.mark.parametrize(
+    "meddle",
+    [
+        nothing, keep_everything(), read_and_write, reads_inside, predict_in_between,
+        profile_some_steps, allocate_and_free, copy_the_handle, raise_the_rate,
+    ],
+    ids=lambda meddle: meddle.__name__,
+)  # fmt: skip
+@pytest.mark.parametrize("options", [{}, {"target": "host"}, {"precision": DataType.BFLOAT16}])
+def test_a_caller_who_meddles_sees_what_the_queue_would_give(
+    meddle: Meddling, options: dict[str, Any]
+) -> None:
+    found, state = run(meddle, directly=True, **options)
+    expected, other = run(meddle, directly=False, **options)
+    assert found == expected
+    for name, value in other.items():
+        np.testing.assert_array_equal(state[name], value, err_msg=name)
+
+
+def test_predictions_that_are_kept_keep_their_values() -> None:
+    model = compiled(stitch.SGD(lr=0.05))
+    assert model.training is not None
+    kept = []
+    for x, y in batches(3) * 4:
+        pred = model(x)
+        kept.append((pred, pred.numpy()))
+        loss = model.training.loss(pred, y)
+        loss.backward()
+        model.training.optimizer.step()
+        model.training.optimizer.zero_grad()
+    for pred, values in kept:
+        np.testing.assert_array_equal(pred.numpy(), values)
+
+
+def test_losses_that_nobody_steps_on_keep_their_values() -> None:
+    model = compiled()
+    assert model.training is not None
+    data = batches(6)
+    for x, y in data[:4]:
+        model.training.loss(model(x), y).backward()
+        model.training.optimizer.step()
+        model.training.optimizer.zero_grad()
+    losses = [model.training.loss(model(x), y) for x, y in data]
+    expected = [np.mean((model.instance.predict(x).numpy() - y) ** 2) for x, y in data]
+    np.testing.assert_allclose([loss.item() for loss in losses], expected, rtol=1e-5)
+
+
+def test_a_bad_batch_past_the_queue_stops_the_step_too() -> None:
+    model, plain = compiled(), compiled()
+    assert model.training is not None
+    for one in (model, plain):
+        assert one.training is not None
+        for x, y in batches(6):
+            one.training.loss(one(x), y).backward()
+            one.training.optimizer.step()
+            one.training.optimizer.zero_grad()
+    assert model.instance._went_directly
+    x, y = batches(1)[0]
+    model.training.loss(model(x * np.float32(1e30)), y).backward()
+    with pytest.raises(stitch.TaskError, match=r"step 6 is inf(.|\n)*Mul -> 'mul'"):
+        model.training.optimizer.step()
+    weights = plain.instance.parameters()
+    for name, value in model.instance.parameters().items():
+        np.testing.assert_array_equal(value, weights[name])
+
+
+def test_two_trainings_share_one_device() -> None:
+    with stitch.open_device("tiny") as device:
+        models = [
+            compiled(stitch.Adam(lr=0.01), graph=mlp(name=name), target="tiny")
+            for name in ("one", "two")
+        ]
+        losses: list[list[float]] = [[], []]
+        for model in models:
+            model.start(device)
+        for x, y in batches(4) * 3:
+            for model, mine in zip(models, losses, strict=True):
+                assert model.training is not None
+                loss = model.training.loss(model(x), y)
+                loss.backward()
+                model.training.optimizer.step()
+                model.training.optimizer.zero_grad()
+                mine.append(loss.item())
+        assert losses[0] == losses[1]
+        for model in models:
+            model.instance.close()
+
+
+def test_where_every_byte_is_checked_the_queue_does_all() -> None:
+    model, plain = compiled(), compiled()
+    model.start(debug=True)
+    for x, y in batches(5):
+        for one in (model, plain):
+            assert one.training is not None
+            one.training.loss(one(x), y).backward()
+            one.training.optimizer.step()
+            one.training.optimizer.zero_grad()
+    assert model.instance._way is None
+    for name, value in plain.instance.parameters().items():
+        np.testing.assert_array_equal(model.instance.get_tensor(name), value)
+
+
+def test_an_interrupted_update_leaves_no_half_written_weights_behind() -> None:
+    model = compiled()
+    assert model.training is not None
+    for x, y in batches(6):
+        model.training.loss(model(x), y).backward()
+        model.training.optimizer.step()
+        model.training.optimizer.zero_grad()
+
+    def interrupted(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    way = model.instance._way
+    assert way is not None
+    stage = way.stages[3]
+    stage.forms = dict.fromkeys(stage.forms, interrupted)
+    model.training.loss(model(x), y).backward()
+    with pytest.raises(KeyboardInterrupt):
+        model.training.optimizer.step()
+    with pytest.raises(stitch.TaskError, match="interrupted"):
+        model.instance.get_tensor("fc1.weight")
+    with pytest.raises(stitch.TaskError, match="interrupted"):
+        model(x)
