@@ -123,6 +123,7 @@ def test_where_drops_what_is_infinite_beside_a_zero() -> None:
     condition = np.array([False, False, True])
     x, zero = np.array([np.inf, np.nan, 2], np.float32), np.zeros((), np.float32)
     assert evaluate("Where", [condition, x, zero])[0].tolist() == [0, 0, 2]
+    assert evaluate("Where", [~condition, zero, x])[0].tolist() == [0, 0, 2]
 
 
 def test_a_zero_that_may_change_is_read_in_every_run() -> None:
