@@ -5,6 +5,7 @@ With x' = (x - mean) / deviation and h = dy scale: dx = (h - mean(h) - x' mean(h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -172,27 +173,37 @@ def _channels(context: GradientContext, vector: Any) -> Any:
 
 def _summed(context: GradientContext, value: Any, index: int) -> Any:
     """Sums per channel, in the type of operand `index`."""
-    kind, rank = context.type_of(index), len(value.shape)
-    axes = [axis for axis in range(rank) if axis != 1]
-    made = context.apply("ReduceSum", value, axes, keepdims=0)
-    return in_type(context, shaped(context, made, kind.shape), kind.data_type)
+    axes = [axis for axis in range(len(value.shape)) if axis != 1]
+    return _as_vector(context, context.apply("ReduceSum", value, axes, keepdims=0), index)
 
 
 def _trained(context: GradientContext) -> Sequence[Any]:
+    """dx = a dy + b (x - mean) + c, with one number of each per channel."""
     gradient, axes = context.gradient, [i for i in range(len(context.gradient.shape)) if i != 1]
-    epsilon = float_of(context.attributes, "epsilon")
+    share = -1.0 / max(math.prod(gradient.shape[axis] for axis in axes), 1)
     first = second = third = None
-    if context.wants(2):
-        third = _summed(context, gradient, 2)
+    total = context.apply("ReduceSum", gradient, axes, keepdims=1)
     if context.wants(0) or context.wants(1):
-        normal, inverse = standardized(context, context.input(0), axes, epsilon)
+        x = context.input(0)
+        centred = x - mean_over(context, x, axes)
+        variance = mean_over(context, centred * centred, axes)
+        inverse = inverse_deviation(context, variance, float_of(context.attributes, "epsilon"))
+        slant = context.apply("ReduceSum", gradient * centred, axes, keepdims=1) * inverse
         if context.wants(1):
-            second = _summed(context, gradient * normal, 1)
-        if context.wants(0):
-            scale = _channels(context, context.input(1))
-            # One number per channel: the scale goes last.
-            first = through_statistics(context, gradient, normal, inverse * scale, axes)
+            second = _as_vector(context, slant, 1)
+    if context.wants(0):
+        factor = inverse * shaped(context, _channels(context, context.input(1)), inverse.shape)
+        along = factor * inverse * slant * share
+        first = gradient * factor + (centred * along + factor * total * share)
+    if context.wants(2):
+        third = _as_vector(context, total, 2)
     return first, second, third, None, None
+
+
+def _as_vector(context: GradientContext, value: Any, index: int) -> Any:
+    """A number per channel in the shape and type of operand `index`."""
+    kind = context.type_of(index)
+    return in_type(context, shaped(context, value, kind.shape), kind.data_type)
 
 
 def _stored(context: GradientContext) -> Sequence[Any]:
