@@ -18,7 +18,7 @@ from rich.progress import Progress
 
 from stitch.api import Device
 from stitch.cli.chain import Runnable
-from stitch.planner import Copy, Plan
+from stitch.planner import Allocate, Copy, Plan
 from stitch.program import Array
 from stitch.report import CopyLine, copy_lines
 
@@ -111,9 +111,10 @@ def copies_inside(device: Device) -> tuple[CopyLine, ...]:
 
 
 def _without_entries(plan: Plan) -> Plan:
-    outside = {block.number for block in plan.request.blocks if block.address is None}
+    inside = {block.number for block in plan.request.blocks if block.address is not None}
+    inside |= {step.block.number for step in plan.steps if isinstance(step, Allocate)}
     steps = tuple(
-        step for step in plan.steps if not (isinstance(step, Copy) and step.source.block in outside)
+        step for step in plan.steps if not isinstance(step, Copy) or step.source.block in inside
     )
     return replace(plan, steps=steps)
 

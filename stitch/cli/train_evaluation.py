@@ -17,7 +17,6 @@ from stitch.frontend.train_yaml_data import DataPart
 from stitch.machine import load_machine
 from stitch.program import Array, DataType, ValueType
 from stitch.training import TrainingInstance
-from stitch.training.inference import Inference
 
 
 class Evaluation:
@@ -29,7 +28,6 @@ class Evaluation:
         self._model = model
         self._instance = instance
         self._metrics = tuple(metrics)
-        self._inference: Inference | None = None
         self._losses: dict[int, api.CompiledModel] = {}
 
     def measure(self, part: DataPart) -> dict[str, float]:
@@ -42,12 +40,11 @@ class Evaluation:
 
     def predict(self, part: DataPart) -> Array:
         """The predictions for all rows; the last batch is filled up and cut."""
-        if self._inference is None:
-            self._inference = Inference(self._instance, self._model.graph)
         size, made = self._model.batch_size, []
         for start in range(0, len(part), size):
             which = np.minimum(np.arange(start, start + size), len(part) - 1)
-            made.append(self._inference({n: a[which] for n, a in part.inputs.items()}))
+            batch = {name: array[which] for name, array in part.inputs.items()}
+            made.append(self._instance.predict(**batch).numpy())
         return np.concatenate(made)[: len(part)].astype(np.float32)
 
     def _loss(self, predicted: Array, labels: Array) -> float:

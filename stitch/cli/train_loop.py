@@ -102,10 +102,11 @@ class TrainingLoop:
         # A new rate is written as a number from the host, like the batch.
         entered, self._rate = int(rate != self._rate), rate
         total = sum(values) / (len(values) if instance.loss_fn.reduction == "mean" else 1)
+        copies = self._writes() - before - entered if self._count_copies else None
+        seconds = time.perf_counter() - began
         return StepResult(
-            self.step, epoch + 1, total, rate, time.perf_counter() - began,
-            device.plans.made - plans, self._writes() - before - entered if self._count_copies else None,
-        )  # fmt: skip
+            self.step, epoch + 1, total, rate, seconds, device.plans.made - plans, copies
+        )
 
     def _writes(self) -> int:
         if not self._count_copies:

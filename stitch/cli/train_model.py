@@ -1,14 +1,14 @@
 """The model of a training file, compiled: from whatever it was written in.
 
-Comes in: a `TrainFile`. Goes out: a `CompiledModel` with a training, and the graph that is used
-for inference. Must not know: data, checkpoints.
+Comes in: a `TrainFile`. Goes out: a `CompiledModel` with a training. Must not know: data,
+checkpoints.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,15 +20,15 @@ from stitch.cli.modules import known_machine
 from stitch.compiler import CompileOptions, compile_graph
 from stitch.errors import CompileError, FormatError, StitchError, UsageError
 from stitch.frontend.train_yaml import TrainFile
-from stitch.graph import ComputationGraph
+from stitch.graph import Wish
 from stitch.machine import load_machine
 from stitch.model import PRODUCER
-from stitch.program import Array, InputKind, Program, ValueType
+from stitch.program import Array, InputKind, Program, Role, ValueType
 from stitch.training import CompiledTraining, Optimizer, TrainingPrograms, loss_from_config
 from stitch.training.checkpoint_format import read_tensors
+from stitch.training.evaluation import evaluation_form
 from stitch.training.inference import graph_of
 from stitch.training.programs import home_space
-from stitch.training.splice import in_precision
 from stitch.training.update_graph import update_graph
 from stitch.ttb import Binary
 
@@ -38,14 +38,10 @@ _WEIGHTS = (InputKind.PARAMETER, InputKind.STATE)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainModel:
-    """A model ready for training. `graph`: what it computes, in the precision of its programs.
-
-    `target`: how its machine is spelled.
-    """
+    """A model ready for training; `target`: how its machine is spelled."""
 
     compiled: api.CompiledModel
     training: CompiledTraining
-    graph: ComputationGraph
     target: str
 
     @property
@@ -81,10 +77,10 @@ def build_model(file: TrainFile, optimizer: Optimizer, target: str | None) -> Tr
     """Read and compile the model, or load its four programs; errors name the file's line."""
     try:
         made = _built(file, optimizer, target or file.target)
-    except FormatError:
-        raise
     except StitchError as error:
-        error.where = f"{file.where('model')}" + (f", {error.where}" if error.where else "")
+        named = (error.where or "").startswith(f"{file.file}:")
+        if not named and not (isinstance(error, FormatError) and error.problems):
+            error.where = ", ".join(filter(None, (file.where("model"), error.where)))
         raise
     if file.batch_size not in (None, made.batch_size):
         raise FormatError(
@@ -116,10 +112,7 @@ def _built(file: TrainFile, optimizer: Optimizer, target: str | None) -> TrainMo
         clip_grad_norm=options.clip_grad_norm, precision=options.precision,
     )  # fmt: skip
     assert compiled.training is not None
-    graph = compiled.graph
-    if options.precision is not type(options)().precision:
-        graph = in_precision(graph, options.precision)
-    return TrainModel(compiled, compiled.training, graph, spelled)
+    return TrainModel(compiled, compiled.training, spelled)
 
 
 def _module(file: TrainFile) -> tuple[Any, Any, dict[str, Array]]:
@@ -173,13 +166,13 @@ def read_weights(path: Path | None) -> dict[str, Array]:
 
 def _of_programs(file: TrainFile, optimizer: Optimizer, target: str | None) -> TrainModel:
     binaries = [api.load(file.folder / word) for word in file.model]
-    programs = TrainingPrograms.of(tuple(p for binary in binaries for p in binary.programs))
+    spelled = target or known_machine(binaries[0].machine.name, file.model[0])
+    programs = _complete([p for binary in binaries for p in binary.programs], spelled)
     if file.weights is None:
         raise UsageError(
             "the four programs of a training hold no weights",
             remedy="add weights: start.safetensors (or .npz) with a value for each parameter",
         )
-    spelled = target or known_machine(binaries[0].machine.name, file.model[0])
     loss = loss_from_config({**file.loss})
     _check_update(file, programs, optimizer, spelled)
     label = programs.loss.values[programs.loss.inputs[1].value].type
@@ -190,10 +183,29 @@ def _of_programs(file: TrainFile, optimizer: Optimizer, target: str | None) -> T
         )  # fmt: skip
     values: Mapping[str, Array] = MappingProxyType(read_weights(file.weights))
     training = CompiledTraining(programs, loss, optimizer, file.options, values)
+    binary = Binary(programs.all, binaries[0].machine, PRODUCER)
     graph = graph_of(programs.forward)
-    binary = Binary(programs.in_order, binaries[0].machine, PRODUCER)
-    model = api.CompiledModel(graph, binary, spelled, training=training)
-    return TrainModel(model, training, graph, spelled)
+    return TrainModel(
+        api.CompiledModel(graph, binary, spelled, training=training), training, spelled
+    )
+
+
+def _complete(programs: list[Program], target: str) -> TrainingPrograms:
+    """The programs of a training; the one for evaluation is made where it was not given."""
+    if len(programs) != len(Role):
+        return TrainingPrograms.of(tuple(programs))
+    forward, loss = programs[:2]
+    graph = evaluation_form(graph_of(forward))
+    judged = {slot.name for slot in loss.inputs}
+    graph = replace(graph, outputs=tuple(s for s in graph.outputs if s.name in judged))
+    machine = load_machine(target)
+    home = home_space(machine)
+    wishes = (
+        *(Wish("input", i, "space", home) for i in range(len(graph.inputs))),
+        *(Wish("output", i, "space", home) for i in range(len(graph.outputs))),
+    )
+    made = compile_graph(graph, machine, CompileOptions(wishes=wishes)).program
+    return TrainingPrograms.of((*programs, made))
 
 
 def _check_update(
@@ -213,7 +225,6 @@ def _check_update(
             expected="an optimizer and a clip_grad_norm as when the programs were compiled",
             got=f"{optimizer!r}, clip_grad_norm {file.options.clip_grad_norm}",
         )
-    assert home_space(machine) is not None
 
 
 def _arithmetic(program: Program) -> list[Any]:

@@ -19,7 +19,7 @@ from stitch.frontend.train_yaml import OUTPUTS, TrainFile
 from stitch.program import Array, InputKind
 from stitch.training import TrainingInstance
 from stitch.training.checkpoint_format import write_tensors
-from stitch.training.inference import inference_graph
+from stitch.training.inference import graph_of, with_weights
 
 
 def output_paths(file: TrainFile, words: Sequence[str]) -> tuple[Path, ...]:
@@ -57,7 +57,7 @@ def write_outputs(paths: Sequence[Path], model: TrainModel, instance: TrainingIn
 
 def trained_model(model: TrainModel, instance: TrainingInstance) -> api.CompiledModel:
     """The model for inference, its weights inside: for `stitch-run --module`."""
-    graph = inference_graph(model.graph, model.programs.prediction, weights_of(instance))
+    graph = with_weights(graph_of(model.programs.evaluation), weights_of(instance))
     return api.compile(graph, target=model.target)
 
 

@@ -22,6 +22,7 @@ from stitch.graph import ComputationGraph
 from stitch.program import ABSENT
 from stitch.training import TrainingInstance
 from stitch.training.checkpoints import Checkpoint, CheckpointFolder, differences, refuse_other
+from stitch.training.inference import graph_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,10 @@ def facts_of(
         "rows to train on": len(data.train),
         "checksum of these rows": data.train.checksum(),
         **{f"tensor {n}": f"{a.dtype}{list(a.shape)}" for n, a in instance.state_dict().items()},
-        **{f"operation {i}": text for i, text in enumerate(_operations(model.graph))},
+        **{
+            f"operation {i}": text
+            for i, text in enumerate(_operations(graph_of(model.programs.evaluation)))
+        },
     }
     settings = {
         **{f"optimizer's {name}": value for name, value in optimizer.items()},

@@ -181,7 +181,7 @@ class _Reader:
         return TrainFile(
             log.file, self.folder, top.text("name") or Path(log.file).stem, self._model(), data,
             loss, optimizer, schedule, options, metrics=metrics_of(top, loss), **made,
-            lines={key: node.line for key, node in top.items()},
+            lines={key: node.key_line or node.line for key, node in top.items()},
         )  # fmt: skip
 
     def _rest(self) -> dict[str, Any]:
