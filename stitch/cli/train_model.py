@@ -108,6 +108,7 @@ def _built(file: TrainFile, optimizer: Optimizer, target: str | None) -> TrainMo
     compiled = api.compile(
         module, examples, target=spelled, optimizer=optimizer, loss=loss_from_config({**file.loss}),
         weights=given or None, trainable=file.trainable, input_shapes=_shapes(file),
+        algorithm=file.algorithm,
         recompute=options.recompute, accumulation_steps=options.accumulation_steps,
         clip_grad_norm=options.clip_grad_norm, precision=options.precision,
     )  # fmt: skip

@@ -60,6 +60,7 @@ def facts_of(
         **{f"optimizer's {name}": value for name, value in optimizer.items()},
         "clip_grad_norm": file.options.clip_grad_norm,
         "recompute": file.options.recompute,
+        "algorithm": file.algorithm,
         "epochs": course.epochs,
         "target": model.target,
         "executor": instance.device.backend.executor.name,

@@ -27,6 +27,7 @@ opened here. The form::
     metrics: [accuracy, loss]
     target: wormhole_n150                 # a machine, or its .yaml
     executor: numpy                       # or onnxruntime, auto
+    algorithm: none                       # or greedy, search: where tensors lie in between
     recompute: none                       # or cheap, all: what backward computes again
     clip_grad_norm: 1.0
     accumulation_steps: 1                 # batches whose gradients one step takes
@@ -54,10 +55,11 @@ from stitch.frontend.yaml_fields import Fields, ProblemLog
 from stitch.frontend.yaml_nodes import Node, read_yaml
 from stitch.graph.wish import closest
 from stitch.training import TrainingOptions
+from stitch.training.search import ALGORITHMS
 
 TOP = (
     "name", "model", "weights", "trainable", "data", "batch_size", "epochs", "seed", "shuffle",
-    "loss", "optimizer", "schedule", "metrics", "target", "executor", "recompute",
+    "loss", "optimizer", "schedule", "metrics", "target", "executor", "algorithm", "recompute",
     "clip_grad_norm", "accumulation_steps", "precision", "checkpoints", "output",
 )  # fmt: skip
 EXECUTORS = ("numpy", "onnxruntime", "auto")
@@ -109,6 +111,7 @@ class TrainFile:
     metrics: tuple[str, ...] = ()
     target: str | None = None
     executor: str = "numpy"
+    algorithm: str = "none"
     checkpoints: CheckpointEntry = CheckpointEntry()
     outputs: tuple[Path, ...] = ()
     lines: Mapping[str, int] = field(default_factory=dict)
@@ -197,6 +200,7 @@ class _Reader:
             "shuffle": self._flag("shuffle", True),
             "target": self._target(),
             "executor": self._choice("executor", EXECUTORS, "numpy"),
+            "algorithm": self._choice("algorithm", tuple(ALGORITHMS), "none"),
             "checkpoints": self._checkpoints(),
             "outputs": self._outputs(),
         }  # fmt: skip

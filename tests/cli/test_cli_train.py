@@ -257,22 +257,45 @@ def test_a_signal_finishes_the_step_saves_and_ends_with_a_code_of_its_own(
     assert not (small / "never.ttb").exists()
 
 
-def test_a_resumed_training_goes_on_in_the_middle_of_an_epoch(cli: Cli, small: Path) -> None:
-    assert cli("run", "train.yaml", "--checkpoint_dir=whole", "--result_file=w.jsonl").code == 0
-    assert cli("run", "train.yaml", "--checkpoint_dir=c", "--checkpoint_every=7",
-               "--result_file=r.jsonl").code == 0  # fmt: skip
+RANDOM_NET = """\
+import torch
+def make():
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.BatchNorm1d(16),
+                              torch.nn.ReLU(), torch.nn.Dropout(0.3), torch.nn.Linear(16, 3))
+    return net.train(), (torch.zeros(8, 4),)
+"""
+VARIANTS = {
+    "plain": (),
+    "momentum": (("adamw, lr: 0.02", "sgd, lr: 0.05, momentum: 0.9, nesterov: true"),),
+    "micro-batches": (("target: tiny", "accumulation_steps: 2\nclip_grad_norm: 1"),),
+    "bfloat16": (("target: tiny", "precision: bfloat16\nrecompute: all"),),
+    "in order": (("target: tiny", "shuffle: false\nalgorithm: greedy\ntarget: tiny"),),
+    "onnxruntime": (("target: tiny", "executor: onnxruntime"),),
+    "dropout": (("net.yaml", "random_net:make"), ("{x: xs}", "xs")),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_resumed_training_goes_on_in_the_middle_of_an_epoch(
+    cli: Cli, small: Path, variant: str
+) -> None:
+    (small / "random_net.py").write_text(RANDOM_NET)
+    changed(*VARIANTS[variant])
+    every = ("--checkpoint_every=7", "--keep_checkpoints=99")
+    assert cli("run", "train.yaml", "--checkpoint_dir=w", "--result_file=w.jsonl").code == 0
+    begun = cli("run", "train.yaml", "--checkpoint_dir=c", "--result_file=r.jsonl", *every)
+    assert begun.code == 0, begun.err
     for path in (small / "c").iterdir():
-        if int(path.stem[5:]) > 49:
+        if int(path.stem[5:]) > 14:
             path.unlink()
-    done = cli("run", "train.yaml", "--checkpoint_dir=c", "--resume", "--result_file=r.jsonl",
-               "--explain", "--max_copies=0")  # fmt: skip
-    assert done.code == 0 and "resumed after step 49" in done.err
+    done = cli("run", "train.yaml", "--checkpoint_dir=c", "--resume", "--result_file=r.jsonl")
+    assert done.code == 0 and "resumed after step 14" in done.err
     assert losses("r.jsonl") == losses("w.jsonl")
-    step = "step-00000060.safetensors"
-    assert (
-        read_tensors(small / "c" / step).metadata == read_tensors(small / "whole" / step).metadata
-    )
-    assert (small / "c" / step).read_bytes() == (small / "whole" / step).read_bytes()
+    last = max((small / "w").iterdir())
+    found, expected = read_tensors(small / "c" / last.name), read_tensors(last)
+    assert found.metadata == expected.metadata
+    assert (small / "c" / last.name).read_bytes() == last.read_bytes()
 
 
 def test_resuming_a_training_that_is_done_only_judges_it(cli: Cli, small: Path) -> None:
@@ -433,13 +456,12 @@ def test_nan_in_the_data_is_named_with_its_row(cli: Cli, small: Path) -> None:
 
 
 def test_an_operator_without_a_gradient_is_named_at_compile_time(cli: Cli, small: Path) -> None:
-    chain = (
-        "  - r = MatMul(h, w2)\n  - q = QuantizeLinear(r, 0.1)\n  - y = DequantizeLinear(q, 0.1)"
-    )
-    (small / "net.yaml").write_text(NET.replace("  - y = MatMul(h, w2)", chain))
+    lines = "  - m = Reshape(h, [8, 4, 4])\n  - d = Det(m)\n  - c = Reshape(d, [8, 1])\n"
+    text = NET.replace("  - y = MatMul(h, w2)", lines + "  - r = MatMul(h, w2)\n  - y = Mul(r, c)")
+    (small / "net.yaml").write_text(text)
     done = cli("run", "train.yaml")
-    assert done.code == 3 and "no gradient for DequantizeLinear at net.yaml:11" in done.err
-    assert "QuantizeLinear at net.yaml:10" in done.err and "train.yaml:2" in done.err
+    assert done.code == 3 and "no gradient for Det at net.yaml:12" in done.err, done.err
+    assert "train.yaml:2" in done.err
 
 
 @pytest.mark.parametrize("word", ["--module=a.ttb", "--input=x=@x.npy", "--loops=2", "--dry_run"])
@@ -546,14 +568,7 @@ def test_programs_compiled_for_another_optimizer_are_refused(cli: Cli, small: Pa
 
 
 def test_torch_modules_and_onnx_models_with_a_symbolic_batch_train(cli: Cli, small: Path) -> None:
-    (small / "torch_net.py").write_text(
-        "import torch\n"
-        "def make():\n"
-        "    torch.manual_seed(0)\n"
-        "    net = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.BatchNorm1d(16),\n"
-        "                              torch.nn.ReLU(), torch.nn.Linear(16, 3))\n"
-        "    return net.train(), (torch.zeros(8, 4),)\n"
-    )
+    (small / "torch_net.py").write_text(RANDOM_NET)
     text = TRAIN.replace("inputs: {x: xs}", "inputs: xs")
     changed(("model: net.yaml", "model: torch_net:make"), text=text)
     done = cli("run", "train.yaml", "--result_file=t.jsonl", "--output=t.ttb")
