@@ -32,8 +32,8 @@ from stitch.training.stitching import Cells, Stitched
 #: of its pool and its place, of the loop that looks at it, and the argument of `getrefcount`.
 TURNS = 2
 OWN_REFERENCES = 4
-#: Forms of one stage (they differ in who takes turns) before the direct way is given up.
-MAX_FORMS = 8
+#: Tensors of one output that are held at a time before the first is left to its holder.
+MAX_TURNS = 4
 
 
 class _Entry:
@@ -115,8 +115,6 @@ class _Stage:
         key = (*[id(tensors[n]) for n in self.turning_in], *map(id, chosen))
         code = self.forms.get(key)
         if code is None:
-            if len(self.forms) >= MAX_FORMS:
-                return False
             code = self.forms[key] = self._bound(dict(zip(self.turning_out, chosen, strict=True)))
         for entry, array in zip(self.entries, arrays, strict=True):
             entry.carry(array)
@@ -128,6 +126,10 @@ class _Stage:
         for number in self.fixed_out:
             tensors[number] = direct.pools[number][0]
         return True
+
+    def forget(self, tensor_id: int) -> None:
+        """A tensor takes turns no more: code that is bound to its place goes."""
+        self.forms = {key: code for key, code in self.forms.items() if tensor_id not in key}
 
     def _bound(self, chosen: dict[int, Tensor]) -> Any:
         direct, stitched = self.direct, self.stitched
@@ -179,8 +181,8 @@ class Direct:
             _Stage(self, stitched, [self._entry(stitched, n) for n in entering])
             for stitched, entering in stages
         )
-        self._own = [(t, self._place(t)) for pool in self.pools.values() for t in pool]
-        self._own += [(t, self._place(t)) for t in self._scratches.values()]
+        own = [t for pool in self.pools.values() for t in pool] + [*self._scratches.values()]
+        self._own = {id(t): (t, self._place(t)) for t in own}
         self.epoch = -1
 
     def _make_pool(self, number: int) -> None:
@@ -222,12 +224,27 @@ class Direct:
         )
 
     def free_turn(self, number: int) -> Tensor | None:
-        """A tensor of a cell's pool that nobody holds and that the cell does not show."""
-        shown = self.cells.tensors[number]
-        for tensor in self.pools[number]:
+        """A tensor of a cell's pool that nobody holds and that the cell does not show.
+
+        Where all are held another joins them; what is held longest is left to its holder.
+        """
+        shown, pool = self.cells.tensors[number], self.pools[number]
+        for tensor in pool:
             if tensor is not shown and getrefcount(tensor) <= OWN_REFERENCES:
                 return tensor
-        return None
+        try:
+            made = self.device.empty(self.cells.descs[number])
+        except OutOfMemoryError:
+            return None
+        pool.append(made)
+        self._own[id(made)] = (made, self._place(made))
+        if len(pool) > MAX_TURNS:
+            left = next(tensor for tensor in pool if tensor is not shown)
+            pool.remove(left)
+            del self._own[id(left)]
+            for stage in self.stages:
+                stage.forget(id(left))
+        return made
 
     @staticmethod
     def _place(tensor: Any) -> tuple[Space, int | None] | None:
@@ -262,8 +279,9 @@ class Direct:
             bound = self.places[number]
             if tensor is None or bound is None or self._place(tensor) != bound:
                 return False
-        if any(place is None or self._place(tensor) != place for tensor, place in self._own):
-            return False
+        for mine, place in self._own.values():
+            if place is None or self._place(mine) != place:
+                return False
         self.epoch = device.records.epoch
         return True
 

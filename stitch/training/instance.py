@@ -26,12 +26,12 @@ from stitch.training.profiling import LayerTime, profiled
 from stitch.training.programs import LABEL, TrainingPrograms, compile_accumulation
 from stitch.training.stitching import Cells, Stitched
 from stitch.training.tensors import TrainingTensors
-from stitch.training.update_graph import LEARNING_RATE, MASTER
+from stitch.training.update_graph import LEARNING_RATE, MASTER, MORE
 from stitch.training.wiring import wiring_of
 from stitch.ttb import Binary
 
 #: The programs of a step, by number.
-FORWARD, LOSS_STAGE, BACKWARD, UPDATE = range(4)
+FORWARD, LOSS_STAGE, BACKWARD, UPDATE, MORE_BACKWARD, ADDITION = range(6)
 #: Steps by way of the queue before programs are run past it; how often that is prepared.
 STEPS_TO_SETTLE = 2
 MAX_WAYS = 8
@@ -75,6 +75,8 @@ class TrainingInstance(TrainingTensors):
         self._before: list[tuple[int, Any]] = []
         #: What the last forward pass can still be asked for.
         self._has_forward = self._has_gradients = self._went_directly = False
+        #: Whether the gradients lie where the direct way left them.
+        self._sums_directly = False
         self._way: Direct | None = None
         self._previous: list[tuple[int, Any]] = []
         self._closed = False
@@ -84,7 +86,7 @@ class TrainingInstance(TrainingTensors):
         cells = self._cells
         loaded = [Stitched(self._agent(p), cells) for p in programs.in_order]
         self._forward, self._loss, self._backward, self._update = loaded
-        self._accumulate: Stitched | None = None
+        self._more: tuple[Stitched, Stitched] | None = None
         self._evaluation = self._agent(programs.evaluation)
         self._wiring = wiring_of(programs, cells, *loaded)
         self.inputs = self._wiring.inputs
@@ -216,7 +218,9 @@ class TrainingInstance(TrainingTensors):
                     self._wiring.kept,
                     self._wiring.turning,
                 )
-            if way is None or not way.holds() or not way.stages[stage].takes(arrays):
+            if way is None or not way.holds() or stage >= len(way.stages):
+                return False
+            if not way.stages[stage].takes(arrays):
                 return False
             try:
                 return way.stages[stage].run(arrays)
@@ -231,7 +235,7 @@ class TrainingInstance(TrainingTensors):
         keys = tuple(self._forward.inputs[i] for i in self._wiring.keys)
         return [
             (self._forward, (*self._wiring.batch, *keys)), (self._loss, (self._wiring.label,)),
-            (self._backward, ()), (self._update, ()),
+            (self._backward, ()), (self._update, ()), *((more, ()) for more in self._more or ()),
         ]  # fmt: skip
 
     def _fitted(self, batch: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
@@ -251,36 +255,36 @@ class TrainingInstance(TrainingTensors):
         loss = self._last_loss
         if loss is None:
             raise UsageError("there is no loss to go back from", remedy="judge(label) first")
-        tensors = self._cells.tensors
-        so_far = [tensors[n] for n in self._wiring.gradients] if self._has_gradients else None
-        times = None
-        self._went_directly = (
-            self._went_directly and so_far is None and self._goes_directly(BACKWARD)
-        )
-        if not self._went_directly:
-            times = self._run_with_previous(self._backward)
-        if so_far is not None:
-            times = self._add(so_far, times)
+        if self._has_gradients:
+            times = self._add()
+        else:
+            self._sums_directly = self._went_directly and self._goes_directly(BACKWARD)
+            times = None if self._sums_directly else self._run_with_previous(self._backward)
         self._cells.drop(self._wiring.passing)
         self._losses.append(loss)
         self._last_loss = None
         self._has_forward, self._has_gradients = False, True
         return times
 
-    def _add(
-        self, so_far: list[Any], times: tuple[LayerTime, ...] | None
-    ) -> tuple[LayerTime, ...] | None:
-        cells = self._cells
-        if self._accumulate is None:
+    def _add(self) -> tuple[LayerTime, ...] | None:
+        """Backward of another micro-batch, whose gradients are added to those so far."""
+        if self._more is None:
             program = compile_accumulation(self.programs, self.device.machine)
-            self._accumulate = Stitched(self._agent(program), cells)
-        for parameter, earlier in zip(self.programs.parameters, so_far, strict=True):
-            number = cells.numbers[parameter.gradient]
-            more = cells.numbers[f"more.{parameter.gradient}"]
-            cells.tensors[more], cells.tensors[number] = cells.tensors[number], earlier
-        more_times = self._run(self._accumulate)
-        cells.drop(n for n in self._accumulate.inputs if n not in self._wiring.gradients)
-        return None if times is None else (*times, *(more_times or ()))
+            backward = Stitched(self._backward.agent, self._cells, MORE)
+            self._more = (backward, Stitched(self._agent(program), self._cells))
+            self._way = None
+        backward, addition = self._more
+        self._sums_directly = self._sums_directly and self._went_directly
+        if self._sums_directly and self._goes_directly(MORE_BACKWARD):
+            self._sums_directly = self._goes_directly(ADDITION)
+            times = None if self._sums_directly else self._run(addition)
+        else:
+            self._sums_directly = False
+            times = self._run_with_previous(backward)
+            added = self._run(addition)
+            times = None if times is None or added is None else (*times, *added)
+        self._cells.drop(backward.outputs)
+        return times
 
     def update(self) -> tuple[LayerTime, ...] | None:
         """Run what is queued, check the losses, and update parameters and optimizer state.
@@ -299,7 +303,7 @@ class TrainingInstance(TrainingTensors):
             self._cells.put(LEARNING_RATE, np.float32(rate))
             self._rate = rate
         times = None
-        if not self._went_directly or not self._goes_directly(UPDATE):
+        if not self._sums_directly or not self._goes_directly(UPDATE):
             times = self._run(self._update)
             self.device.flush()
         self._before, self._losses = [], []
@@ -377,7 +381,7 @@ class TrainingInstance(TrainingTensors):
         self._cells.drop(range(len(self._cells.tensors)))
         self._way = None
         # Loaded programs hold the places of their constants.
-        self._accumulate = None
+        self._more = None
         del self._forward, self._loss, self._backward, self._update, self._evaluation
         if self._owns_device:
             self.device.close()

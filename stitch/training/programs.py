@@ -32,6 +32,7 @@ from stitch.training.trainable import Trainable
 from stitch.training.update_graph import (
     GRADIENT_NORM,
     LEARNING_RATE,
+    MORE,
     STEP,
     Parameter,
     accumulation_graph,
@@ -249,6 +250,8 @@ def compile_accumulation(programs: TrainingPrograms, machine: Machine) -> Progra
         slot.name: programs.backward.output_desc(i).layout.space
         for i, slot in enumerate(programs.backward.outputs)
     }
+    # Backward writes into either.
+    found |= {f"{MORE}{name}": space for name, space in found.items()}
     wishes = tuple(_wishes(graph, machine, found))
     options = CompileOptions(wishes=wishes, role=Role.BACKWARD)
     return compile_graph(graph, machine, options).program

@@ -84,7 +84,8 @@ class Cells:
 class Stitched:
     """A loaded program between cells of the same names as its slots."""
 
-    def __init__(self, agent: LoadedProgram, cells: Cells) -> None:
+    def __init__(self, agent: LoadedProgram, cells: Cells, prefix: str = "") -> None:
+        """`prefix` stands before the names of the cells that take the outputs."""
         self.agent = agent
         self.cells = cells
         program = agent.program
@@ -92,7 +93,7 @@ class Stitched:
             cells.number(slot.name, program.input_desc(i)) for i, slot in enumerate(program.inputs)
         )
         self.outputs = tuple(
-            cells.number(slot.name, program.output_desc(i))
+            cells.number(prefix + slot.name, program.output_desc(i))
             for i, slot in enumerate(program.outputs)
         )
 

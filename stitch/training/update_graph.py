@@ -20,6 +20,8 @@ STEP = "step"
 GRADIENT_NORM = "gradient_norm"
 #: Parameters of programs in another precision have a float32 one beside them.
 MASTER = "master"
+#: Before the name of a gradient: that of another micro-batch.
+MORE = "more."
 #: PyTorch's `clip_grad_norm_` divides by the norm and this.
 _CLIP_EPSILON = 1e-6
 
@@ -123,6 +125,6 @@ def accumulation_graph(name: str, parameters: Sequence[Parameter]) -> Computatio
         so_far = b.input(
             parameter.gradient, kind.shape, kind.data_type, InputKind.STATE, Ownership.DONATE
         )
-        more = b.input(f"more.{parameter.gradient}", kind.shape, kind.data_type, InputKind.SAVED)
+        more = b.input(f"{MORE}{parameter.gradient}", kind.shape, kind.data_type, InputKind.SAVED)
         _replace(b, parameter.gradient, so_far + more)
     return b.build()

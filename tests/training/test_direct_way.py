@@ -216,3 +216,38 @@ def test_an_interrupted_update_leaves_no_half_written_weights_behind() -> None:
         model.instance.get_tensor("fc1.weight")
     with pytest.raises(stitch.TaskError, match="interrupted"):
         model(x)
+
+
+def micro_batches(*, directly: bool, parts: int, keep: bool) -> tuple[list[float], list[int]]:
+    """Losses of steps of several micro-batches, and the plans made by the end of each step."""
+    model = compiled(stitch.Adam(lr=0.01), graph=mlp(4), accumulation_steps=parts)
+    instance = model.start()
+    if not directly:
+        instance._ways_left = 0
+    assert model.training is not None
+    losses, plans, kept = [], [], []
+    for x, y in batches(10):
+        for i in range(parts):
+            pred = model(x[4 * i : 4 * i + 4])
+            loss = model.training.loss(pred, y[4 * i : 4 * i + 4])
+            loss.backward()
+            losses.append(loss.item())
+            if keep:
+                kept.append((pred, pred.numpy()))
+        model.training.optimizer.step()
+        model.training.optimizer.zero_grad()
+        plans.append(instance.device.plans.made)
+    for pred, values in kept:
+        np.testing.assert_array_equal(pred.numpy(), values)
+    assert instance._sums_directly is directly
+    return losses, plans
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+@pytest.mark.parametrize("keep", [False, True])
+def test_micro_batches_need_no_plans_either_though_every_prediction_is_kept(
+    parts: int, keep: bool
+) -> None:
+    losses, plans = micro_batches(directly=True, parts=parts, keep=keep)
+    assert losses == micro_batches(directly=False, parts=parts, keep=False)[0]
+    assert plans[2:] == plans[2:3] * 8
