@@ -36,9 +36,8 @@ from stitch.errors import FormatError, StitchError, UsageError
 from stitch.frontend.train_yaml import TrainFile, load_training
 from stitch.frontend.train_yaml_choices import completed_schedule
 from stitch.frontend.train_yaml_data import ModelTypes, TrainData, read_data
+from stitch.report.explain import counted
 from stitch.training import Optimizer, TrainingInstance, optimizer_from_config
-
-RESULTS = "run_results.json"
 
 
 @dataclass(slots=True)
@@ -96,6 +95,8 @@ def run_training(words: argparse.Namespace) -> int:
         results = None if words.result_file is None else Path(words.result_file)
         lines = ResultLines(results, instance.steps)
         stack.callback(lines.close)
+        if picture is not None:
+            picture.remember(lines.earlier)
         bar = stack.enter_context(progress_bar(course.steps, instance.steps))
         run = Run(
             words, file, model, data, course, device, instance, loop,
@@ -211,6 +212,7 @@ def _progress(run: Run) -> dict[str, Any]:
 
 def _finish(run: Run, signalled: int, outputs: tuple[Path, ...]) -> int:
     """Save, write, judge, tell."""
+    run.bar.close()
     if run.loop.step % run.course.steps_per_epoch:
         _explain(run)
     if run.dirty:
@@ -262,7 +264,7 @@ def _rows(
         ("training", f"{run.file.name}: {len(run.data.train)} rows, batches of "
          f"{course.batch_size}" + (f" x {course.batches_per_step}"
                                    if course.batches_per_step > 1 else "")),
-        ("steps", f"{done} of {course.steps} ({course.epochs} epochs)"
+        ("steps", f"{done} of {course.steps} ({counted(course.epochs, 'epoch')})"
          + (f", from {run.first}" if run.first else "")),
     ]  # fmt: skip
     if run.last is not None:

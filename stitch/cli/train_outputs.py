@@ -7,9 +7,10 @@ it was trained.
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from stitch import api
 from stitch.cli.file_batch import FileBatch
@@ -87,6 +88,15 @@ class Picture:
             raise UsageError("there are no such pictures", where=f"--plot={word}",
                              expected="." + ", .".join(known))  # fmt: skip
         return Picture(path)
+
+    def remember(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Take over the losses of a run that this one goes on from, out of its result lines."""
+        for line in lines:
+            looked = line.get("validation")
+            if line["kind"] == "step":
+                self.losses.append((line["step"], line["loss"]))
+            elif looked and "loss" in looked:
+                self.validation.append((line["step"], looked["loss"]))
 
     def write(self, title: str) -> None:
         """Draw it; raises `StitchError` where it cannot be written."""

@@ -42,7 +42,12 @@ class Bar:
 
     def measured(self, metrics: Mapping[str, float]) -> None:
         """Show metrics of the last epoch from now on."""
-        self._metrics = "".join(f"  {name} {value:.4f}" for name, value in metrics.items())
+        self._metrics = f"  validation: {metrics_text(metrics)}" if metrics else ""
+
+    def close(self) -> None:
+        """Give the terminal back."""
+        if self._progress is not None:
+            self._progress.stop()
 
 
 @contextmanager
@@ -68,12 +73,14 @@ class ResultLines:
     def __init__(self, path: Path | None, kept: int) -> None:
         self.path = path
         self._file: TextIO | None = None
+        #: The lines that stay, as they were written.
+        self.earlier: list[dict[str, Any]] = []
         if path is None:
             return
         with naming(path):
-            earlier = _lines_until(path, kept) if kept and path.is_file() else []
+            self.earlier = _lines_until(path, kept) if kept and path.is_file() else []
             self._file = path.open("w", encoding="utf-8", buffering=1)
-            self._file.writelines(earlier)
+            self._file.writelines(json.dumps(line) + "\n" for line in self.earlier)
 
     def add(self, kind: str, **facts: Any) -> None:
         """Write a line; raises `StitchError` where there is no room."""
@@ -87,7 +94,7 @@ class ResultLines:
             self._file.close()
 
 
-def _lines_until(path: Path, step: int) -> list[str]:
+def _lines_until(path: Path, step: int) -> list[dict[str, Any]]:
     """The lines of steps and epochs up to a step; a killed run may have left half a line."""
     kept = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -101,7 +108,7 @@ def _lines_until(path: Path, step: int) -> list[str]:
                 remedy="give --result_file another name, or remove this file",
             )  # fmt: skip
         if found["step"] <= step and found.get("kind") in ("step", "epoch"):
-            kept.append(line + "\n")
+            kept.append(found)
     return kept
 
 
