@@ -29,7 +29,8 @@ EXIT_BROKEN_PIPE = 141
 EXIT_CODES = """\
 exit codes:
   0 ok   1 an output is not as expected   2 usage   3 bad file
-  4 incompatible version or machine   5 out of memory   6 other failure"""
+  4 incompatible version or machine   5 out of memory   6 other failure
+  130 interrupted (Ctrl-C)"""
 
 Body = Callable[[argparse.Namespace], int]
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")

@@ -11,7 +11,7 @@ import argparse
 import signal
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,7 @@ def run_training(words: argparse.Namespace) -> int:
             _steps(run, stopped)
             return _finish(run, stopped(), outputs)
         except StitchError as error:
-            _final(run, "error", error.exit_code, error=str(error))
+            _give_up(run, error)
             raise
 
 
@@ -149,11 +149,7 @@ def _steps(run: Run, stopped: Any) -> None:
             # Evaluations and checkpoints are no part of the loop that is explained.
             run.device.history.clear()
             run.others = False
-        try:
-            result = loop.run_step()
-        except StitchError:
-            run.keeper.save(run.instance, _progress(run))
-            raise
+        result = loop.run_step()
         _note(run, result)
         ended = loop.step % course.steps_per_epoch == 0
         if ended:
@@ -235,6 +231,8 @@ def _finish(run: Run, signalled: int, outputs: tuple[Path, ...]) -> int:
     _final(run, "interrupted" if signalled else "done", code, held_out=dict(held_out))
     if run.explained:
         say(run.explained)
+    elif run.words.explain:
+        say_aside(f"stitch-run: note: nothing to explain: the loop is steady after {STEADY} steps")
     if run.words.memory:
         say(memory_text(run.device))
     say(table_text(_rows(run, held_out, outputs if not signalled else ())))
@@ -243,6 +241,15 @@ def _finish(run: Run, signalled: int, outputs: tuple[Path, ...]) -> int:
     if failure:
         say_aside(f"stitch-run: error: {failure}")
     return code
+
+
+def _give_up(run: Run, error: StitchError) -> None:
+    """Save what there is before an error is told; a second error would hide the first."""
+    if run.dirty:
+        with suppress(StitchError):
+            run.keeper.save(run.instance, _progress(run))
+    with suppress(StitchError):
+        _final(run, "error", error.exit_code, error=str(error))
 
 
 def _final(run: Run, result: str, code: int, **facts: Any) -> None:

@@ -7,6 +7,7 @@ is done with them (bars, files, checkpoints) is the session's affair. Must not k
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from stitch.cli.passes import entries
-from stitch.errors import TaskError
+from stitch.errors import StitchError
 from stitch.frontend.train_yaml_data import DataPart, shuffled
 from stitch.program import Array
 from stitch.training import TrainingInstance
@@ -93,7 +94,7 @@ class TrainingLoop:
                 instance.backward()
             rate = instance.optimizer.rate(instance.steps)
             instance.update()
-        except TaskError:
+        except StitchError:
             # Random operators draw by the number of forward passes: these have not happened.
             instance.forwards = forwards
             raise
@@ -140,6 +141,9 @@ def stopping_between_steps() -> Iterator[Callable[[], int]]:
     The second one ends the program at once, as without this.
     """
     seen: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: 0  # Only the main thread hears signals.
+        return
     earlier: Mapping[int, Any] = {
         number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)
     }

@@ -11,9 +11,10 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ import stitch
 from stitch.frontend.train_yaml import load_training
 from stitch.frontend.yaml_forms import form_of_text
 from stitch.program import Array
+from stitch.training import TrainingInstance
 from stitch.training.checkpoint_format import read_tensors
 from stitch.training.checkpoints import read_checkpoint
 
@@ -514,8 +516,7 @@ def test_accumulation_clipping_and_recomputation_train_on_both_executors(
     assert done.code == 0, done.err
     found = losses("r.jsonl")
     assert len(found) == 30 and found[-1][1] < found[0][1]
-    # Micro-batches take longer to settle: their gradients find their places by turns.
-    assert lines("r.jsonl")[-1]["last_planned_step"] <= 15
+    assert lines("r.jsonl")[-1]["last_planned_step"] <= 3
 
 
 def npz_of(values: Mapping[str, Array]) -> None:
@@ -658,6 +659,126 @@ def test_a_picture_needs_matplotlib_and_says_which_extra_brings_it(
     assert done.code == 2 and "pip install stitch-runtime[plot]" in done.err
 
 
-def test_more_copies_than_allowed_are_an_error(cli: Cli, small: Path) -> None:
-    changed(("target: tiny", "target: tiny\naccumulation_steps: 2"))
+class _Axes:
+    """What is drawn, noted."""
+
+    def __init__(self) -> None:
+        self.drawn: dict[str, list[tuple[float, ...]]] = {}
+
+    def plot(self, x: Any, y: Any, *, label: str, **_: Any) -> None:
+        self.drawn[label] = list(zip(x, y, strict=True))
+
+    def set_yscale(self, scale: str) -> None:
+        assert scale == "log"
+
+    def set(self, **words: str) -> None:
+        assert words["xlabel"] == "step"
+
+    def legend(self) -> None:
+        pass
+
+
+class _Figure:
+    """Stands in for matplotlib's figure, which the tests do not need to have."""
+
+    made: ClassVar[list[_Axes]] = []
+
+    def __init__(self, **_: Any) -> None:
+        self.axes = _Axes()
+
+    def add_subplot(self) -> _Axes:
+        self.made.append(self.axes)
+        return self.axes
+
+    def savefig(self, stream: Any, format: str) -> None:
+        stream.write(f"a picture as {format}".encode())
+
+
+class _Canvas:
+    def __init__(self, figure: _Figure) -> None:
+        self.figure = figure
+
+    def get_supported_filetypes(self) -> dict[str, str]:
+        return {"png": "", "svg": ""}
+
+
+def test_a_picture_shows_the_losses_of_all_steps_also_those_before_a_resume(
+    cli: Cli, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, body in (("matplotlib", {}), ("matplotlib.backends", {}),
+                       ("matplotlib.backends.backend_agg", {"FigureCanvasAgg": _Canvas}),
+                       ("matplotlib.figure", {"Figure": _Figure})):  # fmt: skip
+        module = types.ModuleType(name)
+        module.__dict__.update(body)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, "stitch.cli.train_plot", raising=False)
+    monkeypatch.delattr("stitch.cli.train_plot", raising=False)
+    words = ("--checkpoint_dir=c", "--result_file=r.jsonl")
+    assert cli("run", "train.yaml", "--epochs=2", *words).code == 0
+    done = cli("run", "train.yaml", *words, "--resume", "--plot=loss.png")
+    assert done.code == 0, done.err
+    assert Path("loss.png").read_bytes() == b"a picture as png"
+    drawn = _Figure.made[-1].drawn
+    assert drawn["batch"] == losses("r.jsonl") and len(drawn["batch"]) == 60
+    assert [step for step, _ in drawn["validation"]] == [10, 20, 30, 40, 50, 60]
+    done = cli("run", "train.yaml", "--plot=loss.doc")
+    assert done.code == 2 and ".png, .svg" in done.err
+    monkeypatch.delitem(sys.modules, "stitch.cli.train_plot")
+
+
+def test_more_copies_than_allowed_are_an_error(
+    cli: Cli, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert cli("run", "train.yaml", "--max_copies=0").code == 0
+    # As if a program moved weights about: one more write in every step.
+    plain = TrainingInstance.update
+
+    def moving(instance: TrainingInstance) -> Any:
+        instance.set_tensor("w1", instance.get_tensor("w1"))
+        return plain(instance)
+
+    monkeypatch.setattr(TrainingInstance, "update", moving)
+    done = cli("run", "train.yaml", "--max_copies=0")
+    assert done.code == 6 and "1 copies in one step, at most 0 allowed" in done.err
+
+
+def test_results_that_cannot_be_written_end_the_run_and_keep_what_was_learned(
+    small: Path,
+) -> None:
+    code, _, err = ran("train.yaml", "--checkpoint_dir=c", "--checkpoint_every=1000",
+                       "--result_file=/dev/full")  # fmt: skip
+    assert code == 6 and "No space left on device" in err and err.count("error:") == 1
+    assert [path.name for path in (small / "c").iterdir()] == ["step-00000001.safetensors"]
+
+
+def test_results_of_something_else_are_not_written_over_by_a_resumed_run(
+    cli: Cli, small: Path
+) -> None:
+    assert cli("run", "train.yaml", "--checkpoint_dir=c", "--epochs=1").code == 0
+    Path("r.json").write_text('{"result": "pass"}\n')
+    words = ("--checkpoint_dir=c", "--resume", "--result_file=r.json")
+    done = cli("run", "train.yaml", *words)
+    assert done.code == 3 and "not the results of a training" in done.err
+    assert Path("r.json").read_text() == '{"result": "pass"}\n'
+
+
+JUNK = (
+    "", "~", "-1", "0", "1e400", ".nan", "true", "[]", "{}", "[1, 2]", "{a: 1}", "'", "&a", "*a",
+    "!!python/object:x", "99999999999999999999", "\0", "net.yaml", "..", "a:b",
+)  # fmt: skip
+
+
+def test_mutated_trainings_run_or_are_refused_in_words(cli: Cli, small: Path) -> None:
+    print(f"STITCH_SEED={SEED}")
+    chance = random.Random(SEED)
+    text = TRAIN + "checkpoints: {folder: c, every: 9 epochs, keep: 2}\ntrainable: [w1, b1]\n"
+    words = [found.span() for found in re.finditer(r"[\w.]+", text)]
+    codes = set()
+    for _ in range(120):
+        start, end = chance.choice(words)
+        Path("m.yaml").write_text(text[:start] + chance.choice(JUNK) + text[end:])
+        done = cli("run", "m.yaml", "--epochs=1", "--checkpoint_dir=c", "--resume")
+        codes.add(done.code)
+        assert done.code in (0, 2, 3, 4), done.err
+        assert "internal error" not in done.err and "Traceback" not in done.err
+    assert codes >= {0, 3}
