@@ -35,6 +35,8 @@ def _batch_norm(
         scale, shift = call.optional(weight, 1, width), call.optional(bias, 0, width)
         made = b.batch_norm(x, scale, shift, running_mean, running_variance, epsilon=float(epsilon))
         return made, None, None, running_mean, running_variance
+    if {1, 2}.isdisjoint(call.used):
+        return _whole(call, x, weight, bias, (running_mean, running_variance), momentum, epsilon)
     mean = b.reduce_mean(x, axes, keepdims=True)
     centred = b.sub(x, mean)
     variance = b.reduce_mean(b.square(centred), axes, keepdims=True)
@@ -51,6 +53,30 @@ def _batch_norm(
         result, flat[0], flat[1],
         _moved(running_mean, flat[0], momentum), _moved(running_variance, sample, momentum),
     )  # fmt: skip
+
+
+def _whole(
+    call: Call,
+    x: SymbolicTensor,
+    weight: SymbolicTensor | None,
+    bias: SymbolicTensor | None,
+    running: tuple[SymbolicTensor, SymbolicTensor],
+    momentum: float,
+    epsilon: float,
+) -> tuple[SymbolicTensor | None, ...]:
+    """As one operator, where nobody asks for the batch's statistics themselves."""
+    b, width = call.builder, (x.shape[1],)
+    scale, shift = call.optional(weight, 1, width), call.optional(bias, 0, width)
+    attributes = {
+        "training_mode": 1, "epsilon": float(epsilon), "momentum": 1.0 - float(momentum),
+    }  # fmt: skip
+    result, mean, variance = b.apply(
+        "BatchNormalization", [x, scale, shift, *running], 3, attributes
+    )
+    count = math.prod(x.shape) // x.shape[1]
+    kept = running[1] * (1.0 - momentum)
+    # ONNX adds the variance of the population, torch that of a sample.
+    return result, None, None, mean, kept + (variance - kept) * (count / max(1, count - 1))
 
 
 def _moved(running: SymbolicTensor, now: SymbolicTensor, momentum: float) -> SymbolicTensor:

@@ -9,6 +9,7 @@ changed, every place is looked at again, and the queue takes over where one does
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from sys import getrefcount
 from typing import Any
@@ -34,6 +35,9 @@ TURNS = 2
 OWN_REFERENCES = 4
 #: Tensors of one output that are held at a time before the first is left to its holder.
 MAX_TURNS = 4
+
+#: Numbers of stages in the history of a device; plans have those above.
+_next_key = itertools.count(-1, -1).__next__
 
 
 class _Entry:
@@ -84,7 +88,7 @@ class _Stage:
         task = Task(agent.transformation, tuple(range(agent.takes)), ())
         request = PlanRequest(direct.device.machine, (task,), (), (), frozenset())
         plan = Plan(request, steps, (), (), (), frozenset())
-        self.tally = Tally(plan, 0)
+        self.tally, self.key = Tally(plan, 0), _next_key()
         self.forms: dict[tuple[int, ...], Any] = {}
         pools = direct.pools
         self.turning_in = tuple(n for n in stitched.inputs if n in direct.turning)
@@ -120,7 +124,7 @@ class _Stage:
             entry.carry(array)
             tensors[entry.number] = entry.tensor
         device.quiet.run(code, ())
-        device.history.repeated(-id(self), self.tally)
+        device.history.repeated(self.key, self.tally)
         for number, tensor in zip(self.turning_out, chosen, strict=True):
             tensors[number] = tensor
         for number in self.fixed_out:

@@ -236,3 +236,27 @@ def test_backward_reads_a_buffer_as_forward_read_it() -> None:
         model.training.optimizer.step()
         model.training.optimizer.zero_grad()
         assert model.instance.get_tensor("scale")[0] == 8 * 0.5 ** (step + 1)
+
+
+def test_a_graph_with_batch_statistics_keeps_them_and_predicts_by_them() -> None:
+    b = stitch.ComputationGraphBuilder("normalized")
+    x = b.input("x", (8, 6, 4, 4), "float32")
+    kinds = {"scale": InputKind.PARAMETER, "shift": InputKind.PARAMETER}
+    kinds |= {"mean": InputKind.STATE, "variance": InputKind.STATE}
+    operands = [b.input(name, (6,), "float32", kind) for name, kind in kinds.items()]
+    made = b.apply("BatchNormalization", [x, *operands], 3, {"training_mode": 1})
+    for name, value in zip(("y", "mean", "variance"), made, strict=True):
+        b.output(name, value)
+    zeros, ones = np.zeros(6, np.float32), np.ones(6, np.float32)
+    values = {"scale": ones, "shift": zeros, "mean": zeros, "variance": ones}
+    model = stitch.compile(b.build(), optimizer="sgd", loss="mse", weights=values)
+    assert model.training is not None
+    x_value = np.random.default_rng(1).normal(3, 2, (8, 6, 4, 4)).astype(np.float32)
+    for _ in range(60):
+        model.training.loss(model(x_value), x_value).backward()
+        model.training.optimizer.step()
+        model.training.optimizer.zero_grad()
+    found = model.instance.get_tensor("mean")
+    np.testing.assert_allclose(found, x_value.mean((0, 2, 3)), rtol=0.01)
+    predicted = model.instance.predict(x_value).numpy()
+    np.testing.assert_allclose(predicted, model(x_value).numpy(), atol=0.05)
