@@ -20,6 +20,7 @@ from stitch.cli.wiring import FORM as WIRE_FORM
 from stitch.cli.wiring import output_port, wires_of
 from stitch.errors import IncompatibleError, UsageError
 from stitch.link import Port, Wire, link_programs
+from stitch.model import PRODUCER
 from stitch.ttb import Binary, encode, save
 
 EXAMPLES = """\
@@ -64,7 +65,7 @@ def _link(words: argparse.Namespace) -> int:
         keep=_kept(modules, wires, words.keep),
         strict_types=words.strict_types,
     )
-    binary = Binary((program,), modules[0].binary.machine, api.PRODUCER)
+    binary = Binary((program,), modules[0].binary.machine, PRODUCER)
     facts = f"{len(modules)} programs linked into {name!r}, {len(program.operations)} operations"
     if words.output == "-":
         data = encode(binary)

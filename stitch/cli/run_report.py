@@ -12,6 +12,7 @@ from stitch import api
 from stitch.cli.chain import Runnable
 from stitch.cli.comparison import Verdict
 from stitch.cli.passes import Measured
+from stitch.model import PRODUCER
 from stitch.planner import Allocate, Execute, Free, Plan
 from stitch.program import Space
 from stitch.report import CopyLine, memory_report, memory_views, plan_json
@@ -86,7 +87,7 @@ def result_json(
         "result": {0: "pass", 1: "mismatch"}.get(code, "error"),
         "exit_code": code,
         "errors": list(failures),
-        "producer": api.PRODUCER,
+        "producer": PRODUCER,
         "machine": device.machine.name,
         "executor": device.executor,
         "inputs": [{"name": i.name, "type": i.type.text()} for i in runnable.inputs],

@@ -63,6 +63,7 @@ class Run:
     last: StepResult | None = None
     loss_sum: float = 0.0
     epoch_seconds: float = 0.0
+    step_seconds: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
     plans: list[tuple[int, int]] = field(default_factory=list)
     copies: int = 0
@@ -164,7 +165,9 @@ def _note(run: Run, result: StepResult) -> None:
     run.last, run.dirty = result, True
     run.loss_sum += result.loss
     run.epoch_seconds += result.seconds
-    run.plans.append((result.step, result.plans))
+    run.step_seconds += result.seconds
+    if result.plans:
+        run.plans.append((result.step, result.plans))
     if result.step > run.first + STEADY:
         run.copies = max(run.copies, result.copies or 0)
     run.bar.stepped(result)
@@ -253,7 +256,7 @@ def _give_up(run: Run, error: StitchError) -> None:
 
 
 def _final(run: Run, result: str, code: int, **facts: Any) -> None:
-    planned = [step for step, count in run.plans if count]
+    planned = [step for step, _ in run.plans]
     run.lines.add(
         "final", result=result, exit_code=code, step=run.loop.step, first_step=run.first,
         plans=sum(count for _, count in run.plans), last_planned_step=max(planned, default=0),
@@ -280,10 +283,11 @@ def _rows(
         rows.append(("validation", metrics_text(run.metrics)))
     if held_out and run.data.held_out is not None:
         rows.append(("held out", f"{metrics_text(held_out)} ({len(run.data.held_out)} rows)"))
-    rows.append(("plans made", plans_text(run.plans)))
+    rows.append(("plans made", plans_text(run.plans, run.first)))
     if run.words.max_copies is not None:
         rows.append(("copies", f"at most {run.copies} in a step"))
-    rows.append(("seconds", f"{seconds:.1f}"))
+    speed = (done - run.first) / max(run.step_seconds, 1e-9)
+    rows.append(("seconds", f"{seconds:.1f}, {speed:.0f} steps a second"))
     if run.keeper.saved is not None:
         rows.append(("checkpoint", str(run.keeper.saved)))
     rows += [("written", str(path)) for path in outputs]

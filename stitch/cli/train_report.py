@@ -112,14 +112,18 @@ def _lines_until(path: Path, step: int) -> list[dict[str, Any]]:
     return kept
 
 
-def plans_text(results: Sequence[tuple[int, int]]) -> str:
-    """How many plans were made, and in which steps of this run: pairs (step, plans)."""
-    made = [(step, count) for step, count in results if count]
+def plans_text(made: Sequence[tuple[int, int]], before: int) -> str:
+    """How many plans were made in which steps, (step, plans); the run began after step `before`.
+
+    >>> plans_text([(8, 2), (9, 1)], 7)
+    '3, none after step 9'
+    >>> plans_text([(8, 2), (19, 1)], 7)
+    '3, none after step 19 (late: step 19)'
+    """
     if not made:
         return "none"
     total, last = sum(count for _, count in made), made[-1][0]
-    first = results[0][0]
-    late = [step for step, _ in made if step >= first + STEADY]
+    late = [step for step, _ in made if step > before + STEADY]
     told = f"{total}, none after step {last}"
     return told if not late else f"{told} (late: step {', '.join(map(str, late[:8]))})"
 

@@ -36,7 +36,7 @@ opened here. The form::
     output: [digits.ttb, digits.safetensors]      # the trained model: for inference, or weights
 
 Only `model`, `data`, `loss` and `optimizer` are needed. An array is `{array, file, scale, shift}`
-(scale and shift in this order) or its name. Paths are relative to the file.
+(scale and shift in this order), its name, or a `.npy` file. Paths are relative to the file.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def _source(fields: Fields, folder: Path, default: Path | None) -> SourceEntry |
 def _array(
     node: Node, what: str, parent: Fields, folder: Path, default: Path | None
 ) -> ArrayEntry | None:
-    """`images`, or `{array: images, file: ..., scale: ..., shift: ...}`."""
+    """`images`, `images.npy`, or `{array: images, file: ..., scale: ..., shift: ...}`."""
     if isinstance(node.data, Mapping):
         fields = Fields(node, what, parent.log)
         fields.only(_ARRAY)
@@ -118,6 +118,8 @@ def _array(
             parent.log.note("bad_value", node.line, f"{what} is an array's name, or a mapping")
             return None
     place = default if file is None else folder / file
+    if file is None and name.endswith(".npy"):
+        place = folder / name
     if place is None:
         detail = f"{what}: nobody says in which file the array {name!r} is; add file: data.npz"
         parent.log.note("missing_key", node.line, detail)

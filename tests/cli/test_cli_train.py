@@ -24,7 +24,7 @@ from stitch.frontend.train_yaml import load_training
 from stitch.frontend.yaml_forms import form_of_text
 from stitch.program import Array
 from stitch.training import TrainingInstance
-from stitch.training.checkpoint_format import read_tensors
+from stitch.training.checkpoint_format import read_tensors, write_tensors
 from stitch.training.checkpoints import read_checkpoint
 
 Cli = Callable[..., Any]
@@ -593,6 +593,49 @@ def test_torch_modules_and_onnx_models_with_a_symbolic_batch_train(cli: Cli, sma
     done = cli("run", "train.yaml", "--result_file=o.jsonl")
     assert done.code == 0, done.err
     assert lines("o.jsonl")[-1]["held_out"]["accuracy"] > 0.6
+
+
+TWO_INPUTS = """\
+name: two
+inputs:
+  word: {shape: [8], type: int64}
+  x: {shape: [8, 4], type: float32}
+parameters:
+  table: {shape: [5, 4], init: {kind: randn, seed: 1}}
+  w: {shape: [4, 3], init: {kind: randn, seed: 2}}
+operations:
+  - e = Gather(table, word)
+  - s = Add(e, x)
+  - y = MatMul(s, w)
+outputs: [y]
+"""
+
+
+def test_several_inputs_come_from_files_of_several_kinds(cli: Cli, small: Path) -> None:
+    with np.load("data.npz") as arrays:
+        xs, ys = arrays["xs"], arrays["ys"]
+    rows = np.arange(120)
+    np.save("words.npy", (rows % 5).astype(np.uint8))
+    with Path("more.safetensors").open("wb") as file:
+        write_tensors(file, {"pixels": (xs * 100).astype(np.int16), "other": xs})
+    (small / "net.yaml").write_text(TWO_INPUTS)
+    pixels = "{array: pixels, file: more.safetensors, scale: 0.01, shift: -0.5}"
+    test = "{file: test.npz, inputs: {word: w, x: x}, labels: y}"
+    np.savez("test.npz", w=rows[:30] % 5, x=xs[:30] - 0.5, y=ys[:30])
+    changed(
+        ("{x: xs}", f"{{x: {pixels}, word: words.npy}}"), ("held_out: out", f"held_out: {test}")
+    )
+    done = cli("run", "train.yaml", "--result_file=r.jsonl", "--epochs=20")
+    assert done.code == 0, done.err
+    found = losses("r.jsonl")
+    assert len(found) == 20 * 12 and found[-1][1] < found[0][1]
+    assert lines("r.jsonl")[-1]["held_out"]["accuracy"] > 0.7
+    changed(("{x: xs}", f"{{x: {pixels}}}"))
+    assert "the model also needs word" in cli("run", "train.yaml").err
+    changed(("{x: xs}", f"{{x: {pixels}, word: {{array: pixels, file: more.safetensors}}}}"))
+    assert "input word takes rows of []" in cli("run", "train.yaml").err
+    changed(("{x: xs}", f"{{x: {pixels}, word: {{array: words.npy, scale: 2}}}}"))
+    assert "takes int64: scale and shift cannot be" in cli("run", "train.yaml").err
 
 
 def test_a_trained_batch_normalization_uses_its_running_statistics(cli: Cli, small: Path) -> None:
