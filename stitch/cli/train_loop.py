@@ -94,9 +94,11 @@ class TrainingLoop:
                 instance.backward()
             rate = instance.optimizer.rate(instance.steps)
             instance.update()
-        except StitchError:
+        except StitchError as error:
             # Random operators draw by the number of forward passes: these have not happened.
             instance.forwards = forwards
+            # The instance counts steps from 0, and all that is said here from 1.
+            error.what = error.what.replace(f"step {self.step} is", f"step {self.step + 1} is")
             raise
         instance.zero_grad()
         values = [loss.item() for loss in losses]
