@@ -356,9 +356,14 @@ def test_the_automatic_choice_rests_on_the_program() -> None:
     def refused(b: ComputationGraphBuilder) -> None:
         b.output("y", b.op("Mish", b.input("x", (64, 64), "float64")))
 
+    def masked(b: ComputationGraphBuilder) -> None:
+        x, zero = b.input("x", (256, 256), "float32"), b.constant(np.zeros((), np.float32))
+        b.output("y", b.op("Exp", b.op("Where", b.op("Greater", x, zero), x, zero)))
+
     executor = AutomaticExecutor()
     kinds = {}
-    for name, build in (("small", linear), ("large", large), ("refused", refused)):
+    builds = {"small": linear, "large": large, "refused": refused, "masked": masked}
+    for name, build in builds.items():
         program = program_of(build)
         prepared = executor.prepare(program, MACHINE)
         kinds[name] = (points(program) >= 1, type(prepared).__module__.rsplit(".", 1)[-1])
@@ -366,6 +371,7 @@ def test_the_automatic_choice_rests_on_the_program() -> None:
         "small": (False, "numpy_executor"),
         "large": (True, "onnxruntime"),
         "refused": (True, "numpy_executor"),
+        "masked": (False, "numpy_executor"),
     }
 
 
