@@ -2,7 +2,7 @@
 
 Both are started in turn, with their bytecode written before into a folder of their own (whatever
 PYTHONDONTWRITEBYTECODE says). Timed is the import alone, inside each, in time of the processor,
-which other work on the machine disturbs less. Printed are the least times in milliseconds, and the
+which other work on the machine disturbs less, with one thread. Printed are the least times in milliseconds, and the
 packages beyond numpy that take most of the difference. `--check` exits 1 from 150 ms on.
 """
 
@@ -23,7 +23,9 @@ MODULES = ("numpy", "stitch")
 
 def run_python(cache: str, *words: str) -> subprocess.CompletedProcess[str]:
     """A fresh interpreter that keeps its bytecode in a folder."""
-    environment = os.environ | {"PYTHONPYCACHEPREFIX": cache}
+    # NumPy's threads wait busily after it is imported, which counts as time of the processor.
+    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    environment = os.environ | threads | {"PYTHONPYCACHEPREFIX": cache}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     return subprocess.run(
         [sys.executable, *words], capture_output=True, text=True, check=True, env=environment
