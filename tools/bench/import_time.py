@@ -1,9 +1,10 @@
 """What `import stitch` costs beyond `import numpy`, in fresh interpreters.
 
 Both are started in turn, with their bytecode written before into a folder of their own (whatever
-PYTHONDONTWRITEBYTECODE says). Timed is the import alone, inside each, in time of the processor,
-which other work on the machine disturbs less, with one thread. Printed are the least times in milliseconds, and the
-packages beyond numpy that take most of the difference. `--check` exits 1 from 150 ms on.
+PYTHONDONTWRITEBYTECODE says). Timed is the import alone, inside each, with one thread, in time of
+the processor, which other work on the machine disturbs less. Printed are the least times in
+milliseconds, and the packages beyond numpy that take most of the difference. `--check` exits 1 from
+150 ms on.
 """
 
 from __future__ import annotations
