@@ -51,7 +51,10 @@ _FAR_BOTTOM = (
 
 
 def erf_steps(x: Array, out: Array, work: tuple[Array, ...], scale: float = 1.0) -> list[Thunk]:
-    """The steps of erf(scale x) over one block; needs `WORKSPACES` workspaces; `out` may be `x`."""
+    """The steps of erf(scale x) over one block; needs `WORKSPACES` workspaces; `out` may be `x`.
+
+    Of any type but float64, the first workspace holds x^2 afterwards.
+    """
     if x.dtype == np.float64:
         return _double_steps(x, out, work, scale)
     square, sum_ = work[:2]

@@ -18,7 +18,7 @@ from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, 
 from stitch.ops.element_types import FLOATS
 from stitch.ops.error_function import WORKSPACES, erf_steps
 from stitch.ops.inference import require_same_type, require_shape, require_type
-from stitch.ops.steps import BLOCK_SIZE, given, scalar
+from stitch.ops.steps import BLOCK_SIZE, given, scalar, workspace
 from stitch.program import Array, ValueType
 
 #: tanh(RATE (x + CUBE x^3)) stands for the error function in the approximate form.
@@ -42,7 +42,7 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
     out = arguments.outputs[0].reshape(-1)
     slope_steps = _exact if string_of(arguments.attributes, "approximate") == "none" else _by_tanh
     size = min(out.size, BLOCK_SIZE)
-    work = tuple(np.empty(size, out.dtype) for _ in range(WORKSPACES + 1))
+    work = tuple(workspace(size, out.dtype) for _ in range(WORKSPACES + 1))
     steps: list[Thunk] = []
     for start in range(0, out.size, BLOCK_SIZE):
         part = slice(start, min(start + BLOCK_SIZE, out.size))
@@ -56,11 +56,12 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
 def _exact(x: Array, slope: Array, work: tuple[Array, ...]) -> list[Thunk]:
     """(1 + erf(x / sqrt 2)) / 2 + x density(x)."""
     density = work[0]
+    square = [partial(np.multiply, x, x, density)] if x.dtype == np.float64 else []
     return [
         *erf_steps(x, slope, work, math.sqrt(0.5)),
         partial(np.multiply, slope, scalar(0.5, x), slope),
         partial(np.add, slope, scalar(0.5, x), slope),
-        partial(np.multiply, x, x, density),
+        *square,
         partial(np.multiply, density, scalar(-0.5, x), density),
         partial(np.exp, density, density),
         partial(np.multiply, density, scalar(HEIGHT, x), density),

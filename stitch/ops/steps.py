@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,9 @@ from stitch.ops.definition import Kernel, KernelArguments, Thunk
 from stitch.program import Array
 
 #: Elements per block of a chain of steps: all its arrays stay in the second-level cache.
-BLOCK_SIZE = 16384
+BLOCK_SIZE = 32768
+#: Bytes of a cache line.
+LINE_NBYTES = 64
 
 #: Builds a chain over one flat block: (source, out, workspaces, attributes) to steps.
 Chain = Callable[[Array, Array, tuple[Array, ...], Attributes], Sequence[Thunk]]
@@ -59,6 +62,17 @@ def remembered(arguments: KernelArguments, name: str, make: Callable[[], Array])
     return found
 
 
+def workspace(shape: int | tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """An uninitialized array that begins at a cache line, where wide instructions want it.
+
+    `np.empty` begins 16 bytes off: a step of two arrays in the caches then takes twice as long.
+    """
+    nbytes = int(np.prod(shape)) * dtype.itemsize
+    memory = np.empty(nbytes + LINE_NBYTES, np.uint8)
+    start = -memory.ctypes.data % LINE_NBYTES
+    return memory[start : start + nbytes].view(dtype).reshape(shape)
+
+
 def same_memory(a: Array, b: Array) -> bool:
     """Whether two dense arrays are the very same bytes."""
     return a.nbytes == b.nbytes and a.ctypes.data == b.ctypes.data
@@ -91,7 +105,7 @@ def chain_kernel(workspaces: int, build: Chain) -> Kernel:
     def kernel(arguments: KernelArguments) -> Sequence[Thunk]:
         source, out = given(arguments, 0).reshape(-1), arguments.outputs[0].reshape(-1)
         size = min(out.size, BLOCK_SIZE)
-        work = tuple(np.empty(size, out.dtype) for _ in range(workspaces))
+        work = tuple(workspace(size, out.dtype) for _ in range(workspaces))
         steps: list[Thunk] = []
         for start in range(0, out.size, BLOCK_SIZE):
             part = slice(start, min(start + BLOCK_SIZE, out.size))
