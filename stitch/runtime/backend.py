@@ -17,7 +17,13 @@ from stitch.machine import Machine
 from stitch.memory import POISON_BYTE, CopyKernel, SpaceMemory, prepare_copy
 from stitch.planner import Allocate, Block, Copy, Execute, Free, Instance, Plan, Relocate, Transfer
 from stitch.program import Array, Program, Space, TensorDesc
-from stitch.runtime.executors import BoundProgram, Executor, PreparedProgram, as_bytes
+from stitch.runtime.executors import (
+    BoundProgram,
+    Executor,
+    PreparedProgram,
+    Workspace,
+    as_bytes,
+)
 from stitch.runtime.straight import Thunk, enter, stage
 
 
@@ -58,6 +64,7 @@ class LocalBackend:
             space: SpaceMemory(space, machine.shape.space(space), debug=debug)
             for space in machine.shape.spaces
         }
+        self.workspace = Workspace()
         self._kernels: dict[tuple[TensorDesc, TensorDesc], CopyKernel] = {}
 
     def kernel(self, source: TensorDesc, target: TensorDesc) -> CopyKernel:
@@ -67,6 +74,10 @@ class LocalBackend:
             found = prepare_copy(source, target, self.machine.shape)
             self._kernels[source, target] = found
         return found
+
+    def prepare(self, program: Program) -> PreparedProgram:
+        """The executor's form of a program; raises `CompileError`."""
+        return self.executor.prepare(program, self.machine.shape, self.workspace)
 
     def region(self, space: Space, address: int, size_per_bank: int) -> Array:
         """The bytes of a footprint, writable."""

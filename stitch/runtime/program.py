@@ -137,8 +137,7 @@ class LoadedProgram:
         """The executor's form of the program; made, and its constants checked, on first use."""
         if self._prepared is None:
             self._verify()
-            backend = self.device.backend
-            self._prepared = backend.executor.prepare(self.program, backend.machine.shape)
+            self._prepared = self.device.backend.prepare(self.program)
         return self._prepared
 
     @cached_property

@@ -10,6 +10,7 @@ from stitch.runtime.executors.executor import BoundProgram, Executor, PreparedPr
 from stitch.runtime.executors.null_executor import NullExecutor
 from stitch.runtime.executors.numpy_executor import NumpyExecutor
 from stitch.runtime.executors.staging import as_bytes, dense_view
+from stitch.runtime.executors.workspace import Workspace
 
 #: Executors by name: the module and the class in it; a module is imported when it is asked for.
 EXECUTORS: dict[str, tuple[str, str]] = {
@@ -60,5 +61,5 @@ def make_executor(name: str | Executor, threads: int | None = None) -> Executor:
 
 __all__ = [
     "EXECUTORS", "THREADED", "BoundProgram", "Executor", "NullExecutor", "NumpyExecutor",
-    "PreparedProgram", "as_bytes", "dense_view", "make_executor",
+    "PreparedProgram", "Workspace", "as_bytes", "dense_view", "make_executor",
 ]  # fmt: skip

@@ -63,7 +63,9 @@ class AutomaticExecutor(Executor):
             module = import_module("stitch.runtime.executors.onnxruntime")
             self.onnxruntime = module.OnnxRuntimeExecutor(intra_op_threads)
 
-    def prepare(self, program: Program, machine: MachineShape) -> PreparedProgram:
+    def prepare(
+        self, program: Program, machine: MachineShape, workspace: Workspace | None = None
+    ) -> PreparedProgram:
         """Make a program ready by the executor chosen; raises `CompileError`."""
         if self.onnxruntime is not None and points(program) >= 1:
             try:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from stitch.machine import MachineShape
 from stitch.program import Array, Program
+from stitch.runtime.executors.workspace import Workspace
 
 Thunk = Callable[[], object]
 
@@ -54,5 +55,10 @@ class Executor(ABC):
     computes: bool = True
 
     @abstractmethod
-    def prepare(self, program: Program, machine: MachineShape) -> PreparedProgram:
-        """Make a program ready; raises `CompileError` for operators it cannot run."""
+    def prepare(
+        self, program: Program, machine: MachineShape, workspace: Workspace | None = None
+    ) -> PreparedProgram:
+        """Make a program ready; raises `CompileError` for operators it cannot run.
+
+        `workspace` is the device's; a program that is given none has its own.
+        """

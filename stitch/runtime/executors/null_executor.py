@@ -5,6 +5,7 @@ from __future__ import annotations
 from stitch.machine import MachineShape
 from stitch.program import Array, Program
 from stitch.runtime.executors.executor import BoundProgram, Executor, PreparedProgram
+from stitch.runtime.executors.workspace import Workspace
 
 
 class NullExecutor(Executor):
@@ -13,7 +14,9 @@ class NullExecutor(Executor):
     name = "null"
     computes = False
 
-    def prepare(self, program: Program, machine: MachineShape) -> PreparedProgram:
+    def prepare(
+        self, program: Program, machine: MachineShape, workspace: Workspace | None = None
+    ) -> PreparedProgram:
         """Nothing to make ready."""
         return _NullPrepared()
 

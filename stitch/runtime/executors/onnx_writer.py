@@ -6,8 +6,9 @@ large constants, which the model names but does not hold. Must not know sessions
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
@@ -100,6 +101,24 @@ class FormWriter:
         outputs = [self.fresh(), self.fresh()]
         self.nodes.append(helper.make_node(op, list(inputs), outputs, **attributes))
         return outputs[1]
+
+    def blockwise(
+        self, blocks: Sequence[str], shape: tuple[int, ...], dtype: np.dtype[Any],
+        write: Callable[[Sequence[str], str], None],
+    ) -> str:  # fmt: skip
+        """What `write` makes of every row of `blocks`, each of them [count, *shape].
+
+        `write` is given the names of the rows and of the result; its nodes become the body of a
+        `Scan`, whose rows are views. Gives the name of the results, [count, *shape].
+        """
+        code = onnx_code(DataType.from_dtype(dtype))
+        names, result = [self.fresh() for _ in blocks], self.fresh()
+        outer, self.nodes = self.nodes, []
+        write(names, result)
+        ends = [helper.make_tensor_value_info(n, code, shape) for n in (*names, result)]
+        body = helper.make_graph(self.nodes, "block", ends[:-1], ends[-1:])
+        self.nodes = outer
+        return self.node("Scan", blocks, body=body, num_scan_inputs=len(names))
 
     def plain(self, operation: Operation, attributes: Mapping[str, AttributeValue]) -> None:
         """Add an operation as it is."""

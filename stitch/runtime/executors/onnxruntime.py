@@ -34,10 +34,11 @@ from stitch.ops import bind
 from stitch.program import Array, Operation, Program
 from stitch.runtime.executors.denormals import flushing
 from stitch.runtime.executors.executor import BoundProgram, Executor, PreparedProgram, Thunk
-from stitch.runtime.executors.numpy_executor import NumpyExecutor
+from stitch.runtime.executors.numpy_executor import PreparedKernels
 from stitch.runtime.executors.onnx_form import onnx_form, operation_form
 from stitch.runtime.executors.onnx_writer import OnnxForm, value_name
 from stitch.runtime.executors.staging import StagedRegions, StagingArrays
+from stitch.runtime.executors.workspace import Workspace
 
 #: What sessions raise, when they are made and when they run.
 SESSION_ERRORS: tuple[type[Exception], ...] = (
@@ -72,7 +73,9 @@ class OnnxRuntimeExecutor(Executor):
             raise UsageError("an executor needs at least one thread", got=str(intra_op_threads))
         self.intra_op_threads = intra_op_threads
 
-    def prepare(self, program: Program, machine: MachineShape) -> PreparedProgram:
+    def prepare(
+        self, program: Program, machine: MachineShape, workspace: Workspace | None = None
+    ) -> PreparedProgram:
         """Make a session; raises `CompileError` listing every operation that it cannot run."""
         return _Prepared(program, machine, self._session_of(program))
 
@@ -208,15 +211,15 @@ class _Prepared(PreparedProgram):
 
         @cache
         def one_by_one() -> BoundProgram:
-            return self._by_operation.bind(inputs, outputs, scratch)
+            return self._by_operation.bind_plainly(inputs, outputs, scratch)
 
         steps = (*before, _named(call, self.program.name), *after)
         staged = self.staging.nbytes + self.repacked_nbytes
         return BoundProgram(steps, (), arrays, staged, one_by_one)
 
     @cached_property
-    def _by_operation(self) -> PreparedProgram:
-        return NumpyExecutor().prepare(self.program, self.machine)
+    def _by_operation(self) -> PreparedKernels:
+        return PreparedKernels(self.program, self.machine, Workspace())
 
 
 def _check(

@@ -1,0 +1,73 @@
+"""Which operations of a program are computed together on the host.
+
+Comes in: a program, and what somebody else computes in one call. Goes out: units, in the program's
+order: those calls, runs of long elementwise operations, and every other operation by itself. Must
+not know where values lie.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from stitch.ops import lookup
+from stitch.program import Operation, Program
+from stitch.runtime.executors.element_blocks import FEW_PASSES, LEAST_SIZE
+from stitch.runtime.executors.staging import is_direct
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Operations, one after the other in the program, that are computed together.
+
+    A `foreign` unit is one call of somebody else's, who knows dense arrays only and keeps what
+    only the unit reads to himself; a `group` goes block by block.
+    """
+
+    operations: tuple[int, ...]
+    foreign: bool = False
+
+    @property
+    def group(self) -> bool:
+        """Whether its operations are computed block by block."""
+        return not self.foreign and len(self.operations) > 1
+
+
+def units_of(program: Program, calls: Collection[tuple[int, ...]]) -> tuple[Unit, ...]:
+    """The units of a program; `calls` are the operations that go to somebody else, call by call."""
+    starts = {operations[0]: operations for operations in calls}
+    found: list[Unit] = []
+    run: list[int] = []
+    index = 0
+    while index < len(program.operations):
+        call = starts.get(index)
+        size = None if call is not None else block_size(program, program.operations[index])
+        if run and size != block_size(program, program.operations[run[0]]):
+            found.append(Unit(tuple(run)))
+            run = []
+        if call is not None:
+            found.append(Unit(call, foreign=True))
+        elif size is not None:
+            run.append(index)
+        else:
+            found.append(Unit((index,)))
+        index += len(call) if call is not None else 1
+    return (*found, Unit(tuple(run))) if run else tuple(found)
+
+
+def block_size(program: Program, operation: Operation) -> int | None:
+    """The elements of an operation that may be computed by blocks; None for others."""
+    if operation.domain or operation.op not in FEW_PASSES or len(operation.outputs) != 1:
+        return None
+    if not lookup(operation.op).elementwise or operation.outputs[0] < 0:
+        return None
+    values, constants = program.values, {c.value for c in program.constants}
+    shape = values[operation.outputs[0]].type.shape
+    size = math.prod(shape)
+    for value in (*operation.inputs, *operation.outputs):
+        if value < 0 or not (value in constants or is_direct(values[value])):
+            return None
+        if values[value].type.shape != shape and math.prod(values[value].type.shape) != 1:
+            return None
+    return size if size >= LEAST_SIZE else None

@@ -1,0 +1,36 @@
+"""The workspace of a device: host memory for what programs keep between their operations.
+
+Programs of one device run one after the other, so the same bytes, still in the caches, serve all.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stitch.program import Array
+
+#: Arrays begin at multiples of a cache line.
+ALIGNMENT = 64
+
+
+class Workspace:
+    """Bytes that every program of a device may use while it runs, and no longer.
+
+    >>> space = Workspace()
+    >>> small, large = space.region(100), space.region(1000)
+    >>> large.nbytes, space.region(100).nbytes
+    (1000, 100)
+    """
+
+    __slots__ = ("_bytes",)
+
+    def __init__(self) -> None:
+        self._bytes: Array = np.empty(0, np.uint8)
+
+    def region(self, nbytes: int) -> Array:
+        """The first so many bytes; what was given before stays usable where this takes new ones."""
+        if nbytes > self._bytes.nbytes:
+            grown = np.empty(nbytes + ALIGNMENT, np.uint8)
+            start = -grown.ctypes.data % ALIGNMENT
+            self._bytes = grown[start : start + nbytes]
+        return self._bytes[:nbytes]
