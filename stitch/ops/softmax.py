@@ -1,4 +1,9 @@
-"""Softmax, LogSoftmax and Hardmax along one axis."""
+"""Softmax, LogSoftmax and Hardmax along one axis.
+
+Along the last axis rows are handled block by block. A Softmax first takes exponentials as they
+are: maxima of short rows take as long as all the rest. Where a row's sum shows that this was not
+good enough (or an operand is not finite), the block is done again with its maxima subtracted.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +19,13 @@ from stitch.ops.element_types import FLOATS
 from stitch.ops.gradient import Gradient
 from stitch.ops.inference import axis_of, require_rank, require_type
 from stitch.ops.reduction_gradients import log_softmax_gradient, softmax_gradient
-from stitch.ops.steps import fill_step, given
+from stitch.ops.steps import BLOCK_SIZE, fill_step, given, overlaps, workspace
 from stitch.program import Array, ValueType
+
+
+#: Between these bounds a row's sum of exponentials is as good as one without its maximum: what
+#: underflows is less than 1e-32 of the row.
+LEAST_SUM, MOST_SUM = 1e-6, 1e30
 
 
 def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -29,18 +39,51 @@ def _operands(arguments: KernelArguments) -> tuple[Array, Array, int, Array]:
     source, out = given(arguments, 0), arguments.outputs[0]
     axis = int_of(arguments.attributes, "axis") % source.ndim
     shape = (*source.shape[:axis], 1, *source.shape[axis + 1 :])
-    return source, out, axis, np.empty(shape, out.dtype)
+    return source, out, axis, workspace(shape, out.dtype)
 
 
 def _softmax(arguments: KernelArguments) -> Sequence[Thunk]:
     source, out, axis, row = _operands(arguments)
     if out.size == 0:
         return ()
+    if axis != out.ndim - 1 or overlaps(out, source):
+        return (
+            partial(np.maximum.reduce, source, axis, None, row, True),
+            partial(np.subtract, source, row, out),
+            partial(np.exp, out, out),
+            partial(np.add.reduce, out, axis, None, row, True),
+            partial(np.divide, out, row, out),
+        )
+    width = out.shape[-1]
+    rows, results, sums = source.reshape(-1, width), out.reshape(-1, width), row.reshape(-1, 1)
+    ones = np.ones((width, 1), out.dtype)
+    at_once = max(1, BLOCK_SIZE // width)
+    steps: list[Thunk] = []
+    for start in range(0, rows.shape[0], at_once):
+        part = slice(start, start + at_once)
+        steps += _row_block(rows[part], results[part], sums[part], ones)
+    return steps
+
+
+def _row_block(source: Array, out: Array, row: Array, ones: Array) -> tuple[Thunk, ...]:
+    """Softmax of the rows of one block, into another place; `row` gets their sums."""
+    least, most = (np.empty((), out.dtype) for _ in range(2))
+    low, high = (np.array(bound, out.dtype) for bound in (LEAST_SUM, MOST_SUM))
+
+    def check() -> None:
+        np.minimum.reduce(row, (0, 1), None, least)
+        np.maximum.reduce(row, (0, 1), None, most)
+        if low <= least and most <= high:
+            return
+        np.maximum.reduce(source, 1, None, row, True)
+        np.subtract(source, row, out)
+        np.exp(out, out)
+        np.dot(out, ones, row)
+
     return (
-        partial(np.maximum.reduce, source, axis, None, row, True),
-        partial(np.subtract, source, row, out),
-        partial(np.exp, out, out),
-        partial(np.add.reduce, out, axis, None, row, True),
+        partial(np.exp, source, out),
+        partial(np.dot, out, ones, row),
+        check,
         partial(np.divide, out, row, out),
     )
 
