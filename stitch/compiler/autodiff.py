@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from stitch import ops
+from stitch.compiler.common_subexpressions import merge_common_subexpressions
 from stitch.compiler.compile_graph import optimize
 from stitch.compiler.forward_values import ForwardValues, Recompute
+from stitch.compiler.matrix_products import fold_transposes
 from stitch.errors import CompileError
 from stitch.graph.builder import ComputationGraphBuilder
 from stitch.graph.computation_graph import ComputationGraph
@@ -51,7 +53,7 @@ def differentiate(
     Gradients come in for `outputs` (all floating ones). Raises `CompileError` naming every operator
     on the way that has no gradient, unknown names, and a graph that depends on no wanted input.
     """
-    graph = optimize(graph)
+    graph = merge_common_subexpressions(fold_transposes(optimize(graph)))
     inputs = {slot.name: i for i, slot in enumerate(graph.inputs)}
     results = {slot.name: i for i, slot in enumerate(graph.outputs)}
     if wanted is None:

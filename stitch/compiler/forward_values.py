@@ -23,6 +23,8 @@ _CHEAP = frozenset(
     {"Cast", "Concat", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Split",
      "Transpose", "Unsqueeze"}
 )  # fmt: skip
+#: Those that hand over the same elements in the same order: the result is never saved itself.
+_RESHAPING = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 
 
 class ForwardValues:
@@ -60,8 +62,15 @@ class ForwardValues:
         pending = [wanted]
         while pending:
             value = pending[-1]
+            source = self._reshaped(value)
             if value in self.values:
                 pending.pop()
+            elif source is not None:
+                # Saved in both shapes it would be copied; backward, a reshape is a view.
+                if source in self.values:
+                    self.values[value] = self._in_shape(source, value)
+                else:
+                    pending.append(source)
             elif self._is_recomputed(value):
                 missing = [
                     v for v in self.maker[value].inputs if v != ABSENT and v not in self.values
@@ -72,6 +81,19 @@ class ForwardValues:
             else:
                 self.values[value] = self._taken(value)
         return self.values[wanted]
+
+    def _reshaped(self, value: int) -> int | None:
+        """What a value is another shape of, if nothing else makes it."""
+        operation = self.maker.get(value)
+        if operation is None or operation.domain or operation.op not in _RESHAPING:
+            return None
+        return operation.inputs[0]
+
+    def _in_shape(self, source: int, value: int) -> SymbolicTensor:
+        shape = self.forward[value].type.shape
+        with self.builder.at(self.maker[value].location):
+            data, attributes = self.values[source], {"allowzero": int(0 in shape)}
+            return self.builder.apply("Reshape", [data, list(shape)], 1, attributes)[0]
 
     def _is_recomputed(self, value: int) -> bool:
         operation = self.maker.get(value)

@@ -1,0 +1,141 @@
+"""Matrix products for training: a product with a transposed matrix becomes a `Gemm`.
+
+A linear layer over more than matrices is written as `MatMul(x, Transpose(weight))`, and its bias as
+an `Add`. As a `Gemm` between two reshapes it copies no weight, its gradients are `Gemm`s that copy
+none either, and that of the weight comes in the weight's own shape. This is no pass of `optimize`:
+a product may add up in another order than with the copy, so results agree to rounding only.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from stitch.compiler.dead_code import remove_dead_code
+from stitch.graph.computation_graph import ComputationGraph
+from stitch.program import Constant, DataType, Operation, Value, ValueType
+
+
+def fold_transposes(graph: ComputationGraph) -> ComputationGraph:
+    """The graph in which `MatMul` and `Gemm` read the matrices whose transposes they read before.
+
+    A vector that is added to such a `MatMul` goes along, unless its type rounds in between.
+    """
+    folding = _Folding(graph)
+    for operation in graph.operations:
+        folding.take(operation)
+    folded = replace(
+        graph,
+        values=tuple(folding.values),
+        operations=tuple(folding.operations),
+        constants=tuple(folding.constants),
+    )
+    return remove_dead_code(folded)
+
+
+class _Folding:
+    """One graph under way; its operations are taken in their order."""
+
+    def __init__(self, graph: ComputationGraph) -> None:
+        self.values = list(graph.values)
+        self.constants = list(graph.constants)
+        self.operations: list[Operation] = []
+        self.readers: dict[int, list[Operation]] = {}
+        for operation in graph.operations:
+            for v in operation.inputs:
+                self.readers.setdefault(v, []).append(operation)
+        self.given = {slot.value for slot in graph.outputs}
+        #: The matrix of which a value is the transpose.
+        self.turned: dict[int, int] = {}
+        #: Products that wait for the addition of a vector, by what they make.
+        self.waiting: dict[int, Operation] = {}
+
+    def take(self, operation: Operation) -> None:
+        """Write an operation, or what stands for it."""
+        op = "" if operation.domain else operation.op
+        if op == "Transpose" and self._is_exchange(operation):
+            self.turned[operation.outputs[0]] = operation.inputs[0]
+        if op == "Add" and not self.waiting.keys().isdisjoint(operation.inputs):
+            first, second = operation.inputs
+            product, vector = (first, second) if first in self.waiting else (second, first)
+            self._product(self.waiting.pop(product), operation.outputs[0], vector)
+        elif op == "Gemm":
+            self.operations.append(self._gemm(operation))
+        elif op != "MatMul" or not self._is_linear(operation):
+            self.operations.append(operation)
+        elif self._is_added_to_a_vector(operation.outputs[0]):
+            self.waiting[operation.outputs[0]] = operation
+        else:
+            self._product(operation, operation.outputs[0])
+
+    def _shape(self, value: int) -> tuple[int, ...]:
+        return self.values[value].type.shape
+
+    def _is_exchange(self, operation: Operation) -> bool:
+        order = operation.attributes.get("perm", (1, 0))
+        return len(self._shape(operation.inputs[0])) == 2 and order == (1, 0)
+
+    def _is_linear(self, operation: Operation) -> bool:
+        """Whether one matrix is on the right, and it or a matrix on the left is a transpose."""
+        left, right = operation.inputs
+        if not self.values[left].type.data_type.is_floating or len(self._shape(right)) != 2:
+            return False
+        rank = len(self._shape(left))
+        return (right in self.turned and rank > 1) or (left in self.turned and rank == 2)
+
+    def _is_added_to_a_vector(self, product: int) -> bool:
+        kind, readers = self.values[product].type, self.readers.get(product, [])
+        if len(readers) != 1 or readers[0].op != "Add" or readers[0].domain:
+            return False
+        if product in self.given or kind.data_type.dtype != kind.data_type.compute_dtype:
+            return False
+        others = [v for v in readers[0].inputs if v != product]
+        return len(others) == 1 and self._shape(others[0]) == kind.shape[-1:]
+
+    def _product(self, operation: Operation, made: int, *vector: int) -> None:
+        """A Gemm, between two reshapes where the left operand is not a matrix."""
+        left, right = operation.inputs
+        *rows, inner = self._shape(left)
+        flat = made
+        if len(rows) > 1:
+            matrix = (math.prod(rows), inner)
+            left = self._reshape(left, self._value(left, matrix), operation)
+            flat = self._value(made, (matrix[0], self._shape(right)[1]))
+        gemm = replace(operation, op="Gemm", inputs=(left, right, *vector), outputs=(flat,))
+        self.operations.append(self._gemm(gemm))
+        if flat != made:
+            self._reshape(flat, made, operation)
+
+    def _gemm(self, operation: Operation) -> Operation:
+        """A Gemm that reads matrices in place of their transposes."""
+        inputs, attributes = list(operation.inputs), dict(operation.attributes)
+        for index, name in enumerate(("transA", "transB")):
+            if inputs[index] in self.turned:
+                inputs[index] = self.turned[inputs[index]]
+                attributes[name] = 0 if attributes.get(name, 0) else 1
+        return replace(operation, inputs=tuple(inputs), attributes=attributes)
+
+    def _value(self, like: int, shape: tuple[int, ...]) -> int:
+        """A new value with the elements of another in another shape."""
+        name, kind = self.values[like].name, self.values[like].type
+        self.values.append(Value(name, ValueType(shape, kind.data_type)))
+        return len(self.values) - 1
+
+    def _reshape(self, source: int, made: int, near: Operation) -> int:
+        shape = np.array(self._shape(made), np.int64)
+        constant = len(self.values)
+        self.values.append(Value("shape", ValueType(shape.shape, DataType.INT64)))
+        self.constants.append(Constant(constant, shape))
+        attributes = {"allowzero": 1} if 0 in shape else {}
+        self.operations.append(
+            replace(
+                near,
+                op="Reshape",
+                inputs=(source, constant),
+                outputs=(made,),
+                attributes=attributes,
+            )
+        )
+        return made

@@ -1,0 +1,126 @@
+"""Products with transposed matrices become a Gemm, and no shape of a value is saved twice."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gradient_running import Feeds, backward_feeds, run, seeds_of
+
+from stitch.compiler import Differentiated, differentiate
+from stitch.compiler.matrix_products import fold_transposes
+from stitch.graph import ComputationGraph, ComputationGraphBuilder
+from stitch.program import InputKind
+
+
+def layer(shape: tuple[int, ...], data_type: str = "float32") -> ComputationGraph:
+    """x W' + b with W [5, 4]."""
+    b = ComputationGraphBuilder("net")
+    x = b.input("x", shape, data_type)
+    w = b.input("w", (5, 4), data_type, InputKind.PARAMETER)
+    bias = b.input("b", (5,), data_type, InputKind.PARAMETER)
+    b.output("y", b.add(b.matmul(x, b.transpose(w)), bias))
+    return b.build()
+
+
+def feeds_of(graph: ComputationGraph) -> Feeds:
+    rng = np.random.default_rng(3)
+    types = [graph.input_type(i) for i in range(len(graph.inputs))]
+    return {
+        s.name: rng.normal(0, 1, t.shape).astype(t.data_type.dtype)
+        for s, t in zip(graph.inputs, types, strict=True)
+    }
+
+
+def names(graph: ComputationGraph) -> list[str]:
+    return [operation.op for operation in graph.operations]
+
+
+def agrees(graph: ComputationGraph) -> None:
+    feeds = feeds_of(graph)
+    ours, theirs = run(fold_transposes(graph), feeds), run(graph, feeds)
+    for name, expected in theirs.items():
+        np.testing.assert_allclose(ours[name], expected, rtol=1e-5, atol=1e-6)
+
+
+def gradients_of(both: Differentiated, feeds: Feeds) -> Feeds:
+    results = run(both.forward, feeds)
+    made = run(both.backward, backward_feeds(both, feeds, results, seeds_of(both, results)))
+    return {name: made[slot] for name, slot in both.gradients}
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4), (2, 0, 4), (1, 2, 3, 4)])
+def test_a_linear_layer_reads_its_weight_as_it_is(shape: tuple[int, ...]) -> None:
+    graph = layer(shape)
+    expected = ["Gemm"] if len(shape) == 2 else ["Reshape", "Gemm", "Reshape"]
+    assert names(fold_transposes(graph)) == expected
+    agrees(graph)
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4)])
+def test_no_gradient_of_a_linear_layer_transposes(shape: tuple[int, ...]) -> None:
+    graph = layer(shape)
+    feeds = feeds_of(graph)
+    both = differentiate(graph, ["x", "w", "b"])
+    assert "Transpose" not in names(both.forward) + names(both.backward)
+    assert not both.saved
+    made = gradients_of(both, feeds)
+    seed = seeds_of(both, run(both.forward, feeds))["y.grad"].reshape(-1, 5)
+    np.testing.assert_allclose(made["w"], seed.T @ feeds["x"].reshape(-1, 4), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(made["b"], seed.sum(0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(made["x"].reshape(-1, 4), seed @ feeds["w"], rtol=1e-5, atol=1e-6)
+
+
+def test_transposes_on_both_sides_of_a_gemm_turn_its_attributes() -> None:
+    b = ComputationGraphBuilder("net")
+    x, w = b.input("x", (4, 3), "float32"), b.input("w", (4, 5), "float32")
+    operands = [b.transpose(x), b.transpose(w)]
+    b.output("y", b.apply("Gemm", operands, 1, {"transB": 1, "alpha": 0.5})[0])
+    b.output("z", b.matmul(b.transpose(x), w))
+    folded = fold_transposes(b.build())
+    assert names(folded) == ["Gemm", "Gemm"]
+    assert folded.operations[0].attributes == {"transA": 1, "transB": 0, "alpha": 0.5}
+    agrees(b.build())
+
+
+def test_a_vector_that_is_made_after_the_product_is_added_in_its_place() -> None:
+    b = ComputationGraphBuilder("net")
+    x, w = b.input("x", (2, 3, 4), "float32"), b.input("w", (5, 4), "float32")
+    bias = b.input("b", (5,), "float32")
+    product = b.matmul(x, b.transpose(w))
+    b.output("y", b.add(b.exp(bias), product))
+    assert names(fold_transposes(b.build())) == ["Exp", "Reshape", "Gemm", "Reshape"]
+    agrees(b.build())
+
+
+def test_a_product_that_others_read_too_keeps_its_addition_apart() -> None:
+    b = ComputationGraphBuilder("net")
+    x, w = b.input("x", (3, 4), "float32"), b.input("w", (5, 4), "float32")
+    bias, square = b.input("b", (5,), "float32"), b.input("s", (5, 5), "float32")
+    product = b.matmul(x, b.transpose(w))
+    b.output("y", b.add(product, bias) * product)
+    b.output("z", b.matmul(square, b.transpose(square)) + b.input("c", (5, 1), "float32"))
+    assert names(fold_transposes(b.build())) == ["Gemm", "Add", "Mul", "Gemm", "Add"]
+    agrees(b.build())
+
+
+def test_a_type_that_rounds_every_result_keeps_its_addition_apart() -> None:
+    assert names(fold_transposes(layer((3, 4), "bfloat16"))) == ["Gemm", "Add"]
+
+
+def test_batches_of_matrices_and_products_without_a_transpose_stay() -> None:
+    b = ComputationGraphBuilder("net")
+    x, y = b.input("x", (2, 3, 4), "float32"), b.input("y", (2, 5, 4), "float32")
+    b.output("a", b.matmul(x, b.transpose(y, (0, 2, 1))))
+    b.output("b", b.matmul(x, b.input("w", (4, 5), "float32")))
+    graph = b.build()
+    assert fold_transposes(graph) == graph
+
+
+def test_what_is_saved_is_what_a_value_is_a_shape_of() -> None:
+    b = ComputationGraphBuilder("net")
+    x = b.input("x", (2, 6), "float32", InputKind.PARAMETER)
+    flat = b.reshape(b.exp(x), (12,))
+    b.output("y", b.reshape(flat, (3, 4)) + b.reshape(b.gelu(flat), (3, 4)))
+    both = differentiate(b.build(), ["x"])
+    kinds = {s.name: both.forward.output_type(i).shape for i, s in enumerate(both.forward.outputs)}
+    assert [kinds[name] for name in both.saved] == [(2, 6)]
