@@ -22,7 +22,6 @@ from stitch.ops.reduction_gradients import log_softmax_gradient, softmax_gradien
 from stitch.ops.steps import BLOCK_SIZE, fill_step, given, overlaps, workspace
 from stitch.program import Array, ValueType
 
-
 #: Between these bounds a row's sum of exponentials is as good as one without its maximum: what
 #: underflows is less than 1e-32 of the row.
 LEAST_SUM, MOST_SUM = 1e-6, 1e30
@@ -67,15 +66,13 @@ def _softmax(arguments: KernelArguments) -> Sequence[Thunk]:
 
 def _row_block(source: Array, out: Array, row: Array, ones: Array) -> tuple[Thunk, ...]:
     """Softmax of the rows of one block, into another place; `row` gets their sums."""
-    least, most = (np.empty((), out.dtype) for _ in range(2))
+    flat = row.reshape(-1)
     low, high = (np.array(bound, out.dtype) for bound in (LEAST_SUM, MOST_SUM))
 
     def check() -> None:
-        np.minimum.reduce(row, (0, 1), None, least)
-        np.maximum.reduce(row, (0, 1), None, most)
-        if low <= least and most <= high:
+        if low <= np.minimum.reduce(flat) and np.maximum.reduce(flat) <= high:
             return
-        np.maximum.reduce(source, 1, None, row, True)
+        np.maximum.reduce(source, 1, None, row, keepdims=True)
         np.subtract(source, row, out)
         np.exp(out, out)
         np.dot(out, ones, row)
