@@ -161,9 +161,8 @@ def cumulative_product_gradient(context: GradientContext) -> Sequence[Any]:
 def softmax_gradient(context: GradientContext) -> Sequence[Any]:
     """dx = y (dy - sum(dy y))."""
     y, gradient = context.output(), context.gradient
-    weighted = gradient * y
     axis = [int_of(context.attributes, "axis")]
-    return (weighted - y * context.apply("ReduceSum", weighted, axis, keepdims=1),)
+    return (y * (gradient - context.apply("ReduceSum", gradient * y, axis, keepdims=1)),)
 
 
 def log_softmax_gradient(context: GradientContext) -> Sequence[Any]:
