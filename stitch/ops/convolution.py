@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 
 from stitch.ops.attributes import int_of, ints_of
+from stitch.ops.columns import Columns
 from stitch.ops.convolution_gradients import conv_gradient, conv_transpose_gradient
 from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS
@@ -21,20 +22,29 @@ from stitch.ops.inference import (
     require_type,
     spatial_ints,
 )
-from stitch.ops.steps import copy_steps, fill_step, given, optional
+from stitch.ops.steps import (
+    copy_steps,
+    fill_step,
+    given,
+    is_constant,
+    optional,
+    remembered,
+    workspace,
+)
 from stitch.ops.windows import (
     WINDOW_ATTRIBUTES,
     Windows,
     check_window_attributes,
-    pad_steps,
     transposed_windows,
-    window_view,
     windows_of,
 )
 from stitch.program import Array, ValueType
 
 #: Columns are gathered for as many samples at a time as fit in this many bytes (at least one).
 COLUMNS_NBYTES = 1 << 20
+#: Up to so many input channels for each output channel, a ConvTranspose without strides gathers
+#: columns; beyond, spreading the few output channels takes less time.
+WIDENING = 4
 
 
 def _check_operands(context: InferenceContext, transposed: bool) -> tuple[Shape, Shape]:
@@ -110,20 +120,27 @@ def _conv(arguments: KernelArguments) -> Sequence[Thunk]:
     result = out.reshape(samples, group, weights.shape[1], places)
     if _is_pointwise(windows):
         return (*_products(weights, x.reshape(samples, group, depth, places), result), *bias)
-    padded, steps = pad_steps(x, windows, 0)
-    view = window_view(padded, windows)
-    at_once = max(1, COLUMNS_NBYTES // (group * depth * places * x.itemsize))
-    columns = np.empty((min(samples, at_once), *view.shape[1:]), x.dtype)
+    return _by_columns(x, windows, weights, result, optional(arguments, 2))
+
+
+def _by_columns(
+    x: Array, windows: Windows, weights: Array, result: Array, bias: Array | None
+) -> list[Thunk]:
+    """result[n, g] = weights[g] @ columns of sample n and group g, and a number per channel."""
+    samples, group, _, places = result.shape
+    depth = weights.shape[2]
+    at_once = min(samples, max(1, COLUMNS_NBYTES // (group * depth * places * x.itemsize)))
+    columns = Columns(x, windows, at_once)
+    work = workspace((at_once, *columns.shape), x.dtype)
+    steps: list[Thunk] = [*columns.before]
     for start in range(0, samples, at_once):
         part = slice(start, min(start + at_once, samples))
-        gathered = columns[: part.stop - part.start]
+        gathered = work[: part.stop - part.start]
         flat = gathered.reshape(-1, group, depth, places)
-        steps = (
-            *steps,
-            partial(np.copyto, gathered, view[part]),
-            *_products(weights, flat, result[part]),
-        )
-    return (*steps, *bias)
+        steps += columns.steps(part, gathered)
+        steps += _products(weights, flat, result[part])
+        steps += bias_steps(bias, result[part].reshape(gathered.shape[0], -1, places))
+    return steps
 
 
 def _products(weights: Array, columns: Array, result: Array) -> tuple[Thunk, ...]:
@@ -154,6 +171,12 @@ def _conv_transpose(arguments: KernelArguments) -> Sequence[Thunk]:
         return ()
     if x.size == 0:
         return (fill_step(out, 0), *bias)
+    turned = _turned(windows)
+    if turned is not None and x.shape[1] <= WIDENING * out.shape[1]:
+        weights, steps = _turned_weights(arguments, group)
+        shape = (samples, group, weights.shape[1], math.prod(out.shape[2:]))
+        made = _by_columns(x, turned, weights, out.reshape(shape), optional(arguments, 2))
+        return [*steps, *made]
     depth = math.prod(w.shape[1:])
     weights = w.reshape(group, w.shape[0] // group, depth).transpose(0, 2, 1)
     rows = x.reshape(samples, group, -1, places)
@@ -163,16 +186,43 @@ def _conv_transpose(arguments: KernelArguments) -> Sequence[Thunk]:
     inner = tuple(slice(b, b + s) for b, s in zip(windows.begin, windows.size, strict=True))
     direct = windows.padded == windows.size
     spread = out if direct else np.empty((at_once, out.shape[1], *windows.padded), x.dtype)
-    steps: list[Thunk] = []
+    steps = []
     for start in range(0, samples, at_once):
         part = slice(start, min(start + at_once, samples))
-        made = columns[: part.stop - part.start]
+        taken = columns[: part.stop - part.start]
         target = spread[part] if direct else spread[: part.stop - part.start]
-        steps += [partial(np.matmul, weights, rows[part], made), fill_step(target, 0)]
-        steps += _tap_steps(made, target, windows)
+        steps += [partial(np.matmul, weights, rows[part], taken), fill_step(target, 0)]
+        steps += _tap_steps(taken, target, windows)
         if not direct:
             steps += copy_steps(target[(slice(None), slice(None), *inner)], out[part])
     return [*steps, *bias]
+
+
+def _turned(windows: Windows) -> Windows | None:
+    """The windows of the convolution that a ConvTranspose with strides of 1 is."""
+    if max(windows.strides) > 1 or min(*windows.size, *windows.output) < 1:
+        return None
+    spans = [d * (k - 1) for d, k in zip(windows.dilations, windows.kernel, strict=True)]
+    begin = tuple(span - b for span, b in zip(spans, windows.begin, strict=True))
+    parts = zip(windows.size, spans, windows.output, begin, strict=True)
+    end = tuple(result + span - size - b for result, span, size, b in parts)
+    if min(*begin, *end) < 0:
+        return None
+    none = (0,) * len(spans)
+    kernel, ones = windows.kernel, windows.strides
+    return Windows(windows.output, kernel, ones, windows.dilations, begin, end, none, windows.size)
+
+
+def _turned_weights(arguments: KernelArguments, group: int) -> tuple[Array, list[Thunk]]:
+    """Weights with channels swapped and every kernel reversed, and the step that refreshes them."""
+    w = given(arguments, 1)
+    swapped = w.reshape(group, -1, *w.shape[1:]).swapaxes(1, 2)
+    source = np.flip(swapped, tuple(range(3, swapped.ndim)))
+    if is_constant(arguments, 1):
+        flat = remembered(arguments, "turned", lambda: np.ascontiguousarray(source))
+        return flat.reshape(group, source.shape[1], -1), []
+    made = np.empty(source.shape, w.dtype)
+    return made.reshape(group, source.shape[1], -1), [partial(np.copyto, made, source)]
 
 
 def _tap_steps(columns: Array, target: Array, windows: Windows) -> list[Thunk]:
