@@ -96,13 +96,13 @@ def _through_rows(
         normalized = shape[len(shape) - _normalized_rank(context) :]
         second = context.reduced(shaped(context, along, normalized), 1)
     if context.wants(0):
-        inverse, share = shaped(context, inverse, (rows, 1)), 1.0 / max(width, 1)
-        scale = _whole_scale(context)
-        column = shaped(context, scale, (width, 1))
-        slant = context.apply("Gemm", product, column) * (inverse * inverse * share)
-        inner = gradient * shaped(context, scale, (width,)) - centred * slant
+        inverse = shaped(context, inverse, (rows, 1))
+        scale = shaped(context, _whole_scale(context), (width,))
+        mean = shaped(context, scale * (1.0 / max(width, 1)), (width, 1))
+        slant = context.apply("Gemm", product, mean) * (inverse * inverse)
+        inner = gradient * scale - centred * slant
         if centres:
-            inner = inner - context.apply("Gemm", gradient, column) * share
+            inner = inner - context.apply("Gemm", gradient, mean)
         first = shaped(context, inner * inverse, shape)
     return first, second
 

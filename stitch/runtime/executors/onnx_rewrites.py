@@ -129,7 +129,9 @@ def _gemm(writer: FormWriter, operation: Operation, attributes: Attributes) -> b
     if not plain or rows < 1024 or not 32 <= ours <= 256 or theirs < 2 * ours:
         return False
     left, right = (writer.operand(v) for v in operation.inputs)
-    turned = writer.node("Gemm", [right, left], alpha=attributes["alpha"], transA=1)
+    # Without a third operand, ONNX Runtime would fuse the transpose and turn the product back.
+    zero = scalar(writer, 0, first.data_type.compute_dtype.type)
+    turned = writer.node("Gemm", [right, left, zero], alpha=attributes["alpha"], transA=1)
     writer.node("Transpose", [turned], value_name(operation.outputs[0]), perm=[1, 0])
     return True
 

@@ -6,7 +6,7 @@ large constants, which the model names but does not hold. Must not know sessions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,14 @@ class OnnxForm:
 def value_name(value: int) -> str:
     """The name of a value in the model: names of a file are data and stay out."""
     return f"v{value}"
+
+
+def _names_read(node: onnx.NodeProto) -> Iterator[str]:
+    """What a node reads, also from within its bodies."""
+    yield from node.input
+    for attribute in node.attribute:
+        for inner in attribute.g.node:
+            yield from _names_read(inner)
 
 
 class FormWriter:
@@ -149,12 +157,24 @@ class FormWriter:
     def form(self, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> OnnxForm:
         """The finished model."""
         graph = helper.make_graph(
-            self.nodes, "program", [self._info(v) for v in inputs],
+            self._in_order(), "program", [self._info(v) for v in inputs],
             [self._info(v) for v in outputs], self.initializers,
         )  # fmt: skip
         opsets = [helper.make_opsetid("", OPSET)]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
         return OnnxForm(model.SerializeToString(), inputs, outputs, tuple(self.weights))
+
+    def _in_order(self) -> list[onnx.NodeProto]:
+        """The nodes, those that no other reads at the end, the last of them first.
+
+        ONNX Runtime goes back from such nodes, beginning with the last, and runs what each needs.
+        So it runs them soon after what they read was made and while it is in the cache, as the
+        program has it; a backward pass would else make the weights' gradients at its very end.
+        """
+        read = {name for node in self.nodes for name in _names_read(node)}
+        ends = [node for node in self.nodes if read.isdisjoint(node.output)]
+        others = [node for node in self.nodes if not read.isdisjoint(node.output)]
+        return others + ends[::-1]
 
     def _info(self, value: int) -> onnx.ValueInfoProto:
         kind = self.type_of(value)

@@ -1,0 +1,88 @@
+"""Gradients whose form depends on sizes: ONNX Runtime agrees with our kernels on large tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+import pytest
+
+import stitch
+from stitch import ops
+from stitch.graph import ComputationGraph, ComputationGraphBuilder
+from stitch.program import Array
+from stitch.runtime.executors.onnx_form import onnx_form
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[stitch.Device]:
+    with stitch.open_device(executor="onnxruntime") as opened:
+        yield opened
+
+
+def nodes_of(graph: ComputationGraph) -> list[onnx.NodeProto]:
+    form = onnx_form(stitch.compile(graph).binary.programs[0])
+    onnx.checker.check_model(form.model)
+    return list(onnx.load_model_from_string(form.model).graph.node)
+
+
+def slope_of_gelu(shape: tuple[int, ...], approximate: str) -> ComputationGraph:
+    b = ComputationGraphBuilder("slope")
+    operands = [b.input("dy", shape, "float32"), b.input("x", shape, "float32")]
+    attributes = {"approximate": approximate}
+    b.output("dx", b.apply("GeluGradient", operands, 1, attributes, "stitch")[0])
+    return b.build()
+
+
+def product(rows: int, ours: int, theirs: int) -> ComputationGraph:
+    b = ComputationGraphBuilder("product")
+    operands = [b.input("a", (rows, ours), "float32"), b.input("b", (rows, theirs), "float32")]
+    b.output("y", b.apply("Gemm", operands, 1, {"transA": 1, "alpha": 0.5})[0])
+    return b.build()
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@pytest.mark.parametrize("shape", [(4, 257), (64, 33, 64), (65537, 2), (131101,)])
+def test_the_slope_of_a_gelu_agrees_in_blocks_and_without(
+    device: stitch.Device, shape: tuple[int, ...], approximate: str
+) -> None:
+    rng = np.random.default_rng(0)
+    dy, x = (rng.normal(0, s, shape).astype(np.float32) for s in (1, 3))
+    x.flat[:5] = (0, 30, -30, 6, -6)
+    attributes = {"approximate": approximate}
+    (expected,) = ops.evaluate("GeluGradient", [dy, x], domain="stitch", attributes=attributes)
+    made = device.load(stitch.compile(slope_of_gelu(shape, approximate)))(dy=dy, x=x)
+    np.testing.assert_allclose(made.numpy(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_only_sizes_that_fall_into_equal_blocks_are_cut() -> None:
+    def kinds(*shape: int) -> set[str]:
+        return {node.op_type for node in nodes_of(slope_of_gelu(shape, "none"))}
+
+    assert "Scan" in kinds(64, 33, 64)
+    assert "Scan" not in kinds(4, 257)
+    assert "Scan" not in kinds(131101)
+
+
+@pytest.mark.parametrize(("ours", "theirs", "turns"), [(32, 64, True), (64, 32, False)])
+def test_a_wide_product_over_many_rows_is_turned(
+    device: stitch.Device, ours: int, theirs: int, turns: bool
+) -> None:
+    graph = product(1024, ours, theirs)
+    assert [node.op_type for node in nodes_of(graph)] == ["Gemm", "Transpose"][: 1 + turns]
+    rng = np.random.default_rng(1)
+    a, b = (rng.normal(0, 1, (1024, n)).astype(np.float32) for n in (ours, theirs))
+    made = device.load(stitch.compile(graph))(a=a, b=b)
+    expected: Array = 0.5 * a.T.astype(np.float64) @ b.astype(np.float64)
+    np.testing.assert_allclose(made.numpy(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_nodes_that_nobody_reads_come_last_and_the_last_of_them_first() -> None:
+    b = ComputationGraphBuilder("chain")
+    x = b.input("x", (3,), "float32")
+    first = b.exp(x)
+    b.output("side", b.neg(first))
+    second = b.relu(first)
+    b.output("far", b.tanh(second))
+    assert [n.op_type for n in nodes_of(b.build())] == ["Exp", "Relu", "Tanh", "Neg"]
