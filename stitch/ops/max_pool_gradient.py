@@ -16,7 +16,7 @@ from stitch.ops.attributes import int_of, ints_of
 from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import require_rank, require_same_type, require_shape, require_type
-from stitch.ops.steps import copy_steps, fill_step, given
+from stitch.ops.steps import copy_steps, fill_step, given, workspace
 from stitch.ops.windows import WINDOW_ATTRIBUTES, Windows, check_window_attributes, windows_of
 from stitch.program import Array, ValueType
 
@@ -68,23 +68,21 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 class _Workspace:
-    """What one stretch of samples needs: what is left to give, who takes it now."""
+    """What one stretch of samples needs: whose gradient is still free, who takes it now."""
 
     def __init__(self, gradient: Array, samples: int) -> None:
         shape = (samples, *gradient.shape[1:])
         self.bits = _BITS[gradient.dtype.itemsize]
-        self.left = np.empty(shape, gradient.dtype)
-        self.taken = np.empty(shape, gradient.dtype)
-        self.hit = np.empty(shape, np.bool_)
-        self.mask = np.empty(shape, np.int8)
+        self.taken = workspace(shape, gradient.dtype)
+        self.free, self.hit = (workspace(shape, np.dtype(np.bool_)) for _ in range(2))
 
     def steps(
         self, x: Array, out: Array, gradient: Array, y: Array, windows: Windows
     ) -> list[Thunk]:
-        """Bit masks choose, as in Where: what one kernel element takes the next do not get."""
+        """Bit masks choose, as in Where: what one kernel element takes is not free for the next."""
         count = gradient.shape[0]
-        left, taken, hit, mask = (a[:count] for a in (self.left, self.taken, self.hit, self.mask))
-        made: list[Thunk] = [partial(np.copyto, left, gradient), fill_step(out, 0)]
+        taken, free, hit = (a[:count] for a in (self.taken, self.free, self.hit))
+        mask, bits = hit.view(np.int8), gradient.view(self.bits)
         # No place lies in two windows: what it gets is written where it belongs at once.
         apart = all(
             stride > dilation * (kernel - 1)
@@ -92,19 +90,24 @@ class _Workspace:
                 windows.strides, windows.dilations, windows.kernel, strict=True
             )
         )
-        left_bits = left.view(self.bits)
+        tiled = apart and math.prod(windows.kernel) * y[0].size == out[0].size
+        made: list[Thunk] = [] if tiled else [fill_step(out, 0)]
+        last = math.prod(windows.kernel) - 1
         for index, tap in enumerate(windows.taps()):
             place = (slice(None), slice(None), *tap)
             given_bits = (out[place] if apart else taken).view(self.bits)
+            made.append(partial(np.equal, x[place], y, hit))
+            if index:
+                made.append(partial(np.logical_and, hit, free, hit))
+            if index < last:
+                previous = free if index else np.True_
+                made.append(partial(np.not_equal, hit, previous, free))
             made += [
-                partial(np.equal, x[place], y, hit),
-                partial(np.negative, hit.view(np.int8), mask),
-                partial(np.bitwise_and, mask, left_bits, given_bits),
+                partial(np.negative, mask, mask),
+                partial(np.bitwise_and, mask, bits, given_bits),
             ]
             if not apart:
                 made.append(partial(np.add, out[place], taken, out[place]))
-            if index + 1 < math.prod(windows.kernel):
-                made.append(partial(np.bitwise_xor, left_bits, given_bits, left_bits))
         return made
 
 
