@@ -26,6 +26,7 @@ from stitch.ops.inference import (
     require_type,
 )
 from stitch.ops.reduction_gradients import REDUCTIONS
+from stitch.ops.row_statistics import LONG_ROW
 from stitch.ops.steps import fill_step, given, optional, scalar
 from stitch.program import Array, DataType, ValueType
 
@@ -71,6 +72,36 @@ class _Reduction:
         reduce: Callable[..., object] = function.reduce
         return partial(reduce, read, self.axes, self.result.dtype, self.result, True)
 
+    def sum(self, source: Array | None = None) -> tuple[Thunk, ...]:
+        """Steps of a sum: of floats, as products with ones where rows are short or stay whole.
+
+        Along long rows, and over everything, NumPy adds pairs, which rounds less.
+        """
+        read = self.source if source is None else source
+        if read.dtype.kind != "f" or read.dtype != self.result.dtype or not read.size:
+            return (self.by(np.add, source),)
+        before, kept, after = self._merged(read.shape)
+        if kept < 2 or after > LONG_ROW or not read.flags.c_contiguous:
+            return (self.by(np.add, source),)
+        out = self.result.reshape(-1)
+        if after == 1:
+            ones = np.ones((1, before), read.dtype)
+            return (partial(np.dot, ones, read.reshape(before, kept), out.reshape(1, -1)),)
+        ones, rows = np.ones((after, 1), read.dtype), read.reshape(-1, after)
+        if before == 1:
+            return (partial(np.dot, rows, ones, out.reshape(-1, 1)),)
+        sums = np.empty((before * kept, 1), read.dtype)
+        total = partial(np.add.reduce, sums.reshape(before, kept), 0, None, out)
+        return (partial(np.dot, rows, ones, sums), total)
+
+    def _merged(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
+        """Reduced, kept and reduced elements where that is all there is; else (0, 0, 0)."""
+        kept = [i for i in range(len(shape)) if i not in self.axes]
+        if not kept or any(i in self.axes and shape[i] > 1 for i in range(kept[0], kept[-1])):
+            return (0, 0, 0)
+        first, last = kept[0], kept[-1] + 1
+        return math.prod(shape[:first]), math.prod(shape[first:last]), math.prod(shape[last:])
+
 
 Body = Callable[[_Reduction], Sequence[Thunk]]
 
@@ -100,7 +131,7 @@ def _highest(dtype: np.dtype[Any]) -> float:
 
 
 def _sum(r: _Reduction) -> Sequence[Thunk]:
-    return (r.by(np.add),)
+    return r.sum()
 
 
 def _product(r: _Reduction) -> Sequence[Thunk]:
@@ -121,7 +152,7 @@ def _minimum(r: _Reduction) -> Sequence[Thunk]:
 
 def _mean(r: _Reduction) -> Sequence[Thunk]:
     if r.result.dtype.kind == "f":
-        return (r.by(np.add), partial(np.divide, r.result, scalar(r.count, r.result), r.result))
+        return (*r.sum(), partial(np.divide, r.result, scalar(r.count, r.result), r.result))
     return (fill_step(r.result, 0),) if r.count == 0 else _integer_mean(r)
 
 
@@ -151,12 +182,12 @@ def _integer_mean(r: _Reduction) -> Sequence[Thunk]:
 
 def _absolute_sum(r: _Reduction) -> Sequence[Thunk]:
     work = np.empty_like(r.source)
-    return (partial(np.absolute, r.source, work), r.by(np.add, work))
+    return (partial(np.absolute, r.source, work), *r.sum(work))
 
 
 def _square_sum(r: _Reduction) -> Sequence[Thunk]:
     work = np.empty_like(r.source)
-    return (partial(np.multiply, r.source, r.source, work), r.by(np.add, work))
+    return (partial(np.multiply, r.source, r.source, work), *r.sum(work))
 
 
 def _in_float(r: _Reduction, body: Callable[[_Reduction], Sequence[Thunk]]) -> Sequence[Thunk]:
@@ -181,7 +212,7 @@ def _norm(r: _Reduction) -> Sequence[Thunk]:
 
 def _log_sum(r: _Reduction) -> Sequence[Thunk]:
     def body(real: _Reduction) -> Sequence[Thunk]:
-        return (real.by(np.add), partial(np.log, real.result, real.result))
+        return (*real.sum(), partial(np.log, real.result, real.result))
 
     return _in_float(r, body)
 
@@ -200,7 +231,7 @@ def _log_sum_exp(r: _Reduction) -> Sequence[Thunk]:
             partial(_finite, row),  # an infinite maximum must not be subtracted from itself
             partial(np.subtract, real.source, row, work),
             partial(np.exp, work, work),
-            real.by(np.add, work),
+            *real.sum(work),
             partial(np.log, real.result, real.result),
             partial(np.add, real.result, row, real.result),
         )
