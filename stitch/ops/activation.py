@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from stitch.ops.activation_gradients import ACTIVATIONS, prelu_gradient
+from stitch.ops.activation_gradients import ACTIVATIONS, gelu_with_slope, prelu_gradient
 from stitch.ops.attributes import Attributes, float_of, string_of
 from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS, PRODUCTS, SIGNED_NUMERIC
@@ -237,6 +237,7 @@ OPERATORS = (
         attributes={"approximate": Attribute("string", "none")},
         elementwise=True,
         gradient=ACTIVATIONS["Gelu"],
+        with_slope=gelu_with_slope,
     ),
     _activation("Sigmoid", 0, _sigmoid),
     _activation("Softplus", 1, _softplus),

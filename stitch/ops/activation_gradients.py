@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from stitch.ops.arithmetic_gradients import kept
 from stitch.ops.attributes import float_of, string_of
-from stitch.ops.gradient import Gradient, GradientContext
+from stitch.ops.gradient import ForwardWriter, Gradient, GradientContext
+from stitch.program import AttributeValue
+
+#: tanh(RATE (x + CUBE x^3)) stands for the error function in Gelu's approximate form.
+RATE, CUBE = math.sqrt(2.0 / math.pi), 0.044715
 
 
 def _rule(slope: Callable[[GradientContext], Any]) -> Gradient:
@@ -112,8 +117,31 @@ def _swish(c: GradientContext) -> Any:
 
 
 def _gelu(c: GradientContext) -> Any:
-    approximate = string_of(c.attributes, "approximate")
-    return c.apply("GeluGradient", c.gradient, c.input(0), domain="stitch", approximate=approximate)
+    return c.gradient * c.slope()
+
+
+def gelu_with_slope(
+    writer: ForwardWriter, x: Any, attributes: Mapping[str, AttributeValue]
+) -> tuple[Any, Any]:
+    """y = x share with share = (1 + e) / 2: the slope is share + x share'.
+
+    e is erf(x / sqrt 2), whose slope is a density, or the hyperbolic tangent of
+    RATE (x + CUBE x^3), whose slope is (1 - e^2) times that of what it is taken of.
+    """
+    if string_of(attributes, "approximate") == "none":
+        e = writer.apply("Erf", writer.apply("Mul", x, math.sqrt(0.5)))
+        square = writer.apply("Mul", x, x)
+        density = writer.apply("Exp", writer.apply("Mul", square, -0.5))
+        rise = writer.apply("Mul", density, 1.0 / math.sqrt(2.0 * math.pi))
+    else:
+        square = writer.apply("Mul", x, x)
+        inner = writer.apply("Add", writer.apply("Mul", square, CUBE * RATE), RATE)
+        e = writer.apply("Tanh", writer.apply("Mul", x, inner))
+        within = writer.apply("Add", writer.apply("Mul", square, 1.5 * CUBE * RATE), 0.5 * RATE)
+        rise = writer.apply("Sub", within, writer.apply("Mul", writer.apply("Mul", e, e), within))
+    share = writer.apply("Add", writer.apply("Mul", e, 0.5), 0.5)
+    slope = writer.apply("Add", share, writer.apply("Mul", x, rise))
+    return writer.apply("Mul", x, share), slope
 
 
 def prelu_gradient(context: GradientContext) -> Sequence[Any]:

@@ -371,7 +371,7 @@ def test_the_automatic_choice_rests_on_the_program() -> None:
         "small": (False, "numpy_executor"),
         "large": (True, "onnxruntime"),
         "refused": (True, "numpy_executor"),
-        "masked": (False, "numpy_executor"),
+        "masked": (True, "numpy_executor"),
     }
 
 

@@ -1,6 +1,6 @@
 """Groups of elementwise operations, computed block by block instead of one after the other.
 
-Comes in: the arguments of consecutive operations whose results have one shape. Goes out: their
+Comes in: the arguments of consecutive operations whose results have one size. Goes out: their
 steps over blocks that stay in the caches; what only the group itself reads never leaves them. So a
 step of SGD on 400,000 weights takes 145 us, not 220. Must not know programs, regions or plans.
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops import KernelArguments, OpDef
+from stitch.ops import KernelArguments, OpDef, workspace
 from stitch.program import Array
 from stitch.runtime.executors.executor import Thunk
 
@@ -70,7 +70,7 @@ def can_join(member: Member) -> bool:
 
 def joins(group: Sequence[Member], member: Member) -> bool:
     """Whether an operation that `can_join` may follow these in one group."""
-    return not group or (group[0].out.shape == member.out.shape and not _tangled((*group, member)))
+    return not group or (group[0].out.size == member.out.size and not _tangled((*group, member)))
 
 
 def _tangled(group: Sequence[Member]) -> bool:
@@ -100,7 +100,7 @@ def steps_by_blocks(group: Sequence[Member]) -> list[Thunk]:
     A result that only the group itself reads is never written as a whole: every block of it takes
     the place of the one before, which the caches still hold.
     """
-    places = {id(m.out): np.empty(BLOCK_SIZE, m.out.dtype) for m in passing(group)}
+    places = {id(m.out): workspace(BLOCK_SIZE, m.out.dtype) for m in passing(group)}
     size = group[0].out.size
     steps: list[Thunk] = []
     for start in range(0, size, BLOCK_SIZE):

@@ -65,7 +65,9 @@ def pieces(program: Program, operation: Operation, constants: dict[int, Array]) 
         return () if found is None else (Piece(0, 0, found, _same, found, None),)
     axis = int(operation.attributes.get("axis", 0)) % len(shape)  # type: ignore[arg-type]
     if operation.op == "Split":
-        parts = _parts(axis, [s[axis] if v >= 0 else -1 for s, v in zip(made, operation.outputs, strict=True)])
+        parts = _parts(
+            axis, [s[axis] if v >= 0 else -1 for s, v in zip(made, operation.outputs, strict=True)]
+        )
         if parts is None:
             return ()
         return tuple(Piece(0, i, part, _same, part, None) for i, part in enumerate(parts))

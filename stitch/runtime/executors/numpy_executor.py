@@ -10,7 +10,7 @@ be seen by itself, the program is bound plainly, one operation after the other: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, cached_property, partial
 from itertools import pairwise
@@ -38,11 +38,17 @@ from stitch.runtime.executors.workspace import Workspace
 class ForeignCall(Protocol):
     """Consecutive operations of a program that somebody else computes in one call."""
 
-    #: The indices of the operations, in the program's order.
-    operations: tuple[int, ...]
-    #: The values that it reads and makes; all that only it reads it keeps to itself.
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
+    @property
+    def operations(self) -> tuple[int, ...]:
+        """The indices of the operations, in the program's order."""
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """The values that it reads."""
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """The values that it makes and others read; the rest it keeps to itself."""
 
     def bind(self, arrays: dict[int, Array]) -> Sequence[Thunk]:
         """Steps on dense arrays of the compute types, given by value."""
@@ -127,9 +133,7 @@ class PreparedKernels(PreparedProgram):
         return _Binding(self, StagedRegions(self.staging, inputs, outputs, scratch)).bound()
 
 
-def _lie_apart(
-    program: Program, inputs: tuple[Array, ...], outputs: tuple[Array, ...]
-) -> bool:
+def _lie_apart(program: Program, inputs: tuple[Array, ...], outputs: tuple[Array, ...]) -> bool:
     """Whether no output lies in an input's bytes but those that take an input's place."""
     spans = [(a.ctypes.data, a.ctypes.data + a.nbytes, -1, i) for i, a in enumerate(inputs)]
     for slot, array in zip(program.outputs, outputs, strict=True):

@@ -79,11 +79,11 @@ class OnnxRuntimeExecutor(Executor):
         """Make a session; raises `CompileError` listing every operation that it cannot run."""
         return _Prepared(program, machine, self._session_of(program))
 
-    def _session_of(self, program: Program) -> _Session | None:
+    def _session_of(self, program: Program) -> Session | None:
         if not program.outputs:
             return None
         try:
-            return _Session(onnx_form(program), self.intra_op_threads)
+            return Session(onnx_form(program), self.intra_op_threads)
         except REFUSALS as error:
             raise self._refusal(program, error) from error
 
@@ -94,7 +94,7 @@ class OnnxRuntimeExecutor(Executor):
             name = f"{operation.domain}.{operation.op}" if operation.domain else operation.op
             where = operation.location or f"operation {index}"
             try:
-                _Session(operation_form(program, operation), self.intra_op_threads)
+                Session(operation_form(program, operation), self.intra_op_threads)
             except REFUSALS as found:
                 kinds = ", ".join(program.values[v].type.text() for v in operation.inputs if v >= 0)
                 reasons.setdefault(f"{name}({kinds}) at {where}", _first_line(found))
@@ -111,7 +111,7 @@ def _first_line(error: Exception) -> str:
     return text.strip().splitlines()[0] if text.strip() else type(error).__name__
 
 
-class _Session:
+class Session:
     """A session and what it refers to, for as long as it lives."""
 
     def __init__(self, form: OnnxForm, threads: int) -> None:
@@ -173,12 +173,12 @@ def bound_call(session: Any, binding: Any) -> Callable[[], object]:
 
 
 class _Prepared(PreparedProgram):
-    def __init__(self, program: Program, machine: MachineShape, session: _Session | None) -> None:
+    def __init__(self, program: Program, machine: MachineShape, session: Session | None) -> None:
         self.program = program
         self.machine = machine
         self.session = session
         self.staging = StagingArrays(program, machine)
-        self.apart = _computed_apart(program)
+        self.apart = computed_apart(program)
         self.constants = program.constant_data()
         self.expectations = [o for o in program.operations if (o.domain, o.op) == EXPECT]
         self.masked = any(not o.domain and o.op in MASKED for o in program.operations)
@@ -205,15 +205,13 @@ class _Prepared(PreparedProgram):
             after += regions.write(value, arrays[value], read_back=False)
             if place is not arrays[value]:
                 after.append(partial(np.copyto, place, arrays[value]))
-        call = self.session.bind(arrays)
-        if self.masked:
-            call = flushing(call)
+        call = session_call(self.session, arrays, self.program.name, masked=self.masked)
 
         @cache
         def one_by_one() -> BoundProgram:
             return self._by_operation.bind_plainly(inputs, outputs, scratch)
 
-        steps = (*before, _named(call, self.program.name), *after)
+        steps = (*before, call, *after)
         staged = self.staging.nbytes + self.repacked_nbytes
         return BoundProgram(steps, (), arrays, staged, one_by_one)
 
@@ -238,7 +236,15 @@ def _check(
     )
 
 
-def _named(call: Callable[[], object], name: str) -> Thunk:
+def session_call(session: Session, arrays: dict[int, Array], name: str, *, masked: bool) -> Thunk:
+    """A step that runs a session on arrays; raises `TaskError` naming the program.
+
+    `masked` says that it holds operators whose kernels make denormal numbers.
+    """
+    call = session.bind(arrays)
+    if masked:
+        call = flushing(call)
+
     def run() -> None:
         try:
             call()
@@ -250,7 +256,7 @@ def _named(call: Callable[[], object], name: str) -> Thunk:
     return run
 
 
-def _computed_apart(program: Program) -> frozenset[int]:
+def computed_apart(program: Program) -> frozenset[int]:
     """The outputs that take an input's buffer and cannot be proved safe in place.
 
     Proved are those in programs of nothing but `SAFE_IN_PLACE` operations, where the operation

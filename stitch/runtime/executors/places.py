@@ -191,12 +191,12 @@ class _Planner:
     def _is_written(self, index: int, view: Array) -> bool:
         """Whether an operation makes its result in this form."""
         if view.flags.c_contiguous:
-            # What moves makes its result out of pieces, which may lie anywhere.
             return True
         operation = self.program.operations[index]
         unit = self.units[self.unit_of[index]]
         if self.pieces.get(index):
-            return True
+            # What moves fills its result piece by piece, where a piece can be seen in it.
+            return all(_viewed(piece.place, view) is not None for piece in self.pieces[index])
         if unit.foreign or unit.group or operation.domain:
             return False
         if operation.op in ARITHMETIC:
@@ -271,8 +271,7 @@ class _Workspace:
         return owner
 
     def _is_left(self, value: int, made: int, index: int) -> bool:
-        """Whether an operand dies here, and all that is read of its bytes is it, element by element.
-        """
+        """Whether an operand dies here, and nothing else is read of its bytes."""
         held = self.planner.held
         root, view = held.get(value, (ABSENT, None))
         if view is None or root not in self.lives or self.lives[root][1] != index or root == made:
@@ -314,4 +313,3 @@ def _is_matrix(view: Array) -> bool:
     dense, leading = (columns, rows) if columns == size else (rows, columns)
     length = width if columns == size else height
     return dense == size and leading % size == 0 and leading >= length * size
-

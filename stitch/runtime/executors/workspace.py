@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from stitch.ops import workspace
 from stitch.program import Array
 
 #: Arrays begin at multiples of a cache line.
@@ -30,7 +31,5 @@ class Workspace:
     def region(self, nbytes: int) -> Array:
         """The first so many bytes; what was given before stays usable where this takes new ones."""
         if nbytes > self._bytes.nbytes:
-            grown = np.empty(nbytes + ALIGNMENT, np.uint8)
-            start = -grown.ctypes.data % ALIGNMENT
-            self._bytes = grown[start : start + nbytes]
+            self._bytes = workspace(nbytes, np.dtype(np.uint8))
         return self._bytes[:nbytes]

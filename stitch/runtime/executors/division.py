@@ -1,0 +1,214 @@
+"""Which operations of a program go to ONNX Runtime, and which to NumPy's kernels.
+
+Comes in: a program. Goes out: runs of operations, each one call of ONNX Runtime; all others are
+NumPy's. The choice rests on operators and shapes, never on a clock: the same program is always
+computed in the same way. Must not know sessions.
+
+Every operation has two prices, and a run of ONNX Runtime's the price of its call; the cheapest
+division is found by dynamic programming over the program's order. Prices are microseconds on one
+thread of an AVX-512 machine, measured on float32, and rough: what decides is which is several times
+the other. NumPy moves elements for nothing, as views, computes long plain arithmetic by blocks that
+stay in the caches, and multiplies batches of small matrices where they lie. ONNX Runtime has the
+functions (Erf in a quarter of the time), convolutions, pools, and the large products.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from stitch.program import ABSENT, Operation, Program
+from stitch.runtime.executors.movements import MOVEMENTS, RESHAPING
+from stitch.runtime.executors.units import block_size
+
+#: A call of ONNX Runtime, with its inputs and outputs; a node in it; a call of NumPy.
+CALL, NODE, FUNCTION = 5.0, 0.7, 0.6
+#: Multiply-adds per microsecond.
+NUMPY_PRODUCTS, ONNX_PRODUCTS = 66_000.0, 78_000.0
+#: What one matrix of a batch costs beside its multiply-adds.
+NUMPY_MATRIX, ONNX_MATRIX = 0.25, 0.8
+#: Nanoseconds an element of plain arithmetic: by blocks, else below and above the size that the
+#: second-level cache holds; and of functions by blocks.
+BLOCKED_ARITHMETIC, SHORT, LONG = 0.13, 0.15, 0.35
+BLOCKED = {"Exp": 0.3, "Where": 0.4, "Sqrt": 0.2, "Div": 0.2}
+LONG_SIZE = 1 << 18
+#: Nanoseconds an element that is moved.
+COPIED = 0.5
+#: Nanoseconds an element of the longest operand or result: NumPy's, ONNX Runtime's.
+FUNCTIONS = {
+    "BatchNormalization": (2.0, 0.5), "Erf": (2.0, 0.5), "Exp": (0.5, 0.35), "Gelu": (2.5, 0.8),
+    "GlobalAveragePool": (0.5, 0.2), "LayerNormalization": (1.5, 0.6), "Log": (0.6, 0.5),
+    "LogSoftmax": (2.5, 0.7), "MaxPool": (3.0, 0.4), "AveragePool": (3.0, 0.4),
+    "Pow": (3.0, 1.0), "RMSNormalization": (1.5, 0.6), "Sigmoid": (1.0, 0.5), "Softmax": (2.0, 0.6),
+    "Softplus": (3.0, 1.0), "Tanh": (1.0, 0.5), "Where": (0.5, 1.5),
+    "ReduceMean": (0.2, 0.15), "ReduceSum": (0.2, 0.2), "ScatterND": (5.0, 0.4),
+}  # fmt: skip
+OWN_FUNCTIONS = {"GeluGradient": (2.5, 4.0), "MaxPoolGradient": (2.7, 6.0)}
+#: Multiply-adds per microsecond of convolutions; the weights' gradient is a product of unfolded
+#: images in both.
+NUMPY_CONVOLUTIONS, ONNX_CONVOLUTIONS = 15_000.0, 50_000.0
+#: What ONNX Runtime computes with the product or convolution before it, for nothing.
+JOINED = frozenset({"Add", "BatchNormalization", "Clip", "LeakyRelu", "Relu", "Sigmoid", "Tanh"})
+MAKES_JOINED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+#: What a division may cost, over one call for all, and the microseconds that it must gain: prices
+#: are too rough for less.
+GAIN, LEAST_GAIN = 0.9, 20.0
+
+
+def divide(program: Program, able: Sequence[bool], threads: int = 1) -> tuple[tuple[int, ...], ...]:
+    """The runs of operations that go to ONNX Runtime; `able` says which it can run.
+
+    One run of all where nothing else is much cheaper; none where NumPy's kernels are.
+    """
+    prices = _Prices(program, threads)
+    count = len(program.operations)
+    chosen, least = _cheapest(prices, able)
+    if all(able):
+        whole = CALL + sum(prices.of_onnx(i) for i in range(count))
+        if least > min(GAIN * whole, whole - LEAST_GAIN):
+            return (tuple(range(count)),)
+    return chosen
+
+
+def _cheapest(prices: _Prices, able: Sequence[bool]) -> tuple[tuple[tuple[int, ...], ...], float]:
+    """The cheapest division, and its price."""
+    # Price so far when the last operation is NumPy's, and when it is ONNX Runtime's.
+    ends = (0.0, math.inf)
+    before: list[tuple[int, int]] = []
+    for index, foreign in enumerate(able):
+        plain = prices.of_numpy(index)
+        other = prices.of_onnx(index) if foreign else math.inf
+        from_plain = int(ends[1] < ends[0])
+        from_other = int(ends[1] <= ends[0] + CALL)
+        before.append((from_plain, from_other))
+        ends = min(ends) + plain, (ends[1] if from_other else ends[0] + CALL) + other
+    state = int(ends[1] <= ends[0])
+    least = min(ends)
+    states = [0] * len(able)
+    for index in reversed(range(len(able))):
+        states[index] = state
+        state = before[index][state]
+    found: list[list[int]] = []
+    for index, state in enumerate(states):
+        if state and index and states[index - 1]:
+            found[-1].append(index)
+        elif state:
+            found.append([index])
+    return tuple(map(tuple, found)), least
+
+
+class _Prices:
+    def __init__(self, program: Program, threads: int) -> None:
+        self.program = program
+        self.threads = threads
+        self.given = {slot.value for slot in program.outputs}
+        self.makers = {v: o for o in program.operations for v in o.outputs if v != ABSENT}
+        sizes = [block_size(program, operation) for operation in program.operations]
+        self.blocked = {
+            i
+            for first, (a, b) in enumerate(pairwise(sizes))
+            if a == b and a is not None
+            for i in (first, first + 1)
+        }
+        self.readers: dict[int, list[Operation]] = {}
+        for operation in program.operations:
+            for value in operation.inputs:
+                self.readers.setdefault(value, []).append(operation)
+
+    def of_numpy(self, index: int) -> float:
+        """What an operation takes by NumPy's kernel."""
+        operation = self.program.operations[index]
+        if operation.op in MOVEMENTS and not operation.domain:
+            return self._moved(operation)
+        size = self._size(operation)
+        if index in self.blocked:
+            return FUNCTION + size * BLOCKED.get(operation.op, BLOCKED_ARITHMETIC) / 1000
+        products = multiply_adds(self.program, operation)
+        if products:
+            if operation.op not in ("Gemm", "MatMul"):
+                return 10 + products / NUMPY_CONVOLUTIONS
+            return FUNCTION + products / NUMPY_PRODUCTS + self._batch(operation) * NUMPY_MATRIX
+        figures = (OWN_FUNCTIONS if operation.domain else FUNCTIONS).get(operation.op)
+        if figures is not None:
+            return 3 + size * figures[0] / 1000
+        return FUNCTION + size * (LONG if size >= LONG_SIZE else SHORT) / 1000
+
+    def of_onnx(self, index: int) -> float:
+        """What an operation takes as a node of ONNX Runtime's."""
+        operation = self.program.operations[index]
+        if self._is_joined(operation):
+            return NODE
+        if operation.op in RESHAPING and not operation.domain:
+            # It copies what it gives out of the model.
+            return NODE + (
+                self._size(operation) * COPIED / 1000 if self._is_given(operation) else 0
+            )
+        size = self._size(operation)
+        products = multiply_adds(self.program, operation)
+        if products:
+            if operation.op not in ("Gemm", "MatMul"):
+                return NODE + products / (ONNX_CONVOLUTIONS * self.threads)
+            rate = ONNX_PRODUCTS * self.threads
+            return NODE + products / rate + self._batch(operation) * ONNX_MATRIX / self.threads
+        figures = (OWN_FUNCTIONS if operation.domain else FUNCTIONS).get(operation.op)
+        rate = LONG if size >= LONG_SIZE else SHORT
+        if figures is not None:
+            rate = figures[1]
+        elif operation.op in MOVEMENTS:
+            rate = COPIED
+        return NODE + size * rate / 1000 / self.threads
+
+    def _moved(self, operation: Operation) -> float:
+        """Nothing where readers take views: a product of batches, or another movement."""
+        if operation.op in RESHAPING:
+            return 0.0
+        values = self.program.values
+        for value in operation.outputs:
+            for reader in self.readers.get(value, ()):
+                batch = reader.op == "MatMul" and self._batch(reader) > 1
+                if not batch and reader.op not in MOVEMENTS:
+                    return FUNCTION + math.prod(values[value].type.shape) * COPIED / 1000
+        return 0.0
+
+    def _is_given(self, operation: Operation) -> bool:
+        return operation.outputs[0] in self.given
+
+    def _is_joined(self, operation: Operation) -> bool:
+        maker = self.makers.get(operation.inputs[0]) if operation.inputs else None
+        return (
+            not operation.domain
+            and operation.op in JOINED
+            and maker is not None
+            and maker.op in MAKES_JOINED
+            and len(self.readers[operation.inputs[0]]) == 1
+        )
+
+    def _batch(self, operation: Operation) -> int:
+        shapes = [self.program.values[v].type.shape for v in operation.inputs[:2]]
+        if operation.op != "MatMul" or len(shapes[1]) < 3:
+            return 1
+        return math.prod(self.program.values[operation.outputs[0]].type.shape[:-2])
+
+    def _size(self, operation: Operation) -> int:
+        values = (v for v in (*operation.inputs, *operation.outputs) if v != ABSENT)
+        return max((math.prod(self.program.values[v].type.shape) for v in values), default=0)
+
+
+def multiply_adds(program: Program, operation: Operation) -> int:
+    """Multiply-adds of a matrix product or convolution; 0 for other operators."""
+    shapes = [program.values[v].type.shape if v >= 0 else () for v in operation.inputs]
+    made = program.values[operation.outputs[0]].type.shape if operation.outputs[:1] != (-1,) else ()
+    if operation.domain:
+        if operation.op == "ConvWeightGradient":
+            return math.prod(shapes[1]) * math.prod(made[1:])
+        return 0
+    if operation.op == "MatMul":
+        return math.prod(made) * shapes[0][-1]
+    if operation.op == "Gemm":
+        return math.prod(made) * shapes[0][0 if operation.attributes.get("transA") else 1]
+    if operation.op == "Conv":
+        return math.prod(made) * math.prod(shapes[1][1:])
+    if operation.op == "ConvTranspose":
+        return math.prod(shapes[0]) * math.prod(shapes[1][1:])
+    return 0
