@@ -100,7 +100,7 @@ def steps_by_blocks(group: Sequence[Member]) -> list[Thunk]:
     A result that only the group itself reads is never written as a whole: every block of it takes
     the place of the one before, which the caches still hold.
     """
-    places = {id(m.out): workspace(BLOCK_SIZE, m.out.dtype) for m in passing(group)}
+    places = _places(group)
     size = group[0].out.size
     steps: list[Thunk] = []
     for start in range(0, size, BLOCK_SIZE):
@@ -108,6 +108,28 @@ def steps_by_blocks(group: Sequence[Member]) -> list[Thunk]:
         for member in group:
             steps += member.definition.kernel(_block(member, part, places))
     return steps
+
+
+def _places(group: Sequence[Member]) -> dict[int, Array]:
+    """A place of one block for each result that only the group reads, by the result's identity.
+
+    A place is taken again as soon as what it held is read for the last time, also by the operation
+    that takes it: fewer places are more of what the caches can hold.
+    """
+    last = {m.index: max(m.readers or (m.index,)) for m in passing(group)}
+    free: dict[np.dtype[Any], list[Array]] = {}
+    held: list[tuple[int, Array]] = []
+    places: dict[int, Array] = {}
+    for member in group:
+        for _, place in (h for h in held if h[0] <= member.index):
+            free.setdefault(place.dtype, []).append(place)
+        held = [h for h in held if h[0] > member.index]
+        if member.index in last:
+            spare = free.get(member.out.dtype)
+            place = spare.pop() if spare else workspace(BLOCK_SIZE, member.out.dtype)
+            places[id(member.out)] = place
+            held.append((last[member.index], place))
+    return places
 
 
 def _block(member: Member, part: slice, places: Mapping[int, Array]) -> KernelArguments:

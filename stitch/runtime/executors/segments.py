@@ -9,23 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from stitch.errors import CompileError
-from stitch.program import (
-    ABSENT,
-    Array,
-    Constant,
-    InputSlot,
-    Operation,
-    OutputSlot,
-    Program,
-    Value,
-    host_layout,
-)
+from stitch.program import Array, Operation, Program
 from stitch.runtime.executors.executor import Thunk
 from stitch.runtime.executors.onnx_form import onnx_form, operation_form
 from stitch.runtime.executors.onnxruntime import (
@@ -36,7 +26,7 @@ from stitch.runtime.executors.onnxruntime import (
     computed_apart,
     session_call,
 )
-from stitch.runtime.executors.staging import compute_type
+from stitch.runtime.executors.parts import part_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,76 +122,3 @@ class Sessions:
             session = Session(form, self.threads)
             alike.append(session)
         return Segment(tuple(operations), inputs, outputs, part, session)
-
-
-def part_of(
-    program: Program, operations: Sequence[int]
-) -> tuple[tuple[int, ...], tuple[int, ...], Program]:
-    """Some operations as a program of their own, and which values are its inputs and outputs.
-
-    Its values are numbered by first use, so that equal parts have equal forms.
-    """
-    inside = set(operations)
-    constants = program.constant_data()
-    slots = {s.value: s for s in program.outputs}
-    outside = {
-        v for i, o in enumerate(program.operations) if i not in inside for v in o.inputs
-    } | slots.keys()
-    numbers: dict[int, int] = {}
-    rewritten, inputs, outputs = [], [], []
-    for index in operations:
-        operation = program.operations[index]
-        for value in operation.inputs:
-            if value != ABSENT and value not in numbers:
-                numbers[value] = len(numbers)
-                if value not in constants:
-                    inputs.append(value)
-        for value in operation.outputs:
-            if value != ABSENT:
-                numbers[value] = len(numbers)
-                if value in outside:
-                    outputs.append(value)
-        rewritten.append(
-            Operation(
-                operation.op,
-                tuple(numbers.get(v, ABSENT) for v in operation.inputs),
-                tuple(numbers.get(v, ABSENT) for v in operation.outputs),
-                operation.attributes,
-                operation.domain,
-                operation.location,
-            )
-        )
-    order = sorted(numbers, key=numbers.__getitem__)
-    given = [s.value for s in program.inputs]
-    part = Program(
-        program.name,
-        tuple(
-            replace(program.inputs[given.index(v)], name=f"v{numbers[v]}", value=numbers[v])
-            if v in given
-            else InputSlot(f"v{numbers[v]}", numbers[v])
-            for v in inputs
-        ),
-        tuple(
-            OutputSlot(f"v{numbers[v]}", numbers[v], _alias(program, v, inputs)) for v in outputs
-        ),
-        tuple(_on_host(program.values[v], numbers[v]) for v in order),
-        tuple(rewritten),
-        tuple(Constant(numbers[v], constants[v]) for v in order if v in constants),
-        replace(program.scratch, size_per_bank=0),
-        program.role,
-    )
-    return tuple(inputs), tuple(outputs), part
-
-
-def _on_host(value: Value, number: int) -> Value:
-    """A value as the arrays have it: dense, in the type that it is computed in."""
-    return Value(f"v{number}", value.type, host_layout(compute_type(value.type)))
-
-
-def _alias(program: Program, value: int, inputs: Sequence[int]) -> int | None:
-    """Which of a part's inputs an output takes the place of."""
-    for slot in program.outputs:
-        if slot.value == value and slot.aliases_input is not None:
-            source = program.inputs[slot.aliases_input].value
-            return inputs.index(source) if source in inputs else None
-    return None
