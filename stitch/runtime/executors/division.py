@@ -37,17 +37,19 @@ LONG_SIZE = 1 << 18
 COPIED = 0.5
 #: Nanoseconds an element of the longest operand or result: NumPy's, ONNX Runtime's.
 FUNCTIONS = {
-    "BatchNormalization": (2.0, 0.5), "Erf": (2.0, 0.5), "Exp": (0.5, 0.35), "Gelu": (2.5, 0.8),
-    "GlobalAveragePool": (0.5, 0.2), "LayerNormalization": (1.5, 0.6), "Log": (0.6, 0.5),
-    "LogSoftmax": (2.5, 0.7), "MaxPool": (3.0, 0.4), "AveragePool": (3.0, 0.4),
-    "Pow": (3.0, 1.0), "RMSNormalization": (1.5, 0.6), "Sigmoid": (1.0, 0.5), "Softmax": (2.0, 0.6),
-    "Softplus": (3.0, 1.0), "Tanh": (1.0, 0.5), "Where": (0.5, 1.5),
-    "ReduceMean": (0.2, 0.15), "ReduceSum": (0.2, 0.2), "ScatterND": (5.0, 0.4),
+    "AveragePool": (0.8, 0.4), "BatchNormalization": (0.9, 0.6), "Erf": (1.7, 0.5),
+    "Exp": (0.5, 0.35), "Gelu": (2.0, 0.8), "GlobalAveragePool": (0.2, 0.2),
+    "LayerNormalization": (1.1, 0.6), "Log": (0.6, 0.5), "LogSoftmax": (4.0, 0.7),
+    "MaxPool": (0.7, 0.5), "Pow": (3.0, 1.0), "RMSNormalization": (1.1, 0.6),
+    "ReduceMean": (0.15, 0.2), "ReduceSum": (0.15, 0.2), "ScatterND": (5.0, 0.4),
+    "Sigmoid": (1.0, 0.5), "Softmax": (1.0, 0.6), "Softplus": (1.4, 1.0), "Tanh": (1.0, 0.5),
+    "Where": (0.5, 1.4),
 }  # fmt: skip
-OWN_FUNCTIONS = {"GeluGradient": (2.5, 4.0), "MaxPoolGradient": (2.7, 6.0)}
-#: Multiply-adds per microsecond of convolutions; the weights' gradient is a product of unfolded
-#: images in both.
-NUMPY_CONVOLUTIONS, ONNX_CONVOLUTIONS = 15_000.0, 50_000.0
+OWN_FUNCTIONS = {"MaxPoolGradient": (1.6, 5.9)}
+#: Multiply-adds per microsecond of convolutions: NumPy's, ONNX Runtime's. NumPy multiplies unfolded
+#: images, and so do both for the weights' gradient.
+CONVOLUTIONS = (28_000.0, 40_000.0)
+WEIGHT_GRADIENTS = (28_000.0, 16_000.0)
 #: What ONNX Runtime computes with the product or convolution before it, for nothing.
 JOINED = frozenset({"Add", "BatchNormalization", "Clip", "LeakyRelu", "Relu", "Sigmoid", "Tanh"})
 MAKES_JOINED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
@@ -127,7 +129,7 @@ class _Prices:
         products = multiply_adds(self.program, operation)
         if products:
             if operation.op not in ("Gemm", "MatMul"):
-                return 10 + products / NUMPY_CONVOLUTIONS
+                return 10 + products / _convolutions(operation)[0]
             return FUNCTION + products / NUMPY_PRODUCTS + self._batch(operation) * NUMPY_MATRIX
         figures = (OWN_FUNCTIONS if operation.domain else FUNCTIONS).get(operation.op)
         if figures is not None:
@@ -148,7 +150,7 @@ class _Prices:
         products = multiply_adds(self.program, operation)
         if products:
             if operation.op not in ("Gemm", "MatMul"):
-                return NODE + products / (ONNX_CONVOLUTIONS * self.threads)
+                return NODE + products / (_convolutions(operation)[1] * self.threads)
             rate = ONNX_PRODUCTS * self.threads
             return NODE + products / rate + self._batch(operation) * ONNX_MATRIX / self.threads
         figures = (OWN_FUNCTIONS if operation.domain else FUNCTIONS).get(operation.op)
@@ -193,6 +195,10 @@ class _Prices:
     def _size(self, operation: Operation) -> int:
         values = (v for v in (*operation.inputs, *operation.outputs) if v != ABSENT)
         return max((math.prod(self.program.values[v].type.shape) for v in values), default=0)
+
+
+def _convolutions(operation: Operation) -> tuple[float, float]:
+    return WEIGHT_GRADIENTS if operation.domain else CONVOLUTIONS
 
 
 def multiply_adds(program: Program, operation: Operation) -> int:
