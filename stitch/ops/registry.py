@@ -27,7 +27,6 @@ from stitch.ops import (
     elementwise,
     error_function,
     fourier,
-    gelu_gradient,
     generating,
     indexing,
     matmul,
@@ -52,7 +51,7 @@ from stitch.ops import (
 from stitch.ops.definition import OpDef
 
 _THEMES = (
-    elementwise, elementary, comparison, activation, error_function, gelu_gradient, matmul,
+    elementwise, elementary, comparison, activation, error_function, matmul,
     convolution, convolution_weights, pooling, max_pool_gradient, batch_normalization,
     normalization, softmax, reduction, scanning, reshaping, rearranging, padding, indexing,
     scattering, generating, casting, einsum, recurrent, resampling, quantization,

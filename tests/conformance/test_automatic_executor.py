@@ -157,23 +157,22 @@ def test_attention_on_views_copies_only_what_goes_out() -> None:
     assert sum(map(len, copied.values())) <= 2
 
 
-def trained(b: ComputationGraphBuilder) -> None:
-    """Large products, a long chain of plain arithmetic, and a function that NumPy has not."""
+def gated(b: ComputationGraphBuilder) -> None:
+    """A large product, a function that NumPy has not, and a choice that ONNX Runtime is slow at."""
     x = b.input("x", (512, 256), "float32")
     u = b.matmul(x, b.parameter("w", draw(256, 1024) * 0.05))
-    square = u * u
-    slope = b.op("Exp", square * -0.5) * u * 0.4 + b.op("Erf", u * 0.7) * 0.5
-    b.output("slope", slope * 2.0 - square)
+    zero = b.constant(np.zeros((), np.float32))
+    kept = b.op("Where", b.op("Greater", u, zero), u, zero)
+    b.output("y", b.op("Erf", kept) * 0.5)
 
 
-def test_products_and_functions_go_to_onnx_runtime_and_plain_arithmetic_to_blocks() -> None:
-    compiled = model("trained", trained, target="host")
+def test_products_and_functions_go_to_onnx_runtime_and_choices_to_numpy() -> None:
+    compiled = model("gated", gated, target="host")
     program = compiled.binary.programs[0]
     able = Sessions(1).able(program)
     foreign = {program.operations[i].op for run in divide(program, able) for i in run}
     assert {"MatMul", "Erf"} <= foreign
-    left = [i for i in range(len(able)) if all(i not in r for r in divide(program, able))]
-    assert len(left) >= 5
+    assert foreign.isdisjoint({"Where", "Greater"})
     x = draw(512, 256)
     with stitch.open_device("host") as device, stitch.open_device("host", executor="auto") as fast:
         found, right = (d.load(compiled)(x).numpy() for d in (fast, device))

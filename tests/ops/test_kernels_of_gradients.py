@@ -91,22 +91,6 @@ def test_a_pools_gradient_needs_the_shapes_of_its_pool() -> None:
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("approximate", ["none", "tanh"])
-@pytest.mark.parametrize("size", [7, 40_000])
-def test_a_gelus_gradient_may_take_the_place_of_either_operand(approximate: str, size: int) -> None:
-    x, gradient = drawn(size), drawn(size, seed=1)
-    given = torch.from_numpy(x).requires_grad_()
-    made = F.gelu(given, approximate=approximate)
-    (expected,) = torch.autograd.grad(made, given, torch.from_numpy(gradient))
-    for index in (0, 1):
-        operands = [gradient.copy(), x.copy()]
-        out = operands[index]
-        attributes = {"approximate": approximate}
-        for step in bind("GeluGradient", operands, [out], domain="stitch", attributes=attributes):
-            step()
-        np.testing.assert_allclose(out, expected.numpy(), rtol=1e-4, atol=2e-6)
-
-
 ODD = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-45, 3.5], np.float32)
 
 

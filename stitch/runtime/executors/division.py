@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from stitch.program import ABSENT, Operation, Program
+from stitch.runtime.executors.element_runs import element_runs
 from stitch.runtime.executors.movements import MOVEMENTS, RESHAPING
 from stitch.runtime.executors.units import block_size
 
@@ -30,8 +31,11 @@ NUMPY_PRODUCTS, ONNX_PRODUCTS = 66_000.0, 78_000.0
 NUMPY_MATRIX, ONNX_MATRIX = 0.25, 0.8
 #: Nanoseconds an element of plain arithmetic: by blocks, else below and above the size that the
 #: second-level cache holds; and of functions by blocks.
-BLOCKED_ARITHMETIC, SHORT, LONG = 0.13, 0.15, 0.35
-BLOCKED = {"Exp": 0.3, "Where": 0.4, "Sqrt": 0.2, "Div": 0.2}
+BLOCKED_ARITHMETIC, SHORT, LONG = 0.17, 0.15, 0.35
+BLOCKED = {"Exp": 0.4, "Where": 0.4, "Sqrt": 0.2, "Div": 0.2}
+#: The same in blocks of ONNX Runtime's.
+SCANNED_ARITHMETIC = 0.17
+SCANNED = {"Erf": 0.35, "Exp": 0.2, "Log": 0.3, "Sigmoid": 0.3, "Tanh": 0.3}
 LONG_SIZE = 1 << 18
 #: Nanoseconds an element that is moved.
 COPIED = 0.5
@@ -113,6 +117,7 @@ class _Prices:
             if a == b and a is not None
             for i in (first, first + 1)
         }
+        self.scanned = {i for run in element_runs(program).values() for i in run.operations}
         self.readers: dict[int, list[Operation]] = {}
         for operation in program.operations:
             for value in operation.inputs:
@@ -147,6 +152,8 @@ class _Prices:
                 self._size(operation) * COPIED / 1000 if self._is_given(operation) else 0
             )
         size = self._size(operation)
+        if index in self.scanned:
+            return NODE + size * SCANNED.get(operation.op, SCANNED_ARITHMETIC) / 1000
         products = multiply_adds(self.program, operation)
         if products:
             if operation.op not in ("Gemm", "MatMul"):

@@ -11,6 +11,8 @@ from __future__ import annotations
 from stitch.errors import CompileError
 from stitch.ops import lookup, resolve_attributes
 from stitch.program import ABSENT, Operation, Program
+from stitch.runtime.executors.element_runs import element_runs
+from stitch.runtime.executors.onnx_blocks import write_run
 from stitch.runtime.executors.onnx_fusions import fusions
 from stitch.runtime.executors.onnx_rewrites import REWRITES
 from stitch.runtime.executors.onnx_writer import FormWriter, OnnxForm, value_name
@@ -21,11 +23,15 @@ def onnx_form(program: Program) -> OnnxForm:
     writer = FormWriter(program)
     fused = fusions(program)
     inside = {index for group in fused.values() for index in group.inside}
+    runs = element_runs(program, inside | fused.keys())
+    inside |= {index for run in runs.values() for index in run.operations}
     for index, operation in enumerate(program.operations):
         if index in fused:
             group = fused[index]
             out = value_name(operation.outputs[0])
             writer.node(group.op, [writer.operand(group.input)], out, **dict(group.attributes))
+        elif index in runs:
+            write_run(writer, program, runs[index])
         elif index not in inside:
             _write(writer, operation)
     inputs = tuple(s.value for s in program.inputs if s.value in writer.used)

@@ -6,9 +6,8 @@ large constants, which the model names but does not hold. Must not know sessions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx
@@ -34,12 +33,16 @@ EMBEDDED_NBYTES = 1024
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OnnxForm:
-    """A model, the values that are its inputs and outputs, and its constants by name."""
+    """A model, the values that are its inputs and outputs, and its constants by name.
+
+    `blocked` has the outputs that the model gives in another shape, the same elements.
+    """
 
     model: bytes
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     weights: tuple[tuple[str, Array], ...]
+    blocked: Mapping[int, tuple[int, ...]]
 
 
 def value_name(value: int) -> str:
@@ -66,6 +69,9 @@ class FormWriter:
         self.weights: list[tuple[str, Array]] = []
         #: The values that nodes refer to.
         self.used: set[int] = set()
+        #: Values that nodes know by another name, and those that go out as so many blocks.
+        self.named: dict[int, str] = {}
+        self.blocked: dict[int, tuple[int, ...]] = {}
         self._names = 0
 
     def type_of(self, value: int) -> ValueType:
@@ -89,7 +95,7 @@ class FormWriter:
         if data is not None and value not in self.used:
             self._write_constant(value_name(value), computable(data, self.type_of(value)))
         self.used.add(value)
-        return value_name(value)
+        return self.named.get(value) or value_name(value)
 
     def constant(self, data: Array) -> str:
         """The name of a new constant."""
@@ -109,24 +115,6 @@ class FormWriter:
         outputs = [self.fresh(), self.fresh()]
         self.nodes.append(helper.make_node(op, list(inputs), outputs, **attributes))
         return outputs[1]
-
-    def blockwise(
-        self, blocks: Sequence[str], shape: tuple[int, ...], dtype: np.dtype[Any],
-        write: Callable[[Sequence[str], str], None],
-    ) -> str:  # fmt: skip
-        """What `write` makes of every row of `blocks`, each of them [count, *shape].
-
-        `write` is given the names of the rows and of the result; its nodes become the body of a
-        `Scan`, whose rows are views. Gives the name of the results, [count, *shape].
-        """
-        code = onnx_code(DataType.from_dtype(dtype))
-        names, result = [self.fresh() for _ in blocks], self.fresh()
-        outer, self.nodes = self.nodes, []
-        write(names, result)
-        ends = [helper.make_tensor_value_info(n, code, shape) for n in (*names, result)]
-        body = helper.make_graph(self.nodes, "block", ends[:-1], ends[-1:])
-        self.nodes = outer
-        return self.node("Scan", blocks, body=body, num_scan_inputs=len(names))
 
     def plain(self, operation: Operation, attributes: Mapping[str, AttributeValue]) -> None:
         """Add an operation as it is."""
@@ -162,7 +150,8 @@ class FormWriter:
         )  # fmt: skip
         opsets = [helper.make_opsetid("", OPSET)]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
-        return OnnxForm(model.SerializeToString(), inputs, outputs, tuple(self.weights))
+        weights = tuple(self.weights)
+        return OnnxForm(model.SerializeToString(), inputs, outputs, weights, self.blocked)
 
     def _in_order(self) -> list[onnx.NodeProto]:
         """The nodes, those that no other reads at the end, the last of them first.
@@ -179,4 +168,5 @@ class FormWriter:
     def _info(self, value: int) -> onnx.ValueInfoProto:
         kind = self.type_of(value)
         code = onnx_code(compute_type(kind))
-        return helper.make_tensor_value_info(value_name(value), code, kind.shape)
+        shape = self.blocked.get(value, kind.shape)
+        return helper.make_tensor_value_info(value_name(value), code, shape)

@@ -142,7 +142,8 @@ class Session:
             for value in values:
                 array = arrays[value]
                 where = array.ctypes.data
-                point(value_name(value), "cpu", 0, array.dtype.type, array.shape, where)
+                shape = self.form.blocked.get(value, array.shape)
+                point(value_name(value), "cpu", 0, array.dtype.type, shape, where)
         return bound_call(self.session, binding)
 
 
