@@ -322,4 +322,7 @@ class _UnitBinding(_Binding):
 
 
 def _view(root: Array, seen: Seen, shape: tuple[int, ...]) -> Array:
+    if 0 in shape:
+        # It has no bytes, and NumPy takes no strides for it.
+        return np.empty(shape, root.dtype)
     return np.ndarray(shape, root.dtype, root, seen.offset, seen.strides)
