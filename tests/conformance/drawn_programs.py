@@ -73,6 +73,8 @@ class Drawing:
     def __init__(self, random: Random, long: bool) -> None:
         self.random = random
         self.long = long
+        #: Whether long elementwise operations follow each other, and little else.
+        self.chain = long and random.randrange(3) > 0
         self.builder = ComputationGraphBuilder("drawn")
         self.numbers = np.random.default_rng(random.randrange(1 << 32))
         self.data: list[Array] = []
@@ -91,8 +93,9 @@ class Drawing:
         if self.long and self.chance(8):
             return self.random.choice(LONG_SHAPES)
         rank = self.random.choice((0, 1, 2, 2, 3, 3, 4))
-        return tuple(self.random.choice((1, 2, 2, 3, 4, 4, 5, 8)) if self.chance(9)
-                     else self.random.choice((0, 1)) for _ in range(rank))  # fmt: skip
+        sizes = (4,) if self.chance(3) else (1, 2, 2, 3, 4, 4, 5, 8)
+        edges = (0, 1) if self.chance(3) else sizes
+        return tuple(self.random.choice(sizes if self.chance(9) else edges) for _ in range(rank))
 
     def array(self, shape: tuple[int, ...], kind: str) -> Array:
         if kind == "bool":
@@ -145,6 +148,8 @@ class Drawing:
             return first
         shapes = {first.shape}
         found = [k for k in self.pool if k.type == kind and _broadcasts(k.shape, first.shape)]
+        if self.chain:
+            found = [k for k in found if k.shape == first.shape or math.prod(k.shape) == 1]
         if found and self.chance(7):
             return self.random.choice(found[-5:])
         cut = first.shape[self.random.randrange(len(first.shape) + 1) :]
@@ -209,7 +214,7 @@ class Drawing:
 
     def function(self) -> None:
         a = self.real()
-        op = self.random.choice(("Exp", "Erf", "Tanh", "Neg", "Abs", "Relu"))
+        op = self.random.choice(("Exp", "Erf", "Gelu", "Neg", "Sigmoid", "Softplus", "Sqrt"))
         most, slope, rounds = a.most, 1.0, False
         if op == "Exp":
             if a.most > 5:
@@ -217,8 +222,15 @@ class Drawing:
             most = slope = math.exp(a.most)
             slope *= 1.1
             rounds = True
-        elif op in ("Erf", "Tanh"):
-            most, slope, rounds = 1.0, 1.2, True
+        elif op == "Sqrt":
+            # Of something that is at least one.
+            a = self.made(self.builder.op("Mul", a.tensor, a.tensor), a.most**2,
+                          2.1 * a.most * a.error, (a,))  # fmt: skip
+            one = self.constant((), a.type, positive=True)
+            a = self.made(a.tensor + one.tensor, a.most + one.most, a.error, (a,))
+            most = a.most
+        elif op != "Neg":
+            most, slope, rounds = a.most + 1.0, 1.2, True
         self.made(self.builder.op(op, a.tensor), most, slope * a.error, (a,), rounds=rounds)
 
     def softmax(self) -> None:
@@ -358,7 +370,11 @@ class Drawing:
             size = a.shape[axis]
             step = self.random.choice((1, 1, 1, 2, 3, 100, -1, -1, -2))
             start, end = (self.random.randrange(size + 2) for _ in range(2))
-            if self.chance(7):
+            if self.long and self.chance(5):
+                end = start + 1
+            elif self.chance(2):
+                start, end = 0, size
+            elif self.chance(7):
                 start, end = min(start, end), max(start, end)
             if step < 0:
                 start, end = max(start, end), min(start, end) - 1
@@ -427,13 +443,15 @@ class Drawing:
         steps = 0
         for _ in range(6 * count):
             kinds = (moves, sums, sums, others) if self.long else (moves, moves, sums, others)
+            if self.chain:
+                kinds = (moves, others) if not self.random.randrange(12) else (sums, sums)
             how = self.random.choice(self.random.choice(kinds))
             try:
                 how()
             except (Unfit, CompileError):
                 continue
             steps += 1
-            if self.chance(1):
+            if self.random.randrange(25 if self.chain else 10) == 0:
                 self.output(self.pool[-1])
             if self.donated and self.chance(1):
                 try:
