@@ -13,7 +13,7 @@ from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, 
 from stitch.ops.element_types import BOOLEAN, EVERY, FLOATS, FLOATS8, NUMERIC, UNSIGNED
 from stitch.ops.elementwise import binary, infer_broadcast
 from stitch.ops.inference import broadcast, operand, require_same_type, require_type
-from stitch.ops.steps import copy_steps, fill_step, given, is_constant, overlaps, scalar
+from stitch.ops.steps import copy_steps, fill_step, given, is_constant, overlaps, scalar, workspace
 from stitch.program import Array, DataType, ValueType
 
 
@@ -76,15 +76,15 @@ def _kept_by_bits(
 
     Unlike a product, it makes no NaN of what is infinite.
     """
-    mask = np.empty(condition.shape, np.int8)
+    mask = workspace(condition.shape, np.dtype(np.int8))
     return (partial(fill, mask), partial(np.bitwise_and, mask, x, out))
 
 
 def _where_by_bits(condition: Array, x: Array, y: Array, out: Array) -> Sequence[Thunk]:
     """As `_kept_by_bits`: y, and where the condition holds also its difference to x."""
-    mask = np.empty(condition.shape, np.int8)
+    mask = workspace(condition.shape, np.dtype(np.int8))
     fill: Thunk = partial(np.negative, condition.view(np.int8), mask)
-    work = np.empty_like(out) if overlaps(out, y) else out
+    work = workspace(out.shape, out.dtype) if overlaps(out, y) else out
     return (
         fill,
         partial(np.bitwise_xor, x, y, work),

@@ -20,7 +20,7 @@ from stitch.ops.pooling_gradients import (
     lp_pool_gradient,
     max_pool_gradient,
 )
-from stitch.ops.steps import fill_step, given, scalar, strides_of
+from stitch.ops.steps import fill_step, given, scalar, strides_of, workspace
 from stitch.ops.windows import (
     WINDOW_ATTRIBUTES,
     Windows,
@@ -152,7 +152,7 @@ def _separable_max(padded: Array, windows: Windows, out: Array) -> list[Thunk]:
     current = padded
     for axis, kernel in enumerate(windows.kernel, 2):
         shape = (*current.shape[:axis], windows.output[axis - 2], *current.shape[axis + 1 :])
-        target = out if axis == out.ndim - 1 else np.empty(shape, out.dtype)
+        target = out if axis == out.ndim - 1 else workspace(shape, out.dtype)
         for tap in range(kernel):
             view = current[(slice(None),) * axis + (windows.tap(axis - 2, tap),)]
             first = partial(np.copyto, target, view)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar, Token
 from functools import partial
 from typing import Any
 
@@ -62,15 +63,61 @@ def remembered(arguments: KernelArguments, name: str, make: Callable[[], Array])
     return found
 
 
+class KernelMemory:
+    """Bytes that kernels use while they run: those of one are free for the next.
+
+    Kernels that are bound within `with memory:` take their workspaces here, and `restart` says
+    that what was bound before never runs at the same time as what is bound from now on.
+    """
+
+    __slots__ = ("_bytes", "_taken", "_tokens")
+
+    def __init__(self) -> None:
+        self._bytes: Array = np.empty(0, np.uint8)
+        self._taken = 0
+        self._tokens: list[Token[KernelMemory | None]] = []
+
+    def __enter__(self) -> None:
+        self._tokens.append(_MEMORY.set(self))
+        self.restart()
+
+    def __exit__(self, *_: object) -> None:
+        _MEMORY.reset(self._tokens.pop())
+
+    def restart(self) -> None:
+        """Begin again at the first byte."""
+        self._taken = 0
+
+    def take(self, nbytes: int) -> Array:
+        """The next so many bytes, from a cache line on; more are made where there are too few."""
+        start = -(-self._taken // LINE_NBYTES) * LINE_NBYTES
+        if start + nbytes > self._bytes.nbytes:
+            # Large enough for the next kernel that takes as much, and a little more each time.
+            grown = max(start + nbytes, 2 * self._bytes.nbytes)
+            self._bytes, start = bytes_from_a_line(grown), 0
+        self._taken = start + nbytes
+        return self._bytes[start : self._taken]
+
+
+_MEMORY: ContextVar[KernelMemory | None] = ContextVar("kernel memory", default=None)
+
+
+def bytes_from_a_line(nbytes: int) -> Array:
+    """Uninitialized bytes of their own that begin at a cache line."""
+    memory = np.empty(nbytes + LINE_NBYTES, np.uint8)
+    start = -memory.ctypes.data % LINE_NBYTES
+    return memory[start : start + nbytes]
+
+
 def workspace(shape: int | tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """An uninitialized array that begins at a cache line, where wide instructions want it.
 
     `np.empty` begins 16 bytes off: a step of two arrays in the caches then takes twice as long.
+    Steps write it in every run before they read it: other kernels may use the same bytes.
     """
-    nbytes = int(np.prod(shape)) * dtype.itemsize
-    memory = np.empty(nbytes + LINE_NBYTES, np.uint8)
-    start = -memory.ctypes.data % LINE_NBYTES
-    return memory[start : start + nbytes].view(dtype).reshape(shape)
+    nbytes, memory = int(np.prod(shape)) * dtype.itemsize, _MEMORY.get()
+    found = bytes_from_a_line(nbytes) if memory is None else memory.take(nbytes)
+    return found.view(dtype).reshape(shape)
 
 
 def same_memory(a: Array, b: Array) -> bool:

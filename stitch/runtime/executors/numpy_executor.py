@@ -124,13 +124,15 @@ class PreparedKernels(PreparedProgram):
             return self.bind_plainly(inputs, outputs, scratch)
 
         regions = StagedRegions(self.staging, inputs, outputs, scratch)
-        return replace(_UnitBinding(self, regions).bound(), one_by_one=one_by_one)
+        with self.workspace.kernels:
+            return replace(_UnitBinding(self, regions).bound(), one_by_one=one_by_one)
 
     def bind_plainly(
         self, inputs: tuple[Array, ...], outputs: tuple[Array, ...], scratch: Array | None
     ) -> BoundProgram:
         """Steps operation by operation, by NumPy's kernels, every value in a place of its own."""
-        return _Binding(self, StagedRegions(self.staging, inputs, outputs, scratch)).bound()
+        with self.workspace.kernels:
+            return _Binding(self, StagedRegions(self.staging, inputs, outputs, scratch)).bound()
 
 
 def _lie_apart(program: Program, inputs: tuple[Array, ...], outputs: tuple[Array, ...]) -> bool:
@@ -180,6 +182,7 @@ class _Binding:
 
     def append(self, index: int, operation: Operation) -> None:
         """The steps of one operation."""
+        self.prepared.workspace.kernels.restart()
         self.steps += self.prepared.definitions[index].kernel(self.arguments(index, operation))
         self.write(operation.outputs)
 
@@ -283,6 +286,7 @@ class _UnitBinding(_Binding):
 
     def by_blocks(self, operations: tuple[int, ...]) -> None:
         """A group of elementwise operations; one after the other where they would be tangled."""
+        self.prepared.workspace.kernels.restart()
         group: list[Member] = []
         for index in operations:
             operation = self.prepared.program.operations[index]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stitch.ops import workspace
+from stitch.ops import KernelMemory, bytes_from_a_line
 from stitch.program import Array
 
 #: Arrays begin at multiples of a cache line.
@@ -23,13 +23,15 @@ class Workspace:
     (1000, 100)
     """
 
-    __slots__ = ("_bytes",)
+    __slots__ = ("_bytes", "kernels")
 
     def __init__(self) -> None:
         self._bytes: Array = np.empty(0, np.uint8)
+        #: What kernels use for themselves.
+        self.kernels = KernelMemory()
 
     def region(self, nbytes: int) -> Array:
         """The first so many bytes; what was given before stays usable where this takes new ones."""
         if nbytes > self._bytes.nbytes:
-            self._bytes = workspace(nbytes, np.dtype(np.uint8))
+            self._bytes = bytes_from_a_line(nbytes)
         return self._bytes[:nbytes]
