@@ -442,9 +442,9 @@ class Drawing:
                   self.gemm]  # fmt: skip
         steps = 0
         for _ in range(6 * count):
-            kinds = (moves, sums, sums, others) if self.long else (moves, moves, sums, others)
+            kinds = [moves, sums, sums if self.long else moves, others]
             if self.chain:
-                kinds = (moves, others) if not self.random.randrange(12) else (sums, sums)
+                kinds = [moves, others] if not self.random.randrange(12) else [sums]
             how = self.random.choice(self.random.choice(kinds))
             try:
                 how()

@@ -35,7 +35,7 @@ from stitch.runtime.executors.segments import Segment, Sessions  # noqa: E402
 MACHINES = {name: load_machine(name) for name in ("host", "tiny")}
 SESSIONS = Sessions(1)
 QUICK = settings(
-    max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+    max_examples=250, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
 )
 LONG = settings(
     max_examples=10_000, deadline=None, suppress_health_check=list(HealthCheck), database=None
@@ -210,7 +210,7 @@ def checked(build: Callable[[ComputationGraphBuilder], None], *inputs: Array) ->
     machine = MACHINES["host"]
     program = compile_graph(builder.build(), machine, CompileOptions(optimize=False)).program
     count = len(program.outputs)
-    drawn = DrawnProgram(program, machine, inputs, (1e-5,) * count, (False,) * count)
+    drawn = DrawnProgram(program, machine, inputs, (1e-4,) * count, (False,) * count)
     for seed in range(8):
         check(Random(seed), drawn)
 
@@ -250,7 +250,7 @@ def test_a_function_of_some_rows_is_not_computed_over_all_of_them() -> None:
         sums = b.input("x", (6, 40), "float32") * 3.0
         b.output("y", b.op("Gelu", b.op("Erf", b.op("Slice", sums, [1], [5], [0]))))
         more = b.input("z", (4, 8), "int64") + 5
-        b.output("quotient", b.op("Div", b.op("Slice", more, [1], [3], [0]), [[-3] * 8] * 2))
+        b.output("quotient", b.op("Div", b.op("Slice", more, [1], [3], [0]), np.full((2, 8), -3)))
 
     x = np.linspace(-2, 2, 240, dtype=np.float32).reshape(6, 40)
     checked(build, x, np.arange(-20, 12).reshape(4, 8))
@@ -263,8 +263,9 @@ def test_blocks_do_not_overwrite_the_number_that_all_of_them_read() -> None:
         long = b.input("x", (150_000,), "float32") * 2.0
         first = b.op("Slice", long, [0], [1], [0])
         scaled = b.input("z", (150_000,), "float32") - first
-        b.output("y", (long * 3.0 + scaled) * 0.5)
-        b.output("n", scaled * first)
+        taking = long * 3.0
+        b.output("y", (taking + scaled) * 0.5)
+        b.output("sum", b.op("ReduceSum", taking))
 
     x = np.linspace(1, 2, 150_000, dtype=np.float32)
     checked(build, x, x[::-1].copy())
