@@ -123,7 +123,8 @@ class _Planner:
     def _dense(self, value: int) -> Array:
         """An array that nobody reads: it stands for the shape and strides of a dense value."""
         kind = self.values[value].type
-        dtype = kind.data_type.compute_dtype
+        # Views of NumPy's are not made of others' types (float8): only the size counts here.
+        dtype = np.dtype(f"u{kind.data_type.compute_dtype.itemsize}")
         strides = np.cumprod([dtype.itemsize, *kind.shape[:0:-1]])[::-1] if kind.shape else ()
         return np.lib.stride_tricks.as_strided(np.empty(1, dtype), kind.shape, tuple(strides))
 
@@ -279,8 +280,7 @@ class _Workspace:
         others = [held[v] for v in self.planner.program.operations[index].inputs if v in held]
         return (
             view.flags.c_contiguous
-            and view.shape == held[made][1].shape
-            and view.dtype == held[made][1].dtype
+            and self.planner.values[value].type == self.planner.values[made].type
             and self._nbytes(root) == view.nbytes
             and all(
                 other.flags.c_contiguous and other.shape == view.shape
