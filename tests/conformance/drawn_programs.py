@@ -186,6 +186,14 @@ class Drawing:
         error = a.error * b.most + b.error * a.most + a.error * b.error
         self.made(self.builder.op("Mul", a.tensor, b.tensor), a.most * b.most, error, (a, b))
 
+    def extreme(self) -> None:
+        a = self.number()
+        operands = [a, *(self.fitting(a) for _ in range(self.random.randrange(1, 3)))]
+        self.random.shuffle(operands)
+        made = self.builder.op(self.random.choice(("Max", "Min")), *(k.tensor for k in operands))
+        most, error = max(k.most for k in operands), max(k.error for k in operands)
+        self.made(made, most, error, operands)
+
     def quotient(self) -> None:
         a = self.number()
         b = self.constant(self.random.choice((a.shape, a.shape[1:], ())), a.type, positive=True)
@@ -214,7 +222,7 @@ class Drawing:
 
     def function(self) -> None:
         a = self.real()
-        op = self.random.choice(("Exp", "Erf", "Gelu", "Neg", "Sigmoid", "Softplus", "Sqrt"))
+        op = self.random.choice(("Exp", "Erf", "Gelu", "Neg", "Relu", "Sigmoid", "Sqrt"))
         most, slope, rounds = a.most, 1.0, False
         if op == "Exp":
             if a.most > 5:
@@ -229,7 +237,7 @@ class Drawing:
             one = self.constant((), a.type, positive=True)
             a = self.made(a.tensor + one.tensor, a.most + one.most, a.error, (a,))
             most = a.most
-        elif op != "Neg":
+        elif op not in ("Neg", "Relu"):
             most, slope, rounds = a.most + 1.0, 1.2, True
         self.made(self.builder.op(op, a.tensor), most, slope * a.error, (a,), rounds=rounds)
 
@@ -436,7 +444,7 @@ class Drawing:
     def grow(self, count: int) -> None:
         moves = [self.turned, self.reshaped, self.parted, self.sliced, self.expanded, self.joined,
                  self.joined, self.turned]  # fmt: skip
-        sums = [self.sum_, self.product, self.quotient, self.choice, self.comparison, self.logic,
+        sums = [self.sum_, self.product, self.extreme, self.quotient, self.choice, self.comparison,
                 self.function, self.sum_]  # fmt: skip
         others = [self.softmax, self.total, self.normalized, self.cast, self.matmul, self.matmul,
                   self.gemm]  # fmt: skip

@@ -1,7 +1,7 @@
 """Random programs, unit by unit and divided at random, give what plain bindings of them give.
 
 Each program runs over the same bytes again and again, with different rubbish in everything that it
-is to write: outputs, scratch, and the workspace.
+is to write: outputs, scratch, the workspace, and what kernels use for themselves.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from stitch.runtime.executors.segments import Segment, Sessions  # noqa: E402
 
 MACHINES = {name: load_machine(name) for name in ("host", "tiny")}
 SESSIONS = Sessions(1)
+KERNEL_NBYTES = 1 << 21
 QUICK = settings(
     max_examples=250, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
 )
@@ -131,6 +132,8 @@ def check(random: Random, drawn: DrawnProgram) -> None:
     regions = Regions(drawn)
     shape, program = drawn.machine.shape, drawn.program
     workspace = Workspace()
+    # So large that kernels find all that they use in it.
+    workspace.kernels.take(KERNEL_NBYTES)
     prepared = PreparedKernels(program, shape, workspace)
     regions.fill(0x55)
     run(prepared.bind_plainly(regions.inputs, regions.outputs, regions.scratch))
@@ -156,6 +159,8 @@ def compare(
     for rubbish in (0xFF, 0x00):
         regions.fill(rubbish)
         space.fill(rubbish)
+        prepared.workspace.kernels.restart()
+        prepared.workspace.kernels.take(KERNEL_NBYTES).fill(rubbish)
         before = regions.kept()
         run(bound)
         assert regions.kept() == before
