@@ -20,13 +20,14 @@ HERE = str(Path(__file__).parent)
 if HERE not in sys.path:
     sys.path.insert(0, HERE)
 from drawn_programs import DrawnProgram, drawn_program  # noqa: E402
+from stitched_models import model  # noqa: E402
 
 from stitch import ComputationGraphBuilder  # noqa: E402
 from stitch.compiler import CompileOptions, compile_graph  # noqa: E402
 from stitch.errors import CompileError, LayoutError, OutOfMemoryError  # noqa: E402
 from stitch.machine import footprint, load_machine  # noqa: E402
 from stitch.memory import prepare_copy  # noqa: E402
-from stitch.program import Array, TensorDesc, Value, host_layout  # noqa: E402
+from stitch.program import Array, Ownership, TensorDesc, Value, host_layout  # noqa: E402
 from stitch.runtime.executors import BoundProgram, Workspace, as_bytes  # noqa: E402
 from stitch.runtime.executors.automatic import AutomaticExecutor  # noqa: E402
 from stitch.runtime.executors.numpy_executor import PreparedKernels  # noqa: E402
@@ -274,3 +275,20 @@ def test_blocks_do_not_overwrite_the_number_that_all_of_them_read() -> None:
 
     x = np.linspace(1, 2, 150_000, dtype=np.float32)
     checked(build, x, x[::-1].copy())
+
+
+def test_a_donated_input_that_is_given_twice_is_not_seen_while_it_is_overwritten() -> None:
+    def build(b: ComputationGraphBuilder) -> None:
+        state = b.input("state", (4, 4), "float32", ownership=Ownership.DONATE)
+        rows = b.op("Slice", b.input("x", (4, 4), "float32"), [3], [-9], [0], [-1])
+        b.output("next", state * 2.0)
+        b.output("y", rows + 1.0)
+
+    program = model("twice", build, target="host").binary.programs[0]
+    assert program.outputs[0].aliases_input == 0
+    given = np.arange(16, dtype=np.float32).reshape(4, 4)
+    place, y = as_bytes(given.copy()), np.empty((4, 4), np.float32)
+    prepared = PreparedKernels(program, MACHINES["host"].shape, Workspace())
+    scratch = np.zeros(program.scratch.size_per_bank, np.uint8)
+    run(prepared.bind((place, place), (place, as_bytes(y)), scratch))
+    np.testing.assert_array_equal(y, given[::-1] + 1)

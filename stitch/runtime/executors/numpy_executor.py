@@ -136,19 +136,22 @@ class PreparedKernels(PreparedProgram):
 
 
 def _lie_apart(program: Program, inputs: tuple[Array, ...], outputs: tuple[Array, ...]) -> bool:
-    """Whether no output lies in an input's bytes but those that take an input's place."""
-    spans = [(a.ctypes.data, a.ctypes.data + a.nbytes, -1, i) for i, a in enumerate(inputs)]
+    """Whether nothing lies in an output's bytes but the input whose place it takes."""
+    spans, taken = [], set()
     for slot, array in zip(program.outputs, outputs, strict=True):
-        alias = -2 if slot.aliases_input is None else slot.aliases_input
-        spans.append((array.ctypes.data, array.ctypes.data + array.nbytes, alias, -3))
-    reach, reaching = 0, (0, 0, -1, -1)
-    for span in sorted(s for s in spans if s[1] > s[0]):
-        both_inputs = span[2] == reaching[2] == -1
-        paired = span[2] == reaching[3] or reaching[2] == span[3]
-        if span[0] < reach and not both_inputs and not paired:
+        start, source = array.ctypes.data, slot.aliases_input
+        spans.append((start, start + array.nbytes, True))
+        if source is not None and inputs[source].ctypes.data == start:
+            taken.add(source)
+    for index, array in enumerate(inputs):
+        if index not in taken:
+            spans.append((array.ctypes.data, array.ctypes.data + array.nbytes, False))
+    reach = written_reach = 0
+    for start, end, written in sorted(s for s in spans if s[1] > s[0]):
+        if start < (reach if written else written_reach):
             return False
-        if span[1] > reach:
-            reach, reaching = span[1], span
+        reach = max(reach, end)
+        written_reach = max(written_reach, end if written else 0)
     return True
 
 
