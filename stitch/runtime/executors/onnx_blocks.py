@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from onnx import helper
 
-from stitch.ops import lookup, onnx_code, resolve_attributes
-from stitch.program import Program
+from stitch.ops import lookup, resolve_attributes
+from stitch.program import Program, ValueType
 from stitch.runtime.executors.element_runs import ElementRun
 from stitch.runtime.executors.onnx_writer import FormWriter, value_name
 
@@ -51,17 +50,13 @@ def write_run(writer: FormWriter, program: Program, run: ElementRun) -> None:
             lookup(operation.op), operation.attributes, operation.location
         )
         writer.node(operation.op, operands, names[operation.outputs[0]], **attributes)
-    code = onnx_code(kind.data_type)
-    ends = {v: helper.make_tensor_value_info(names[v], code, [size]) for v in (*long, *results)}
-    body = helper.make_graph(
-        writer.nodes, "block", [ends[v] for v in long], [ends[v] for v in results]
-    )
-    writer.nodes = outer
+    body, writer.nodes = writer.nodes, outer
     scanned = {v: value_name(v) if v in given else writer.fresh() for v in results}
-    writer.nodes.append(
-        helper.make_node(
-            "Scan", blocks, list(scanned.values()), body=body, num_scan_inputs=len(long)
-        )
+    writer.scan(
+        body,
+        tuple(zip(blocks, (names[v] for v in long), strict=True)),
+        tuple((names[v], name) for v, name in scanned.items()),
+        ValueType((size,), kind.data_type),
     )
     shape = writer.constant(np.array(kind.shape, np.int64))
     for value, name in scanned.items():

@@ -123,6 +123,8 @@ def _gemm(writer: FormWriter, operation: Operation, attributes: Attributes) -> b
     256, 128, 512: 249, 258; 64, 512, 784: 349, 591; 1024, 512, 2048: 18488, 19889;
     2048, 10, 512: 460, 545.
     """
+    if _is_over_nothing(writer, operation):
+        return _scaled_bias(writer, operation, attributes)
     first, second = (writer.type_of(v) for v in operation.inputs[:2])
     (rows, ours), theirs = first.shape, second.shape[1]
     plain = len(operation.inputs) == 2 and attributes["transA"] and not attributes["transB"]
@@ -133,6 +135,42 @@ def _gemm(writer: FormWriter, operation: Operation, attributes: Attributes) -> b
     zero = scalar(writer, 0, first.data_type.compute_dtype.type)
     turned = writer.node("Gemm", [right, left, zero], alpha=attributes["alpha"], transA=1)
     writer.node("Transpose", [turned], value_name(operation.outputs[0]), perm=[1, 0])
+    return True
+
+
+def _is_over_nothing(writer: FormWriter, operation: Operation) -> bool:
+    """Whether a product has a result and nothing to sum: ONNX Runtime (1.31) then writes none."""
+    made = writer.type_of(operation.outputs[0]).shape
+    operands = [writer.type_of(v).shape for v in operation.inputs[:2]]
+    return 0 not in made and any(0 in shape for shape in operands)
+
+
+def _scaled_bias(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
+    """A product over nothing is its bias, or zeros."""
+    kind, out = writer.type_of(operation.outputs[0]), value_name(operation.outputs[0])
+    dtype = kind.data_type.compute_dtype
+    shape = writer.constant(np.array(kind.shape, np.int64))
+    source = scalar(writer, 0, dtype.type)
+    if len(operation.inputs) == 3 and operation.inputs[2] != ABSENT:
+        beta = writer.constant(np.array(attributes["beta"]).astype(dtype))
+        source = writer.node("Mul", [writer.operand(operation.inputs[2]), beta])
+    writer.node("Expand", [source, shape], out)
+    return True
+
+
+def _product(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
+    """A product over nothing is zeros."""
+    if not _is_over_nothing(writer, operation):
+        return False
+    return _scaled_bias(writer, operation, attributes)
+
+
+def _squeeze(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
+    """An empty list of axes is none of them; ONNX Runtime (1.31) takes all of size 1."""
+    axes = operation.inputs[1] if len(operation.inputs) > 1 else ABSENT
+    if axes == ABSENT or writer.type_of(axes).shape != (0,):
+        return False
+    writer.node("Identity", [writer.operand(operation.inputs[0])], value_name(operation.outputs[0]))
     return True
 
 
@@ -191,6 +229,7 @@ REWRITES: Mapping[tuple[str, str], Rewrite] = {
     ("", "Einsum"): onnx_integers.einsum,
     ("", "EyeLike"): _known_result,
     ("", "Gemm"): _gemm,
+    ("", "MatMul"): _product,
     ("", "Max"): onnx_integers.extreme,
     ("", "MaxUnpool"): _max_unpool,
     ("", "Min"): onnx_integers.extreme,
@@ -208,6 +247,7 @@ REWRITES: Mapping[tuple[str, str], Rewrite] = {
     ("", "STFT"): _less_exact,
     ("", "Shape"): _known_result,
     ("", "Size"): _known_result,
+    ("", "Squeeze"): _squeeze,
     ("", "Swish"): _swish,
     ("", "Where"): _where,
     ("stitch", "ConvWeightGradient"): onnx_gradients.conv_weight_gradient,

@@ -116,6 +116,29 @@ class FormWriter:
         self.nodes.append(helper.make_node(op, list(inputs), outputs, **attributes))
         return outputs[1]
 
+    def scan(
+        self,
+        body: Sequence[onnx.NodeProto],
+        blocks: Sequence[tuple[str, str]],
+        results: Sequence[tuple[str, str]],
+        kind: ValueType,
+    ) -> None:
+        """Nodes that are computed for one block after the other.
+
+        `blocks` pairs the names of operands [count, *shape] with those that the body has for a
+        block of each, `results` the body's names with those of all blocks; `kind` is a block's.
+        """
+        code = onnx_code(kind.data_type)
+
+        def info(name: str) -> onnx.ValueInfoProto:
+            return helper.make_tensor_value_info(name, code, kind.shape)
+
+        inner = [info(name) for _, name in blocks], [info(name) for name, _ in results]
+        graph = helper.make_graph(list(body), "block", *inner)
+        names = [name for name, _ in blocks], [name for _, name in results]
+        node = helper.make_node("Scan", *names, body=graph, num_scan_inputs=len(blocks))
+        self.nodes.append(node)
+
     def plain(self, operation: Operation, attributes: Mapping[str, AttributeValue]) -> None:
         """Add an operation as it is."""
         outputs = [value_name(v) if v != ABSENT else "" for v in operation.outputs]

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from stitch.errors import CompileError
-from stitch.program import ABSENT, Array, Operation, Program
+from stitch.program import Array, Operation, Program
 from stitch.runtime.executors.executor import Thunk
 from stitch.runtime.executors.onnx_form import onnx_form, operation_form
 from stitch.runtime.executors.onnxruntime import (
@@ -67,8 +67,6 @@ class Sessions:
         """Which of a program's operations can be written for it at all."""
 
         def can(operation: Operation) -> bool:
-            if _is_of_nothing(program, operation):
-                return False
             with suppress(CompileError):
                 operation_form(program, operation)
                 return True
@@ -124,14 +122,3 @@ class Sessions:
             session = Session(form, self.threads)
             alike.append(session)
         return Segment(tuple(operations), inputs, outputs, part, session)
-
-
-def _is_of_nothing(program: Program, operation: Operation) -> bool:
-    """Whether ONNX Runtime (1.31) takes an operation amiss because an operand is empty.
-
-    Its products over no numbers leave the result as it was, or the bias unscaled; without axes in
-    an empty operand its Squeeze takes all of size 1.
-    """
-    if operation.domain or operation.op not in ("Gemm", "MatMul", "Squeeze"):
-        return False
-    return any(0 in program.values[v].type.shape for v in operation.inputs if v != ABSENT)
