@@ -1,0 +1,79 @@
+"""A program as kernels: what every binding of it to bytes shares.
+
+Comes in: a program, what somebody else computes of it. Goes out: its operators' definitions and
+attributes, its constants, what is computed together (`units`), where values lie (`places`). Must
+not know addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Protocol
+
+from stitch.machine import MachineShape
+from stitch.ops import OpDef, lookup, resolve_attributes
+from stitch.program import Array, Program
+from stitch.runtime.executors.executor import Thunk
+from stitch.runtime.executors.places import Places, plan_places
+from stitch.runtime.executors.staging import StagingArrays, computable
+from stitch.runtime.executors.units import Unit, units_of
+from stitch.runtime.executors.workspace import Workspace
+
+
+class ForeignCall(Protocol):
+    """Consecutive operations of a program that somebody else computes in one call."""
+
+    @property
+    def operations(self) -> tuple[int, ...]:
+        """The indices of the operations, in the program's order."""
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """The values that it reads."""
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """The values that it makes and others read; the rest it keeps to itself."""
+
+    def bind(self, arrays: dict[int, Array]) -> Sequence[Thunk]:
+        """Steps on dense arrays of the compute types, given by value."""
+
+
+class Kernels:
+    """A program's kernels, but for what `calls` compute; raises `CompileError`."""
+
+    def __init__(
+        self,
+        program: Program,
+        machine: MachineShape,
+        workspace: Workspace,
+        calls: Sequence[ForeignCall] = (),
+    ) -> None:
+        self.program = program
+        self.workspace = workspace
+        self.calls = {call.operations: call for call in calls}
+        self.definitions: list[OpDef] = [lookup(o.op, o.domain) for o in program.operations]
+        self.attributes = [
+            resolve_attributes(definition, o.attributes, o.location)
+            for definition, o in zip(self.definitions, program.operations, strict=True)
+        ]
+        self.memos: list[dict[str, Array]] = [{} for _ in program.operations]
+        self.constants = {
+            c.value: computable(c.data, program.values[c.value].type) for c in program.constants
+        }
+        self.staging = StagingArrays(program, machine)
+        self.readers: dict[int, set[int]] = {}
+        for index, operation in enumerate(program.operations):
+            for value in operation.inputs:
+                self.readers.setdefault(value, set()).add(index)
+
+    @cached_property
+    def units(self) -> tuple[Unit, ...]:
+        """What is computed together."""
+        return units_of(self.program, tuple(self.calls))
+
+    @cached_property
+    def places(self) -> Places:
+        """Where values lie when units are computed."""
+        return plan_places(self.program, self.units, self.constants)
