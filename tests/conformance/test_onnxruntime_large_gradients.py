@@ -96,13 +96,18 @@ def test_products_over_nothing_are_their_bias_and_no_axes_squeeze_nothing(execut
     x, y = b.input("x", (3, 0), "float32"), b.input("y", (0, 4), "float32")
     bias = b.input("bias", (4,), "float32")
     b.output("product", b.matmul(x, y))
+    # No matrices at all, and a batch of one matrix to go with them.
+    none = b.input("none", (0, 1, 1), "float32")
+    b.output("none at all", b.matmul(b.input("one", (1, 1, 1), "float32"), none))
     b.output("scaled", b.apply("Gemm", [x, y, bias], 1, {"beta": 2.0})[0])
     b.output("kept", b.op("Squeeze", b.input("z", (1, 2, 1), "float32"), []))
     shapes = {"x": (3, 0), "y": (0, 4), "bias": (4,), "z": (1, 2, 1)}
+    shapes |= {"none": (0, 1, 1), "one": (1, 1, 1)}
     given = {name: np.full(shape, 3.0, np.float32) for name, shape in shapes.items()}
     with stitch.open_device("host", executor=executor) as opened:
         found = opened.load(stitch.compile(b.build(), target="host"))(**given)
-        product, scaled, kept = (made.numpy() for made in found)
+        product, empty, scaled, kept = (made.numpy() for made in found)
     assert np.array_equal(product, np.zeros((3, 4)))
+    assert empty.shape == (0, 1, 1)
     assert np.array_equal(scaled, np.tile(2.0 * given["bias"], (3, 1)))
     assert np.array_equal(kept, given["z"])

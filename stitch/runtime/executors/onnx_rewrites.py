@@ -139,10 +139,8 @@ def _gemm(writer: FormWriter, operation: Operation, attributes: Attributes) -> b
 
 
 def _is_over_nothing(writer: FormWriter, operation: Operation) -> bool:
-    """Whether a product has a result and nothing to sum: ONNX Runtime (1.31) then writes none."""
-    made = writer.type_of(operation.outputs[0]).shape
-    operands = [writer.type_of(v).shape for v in operation.inputs[:2]]
-    return 0 not in made and any(0 in shape for shape in operands)
+    """Whether an operand is empty: ONNX Runtime (1.31) then writes no result, or refuses it."""
+    return any(0 in writer.type_of(v).shape for v in operation.inputs[:2])
 
 
 def _scaled_bias(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
