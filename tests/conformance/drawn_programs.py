@@ -28,6 +28,7 @@ ROUNDING = {
     "int64": 0.0, "bool": 0.0,
 }  # fmt: skip
 NARROW = ("float16", "bfloat16")
+MOST_ELEMENTS = 2_000_000
 LONG_SHAPES = ((512, 256), (256, 512), (2, 256, 256), (131_072,), (4, 32_769), (1, 131_073))
 
 
@@ -98,6 +99,9 @@ class Drawing:
         return tuple(self.random.choice(sizes if self.chance(9) else edges) for _ in range(rank))
 
     def array(self, shape: tuple[int, ...], kind: str) -> Array:
+        if math.prod(shape) > MOST_ELEMENTS:
+            # What goes with a value that is empty need not be.
+            raise Unfit
         if kind == "bool":
             return self.numbers.integers(0, 2, shape).astype(np.bool_)
         if kind == "int64":
@@ -415,7 +419,7 @@ class Drawing:
                 size = self.random.choice((0, 1, 2))
                 parts.append(self.fresh((*a.shape[:axis], size, *a.shape[axis + 1 :]), a.type))
         self.random.shuffle(parts)
-        if math.prod(a.shape) * len(parts) > 2_000_000:
+        if math.prod(a.shape) * len(parts) > MOST_ELEMENTS:
             raise Unfit
         made = self.builder.op("Concat", *(k.tensor for k in parts), axis=axis)
         self.pool.append(Known(made, max(k.most for k in parts), max(k.error for k in parts),
