@@ -18,7 +18,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from stitch.ops.definition import Thunk
-from stitch.ops.steps import LINE_NBYTES
+from stitch.ops.steps import bytes_from_a_line
 from stitch.ops.windows import Windows, pad_steps, window_view
 from stitch.program import Array
 
@@ -63,10 +63,9 @@ class Columns:
         """Images per kernel column; what no sample reaches is padding, and stays zero."""
         height, _ = self.windows.padded
         shape = (at_once, self.x.shape[1], self.windows.kernel[1], height, self.windows.output[1])
-        nbytes = int(np.prod(shape)) * self.x.dtype.itemsize
-        memory = np.zeros(nbytes + LINE_NBYTES, np.uint8)
-        start = -memory.ctypes.data % LINE_NBYTES
-        return memory[start : start + nbytes].view(self.x.dtype).reshape(shape)
+        memory = bytes_from_a_line(int(np.prod(shape)) * self.x.dtype.itemsize)
+        memory.fill(0)
+        return memory.view(self.x.dtype).reshape(shape)
 
     def _along_width(self, tap: int) -> tuple[slice, slice]:
         """Positions that a kernel column meets inside the image, and the outputs they are for."""

@@ -2,7 +2,7 @@
 
 Along the last axis rows are handled block by block. A Softmax first takes exponentials as they
 are: maxima of short rows take as long as all the rest. Where a row's sum shows that this was not
-good enough (or an operand is not finite), the block is done again with its maxima subtracted.
+good enough (or an operand is not finite), the row is done again with its maximum subtracted.
 """
 
 from __future__ import annotations
@@ -72,10 +72,11 @@ def _row_block(source: Array, out: Array, row: Array, ones: Array) -> tuple[Thun
     def check() -> None:
         if low <= np.minimum.reduce(flat) and np.maximum.reduce(flat) <= high:
             return
-        np.maximum.reduce(source, 1, None, row, keepdims=True)
-        np.subtract(source, row, out)
-        np.exp(out, out)
-        np.dot(out, ones, row)
+        # Only those rows: what a row gives must not depend on the others.
+        again = np.flatnonzero(~((low <= flat) & (flat <= high)))
+        some = source[again]
+        some = np.exp(some - np.maximum.reduce(some, 1, keepdims=True))
+        out[again], row[again] = some, np.dot(some, ones)
 
     return (
         partial(np.exp, source, out),

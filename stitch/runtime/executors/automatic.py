@@ -18,11 +18,9 @@ arithmetic.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
 
 from stitch.errors import CompileError
 from stitch.machine import MachineShape
@@ -73,19 +71,16 @@ class AutomaticExecutor(Executor):
         if self.onnxruntime is None or points(program) < 1:
             return self.numpy.prepare(program, machine, workspace)
         able = self.sessions.able(program)
-        if divide(program, able, self.sessions.threads) == (tuple(range(len(able))),):
+        runs = divide(program, able, self.sessions.threads)
+        if runs == (tuple(range(len(able))),):
             # If the program is at fault, and not ONNX Runtime, NumPy's executor says so.
             with suppress(CompileError):
                 return self.onnxruntime.prepare(program, machine, workspace)
-        return PreparedKernels(program, machine, workspace, self._segments(program, able))
-
-    def _segments(self, program: Program, able: Sequence[bool]) -> list[Any]:
-        """The segments of the cheapest division that turns out to be possible."""
-        found = None
-        while found is None:
+        calls, able = self.sessions.calls(program, runs, able)
+        while calls is None:
             runs = divide(program, able, self.sessions.threads)
-            found, able = self.sessions.calls(program, runs, able)
-        return list(found)
+            calls, able = self.sessions.calls(program, runs, able)
+        return PreparedKernels(program, machine, workspace, calls)
 
 
 def points(program: Program) -> float:

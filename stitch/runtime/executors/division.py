@@ -21,7 +21,7 @@ from itertools import pairwise
 from stitch.program import ABSENT, Operation, Program
 from stitch.runtime.executors.element_runs import element_runs
 from stitch.runtime.executors.movements import MOVEMENTS, RESHAPING
-from stitch.runtime.executors.units import block_size
+from stitch.runtime.executors.units import block_sizes
 
 #: A call of ONNX Runtime, with its inputs and outputs; a node in it; a call of NumPy.
 CALL, NODE, FUNCTION = 5.0, 0.7, 0.6
@@ -110,7 +110,7 @@ class _Prices:
         self.threads = threads
         self.given = {slot.value for slot in program.outputs}
         self.makers = {v: o for o in program.operations for v in o.outputs if v != ABSENT}
-        sizes = [block_size(program, operation) for operation in program.operations]
+        sizes = block_sizes(program)
         self.blocked = {
             i
             for first, (a, b) in enumerate(pairwise(sizes))

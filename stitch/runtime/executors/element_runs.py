@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from stitch.program import DataType, Operation, Program
+from stitch.program import ABSENT, DataType, Operation, Program
 
 #: Operators that are one node each, the same for every float type.
 ELEMENTWISE = frozenset({
@@ -47,6 +47,7 @@ def element_runs(program: Program, without: Collection[int] = ()) -> dict[int, E
     """The runs of a program by their first operation; none holds one of `without`."""
     found: dict[int, ElementRun] = {}
     run: list[int] = []
+    last = ABSENT
 
     def close() -> None:
         if len(run) >= LEAST_OPERATIONS:
@@ -57,17 +58,14 @@ def element_runs(program: Program, without: Collection[int] = ()) -> dict[int, E
         run.clear()
 
     for index, operation in enumerate(program.operations):
-        fits = index not in without and _is_elementwise(program, operation)
-        if run and fits:
-            first = program.operations[run[0]].outputs[0]
-            fits = program.values[first].type == program.values[operation.outputs[0]].type
-            if not fits:
-                close()
-                fits = True
-        if fits:
-            run.append(index)
-        else:
+        if index in without or not _is_elementwise(program, operation):
             close()
+            continue
+        made = operation.outputs[0]
+        if run and program.values[made].type != program.values[last].type:
+            close()
+        run.append(index)
+        last = made
     close()
     return found
 

@@ -20,12 +20,11 @@ from typing import NamedTuple
 import numpy as np
 
 from stitch.link import Interval, pack_intervals
-from stitch.ops import lookup
+from stitch.ops import LINE_NBYTES, lookup
 from stitch.program import ABSENT, Array, Operation, Program
 from stitch.runtime.executors.movements import Piece, View, pieces
 from stitch.runtime.executors.staging import is_direct
 from stitch.runtime.executors.units import Unit
-from stitch.runtime.executors.workspace import ALIGNMENT
 
 #: NumPy functions of two operands, which repeat a short one, and take rows that lie apart.
 ARITHMETIC = frozenset({"Add", "Sub", "Mul"})
@@ -241,7 +240,7 @@ class _Workspace:
             Interval(
                 unit_of[min(self.lives[m][0] for m in members)],
                 unit_of[max(self.lives[m][1] for m in members)],
-                -(-max(self._nbytes(m) for m in members) // ALIGNMENT) * ALIGNMENT,
+                -(-max(self._nbytes(m) for m in members) // LINE_NBYTES) * LINE_NBYTES,
             )
             for members in groups.values()
         ])  # fmt: skip

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -61,7 +62,10 @@ class Sessions:
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        self._found: dict[bytes, list[Session]] = {}
+        # Kept by the segments that use them. Weights count by identity: a session holds its own.
+        self._found: WeakValueDictionary[tuple[bytes, tuple[int, ...]], Session] = (
+            WeakValueDictionary()
+        )
 
     def able(self, program: Program) -> list[bool]:
         """Which of a program's operations can be written for it at all."""
@@ -113,12 +117,8 @@ class Sessions:
         """
         inputs, outputs, part = part_of(program, operations)
         form = onnx_form(part)
-        alike = self._found.setdefault(form.model, [])
-        for session in alike:
-            theirs = session.form.weights
-            if all(a is b for (_, a), (_, b) in zip(theirs, form.weights, strict=True)):
-                break
-        else:
-            session = Session(form, self.threads)
-            alike.append(session)
+        key = form.model, tuple(id(weights) for _, weights in form.weights)
+        session = self._found.get(key)
+        if session is None:
+            session = self._found[key] = Session(form, self.threads)
         return Segment(tuple(operations), inputs, outputs, part, session)

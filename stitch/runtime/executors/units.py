@@ -36,14 +36,14 @@ class Unit:
 
 def units_of(program: Program, calls: Collection[tuple[int, ...]]) -> tuple[Unit, ...]:
     """The units of a program; `calls` are the operations that go to somebody else, call by call."""
-    starts = {operations[0]: operations for operations in calls}
+    starts, sizes = {operations[0]: operations for operations in calls}, block_sizes(program)
     found: list[Unit] = []
     run: list[int] = []
     index = 0
     while index < len(program.operations):
         call = starts.get(index)
-        size = None if call is not None else block_size(program, program.operations[index])
-        if run and size != block_size(program, program.operations[run[0]]):
+        size = None if call is not None else sizes[index]
+        if run and size != sizes[run[0]]:
             found.append(Unit(tuple(run)))
             run = []
         if call is not None:
@@ -56,13 +56,18 @@ def units_of(program: Program, calls: Collection[tuple[int, ...]]) -> tuple[Unit
     return (*found, Unit(tuple(run))) if run else tuple(found)
 
 
-def block_size(program: Program, operation: Operation) -> int | None:
-    """The elements of an operation that may be computed by blocks; None for others."""
+def block_sizes(program: Program) -> list[int | None]:
+    """The elements of each operation that may be computed by blocks; None for others."""
+    constants = {c.value for c in program.constants}
+    return [_block_size(program, operation, constants) for operation in program.operations]
+
+
+def _block_size(program: Program, operation: Operation, constants: set[int]) -> int | None:
     if operation.domain or operation.op not in FEW_PASSES or len(operation.outputs) != 1:
         return None
     if not lookup(operation.op).elementwise or operation.outputs[0] < 0:
         return None
-    values, constants = program.values, {c.value for c in program.constants}
+    values = program.values
     shape = values[operation.outputs[0]].type.shape
     size = math.prod(shape)
     for value in (*operation.inputs, *operation.outputs):

@@ -10,9 +10,6 @@ import numpy as np
 from stitch.ops import KernelMemory, bytes_from_a_line
 from stitch.program import Array
 
-#: Arrays begin at multiples of a cache line.
-ALIGNMENT = 64
-
 
 class Workspace:
     """Bytes that every program of a device may use while it runs, and no longer.
