@@ -217,8 +217,6 @@ class _Backward:
         def read(side: str, index: int) -> SymbolicTensor:
             if side == "input":
                 return self.forward.value(operation.inputs[index])
-            if side == "slope":
-                return self.forward.value(self.forward.slope(operation))
             return self.forward.value(self.forward.output(operation, index))
 
         return read

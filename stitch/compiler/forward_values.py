@@ -11,7 +11,6 @@ from typing import Literal
 
 from stitch import ops
 from stitch.compiler.dead_code import drop_unused_values
-from stitch.compiler.sloped_operation import SlopedOperation
 from stitch.graph.builder import ComputationGraphBuilder
 from stitch.graph.computation_graph import ComputationGraph
 from stitch.graph.known_values import KnownValues
@@ -57,7 +56,6 @@ class ForwardValues:
         #: their former outputs.
         self.forward = list(graph.values)
         self.grown: dict[tuple[int, ...], Operation] = {}
-        self.sloped: dict[tuple[int, ...], SlopedOperation] = {}
         self.names = {slot.name for slot in graph.inputs} | {slot.name for slot in graph.outputs}
 
     def value(self, wanted: int) -> SymbolicTensor:
@@ -156,16 +154,6 @@ class ForwardValues:
         self.maker.update((v, made) for v in made.outputs)
         return outputs[index]
 
-    def slope(self, operation: Operation) -> int:
-        """The value of an operation's slope; the operation is then written in others' words."""
-        found = self.sloped.get(operation.outputs)
-        if found is None:
-            found = self.sloped[operation.outputs] = SlopedOperation(operation, self.forward)
-            for part in found.operations:
-                self.maker.update((v, part) for v in part.outputs)
-            self.constants.update((c.value, c.data) for c in found.constants)
-        return found.slope
-
     def fresh(self, name: str) -> str:
         """A name that no slot has yet."""
         chosen, times = name, 0
@@ -179,18 +167,12 @@ class ForwardValues:
         """The graph with the saved values as further outputs."""
         have = {slot.name for slot in self.graph.outputs}
         more = tuple(OutputSlot(n, v) for v, n in self.saved.items() if n not in have)
-        operations: list[Operation] = []
-        for operation in self.graph.operations:
-            sloped = self.sloped.get(operation.outputs)
-            grown = self.grown.get(operation.outputs, operation)
-            operations += (grown,) if sloped is None else sloped.operations
-        constants = [c for sloped in self.sloped.values() for c in sloped.constants]
+        operations = tuple(self.grown.get(o.outputs, o) for o in self.graph.operations)
         return drop_unused_values(
             replace(
                 self.graph,
                 outputs=(*self.graph.outputs, *more),
-                operations=tuple(operations),
+                operations=operations,
                 values=tuple(self.forward),
-                constants=(*self.graph.constants, *constants),
             )
         )

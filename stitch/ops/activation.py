@@ -8,11 +8,12 @@ from functools import partial
 
 import numpy as np
 
-from stitch.ops.activation_gradients import ACTIVATIONS, gelu_with_slope, prelu_gradient
+from stitch.ops.activation_gradients import ACTIVATIONS, prelu_gradient
 from stitch.ops.attributes import Attributes, float_of, string_of
 from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS, PRODUCTS, SIGNED_NUMERIC
 from stitch.ops.error_function import WORKSPACES, erf_steps
+from stitch.ops.gelu_gradient import CUBE, RATE
 from stitch.ops.inference import (
     require_broadcast_to,
     require_same_type,
@@ -156,13 +157,12 @@ def _swish(x: Array, out: Array, work: Work, attributes: Attributes) -> Sequence
 def _gelu(x: Array, out: Array, work: Work, attributes: Attributes) -> Sequence[Thunk]:
     gate = work[WORKSPACES]
     if string_of(attributes, "approximate") == "tanh":
-        # tanh(sqrt(2 / pi) (x + 0.044715 x^3))
         inner: list[Thunk] = [
             partial(np.multiply, x, x, gate),
-            partial(np.multiply, gate, scalar(0.044715, x), gate),
+            partial(np.multiply, gate, scalar(CUBE, x), gate),
             partial(np.add, gate, scalar(1.0, x), gate),
             partial(np.multiply, gate, x, gate),
-            partial(np.multiply, gate, scalar(math.sqrt(2.0 / math.pi), x), gate),
+            partial(np.multiply, gate, scalar(RATE, x), gate),
             partial(np.tanh, gate, gate),
         ]
     else:
@@ -237,7 +237,6 @@ OPERATORS = (
         attributes={"approximate": Attribute("string", "none")},
         elementwise=True,
         gradient=ACTIVATIONS["Gelu"],
-        with_slope=gelu_with_slope,
     ),
     _activation("Sigmoid", 0, _sigmoid),
     _activation("Softplus", 1, _softplus),

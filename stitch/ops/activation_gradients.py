@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from stitch.ops.arithmetic_gradients import kept
 from stitch.ops.attributes import float_of, string_of
-from stitch.ops.gradient import ForwardWriter, Gradient, GradientContext
-from stitch.program import AttributeValue
-
-#: tanh(RATE (x + CUBE x^3)) stands for the error function in Gelu's approximate form.
-RATE, CUBE = math.sqrt(2.0 / math.pi), 0.044715
+from stitch.ops.gradient import Gradient, GradientContext
 
 
 def _rule(slope: Callable[[GradientContext], Any]) -> Gradient:
@@ -117,33 +112,8 @@ def _swish(c: GradientContext) -> Any:
 
 
 def _gelu(c: GradientContext) -> Any:
-    return c.gradient * c.slope()
-
-
-def gelu_with_slope(
-    writer: ForwardWriter, x: Any, attributes: Mapping[str, AttributeValue]
-) -> tuple[Any, Any]:
-    """y = x share with share = (1 + e) / 2: the slope is share + x share'.
-
-    e is erf(x / sqrt 2), whose slope is a density, or the hyperbolic tangent of
-    RATE (x + CUBE x^3), whose slope is (1 - e^2) times that of what it is taken of.
-    """
-    if string_of(attributes, "approximate") == "none":
-        inner = writer.apply("Mul", x, math.sqrt(0.5))
-        e = writer.apply("Erf", inner)
-        # The difference turns the sign and brings the height in: one pass in place of two.
-        height = -0.5 * math.log(2.0 * math.pi)
-        exponent = writer.apply("Sub", height, writer.apply("Mul", inner, inner))
-        rise = writer.apply("Exp", exponent)
-    else:
-        square = writer.apply("Mul", x, x)
-        inner = writer.apply("Add", writer.apply("Mul", square, CUBE * RATE), RATE)
-        e = writer.apply("Tanh", writer.apply("Mul", x, inner))
-        within = writer.apply("Add", writer.apply("Mul", square, 1.5 * CUBE * RATE), 0.5 * RATE)
-        rise = writer.apply("Sub", within, writer.apply("Mul", writer.apply("Mul", e, e), within))
-    share = writer.apply("Add", writer.apply("Mul", e, 0.5), 0.5)
-    slope = writer.apply("Add", share, writer.apply("Mul", x, rise))
-    return writer.apply("Mul", x, share), slope
+    approximate = string_of(c.attributes, "approximate")
+    return c.apply("GeluGradient", c.gradient, c.input(0), domain="stitch", approximate=approximate)
 
 
 def prelu_gradient(context: GradientContext) -> Sequence[Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stitch.errors import CompileError
-from stitch.ops.gradient import Gradient, WithSlope
+from stitch.ops.gradient import Gradient
 from stitch.program import Array, AttributeValue, DataType, ValueType
 
 #: A prepared step: called with nothing, it reads and writes the arrays it was bound to.
@@ -78,8 +78,7 @@ class OpDef:
 
     `elementwise`: each output element depends on the input elements at its own place only, so an
     output may overwrite an input that nobody reads later. `gradient` is its vector-Jacobian rule
-    (`stitch.ops.gradient`), None where it has none; `with_slope` is how a forward graph writes the
-    operator where that rule asks for its slope.
+    (`stitch.ops.gradient`), None where it has none.
     """
 
     name: str
@@ -92,4 +91,3 @@ class OpDef:
     elementwise: bool = False
     doc: str = ""
     gradient: Gradient | None = None
-    with_slope: WithSlope | None = None

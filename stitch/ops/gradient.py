@@ -50,19 +50,7 @@ class GradientBuilder(Protocol):
     def constant(self, array: Any) -> Any: ...
 
 
-Side: TypeAlias = Literal["input", "output", "slope"]
-
-
-class ForwardWriter(Protocol):
-    """What writes operations into the forward graph, instead of one that is there."""
-
-    def apply(self, op: str, *operands: Any, **attributes: Any) -> Any:
-        """One operation with one result; numbers become constants of the operand's type."""
-
-
-#: Writes an elementwise operator of one operand in others' words, given the operand and the
-#: attributes, such that its result and its slope share work: (result, slope).
-WithSlope = Callable[[ForwardWriter, Any, Mapping[str, AttributeValue]], tuple[Any, Any]]
+Side: TypeAlias = Literal["input", "output"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +87,6 @@ class GradientContext:
         An optional output that the operation does not give is added to it.
         """
         return self.read("output", index)
-
-    def slope(self) -> Any:
-        """The slope of the result at each element, which the forward program then computes.
-
-        For operators that say how (`OpDef.with_slope`): what the two share is computed once.
-        """
-        return self.read("slope", 0)
 
     def type_of(self, index: int) -> ValueType:
         """The type of input `index`, which is present; saves nothing."""

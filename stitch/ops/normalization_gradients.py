@@ -48,77 +48,61 @@ def layer_gradient(context: GradientContext) -> Sequence[Any]:
     """By the mean and the inverse deviation that the operator gives as further results."""
     if any(gradient is not None for gradient in context.gradients[1:]):
         raise context.fail("its statistics have none", "do not use them on the way to an output")
-    x, gradient = context.type_of(0), context.gradient
+    gradient = context.gradient
     first = second = third = None
-    if context.wants(2):
-        third = context.reduced(gradient, 2)
     if context.wants(0) or context.wants(1):
-        mean, inverse = (in_type(context, context.output(i), x.data_type) for i in (1, 2))
-        rows, width = _table(context)
-        centred = shaped(context, context.input(0), (rows, width)) - shaped(
-            context, mean, (rows, 1)
-        )
-        first, second = _through_rows(context, centred, inverse, centres=True)
+        kind, shape = context.type_of(0).data_type, _normalized(context)
+        statistics = (in_type(context, context.output(i), kind) for i in (1, 2))
+        operands = gradient, context.input(0), *statistics, _whole_scale(context)
+        first, *sums = context.apply_many(
+            "LayerNormalizationGradient", 3, *operands, domain="stitch",
+            axis=len(context.type_of(0).shape) - len(shape),
+        )  # fmt: skip
+        second = context.reduced(sums[0], 1)
+        third = context.reduced(sums[1], 2) if context.wants(2) else None
+    elif context.wants(2):
+        third = context.reduced(gradient, 2)
     return first, second, third
 
 
 def rms_gradient(context: GradientContext) -> Sequence[Any]:
-    """As a layer's, without a mean."""
-    x = shaped(context, context.input(0), _table(context))
+    """As a layer's, without a mean: dx = (h - x mean(h x) / deviation^2) / deviation.
+
+    Sums over rows and over columns are products with a vector, and x is never standardized.
+    """
+    shape, normalized = context.type_of(0).shape, _normalized(context)
+    width = math.prod(normalized)
+    rows = math.prod(shape[: len(shape) - len(normalized)])
+    x, gradient = (shaped(context, v, (rows, width)) for v in (context.input(0), context.gradient))
     squares = mean_over(context, x * x, [1])
     inverse = inverse_deviation(context, squares, float_of(context.attributes, "epsilon"))
-    return _through_rows(context, x, inverse, centres=False)
-
-
-def _table(context: GradientContext) -> tuple[int, int]:
-    """How many rows are normalized, and how long they are."""
-    shape = context.type_of(0).shape
-    axis = int_of(context.attributes, "axis") % len(shape)
-    return math.prod(shape[:axis]), math.prod(shape[axis:])
-
-
-def _through_rows(
-    context: GradientContext, centred: Any, inverse: Any, *, centres: bool
-) -> tuple[Any, Any]:
-    """The gradients of operand and scale, from centred rows and their inverse deviations.
-
-    dx = (h - mean(h) - x mean(h x) / deviation^2) / deviation. Sums over rows and over columns are
-    products with a vector, so h = dy scale is made once and x is never standardized. Torch's CPU
-    kernel does not centre x; that saves one pass more, but loses digits by the ratio of mean and
-    deviation (at 100, one and a half more than torch loses itself in the scale's gradient).
-    """
-    shape, (rows, width) = context.type_of(0).shape, _table(context)
-    gradient = shaped(context, context.gradient, (rows, width))
-    product = gradient * centred
+    product = gradient * x
     first = second = None
     if context.wants(1):
         along = context.apply("MatMul", shaped(context, inverse, (1, rows)), product)
-        normalized = shape[len(shape) - _normalized_rank(context) :]
         second = context.reduced(shaped(context, along, normalized), 1)
     if context.wants(0):
-        inverse = shaped(context, inverse, (rows, 1))
         scale = shaped(context, _whole_scale(context), (width,))
         mean = shaped(context, scale * (1.0 / max(width, 1)), (width, 1))
         slant = context.apply("Gemm", product, mean) * (inverse * inverse)
-        inner = gradient * scale - centred * slant
-        if centres:
-            inner = inner - context.apply("Gemm", gradient, mean)
-        first = shaped(context, inner * inverse, shape)
+        first = shaped(context, (gradient * scale - x * slant) * inverse, shape)
     return first, second
 
 
-def _normalized_rank(context: GradientContext) -> int:
-    rank = len(context.type_of(0).shape)
-    return rank - int_of(context.attributes, "axis") % rank
+def _normalized(context: GradientContext) -> tuple[int, ...]:
+    """The shape of what is normalized."""
+    shape = context.type_of(0).shape
+    return shape[int_of(context.attributes, "axis") % len(shape) :]
 
 
 def _whole_scale(context: GradientContext) -> Any:
     """The scale in the shape of what is normalized."""
-    shape = context.type_of(0).shape
-    normalized = shape[len(shape) - _normalized_rank(context) :]
+    normalized = _normalized(context)
     scale = context.input(1)
-    if math.prod(scale.shape) == math.prod(normalized):
+    if scale.shape == normalized:
         return scale
+    if math.prod(scale.shape) == math.prod(normalized):
+        return shaped(context, scale, normalized)
     return context.apply("Expand", scale, list(normalized))
 
 

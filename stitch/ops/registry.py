@@ -27,8 +27,10 @@ from stitch.ops import (
     elementwise,
     error_function,
     fourier,
+    gelu_gradient,
     generating,
     indexing,
+    layer_gradient,
     matmul,
     max_pool_gradient,
     normalization,
@@ -51,10 +53,10 @@ from stitch.ops import (
 from stitch.ops.definition import OpDef
 
 _THEMES = (
-    elementwise, elementary, comparison, activation, error_function, matmul,
+    elementwise, elementary, comparison, activation, gelu_gradient, error_function, matmul,
     convolution, convolution_weights, pooling, max_pool_gradient, batch_normalization,
-    normalization, softmax, reduction, scanning, reshaping, rearranging, padding, indexing,
-    scattering, generating, casting, einsum, recurrent, resampling, quantization,
+    normalization, layer_gradient, softmax, reduction, scanning, reshaping, rearranging, padding,
+    indexing, scattering, generating, casting, einsum, recurrent, resampling, quantization,
     quantized_products, fourier, sampling, unfolding, determinant, cache_writing, counting,
     optimizer_steps, checking,
 )  # fmt: skip

@@ -49,7 +49,10 @@ FUNCTIONS = {
     "Sigmoid": (1.0, 0.5), "Softmax": (1.0, 0.6), "Softplus": (1.4, 1.0), "Tanh": (1.0, 0.5),
     "Where": (0.5, 1.4),
 }  # fmt: skip
-OWN_FUNCTIONS = {"MaxPoolGradient": (1.6, 5.9)}
+OWN_FUNCTIONS = {
+    "GeluGradient": (3.0, 2.2), "LayerNormalizationGradient": (2.0, 5.0),
+    "MaxPoolGradient": (1.6, 5.9),
+}  # fmt: skip
 #: Multiply-adds per microsecond of convolutions: NumPy's, ONNX Runtime's. NumPy multiplies unfolded
 #: images, and so do both for the weights' gradient.
 CONVOLUTIONS = (28_000.0, 40_000.0)

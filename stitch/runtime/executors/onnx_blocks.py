@@ -8,6 +8,7 @@ memory; the rows of a `Scan` are views, and stay in the caches. Must not know se
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -18,50 +19,61 @@ from stitch.runtime.executors.onnx_writer import FormWriter, value_name
 
 
 def write_run(writer: FormWriter, program: Program, run: ElementRun) -> None:
-    """The nodes of a run: its long operands in blocks, a `Scan` over them, and its results.
-
-    A result that goes out of the model goes out in blocks, the same bytes: a node that gave it its
-    shape back would copy it.
-    """
+    """The nodes of a run of elementwise operations."""
     operations = [program.operations[i] for i in run.operations]
-    kind = program.values[operations[0].outputs[0]].type
-    size = math.prod(kind.shape) // run.count
     made = [v for o in operations for v in o.outputs]
-    given = {s.value for s in program.outputs}
     inside = set(run.operations)
-    outside = {
-        v for i, o in enumerate(program.operations) if i not in inside for v in o.inputs
-    } | given
-    long = [
-        v
-        for v in dict.fromkeys(v for o in operations for v in o.inputs)
-        if v not in made and math.prod(program.values[v].type.shape) > 1
-    ]
-    cut = writer.constant(np.array([run.count, -1], np.int64))
-    blocks = [writer.node("Reshape", [writer.operand(v), cut]) for v in long]
-    names = {v: writer.fresh() for v in (*long, *made)}
+    outside = {s.value for s in program.outputs}
+    outside |= {v for i, o in enumerate(program.operations) if i not in inside for v in o.inputs}
+    read = dict.fromkeys(v for o in operations for v in o.inputs if v not in made)
+    long = [v for v in read if math.prod(program.values[v].type.shape) > 1]
     results = [v for v in made if v in outside]
-    outer, writer.nodes = writer.nodes, []
-    for operation in operations:
-        operands = [
-            names[v] if v in names else _number(writer, program, v) for v in operation.inputs
-        ]
-        attributes = resolve_attributes(
-            lookup(operation.op), operation.attributes, operation.location
-        )
-        writer.node(operation.op, operands, names[operation.outputs[0]], **attributes)
-    body, writer.nodes = writer.nodes, outer
+    names = {v: _number(writer, program, v) for v in read if v not in long}
+
+    def write(rows: Sequence[str]) -> Sequence[str]:
+        names.update(zip(long, rows, strict=True))
+        for operation in operations:
+            operands = [names[v] for v in operation.inputs]
+            attributes = resolve_attributes(
+                lookup(operation.op), operation.attributes, operation.location
+            )
+            names[operation.outputs[0]] = writer.node(operation.op, operands, None, **attributes)
+        return [names[v] for v in results]
+
+    write_blocks(writer, long, results, run.count, write)
+
+
+def write_blocks(
+    writer: FormWriter,
+    operands: Sequence[int],
+    results: Sequence[int],
+    count: int,
+    write: Callable[[Sequence[str]], Sequence[str]],
+) -> None:
+    """Long operands in blocks, a `Scan` over them, and its results, all of one type.
+
+    `write` is given the names of one block of each operand, writes nodes, and gives the names of
+    the results. A result that goes out of the model goes out in blocks, the same bytes: a node that
+    gave it its shape back would copy it.
+    """
+    program = writer.program
+    kind, given = writer.type_of(results[0]), {s.value for s in program.outputs}
+    cut = writer.constant(np.array([count, -1], np.int64))
+    blocks = [writer.node("Reshape", [writer.operand(v), cut]) for v in operands]
+    rows, size = [writer.fresh() for _ in operands], math.prod(kind.shape) // count
+    with writer.body() as body:
+        made = write(rows)
     scanned = {v: value_name(v) if v in given else writer.fresh() for v in results}
     writer.scan(
         body,
-        tuple(zip(blocks, (names[v] for v in long), strict=True)),
-        tuple((names[v], name) for v, name in scanned.items()),
+        tuple(zip(blocks, rows, strict=True)),
+        tuple(zip(made, scanned.values(), strict=True)),
         ValueType((size,), kind.data_type),
     )
     shape = writer.constant(np.array(kind.shape, np.int64))
     for value, name in scanned.items():
         if value in given:
-            writer.blocked[value] = (run.count, size)
+            writer.blocked[value] = (count, size)
         if value not in given or any(value in o.inputs for o in program.operations):
             whole = value_name(value) if value not in given else writer.fresh()
             writer.node("Reshape", [name, shape], whole)
@@ -72,7 +84,4 @@ def _number(writer: FormWriter, program: Program, value: int) -> str:
     """One number, without dimensions, so that it does not add any to a block."""
     if not program.values[value].type.shape:
         return writer.operand(value)
-    outer, writer.nodes = writer.nodes, []
-    name = writer.node("Reshape", [writer.operand(value), writer.constant(np.zeros(0, np.int64))])
-    writer.nodes = [*outer, *writer.nodes]
-    return name
+    return writer.node("Reshape", [writer.operand(value), writer.constant(np.zeros(0, np.int64))])

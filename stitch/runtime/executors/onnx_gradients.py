@@ -7,12 +7,16 @@ operator means.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from stitch.errors import CompileError
+from stitch.ops.gelu_gradient import CUBE, HEIGHT, RATE
 from stitch.ops.windows import windows_of
-from stitch.program import AttributeValue, Operation
+from stitch.program import ABSENT, AttributeValue, Operation, ValueType
+from stitch.runtime.executors.element_runs import block_count
+from stitch.runtime.executors.onnx_blocks import write_blocks
 from stitch.runtime.executors.onnx_writer import FormWriter, value_name
 
 Attributes = Mapping[str, AttributeValue]
@@ -72,4 +76,106 @@ def max_pool_gradient(writer: FormWriter, operation: Operation, attributes: Attr
     table = writer.node("Expand", [zero, _ints(writer, math.prod(shape))])
     made = writer.node("ScatterElements", [table, places, given], axis=0, reduction="add")
     writer.node("Reshape", [made, _ints(writer, *shape)], value_name(operation.outputs[0]))
+    return True
+
+
+def gelu_gradient(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
+    """The slope of x share(x) is share(x) + x share'(x); over blocks where memory would be slow."""
+    product = _tanh_product if attributes["approximate"] == "tanh" else _exact_product
+    made = operation.outputs[0]
+    kind = writer.type_of(made)
+    count = block_count(math.prod(kind.shape))
+    if count == 1:
+        gradient, x = map(writer.operand, operation.inputs)
+        product(writer, gradient, x, kind, value_name(made))
+        return True
+
+    def write(rows: Sequence[str]) -> Sequence[str]:
+        return [product(writer, rows[0], rows[1], kind)]
+
+    write_blocks(writer, operation.inputs, [made], count, write)
+    return True
+
+
+def _exact_product(
+    writer: FormWriter, gradient: str, x: str, kind: ValueType, out: str | None = None
+) -> str:
+    """g ((1 + erf(x / sqrt 2)) / 2 + x exp(ln HEIGHT - x^2 / 2))."""
+    inner = writer.node("Mul", [x, _number(writer, math.sqrt(0.5), kind)])
+    share = _half(writer, writer.node("Erf", [inner]), kind)
+    square = writer.node("Mul", [inner, inner])
+    # The difference turns the sign and brings the height in, for one pass in place of two.
+    exponent = writer.node("Sub", [_number(writer, math.log(HEIGHT), kind), square])
+    rest = writer.node("Mul", [writer.node("Exp", [exponent]), x])
+    return writer.node("Mul", [writer.node("Add", [share, rest]), gradient], out)
+
+
+def _tanh_product(
+    writer: FormWriter, gradient: str, x: str, kind: ValueType, out: str | None = None
+) -> str:
+    """g ((1 + t) / 2 + (1 - t^2) inner' x / 2): t = tanh(inner)."""
+
+    def line(slope: float, offset: float) -> str:
+        scaled = writer.node("Mul", [square, _number(writer, slope, kind)])
+        return writer.node("Add", [scaled, _number(writer, offset, kind)])
+
+    square = writer.node("Mul", [x, x])
+    inner = writer.node("Mul", [line(CUBE * RATE, RATE), x])
+    tangent = writer.node("Tanh", [inner])
+    share = _half(writer, tangent, kind)
+    flat = writer.node("Sub", [_number(writer, 1.0, kind), writer.node("Mul", [tangent, tangent])])
+    steep = writer.node("Mul", [flat, line(1.5 * CUBE * RATE, 0.5 * RATE)])
+    slope = writer.node("Add", [share, writer.node("Mul", [steep, x])])
+    return writer.node("Mul", [slope, gradient], out)
+
+
+def _half(writer: FormWriter, value: str, kind: ValueType) -> str:
+    """(1 + value) / 2."""
+    half = _number(writer, 0.5, kind)
+    return writer.node("Add", [writer.node("Mul", [value, half]), half])
+
+
+def _number(writer: FormWriter, value: float, kind: ValueType) -> str:
+    return writer.constant(np.array(value, kind.data_type.compute_dtype))
+
+
+def layer_gradient(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
+    """dx = (h - mean(h) - c mean(h c) / deviation^2) / deviation with c = x - mean, h = dy scale.
+
+    Sums over rows and over columns are products with a vector.
+    """
+    kind, weights = (writer.type_of(operation.inputs[i]) for i in (1, 4))
+    width = math.prod(weights.shape)
+    if 0 in kind.shape:
+        raise CompileError("a gradient over nothing is not given to it")
+
+    def shaped(index: int, *shape: int) -> str:
+        operand = writer.operand(operation.inputs[index])
+        return writer.node("Reshape", [operand, _ints(writer, *shape)])
+
+    def given(output: int, made: str) -> None:
+        value = operation.outputs[output]
+        if value != ABSENT:
+            shape = _ints(writer, *writer.type_of(value).shape)
+            writer.node("Reshape", [made, shape], value_name(value))
+
+    gradient, x = (shaped(i, -1, width) for i in (0, 1))
+    mean, inverse = (shaped(i, -1, 1) for i in (2, 3))
+    centred = writer.node("Sub", [x, mean])
+    product = writer.node("Mul", [gradient, centred])
+    row = writer.node("Reshape", [inverse, _ints(writer, 1, -1)])
+    share = writer.node("Mul", [shaped(4, width, 1), _number(writer, 1.0 / width, kind)])
+    square = writer.node("Mul", [inverse, inverse])
+    slant = writer.node("Mul", [writer.node("MatMul", [product, share]), square])
+    inner = writer.node("Sub", [
+        writer.node("Mul", [gradient, shaped(4, 1, width)]),
+        writer.node("Mul", [centred, slant]),
+    ])  # fmt: skip
+    inner = writer.node("Sub", [inner, writer.node("MatMul", [gradient, share])])
+    given(0, writer.node("Mul", [inner, inverse]))
+    outputs = (*operation.outputs, ABSENT, ABSENT)
+    if outputs[1] != ABSENT:
+        given(1, writer.node("MatMul", [row, product]))
+    if outputs[2] != ABSENT:
+        given(2, writer.node("ReduceSum", [gradient, _ints(writer, 0)], keepdims=0))
     return True

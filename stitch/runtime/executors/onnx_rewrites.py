@@ -250,5 +250,7 @@ REWRITES: Mapping[tuple[str, str], Rewrite] = {
     ("", "Where"): _where,
     ("stitch", "ConvWeightGradient"): onnx_gradients.conv_weight_gradient,
     ("stitch", "Expect"): _expect,
+    ("stitch", "GeluGradient"): onnx_gradients.gelu_gradient,
+    ("stitch", "LayerNormalizationGradient"): onnx_gradients.layer_gradient,
     ("stitch", "MaxPoolGradient"): onnx_gradients.max_pool_gradient,
 }

@@ -7,6 +7,7 @@ large constants, which the model names but does not hold. Must not know sessions
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -115,6 +116,15 @@ class FormWriter:
         outputs = [self.fresh(), self.fresh()]
         self.nodes.append(helper.make_node(op, list(inputs), outputs, **attributes))
         return outputs[1]
+
+    @contextmanager
+    def body(self) -> Iterator[list[onnx.NodeProto]]:
+        """What is written within goes into a list of its own: the body of a `scan`."""
+        outer, self.nodes = self.nodes, []
+        try:
+            yield self.nodes
+        finally:
+            self.nodes = outer
 
     def scan(
         self,
