@@ -48,7 +48,6 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
         part = slice(start, min(start + BLOCK_SIZE, out.size))
         slope, *others = (w[: part.stop - part.start] for w in work)
         steps += slope_steps(x[part], slope, tuple(others))
-        # The output may be either operand: it is written last.
         steps.append(partial(np.multiply, gradient[part], slope, out[part]))
     return steps
 
@@ -99,6 +98,7 @@ OPERATORS = (
         _kernel,
         attributes={"approximate": Attribute("string", "none")},
         domain="stitch",
-        elementwise=True,
+        # It is elementwise, but does not say so: in the place of an operand ATen's kernel takes 2.0
+        # ms where it takes 1.4 elsewhere (4 MiB).
     ),
 )

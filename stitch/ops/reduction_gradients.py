@@ -159,10 +159,10 @@ def cumulative_product_gradient(context: GradientContext) -> Sequence[Any]:
 
 
 def softmax_gradient(context: GradientContext) -> Sequence[Any]:
-    """dx = y (dy - sum(dy y))."""
-    y, gradient = context.output(), context.gradient
-    axis = [int_of(context.attributes, "axis")]
-    return (y * (gradient - context.apply("ReduceSum", gradient * y, axis, keepdims=1)),)
+    """By the result alone."""
+    axis = int_of(context.attributes, "axis")
+    operands = context.gradient, context.output()
+    return (context.apply("SoftmaxGradient", *operands, domain="stitch", axis=axis),)
 
 
 def log_softmax_gradient(context: GradientContext) -> Sequence[Any]:

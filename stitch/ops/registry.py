@@ -48,6 +48,7 @@ from stitch.ops import (
     scanning,
     scattering,
     softmax,
+    softmax_gradient,
     unfolding,
 )
 from stitch.ops.definition import OpDef
@@ -55,10 +56,10 @@ from stitch.ops.definition import OpDef
 _THEMES = (
     elementwise, elementary, comparison, activation, gelu_gradient, error_function, matmul,
     convolution, convolution_weights, pooling, max_pool_gradient, batch_normalization,
-    normalization, layer_gradient, softmax, reduction, scanning, reshaping, rearranging, padding,
-    indexing, scattering, generating, casting, einsum, recurrent, resampling, quantization,
-    quantized_products, fourier, sampling, unfolding, determinant, cache_writing, counting,
-    optimizer_steps, checking,
+    normalization, layer_gradient, softmax, softmax_gradient, reduction, scanning, reshaping,
+    rearranging, padding, indexing, scattering, generating, casting, einsum, recurrent, resampling,
+    quantization, quantized_products, fourier, sampling, unfolding, determinant, cache_writing,
+    counting, optimizer_steps, checking,
 )  # fmt: skip
 _OPERATORS: tuple[OpDef, ...] = tuple(chain.from_iterable(theme.OPERATORS for theme in _THEMES))
 _BY_NAME = {(definition.domain, definition.name): definition for definition in _OPERATORS}

@@ -170,7 +170,7 @@ def test_products_and_functions_go_to_onnx_runtime_and_choices_to_numpy() -> Non
     compiled = model("gated", gated, target="host")
     program = compiled.binary.programs[0]
     able = Sessions(1).able(program)
-    foreign = {program.operations[i].op for run in divide(program, able) for i in run}
+    foreign = {program.operations[i].op for run in divide(program, able).runs for i in run}
     assert {"MatMul", "Erf"} <= foreign
     assert foreign.isdisjoint({"Where", "Greater"})
     x = draw(512, 256)

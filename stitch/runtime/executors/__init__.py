@@ -17,12 +17,17 @@ EXECUTORS: dict[str, tuple[str, str]] = {
     "numpy": ("stitch.runtime.executors.numpy_executor", "NumpyExecutor"),
     "onnxruntime": ("stitch.runtime.executors.onnxruntime", "OnnxRuntimeExecutor"),
     "auto": ("stitch.runtime.executors.automatic", "AutomaticExecutor"),
+    "torch": ("stitch.runtime.executors.torch_executor", "TorchExecutor"),
     "null": ("stitch.runtime.executors.null_executor", "NullExecutor"),
 }
 
 
 #: Those that take a number of threads. NumPy's products run on as many as its BLAS was told.
 THREADED = ("onnxruntime", "auto")
+_THREADS_ELSEWHERE = {
+    "numpy": "NumPy's threads are set before it is loaded, as in OMP_NUM_THREADS=4",
+    "torch": "PyTorch's threads are those of torch.set_num_threads, or of OMP_NUM_THREADS",
+}
 
 
 def make_executor(name: str | Executor, threads: int | None = None) -> Executor:
@@ -38,9 +43,7 @@ def make_executor(name: str | Executor, threads: int | None = None) -> Executor:
         raise UsageError(
             f"the executor {called!r} takes no number of threads",
             expected=" or ".join(THREADED),
-            remedy="NumPy's threads are set before it is loaded, as in OMP_NUM_THREADS=4"
-            if called == "numpy"
-            else None,
+            remedy=_THREADS_ELSEWHERE.get(called),
         )
     if isinstance(name, Executor):
         return name
@@ -53,7 +56,7 @@ def make_executor(name: str | Executor, threads: int | None = None) -> Executor:
             raise
         raise UsageError(
             f"the executor {name!r} needs {error.name!r}, which is not installed",
-            remedy="pip install stitch-runtime[onnx]",
+            remedy=f"pip install stitch-runtime[{'torch' if name == 'torch' else 'onnx'}]",
         ) from error
     assert isinstance(made, Executor)
     return made

@@ -18,6 +18,7 @@ arithmetic.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
@@ -25,8 +26,9 @@ from importlib.util import find_spec
 from stitch.errors import CompileError
 from stitch.machine import MachineShape
 from stitch.program import Operation, Program
-from stitch.runtime.executors.division import divide, multiply_adds
+from stitch.runtime.executors.division import Division, divide, multiply_adds
 from stitch.runtime.executors.executor import Executor, PreparedProgram
+from stitch.runtime.executors.kernels import KernelLibrary
 from stitch.runtime.executors.numpy_executor import NumpyExecutor, PreparedKernels
 from stitch.runtime.executors.workspace import Workspace
 
@@ -56,6 +58,7 @@ class AutomaticExecutor(Executor):
 
     def __init__(self, intra_op_threads: int = 1) -> None:
         self.numpy = NumpyExecutor()
+        self.library: KernelLibrary | None = None
         self.onnxruntime: Executor | None = None
         if find_spec("onnxruntime") is not None and find_spec("onnx") is not None:
             module = import_module("stitch.runtime.executors.onnxruntime")
@@ -68,19 +71,25 @@ class AutomaticExecutor(Executor):
     ) -> PreparedProgram:
         """Make a program ready by the executors chosen; raises `CompileError`."""
         workspace = workspace or Workspace()
-        if self.onnxruntime is None or points(program) < 1:
+        if points(program) < 1:
             return self.numpy.prepare(program, machine, workspace)
+        if self.onnxruntime is None:
+            found = divide(program, [False] * len(program.operations), 1, self.library)
+            return PreparedKernels(program, machine, workspace, (), self.library, found.library)
         able = self.sessions.able(program)
-        runs = divide(program, able, self.sessions.threads)
-        if runs == (tuple(range(len(able))),):
+        found = self._divided(program, able)
+        if found.runs == (tuple(range(len(able))),):
             # If the program is at fault, and not ONNX Runtime, NumPy's executor says so.
             with suppress(CompileError):
                 return self.onnxruntime.prepare(program, machine, workspace)
-        calls, able = self.sessions.calls(program, runs, able)
+        calls, able = self.sessions.calls(program, found.runs, able)
         while calls is None:
-            runs = divide(program, able, self.sessions.threads)
-            calls, able = self.sessions.calls(program, runs, able)
-        return PreparedKernels(program, machine, workspace, calls)
+            found = self._divided(program, able)
+            calls, able = self.sessions.calls(program, found.runs, able)
+        return PreparedKernels(program, machine, workspace, calls, self.library, found.library)
+
+    def _divided(self, program: Program, able: Sequence[bool]) -> Division:
+        return divide(program, able, self.sessions.threads, self.library)
 
 
 def points(program: Program) -> float:

@@ -1,8 +1,8 @@
-"""Which operations of a program go to ONNX Runtime, and which to NumPy's kernels.
+"""Which operations of a program go to ONNX Runtime, and which to NumPy's or a library's kernels.
 
-Comes in: a program. Goes out: runs of operations, each one call of ONNX Runtime; all others are
-NumPy's. The choice rests on operators and shapes, never on a clock: the same program is always
-computed in the same way. Must not know sessions.
+Comes in: a program. Goes out: runs of operations, each one call of ONNX Runtime; of all others,
+which are the library's (`KernelLibrary`). The choice rests on operators and shapes, never on a
+clock: the same program is always computed in the same way. Must not know sessions.
 
 Every operation has two prices, and a run of ONNX Runtime's the price of its call; the cheapest
 division is found by dynamic programming over the program's order. Prices are microseconds on one
@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from stitch.program import ABSENT, Operation, Program
 from stitch.runtime.executors.element_runs import element_runs
+from stitch.runtime.executors.kernels import KernelLibrary
 from stitch.runtime.executors.movements import MOVEMENTS, RESHAPING
 from stitch.runtime.executors.units import block_sizes
 
@@ -51,7 +53,7 @@ FUNCTIONS = {
 }  # fmt: skip
 OWN_FUNCTIONS = {
     "GeluGradient": (3.0, 2.2), "LayerNormalizationGradient": (2.0, 5.0),
-    "MaxPoolGradient": (1.6, 5.9),
+    "MaxPoolGradient": (1.6, 5.9), "SoftmaxGradient": (0.9, 1.2),
 }  # fmt: skip
 #: Multiply-adds per microsecond of convolutions: NumPy's, ONNX Runtime's. NumPy multiplies unfolded
 #: images, and so do both for the weights' gradient.
@@ -65,19 +67,34 @@ MAKES_JOINED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 GAIN, LEAST_GAIN = 0.9, 20.0
 
 
-def divide(program: Program, able: Sequence[bool], threads: int = 1) -> tuple[tuple[int, ...], ...]:
-    """The runs of operations that go to ONNX Runtime; `able` says which it can run.
+@dataclass(frozen=True, slots=True)
+class Division:
+    """The runs of operations that go to ONNX Runtime, and those that go to the library."""
 
-    One run of all where nothing else is much cheaper; none where NumPy's kernels are.
+    runs: tuple[tuple[int, ...], ...]
+    library: frozenset[int] = frozenset()
+
+
+def divide(
+    program: Program,
+    able: Sequence[bool],
+    threads: int = 1,
+    library: KernelLibrary | None = None,
+) -> Division:
+    """The cheapest division; `able` says which operations ONNX Runtime can run.
+
+    One run of all where nothing else is much cheaper; none where kernels are. With a library, which
+    somebody has asked for, a little cheaper is enough.
     """
-    prices = _Prices(program, threads)
+    prices = _Prices(program, threads, library)
     count = len(program.operations)
-    chosen, least = _cheapest(prices, able)
+    runs, least = _cheapest(prices, able)
     if all(able):
         whole = CALL + sum(prices.of_onnx(i) for i in range(count))
-        if least > min(GAIN * whole, whole - LEAST_GAIN):
-            return (tuple(range(count)),)
-    return chosen
+        if least > (min(GAIN * whole, whole - LEAST_GAIN) if library is None else whole):
+            return Division((tuple(range(count)),))
+    foreign = {i for run in runs for i in run}
+    return Division(runs, frozenset(i for i in prices.cheaper if i not in foreign))
 
 
 def _cheapest(prices: _Prices, able: Sequence[bool]) -> tuple[tuple[tuple[int, ...], ...], float]:
@@ -86,7 +103,7 @@ def _cheapest(prices: _Prices, able: Sequence[bool]) -> tuple[tuple[tuple[int, .
     ends = (0.0, math.inf)
     before: list[tuple[int, int]] = []
     for index, foreign in enumerate(able):
-        plain = prices.of_numpy(index)
+        plain = prices.of_kernel(index)
         other = prices.of_onnx(index) if foreign else math.inf
         from_plain = int(ends[1] < ends[0])
         from_other = int(ends[1] <= ends[0] + CALL)
@@ -108,7 +125,7 @@ def _cheapest(prices: _Prices, able: Sequence[bool]) -> tuple[tuple[tuple[int, .
 
 
 class _Prices:
-    def __init__(self, program: Program, threads: int) -> None:
+    def __init__(self, program: Program, threads: int, library: KernelLibrary | None) -> None:
         self.program = program
         self.threads = threads
         self.given = {slot.value for slot in program.outputs}
@@ -125,6 +142,20 @@ class _Prices:
         for operation in program.operations:
             for value in operation.inputs:
                 self.readers.setdefault(value, []).append(operation)
+        #: What the library takes, where that is less than NumPy's kernel does.
+        self.cheaper: dict[int, float] = {}
+        for index, operation in enumerate(program.operations):
+            if library is not None:
+                found = library.price(
+                    program, operation, multiply_adds(program, operation), self._batch(operation)
+                )
+                if found < self.of_numpy(index):
+                    self.cheaper[index] = found
+
+    def of_kernel(self, index: int) -> float:
+        """What an operation takes by the library's kernel or by NumPy's."""
+        found = self.cheaper.get(index)
+        return self.of_numpy(index) if found is None else found
 
     def of_numpy(self, index: int) -> float:
         """What an operation takes by NumPy's kernel."""

@@ -7,13 +7,13 @@ not know addresses.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import Protocol
 
 from stitch.machine import MachineShape
-from stitch.ops import OpDef, lookup, resolve_attributes
-from stitch.program import Array, Program
+from stitch.ops import KernelArguments, OpDef, lookup, resolve_attributes
+from stitch.program import Array, Operation, Program
 from stitch.runtime.executors.executor import Thunk
 from stitch.runtime.executors.places import Places, plan_places
 from stitch.runtime.executors.staging import StagingArrays, computable
@@ -40,8 +40,24 @@ class ForeignCall(Protocol):
         """Steps on dense arrays of the compute types, given by value."""
 
 
+class KernelLibrary(Protocol):
+    """Kernels of somebody else's for single operations, on arrays in any form."""
+
+    def price(self, program: Program, operation: Operation, products: int, batch: int) -> float:
+        """Microseconds of an operation; infinite where it has no kernel for it.
+
+        `products` are the multiply-adds of a product, `batch` how many matrices it multiplies.
+        """
+
+    def bind(self, operation: Operation, arguments: KernelArguments) -> Sequence[Thunk] | None:
+        """The steps of an operation; None where its arrays do not suit."""
+
+
 class Kernels:
-    """A program's kernels, but for what `calls` compute; raises `CompileError`."""
+    """A program's kernels, but for what `calls` compute; raises `CompileError`.
+
+    `chosen` are the operations that `library` computes where it can.
+    """
 
     def __init__(
         self,
@@ -49,7 +65,11 @@ class Kernels:
         machine: MachineShape,
         workspace: Workspace,
         calls: Sequence[ForeignCall] = (),
+        library: KernelLibrary | None = None,
+        chosen: Collection[int] = (),
     ) -> None:
+        self.library = library
+        self.chosen = chosen
         self.program = program
         self.workspace = workspace
         self.calls = {call.operations: call for call in calls}
@@ -71,7 +91,7 @@ class Kernels:
     @cached_property
     def units(self) -> tuple[Unit, ...]:
         """What is computed together."""
-        return units_of(self.program, tuple(self.calls))
+        return units_of(self.program, tuple(self.calls), self.chosen)
 
     @cached_property
     def places(self) -> Places:

@@ -40,7 +40,7 @@ class PreparedKernels(Kernels, PreparedProgram):
     @cached_property
     def is_plain(self) -> bool:
         """Whether nothing is gained over one operation after the other."""
-        if any(len(unit.operations) > 1 or unit.foreign for unit in self.units):
+        if self.chosen or any(len(unit.operations) > 1 or unit.foreign for unit in self.units):
             return False
         moved = self.places.moved.items()
         return all(len(left) == len(self.program.operations[i].outputs) for i, left in moved)

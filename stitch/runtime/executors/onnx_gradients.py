@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from stitch.errors import CompileError
+from stitch.ops.attributes import int_of
 from stitch.ops.gelu_gradient import CUBE, HEIGHT, RATE
 from stitch.ops.windows import windows_of
 from stitch.program import ABSENT, AttributeValue, Operation, ValueType
@@ -178,4 +179,14 @@ def layer_gradient(writer: FormWriter, operation: Operation, attributes: Attribu
         given(1, writer.node("MatMul", [row, product]))
     if outputs[2] != ABSENT:
         given(2, writer.node("ReduceSum", [gradient, _ints(writer, 0)], keepdims=0))
+    return True
+
+
+def softmax_gradient(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
+    """y (dy - sum(dy y))."""
+    gradient, y = map(writer.operand, operation.inputs)
+    axis = _ints(writer, int_of(attributes, "axis"))
+    total = writer.node("ReduceSum", [writer.node("Mul", [gradient, y]), axis], keepdims=1)
+    inner = writer.node("Sub", [gradient, total])
+    writer.node("Mul", [inner, y], value_name(operation.outputs[0]))
     return True

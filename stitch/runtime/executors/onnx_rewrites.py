@@ -253,4 +253,5 @@ REWRITES: Mapping[tuple[str, str], Rewrite] = {
     ("stitch", "GeluGradient"): onnx_gradients.gelu_gradient,
     ("stitch", "LayerNormalizationGradient"): onnx_gradients.layer_gradient,
     ("stitch", "MaxPoolGradient"): onnx_gradients.max_pool_gradient,
+    ("stitch", "SoftmaxGradient"): onnx_gradients.softmax_gradient,
 }

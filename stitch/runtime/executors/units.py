@@ -34,15 +34,20 @@ class Unit:
         return not self.foreign and len(self.operations) > 1
 
 
-def units_of(program: Program, calls: Collection[tuple[int, ...]]) -> tuple[Unit, ...]:
-    """The units of a program; `calls` are the operations that go to somebody else, call by call."""
+def units_of(
+    program: Program, calls: Collection[tuple[int, ...]], apart: Collection[int] = ()
+) -> tuple[Unit, ...]:
+    """The units of a program; `calls` are the operations that go to somebody else, call by call.
+
+    Those `apart` are each by itself.
+    """
     starts, sizes = {operations[0]: operations for operations in calls}, block_sizes(program)
     found: list[Unit] = []
     run: list[int] = []
     index = 0
     while index < len(program.operations):
         call = starts.get(index)
-        size = None if call is not None else sizes[index]
+        size = None if call is not None or index in apart else sizes[index]
         if run and size != sizes[run[0]]:
             found.append(Unit(tuple(run)))
             run = []

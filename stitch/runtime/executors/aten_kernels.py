@@ -1,0 +1,183 @@
+"""PyTorch's kernels for operators: ATen functions that write into arrays they are given.
+
+Comes in: operations, arrays. Goes out: what a kernel takes (`price`), and its steps (`bind`). Only
+operators where ATen is much faster than NumPy are here; forms that it would have to copy,
+integers, and arrays without elements are left to NumPy. How many threads
+ATen uses is set for the whole process (`torch.set_num_threads`). Must not know programs' division.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from stitch.ops import KernelArguments, Thunk
+from stitch.program import ABSENT, Array, Operation, Program, ValueType
+from stitch.runtime.executors.kernels import KernelLibrary
+
+#: Tensors over the operands and results, and the attributes, to steps; None where NumPy shall.
+Binding = Callable[[list[Any], list[Any], Mapping[str, Any]], Sequence[Thunk] | None]
+_ATEN = torch.ops.aten
+
+
+def _unary(function: Callable[..., Any], **more: Any) -> Binding:
+    def bind(x: list[Any], made: list[Any], _: Mapping[str, Any]) -> Sequence[Thunk]:
+        return (partial(function, x[0], **more, out=made[0]),)
+
+    return bind
+
+
+def _matmul(x: list[Any], made: list[Any], _: Mapping[str, Any]) -> Sequence[Thunk] | None:
+    (a, b), out = x, made[0]
+    if b.ndim == 2 and a.ndim >= 2:
+        # One matrix on the right: all rows on the left are one tall matrix.
+        return (partial(torch.mm, a.reshape(-1, a.shape[-1]), b, out=out.view(-1, b.shape[1])),)
+    if a.ndim < 3 or a.shape[:-2] != b.shape[:-2]:
+        return None
+    # Raises where the matrices of a batch do not lie at equal distances.
+    a, b, out = (m.view(-1, *m.shape[-2:]) for m in (a, b, out))
+    return (partial(torch.bmm, a, b, out=out),)
+
+
+def _gemm(x: list[Any], made: list[Any], attributes: Mapping[str, Any]) -> Sequence[Thunk]:
+    a = x[0].t() if attributes["transA"] else x[0]
+    b = x[1].t() if attributes["transB"] else x[1]
+    alpha, beta, bias = attributes["alpha"], attributes["beta"], x[2] if len(x) > 2 else None
+    if bias is not None and beta == alpha == 1.0:
+        # In one call it spreads the bias over the result first, and adds to that: a little slower.
+        return partial(torch.mm, a, b, out=made[0]), partial(torch.add, made[0], bias, out=made[0])
+    if bias is not None and beta != 0.0:
+        return (partial(torch.addmm, bias, a, b, beta=beta, alpha=alpha, out=made[0]),)
+    product = partial(torch.mm, a, b, out=made[0])
+    return (
+        (product,) if alpha == 1.0 else (product, partial(torch.mul, made[0], alpha, out=made[0]))
+    )
+
+
+def _gelu(x: list[Any], made: list[Any], attributes: Mapping[str, Any]) -> Sequence[Thunk]:
+    return (partial(_ATEN.gelu.out, x[0], approximate=attributes["approximate"], out=made[0]),)
+
+
+def _gelu_gradient(x: list[Any], made: list[Any], attributes: Mapping[str, Any]) -> Sequence[Thunk]:
+    how = attributes["approximate"]
+    function = _ATEN.gelu_backward.grad_input
+    return (partial(function, x[0], x[1], approximate=how, grad_input=made[0]),)
+
+
+def _layer(x: list[Any], made: list[Any], attributes: Mapping[str, Any]) -> Sequence[Thunk] | None:
+    operand, scale, shift = (*x, None)[:3]
+    normalized = _normalized(operand, attributes)
+    if any(v is not None and v.shape != normalized for v in (scale, shift)):
+        return None
+    results = [*made, *(operand.new_empty(1) for _ in range(3 - len(made)))]
+    return (
+        partial(
+            _ATEN.native_layer_norm.out, operand, normalized, scale, shift, attributes["epsilon"],
+            out0=results[0], out1=results[1], out2=results[2],
+        ),
+    )  # fmt: skip
+
+
+def _layer_gradient(
+    x: list[Any], made: list[Any], attributes: Mapping[str, Any]
+) -> Sequence[Thunk]:
+    gradient, operand, mean, inverse, scale = x
+    # Its shift decides nothing but whether there is a gradient of it.
+    wanted = [True, len(made) > 1, len(made) > 2]
+    results = [*made, *(operand.new_empty(1) for _ in range(3 - len(made)))]
+    return (
+        partial(
+            _ATEN.native_layer_norm_backward.out, gradient, operand,
+            _normalized(operand, attributes), mean, inverse, scale, scale, wanted,
+            out0=results[0], out1=results[1], out2=results[2],
+        ),
+    )  # fmt: skip
+
+
+def _normalized(operand: Any, attributes: Mapping[str, Any]) -> Any:
+    return operand.shape[attributes["axis"] % operand.ndim :]
+
+
+def _softmax(function: Any) -> Binding:
+    def bind(x: list[Any], made: list[Any], attributes: Mapping[str, Any]) -> Sequence[Thunk]:
+        return (partial(function, x[0], attributes["axis"], False, out=made[0]),)
+
+    return bind
+
+
+def _softmax_gradient(
+    x: list[Any], made: list[Any], attributes: Mapping[str, Any]
+) -> Sequence[Thunk]:
+    function = _ATEN._softmax_backward_data.out
+    return (partial(function, *x, attributes["axis"], x[0].dtype, grad_input=made[0]),)
+
+
+#: By domain and operator: the binding, and nanoseconds an element of the longest operand or result
+#: (the same machine and terms as `division`); None for products.
+KERNELS: Mapping[tuple[str, str], tuple[Binding, float | None]] = {
+    ("", "Erf"): (_unary(torch.erf), 0.6),
+    ("", "Gelu"): (_gelu, 0.6),
+    ("", "Gemm"): (_gemm, None),
+    ("", "LayerNormalization"): (_layer, 0.9),
+    ("", "LogSoftmax"): (_softmax(_ATEN._log_softmax.out), 0.9),
+    ("", "MatMul"): (_matmul, None),
+    ("", "Sigmoid"): (_unary(torch.sigmoid), 0.45),
+    ("", "Softmax"): (_softmax(_ATEN._softmax.out), 0.9),
+    ("", "Softplus"): (_unary(_ATEN.softplus.out), 0.9),
+    ("", "Tanh"): (_unary(torch.tanh), 0.35),
+    ("stitch", "GeluGradient"): (_gelu_gradient, 0.9),
+    ("stitch", "LayerNormalizationGradient"): (_layer_gradient, 1.2),
+    ("stitch", "SoftmaxGradient"): (_softmax_gradient, 0.5),
+}
+#: A call; multiply-adds per microsecond; what one matrix of a batch costs beside them.
+CALL, PRODUCTS, MATRIX = 1.5, 88_000.0, 0.35
+
+
+class AtenKernels(KernelLibrary):
+    """PyTorch's kernels as a library."""
+
+    def price(self, program: Program, operation: Operation, products: int, batch: int) -> float:
+        """Microseconds of an operation; infinite where there is no kernel for it.
+
+        `products` are its multiply-adds, `batch` how many matrices it multiplies.
+        """
+        found = KERNELS.get((operation.domain, operation.op))
+        kinds = [
+            program.values[v].type for v in (*operation.inputs, *operation.outputs) if v != ABSENT
+        ]
+        if found is None or any(_is_left(kind) for kind in kinds):
+            return math.inf
+        if found[1] is None:
+            return CALL + products / PRODUCTS + (batch * MATRIX if batch > 1 else 0.0)
+        return CALL + max(math.prod(k.shape) for k in kinds) * found[1] / 1000
+
+    def bind(self, operation: Operation, arguments: KernelArguments) -> Sequence[Thunk] | None:
+        """The steps of an operation; None where its arrays have a form that ATen would copy."""
+        made = [array for array in arguments.outputs if array is not None]
+        if len({a.dtype for a in (*arguments.inputs, *made) if a is not None}) != 1:
+            return None
+        try:
+            operands = [None if a is None else _tensor(a) for a in arguments.inputs]
+            results = [_tensor(a) for a in made]
+            binding = KERNELS[operation.domain, operation.op][0]
+            return binding(operands, results, arguments.attributes)
+        except (RuntimeError, ValueError):
+            return None
+
+
+def _is_left(kind: ValueType) -> bool:
+    return 0 in kind.shape or kind.data_type.compute_dtype.kind != "f"
+
+
+def _tensor(array: Array) -> Any:
+    """A tensor over an array's bytes; raises `ValueError` for strides that tensors do not have."""
+    with warnings.catch_warnings():
+        # That it may be read-only: operands are never written.
+        warnings.simplefilter("ignore")
+        return torch.from_numpy(np.asarray(array))
