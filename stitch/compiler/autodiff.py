@@ -17,6 +17,7 @@ from stitch.compiler.common_subexpressions import merge_common_subexpressions
 from stitch.compiler.compile_graph import optimize
 from stitch.compiler.forward_values import ForwardValues, Recompute
 from stitch.compiler.matrix_products import fold_transposes
+from stitch.compiler.turned_products import turn_products
 from stitch.errors import CompileError
 from stitch.graph.builder import ComputationGraphBuilder
 from stitch.graph.computation_graph import ComputationGraph
@@ -123,7 +124,7 @@ class _Backward:
         forward = self.forward.saving_graph()
         return Differentiated(
             forward,
-            self.builder.build(),
+            turn_products(self.builder.build()),
             tuple(self.forward.saved.values()),
             seeds,
             tuple(gradients),

@@ -6,6 +6,7 @@ is to write: outputs, scratch, the workspace, and what kernels use for themselve
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,12 +30,13 @@ from stitch.machine import footprint, load_machine  # noqa: E402
 from stitch.memory import prepare_copy  # noqa: E402
 from stitch.program import Array, Ownership, TensorDesc, Value, host_layout  # noqa: E402
 from stitch.runtime.executors import BoundProgram, Workspace, as_bytes  # noqa: E402
+from stitch.runtime.executors.aten_kernels import AtenKernels  # noqa: E402
 from stitch.runtime.executors.automatic import AutomaticExecutor  # noqa: E402
 from stitch.runtime.executors.numpy_executor import PreparedKernels  # noqa: E402
 from stitch.runtime.executors.segments import Segment, Sessions  # noqa: E402
 
 MACHINES = {name: load_machine(name) for name in ("host", "tiny")}
-SESSIONS = Sessions(1)
+SESSIONS, ATEN = Sessions(1), AtenKernels()
 KERNEL_NBYTES = 1 << 21
 QUICK = settings(
     max_examples=250, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
@@ -142,6 +144,11 @@ def check(random: Random, drawn: DrawnProgram) -> None:
     compare(drawn, regions, prepared, wanted, by_numpy=True)
     calls = segments(drawn, drawn_runs(random, SESSIONS.able(program)))
     compare(drawn, regions, PreparedKernels(program, shape, workspace, calls), wanted)
+    foreign = {i for call in calls for i in call.operations}
+    known = [i for i, o in enumerate(program.operations) if ATEN.price(program, o, 1, 1) < math.inf]
+    chosen = [i for i in known if i not in foreign and random.randrange(4)]
+    both = PreparedKernels(program, shape, workspace, calls, ATEN, chosen)
+    compare(drawn, regions, both, wanted)
     if random.randrange(4) == 0:
         executor = AutomaticExecutor()
         executor.sessions = SESSIONS

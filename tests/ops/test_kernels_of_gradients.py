@@ -91,6 +91,66 @@ def test_a_pools_gradient_needs_the_shapes_of_its_pool() -> None:
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@pytest.mark.parametrize("size", [7, 40_000])
+def test_a_gelus_gradient_is_that_of_torch(approximate: str, size: int) -> None:
+    x, gradient = drawn(size), drawn(size, seed=1)
+    given = torch.from_numpy(x).requires_grad_()
+    made = F.gelu(given, approximate=approximate)
+    (expected,) = torch.autograd.grad(made, given, torch.from_numpy(gradient))
+    out = run_twice("GeluGradient", [gradient, x], np.empty_like(x), approximate=approximate)
+    np.testing.assert_allclose(out, expected.numpy(), rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (40, 7, 300), (2, 40_000)])
+def test_a_layers_gradient_is_that_of_torch_though_its_mean_is_far_from_zero(
+    shape: tuple[int, ...],
+) -> None:
+    x, gradient, scale = drawn(*shape) + 50, drawn(*shape, seed=1), drawn(shape[-1], seed=2)
+    given = [torch.from_numpy(a).double().requires_grad_() for a in (x, scale, 0 * scale)]
+    y = F.layer_norm(given[0], shape[-1:], given[1], given[2])
+    expected = torch.autograd.grad(y, given, torch.from_numpy(gradient).double())
+    wide = x.astype(np.float64)
+    mean = wide.mean(-1, keepdims=True)
+    inverse = 1 / np.sqrt(wide.var(-1, keepdims=True) + 1e-5)
+    operands = [gradient, x, mean.astype(np.float32), inverse.astype(np.float32), scale]
+    outs = [np.empty(a.shape, np.float32) for a in (x, scale, scale)]
+    steps = bind("LayerNormalizationGradient", operands, outs, domain="stitch")
+    for _ in range(2):
+        for out in outs:
+            out[...] = np.nan
+        for step in steps:
+            step()
+    for out, right in zip(outs, expected, strict=True):
+        np.testing.assert_allclose(out, right.numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_layers_gradient_over_no_rows_is_zero() -> None:
+    nothing, row, scale = drawn(0, 4), drawn(0, 1), drawn(4)
+    found = evaluate(
+        "LayerNormalizationGradient", [nothing, nothing, row, row, scale],
+        domain="stitch", outputs=3,
+    )  # fmt: skip
+    assert [f.tolist() for f in found] == [[], [0.0] * 4, [0.0] * 4]
+
+
+def test_a_layers_gradient_needs_the_shapes_of_its_layer() -> None:
+    x, row = drawn(3, 4), drawn(3, 1)
+    with pytest.raises(CompileError, match="wrong shape"):
+        evaluate("LayerNormalizationGradient", [x, x, row, row, drawn(3)], domain="stitch")
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_a_softmaxs_gradient_is_that_of_torch(axis: int) -> None:
+    x, gradient = drawn(300, 4, 130), drawn(300, 4, 130, seed=1)
+    given = torch.from_numpy(x).requires_grad_()
+    y = torch.softmax(given, axis)
+    (expected,) = torch.autograd.grad(y, given, torch.from_numpy(gradient))
+    operands = [gradient, y.detach().numpy()]
+    out = run_twice("SoftmaxGradient", operands, np.empty_like(x), axis=axis)
+    np.testing.assert_allclose(out, expected.numpy(), rtol=1e-4, atol=1e-6)
+
+
 ODD = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-45, 3.5], np.float32)
 
 

@@ -20,4 +20,4 @@ class TorchExecutor(AutomaticExecutor):
 
     def __init__(self) -> None:
         super().__init__(torch.get_num_threads())
-        self.library = AtenKernels()
+        self.library = AtenKernels(torch.get_num_threads())

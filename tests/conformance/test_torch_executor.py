@@ -1,0 +1,236 @@
+"""The torch executor passes the suite of all executors; PyTorch's kernels agree with NumPy's."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+HERE = str(Path(__file__).parent)
+if HERE not in sys.path:
+    sys.path.insert(0, HERE)
+from executor_suite import ExecutorSuite  # noqa: E402
+from stitched_models import model  # noqa: E402
+
+import stitch  # noqa: E402
+from stitch import ComputationGraphBuilder  # noqa: E402
+from stitch.errors import UsageError  # noqa: E402
+from stitch.ops import KernelArguments, Thunk, infer_types, lookup, resolve_attributes  # noqa: E402
+from stitch.program import NO_ATTRIBUTES, Array, DataType, Operation, Program, ValueType  # noqa: E402
+from stitch.runtime.executors import make_executor  # noqa: E402
+from stitch.runtime.executors.aten_kernels import KERNELS, AtenKernels  # noqa: E402
+from stitch.runtime.executors.division import divide  # noqa: E402
+from stitch.runtime.executors.numpy_executor import PreparedKernels  # noqa: E402
+from stitch.runtime.executors.torch_executor import TorchExecutor  # noqa: E402
+
+ATEN = AtenKernels()
+
+
+class TestTorchExecutor(ExecutorSuite):
+    executor: ClassVar[str] = "torch"
+
+
+def drawn(*shape: int) -> Array:
+    return np.random.default_rng(sum(shape)).normal(0, 1, shape)
+
+
+def positive(*shape: int) -> Array:
+    return np.abs(drawn(*shape)) + 0.5
+
+
+def shares(*shape: int) -> Array:
+    e = np.exp(drawn(*shape))
+    return np.asarray(e / e.sum(-1, keepdims=True))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operation on drawn operands; `outputs` of it are asked for."""
+
+    op: str
+    operands: tuple[Array, ...]
+    domain: str = ""
+    outputs: int = 1
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+LAYER = (drawn(6, 5, 8), drawn(6, 5, 1), positive(6, 5, 1), drawn(8))
+ROWS = (
+    *(Row(op, (drawn(3, 50) * 4,)) for op in ("Erf", "Sigmoid", "Softplus", "Tanh")),
+    *(
+        Row(op, operands, domain, attributes={"approximate": how})
+        for how in ("none", "tanh")
+        for op, operands, domain in (
+            ("Gelu", (drawn(7, 9) * 3,), ""),
+            ("GeluGradient", (drawn(7, 9), drawn(7, 9) * 3), "stitch"),
+        )
+    ),
+    Row("Gemm", (drawn(4, 6), drawn(6, 5))),
+    Row("Gemm", (drawn(4, 6), drawn(6, 5), drawn(5))),
+    Row("Gemm", (drawn(6, 4), drawn(5, 6)), attributes={"transA": 1, "transB": 1, "alpha": 0.5}),
+    Row("Gemm", (drawn(4, 6), drawn(6, 5), drawn(4, 1)), attributes={"alpha": 2.0, "beta": 0.5}),
+    Row("Gemm", (drawn(4, 6), drawn(6, 5), drawn(4, 5) * np.nan), attributes={"beta": 0.0}),
+    Row("MatMul", (drawn(4, 6), drawn(6, 5))),
+    Row("MatMul", (drawn(2, 3, 6), drawn(6, 5))),
+    Row("MatMul", (drawn(2, 3, 4, 6), drawn(2, 3, 6, 5))),
+    Row("LayerNormalization", (drawn(6, 5, 8), drawn(8)), outputs=1),
+    Row("LayerNormalization", (drawn(6, 5, 8), drawn(8), drawn(8)), outputs=3),
+    Row("LayerNormalization", (drawn(6, 5, 8), drawn(5, 8)), attributes={"axis": 1}),
+    *(
+        Row("LayerNormalizationGradient", (drawn(6, 5, 8) * 2, *LAYER), "stitch", outputs)
+        for outputs in (1, 2, 3)
+    ),
+    *(Row(op, (drawn(4, 5, 6),), attributes={"axis": a}) for op in ("Softmax", "LogSoftmax")
+      for a in (-1, 1)),
+    *(Row("SoftmaxGradient", (drawn(4, 5, 6), shares(4, 5, 6)), "stitch", attributes={"axis": a})
+      for a in (-1, 1)),
+)  # fmt: skip
+
+
+def bound(
+    row: Row, operands: Sequence[Array]
+) -> tuple[list[Array], Callable[[KernelArguments], Sequence[Thunk] | None], KernelArguments]:
+    """Places for the results, the library's binding, and what to bind it to."""
+    kinds = [ValueType(a.shape, DataType.from_dtype(a.dtype)) for a in operands]
+    made = infer_types(
+        row.op, kinds, domain=row.domain, attributes=row.attributes, outputs=row.outputs
+    )
+    results = [np.full(k.shape, np.nan, operands[0].dtype) for k in made]
+    attributes = resolve_attributes(lookup(row.op, row.domain), row.attributes)
+    inputs = tuple(range(len(operands)))
+    outputs = tuple(range(len(inputs), len(inputs) + row.outputs))
+    operation = Operation(row.op, inputs, outputs, row.attributes or NO_ATTRIBUTES, row.domain)
+    arguments = KernelArguments(
+        tuple(operands), tuple(results), attributes, (False,) * len(operands)
+    )
+    return results, lambda found: ATEN.bind(operation, found), arguments
+
+
+def test_every_kernel_has_a_row() -> None:
+    assert {(row.domain, row.op) for row in ROWS} == set(KERNELS)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.op)
+def test_a_kernel_agrees_with_numpys_in_every_run(row: Row, dtype: Any) -> None:
+    operands = [a.astype(dtype) for a in row.operands]
+    for array in operands:
+        array.flags.writeable = False
+    if row.op == "LayerNormalization" and dtype == np.float64 and row.outputs > 1:
+        row = Row(row.op, row.operands, "", row.outputs, {"stash_type": 11})
+    results, bind, arguments = bound(row, operands)
+    steps = bind(arguments)
+    assert steps is not None
+    for _ in range(2):
+        for made in results:
+            made[...] = np.nan
+        for step in steps:
+            step()
+        found = [made.copy() for made in results]
+        with np.errstate(all="ignore"):
+            for step in lookup(row.op, row.domain).kernel(arguments):
+                step()
+        for ours, theirs in zip(results, found, strict=True):
+            bound_of = (2e-5, 2e-6) if dtype == np.float32 else (1e-7, 1e-9)
+            np.testing.assert_allclose(theirs, ours, *bound_of)
+
+
+def test_heads_of_a_product_are_left_to_numpy() -> None:
+    whole = drawn(4, 6, 3 * 8).astype(np.float32)
+    heads = whole[:, :, :8].reshape(4, 6, 2, 4).transpose(0, 2, 1, 3)
+    row = Row("MatMul", (heads, np.ascontiguousarray(heads.transpose(0, 1, 3, 2))))
+    _, bind, arguments = bound(row, row.operands)
+    assert bind(arguments) is None
+    # Matrices at equal distances are taken as they lie.
+    apart = whole[:, :, :8]
+    row = Row("MatMul", (apart, np.ascontiguousarray(apart.transpose(0, 2, 1))))
+    results, bind, arguments = bound(row, row.operands)
+    for step in bind(arguments) or ():
+        step()
+    np.testing.assert_allclose(results[0], np.matmul(*row.operands), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        Row("LayerNormalization", (drawn(6, 8), drawn(6, 1))),
+        Row("MatMul", (drawn(2, 4, 6), drawn(1, 6, 5))),
+        Row("MatMul", (drawn(6), drawn(6, 5))),
+        Row("Erf", (drawn(9)[::-1],)),
+    ],
+    ids=["a scale of other shape", "a batch that broadcasts", "a vector", "backwards"],
+)
+def test_forms_that_it_would_copy_are_left_to_numpy(row: Row) -> None:
+    _, bind, arguments = bound(row, row.operands)
+    assert bind(arguments) is None
+
+
+def priced(*shapes: tuple[int, ...], data_type: str = "float32") -> float:
+    """The price of a product of these shapes."""
+
+    def build(b: ComputationGraphBuilder) -> None:
+        a, c = (b.input(f"x{i}", shape, data_type) for i, shape in enumerate(shapes))
+        b.output("y", b.matmul(a, c))
+
+    program = model("product", build, target="host").binary.programs[0]
+    return ATEN.price(program, program.operations[0], 1000, 1)
+
+
+def test_integers_and_nothing_have_no_kernel() -> None:
+    assert priced((2, 3), (3, 4)) < 10
+    assert priced((2, 3), (3, 4), data_type="int32") == float("inf")
+    assert priced((0, 3), (3, 4)) == float("inf")
+
+
+def layer(b: ComputationGraphBuilder) -> None:
+    x = b.input("x", (256, 128), "float32")
+    w, back = (b.parameter(n, (drawn(*s) * 0.1).astype(np.float32))
+               for n, s in (("w", (128, 512)), ("back", (512, 128))))  # fmt: skip
+    b.output("y", b.matmul(b.op("Gelu", b.matmul(x, w)), back) + x)
+
+
+def layer_program() -> Program:
+    return model("layer", layer, target="host").binary.programs[0]
+
+
+def test_a_layers_products_and_functions_are_the_librarys() -> None:
+    program = layer_program()
+    for able in (False, True):
+        found = divide(program, [able] * len(program.operations), 1, ATEN)
+        assert {"MatMul", "Gelu"} <= {program.operations[i].op for i in found.library}
+        assert divide(program, [able] * len(program.operations)).library == frozenset()
+
+
+@pytest.mark.parametrize("with_onnxruntime", [True, False])
+def test_a_layer_gives_numpys_numbers(with_onnxruntime: bool) -> None:
+    executor = TorchExecutor()
+    if not with_onnxruntime:
+        executor.onnxruntime = None
+    x = drawn(256, 128).astype(np.float32)
+    compiled = model("layer", layer, target="host")
+    with (
+        stitch.open_device("host") as device,
+        stitch.open_device("host", executor=executor) as fast,
+    ):
+        right, found = (d.load(compiled)(x).numpy() for d in (device, fast))
+    np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-5)
+    prepared = executor.prepare(compiled.binary.programs[0], fast.machine.shape)
+    assert isinstance(prepared, PreparedKernels) and prepared.chosen
+
+
+def test_threads_are_torchs_own() -> None:
+    with pytest.raises(UsageError, match="takes no number of threads") as failure:
+        make_executor("torch", 2)
+    assert "torch.set_num_threads" in str(failure.value)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        assert TorchExecutor().sessions.threads == 1
+    finally:
+        torch.set_num_threads(before)
