@@ -18,11 +18,13 @@ from stitch.frontend.torch_call import Call, Lowering
 from stitch.frontend.torch_pooling import spread, window_weights
 from stitch.frontend.torch_shapes import slice_scatter
 from stitch.graph import SymbolicTensor
-from stitch.program import Array
+from stitch.program import Array, DataType
 
 aten = torch.ops.aten
 Three = tuple[SymbolicTensor | None, SymbolicTensor | None, SymbolicTensor | None]
 Sizes = Sequence[int]
+#: The domain of Stitch's own operators.
+OWN = "stitch"
 
 
 def _convolution_backward(
@@ -91,7 +93,7 @@ def _weight_gradient(
         "strides": stride, "pads": padding * 2, "dilations": dilation, "group": groups,
         "kernel_shape": list(shape[2:]),
     }  # fmt: skip
-    return call.builder.apply("ConvWeightGradient", [image, seen], 1, attributes, "stitch")[0]
+    return call.builder.apply("ConvWeightGradient", [image, seen], 1, attributes, OWN)[0]
 
 
 # Pooling -------------------------------------------------------------------------------------
@@ -187,7 +189,53 @@ def _slice_backward(
     return call.builder.apply("Pad", [grad, before + after, zero], 1, {})[0]
 
 
+def _gelu_backward(
+    call: Call, grad: SymbolicTensor, x: SymbolicTensor, *, approximate: str = "none"
+) -> SymbolicTensor:
+    operands = [call.cast(grad), call.cast(x)]
+    return call.builder.apply("GeluGradient", operands, 1, {"approximate": approximate}, OWN)[0]
+
+
+def _layer_norm_backward(
+    call: Call,
+    grad: SymbolicTensor,
+    x: SymbolicTensor,
+    normalized_shape: Sizes,
+    mean: SymbolicTensor,
+    inverse: SymbolicTensor,
+    weight: SymbolicTensor | None,
+    bias: SymbolicTensor | None,
+    wanted: Sequence[bool],
+) -> Three:
+    """Statistics and weights of narrow elements may be of float32: then all is computed so."""
+    b, present = call.builder, [t for t in (grad, x, mean, inverse, weight) if t is not None]
+    kind = x.data_type if len({t.data_type for t in present}) == 1 else DataType.FLOAT32
+    if weight is None:
+        weight = b.constant(np.ones(tuple(normalized_shape), kind.dtype))
+    operands = [b.cast(t, kind) for t in (grad, x, mean, inverse, weight)]
+    attributes = {"axis": len(x.shape) - len(normalized_shape)}
+    made = b.apply("LayerNormalizationGradient", operands, 3, attributes, OWN)
+    first, second, third = (
+        b.cast(found, result.data_type) if wanted[i] and result is not None else None
+        for i, (found, result) in enumerate(zip(made, call.results, strict=True))
+    )
+    return first, second, third
+
+
+def _softmax_backward(
+    call: Call, grad: SymbolicTensor, result: SymbolicTensor, dim: int, _: Any
+) -> SymbolicTensor:
+    if not result.shape:
+        return call.filled(0)
+    operands = [call.builder.cast(grad, result.data_type), result]
+    attributes = {"axis": dim % len(result.shape)}
+    return call.cast(call.builder.apply("SoftmaxGradient", operands, 1, attributes, OWN)[0])
+
+
 LOWERINGS: dict[Any, Lowering] = {
+    aten.gelu_backward.default: _gelu_backward,
+    aten.native_layer_norm_backward.default: _layer_norm_backward,
+    aten._softmax_backward_data.default: _softmax_backward,
     aten.convolution_backward.default: _convolution_backward,
     aten.max_pool2d_with_indices_backward.default: partial(_max_pool_backward, 2),
     aten.max_pool3d_with_indices_backward.default: partial(_max_pool_backward, 3),

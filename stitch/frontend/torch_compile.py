@@ -7,7 +7,7 @@ programs; what passes between them stays on the device. Importing this module ne
 torch (an optional extra).
 
 Options, as in `torch.compile(model, backend="stitch", options={"target": "wormhole_n150"})`:
-`target`: a machine by name or path (host); `executor`: who computes (auto); `window`: tasks that
+`target`: a machine by name or path (host); `executor`: who computes (torch); `window`: tasks that
 the device's queue holds; `algorithm`: `optimize` runs the compiler's passes, `as_written` does not.
 """
 
@@ -53,7 +53,7 @@ class CompileSettings:
     """The options of one torch.compile."""
 
     target: str = "host"
-    executor: str = "auto"
+    executor: str = "torch"
     window: int = DEFAULT_WINDOW
     algorithm: str = "optimize"
 

@@ -20,7 +20,8 @@ aten = torch.ops.aten
 #: Taken apart by torch, these would lose what their gradients need, or take more steps.
 _KEPT = (
     *KEPT_WHOLE, aten._scaled_dot_product_flash_attention_for_cpu.default,
-    aten.select_backward.default, aten.slice_backward.default,
+    aten.select_backward.default, aten.slice_backward.default, aten.gelu_backward.default,
+    aten.native_layer_norm_backward.default, aten._softmax_backward_data.default,
 )  # fmt: skip
 #: Not in torch's core set, and taken apart by it well.
 _TAKEN_APART = (

@@ -160,8 +160,12 @@ def _wide_layer_norm(
     kinds = (ValueType(x.shape, DataType.FLOAT32), *call.results[1:])
     wide = Call(call.builder, kinds, call.used)
     scale, shift = (None if t is None else wide.cast(t) for t in (weight, bias))
-    result, *rest = _layer_norm(wide, wide.cast(x), normalized_shape, scale, shift, epsilon)
-    return None if result is None else call.cast(result), *rest
+    made = _layer_norm(wide, wide.cast(x), normalized_shape, scale, shift, epsilon)
+    # Statistics too have the types that torch's graph says, which is what backward expects.
+    return tuple(
+        None if v is None or result is None else call.cast(v, result.data_type)
+        for v, result in zip(made, call.results, strict=True)
+    )
 
 
 def _group_norm(

@@ -163,7 +163,7 @@ def test_every_option_gives_the_same_numbers(options: dict[str, Any]) -> None:
             assert_same(run(*examples), module(*examples))
     device = ledger(**options).device
     assert device.machine.name == options.get("target", "host")
-    assert device.executor == options.get("executor", "auto")
+    assert device.executor == options.get("executor", "torch")
 
 
 @pytest.mark.parametrize("target", ["host", "wormhole_n150"])

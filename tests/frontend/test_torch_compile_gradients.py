@@ -92,6 +92,16 @@ CASES: dict[str, Case] = {
         lambda x, w, b: F.batch_norm(x, None, None, w, b, True), (_r(4, 3, 5), _r(3), _r(3)),
     ),
     "layer_norm": (lambda x, w, b: F.layer_norm(x, (6,), w, b), (_r(4, 3, 6), _r(6), _r(6))),
+    "layer_norm, of two axes": (
+        lambda x, w, b: F.layer_norm(x, (3, 6), w, b), (_r(4, 3, 6), _r(3, 6), _r(3, 6)),
+    ),
+    "layer_norm, without weights": (
+        lambda x, w: F.layer_norm(x, (6,)) + F.layer_norm(x, (6,), w), (_r(4, 3, 6), _r(6)),
+    ),
+    "layer_norm, narrow with wide weights": (
+        lambda x, w, b: F.layer_norm(x.bfloat16(), (6,), w, b).float() * 0.004,
+        (_r(4, 3, 6), _r(6), _r(6)),
+    ),
     "group_norm": (lambda x, w, b: F.group_norm(x, 2, w, b), (_r(2, 4, 5, 5), _r(4), _r(4))),
     "instance_norm": (lambda x: F.instance_norm(x), (_r(2, 4, 5, 5),)),
     "rms_norm": (lambda x, w: F.rms_norm(x, (6,), w), (_r(4, 6), _r(6))),
@@ -129,7 +139,11 @@ CASES: dict[str, Case] = {
         (_r(4, 6),),
     ),
     "softmaxes": (
-        lambda x: (F.softmax(x, -1), F.log_softmax(x, 0), torch.logsumexp(x, 1)), (_r(4, 5),),
+        lambda x: (
+            F.softmax(x, -1), F.log_softmax(x, 0), torch.logsumexp(x, 1), F.softmax(x, 0),
+            F.softmax(x[0, 0], 0), F.softmax(x.bfloat16(), 1).float() * 0.01,
+        ),
+        (_r(4, 5),),
     ),
     "reductions": (
         lambda x: (

@@ -181,8 +181,8 @@ def test_torchs_seed_decides_what_is_random() -> None:
 def test_random_numbers_are_spread_as_they_should_be() -> None:
     torch.manual_seed(0)
     run = compiled(lambda: (torch.rand(300, 300), torch.randn(300, 300), torch.rand(300, 300)))
-    for executor in ("auto", "numpy"):
-        uniform, normal, second = run() if executor == "auto" else compiled(
+    for executor in ("torch", "numpy"):
+        uniform, normal, second = run() if executor == "torch" else compiled(
             lambda: (torch.rand(300, 300), torch.randn(300, 300), torch.rand(300, 300)),
             executor=executor,
         )()  # fmt: skip
