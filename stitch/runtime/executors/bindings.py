@@ -6,6 +6,7 @@ not know who prepares programs, or plans.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
@@ -115,6 +116,8 @@ class UnitBinding(OperationBinding):
         super().__init__(prepared, regions)
         self.places = prepared.places
         self.workspace = prepared.workspace.region(self.places.nbytes)
+        #: How many values are seen in each one's bytes, itself among them.
+        self.seen_in = Counter(seen.root for seen in self.places.seen.values())
         for value, seen in self.places.seen.items():
             if value not in self.arrays and seen.root in self.arrays:
                 # A view of an input or a constant.
@@ -199,8 +202,7 @@ class UnitBinding(OperationBinding):
 
     def _only_readers(self, value: int) -> frozenset[int] | None:
         """Who reads a value; None if that is seen outside the program, or through a view."""
-        is_root = sum(seen.root == value for seen in self.places.seen.values()) == 1
-        if value not in self.places.offsets or not is_root:
+        if value not in self.places.offsets or self.seen_in[value] != 1:
             return None
         return frozenset(self.prepared.readers.get(value, ()))
 

@@ -22,42 +22,51 @@ from stitch.program import (
 from stitch.runtime.executors.staging import compute_type
 
 
-def part_of(
-    program: Program, operations: Sequence[int]
-) -> tuple[tuple[int, ...], tuple[int, ...], Program]:
-    """Some operations as a program of their own, and which values are its inputs and outputs.
+class Parts:
+    """The parts of one program."""
 
-    Its values are numbered by first use, so that equal parts are equal programs.
-    """
-    writing = _Part(program, operations)
-    return tuple(writing.inputs), tuple(writing.outputs), writing.program_of_part()
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.data = program.constant_data()
+        self.given = {slot.value for slot in program.outputs}
+        self.readers: dict[int, list[int]] = {}
+        for index, operation in enumerate(program.operations):
+            for value in operation.inputs:
+                self.readers.setdefault(value, []).append(index)
+
+    def part(self, operations: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...], Program]:
+        """Some operations as a program, and which values are its inputs and outputs.
+
+        Its values are numbered by first use, so that equal parts are equal programs.
+        """
+        writing = _Part(self, operations)
+        return tuple(writing.inputs), tuple(writing.outputs), writing.program_of_part()
 
 
 class _Part:
-    def __init__(self, program: Program, operations: Sequence[int]) -> None:
-        self.program = program
-        self.data = program.constant_data()
-        inside = set(operations)
-        self.outside = {s.value for s in program.outputs}
-        for index, operation in enumerate(program.operations):
-            if index not in inside:
-                self.outside.update(operation.inputs)
+    def __init__(self, parts: Parts, operations: Sequence[int]) -> None:
+        self.parts, self.program, self.data = parts, parts.program, parts.data
+        self.inside = set(operations)
         self.numbers: dict[int, int] = {}
         self.values: list[Value] = []
         self.constants: list[Constant] = []
         self.inputs: list[int] = []
         self.outputs: list[int] = []
-        self.operations = [self._operation(program.operations[i]) for i in operations]
+        self.operations = [self._operation(self.program.operations[i]) for i in operations]
 
     def _operation(self, operation: Operation) -> Operation:
         inputs = tuple(map(self._operand, operation.inputs))
         for value in operation.outputs:
             if value != ABSENT:
                 self._number(value)
-                if value in self.outside:
+                if self._is_read_outside(value):
                     self.outputs.append(value)
         outputs = tuple(self.numbers.get(v, ABSENT) for v in operation.outputs)
         return replace(operation, inputs=inputs, outputs=outputs)
+
+    def _is_read_outside(self, value: int) -> bool:
+        read = self.parts.readers.get(value, ())
+        return value in self.parts.given or any(i not in self.inside for i in read)
 
     def _operand(self, value: int) -> int:
         if value == ABSENT:

@@ -27,7 +27,7 @@ from stitch.runtime.executors.onnxruntime import (
     computed_apart,
     session_call,
 )
-from stitch.runtime.executors.parts import part_of
+from stitch.runtime.executors.parts import Parts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,31 +91,28 @@ class Sessions:
         ]
         if any(able[i] and not left[i] for run in runs for i in run):
             return None, left
-        found = []
+        found, parts = [], Parts(program)
         for run in runs:
             try:
-                found.append(self.segment(program, run))
+                found.append(self._segment(parts, run))
             except REFUSALS:
                 for index in run:
-                    left[index] = self._runs(program, index)
+                    left[index] = self._runs(parts, index)
                 # Together they may still not do what each of them can.
                 if all(left[index] for index in run):
                     left = [can and i not in run for i, can in enumerate(left)]
                 return None, left
         return found, left
 
-    def _runs(self, program: Program, index: int) -> bool:
+    def _runs(self, parts: Parts, index: int) -> bool:
         with suppress(*REFUSALS):
-            self.segment(program, (index,))
+            self._segment(parts, (index,))
             return True
         return False
 
-    def segment(self, program: Program, operations: Sequence[int]) -> Segment:
-        """A run of a program's operations as a segment.
-
-        Raises `CompileError`, or what a session raises, for operations that it cannot run.
-        """
-        inputs, outputs, part = part_of(program, operations)
+    def _segment(self, parts: Parts, operations: Sequence[int]) -> Segment:
+        """A run as a segment; raises one of `REFUSALS` for operations that it cannot run."""
+        inputs, outputs, part = parts.part(operations)
         form = onnx_form(part)
         key = form.model, tuple(id(weights) for _, weights in form.weights)
         session = self._found.get(key)
