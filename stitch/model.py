@@ -87,9 +87,10 @@ def open_device(
 ) -> Device:
     """Open a simulated machine by name, YAML path or description.
 
-    `executor`: who computes (`numpy`, `onnxruntime`, `auto`, `null`); `threads`: on how many
-    threads ONNX Runtime computes one operation (default 1). `window`: tasks queued before they run;
-    1 runs each call at once. `debug`: poison freed bytes and guard padding.
+    `executor`: who computes: `numpy`, `onnxruntime`, `auto` (either, by operation), `torch` (`auto`
+    with PyTorch's kernels too), `null` (nobody); `threads`: on how many threads ONNX Runtime
+    computes one operation (default 1). `window`: tasks queued before they run; 1 runs each call at
+    once. `debug`: poison freed bytes and guard padding.
     `strict_types`: links may not change the floating storage type.
     """
     return Device(

@@ -91,11 +91,14 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
         ("--device", machine),
         ("--target", machine | {"help": "the same as --device"}),
         ("--list_devices", {"action": "store_true", "help": "list the known machines, and end"}),
-        ("--executor", {"choices": tuple(EXECUTORS), "help": "who computes (default: numpy)"}),
+        ("--executor", {"choices": tuple(EXECUTORS),
+                        "help": "who computes (default: numpy); auto: NumPy or ONNX Runtime, "
+                        "whichever is faster for an operation; torch: PyTorch's kernels too; "
+                        "null: nobody"}),
         ("--threads", {"type": _positive, "metavar": "N",
                        "help": "threads on which ONNX Runtime computes one operation, for "
-                       "--executor=onnxruntime or auto (default: 1); NumPy's are set by "
-                       "OMP_NUM_THREADS"}),
+                       "--executor=onnxruntime or auto (default: 1); NumPy's and "
+                       "PyTorch's are set by OMP_NUM_THREADS"}),
         ("--window", {"type": _positive, "default": DEFAULT_WINDOW,
                       "help": "tasks queued before they run; 1: each call at once"}),
         ("--strict_types", {"action": "store_true",

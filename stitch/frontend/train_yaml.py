@@ -26,7 +26,7 @@ opened here. The form::
     schedule: {name: warmup, warmup_steps: 90, then: cosine}      # T_max: all steps, if absent
     metrics: [accuracy, loss]
     target: wormhole_n150                 # a machine, or its .yaml
-    executor: numpy                       # or onnxruntime, auto
+    executor: numpy                       # or onnxruntime, auto, torch
     algorithm: none                       # or greedy, search: where tensors lie in between
     recompute: none                       # or cheap, all: what backward computes again
     clip_grad_norm: 1.0

@@ -506,9 +506,9 @@ def test_the_result_file_has_a_line_for_each_step_each_epoch_and_the_end(
     assert found[-1]["held_out"]["accuracy"] > 0.6
 
 
-@pytest.mark.parametrize("executor", ["numpy", "onnxruntime"])
+@pytest.mark.parametrize("executor", ["numpy", "onnxruntime", "torch"])
 @pytest.mark.parametrize("recompute", ["none", "all"])
-def test_accumulation_clipping_and_recomputation_train_on_both_executors(
+def test_accumulation_clipping_and_recomputation_train_on_all_executors(
     cli: Cli, small: Path, executor: str, recompute: str
 ) -> None:
     changed(("target: tiny", f"executor: {executor}\nrecompute: {recompute}\nclip_grad_norm: 1\n"

@@ -178,7 +178,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=32, help="tokens in the transformer's rows")
     parser.add_argument("--width", type=int, default=128, help="of the transformer")
     parser.add_argument("--optimizer", default="sgd", choices=sorted(OPTIMIZERS))
-    parser.add_argument("--executors", default="numpy,onnxruntime,auto")
+    parser.add_argument("--executors", default="numpy,onnxruntime,auto,torch")
     parser.add_argument("--machines", default="host")
     parser.add_argument("--rounds", type=int, default=61)
     parser.add_argument("--compared", type=int, default=5, help="steps before anything is timed")

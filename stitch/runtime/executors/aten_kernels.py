@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -151,11 +152,11 @@ KERNELS: Mapping[tuple[str, str], tuple[Binding, float | None]] = {
 CALL, PRODUCTS, MATRIX = 1.5, 88_000.0, 0.35
 
 
+@dataclass(frozen=True, slots=True)
 class AtenKernels(KernelLibrary):
     """PyTorch's kernels as a library, priced for so many threads."""
 
-    def __init__(self, threads: int = 1) -> None:
-        self.threads = threads
+    threads: int = 1
 
     def price(self, program: Program, operation: Operation, products: int, batch: int) -> float:
         """Microseconds of an operation; infinite where there is no kernel for it.

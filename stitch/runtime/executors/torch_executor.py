@@ -14,10 +14,14 @@ from stitch.runtime.executors.automatic import AutomaticExecutor
 
 
 class TorchExecutor(AutomaticExecutor):
-    """Chooses among PyTorch's kernels too, on as many threads as `torch.set_num_threads` said."""
+    """Chooses among PyTorch's kernels too, on as many threads as `torch.set_num_threads` said.
+
+    ONNX Runtime, which gets little here, has one: its threads would wait in loops for their next
+    call, on the cores on which PyTorch's then run.
+    """
 
     name = "torch"
 
     def __init__(self) -> None:
-        super().__init__(torch.get_num_threads())
+        super().__init__(1)
         self.library = AtenKernels(torch.get_num_threads())
