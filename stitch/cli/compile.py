@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _compile(words: argparse.Namespace) -> int:
-    if words.output is None and not words.text:
+    if words.output is None and not words.text and (words.source or words.entry):
         raise UsageError("there is nothing to do", expected="-o FILE, or --text")
     if words.output == "-" and words.text:
         raise UsageError("-o - and --text both want standard output", remedy="choose one of them")
@@ -161,7 +161,7 @@ def _module(words: argparse.Namespace) -> tuple[Any, Sequence[Any] | Mapping[str
         raise UsageError(
             "a Python file needs the name of its factory", remedy=f"add --entry=NAME to {source}"
         )
-    if suffix not in (".yaml", ".yml") and not Path(source).exists():
+    if suffix not in (".yaml", ".yml"):
         raise CompileError(f"no front end reads {source!r}", expected=SOURCES)
     return source, ()
 

@@ -54,6 +54,7 @@ from stitch.frontend.train_yaml_parts import DataEntry, data_of
 from stitch.frontend.yaml_fields import Fields, ProblemLog
 from stitch.frontend.yaml_nodes import Node, read_yaml
 from stitch.graph.wish import closest
+from stitch.runtime.executors import EXECUTORS
 from stitch.training import TrainingOptions
 from stitch.training.search import ALGORITHMS
 
@@ -62,7 +63,7 @@ TOP = (
     "loss", "optimizer", "schedule", "metrics", "target", "executor", "algorithm", "recompute",
     "clip_grad_norm", "accumulation_steps", "precision", "checkpoints", "output",
 )  # fmt: skip
-EXECUTORS = ("numpy", "onnxruntime", "auto")
+COMPUTING = tuple(name for name in EXECUTORS if name != "null")
 OUTPUTS = (".ttb", ".safetensors")
 MAX_COUNT = 10**9
 _EVERY = re.compile(r"(\d{1,9})\s*(steps?|epochs?)?")
@@ -199,7 +200,7 @@ class _Reader:
             "seed": self._count("seed", 0, least=0, most=2**63 - 1),
             "shuffle": self._flag("shuffle", True),
             "target": self._target(),
-            "executor": self._choice("executor", EXECUTORS, "numpy"),
+            "executor": self._choice("executor", COMPUTING, "numpy"),
             "algorithm": self._choice("algorithm", tuple(ALGORITHMS), "none"),
             "checkpoints": self._checkpoints(),
             "outputs": self._outputs(),

@@ -142,7 +142,9 @@ def test_a_wish_in_a_file_that_names_no_slot_is_a_bad_file(cli: Cli, here: Path)
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
+        ((), 2, "there is no module"),
         (("-o", "o.ttb"), 2, "there is no module"),
+        ((str(Path(__file__).parents[2] / "README.md"), "-o", "o.ttb"), 3, "modules in YAML"),
         (("a.yaml",), 2, "nothing to do"),
         (("a.yaml", "-o", "-", "--text"), 2, "standard output"),
         (("gone.yaml", "-o", "o.ttb"), 3, "gone.yaml"),
