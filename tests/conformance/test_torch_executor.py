@@ -224,6 +224,17 @@ def test_a_layer_gives_numpys_numbers(with_onnxruntime: bool) -> None:
     assert isinstance(prepared, PreparedKernels) and prepared.chosen
 
 
+def test_what_is_bound_in_inference_mode_runs_outside_of_it() -> None:
+    row = Row("Gemm", (drawn(64, 6), drawn(5, 6)), attributes={"transB": 1})
+    with torch.inference_mode():
+        results, bind, arguments = bound(row, row.operands)
+        steps = bind(arguments) or ()
+    with torch.autocast("cpu", torch.bfloat16):
+        for step in steps:
+            step()
+    np.testing.assert_allclose(results[0], row.operands[0] @ row.operands[1].T)
+
+
 def test_threads_are_torchs_own() -> None:
     with pytest.raises(UsageError, match="takes no number of threads") as failure:
         make_executor("torch", 2)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -56,7 +57,7 @@ def _gemm(x: list[Any], made: list[Any], attributes: Mapping[str, Any]) -> Seque
         b = b.t()
         if len(a) >= LONG * b.shape[1] and b.shape[0] > b.shape[1]:
             # Read by columns it costs a tenth more of the product than to copy it costs.
-            b = torch.empty(b.shape, dtype=b.dtype)
+            b = b.new_empty(b.shape)
             before.append(partial(b.copy_, x[1].t()))
     alpha, beta, bias = attributes["alpha"], attributes["beta"], x[2] if len(x) > 2 else None
     if bias is not None and beta == alpha == 1.0:
@@ -180,13 +181,12 @@ class AtenKernels(KernelLibrary):
         made = [array for array in arguments.outputs if array is not None]
         if len({a.dtype for a in (*arguments.inputs, *made) if a is not None}) != 1:
             return None
-        try:
+        binding = KERNELS[operation.domain, operation.op][0]
+        # Tensors of inference mode could not be written to by a later call outside of it.
+        with suppress(RuntimeError, ValueError), torch.inference_mode(False):
             operands = [None if a is None else _tensor(a) for a in arguments.inputs]
-            results = [_tensor(a) for a in made]
-            binding = KERNELS[operation.domain, operation.op][0]
-            return binding(operands, results, arguments.attributes)
-        except (RuntimeError, ValueError):
-            return None
+            return binding(operands, [_tensor(a) for a in made], arguments.attributes)
+        return None
 
 
 def _is_left(kind: ValueType) -> bool:
