@@ -100,7 +100,7 @@ def run_command(parser: argparse.ArgumentParser, body: Body, argv: Sequence[str]
     except KeyboardInterrupt:
         return _failed(parser.prog, "interrupted", EXIT_INTERRUPTED, debug)
     except BrokenPipeError:
-        _leave_the_pipe()
+        _leave_standard_output()
         return EXIT_BROKEN_PIPE
     except StitchError as error:
         return _failed(parser.prog, f"error: {error}", error.exit_code, debug)
@@ -135,11 +135,18 @@ def _failed(prog: str, message: str, code: int, debug: bool) -> int:
         traceback.print_exc()
     with contextlib.suppress(OSError):
         print(f"{prog}: {printable(message)}", file=sys.stderr)
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _leave_standard_output()
     return code
 
 
-def _leave_the_pipe() -> None:
-    """Nobody reads any more: let the interpreter's last flush go nowhere."""
+def _leave_standard_output() -> None:
+    """Nobody can take it any more: let the interpreter's last flush go nowhere.
+
+    That would fail again, and make the exit code 120.
+    """
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

@@ -636,11 +636,13 @@ def test_the_console_script_gives_the_exit_code(here: Path) -> None:
     assert done.returncode == 1 and "[FAILED]" in done.stdout and done.stderr == ""
 
 
-def test_a_full_standard_output_is_said(here: Path) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_standard_output_is_said(here: Path, unbuffered: str) -> None:
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
             [script("stitch-run"), "--module=b.ttb", "--init=ones", "--output=-"],
             stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
         )  # fmt: skip
     assert done.returncode == 6 and "No space left" in done.stderr
 
