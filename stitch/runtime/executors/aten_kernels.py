@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from stitch.ops import KernelArguments, Thunk
+from stitch.ops import KernelArguments, Thunk, workspace
 from stitch.program import ABSENT, Array, Operation, Program, ValueType
 from stitch.runtime.executors.kernels import KernelLibrary
 
@@ -30,9 +30,9 @@ _ATEN = torch.ops.aten
 LONG = 8
 
 
-def _unary(function: Callable[..., Any], **more: Any) -> Binding:
+def _unary(function: Callable[..., Any]) -> Binding:
     def bind(x: list[Any], made: list[Any], _: Mapping[str, Any]) -> Sequence[Thunk]:
-        return (partial(function, x[0], **more, out=made[0]),)
+        return (partial(function, x[0], out=made[0]),)
 
     return bind
 
@@ -57,7 +57,7 @@ def _gemm(x: list[Any], made: list[Any], attributes: Mapping[str, Any]) -> Seque
         b = b.t()
         if len(a) >= LONG * b.shape[1] and b.shape[0] > b.shape[1]:
             # Read by columns it costs a tenth more of the product than to copy it costs.
-            b = b.new_empty(b.shape)
+            b = _tensor(workspace(tuple(b.shape), b.numpy().dtype))
             before.append(partial(b.copy_, x[1].t()))
     alpha, beta, bias = attributes["alpha"], attributes["beta"], x[2] if len(x) > 2 else None
     if bias is not None and beta == alpha == 1.0:

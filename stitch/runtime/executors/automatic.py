@@ -71,7 +71,8 @@ class AutomaticExecutor(Executor):
     ) -> PreparedProgram:
         """Make a program ready by the executors chosen; raises `CompileError`."""
         workspace = workspace or Workspace()
-        if points(program) < 1:
+        alone = self.onnxruntime is None and self.library is None
+        if alone or points(program) < 1:
             return self.numpy.prepare(program, machine, workspace)
         if self.onnxruntime is None:
             found = divide(program, [False] * len(program.operations), 1, self.library)

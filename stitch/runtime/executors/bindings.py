@@ -59,12 +59,12 @@ class OperationBinding:
     def append(self, index: int, operation: Operation) -> None:
         """The steps of one operation."""
         self.prepared.workspace.kernels.restart()
-        self.steps += self.kernel_steps(index, operation)
+        self.steps += self.kernel_steps(index, self.arguments(index, operation))
         self.write(operation.outputs)
 
-    def kernel_steps(self, index: int, operation: Operation) -> Sequence[Thunk]:
+    def kernel_steps(self, index: int, arguments: KernelArguments) -> Sequence[Thunk]:
         """The steps of an operation's kernel."""
-        return self.prepared.definitions[index].kernel(self.arguments(index, operation))
+        return self.prepared.definitions[index].kernel(arguments)
 
     def write(self, values: Sequence[int]) -> None:
         """Steps that bring values from the arrays they were computed in to where they belong."""
@@ -166,14 +166,14 @@ class UnitBinding(OperationBinding):
             there = piece.place(self.arrays[operation.outputs[piece.output]])
             self.steps.append(partial(np.copyto, there, taken))
 
-    def kernel_steps(self, index: int, operation: Operation) -> Sequence[Thunk]:
+    def kernel_steps(self, index: int, arguments: KernelArguments) -> Sequence[Thunk]:
         """The steps of the library's kernel, else of NumPy's."""
         library = self.prepared.library
         if library is not None and index in self.prepared.chosen:
-            steps = library.bind(operation, self.arguments(index, operation))
+            steps = library.bind(self.prepared.program.operations[index], arguments)
             if steps is not None:
                 return steps
-        return super().kernel_steps(index, operation)
+        return super().kernel_steps(index, arguments)
 
     def by_blocks(self, operations: tuple[int, ...]) -> None:
         """A group of elementwise operations; one after the other where they would be tangled."""
