@@ -14,9 +14,11 @@ from stitch.ops.definition import (
     KernelArguments,
     OpDef,
     Thunk,
+    Workspace,
+    WorkspaceContext,
 )
 from stitch.ops.element_types import data_type_of_code, onnx_code
-from stitch.ops.evaluation import bind, evaluate, infer_types
+from stitch.ops.evaluation import bind, evaluate, infer_types, kernel_workspace
 from stitch.ops.gradient import Gradient, GradientBuilder, GradientContext
 from stitch.ops.rearranging import slices_of
 from stitch.ops.registry import lookup, operators
@@ -24,8 +26,8 @@ from stitch.ops.steps import LINE_NBYTES, KernelMemory, bytes_from_a_line, works
 
 __all__ = [
     "Attribute", "Gradient", "GradientBuilder", "GradientContext", "Inference", "InferenceContext",
-    "Kernel", "KernelArguments", "KernelMemory", "LINE_NBYTES", "OpDef", "Thunk", "bind",
-    "bytes_from_a_line", "conversion_steps", "data_type_of_code", "evaluate", "infer_types",
-    "lookup", "onnx_code", "operators", "resolve_attributes", "slices_of", "workspace",
-    "workspace_nbytes",
+    "Kernel", "KernelArguments", "KernelMemory", "LINE_NBYTES", "OpDef", "Thunk",
+    "Workspace", "WorkspaceContext", "bind", "bytes_from_a_line", "conversion_steps",
+    "data_type_of_code", "evaluate", "infer_types", "kernel_workspace", "lookup", "onnx_code",
+    "operators", "resolve_attributes", "slices_of", "workspace", "workspace_nbytes",
 ]  # fmt: skip

@@ -21,6 +21,7 @@ from stitch.ops.inference import (
     same_as_first,
 )
 from stitch.ops.steps import Chain, chain_kernel, copy_steps, given, mask_in, scalar
+from stitch.ops.workspaces import few, operands
 from stitch.program import Array, DataType, ValueType
 
 Work = tuple[Array, ...]
@@ -216,6 +217,8 @@ def _activation(name: str, workspaces: int, chain: Chain, **defaults: float) -> 
         attributes={key: Attribute("float", value) for key, value in defaults.items()},
         elementwise=True,
         gradient=ACTIVATIONS[name],
+        workspace=few,
+        keeps_workspace=False,
     )
 
 
@@ -227,8 +230,18 @@ OPERATORS = (
         _relu,
         elementwise=True,
         gradient=ACTIVATIONS["Relu"],
+        workspace=few,
+        keeps_workspace=False,
     ),
-    OpDef("PRelu", (2, 2), _infer_prelu, _prelu, elementwise=True, gradient=prelu_gradient),
+    OpDef(
+        "PRelu",
+        (2, 2),
+        _infer_prelu,
+        _prelu,
+        elementwise=True,
+        gradient=prelu_gradient,
+        workspace=operands(1),
+    ),
     OpDef(
         "Gelu",
         (1, 1),
@@ -237,6 +250,8 @@ OPERATORS = (
         attributes={"approximate": Attribute("string", "none")},
         elementwise=True,
         gradient=ACTIVATIONS["Gelu"],
+        workspace=few,
+        keeps_workspace=False,
     ),
     _activation("Sigmoid", 0, _sigmoid),
     _activation("Softplus", 1, _softplus),

@@ -16,6 +16,7 @@ from stitch.ops.normalization import EPSILON
 from stitch.ops.normalization_gradients import batch_gradient, response_gradient
 from stitch.ops.row_statistics import SPREAD_FROM, inverse_deviation, row_means
 from stitch.ops.steps import BLOCK_SIZE, fill_step, given, is_constant, scalar, workspace
+from stitch.ops.workspaces import operands
 from stitch.program import Array, ValueType
 
 #: From this many places on, the sum of a channel's squares is a product of its row by itself.
@@ -246,5 +247,7 @@ OPERATORS = (
             "training_mode": Attribute("int", 0),
         },
         gradient=batch_gradient,
+        workspace=operands(1 / 2),
+        keeps_workspace=False,
     ),
 )

@@ -20,6 +20,7 @@ from stitch.ops.inference import (
     require_type,
 )
 from stitch.ops.steps import copy_steps, given, optional
+from stitch.ops.workspaces import few
 from stitch.program import Array, ValueType
 
 _MODES = ("linear", "circular")
@@ -87,5 +88,7 @@ OPERATORS = (
         _infer,
         _kernel,
         attributes={"axis": Attribute("int", -2), "mode": Attribute("string", "linear")},
+        workspace=few,
+        keeps_workspace=False,
     ),
 )

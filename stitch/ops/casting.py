@@ -14,6 +14,7 @@ from stitch.ops.element_types import MOVED, data_type_of_code
 from stitch.ops.inference import require_type
 from stitch.ops.narrow_conversions import Rounding
 from stitch.ops.steps import BLOCK_SIZE, copy_steps, given
+from stitch.ops.workspaces import few, operands
 from stitch.program import DataType, ValueType
 
 _NARROW = (DataType.FLOAT16, DataType.BFLOAT16)
@@ -101,6 +102,7 @@ OPERATORS = (
         doc="saturate concerns float8 types, round_mode float8_e8m0 alone. From floating to "
         "integer, where ONNX leaves it undefined: out of range saturates, and NaN becomes 0; "
         "int4 and int2 then keep the low bits.",
+        workspace=operands(1 / 2),
     ),
     OpDef(
         "BitCast",
@@ -108,6 +110,8 @@ OPERATORS = (
         _infer_bit_cast,
         _bit_cast,
         attributes={"to": Attribute("int", required=True)},
+        workspace=few,
+        keeps_workspace=False,
     ),
     OpDef(
         "CastLike",
@@ -116,5 +120,6 @@ OPERATORS = (
         _cast,
         attributes=_ROUNDING,
         gradient=cast_gradient,
+        workspace=operands(1 / 2),
     ),
 )

@@ -12,6 +12,7 @@ from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, 
 from stitch.ops.element_types import MOVED
 from stitch.ops.inference import operand, require_same_type, require_shape, require_type
 from stitch.ops.steps import copy_steps, given
+from stitch.ops.workspaces import few
 from stitch.program import ValueType
 
 
@@ -54,5 +55,7 @@ OPERATORS = (
         domain="stitch",
         doc="Operand 0 as it is, if operands 1 and 2 are equal; else a TaskError that names what "
         "the attribute says. ONNX expansion: Identity(operand 0), without the check.",
+        workspace=few,
+        keeps_workspace=False,
     ),
 )

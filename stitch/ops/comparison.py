@@ -14,6 +14,7 @@ from stitch.ops.element_types import BOOLEAN, EVERY, FLOATS, FLOATS8, NUMERIC, U
 from stitch.ops.elementwise import binary, infer_broadcast
 from stitch.ops.inference import broadcast, operand, require_same_type, require_type
 from stitch.ops.steps import copy_steps, fill_step, given, is_constant, overlaps, scalar, workspace
+from stitch.ops.workspaces import few
 from stitch.program import Array, DataType, ValueType
 
 
@@ -116,7 +117,15 @@ OPERATORS = (
     binary("And", np.logical_and, BOOLEAN),
     binary("Or", np.logical_or, BOOLEAN),
     binary("Xor", np.logical_xor, BOOLEAN),
-    OpDef("IsNaN", (1, 1), _infer_truth, _is_nan, elementwise=True),
+    OpDef(
+        "IsNaN",
+        (1, 1),
+        _infer_truth,
+        _is_nan,
+        elementwise=True,
+        workspace=few,
+        keeps_workspace=False,
+    ),
     OpDef(
         "IsInf",
         (1, 1),
@@ -127,8 +136,19 @@ OPERATORS = (
             "detect_positive": Attribute("int", 1),
         },
         elementwise=True,
+        workspace=few,
+        keeps_workspace=False,
     ),
-    OpDef("Where", (3, 3), _infer_where, _where, elementwise=True, gradient=where_gradient),
+    OpDef(
+        "Where",
+        (3, 3),
+        _infer_where,
+        _where,
+        elementwise=True,
+        gradient=where_gradient,
+        workspace=few,
+        keeps_workspace=False,
+    ),
     OpDef(
         "BitShift",
         (2, 2),
@@ -136,5 +156,7 @@ OPERATORS = (
         _shift,
         attributes={"direction": Attribute("string", required=True)},
         elementwise=True,
+        workspace=few,
+        keeps_workspace=False,
     ),
 )

@@ -38,6 +38,7 @@ from stitch.ops.windows import (
     transposed_windows,
     windows_of,
 )
+from stitch.ops.workspaces import columns
 from stitch.program import Array, ValueType
 
 #: Columns are gathered for as many samples at a time as fit in this many bytes (at least one).
@@ -241,6 +242,7 @@ OPERATORS = (
         _conv,
         attributes={**WINDOW_ATTRIBUTES, "group": Attribute("int", 1)},
         gradient=conv_gradient,
+        workspace=columns,
     ),
     OpDef(
         "ConvTranspose",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -64,6 +65,36 @@ Inference = Callable[[InferenceContext], tuple[ValueType, ...]]
 
 
 @dataclass(frozen=True, slots=True)
+class WorkspaceContext:
+    """What the bytes that a kernel takes may depend on: as `InferenceContext`, results known."""
+
+    inputs: tuple[ValueType | None, ...]
+    constants: tuple[Array | None, ...]
+    attributes: Mapping[str, AttributeValue]
+    outputs: tuple[ValueType, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """What operands and results take in the types in which kernels compute."""
+        return sum(computed_nbytes(t) for t in (*self.inputs, *self.outputs) if t is not None)
+
+
+#: The most bytes that a kernel has at once beside operands and results, at binding or while its
+#: steps run. It may say too much, never too little; a few blocks of a chain are added to it.
+Workspace = Callable[[WorkspaceContext], int]
+
+
+def computed_nbytes(found: ValueType) -> int:
+    """What a value takes where kernels read it: float32 stands in for narrower floats."""
+    return math.prod(found.shape) * found.data_type.compute_dtype.itemsize
+
+
+def twice_the_operands(context: WorkspaceContext) -> int:
+    """The rule of operators that declare none: twice what operands and results take."""
+    return 2 * context.nbytes
+
+
+@dataclass(frozen=True, slots=True)
 class Attribute:
     """One attribute: its Python type as written in files, and its default (`required` if none)."""
 
@@ -78,7 +109,9 @@ class OpDef:
 
     `elementwise`: each output element depends on the input elements at its own place only, so an
     output may overwrite an input that nobody reads later. `gradient` is its vector-Jacobian rule
-    (`stitch.ops.gradient`), None where it has none.
+    (`stitch.ops.gradient`), None where it has none. `workspace` says how many bytes the kernel
+    takes for itself (`stitch.ops.workspaces` has rules to choose from); without `keeps_workspace`
+    what it keeps from binding on lies in the common memory of kernels (`steps.workspace`).
     """
 
     name: str
@@ -91,3 +124,5 @@ class OpDef:
     elementwise: bool = False
     doc: str = ""
     gradient: Gradient | None = None
+    workspace: Workspace = twice_the_operands
+    keeps_workspace: bool = True

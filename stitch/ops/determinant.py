@@ -10,6 +10,7 @@ from stitch.ops.definition import InferenceContext, KernelArguments, OpDef, Thun
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import require_rank, require_type
 from stitch.ops.steps import given
+from stitch.ops.workspaces import operands
 from stitch.program import ValueType
 
 
@@ -30,4 +31,4 @@ def _det(arguments: KernelArguments) -> Sequence[Thunk]:
     return (run,)
 
 
-OPERATORS = (OpDef("Det", (1, 1), _infer, _det),)
+OPERATORS = (OpDef("Det", (1, 1), _infer, _det, workspace=operands(3), keeps_workspace=False),)

@@ -13,6 +13,7 @@ from stitch.ops.element_types import BOOLEAN, FLOATS, INTEGERS, NUMERIC, SIGNED_
 from stitch.ops.elementary_gradients import ELEMENTARY
 from stitch.ops.inference import same_as_first
 from stitch.ops.steps import given
+from stitch.ops.workspaces import few
 from stitch.program import DataType
 
 _STEPS = frozenset({"Ceil", "Floor", "Round", "Sign"})
@@ -29,7 +30,16 @@ def unary(
     # Steps and signs are flat where they have a slope.
     gradient = no_gradient if name in _STEPS else ELEMENTARY.get(name)
     infer = same_as_first(allowed)
-    return OpDef(name, (1, 1), infer, kernel, elementwise=True, gradient=gradient)
+    return OpDef(
+        name,
+        (1, 1),
+        infer,
+        kernel,
+        elementwise=True,
+        gradient=gradient,
+        workspace=few,
+        keeps_workspace=False,
+    )
 
 
 OPERATORS = (

@@ -34,6 +34,7 @@ from stitch.ops.inference import (
     require_type,
 )
 from stitch.ops.steps import copy_steps, given, is_constant, optional, overlaps, scalar
+from stitch.ops.workspaces import few, operands
 from stitch.program import DataType, ValueType
 
 
@@ -64,7 +65,16 @@ def binary(
         return (partial(function, a, b, out=arguments.outputs[0]),)
 
     infer = infer_broadcast(allowed, result)
-    return OpDef(name, (2, 2), infer, kernel, elementwise=True, gradient=gradient)
+    return OpDef(
+        name,
+        (2, 2),
+        infer,
+        kernel,
+        elementwise=True,
+        gradient=gradient,
+        workspace=few,
+        keeps_workspace=False,
+    )
 
 
 def _divide(arguments: KernelArguments) -> Sequence[Thunk]:
@@ -173,7 +183,16 @@ def _clip(arguments: KernelArguments) -> Sequence[Thunk]:
 
 def _variadic(name: str, kernel: Any, allowed: frozenset[DataType], gradient: Gradient) -> OpDef:
     infer = infer_broadcast(allowed)
-    return OpDef(name, (1, -1), infer, kernel, elementwise=True, gradient=gradient)
+    return OpDef(
+        name,
+        (1, -1),
+        infer,
+        kernel,
+        elementwise=True,
+        gradient=gradient,
+        workspace=few,
+        keeps_workspace=False,
+    )
 
 
 OPERATORS = (
@@ -187,6 +206,7 @@ OPERATORS = (
         _divide,
         elementwise=True,
         gradient=div_gradient,
+        workspace=operands(1),
     ),
     OpDef(
         "Mod",
@@ -196,13 +216,33 @@ OPERATORS = (
         attributes={"fmod": Attribute("int", 0)},
         elementwise=True,
         gradient=mod_gradient,
+        workspace=few,
+        keeps_workspace=False,
     ),
-    OpDef("Pow", (2, 2), _infer_pow, _pow, elementwise=True, gradient=pow_gradient),
+    OpDef(
+        "Pow",
+        (2, 2),
+        _infer_pow,
+        _pow,
+        elementwise=True,
+        gradient=pow_gradient,
+        workspace=few,
+        keeps_workspace=False,
+    ),
     _variadic("Max", _fold(np.maximum), NUMERIC, extreme_gradient),
     _variadic("Min", _fold(np.minimum), NUMERIC, extreme_gradient),
     _variadic("Sum", _fold(np.add), FLOATS, add_gradient),
     _variadic("Mean", _fold(np.add, average=True), FLOATS, mean_gradient),
-    OpDef("Clip", (1, 3), _infer_clip, _clip, elementwise=True, gradient=clip_gradient),
+    OpDef(
+        "Clip",
+        (1, 3),
+        _infer_clip,
+        _clip,
+        elementwise=True,
+        gradient=clip_gradient,
+        workspace=few,
+        keeps_workspace=False,
+    ),
     binary("BitwiseAnd", np.bitwise_and, INTEGERS),
     binary("BitwiseOr", np.bitwise_or, INTEGERS),
     binary("BitwiseXor", np.bitwise_xor, INTEGERS),

@@ -21,6 +21,7 @@ from stitch.ops.element_types import FLOATS
 from stitch.ops.elementary_gradients import ELEMENTARY
 from stitch.ops.inference import same_as_first
 from stitch.ops.steps import chain_kernel, mask_in, polynomial, scalar
+from stitch.ops.workspaces import few
 from stitch.program import Array
 
 WORKSPACES = 5
@@ -112,5 +113,7 @@ OPERATORS = (
         chain_kernel(WORKSPACES, _erf),
         elementwise=True,
         gradient=ELEMENTARY["Erf"],
+        workspace=few,
+        keeps_workspace=False,
     ),
 )

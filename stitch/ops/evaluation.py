@@ -13,8 +13,15 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.attributes import resolve_attributes
-from stitch.ops.definition import InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import (
+    InferenceContext,
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+)
 from stitch.ops.registry import lookup
+from stitch.ops.workspaces import SMALL_NBYTES
 from stitch.program import NO_ATTRIBUTES, Array, DataType, ValueType
 
 
@@ -70,6 +77,31 @@ def _check_arity(definition: OpDef, context: InferenceContext) -> None:
     )
     if None in required:
         raise context.fail(f"operand {required.index(None)} of {definition.name} is not optional")
+
+
+def kernel_workspace(
+    op: str,
+    inputs: Sequence[ValueType | None],
+    outputs: Sequence[ValueType],
+    *,
+    domain: str = "",
+    constants: Sequence[Array | None] | None = None,
+    attributes: Mapping[str, Any] = NO_ATTRIBUTES,
+) -> int:
+    """The most bytes that an operation's NumPy kernel has at once beside operands and results.
+
+    >>> a = ValueType((1000, 1000), DataType.BFLOAT16)
+    >>> kernel_workspace("Add", [a, a], [a]) < a.shape[0] * a.shape[1] * 4
+    True
+    """
+    definition = lookup(op, domain)
+    context = WorkspaceContext(
+        tuple(inputs),
+        tuple(constants) if constants is not None else (None,) * len(inputs),
+        resolve_attributes(definition, attributes),
+        tuple(outputs),
+    )
+    return definition.workspace(context) + SMALL_NBYTES
 
 
 def bind(

@@ -24,6 +24,7 @@ from stitch.ops.inference import (
     require_type,
 )
 from stitch.ops.steps import given, ints_at, optional
+from stitch.ops.workspaces import operands
 from stitch.program import Array, ValueType
 
 
@@ -147,6 +148,16 @@ OPERATORS = (
         _infer_dft,
         _dft,
         attributes={"inverse": Attribute("int", 0), "onesided": Attribute("int", 0)},
+        workspace=operands(4),
+        keeps_workspace=False,
     ),
-    OpDef("STFT", (2, 4), _infer_stft, _stft, attributes={"onesided": Attribute("int", 1)}),
+    OpDef(
+        "STFT",
+        (2, 4),
+        _infer_stft,
+        _stft,
+        attributes={"onesided": Attribute("int", 1)},
+        workspace=operands(5),
+        keeps_workspace=False,
+    ),
 )

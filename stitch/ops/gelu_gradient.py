@@ -19,6 +19,7 @@ from stitch.ops.element_types import FLOATS
 from stitch.ops.error_function import WORKSPACES, erf_steps
 from stitch.ops.inference import require_same_type, require_shape, require_type
 from stitch.ops.steps import BLOCK_SIZE, given, scalar, workspace
+from stitch.ops.workspaces import few
 from stitch.program import Array, ValueType
 
 #: tanh(RATE (x + CUBE x^3)) stands for the error function in the approximate form.
@@ -98,6 +99,8 @@ OPERATORS = (
         _kernel,
         attributes={"approximate": Attribute("string", "none")},
         domain="stitch",
+        workspace=few,
+        keeps_workspace=False,
         # It is elementwise, but does not say so: in the place of an operand ATen's kernel takes 2.0
         # ms where it takes 1.4 elsewhere (4 MiB).
     ),

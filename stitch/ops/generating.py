@@ -28,6 +28,7 @@ from stitch.ops.inference import (
     require_type,
 )
 from stitch.ops.steps import copy_steps, fill_step, given
+from stitch.ops.workspaces import few, operands
 from stitch.program import Array, DataType, ValueType
 
 
@@ -160,6 +161,7 @@ OPERATORS = (
         _infer_mel,
         _mel,
         attributes={"output_datatype": Attribute("int", 1)},
+        workspace=operands(3),
     ),
     OpDef(
         "ConstantOfShape",
@@ -173,13 +175,16 @@ OPERATORS = (
         },
         doc="ONNX's tensor attribute `value` is written as its type (an ONNX number) and one of "
         "value_float (float types) and value_int (other types).",
+        workspace=few,
+        keeps_workspace=False,
     ),
-    OpDef("Range", (3, 3), _infer_range, _range),
+    OpDef("Range", (3, 3), _infer_range, _range, workspace=operands(5)),
     OpDef(
         "EyeLike",
         (1, 1),
         _infer_eye,
         _eye,
         attributes={"dtype": Attribute("int"), "k": Attribute("int", 0)},
+        workspace=operands(1),
     ),
 )

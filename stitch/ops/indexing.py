@@ -33,6 +33,7 @@ from stitch.ops.inference import (
     require_type,
 )
 from stitch.ops.steps import given, index_steps, is_constant, strides_of
+from stitch.ops.workspaces import few, operands
 from stitch.program import Array, DataType, ValueType
 
 
@@ -261,6 +262,8 @@ OPERATORS = (
         _gather,
         attributes={"axis": Attribute("int", 0)},
         gradient=gather_gradient,
+        workspace=few,
+        keeps_workspace=False,
     ),
     OpDef(
         "GatherElements",
@@ -269,6 +272,7 @@ OPERATORS = (
         _gather_elements,
         attributes={"axis": Attribute("int", 0)},
         gradient=gather_elements_gradient,
+        workspace=operands(3),
     ),
     OpDef(
         "GatherND",
@@ -285,6 +289,8 @@ OPERATORS = (
         _reverse,
         attributes={"batch_axis": Attribute("int", 1), "time_axis": Attribute("int", 0)},
         gradient=reverse_sequence_gradient,
+        workspace=operands(3),
+        keeps_workspace=False,
     ),
     OpDef(
         "TopK",
@@ -298,5 +304,7 @@ OPERATORS = (
             "sorted": Attribute("int", 1),
         },
         gradient=top_gradient,
+        workspace=operands(4),
+        keeps_workspace=False,
     ),
 )

@@ -26,6 +26,7 @@ from stitch.ops.inference import (
 )
 from stitch.ops.row_statistics import SPREAD_FROM, row_blocks
 from stitch.ops.steps import fill_step, given, scalar, workspace
+from stitch.ops.workspaces import few
 from stitch.program import Array, ValueType
 
 
@@ -124,5 +125,7 @@ OPERATORS = (
         (1, 3),
         attributes={"axis": Attribute("int", -1)},
         domain="stitch",
+        workspace=few,
+        keeps_workspace=False,
     ),
 )

@@ -25,6 +25,7 @@ from stitch.ops.inference import (
 )
 from stitch.ops.product_gradients import gemm_gradient, matmul_gradient
 from stitch.ops.steps import fill_step, given, is_constant, optional, remembered, scalar
+from stitch.ops.workspaces import operands
 from stitch.program import Array, ValueType
 
 #: A constant bias is spread to the result's shape up to this size: adding equal shapes is faster
@@ -125,7 +126,15 @@ def _constant_bias(bias: Array, beta: float, out: Array) -> Array:
 
 
 OPERATORS = (
-    OpDef("MatMul", (2, 2), _infer_matmul, _matmul, gradient=matmul_gradient),
+    OpDef(
+        "MatMul",
+        (2, 2),
+        _infer_matmul,
+        _matmul,
+        gradient=matmul_gradient,
+        workspace=operands(1 / 2),
+        keeps_workspace=False,
+    ),
     OpDef(
         "Gemm",
         (2, 3),

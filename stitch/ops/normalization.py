@@ -42,6 +42,7 @@ from stitch.ops.steps import (
     scalar,
     workspace,
 )
+from stitch.ops.workspaces import operands
 from stitch.program import Array, ValueType
 
 EPSILON = 9.999999747378752e-06  # 1e-5 as the float32 that ONNX's schema holds
@@ -269,6 +270,8 @@ OPERATORS = (
         (1, 3),
         _LAYER,
         gradient=layer_gradient,
+        workspace=operands(1 / 2),
+        keeps_workspace=False,
     ),
     OpDef(
         "RMSNormalization",
@@ -277,6 +280,8 @@ OPERATORS = (
         _rms,
         attributes=_LAYER,
         gradient=rms_gradient,
+        workspace=operands(1 / 2),
+        keeps_workspace=False,
     ),
     OpDef(
         "InstanceNormalization",
@@ -285,6 +290,8 @@ OPERATORS = (
         _instance,
         attributes={"epsilon": Attribute("float", EPSILON)},
         gradient=group_gradient,
+        workspace=operands(1 / 2),
+        keeps_workspace=False,
     ),
     OpDef(
         "GroupNormalization",
@@ -297,6 +304,8 @@ OPERATORS = (
             "stash_type": Attribute("int", 1),
         },
         gradient=group_gradient,
+        workspace=operands(1 / 2),
+        keeps_workspace=False,
     ),
     OpDef(
         "LpNormalization",
@@ -305,5 +314,7 @@ OPERATORS = (
         _norm,
         attributes={"axis": Attribute("int", -1), "p": Attribute("int", 2)},
         gradient=norm_gradient,
+        workspace=operands(1 / 2),
+        keeps_workspace=False,
     ),
 )

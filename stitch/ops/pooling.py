@@ -28,6 +28,7 @@ from stitch.ops.windows import (
     pad_steps,
     windows_of,
 )
+from stitch.ops.workspaces import few, operands
 from stitch.program import Array, DataType, ValueType
 
 _POOL_ATTRIBUTES = {
@@ -210,6 +211,7 @@ OPERATORS = (
         _average,
         attributes={**_POOL_ATTRIBUTES, "count_include_pad": Attribute("int", 0)},
         gradient=average_pool_gradient,
+        workspace=operands(4),
     ),
     OpDef(
         "MaxPool",
@@ -219,6 +221,7 @@ OPERATORS = (
         outputs=(1, 2),
         attributes={**_POOL_ATTRIBUTES, "storage_order": Attribute("int", 0)},
         gradient=max_pool_gradient,
+        workspace=operands(4),
     ),
     OpDef(
         "LpPool",
@@ -227,6 +230,7 @@ OPERATORS = (
         _lp,
         attributes={**_POOL_ATTRIBUTES, "p": Attribute("int", 2)},
         gradient=lp_pool_gradient,
+        workspace=operands(4),
     ),
     OpDef(
         "GlobalAveragePool",
@@ -234,6 +238,8 @@ OPERATORS = (
         _infer_global,
         _global_average,
         gradient=global_average_gradient,
+        workspace=few,
+        keeps_workspace=False,
     ),
     OpDef(
         "GlobalMaxPool",
@@ -241,5 +247,7 @@ OPERATORS = (
         _infer_global,
         _global_max,
         gradient=global_max_gradient,
+        workspace=few,
+        keeps_workspace=False,
     ),
 )

@@ -25,6 +25,7 @@ from stitch.ops.inference import (
 )
 from stitch.ops.narrow_conversions import WIDER, Rounding
 from stitch.ops.steps import given, optional
+from stitch.ops.workspaces import operands
 from stitch.program import Array, DataType, ValueType
 
 BYTES = frozenset({DataType.INT8, DataType.UINT8})
@@ -184,6 +185,8 @@ OPERATORS = (
             "precision": Attribute("int", 0),
             "saturate": Attribute("int", 1),
         },
+        workspace=operands(4),
+        keeps_workspace=False,
     ),
     OpDef(
         "DequantizeLinear",
@@ -191,5 +194,7 @@ OPERATORS = (
         _infer_dequantize,
         _dequantize,
         attributes={**_AXIS, "output_dtype": Attribute("int", 0)},
+        workspace=operands(3),
+        keeps_workspace=False,
     ),
 )

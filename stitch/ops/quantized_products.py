@@ -26,6 +26,7 @@ from stitch.ops.inference import (
 from stitch.ops.quantization import BYTES, REALS
 from stitch.ops.steps import given, optional
 from stitch.ops.windows import WINDOW_ATTRIBUTES
+from stitch.ops.workspaces import columns, operands
 from stitch.program import Array, DataType, ValueType
 
 _CONV = CONVOLUTIONS[0]
@@ -252,8 +253,36 @@ def _qlinear_conv(arguments: KernelArguments) -> Sequence[Thunk]:
 _CONV_ATTRIBUTES = {**WINDOW_ATTRIBUTES, "group": Attribute("int", 1)}
 
 OPERATORS = (
-    OpDef("MatMulInteger", (2, 4), _infer_matmul_integer, _matmul_integer),
-    OpDef("QLinearMatMul", (8, 8), _infer_qlinear_matmul, _qlinear_matmul),
-    OpDef("ConvInteger", (2, 4), _infer_conv_integer, _conv_integer, attributes=_CONV_ATTRIBUTES),
-    OpDef("QLinearConv", (8, 9), _infer_qlinear_conv, _qlinear_conv, attributes=_CONV_ATTRIBUTES),
+    OpDef(
+        "MatMulInteger",
+        (2, 4),
+        _infer_matmul_integer,
+        _matmul_integer,
+        workspace=operands(5),
+        keeps_workspace=False,
+    ),
+    OpDef(
+        "QLinearMatMul",
+        (8, 8),
+        _infer_qlinear_matmul,
+        _qlinear_matmul,
+        workspace=operands(10),
+        keeps_workspace=False,
+    ),
+    OpDef(
+        "ConvInteger",
+        (2, 4),
+        _infer_conv_integer,
+        _conv_integer,
+        attributes=_CONV_ATTRIBUTES,
+        workspace=columns,
+    ),
+    OpDef(
+        "QLinearConv",
+        (8, 9),
+        _infer_qlinear_conv,
+        _qlinear_conv,
+        attributes=_CONV_ATTRIBUTES,
+        workspace=columns,
+    ),
 )

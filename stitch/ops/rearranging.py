@@ -36,6 +36,7 @@ from stitch.ops.shape_gradients import (
     trilu_gradient,
 )
 from stitch.ops.steps import copy_steps, fill_step, given, ints_at, optional
+from stitch.ops.workspaces import few, operands
 from stitch.program import ValueType
 
 
@@ -290,6 +291,8 @@ OPERATORS = (
         _transpose,
         attributes={"perm": Attribute("ints")},
         gradient=transpose_gradient,
+        workspace=few,
+        keeps_workspace=False,
     ),
     OpDef(
         "Concat",
@@ -298,6 +301,8 @@ OPERATORS = (
         _concat,
         attributes={"axis": Attribute("int", required=True)},
         gradient=concat_gradient,
+        workspace=few,
+        keeps_workspace=False,
     ),
     OpDef(
         "Split",
@@ -307,10 +312,36 @@ OPERATORS = (
         outputs=(1, -1),
         attributes={"axis": Attribute("int", 0), "num_outputs": Attribute("int")},
         gradient=split_gradient,
+        workspace=few,
+        keeps_workspace=False,
     ),
-    OpDef("Slice", (3, 5), _infer_slice, _slice, gradient=slice_gradient),
-    OpDef("Expand", (2, 2), _infer_expand, _expand, gradient=expand_gradient),
-    OpDef("Tile", (2, 2), _infer_tile, _tile, gradient=tile_gradient),
+    OpDef(
+        "Slice",
+        (3, 5),
+        _infer_slice,
+        _slice,
+        gradient=slice_gradient,
+        workspace=few,
+        keeps_workspace=False,
+    ),
+    OpDef(
+        "Expand",
+        (2, 2),
+        _infer_expand,
+        _expand,
+        gradient=expand_gradient,
+        workspace=few,
+        keeps_workspace=False,
+    ),
+    OpDef(
+        "Tile",
+        (2, 2),
+        _infer_tile,
+        _tile,
+        gradient=tile_gradient,
+        workspace=few,
+        keeps_workspace=False,
+    ),
     OpDef(
         "DepthToSpace",
         (1, 1),
@@ -321,6 +352,8 @@ OPERATORS = (
             "mode": Attribute("string", "DCR"),
         },
         gradient=depth_to_space_gradient,
+        workspace=few,
+        keeps_workspace=False,
     ),
     OpDef(
         "SpaceToDepth",
@@ -329,6 +362,8 @@ OPERATORS = (
         _space_to_depth,
         attributes={"blocksize": Attribute("int", required=True)},
         gradient=space_to_depth_gradient,
+        workspace=few,
+        keeps_workspace=False,
     ),
     OpDef(
         "Trilu",
@@ -337,5 +372,6 @@ OPERATORS = (
         _trilu,
         attributes={"upper": Attribute("int", 1)},
         gradient=trilu_gradient,
+        workspace=operands(1),
     ),
 )

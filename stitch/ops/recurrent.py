@@ -260,6 +260,7 @@ def _operator(name: str, layer: _Layer, most: int, **more: Attribute) -> OpDef:
         outputs=(1, layer.states + 1),
         attributes={**_ATTRIBUTES, **more},
         gradient=recurrent_gradient,
+        keeps_workspace=False,
     )
 
 

@@ -15,7 +15,14 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.attributes import int_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import (
+    Attribute,
+    InferenceContext,
+    KernelArguments,
+    OpDef,
+    Thunk,
+    twice_the_operands,
+)
 from stitch.ops.element_types import BOOLEAN, INT64, NUMERIC, PRODUCTS
 from stitch.ops.inference import (
     axes_of,
@@ -28,6 +35,7 @@ from stitch.ops.inference import (
 from stitch.ops.reduction_gradients import REDUCTIONS
 from stitch.ops.row_statistics import LONG_ROW
 from stitch.ops.steps import fill_step, given, optional, scalar
+from stitch.ops.workspaces import few, integers
 from stitch.program import Array, DataType, ValueType
 
 
@@ -239,6 +247,10 @@ def _log_sum_exp(r: _Reduction) -> Sequence[Thunk]:
     return _in_float(r, body)
 
 
+#: These read their operand as it is.
+_IN_ONE_PASS = {"ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd"}
+
+
 def _reduce(name: str, body: Body, allowed: frozenset[DataType] = PRODUCTS) -> OpDef:
     return OpDef(
         name,
@@ -250,6 +262,7 @@ def _reduce(name: str, body: Body, allowed: frozenset[DataType] = PRODUCTS) -> O
             "noop_with_empty_axes": Attribute("int", 0),
         },
         gradient=REDUCTIONS[name],
+        workspace=integers(3, few if name in _IN_ONE_PASS else twice_the_operands),
     )
 
 

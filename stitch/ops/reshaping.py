@@ -32,6 +32,7 @@ from stitch.ops.inference import (
 )
 from stitch.ops.shape_gradients import reshape_gradient
 from stitch.ops.steps import copy_steps, fill_step, given
+from stitch.ops.workspaces import few
 from stitch.program import DataType, ValueType
 
 
@@ -180,6 +181,8 @@ def _same_order(name: str, inputs: tuple[int, int], infer: Inference, **defaults
         attributes=attributes,
         elementwise=True,
         gradient=reshape_gradient,
+        workspace=few,
+        keeps_workspace=False,
     )
 
 
@@ -198,6 +201,8 @@ OPERATORS = (
         attributes={"seed": Attribute("int")},
         elementwise=True,
         gradient=reshape_gradient,
+        workspace=few,
+        keeps_workspace=False,
     ),
     OpDef(
         "Shape",
@@ -205,6 +210,8 @@ OPERATORS = (
         _infer_shape,
         _shape,
         attributes={"end": Attribute("int"), "start": Attribute("int", 0)},
+        workspace=few,
+        keeps_workspace=False,
     ),
-    OpDef("Size", (1, 1), _infer_size, _size),
+    OpDef("Size", (1, 1), _infer_size, _size, workspace=few, keeps_workspace=False),
 )

@@ -27,6 +27,7 @@ from stitch.ops.inference import (
 from stitch.ops.resampling import cubic_weight
 from stitch.ops.steps import check_indices, given, optional
 from stitch.ops.windows import WINDOW_ATTRIBUTES, Windows, check_window_attributes, windows_of
+from stitch.ops.workspaces import columns, operands
 from stitch.program import Array, ValueType
 
 _GRID_MODES = ("nearest", "linear", "cubic")
@@ -273,6 +274,8 @@ OPERATORS = (
             "mode": Attribute("string", "linear"),
             "padding_mode": Attribute("string", "zeros"),
         },
+        workspace=operands(7),
+        keeps_workspace=False,
     ),
     OpDef(
         "RoiAlign",
@@ -287,6 +290,8 @@ OPERATORS = (
             "sampling_ratio": Attribute("int", 0),
             "spatial_scale": Attribute("float", 1.0),
         },
+        workspace=operands(8),
+        keeps_workspace=False,
     ),
     OpDef(
         "DeformConv",
@@ -298,5 +303,6 @@ OPERATORS = (
             "group": Attribute("int", 1),
             "offset_group": Attribute("int", 1),
         },
+        workspace=columns,
     ),
 )

@@ -24,6 +24,7 @@ from stitch.ops.reduction_gradients import (
     cumulative_sum_gradient,
 )
 from stitch.ops.steps import fill_step, given, ints_at
+from stitch.ops.workspaces import few
 from stitch.program import ValueType
 
 
@@ -65,6 +66,8 @@ def _operator(
         _running(function, neutral),
         attributes={"exclusive": Attribute("int", 0), "reverse": Attribute("int", 0)},
         gradient=gradient,
+        workspace=few,
+        keeps_workspace=False,
     )
 
 

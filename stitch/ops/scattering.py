@@ -32,6 +32,7 @@ from stitch.ops.inference import (
     require_type,
 )
 from stitch.ops.steps import copy_steps, given, ints_at, is_constant
+from stitch.ops.workspaces import operands
 from stitch.program import Array, ValueType
 
 REDUCTIONS = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
@@ -171,5 +172,6 @@ OPERATORS = (
         _one_hot,
         attributes={"axis": Attribute("int", -1)},
         gradient=one_hot_gradient,
+        workspace=operands(1),
     ),
 )

@@ -20,6 +20,7 @@ from stitch.ops.gradient import Gradient
 from stitch.ops.inference import axis_of, require_rank, require_type
 from stitch.ops.reduction_gradients import log_softmax_gradient, softmax_gradient
 from stitch.ops.steps import BLOCK_SIZE, fill_step, given, overlaps, workspace
+from stitch.ops.workspaces import operands
 from stitch.program import Array, ValueType
 
 #: Between these bounds a row's sum of exponentials is as good as one without its maximum: what
@@ -115,7 +116,9 @@ def _hardmax(arguments: KernelArguments) -> Sequence[Thunk]:
 
 def _operator(name: str, kernel: Kernel, gradient: Gradient) -> OpDef:
     axis = {"axis": Attribute("int", -1)}
-    return OpDef(name, (1, 1), _infer, kernel, attributes=axis, gradient=gradient)
+    return OpDef(
+        name, (1, 1), _infer, kernel, attributes=axis, gradient=gradient, workspace=operands(3 / 4)
+    )
 
 
 OPERATORS = (

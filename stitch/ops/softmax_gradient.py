@@ -23,6 +23,7 @@ from stitch.ops.inference import (
 )
 from stitch.ops.row_statistics import row_blocks
 from stitch.ops.steps import given, workspace
+from stitch.ops.workspaces import few
 from stitch.program import ValueType
 
 
@@ -70,5 +71,7 @@ OPERATORS = (
         _kernel,
         attributes={"axis": Attribute("int", -1)},
         domain="stitch",
+        workspace=few,
+        keeps_workspace=False,
     ),
 )

@@ -23,6 +23,7 @@ from stitch.ops.inference import (
 from stitch.ops.steps import check_indices, copy_steps, fill_step, given, ints_at
 from stitch.ops.unfolding_gradients import col2im_gradient, max_unpool_gradient
 from stitch.ops.windows import WINDOW_ATTRIBUTES, Windows, windows_of
+from stitch.ops.workspaces import operands
 from stitch.program import ValueType
 
 _LISTS = {name: WINDOW_ATTRIBUTES[name] for name in ("dilations", "pads", "strides")}
@@ -133,6 +134,7 @@ OPERATORS = (
         _col2im,
         attributes=_LISTS,
         gradient=col2im_gradient,
+        workspace=operands(1 / 2),
     ),
     OpDef(
         "MaxUnpool",

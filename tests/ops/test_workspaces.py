@@ -1,0 +1,92 @@
+"""No kernel takes more bytes than its definition says, at binding or while its steps run."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from drawn_operands import in_compute_type, operands_of
+from workspace_rows import ROWS
+
+from stitch.ops import KernelMemory, bind, infer_types, kernel_workspace, operators
+from stitch.ops.workspaces import SMALL_NBYTES
+from stitch.program import DataType, ValueType
+
+DEFINITIONS = {d.name: d for d in operators()}
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a kernel was declared to take, what it took at most, and what binding kept of it."""
+
+    declared: int
+    most: int
+    kept: int
+
+
+@cache
+def taken(index: int, constant: bool) -> Taken:
+    """One operation bound and run once, as `tracemalloc` sees it."""
+    op, specs, attributes, count, *_ = (*ROWS[index], 1)
+    operands = operands_of(specs)
+    kinds = [
+        None if a is None else ValueType(a.shape, DataType.from_dtype(a.dtype)) for a in operands
+    ]
+    words: dict[str, Any] = {"domain": DEFINITIONS[op].domain, "attributes": attributes}
+    types = infer_types(op, kinds, constants=operands, outputs=count, **words)
+    declared = kernel_workspace(op, kinds, types, constants=operands, **words)
+    outputs = [np.empty(t.shape, t.data_type.compute_dtype) for t in types]
+    inputs = [in_compute_type(a) for a in operands]
+    memory = KernelMemory()
+    tracemalloc.start()
+    try:
+        with np.errstate(all="ignore"):
+            before = tracemalloc.get_traced_memory()[0]
+            steps = bind(
+                op,
+                inputs,
+                outputs,
+                constant=[constant] * len(inputs),
+                types=[t.data_type for t in types],
+                **words,
+            )
+            for step in steps:
+                step()
+            most = tracemalloc.get_traced_memory()[1] - before
+            del steps
+            memory.take(declared)
+            with memory:
+                before = tracemalloc.get_traced_memory()[0]
+                again = bind(op, inputs, outputs, constant=[constant] * len(inputs), **words)
+                kept = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert again is not None
+    return Taken(declared, most, kept)
+
+
+def test_every_operator_has_a_row() -> None:
+    assert {row[0] for row in ROWS} == {d.name for d in operators()}
+
+
+@pytest.mark.parametrize("constant", [False, True], ids=["computed", "constant"])
+@pytest.mark.parametrize("index", range(len(ROWS)), ids=[row[0] for row in ROWS])
+def test_a_kernel_takes_no_more_than_is_declared(index: int, constant: bool) -> None:
+    found = taken(index, constant)
+    assert found.most <= found.declared
+    if not DEFINITIONS[ROWS[index][0]].keeps_workspace:
+        assert found.kept <= SMALL_NBYTES // 2
+
+
+def test_rules_are_not_far_from_what_kernels_take() -> None:
+    """A rule that says far too much would refuse programs that fit."""
+    nearest: dict[str, float] = {}
+    for index, row in enumerate(ROWS):
+        found = taken(index, False)
+        times = found.declared / (found.most + SMALL_NBYTES)
+        nearest[row[0]] = min(times, nearest.get(row[0], times))
+    assert {op: times for op, times in nearest.items() if times > 4} == {}
