@@ -166,7 +166,7 @@ def _windows() -> list[Row]:
          {"mode": "nearest"}),
         ("GridSample", ["f32[2,6,60,61]", "f32[2,70,71,2]1"], {}),
         ("GridSample", ["f32[2,6,60,61]", "f32[2,70,71,2]1"], {"mode": "cubic"}),
-        ("RoiAlign", ["f32[2,6,60,61]", np.float32([[0, 0, 60, 60], [3, 3, 9, 9]]),
+        ("RoiAlign", ["f32[2,6,60,61]", np.array([[0, 0, 60, 60], [3, 3, 9, 9]], np.float32),
                       np.array([0, 1])], {"output_height": 30, "output_width": 30}),
     ]  # fmt: skip
 
