@@ -3,12 +3,15 @@
 An operation is folded where all of its operands are constants, or where it asks only for the shape
 of a value (shapes are static here). Results are those of the NumPy kernels, bit for bit. A budget
 keeps folding from blowing up the file: a result counts, less the constants that only this operation
-reads. Shapes, axes and indices are free: operators need them to be constants. Operators that draw
-random numbers are never folded.
+reads. Shapes, axes and indices are free: operators need them to be constants. Other budgets bound
+the work and what kernels take for themselves, in proportion to the constants that were given. All
+are asked before anything is computed or allocated: types say it all. Operators that draw random
+numbers are never folded.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -18,7 +21,13 @@ from stitch import ops
 from stitch.errors import StitchError
 from stitch.graph.computation_graph import ComputationGraph
 from stitch.graph.known_values import MAX_ELEMENTS
-from stitch.program import ABSENT, Array, Constant, Operation, Value
+from stitch.program import ABSENT, Array, Constant, Operation, Value, ValueType
+
+#: Elementary steps that all folding of a graph may take: so many, and so many for each element of
+#: the constants that the graph was given (which somebody read from a file).
+FREE_STEPS, STEPS_PER_ELEMENT = 1 << 26, 16
+#: What the kernel of one operation may take for itself: so much, and so many times the constants.
+FREE_WORKSPACE_NBYTES, WORKSPACE_TIMES = 1 << 26, 4
 
 #: Operators with hidden state: two applications to the same operands may differ.
 UNREPEATABLE = frozenset(
@@ -27,7 +36,6 @@ UNREPEATABLE = frozenset(
         "RandomUniformLike",
     }
 )  # fmt: skip
-_SHAPE_ONLY = frozenset({"Shape", "Size"})
 
 
 def is_repeatable(operation: Operation) -> bool:
@@ -43,55 +51,92 @@ def fold_constants(graph: ComputationGraph, growth_nbytes: int) -> ComputationGr
     """The graph with constant operations replaced by their results, constants grown by at most
     `growth_nbytes` in total."""
     known: dict[int, Array] = dict(graph.constant_data())
+    steps_left = FREE_STEPS + STEPS_PER_ELEMENT * sum(data.size for data in known.values())
+    workspace = sum(data.nbytes for data in known.values()) * WORKSPACE_TIMES
+    workspace += FREE_WORKSPACE_NBYTES
     readers = Counter(v for operation in graph.operations for v in operation.inputs)
     outputs = {slot.value for slot in graph.outputs}
     kept: list[Operation] = []
     for operation in graph.operations:
-        results = _fold(operation, graph.values, known)
-        if results is None:
-            kept.append(operation)
-            continue
         dying = {
             v
             for v in operation.inputs
             if v in known and v not in outputs and readers[v] == operation.inputs.count(v)
         }
-        growth = sum(data.nbytes for data in results.values() if not _is_index(data))
+        growth = sum(
+            _nbytes(graph.values[v].type)
+            for v in operation.outputs
+            if v != ABSENT and not _is_index(graph.values[v].type)
+        )
         growth -= sum(known[v].nbytes for v in dying)
-        if growth > 0 and growth > growth_nbytes:
+        results = _known_by_type(operation, graph.values)
+        steps = 0 if results is not None else _steps(operation, graph.values)
+        if results is None and growth <= max(growth_nbytes, 0) and steps <= steps_left:
+            results = _fold(operation, graph.values, known, workspace)
+        if results is None:
             kept.append(operation)
             continue
         growth_nbytes -= growth
+        steps_left -= steps
         known.update(results)
     made = {v for operation in kept for v in operation.outputs}
     constants = tuple(Constant(v, data) for v, data in known.items() if v not in made)
     return replace(graph, operations=tuple(kept), constants=constants)
 
 
-def _is_index(data: Array) -> bool:
+def _nbytes(kind: ValueType) -> int:
+    return math.prod(kind.shape) * kind.data_type.dtype.itemsize
+
+
+def _is_index(kind: ValueType) -> bool:
     """Whether the data may be a shape, axes or indices: small, and integers."""
-    return data.dtype.kind in "iub" and data.size <= MAX_ELEMENTS
+    return kind.data_type.dtype.kind in "iub" and math.prod(kind.shape) <= MAX_ELEMENTS
+
+
+def _steps(operation: Operation, values: tuple[Value, ...]) -> int:
+    return ops.estimated_steps(
+        operation.op,
+        [None if v == ABSENT else values[v].type for v in operation.inputs],
+        [values[v].type for v in operation.outputs if v != ABSENT],
+        domain=operation.domain,
+        attributes=operation.attributes,
+    )
+
+
+def _known_by_type(operation: Operation, values: tuple[Value, ...]) -> dict[int, Array] | None:
+    """The result of an operation that asks for a shape, by value."""
+    if not operation.inputs or operation.inputs[0] == ABSENT:
+        return None
+    found = ops.known_by_type(
+        operation.op,
+        values[operation.inputs[0]].type,
+        domain=operation.domain,
+        attributes=operation.attributes,
+    )
+    return None if found is None else dict.fromkeys(operation.outputs, found)
 
 
 def _fold(
-    operation: Operation, values: tuple[Value, ...], known: dict[int, Array]
+    operation: Operation,
+    values: tuple[Value, ...],
+    known: dict[int, Array],
+    workspace_nbytes: int,
 ) -> dict[int, Array] | None:
     """The results of an operation by value, or None where it has to stay."""
-    if not is_repeatable(operation):
+    if not is_repeatable(operation) or not all(v == ABSENT or v in known for v in operation.inputs):
         return None
-    arrays: list[Array | None] = []
-    for v in operation.inputs:
-        if v == ABSENT:
-            arrays.append(None)
-        elif v in known:
-            arrays.append(known[v])
-        elif operation.op in _SHAPE_ONLY and not operation.domain:
-            kind = values[v].type
-            # Stands for any array of this shape; it takes the bytes of one element.
-            arrays.append(np.broadcast_to(np.zeros((), kind.data_type.dtype), kind.shape))
-        else:
-            return None
+    arrays = [None if v == ABSENT else known[v] for v in operation.inputs]
     try:
+        taken = ops.kernel_workspace(
+            operation.op,
+            [None if v == ABSENT else values[v].type for v in operation.inputs],
+            [values[v].type for v in operation.outputs if v != ABSENT],
+            domain=operation.domain,
+            constants=arrays,
+            attributes=operation.attributes,
+        )
+        if taken > workspace_nbytes:
+            return None
         with np.errstate(all="ignore"):
             results = ops.evaluate(
                 operation.op,

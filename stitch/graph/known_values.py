@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from stitch import ops
 from stitch.errors import StitchError
 from stitch.program import ABSENT, Array, Operation, ValueType
 
 #: Shapes, axes and indices are small; larger results are data and stay unknown.
 MAX_ELEMENTS = 4096
+#: And they are made in few elementary steps: a few operands can ask for more than there is time.
+MAX_STEPS = 1 << 24
 
 
 class KnownValues:
@@ -55,10 +55,9 @@ class KnownValues:
                 pending.pop()
                 continue
             operation, operands = self._makers[wanted]
-            if operation.op == "Shape" and not operation.domain:
-                sources: list[int] = []
-            else:
-                sources = [i for i in operation.inputs if i != ABSENT]
+            sources = [i for i in operation.inputs if i != ABSENT]
+            if _by_type(operation, operands) is not None:
+                sources = []
             if any(self._is_unknown(i) for i in sources):
                 self._arrays[wanted] = None
                 continue
@@ -88,12 +87,9 @@ class KnownValues:
     def _evaluate(
         self, operation: Operation, operands: tuple[ValueType | None, ...]
     ) -> Sequence[Array | None]:
-        if operation.op == "Shape" and not operation.domain and operands[0] is not None:
-            shape = operands[0].shape
-            start, end = (operation.attributes.get(name) for name in ("start", "end"))
-            first = start if isinstance(start, int) else 0
-            last = end if isinstance(end, int) else len(shape)
-            return [np.asarray(shape[first:last], np.int64)]
+        asked = _by_type(operation, operands)
+        if asked is not None:
+            return [asked]
         arrays = self.operands(operation)
         count = len(operation.outputs)
         types = ops.infer_types(
@@ -104,7 +100,14 @@ class KnownValues:
             attributes=operation.attributes,
             outputs=count,
         )
-        if any(math.prod(kind.shape) > MAX_ELEMENTS for kind in types):
+        steps = ops.estimated_steps(
+            operation.op,
+            operands,
+            types,
+            domain=operation.domain,
+            attributes=operation.attributes,
+        )
+        if steps > MAX_STEPS or any(math.prod(kind.shape) > MAX_ELEMENTS for kind in types):
             return [None] * count
         return ops.evaluate(
             operation.op,
@@ -113,3 +116,11 @@ class KnownValues:
             attributes=operation.attributes,
             outputs=count,
         )
+
+
+def _by_type(operation: Operation, operands: tuple[ValueType | None, ...]) -> Array | None:
+    if not operands:
+        return None
+    return ops.known_by_type(
+        operation.op, operands[0], domain=operation.domain, attributes=operation.attributes
+    )

@@ -22,12 +22,15 @@ from stitch.ops.evaluation import bind, evaluate, infer_types, kernel_workspace
 from stitch.ops.gradient import Gradient, GradientBuilder, GradientContext
 from stitch.ops.rearranging import slices_of
 from stitch.ops.registry import lookup, operators
+from stitch.ops.reshaping import known_by_type
 from stitch.ops.steps import LINE_NBYTES, KernelMemory, bytes_from_a_line, workspace
+from stitch.ops.work import estimated_steps
 
 __all__ = [
-    "Attribute", "Gradient", "GradientBuilder", "GradientContext", "Inference", "InferenceContext",
-    "Kernel", "KernelArguments", "KernelMemory", "LINE_NBYTES", "OpDef", "Thunk",
-    "Workspace", "WorkspaceContext", "bind", "bytes_from_a_line", "conversion_steps",
-    "data_type_of_code", "evaluate", "infer_types", "kernel_workspace", "lookup", "onnx_code",
-    "operators", "resolve_attributes", "slices_of", "workspace", "workspace_nbytes",
+    "Attribute", "Gradient", "GradientBuilder", "GradientContext", "Inference",
+    "InferenceContext", "Kernel", "KernelArguments", "KernelMemory", "LINE_NBYTES", "OpDef",
+    "Thunk", "Workspace", "WorkspaceContext", "bind", "bytes_from_a_line", "conversion_steps",
+    "data_type_of_code", "estimated_steps", "evaluate", "infer_types", "kernel_workspace",
+    "known_by_type", "lookup", "onnx_code", "operators", "resolve_attributes", "slices_of",
+    "workspace", "workspace_nbytes",
 ]  # fmt: skip

@@ -1,7 +1,9 @@
 """Counting n-grams of whole numbers: TfIdfVectorizer.
 
 An n-gram occurs where its items stand in a row in order, each `skip` places after the one before;
-single items are counted once, as no skip changes them. Source: ONNX's TfIdfVectorizer.
+single items are counted once, as no skip changes them. Nothing is looked for that the row is too
+short for, so rows and pool bound the work, whatever the attributes say.
+Source: ONNX's TfIdfVectorizer.
 """
 
 from __future__ import annotations
@@ -66,9 +68,14 @@ def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def _count(row: Gram, columns: dict[Gram, int], attributes: Attributes, out: Array) -> None:
+    """Looks at the sizes that the pool has, and at skips that leave an n-gram inside the row."""
     least, most = (int_of(attributes, f"{side}_gram_length") for side in ("min", "max"))
-    for skip in range(1, int_of(attributes, "max_skip_count") + 2):
-        for size in range(least if skip == 1 else max(least, 2), most + 1):
+    skips = int_of(attributes, "max_skip_count") + 1
+    for size in sorted({len(gram) for gram in columns}):
+        if not least <= size <= min(most, len(row)):
+            continue
+        furthest = min(skips, (len(row) - 1) // (size - 1)) if size > 1 else 1
+        for skip in range(1, furthest + 1):
             for start in range(len(row) - (size - 1) * skip):
                 column = columns.get(row[start : start + (size - 1) * skip + 1 : skip])
                 if column is not None:

@@ -7,6 +7,7 @@ many of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,9 @@ from stitch.ops.definition import (
 from stitch.ops.registry import lookup
 from stitch.ops.workspaces import SMALL_NBYTES
 from stitch.program import NO_ATTRIBUTES, Array, DataType, ValueType
+
+#: No result is larger: sums of sizes, padded to tiles and banks, stay far from 64 bits.
+MAX_NBYTES = 1 << 46
 
 
 def infer_types(
@@ -56,7 +60,18 @@ def infer_types(
     _check_arity(definition, context)
     found = definition.infer(context)
     assert len(found) == outputs, f"{op} inferred {len(found)} outputs of {outputs}"
+    for kind in found:
+        _check_size(context, kind)
     return found
+
+
+def _check_size(context: InferenceContext, kind: ValueType) -> None:
+    if math.prod(kind.shape) * kind.data_type.dtype.itemsize > MAX_NBYTES:
+        raise context.fail(
+            f"the result of {context.op} is larger than the memory of any machine",
+            expected=f"at most {MAX_NBYTES} bytes",
+            got=kind.text(),
+        )
 
 
 def _check_arity(definition: OpDef, context: InferenceContext) -> None:

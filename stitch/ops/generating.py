@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from stitch.ops.inference import (
     require_shape,
     require_type,
 )
-from stitch.ops.steps import copy_steps, fill_step, given
+from stitch.ops.steps import BLOCK_SIZE, copy_steps, fill_step, given
 from stitch.ops.workspaces import few, operands
 from stitch.program import Array, DataType, ValueType
 
@@ -54,11 +55,10 @@ _RANGES = SIGNED_NUMERIC - {DataType.INT8, DataType.FLOAT16, DataType.BFLOAT16}
 
 def _range_length(start: Array, limit: Array, delta: Array) -> int:
     first, last, step = (v.reshape(()).item() for v in (start, limit, delta))
-    if start.dtype.kind == "f":
-        length = math.ceil((last - first) / step)
-    else:
-        length = -((first - last) // step)
-    return max(0, int(length))
+    if start.dtype.kind != "f":
+        return max(0, int(-((first - last) // step)))
+    length: float = (last - first) / step
+    return math.ceil(min(max(length, 0.0), float(1 << 63)))
 
 
 def _infer_range(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -85,7 +85,13 @@ def _infer_range(context: InferenceContext) -> tuple[ValueType, ...]:
 def _range(arguments: KernelArguments) -> Sequence[Thunk]:
     start, _, delta = (given(arguments, i).reshape(()) for i in range(3))
     out = arguments.outputs[0]
-    return copy_steps((start + np.arange(out.size) * delta).astype(out.dtype), out)
+    return [partial(_write_range, start, delta, out)]
+
+
+def _write_range(start: Array, delta: Array, out: Array) -> None:
+    for first in range(0, out.size, BLOCK_SIZE):
+        places = np.arange(first, min(first + BLOCK_SIZE, out.size))
+        np.copyto(out[first : first + BLOCK_SIZE], start + places * delta, "unsafe")
 
 
 def _infer_eye(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -100,7 +106,11 @@ def _infer_eye(context: InferenceContext) -> tuple[ValueType, ...]:
 def _eye(arguments: KernelArguments) -> Sequence[Thunk]:
     out = arguments.outputs[0]
     k = int_of(arguments.attributes, "k")
-    return copy_steps(np.eye(out.shape[0], out.shape[1], k=k, dtype=out.dtype), out)
+    rows, columns = out.shape
+    first = max(0, -k) * columns + max(0, k)
+    count = max(0, min(rows - max(0, -k), columns - max(0, k)))
+    diagonal = out.reshape(-1)[first : first + count * (columns + 1) : columns + 1]
+    return (fill_step(out, 0), fill_step(diagonal[:count], 1))
 
 
 def _mel_numbers(arrays: Sequence[Array | None]) -> tuple[int, int, int, float, float]:
@@ -178,13 +188,14 @@ OPERATORS = (
         workspace=few,
         keeps_workspace=False,
     ),
-    OpDef("Range", (3, 3), _infer_range, _range, workspace=operands(5)),
+    OpDef("Range", (3, 3), _infer_range, _range, workspace=few, keeps_workspace=False),
     OpDef(
         "EyeLike",
         (1, 1),
         _infer_eye,
         _eye,
         attributes={"dtype": Attribute("int"), "k": Attribute("int", 0)},
-        workspace=operands(1),
+        workspace=few,
+        keeps_workspace=False,
     ),
 )

@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from stitch.ops.attributes import int_of
+import numpy as np
+
+from stitch.ops.attributes import Attributes, int_of
 from stitch.ops.definition import (
     Attribute,
     Inference,
@@ -33,7 +35,7 @@ from stitch.ops.inference import (
 from stitch.ops.shape_gradients import reshape_gradient
 from stitch.ops.steps import copy_steps, fill_step, given
 from stitch.ops.workspaces import few
-from stitch.program import DataType, ValueType
+from stitch.program import Array, DataType, ValueType
 
 
 def reinterpret(arguments: KernelArguments) -> Sequence[Thunk]:
@@ -155,6 +157,23 @@ def _shape(arguments: KernelArguments) -> Sequence[Thunk]:
     sizes = out.copy()
     sizes[...] = shape[start:end]
     return copy_steps(sizes, out)
+
+
+def known_by_type(
+    op: str, kind: ValueType | None, *, domain: str = "", attributes: Attributes
+) -> Array | None:
+    """The result of an operator that asks for the shape of its operand only, else None.
+
+    >>> from stitch.program import DataType
+    >>> known_by_type("Size", ValueType((10**6, 10**6), DataType.FLOAT32), attributes={}).item()
+    1000000000000
+    """
+    if domain or kind is None or op not in ("Shape", "Size"):
+        return None
+    if op == "Size":
+        return np.array(math.prod(kind.shape), np.int64)
+    start, end = shape_range(attributes, len(kind.shape))
+    return np.array(kind.shape[start:end], np.int64)
 
 
 def _infer_size(context: InferenceContext) -> tuple[ValueType, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stitch.ops import evaluate
 from stitch.program import Array
 
 
@@ -64,6 +65,14 @@ CASES: list[tuple[Any, ...]] = [
         {},
     ),
 ]
+
+
+def test_counting_ends_whatever_skips_and_lengths_are_asked_for() -> None:
+    endless = POOL | {"max_skip_count": 1 << 40, "max_gram_length": 1 << 40}
+    row = at([2, 3, 1, 3, 2, 1, 3])
+    (counted,) = evaluate("TfIdfVectorizer", [row], attributes=endless)
+    # Pairs (2, 3): places 0 and 1, 3, 6; 4 and 6. Pairs (3, 1): places 1 and 2, 5; 3 and 5.
+    assert counted.tolist() == [2, 3, 4, 3]
 
 
 @pytest.mark.parametrize("row", CASES, ids=[f"{i}-{c[0]}-{c[2]}" for i, c in enumerate(CASES)])

@@ -6,12 +6,13 @@ is written as it is. Raises `CompileError` where ONNX Runtime would be wrong and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from stitch.errors import CompileError
-from stitch.ops import evaluate, onnx_code
+from stitch.ops import evaluate, known_by_type, onnx_code
 from stitch.program import ABSENT, Array, AttributeValue, DataType, Operation
 from stitch.runtime.executors import onnx_gradients, onnx_integers
 from stitch.runtime.executors.onnx_integers import scalar
@@ -22,6 +23,8 @@ Attributes = Mapping[str, AttributeValue]
 Rewrite = Callable[[FormWriter, Operation, Attributes], bool]
 
 _FLOAT32 = onnx_code(DataType.FLOAT32)
+#: The largest result that a session holds from the start; the places of results come beside it.
+KNOWN_NBYTES = 1 << 28
 
 
 def _cast(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
@@ -174,14 +177,19 @@ def _squeeze(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
 
 def _known_result(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
     """Results that types and constants decide are computed here, once."""
-    operands: list[Array | None] = []
-    for value in operation.inputs:
-        if value == ABSENT:
-            operands.append(None)
-            continue
-        kind, data = writer.type_of(value), writer.known(value)
-        operands.append(np.zeros(kind.shape, kind.data_type.dtype) if data is None else data)
-    made = evaluate(operation.op, operands, attributes=attributes, outputs=len(operation.outputs))
+    first = writer.type_of(operation.inputs[0])
+    asked = known_by_type(operation.op, first, attributes=attributes)
+    if asked is not None:
+        made: Sequence[Array] = [asked]
+    else:
+        results = [writer.type_of(value) for value in operation.outputs]
+        if any(math.prod(k.shape) * k.data_type.itemsize > KNOWN_NBYTES for k in results):
+            raise CompileError("a result that would be held beside its place, and is too large")
+        operands: list[Array | None] = []
+        for value in operation.inputs:
+            kind, data = writer.type_of(value), writer.known(value)
+            operands.append(np.zeros(kind.shape, kind.data_type.dtype) if data is None else data)
+        made = evaluate(operation.op, operands, attributes=attributes)
     for value, data in zip(operation.outputs, made, strict=True):
         kind = writer.type_of(value)
         held = writer.constant(computable(data, kind))
