@@ -1,9 +1,9 @@
 # Sourced by the tools: makes the virtual environment that they run in.
 #
-# `prepare_environment demo|dev` leaves PYTHON set to an interpreter that has Stitch (editable) and,
-# for `dev`, everything that tests and checks need. It installs only when something is missing: a
+# `prepare_environment demo|test|dev` leaves PYTHON set to an interpreter that has Stitch (editable)
+# and, for `dev`, everything that tests and checks need (for `test`: all but PyTorch). It installs only when something is missing: a
 # marker file in the environment remembers what was installed, from which pyproject.toml, and where.
-# Needs Python 3.11 or newer with venv; the first run needs a package index (pip's own settings,
+# Needs Python 3.11 to 3.13 with venv; the first run needs a package index (pip's own settings,
 # such as PIP_INDEX_URL, hold). STITCH_VENV names another place than .venv.
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
@@ -25,16 +25,33 @@ fail() {
 
 say() { printf '%s\n' "$*" >&2; }
 
+# "3.12" of an interpreter that Stitch supports and that can make environments; fails for others.
+minor_of() {
+  "$1" - 2>/dev/null <<'CODE'
+import sys, venv, ensurepip
+sys.exit(not (3, 11) <= sys.version_info < (3, 14) or print("%d.%d" % sys.version_info[:2]))
+CODE
+}
+
 find_python() {
   local candidate found
-  for candidate in "${STITCH_PYTHON:-}" python3 python3.13 python3.12 python3.11 python3.14 python; do
+  for candidate in "${STITCH_PYTHON:-}" python3 python3.13 python3.12 python3.11 python; do
     [ -n "$candidate" ] && found="$(command -v "$candidate")" || continue
-    "$found" - 2>/dev/null <<'CODE' && printf '%s' "$found" && return 0
-import sys, venv, ensurepip
-sys.exit(sys.version_info < (3, 11))
-CODE
+    minor_of "$found" >/dev/null && printf '%s' "$found" && return 0
   done
   return 1
+}
+
+# Interpreters, a line each: those named, else those on the path and those that pyenv keeps.
+other_pythons() {
+  if [ -n "${STITCH_PYTHONS:-}" ]; then
+    printf '%s\n' $STITCH_PYTHONS
+    return
+  fi
+  local name
+  for name in python3.11 python3.12 python3.13 python3; do command -v "$name"; done
+  command -v pyenv >/dev/null && printf '%s\n' "$(pyenv root)"/versions/3.1[123].*/bin/python3
+  return 0
 }
 
 # What an installation depends on: where the repository is, its pyproject.toml, the interpreter.
@@ -56,7 +73,7 @@ is_installed() {
 
 create_environment() {
   local base
-  base="$(find_python)" || fail "Python 3.11 or newer with its venv module is needed" \
+  base="$(find_python)" || fail "Python 3.11, 3.12 or 3.13 with its venv module is needed" \
     "try: apt-get install python3 python3-venv" \
     "or name an interpreter: STITCH_PYTHON=/path/to/python3.12 $0"
   say "making $VENV with $("$base" --version 2>&1)"
@@ -64,7 +81,7 @@ create_environment() {
 }
 
 install_into_environment() {
-  local target=".[dev]"
+  local target=".[$1]"
   [ "$1" = demo ] && target="."
   say "installing Stitch and what it needs ($1) ..."
   if ! (cd "$ROOT" && "$PYTHON" -m pip install --quiet --editable "$target" >&2); then
@@ -86,7 +103,7 @@ prepare_environment() {
     is_installed "$1" && { exec 9>&-; return 0; }
   fi
   rm -f "$MARKER"
-  if ! "$PYTHON" -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
+  if ! "$PYTHON" -c 'import pip, sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null ||
     ! grep -qsF "$VENV" "$VENV/bin/activate"; then
     create_environment
   fi

@@ -20,6 +20,7 @@ from stitch.cli.command import (
     run_command,
     say,
 )
+from stitch.cli.examples import write_example
 from stitch.cli.replay import replay_file
 from stitch.cli.run_inputs import FORM as INPUT_FORM
 from stitch.cli.run_inputs import INITS
@@ -41,6 +42,7 @@ EXAMPLES = """\
   stitch-run --module=a.ttb --init=randn --num_runs=100 --warmup_runs=5 --print_statistics
   stitch-run pipeline.yaml --input=x=@x.npy --trace=trace.json --record=run.json
   stitch-run --replay=run.json
+  stitch-run --example=digits
   stitch-run train.yaml --checkpoint_dir=checkpoints --result_file=results.jsonl
   stitch-run train.yaml --checkpoint_dir=checkpoints --resume"""
 
@@ -91,6 +93,8 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
         ("--device", machine),
         ("--target", machine | {"help": "the same as --device"}),
         ("--list_devices", {"action": "store_true", "help": "list the known machines, and end"}),
+        ("--example", {"metavar": "NAME", "help": "write an example's files here (digits, "
+                       "recurrent, ...), say how to run it, and end"}),
         ("--executor", {"choices": tuple(EXECUTORS),
                         "help": "who computes (default: numpy); auto: NumPy or ONNX Runtime, "
                         "whichever is faster for an operation; torch: PyTorch's kernels too; "
@@ -147,6 +151,10 @@ def _run(parser: argparse.ArgumentParser, words: argparse.Namespace) -> int:
                 for space in shape.spaces
             )
             say(f"{name}: {spaces}")
+        return EXIT_OK
+    if words.example is not None:
+        target, how = write_example(words.example)
+        say(f"wrote {target}; to run it:\n{how}")
         return EXIT_OK
     if words.replay is not None:
         return replay_file(words.replay)

@@ -1,0 +1,181 @@
+"""What a user gets: the wheel, installed into a folder of its own, and every page's blocks as they
+stand.
+
+A page's blocks run from the top in one empty folder (an example's page in a copy of the example).
+Python blocks share their names. A block whose first line is `# NAME.yaml` or `# NAME.py` is that
+file. `text` blocks are what an earlier block printed; of those without a language, the one with
+`tools/` names commands of a checkout.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ("stitch", "examples", "pyproject.toml", "setup.py", "README.md", "LICENSE")
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FILE = re.compile(r"# (\w+\.(?:yaml|py))\n")
+#: Blocks come as Python data; each says what it printed between two marks.
+_DRIVER = """\
+import ast, subprocess, sys
+names = {"__name__": "__main__"}
+for language, text in ast.literal_eval(sys.stdin.read()):
+    if language == "python":
+        exec(compile(text, "a block", "exec"), names)
+    else:
+        subprocess.run(["bash", "-euo", "pipefail", "-c", text], check=True)
+    sys.stdout.flush()
+"""
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A wheel, and the folder into which it was installed."""
+
+    file: Path
+    installed: Path
+
+    def run(self, folder: Path, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        """Run a command from a folder, with the installed package and nothing of the checkout."""
+        commands = os.pathsep.join((str(self.installed / "bin"), str(Path(sys.executable).parent)))
+        environment = os.environ | {
+            "PYTHONPATH": str(self.installed),
+            "PYTHONIOENCODING": "utf-8",
+            "PATH": commands + os.pathsep + os.environ["PATH"],
+        }
+        return subprocess.run(
+            words,
+            cwd=folder,
+            env=environment,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Wheel:
+    """The wheel of this tree, built and installed without looking at any index."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, source / name, ignore=ignored)
+        else:
+            shutil.copy(ROOT / name, source / name)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    offline = ["--no-deps", "--no-index"]
+    build = [*pip, "wheel", *offline, "--no-build-isolation", "-w", str(out), str(source)]
+    subprocess.run(build, check=True, capture_output=True)
+    (file,) = out.glob("*.whl")
+    target = out / "installed"
+    install = [*pip, "install", *offline, "--target", str(target), str(file)]
+    subprocess.run(install, check=True, capture_output=True)
+    return Wheel(file, target)
+
+
+def blocks_of(page: Path) -> list[tuple[str, str]]:
+    return [(found[1], found[2]) for found in _BLOCK.finditer(page.read_text(encoding="utf-8"))]
+
+
+def run_page(wheel: Wheel, page: Path, folder: Path) -> str:
+    """Run a page's blocks; gives all that they printed."""
+    steps = []
+    for language, text in blocks_of(page):
+        named = _FILE.match(text)
+        if named is not None:
+            (folder / named[1]).write_text(text, encoding="utf-8")
+        elif language in ("python", "sh"):
+            steps.append((language, text))
+    done = wheel.run(folder, sys.executable, "-W", "error", "-c", _DRIVER, stdin=repr(steps))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_every_block_of_the_readme_runs_in_an_empty_folder(wheel: Wheel, tmp_path: Path) -> None:
+    # The page shows what PyTorch's users do (torch.nn, torch.onnx).
+    page = ROOT / "README.md"
+    printed = run_page(wheel, page, tmp_path)
+    shown = [text for language, text in blocks_of(page) if language == "text"]
+    assert len(shown) == 1
+    assert shown[0] in printed
+    assert "[SUCCESS]" in printed
+
+
+@pytest.mark.parametrize("name", ["training.md", "training_from_the_shell.md"])
+def test_every_block_of_a_page_runs_in_an_empty_folder(
+    wheel: Wheel, tmp_path: Path, name: str
+) -> None:
+    assert run_page(wheel, ROOT / "docs" / name, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["digits", "recurrent"])
+def test_an_example_written_by_the_command_runs_as_its_page_says(
+    wheel: Wheel, tmp_path: Path, name: str
+) -> None:
+    written = wheel.run(tmp_path, "stitch-run", f"--example={name}")
+    assert written.returncode == 0, written.stderr
+    assert f"cd {name}\n" in written.stdout
+    assert run_page(wheel, tmp_path / name / "README.md", tmp_path / name)
+    again = wheel.run(tmp_path, "stitch-run", f"--example={name}")
+    assert again.returncode == 2
+    assert "exists already" in again.stderr
+
+
+def test_no_page_has_a_block_that_no_test_runs() -> None:
+    run = {"README.md", "docs/training.md", "docs/training_from_the_shell.md"}
+    run |= {"examples/digits/README.md", "examples/recurrent/README.md"}
+    strangers = []
+    for page in sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/**/*.md")]):
+        name = page.relative_to(ROOT).as_posix()
+        for language, text in blocks_of(page) if not name.startswith(".") else ():
+            of_a_checkout = all(w.startswith("tools/") for w in text.splitlines())
+            if not (name in run and language in ("python", "sh", "yaml", "text")):
+                strangers += [] if of_a_checkout else [f"{name}: ```{language}\n{text}"]
+    assert strangers == []
+
+
+def test_the_wheel_carries_the_examples_and_what_they_need(wheel: Wheel) -> None:
+    names = set(zipfile.ZipFile(wheel.file).namelist())
+    here = {
+        f"stitch/{file.relative_to(ROOT).as_posix()}"
+        for file in (ROOT / "examples").rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    }
+    assert here - names == set()
+
+
+def test_the_wheel_says_whose_it_is_and_where_it_runs(wheel: Wheel) -> None:
+    archive = zipfile.ZipFile(wheel.file)
+    (name,) = (n for n in archive.namelist() if n.endswith("METADATA"))
+    said = archive.read(name).decode()
+    # Pythons from 3.14 on count references another way: see pyproject.toml.
+    assert re.search(r"^Requires-Python: <3\.14,>=3\.11$", said, re.MULTILINE)
+    for field in ("Author", "Classifier", "License", "Summary", "Keywords"):
+        assert re.search(rf"^{field}: \S", said, re.MULTILINE), field
+
+
+def test_the_version_is_the_package_s(wheel: Wheel, tmp_path: Path) -> None:
+    code = (
+        "import importlib.metadata as m, stitch; "
+        "assert stitch.__version__ == m.version('stitch-runtime'); print(stitch.__file__)"
+    )
+    done = wheel.run(tmp_path, sys.executable, "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(wheel.installed))
+
+
+def test_the_installed_commands_say_their_version(wheel: Wheel, tmp_path: Path) -> None:
+    for command in ("stitch-compile", "stitch-run", "stitch-inspect", "stitch-link"):
+        done = wheel.run(tmp_path, command, "--version")
+        assert re.fullmatch(rf"{command} \d+\.\d+\.\d+\n", done.stdout), done.stderr
