@@ -42,7 +42,7 @@ __all__ = [
     "Adam", "AdamW", "CompileError", "CompiledModel", "ComputationGraphBuilder", "DataType",
     "Device", "FormatError", "Layout", "LayoutError", "LinkError", "LoadedProgram", "LossTensor",
     "MemoryLayout", "OutOfMemoryError", "Pipeline", "SGD", "ShardSpec", "Space", "StitchError",
-    "TaskError", "Tensor", "TensorDesc", "TensorFuture", "TrainingInstance", "__version__", "compile",
-    "forbid_copies", "get_layout", "has_layout", "load", "losses", "open_device", "schedules",
-    "submit", "to_layout", "trace", "wait",
+    "TaskError", "Tensor", "TensorDesc", "TensorFuture", "TrainingInstance", "__version__",
+    "compile", "forbid_copies", "get_layout", "has_layout", "load", "losses", "open_device",
+    "schedules", "submit", "to_layout", "trace", "wait",
 ]  # fmt: skip

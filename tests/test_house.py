@@ -155,7 +155,9 @@ def test_nothing_is_left_half_done() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("tool", ["tools/demo", "tools/test", "tools/check", ".ci/run"])
+@pytest.mark.parametrize(
+    "tool", ["tools/demo", "tools/test", "tools/test_pythons", "tools/check", ".ci/run"]
+)
 def test_a_tool_is_executable_and_sound_bash(tool: str) -> None:
     file = ROOT / tool
     assert file.stat().st_mode & 0o111
