@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from stitch.compiler import CompileOptions, CompileWarning, compile_graph
 from stitch.errors import FormatError, UsageError
+from stitch.files import FileBatch, make_folder
 from stitch.graph import ComputationGraph, Wish, as_json, from_json, parse_wish
 from stitch.machine import Machine, load_machine
 from stitch.program import Role
@@ -213,13 +214,14 @@ class CompiledModel:
         Of a training: `forward`, `loss`, `backward`, `update`, and `evaluation`.
         """
         place = Path(folder)
-        place.mkdir(parents=True, exist_ok=True)
-        made = []
+        make_folder(place)
+        batch, made = FileBatch(), []
         for program in self.binary.programs:
             twin = self.training is not None and program is self.training.programs.evaluation
             path = place / f"{'evaluation' if twin else program.role.value}.ttb"
-            save(Binary((program,), self.binary.machine, PRODUCER), path)
+            batch.add(path, encode(Binary((program,), self.binary.machine, PRODUCER)))
             made.append(path)
+        batch.commit()
         return tuple(made)
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from stitch.cli.command import read_failure
 from stitch.errors import FormatError, UsageError
+from stitch.files import open_file
 from stitch.program import Array, DataType
 
 SUFFIXES = (".npy", ".npz")
@@ -70,14 +71,14 @@ def _unsound(path: Path, error: Exception) -> FormatError:
 
 
 def _npy(path: Path) -> dict[str | None, Array]:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         array: Array = np.lib.format.read_array(file, allow_pickle=False)
     return {None: _native(array)}
 
 
 def _npz(path: Path) -> dict[str | None, Array]:
     found: dict[str | None, Array] = {}
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+    with open_file(path) as file, np.load(file, allow_pickle=False) as archive:
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise ValueError("it is no .npz archive")
         for name in archive.files:

@@ -12,6 +12,7 @@ import numpy as np
 
 from stitch.cli.command import read_failure
 from stitch.errors import FormatError, UsageError
+from stitch.files import read_bytes
 from stitch.program import Array, DataType, ValueType
 
 _TYPES = {t.short: t for t in DataType} | {t.value: t for t in DataType}
@@ -65,7 +66,7 @@ def array_of_text(text: str) -> Array:
 
 def _raw(path: Path, kind: ValueType, count: int) -> Array:
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except OSError as error:
         raise read_failure(path, error) from error
     dtype = kind.data_type.dtype

@@ -10,7 +10,7 @@ from pathlib import Path
 from stitch import api
 from stitch.cli.array_files import npy_bytes
 from stitch.cli.chain import Runnable
-from stitch.cli.file_batch import FileBatch, naming
+from stitch.files import FileBatch, make_folder
 from stitch.program import Array
 from stitch.report import memory_views, plan_json
 
@@ -28,8 +28,7 @@ def add_artifacts(
     """Adds the files of a run to the batch; makes the folders."""
     root = Path(folder)
     for part in ("inputs", "outputs", "programs"):
-        with naming(root / part):
-            (root / part).mkdir(parents=True, exist_ok=True)
+        make_folder(root / part)
     for index, (slot, array) in enumerate(zip(runnable.inputs, arrays, strict=True)):
         batch.add(root / "inputs" / f"{index}-{_safe(slot.name)}.npy", npy_bytes(array))
     for index, array in enumerate(results):

@@ -24,7 +24,8 @@ from stitch.cli.command import (
 )
 from stitch.cli.compile_words import cuts_of, example_inputs, input_shapes, part_path
 from stitch.compiler import split_graph
-from stitch.errors import CompileError, StitchError, UsageError
+from stitch.errors import CompileError, FormatError, StitchError, UsageError
+from stitch.files import open_file, read_text
 from stitch.frontend.modules import read_graph
 from stitch.graph import ComputationGraph, from_json, parse_wish
 from stitch.program import Program, Role
@@ -168,7 +169,7 @@ def _module(words: argparse.Namespace) -> tuple[Any, Sequence[Any] | Mapping[str
 
 def _graph_of_json(path: Path) -> ComputationGraph:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise read_failure(
             path, error if isinstance(error, OSError) else OSError(str(error))
@@ -241,9 +242,12 @@ def _file_module(path: Path) -> Any:
     assert spec is not None and spec.loader is not None, "a .py file always has a loader"
     module = importlib.util.module_from_spec(spec)
     try:
+        open_file(path).close()  # The import opens it by its name, and would wait for a pipe.
         spec.loader.exec_module(module)
     except OSError as error:
         raise read_failure(path, error) from error
+    except FormatError:
+        raise
     except Exception as error:
         raise CompileError(
             f"{path.name} cannot be imported: {type(error).__name__}: {error}"

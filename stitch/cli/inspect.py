@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from stitch import api
@@ -29,6 +28,7 @@ from stitch.cli.stitching import stitching, stitching_json, stitching_lines
 from stitch.cli.wiring import FORM as WIRE_FORM
 from stitch.cli.wiring import wires_of
 from stitch.errors import UsageError
+from stitch.files import read_text
 from stitch.planner import Plan
 from stitch.planner.check import check_plan
 from stitch.report.replay import read_recording
@@ -129,7 +129,7 @@ def _stitch(words: argparse.Namespace) -> int:
 
 def _recorded(path: str) -> dict[int, Plan]:
     try:
-        text = Path(path).read_text(encoding="utf-8", errors="surrogateescape")
+        text = read_text(path, errors="surrogateescape")
     except OSError as error:
         raise read_failure(path, error) from error
     return dict(read_recording(text).plans)

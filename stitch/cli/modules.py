@@ -6,7 +6,6 @@ machine. Must not know: wires, inputs.
 
 from __future__ import annotations
 
-import stat
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from stitch import api
 from stitch.errors import StitchError, UsageError
+from stitch.files import note_standard_input, own_descriptor, read_bytes
 from stitch.machine import Machine, load_machine, machine_names
 from stitch.program import Program
 from stitch.ttb import Binary
@@ -52,6 +52,7 @@ def read_modules(
 
 def _module(path: str, function: str, verify: str) -> Module:
     if path == "-":
+        note_standard_input()
         binary, label = api.load(sys.stdin.buffer.read(), verify=verify), "stdin"
     else:
         binary, label = api.load(module_source(path), verify=verify), Path(path).stem
@@ -59,12 +60,8 @@ def _module(path: str, function: str, verify: str) -> Module:
 
 
 def module_source(path: str) -> str | bytes:
-    """The path itself, to be mapped; the bytes of a pipe, which cannot be mapped."""
-    try:
-        return Path(path).read_bytes() if stat.S_ISFIFO(Path(path).stat().st_mode) else path
-    except (OSError, ValueError):
-        # The loader says what is wrong with it.
-        return path
+    """The path itself, to be mapped; the bytes of a pipe that the shell opened, read once."""
+    return path if own_descriptor(path) is None else read_bytes(path)
 
 
 def _program(binary: Binary, function: str, path: str) -> Program:

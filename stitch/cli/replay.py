@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from stitch.cli.command import EXIT_OK, read_failure, say
+from stitch.files import read_text
 from stitch.report.replay import replay
 
 
 def replay_file(path: str) -> int:
     """Replay a recording; raises `FormatError` for a bad file, `TaskError` at a difference."""
     try:
-        text = Path(path).read_text(encoding="utf-8", errors="surrogateescape")
+        text = read_text(path, errors="surrogateescape")
     except OSError as error:
         raise read_failure(path, error) from error
     done = replay(text)

@@ -12,10 +12,10 @@ from pathlib import Path
 from stitch.cli.array_files import SUFFIXES, npy_bytes, npz_bytes, read_array_file, typed
 from stitch.cli.array_text import array_of_text, text_of_array
 from stitch.cli.chain import RunOutput
-from stitch.cli.file_batch import FileBatch
 from stitch.cli.run_inputs import Note, is_archive, is_array_word, member
 from stitch.cli.slot_words import deal, split_slot
 from stitch.errors import UsageError
+from stitch.files import FileBatch
 from stitch.program import Array, DataType
 
 OUTPUT_FORM = "'' (ignore), - (print), @file.npy, @file.npz; NAME= may stand before each"

@@ -18,7 +18,6 @@ from stitch.cli.artifacts import add_artifacts
 from stitch.cli.chain import Chain, Runnable
 from stitch.cli.command import EXIT_FAILURE, EXIT_MISMATCH, EXIT_OK, say, say_aside
 from stitch.cli.comparison import Tolerances, Verdict, compare
-from stitch.cli.file_batch import FileBatch
 from stitch.cli.modules import machine_for, read_modules
 from stitch.cli.passes import (
     Measured,
@@ -35,6 +34,7 @@ from stitch.cli.run_outputs import Destinations, destinations, expectations, put
 from stitch.cli.run_report import copies_text, memory_text, result_json, statistics_text
 from stitch.cli.wiring import wires_of
 from stitch.errors import StitchError, UsageError
+from stitch.files import FileBatch
 from stitch.program import Array
 from stitch.report.record import Recorder
 from stitch.report.trace import ChromeTrace

@@ -92,6 +92,7 @@ def run_training(words: argparse.Namespace) -> int:
         instance = stack.enter_context(model.compiled.start(device, seed=file.seed))
         loop = TrainingLoop(instance, data.train, course, count_copies=words.max_copies is not None)
         keeper = Keeper.of(words, file, facts_of(file, model, data, course, instance))
+        stack.callback(keeper.close)
         progress = keeper.resume(instance, wanted=words.resume)
         results = None if words.result_file is None else Path(words.result_file)
         lines = ResultLines(results, instance.steps)

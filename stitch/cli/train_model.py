@@ -19,6 +19,7 @@ from stitch.cli.compile import from_entry
 from stitch.cli.modules import known_machine
 from stitch.compiler import CompileOptions, compile_graph
 from stitch.errors import CompileError, FormatError, StitchError, UsageError
+from stitch.files import read_text
 from stitch.frontend.train_yaml import TrainFile
 from stitch.graph import Wish
 from stitch.machine import load_machine
@@ -132,7 +133,7 @@ def _module(file: TrainFile) -> tuple[Any, Any, dict[str, Array]]:
 
 def _dumped(path: Path) -> tuple[Any, Any, dict[str, Array]]:
     try:
-        model = api.CompiledModel.load(io.StringIO(path.read_text(encoding="utf-8")))
+        model = api.CompiledModel.load(io.StringIO(read_text(path)))
     except (OSError, UnicodeDecodeError) as error:
         raise FormatError(f"cannot read the model: {error}", where=str(path)) from error
     graph = model.graph.with_wishes(*model.wishes)

@@ -6,16 +6,16 @@ it was trained.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from stitch import api
-from stitch.cli.file_batch import FileBatch
 from stitch.cli.train_model import TrainModel
 from stitch.errors import StitchError, UsageError
+from stitch.files import FileBatch, write_file
 from stitch.frontend.train_yaml import OUTPUTS, TrainFile
 from stitch.program import Array, InputKind
 from stitch.training import TrainingInstance
@@ -50,9 +50,7 @@ def write_outputs(paths: Sequence[Path], model: TrainModel, instance: TrainingIn
         if path.suffix.lower() == ".ttb":
             batch.add(path, trained_model(model, instance).encode())
         else:
-            stream = io.BytesIO()
-            write_tensors(stream, weights_of(instance))
-            batch.add(path, stream.getvalue())
+            batch.add(path, partial(write_tensors, tensors=weights_of(instance)))
     batch.commit()
 
 
@@ -107,6 +105,4 @@ class Picture:
             data = train_plot.drawn(title, kind, self.losses, self.validation)
         except (ValueError, RuntimeError) as error:
             raise StitchError(f"the picture cannot be drawn: {error}") from error
-        batch = FileBatch()
-        batch.add(self.path, data)
-        batch.commit()
+        write_file(self.path, data)

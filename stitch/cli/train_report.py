@@ -12,15 +12,15 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from stitch.cli.file_batch import naming
 from stitch.cli.train_loop import STEADY, StepResult
 from stitch.errors import FormatError
+from stitch.files import LineFile, naming, read_text
 
 
 class Bar:
@@ -72,21 +72,18 @@ class ResultLines:
 
     def __init__(self, path: Path | None, kept: int) -> None:
         self.path = path
-        self._file: TextIO | None = None
+        self._file: LineFile | None = None
         #: The lines that stay, as they were written.
         self.earlier: list[dict[str, Any]] = []
         if path is None:
             return
-        with naming(path):
-            self.earlier = _lines_until(path, kept) if kept and path.is_file() else []
-            self._file = path.open("w", encoding="utf-8", buffering=1)
-            self._file.writelines(json.dumps(line) + "\n" for line in self.earlier)
+        self.earlier = _lines_until(path, kept) if kept and path.is_file() else []
+        self._file = LineFile(path, map(json.dumps, self.earlier))
 
     def add(self, kind: str, **facts: Any) -> None:
         """Write a line; raises `StitchError` where there is no room."""
-        if self._file is not None and self.path is not None:
-            with naming(self.path):
-                self._file.write(json.dumps({"kind": kind, **facts}) + "\n")
+        if self._file is not None:
+            self._file.add(json.dumps({"kind": kind, **facts}))
 
     def close(self) -> None:
         """No more lines."""
@@ -97,7 +94,9 @@ class ResultLines:
 def _lines_until(path: Path, step: int) -> list[dict[str, Any]]:
     """The lines of steps and epochs up to a step; a killed run may have left half a line."""
     kept = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    with naming(path):
+        text = read_text(path, errors="replace")
+    for line in text.splitlines():
         try:
             found = json.loads(line)
         except ValueError:

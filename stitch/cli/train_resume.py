@@ -112,7 +112,12 @@ class Keeper:
         """
         if self.folder is None:
             return {}
-        self.folder.prepare()
+        missing = self.folder.prepare()
+        if missing is not None:
+            say_aside(
+                f"stitch-run: note: {self.folder.folder} cannot be locked ({missing}): see to it "
+                "that no other training saves there"
+            )
         if not wanted:
             if self.folder.files:
                 raise UsageError(
@@ -133,6 +138,11 @@ class Keeper:
         say_aside(f"stitch-run: note: resumed after step {checkpoint.step} ({path.name})")
         self.saved = path
         return checkpoint.progress
+
+    def close(self) -> None:
+        """Let other trainings have the folder."""
+        if self.folder is not None:
+            self.folder.close()
 
     def is_due(self, step: int, course: Course) -> bool:
         """Whether a checkpoint is to be made after this step."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from stitch.errors import FormatError, LayoutError
+from stitch.files import open_file
 from stitch.graph.wish import closest
 from stitch.program import Array, DataType
 
@@ -69,13 +70,13 @@ def _title(path: Path, name: str | None) -> str:
 def _npy(path: Path, name: str | None) -> Array:
     if name is not None:
         raise FormatError(f"{path.name} holds one array, without a name", got=name)
-    with path.open("rb") as file:
+    with open_file(path) as file:
         array: Array = np.lib.format.read_array(file, allow_pickle=False)
     return array
 
 
 def _npz(path: Path, name: str | None) -> Array:
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+    with open_file(path) as file, np.load(file, allow_pickle=False) as arrays:
         if not isinstance(arrays, np.lib.npyio.NpzFile):
             raise ValueError("it is no .npz archive")
         found: Any = arrays[_chosen(path, name, arrays.files)]
@@ -92,8 +93,7 @@ def _safetensors(path: Path, name: str | None) -> Array:
             f"{path.name}: reading .safetensors needs the package safetensors",
             remedy="pip install safetensors",
         ) from error
-    if not path.is_file():
-        raise FileNotFoundError(path)
+    open_file(path).close()  # The package opens it by its name, and would wait for a pipe.
     return safetensors.read(path, lambda names: _chosen(path, name, names))
 
 

@@ -6,6 +6,7 @@ Comes in: a path or a `ModelProto`. Goes out: an `OnnxModel` of opsets 13 to 26,
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import onnx
 from onnx import version_converter
 
 from stitch.errors import FormatError, IncompatibleError
+from stitch.files import open_file
 from stitch.ttb.foreign import recognize
 
 #: ONNX's operators are taken as of these opsets.
@@ -69,7 +71,9 @@ def read_model(source: Any) -> OnnxModel:
 
 def _parsed(path: Path) -> Any:
     try:
-        size = path.stat().st_size
+        with open_file(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            data = file.read() if size < MESSAGE_LIMIT else b""
         if size >= MESSAGE_LIMIT:
             raise FormatError(
                 "an ONNX file of 2 GB or more cannot be read", where=path.name,
@@ -77,7 +81,6 @@ def _parsed(path: Path) -> Any:
                 remedy="save it with its weights beside it: "
                 "onnx.save(model, path, save_as_external_data=True)",
             )  # fmt: skip
-        data = path.read_bytes()
     except OSError as error:
         raise FormatError(
             f"cannot read the model: {error.strerror}", where=str(path),

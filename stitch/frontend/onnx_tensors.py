@@ -8,6 +8,7 @@ does not compute in are refused by name with a `CompileError`. Must not know: gr
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from onnx import TensorProto
 
 from stitch import ops
 from stitch.errors import CompileError, FormatError
+from stitch.files import open_file
 from stitch.graph.wish import closest
 from stitch.program import Array, DataType
 
@@ -113,16 +115,18 @@ def _external(tensor: Any, kind: DataType, count: int, folder: Path | None, wher
     nbytes = _stored_nbytes(kind, count)
     if length is not None:
         _check_count(length, nbytes, "bytes", where)
+    start = offset or 0
     try:
-        size, start = path.stat().st_size, offset or 0
-        if start + nbytes > size:
-            raise FormatError(
-                f"the external data file {path.name} is too short", where=where,
-                expected=f"{nbytes} bytes at offset {start}", got=f"a file of {size} bytes",
-            )  # fmt: skip
-        if count == 0:
-            return np.empty(0, kind.dtype)
-        stored = np.memmap(path, np.uint8, "r", start, (nbytes,))
+        with open_file(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if start + nbytes > size:
+                raise FormatError(
+                    f"the external data file {path.name} is too short", where=where,
+                    expected=f"{nbytes} bytes at offset {start}", got=f"a file of {size} bytes",
+                )  # fmt: skip
+            if count == 0:
+                return np.empty(0, kind.dtype)
+            stored = np.memmap(file, np.uint8, "r", start, (nbytes,))
     except OSError as error:
         near = closest(path.name, _siblings(path))
         raise FormatError(

@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from stitch.errors import FormatError
+from stitch.files import read_text
 from stitch.frontend.yaml_fields import Fields, ProblemLog
 from stitch.frontend.yaml_nodes import Node, read_yaml
 from stitch.program import DataType
@@ -141,7 +142,7 @@ def load_pipeline(path: str | Path) -> PipelineFile:
     """The pipeline of a YAML file; raises `FormatError` listing every defect of its form."""
     place = Path(path)
     try:
-        text = place.read_bytes().decode("utf-8")
+        text = read_text(place)
     except OSError as error:
         raise FormatError(
             f"cannot read the pipeline: {error.strerror}", where=str(place)

@@ -48,6 +48,7 @@ from pathlib import Path
 from typing import Any
 
 from stitch.errors import FormatError, UsageError
+from stitch.files import read_text
 from stitch.frontend.pipeline_yaml import raise_problems
 from stitch.frontend.train_yaml_choices import loss_of, metrics_of, optimizer_of, schedule_of
 from stitch.frontend.train_yaml_parts import DataEntry, data_of
@@ -126,7 +127,7 @@ def load_training(path: str | Path) -> TrainFile:
     """The training of a YAML file; raises `FormatError` listing every defect of its form."""
     place = Path(path)
     try:
-        text = place.read_bytes().decode("utf-8")
+        text = read_text(place)
     except OSError as error:
         raise FormatError(
             f"cannot read the training: {error.strerror}", where=str(place)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from stitch.files import read_text
 from stitch.frontend.pipeline_yaml import TOP as PIPELINE_KEYS
 from stitch.frontend.train_yaml import TOP as TRAINING_KEYS
 from stitch.frontend.yaml_nodes import read_yaml
@@ -23,7 +24,7 @@ def form_of(path: str | Path) -> str:
     Raises `FormatError` for a text that is no YAML.
     """
     try:
-        text = Path(path).read_bytes().decode("utf-8")
+        text = read_text(path)
     except (OSError, ValueError):
         return PIPELINE  # Its reader says what is wrong with the file.
     return form_of_text(text, Path(path).name)

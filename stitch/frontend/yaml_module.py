@@ -40,6 +40,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from stitch.errors import FormatError, LayoutError, Problem, StitchError, UsageError
+from stitch.files import read_text
 from stitch.frontend.yaml_fields import Fields, ProblemLog
 from stitch.frontend.yaml_nodes import Node, read_yaml
 from stitch.frontend.yaml_operations import OperationReader
@@ -62,7 +63,7 @@ def load_module(path: str | Path) -> ComputationGraph:
     """
     place = Path(path)
     try:
-        text = place.read_bytes().decode("utf-8")
+        text = read_text(place)
     except OSError as error:
         raise FormatError(f"cannot read the module: {error.strerror}", where=place.name) from error
     except UnicodeDecodeError as error:

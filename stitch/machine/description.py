@@ -35,6 +35,7 @@ from pathlib import Path as FilePath
 import yaml
 
 from stitch.errors import FormatError, StitchError, UsageError
+from stitch.files import open_file
 from stitch.machine.figures import Findings, Section, closest, show
 from stitch.machine.machine import Machine, Noc, Path
 from stitch.machine.shape import MachineShape, SpaceShape
@@ -101,7 +102,7 @@ def _shipped(name: str) -> Machine:
 
 def _read_file(file: FilePath) -> Machine:
     try:
-        with file.open("rb") as stream:
+        with open_file(file) as stream:
             content = stream.read(MAX_FILE_NBYTES + 1)
     except (OSError, ValueError) as error:
         raise UsageError(

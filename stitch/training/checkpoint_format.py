@@ -17,11 +17,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from stitch.errors import FormatError, Problem, StitchError
+from stitch.files import Sink, read_bytes
 from stitch.program import Array, DataType
 
 METADATA = "__metadata__"
@@ -47,7 +48,7 @@ class StoredTensors:
 
 
 def write_tensors(
-    file: BinaryIO, tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None
+    file: Sink, tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None
 ) -> None:
     """Write the file's bytes, the same for the same arrays; raises `StitchError`, `OSError`."""
     ordered = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
@@ -78,7 +79,7 @@ def read_tensors(path: str | Path) -> StoredTensors:
     """The arrays and texts of a file; raises `FormatError` listing every defect."""
     place = Path(path)
     try:
-        data = place.read_bytes()
+        data = read_bytes(place)
     except OSError as error:
         raise FormatError(
             "cannot read the file", where=str(place), got=error.strerror or str(error)

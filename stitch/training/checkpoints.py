@@ -1,33 +1,34 @@
 """Checkpoints: all that the next step depends on, in one file, whole or not at all.
 
 Comes in: what `TrainingInstance.state_dict` gave, and facts about the training as plain data. Goes
-out: `step-00000120.safetensors` in a folder, written under a temporary name, synced, renamed; and
-back. A file says of which training it is: another one's is refused with what differs. Must not
-know: devices, where data come from.
+out: `step-00000120.safetensors` in a folder that belongs to one training at a time; and back. A
+file says of which training it is: another one's is refused with what differs. Must not know:
+devices, where data come from.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, final
 
 import numpy as np
 
 from stitch.errors import FormatError, IncompatibleError, StitchError
+from stitch.files import FolderLock, make_folder, sweep_parts, write_file
 from stitch.program import Array
 from stitch.training.checkpoint_format import read_tensors, write_tensors
 
 VERSION = 1
 _KEY = "stitch_checkpoint"
 _NAME = re.compile(r"step-(\d{8,15})\.safetensors")
-_PART = re.compile(r"\.step-\d{8,15}\.safetensors\.part")
+#: Parts of versions that did not lock theirs.
+_OLD_PART = re.compile(r"\.step-\d{8,15}\.safetensors\.part")
 MAX_SHOWN = 8
 Facts = Mapping[str, Any]
 
@@ -59,44 +60,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
         "progress": checkpoint.progress,
     }  # fmt: skip
     text = json.dumps(facts, sort_keys=True)
-    write_whole(path, lambda file: write_tensors(file, checkpoint.state, {_KEY: text}))
-
-
-def write_whole(path: Path, write: Callable[[BinaryIO], None]) -> None:
-    """Write a file under a temporary name, sync it, and give it its name.
-
-    Raises `StitchError` if that fails; the temporary file is then gone, and an older one stays.
-    """
-    part = path.with_name(f".{path.name}.part")
-    try:
-        try:
-            with part.open("wb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
-            _sync_folder(path.parent)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                part.unlink()
-            raise
-    except OSError as error:
-        raise StitchError(
-            f"cannot save {path.name}: {error.strerror or error}",
-            where=str(path.parent),
-            remedy="make room, or choose another folder; files that were there are as they were",
-        ) from error
-
-
-def _sync_folder(folder: Path) -> None:
-    """The new name itself has to be on the disk, where the system can sync folders."""
-    if os.name != "posix":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    write_file(path, lambda sink: write_tensors(sink, checkpoint.state, {_KEY: text}))
 
 
 def _checksum(state: Mapping[str, Array]) -> int:
@@ -170,38 +134,62 @@ def refuse_other(checkpoint: Checkpoint, identity: Facts, path: Path) -> None:
         )
 
 
+@final
 class CheckpointFolder:
-    """The checkpoints of one training; the newest `keep` stay."""
+    """The checkpoints of one training; the newest `keep` stay.
+
+    Who saves has the folder alone from `prepare`, or the first `save`, until `close` or its end:
+    to others `UsageError` names the owner.
+    """
 
     def __init__(self, folder: Path, keep: int = 3) -> None:
         assert keep >= 1
         self.folder = folder
         self.keep = keep
+        self._lock: FolderLock | None = None
 
-    def prepare(self) -> None:
-        """Make the folder, and clear away what a killed run left half written."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            for entry in self.folder.iterdir():
-                if _PART.fullmatch(entry.name):
+    def prepare(self) -> str | None:
+        """Make the folder, lock it, and clear away what a killed run left half written.
+
+        Gives why it could not be locked, where the file system has no locks.
+        """
+        make_folder(self.folder)
+        if self._lock is None:
+            self._lock = FolderLock(self.folder)
+        sweep_parts(self.folder)
+        for entry in self._entries():
+            if _OLD_PART.fullmatch(entry.name):
+                with contextlib.suppress(OSError):
                     entry.unlink()
+        return self._lock.missing
+
+    def close(self) -> None:
+        """Let others have the folder."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release()
+
+    def _entries(self) -> list[Path]:
+        try:
+            return list(self.folder.iterdir())
+        except FileNotFoundError:
+            return []
         except OSError as error:
             raise StitchError(
-                "this cannot be a folder of checkpoints",
-                where=str(self.folder),
+                "cannot look through the folder of checkpoints", where=str(self.folder),
                 got=error.strerror or str(error),
-            ) from error
+            ) from error  # fmt: skip
 
     @property
     def files(self) -> tuple[Path, ...]:
         """The checkpoints that are there, oldest first."""
-        if not self.folder.is_dir():
-            return ()
-        found = [entry for entry in self.folder.iterdir() if _NAME.fullmatch(entry.name)]
+        found = [entry for entry in self._entries() if _NAME.fullmatch(entry.name)]
         return tuple(sorted(found, key=lambda entry: int(entry.name[5:-12])))
 
     def save(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint, then drop all but the newest; raises `StitchError`."""
+        if self._lock is None:
+            self.prepare()
         path = self.folder / f"step-{checkpoint.step:08d}.safetensors"
         save_checkpoint(path, checkpoint)
         for old in self.files[: -self.keep]:
@@ -212,13 +200,16 @@ class CheckpointFolder:
     def newest(self, note: Callable[[str], None]) -> tuple[Path, Checkpoint] | None:
         """The newest sound checkpoint, None where there is none; damaged ones are told of.
 
-        Raises the error of the last one where all of them are damaged.
+        Raises the error of the last one where all of them are damaged, and of one that could not
+        be read: that says nothing about it, and an older one would be taken unasked.
         """
         last: FormatError | None = None
         for path in reversed(self.files):
             try:
                 return path, read_checkpoint(path)
             except FormatError as error:
+                if isinstance(error.__cause__, OSError):
+                    raise
                 note(f"{path.name} is passed over: {error.what}")
                 last = error
         if last is not None:

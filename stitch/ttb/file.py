@@ -11,13 +11,13 @@ import gc
 import mmap
 import os
 import stat
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from stitch.errors import FormatError, IncompatibleError, StitchError
+from stitch.files import Sink, open_file, write_file
 from stitch.ttb.binary import CURRENT, FEATURES, Binary, Version
 from stitch.ttb.decode import Decoder
 from stitch.ttb.encode import encode_metadata
@@ -49,33 +49,20 @@ def encode(binary: Binary) -> bytes:
 
 
 def save(binary: Binary, path: str | Path) -> None:
-    """Write a `.ttb` file, segment by segment, under a temporary name that then takes its place.
+    """Write a `.ttb` file, segment by segment, whole or not at all.
 
     Raises `StitchError` with the path where it cannot be written; then nothing is left behind, and
     a file that was there before stays as it was.
     """
-    target = Path(os.path.realpath(path))
-    if target.exists() and not target.is_file():
-        raise StitchError("cannot write the file", where=str(path), got="not a regular file")
     segments = collect_segments(binary.programs)
     head = close_metadata(encode_metadata(binary, segments))
-    part = target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}.part")
-    try:
-        with part.open("xb") as file:
-            file.write(head)
-            for piece in _pieces(segments):
-                file.write(piece)
-        part.replace(target)
-    except OSError as error:
-        raise StitchError(
-            "cannot write the file",
-            where=str(path),
-            got=error.strerror or str(error),
-            remedy="choose a folder that exists, is writable and has room",
-        ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink()
+
+    def write(sink: Sink) -> None:
+        sink.write(head)
+        for piece in _pieces(segments):
+            sink.write(piece)
+
+    write_file(path, write)
 
 
 def _pieces(segments: Segments) -> Iterator[bytes | memoryview]:
@@ -112,13 +99,10 @@ def open_source(source: Source) -> tuple[str, memoryview]:
         flat = view.cast("B") if castable else memoryview(view.tobytes())
         return f"{flat.nbytes} bytes", flat.toreadonly()
     try:
-        with Path(source).open("rb") as file:
+        with open_file(source) as file:
             status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise FormatError(
-                    "cannot map the file", where=str(source), got="not a regular file",
-                    remedy="read it and pass its bytes",
-                )  # fmt: skip
+            if not stat.S_ISREG(status.st_mode):  # A pipe that the process was given.
+                return str(source), memoryview(file.read())
             if status.st_size == 0:
                 return str(source), memoryview(b"")
             return str(source), memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

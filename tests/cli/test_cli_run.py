@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -407,15 +406,13 @@ def test_an_existing_file_keeps_its_bytes_where_the_run_fails(cli: Cli, here: Pa
 
 @pytest.mark.parametrize("command", ["run", "inspect"])
 def test_a_module_may_come_through_a_pipe(cli: Cli, here: Path, command: str) -> None:
-    os.mkfifo("pipe")
-    data = (here / "b.ttb").read_bytes()
-    writer = threading.Thread(target=Path("pipe").write_bytes, args=(data,), daemon=True)
-    writer.start()
-    words = ("--module=pipe", "--init=ones") if command == "run" else ("pipe",)
-    done = cli(command, *words)
+    reading, writing = os.pipe()
+    os.write(writing, (here / "b.ttb").read_bytes())
+    os.close(writing)
+    pipe = f"/dev/fd/{reading}"  # As the shell's <(...) names it.
+    done = cli(command, *((f"--module={pipe}", "--init=ones") if command == "run" else (pipe,)))
+    os.close(reading)
     assert done.code == 0, done.err
-    writer.join(10)
-    assert not writer.is_alive()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from safetensors.numpy import save
 from training_models import batches, compiled, train
 
 import stitch
-from stitch.errors import FormatError, IncompatibleError, StitchError
+from stitch.errors import FormatError, IncompatibleError, StitchError, UsageError
+from stitch.files import system_calls
 from stitch.program import Array
 from stitch.training.checkpoint_format import (
     read_tensors,
@@ -149,6 +151,7 @@ def test_a_checkpoint_goes_round_and_holds_one_file_only(tmp_path: Path) -> None
     folder.prepare()
     made = Checkpoint(3, some_state(), {"seed": 1}, {"lr": 0.1}, {"loss_sum": 0.1 + 0.2})
     path = folder.save(made)
+    folder.close()
     assert [path] == list(folder.files) == list(path.parent.iterdir())
     found = read_checkpoint(path)
     assert same(found.state, dict(made.state)) and found.step == 3
@@ -171,24 +174,24 @@ def test_no_folder_and_no_checkpoint_are_no_error(tmp_path: Path) -> None:
     assert CheckpointFolder(tmp_path).newest(print) is None
 
 
-@pytest.mark.parametrize("call", ["fsync", "replace"])
+@pytest.mark.parametrize("call", ["write", "fsync", "replace"])
 def test_a_full_disk_leaves_the_older_checkpoint_and_no_half_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     folder = CheckpointFolder(tmp_path, keep=1)
     folder.save(Checkpoint(1, some_state(1)))
 
-    def full(*_: object) -> None:
+    def full(*_: object) -> Any:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        if call == "fsync":
-            patch.setattr(os, "fsync", full)
-        else:
-            patch.setattr(Path, "replace", full)
-        with pytest.raises(StitchError, match=r"-00000002.*No space left") as caught:
+        patch.setattr(
+            system_calls, "table", replace(system_calls.table, **dict[str, Any]({call: full}))
+        )
+        with pytest.raises(StitchError, match="No space left") as caught:
             folder.save(Checkpoint(2, some_state(2)))
-    assert "make room" in str(caught.value)
+    assert "has room" in str(caught.value) and "-00000002" in str(caught.value)
+    folder.close()
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000001.safetensors"]
     assert same(read_checkpoint(folder.files[0]).state, some_state(1))
 
@@ -199,6 +202,7 @@ def test_what_a_killed_run_left_half_written_is_cleared_and_nothing_else(tmp_pat
         (tmp_path / name).write_bytes(b"mine")
     folder = CheckpointFolder(tmp_path)
     folder.prepare()
+    folder.close()
     left = {p.name for p in tmp_path.iterdir()}
     assert left == {"notes.txt", ".step-1.safetensors.part", "step-1.safetensors"}
     assert folder.files == ()
@@ -219,6 +223,38 @@ def test_a_damaged_checkpoint_is_passed_over_and_told_of(tmp_path: Path) -> None
     folder.files[0].write_bytes(b"")
     with pytest.raises(FormatError):
         folder.newest(told.append)
+
+
+def test_a_folder_belongs_to_one_writer_who_is_named_to_the_second(tmp_path: Path) -> None:
+    first, second = CheckpointFolder(tmp_path), CheckpointFolder(tmp_path)
+    first.save(Checkpoint(1, some_state(1)))
+    with pytest.raises(UsageError, match="another training has this folder") as caught:
+        second.save(Checkpoint(2, some_state(2)))
+    assert f"process {os.getpid()} on " in str(caught.value)
+    first.close()
+    second.save(Checkpoint(2, some_state(2)))
+    assert [int(path.stem[5:]) for path in second.files] == [1, 2]
+
+
+def test_handles_that_run_out_are_no_reason_to_take_an_older_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = CheckpointFolder(tmp_path)
+    for step in (1, 2):
+        folder.save(Checkpoint(step, some_state(step)))
+
+    def none_left(*_: object, **__: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    told: list[str] = []
+    for name in ("open", "listdir"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, none_left)
+            if name == "listdir":
+                patch.setattr(os, "scandir", none_left)
+            with pytest.raises(StitchError, match="Too many open files"):
+                folder.newest(told.append)
+    assert told == []
 
 
 def test_weights_alone_are_no_checkpoint(tmp_path: Path) -> None:

@@ -1,0 +1,34 @@
+"""Files: the one room that opens what is read, writes what is written, and locks folders.
+
+Comes in: paths, bytes. Goes out: open files, files that appear whole or not at all, locks that die
+with their owner. Must not know: what is in a file.
+"""
+
+from stitch.files.folder_lock import FolderLock
+from stitch.files.parts import Content, Sink, naming, sweep_parts
+from stitch.files.reading import (
+    files_read,
+    identity,
+    kind_of,
+    note_standard_input,
+    noting_files,
+    open_file,
+    own_descriptor,
+    read_bytes,
+    read_text,
+)
+from stitch.files.writing import (
+    STANDARD_OUTPUT,
+    FileBatch,
+    LineFile,
+    make_folder,
+    resolved,
+    write_file,
+)
+
+__all__ = [
+    "STANDARD_OUTPUT", "Content", "FileBatch", "FolderLock", "LineFile", "Sink", "files_read",
+    "identity", "kind_of", "make_folder", "naming", "note_standard_input", "noting_files",
+    "open_file", "own_descriptor", "read_bytes", "read_text", "resolved", "sweep_parts",
+    "write_file",
+]  # fmt: skip

@@ -1,0 +1,139 @@
+"""A lock on a folder that dies with its owner, and says who that is.
+
+Comes in: a folder. Goes out: a `FolderLock`, or an error that names the process that has it. The
+lock is `flock` on the file `.stitch-lock` in the folder, which the kernel gives free when its owner
+ends, however it ends; what stands in the file is for the message only. Where the file system has no
+such locks, `missing` says why, and the owner goes on without. Must not know: what is in the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shlex
+import socket
+import sys
+import time
+import weakref
+from pathlib import Path
+from typing import final
+
+from stitch.errors import StitchError, UsageError
+from stitch.files import system_calls
+
+NAME = ".stitch-lock"
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+@final
+class FolderLock:
+    """A folder that this process has to itself until `release`, or until it ends.
+
+    Raises `UsageError` naming the owner where another has it, `StitchError` where the folder cannot
+    be written to. `missing`: why there is no lock, where the file system has none.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.missing: str | None = None
+        self._handle: int | None = None
+        try:
+            self._handle = self._taken(folder / NAME)
+        except OSError as error:
+            raise StitchError(
+                "the folder cannot be locked", where=str(folder),
+                got=error.strerror or str(error),
+                remedy="choose a folder that exists and is writable",
+            ) from error  # fmt: skip
+        _LOCKS.add(self)
+
+    def _taken(self, path: Path) -> int | None:
+        while True:
+            handle = system_calls.table.open(path, _FLAGS, 0o644)
+            try:
+                system_calls.table.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Its last owner may have removed the file between our opening and locking it.
+                if _is_at(handle, path):
+                    _write_owner(handle)
+                    return handle
+                system_calls.table.close(handle)
+            except OSError as error:
+                owner = _owner(handle)
+                system_calls.table.close(handle)
+                if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                    raise _refusal(self.folder, owner) from error
+                if errno.errorcode.get(error.errno or 0) not in system_calls.NO_LOCKS:
+                    raise
+                self.missing = error.strerror or str(error)
+                return None
+
+    def release(self) -> None:
+        """Let others have the folder; doing so twice is allowed."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            with contextlib.suppress(OSError):
+                system_calls.table.unlink(self.folder / NAME)
+            with contextlib.suppress(OSError):
+                system_calls.table.close(handle)
+
+    def _forget(self) -> None:
+        """In a child after a fork: the lock is the parent's, and must not outlive it."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            with contextlib.suppress(OSError):
+                os.close(handle)
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None) is not None:
+            self.release()
+
+
+_LOCKS: weakref.WeakSet[FolderLock] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for lock in list(_LOCKS):
+        lock._forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(status, os.fstat(handle))
+
+
+def _write_owner(handle: int) -> None:
+    facts = {
+        "pid": os.getpid(), "host": socket.gethostname(), "command": shlex.join(sys.argv)[:400],
+        "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+    }  # fmt: skip
+    with contextlib.suppress(OSError):  # It is for the message only.
+        os.ftruncate(handle, 0)
+        system_calls.table.write(handle, (json.dumps(facts) + "\n").encode())
+
+
+def _owner(handle: int) -> str:
+    """Who has it, as far as its file says."""
+    try:
+        facts = json.loads(os.pread(handle, 4096, 0).decode("utf-8", "replace"))
+        pid, host, since = facts["pid"], facts["host"], facts["since"]
+        return f"process {pid} on {host}, since {since}: {facts['command']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"
+
+
+def _refusal(folder: Path, owner: str) -> UsageError:
+    return UsageError(
+        "another training has this folder",
+        where=str(folder),
+        got=owner,
+        remedy="wait until it has ended, stop it, or choose another folder",
+    )

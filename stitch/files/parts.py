@@ -1,0 +1,237 @@
+"""One file on the way to its name: a part beside it, written, synced, renamed; dead parts swept.
+
+Comes in: paths, contents. Goes out: `.name.PID.TOKEN-N.part` in the same folder, which then takes
+the name. The parts of one batch share a token, and the first of them in a folder is locked while
+their owner lives (`flock`, which the kernel gives free): parts that nobody has locked are litter.
+Must not know: what is in a file, which files belong together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import secrets
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Protocol, TypeAlias, final
+
+from stitch.errors import StitchError
+from stitch.files import system_calls
+
+#: Pieces smaller than this are joined before they are written.
+_BUFFER = 1 << 18
+#: A name's part of the name of its part: file systems take 255 bytes.
+_NAME_NBYTES = 150
+_PART = re.compile(r"\..*\.(\d+\.[0-9a-f]{12})-\d+\.part", re.DOTALL)
+_PART_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+#: Folders that cannot be synced are those of file systems that do not need it.
+_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)
+
+Data: TypeAlias = bytes | bytearray | memoryview
+
+
+class Sink(Protocol):
+    """What contents are written into."""
+
+    def write(self, data: Data, /) -> int:
+        """Take all of the data; gives its length in bytes."""
+
+
+#: Bytes, a text, or what writes the bytes piece by piece.
+Content: TypeAlias = Data | str | Callable[[Sink], object]
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Turn `OSError` into a `StitchError` that names the path."""
+    try:
+        yield
+    except OSError as error:
+        raise StitchError(
+            "cannot write the file",
+            where=str(path),
+            got=error.strerror or str(error),
+            remedy="choose a folder that exists, is writable and has room; files that were there "
+            "are as they were",
+        ) from error
+
+
+def write_parts(files: Mapping[Path, Content], parts: list[Part]) -> None:
+    """Write each file as a part; those that were made are in `parts`, whatever happens."""
+    locked: set[Path] = set()
+    token = _new_token()
+    for path, content in files.items():
+        with naming(path):
+            if path.parent not in locked:
+                sweep_parts(path.parent)
+            while True:
+                part = Part(path, f"{token}-{len(parts)}")
+                parts.append(part)
+                if path.parent in locked or part.lock():
+                    break
+                # Another's sweep was faster than our lock.
+                parts.pop().close()
+                token = _new_token()
+            keep = path.parent not in locked
+            locked.add(path.parent)
+            part.fill(content, keep_open=keep)
+
+
+def _new_token() -> str:
+    return f"{os.getpid()}.{secrets.token_hex(6)}"
+
+
+@final
+class Part:
+    """A file under way to its name."""
+
+    def __init__(self, target: Path, token: str) -> None:
+        self.target = target
+        name = os.fsencode(target.name)[:_NAME_NBYTES].decode("utf-8", "ignore")
+        self.path = target.with_name(f".{name}.{token}.part")
+        self._there = False
+        self._handle: int | None = system_calls.table.open(self.path, _PART_FLAGS, 0o666)
+        self._there = True
+
+    def lock(self) -> bool:
+        """Show others that the owner lives; False where the part has been swept already."""
+        assert self._handle is not None
+        try:
+            system_calls.table.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno == errno.EWOULDBLOCK:
+                return False
+            if errno.errorcode.get(error.errno or 0) not in system_calls.NO_LOCKS:
+                raise
+        return self.path.exists()
+
+    def fill(self, content: Content, *, keep_open: bool) -> None:
+        """Write and sync the content; without `keep_open` no handle is held afterwards."""
+        assert self._handle is not None
+        with contextlib.suppress(OSError):  # A file that was there lends its permissions.
+            os.fchmod(self._handle, stat.S_IMODE(self.target.stat().st_mode) & 0o777)
+        sink = HandleSink(self._handle)
+        pour(content, sink)
+        sink.flush()
+        system_calls.table.fsync(self._handle)
+        if not keep_open:
+            handle, self._handle = self._handle, None
+            system_calls.table.close(handle)
+
+    def rename(self) -> None:
+        """Give the file its name."""
+        with naming(self.target):
+            system_calls.table.replace(self.path, self.target)
+        self._there = False
+
+    def taken(self) -> int:
+        """The handle, which is the caller's from now on."""
+        assert self._handle is not None
+        handle, self._handle = self._handle, None
+        return handle
+
+    def close(self) -> None:
+        """Remove what was not renamed."""
+        handle, self._handle = self._handle, None
+        if self._there:
+            with contextlib.suppress(OSError):
+                system_calls.table.unlink(self.path)
+        if handle is not None:
+            with contextlib.suppress(OSError):
+                system_calls.table.close(handle)
+
+
+@final
+class HandleSink:
+    """Writes into a handle; small pieces are joined."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+        self._held = bytearray()
+
+    def write(self, data: Data, /) -> int:
+        view = memoryview(data)
+        if view.nbytes < _BUFFER:
+            self._held += view
+            if len(self._held) >= _BUFFER:
+                self.flush()
+        else:
+            self.flush()
+            write_all(self._handle, view.cast("B"))
+        return view.nbytes
+
+    def flush(self) -> None:
+        held, self._held = self._held, bytearray()
+        write_all(self._handle, memoryview(held))
+
+
+def write_all(handle: int, view: memoryview) -> None:
+    """The system may take less than it is given; it then gets the rest."""
+    while view.nbytes:
+        count = system_calls.table.write(handle, view)
+        if count <= 0:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        view = view[count:]
+
+
+def pour(content: Content, sink: Sink) -> None:
+    if callable(content):
+        content(sink)
+    elif isinstance(content, str):
+        sink.write(content.encode("utf-8", "backslashreplace"))
+    else:
+        sink.write(content)
+
+
+def sync_folder(folder: Path) -> None:
+    """The new names themselves have to be on the disk."""
+    handle = system_calls.table.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        system_calls.table.fsync(handle)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_SYNC:
+            raise
+    finally:
+        system_calls.table.close(handle)
+
+
+def sweep_parts(folder: Path) -> None:
+    """Remove the parts whose owners are dead; what cannot be told is left."""
+    owners: dict[str, list[Path]] = {}
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                found = _PART.fullmatch(entry.name)
+                if found is not None:
+                    owners.setdefault(found[1], []).append(folder / entry.name)
+    except OSError:
+        return  # Writing will say what is wrong with the folder.
+    for parts in owners.values():
+        with contextlib.ExitStack() as stack:
+            if all(_is_dead(part, stack) for part in parts):
+                for part in parts:
+                    with contextlib.suppress(OSError):
+                        system_calls.table.unlink(part)
+
+
+def _is_dead(part: Path, stack: contextlib.ExitStack) -> bool:
+    """Whether no living owner has the part locked; then it is locked until the stack closes."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        handle = system_calls.table.open(part, flags)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    stack.callback(os.close, handle)
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            return False
+        system_calls.table.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,140 @@
+"""Opening the files that are read: looked at before anything can block, and noted.
+
+Comes in: a path. Goes out: an open file, or its bytes. Only regular files are read, and what the
+caller of a command has opened already (`/dev/stdin`, `/dev/fd/63` of a shell's `<(...)`): a named
+pipe would block for ever, a device never end. Must not know: what is in a file, who writes.
+
+Within `noting_files` every file that is opened is noted by its identity (device and inode, whatever
+link led to it): a command looks there before it writes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import BinaryIO, TypeAlias
+
+from stitch.errors import FormatError
+
+#: Device and inode.
+Identity: TypeAlias = tuple[int, int]
+
+_DESCRIPTOR = re.compile(r"/(?:dev/(stdin|stdout|stderr)|(?:dev|proc/self)/fd/(\d{1,9}))")
+_STANDARD = ("stdin", "stdout", "stderr")
+_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+_NOTED: ContextVar[dict[Identity, str] | None] = ContextVar("files_read", default=None)
+
+
+@contextmanager
+def noting_files() -> Iterator[None]:
+    """Within the block, `files_read` knows every file that was opened for reading."""
+    token = _NOTED.set({})
+    try:
+        yield
+    finally:
+        _NOTED.reset(token)
+
+
+def files_read() -> dict[Identity, str]:
+    """The files opened within `noting_files`, and how each was called; empty outside."""
+    return dict(_NOTED.get() or {})
+
+
+def note_standard_input() -> None:
+    """Standard input is read: it may be a file as well (`< a.ttb`)."""
+    _note(os.fstat(0), "standard input")
+
+
+def _note(status: os.stat_result, called: str) -> None:
+    noted = _NOTED.get()
+    if noted is not None and stat.S_ISREG(status.st_mode):
+        noted[status.st_dev, status.st_ino] = called
+
+
+def identity(path: str | Path) -> Identity | None:
+    """Device and inode of the file that a path leads to; None where there is none."""
+    try:
+        status = Path(path).stat()
+    except (OSError, ValueError):
+        return None
+    return status.st_dev, status.st_ino
+
+
+def own_descriptor(path: str | Path) -> int | None:
+    """The handle that a path such as `/dev/fd/63` means; None for all others.
+
+    >>> own_descriptor("/dev/stdin"), own_descriptor("/dev/fd/63"), own_descriptor("a.ttb")
+    (0, 63, None)
+    """
+    found = _DESCRIPTOR.fullmatch(os.fspath(path))
+    if found is None:
+        return None
+    return _STANDARD.index(found[1]) if found[1] else int(found[2])
+
+
+def open_file(path: str | Path) -> BinaryIO:
+    """The file at a path, open for reading; never blocks.
+
+    Raises `OSError` where it cannot be opened, `FormatError` for a named pipe, a device, a socket
+    or a folder.
+    """
+    own = own_descriptor(path)
+    handle = _opened(path) if own is None else os.dup(own)
+    try:
+        status = os.fstat(handle)
+        found = kind_of(status.st_mode)
+        if found is not None and (own is None or found == "a folder"):
+            raise no_regular_file(path, found)
+        if own is None:
+            os.set_blocking(handle, True)
+        _note(status, str(path))
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def _opened(path: str | Path) -> int:
+    try:
+        return os.open(path, _FLAGS)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # A socket, or a device that is not there.
+            raise no_regular_file(path, "a socket or a device") from error
+        raise
+
+
+def kind_of(mode: int) -> str | None:
+    """What a path leads to, where that is no regular file."""
+    kinds = (
+        (stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"),
+        (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"),
+    )  # fmt: skip
+    return next((name for is_kind, name in kinds if is_kind(mode)), None)
+
+
+def no_regular_file(path: str | Path, found: str) -> FormatError:
+    """The error for what can only be read by waiting for others."""
+    return FormatError(
+        "this is no file that can be read",
+        where=str(path),
+        expected="a regular file",
+        got=found,
+        remedy="what comes through a pipe: as - where a module is read, or with the shell's <(...)",
+    )
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """All bytes of a file; raises what `open_file` raises."""
+    with open_file(path) as file:
+        return file.read()
+
+
+def read_text(path: str | Path, errors: str = "strict") -> str:
+    """The file as UTF-8; raises what `open_file` raises, and `UnicodeDecodeError`."""
+    return read_bytes(path).decode("utf-8", errors)

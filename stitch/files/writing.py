@@ -1,0 +1,199 @@
+"""All files that are written: whole under their names, or not at all, and on the disk.
+
+Comes in: paths and contents. Goes out: files. Each is written as a part (`.name.PID.TOKEN-N.part`
+in the same folder), synced, renamed, and then its folder is synced; the files of one batch are
+renamed together at the end. What a killed process left is swept by the next batch that writes into
+that folder: a part whose owner lives is locked (`flock`, which the kernel gives free). Must not
+know: what is in a file.
+
+Devices and pipes (`/dev/null`, a shell's `>(...)`) are written to as they are; `-` is standard
+output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import final
+
+from stitch.errors import StitchError
+from stitch.files import system_calls
+from stitch.files.parts import (
+    Content,
+    HandleSink,
+    Part,
+    naming,
+    pour,
+    sync_folder,
+    write_all,
+    write_parts,
+)
+from stitch.files.reading import kind_of, own_descriptor
+
+STANDARD_OUTPUT = "-"
+_DIRECT_FLAGS = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+
+
+def resolved(path: str | Path) -> Path:
+    """Where a path leads: links followed, but for what the process has open already."""
+    return Path(path if own_descriptor(path) is not None else os.path.realpath(path))
+
+
+def write_file(path: str | Path, content: Content) -> None:
+    """Write one file, whole or not at all; raises `StitchError`."""
+    batch = FileBatch()
+    batch.add(path, content)
+    batch.commit()
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, where they are missing; raises `StitchError`."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StitchError(
+            "cannot make the folder", where=str(path), got=error.strerror or str(error),
+            remedy="choose a place that is writable, and where no file has this name",
+        ) from error  # fmt: skip
+
+
+@final
+class FileBatch:
+    """Collects files; `commit` writes all of them, or none and raises `StitchError`."""
+
+    def __init__(self) -> None:
+        self._files: dict[Path, Content] = {}
+        self._standard_output: list[Content] = []
+
+    def add(self, path: str | Path, content: Content) -> None:
+        """A file to write; a later one at the same path replaces it."""
+        if path == STANDARD_OUTPUT:
+            self._standard_output = [content]
+        else:
+            self._files[resolved(path)] = content
+
+    def commit(self) -> tuple[Path, ...]:
+        """Write the files; gives their paths. The batch is empty afterwards."""
+        files, self._files = self._files, {}
+        printed, self._standard_output = self._standard_output, []
+        direct = {path for path in files if _is_direct(path)}
+        whole = {path: content for path, content in files.items() if path not in direct}
+        parts: list[Part] = []
+        try:
+            write_parts(whole, parts)
+            for path in files:
+                if path in direct:
+                    with naming(path):
+                        _write_direct(path, files[path])
+            for content in printed:
+                sys.stdout.flush()
+                pour(content, sys.stdout.buffer)
+                sys.stdout.buffer.flush()
+            # The first part of a folder holds the lock of them all.
+            for part in reversed(parts):
+                part.rename()
+            for folder in {part.target.parent: None for part in parts}:
+                with naming(folder):
+                    sync_folder(folder)
+        finally:
+            for part in reversed(parts):
+                part.close()
+        return tuple(files)
+
+
+def _is_direct(path: Path) -> bool:
+    """Whether a path is written to as it is; raises `StitchError` for what is never written to."""
+    if own_descriptor(path) is not None:
+        return True
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False  # It is not there, or creating it will say what is wrong.
+    if stat.S_ISDIR(mode) or stat.S_ISBLK(mode) or stat.S_ISSOCK(mode):
+        raise StitchError(
+            "cannot write the file", where=str(path), expected="a file",
+            got=kind_of(mode), remedy="choose another name",
+        )  # fmt: skip
+    return not stat.S_ISREG(mode)
+
+
+def _open_direct(path: Path) -> int:
+    own = own_descriptor(path)
+    if own is not None:
+        sys.stdout.flush()
+        return os.dup(own)
+    try:
+        handle = system_calls.table.open(path, _DIRECT_FLAGS)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise OSError(errno.ENXIO, "nobody reads from this pipe") from error
+        raise
+    os.set_blocking(handle, True)
+    return handle
+
+
+def _write_direct(path: Path, content: Content) -> None:
+    handle = _open_direct(path)
+    try:
+        sink = HandleSink(handle)
+        pour(content, sink)
+        sink.flush()
+    finally:
+        system_calls.table.close(handle)
+
+
+@final
+class LineFile:
+    """A file that grows by lines; `first`: those that it begins with, all of them or none.
+
+    Raises `StitchError`. A kill may leave half of the last line.
+    """
+
+    def __init__(self, path: str | Path, first: Iterable[str] = ()) -> None:
+        self.path = Path(path)
+        self._handle: int | None = None
+        text = "".join(f"{line}\n" for line in first)
+        if path == STANDARD_OUTPUT:
+            self._print(text)
+            return
+        target = resolved(path)
+        if _is_direct(target):
+            with naming(self.path):
+                self._handle = _open_direct(target)
+                write_all(self._handle, memoryview(text.encode()))
+            return
+        parts: list[Part] = []
+        try:
+            write_parts({target: text}, parts)
+            parts[0].rename()
+            with naming(target):
+                sync_folder(target.parent)
+            self._handle = parts[0].taken()
+        finally:
+            for part in parts:
+                part.close()
+
+    def add(self, line: str) -> None:
+        """Write a line, at once; raises `StitchError` where there is no room."""
+        if self._handle is None:
+            self._print(f"{line}\n")
+            return
+        with naming(self.path):
+            write_all(self._handle, memoryview(f"{line}\n".encode()))
+
+    def _print(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def close(self) -> None:
+        """No more lines."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            with contextlib.suppress(OSError):  # Devices and pipes cannot be synced.
+                system_calls.table.fsync(handle)
+            system_calls.table.close(handle)

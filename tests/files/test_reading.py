@@ -1,0 +1,76 @@
+"""Reading: only regular files, and what was read is known afterwards."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stitch
+from stitch.errors import FormatError
+from stitch.files import files_read, identity, noting_files, open_file, read_bytes, read_text
+from stitch.frontend.array_files import read_array
+from stitch.frontend.modules import read_graph
+from stitch.frontend.pipeline_yaml import load_pipeline
+from stitch.frontend.train_yaml import load_training
+from stitch.machine import load_machine
+from stitch.training.checkpoint_format import read_tensors
+
+DOORS: dict[str, Callable[[Path], Any]] = {
+    "m.ttb": stitch.load,
+    "a.npy": read_array,
+    "a.npz": read_array,
+    "a.safetensors": read_array,
+    "c.safetensors": read_tensors,
+    "m.onnx": read_graph,
+    "m.yaml": read_graph,
+    "p.yaml": load_pipeline,
+    "t.yaml": load_training,
+    "machine.yaml": load_machine,
+    "r.json": read_text,
+}
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_a_named_pipe_is_refused_by_every_front_door(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(FormatError, match="a named pipe"):
+        DOORS[name](tmp_path / name)
+
+
+def test_folders_devices_and_sockets_are_refused(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "s"))
+        for path, said in ((tmp_path, "a folder"), (Path("/dev/zero"), "a device"),
+                           (tmp_path / "s", "a socket")):  # fmt: skip
+            with pytest.raises(FormatError, match=said):
+                open_file(path)
+
+
+def test_what_the_process_has_open_is_read(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"through a pipe")
+    os.close(writing)
+    assert read_bytes(f"/dev/fd/{reading}") == b"through a pipe"
+    os.close(reading)
+
+
+def test_a_path_that_leads_nowhere_says_so(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        open_file(tmp_path / "none")
+
+
+def test_files_that_were_read_are_known_by_whatever_link(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros(3))
+    (tmp_path / "soft.npy").symlink_to("a.npy")
+    os.link(tmp_path / "a.npy", tmp_path / "hard.npy")
+    with noting_files():
+        read_array(tmp_path / "soft.npy")
+        noted = files_read()
+        assert identity(tmp_path / "hard.npy") in noted and len(noted) == 1
+    assert files_read() == {}

@@ -1,0 +1,233 @@
+"""Saving: whatever fails, and wherever the process dies, a file is the old one or the new one."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from saves import SAVES
+
+from stitch.errors import StitchError
+from stitch.files import FileBatch, LineFile, parts, system_calls, write_file
+from stitch.files.system_calls import SystemCalls
+
+HERE = Path(__file__).resolve().parent
+CALLS = tuple(field.name for field in fields(SystemCalls))
+ERRORS = (errno.EIO, errno.ENOSPC, errno.EMFILE)
+
+
+def counting(made: list[str]) -> SystemCalls:
+    """The real calls, noted by name."""
+
+    def noted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*arguments: Any) -> Any:
+            made.append(name)
+            return call(*arguments)
+
+        return wrapped
+
+    real = SystemCalls()
+    return SystemCalls(**{name: noted(name, getattr(real, name)) for name in CALLS})
+
+
+def failing(at: int, error: int) -> SystemCalls:
+    """The real calls, but the `at`-th fails."""
+    made: list[str] = []
+    counted = counting(made)
+
+    def guarded(call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*arguments: Any) -> Any:
+            if len(made) == at:
+                made.append("failed")
+                raise OSError(error, os.strerror(error))
+            return call(*arguments)
+
+        return wrapped
+
+    return SystemCalls(**{name: guarded(getattr(counted, name)) for name in CALLS})
+
+
+@pytest.mark.parametrize("name", SAVES)
+@pytest.mark.parametrize("error", ERRORS, ids=errno.errorcode.get)
+def test_a_failing_system_call_leaves_the_old_file_or_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: int
+) -> None:
+    one, made = SAVES[name], list[str]()
+    one.save(tmp_path, 1)
+    names = sorted(tmp_path.iterdir())
+    with monkeypatch.context() as patch:
+        patch.setattr(system_calls, "table", counting(made))
+        one.save(tmp_path, 1)
+    assert {"open", "write", "fsync", "replace", "close"} <= set(made)
+    for at, call in enumerate(made):
+        one.save(tmp_path, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(system_calls, "table", failing(at, error))
+            try:
+                one.save(tmp_path, 2)
+                told = ""
+            except (StitchError, OSError) as caught:
+                told = str(caught)
+                assert os.strerror(error) in told, (call, at)
+        ages = one.ages(tmp_path)
+        assert told or set(ages) == {2}, (call, at)
+        assert set(ages) in ({1}, {2}) or call == "replace", (call, at, ages)
+        one.save(tmp_path, 2)
+        assert sorted(tmp_path.iterdir()) == names, (call, at)
+
+
+@pytest.mark.parametrize("name", SAVES)
+def test_short_writes_are_written_to_their_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def short(handle: int, data: memoryview) -> int:
+        return os.write(handle, memoryview(data)[: max(1, memoryview(data).nbytes // 3)])
+
+    monkeypatch.setattr(system_calls, "table", replace(system_calls.table, write=short))
+    SAVES[name].save(tmp_path, 2)
+    assert set(SAVES[name].ages(tmp_path)) == {2}
+
+
+def test_a_write_that_takes_nothing_is_an_error_and_no_endless_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck = replace(system_calls.table, write=lambda *_: 0)
+    monkeypatch.setattr(system_calls, "table", stuck)
+    with pytest.raises(StitchError, match="Input/output error"):
+        write_file(tmp_path / "f", b"x")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_kill_after_any_system_call_leaves_old_or_new_and_parts_that_the_next_save_sweeps(
+    tmp_path: Path,
+) -> None:
+    paths = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, str(HERE / "killed_saves.py"), str(tmp_path)],
+        capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": paths},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert {one["save"] for one in found} == set(SAVES)
+    assert sum(one["killed"] for one in found) > 40 and any(one["parts"] for one in found)
+    for one in found:
+        assert set(one["ages"]) <= {1, 2} and one["swept"] and set(one["then"]) == {2}, one
+        if len(one["ages"]) == 1 or not one["killed"]:
+            assert len(set(one["ages"])) == 1, one
+
+
+def test_content_and_name_are_on_the_disk_in_this_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(system_calls, "table", counting(made))
+    write_file(tmp_path / "f", b"x")
+    order = [call for call in made if call in ("write", "fsync", "replace")]
+    assert order == ["write", "fsync", "replace", "fsync"]
+
+
+def test_parts_of_the_living_are_left_alone(tmp_path: Path) -> None:
+    batch = FileBatch()
+    seen: list[list[str]] = []
+
+    def meanwhile(sink: parts.Sink) -> None:
+        sink.write(b"slow")
+        write_file(tmp_path / "other", b"fast")
+        seen.append(sorted(path.name for path in tmp_path.iterdir()))
+
+    batch.add(tmp_path / "first", b"1")
+    batch.add(tmp_path / "second", meanwhile)
+    batch.commit()
+    assert [len(names) for names in seen] == [3]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "other", "second"]
+
+
+def test_two_writers_of_one_name_do_not_meet(tmp_path: Path) -> None:
+    def rival(sink: parts.Sink) -> None:
+        sink.write(b"a" * 1000)
+        write_file(tmp_path / "f", b"b" * 500)
+        assert (tmp_path / "f").read_bytes() == b"b" * 500
+        sink.write(b"a" * 1000)
+
+    write_file(tmp_path / "f", rival)
+    assert (tmp_path / "f").read_bytes() == b"a" * 2000
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+def test_what_only_looks_like_a_part_is_not_swept(tmp_path: Path) -> None:
+    names = {".notes.part", ".f.12.part", "f.12.0123456789ab-0.part", ".f.12.0123456789ab.part"}
+    for name in names:
+        (tmp_path / name).write_bytes(b"mine")
+    (tmp_path / ".f.12.0123456789ab-0.part").write_bytes(b"litter")
+    write_file(tmp_path / "g", b"")
+    assert {path.name for path in tmp_path.iterdir()} == names | {"g"}
+
+
+def test_a_file_system_without_locks_is_written_to_and_nothing_is_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(handle: int, how: int) -> None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    (tmp_path / ".f.12.0123456789ab-0.part").write_bytes(b"whose?")
+    monkeypatch.setattr(system_calls, "table", replace(system_calls.table, flock=no_locks))
+    write_file(tmp_path / "g", b"new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".f.12.0123456789ab-0.part", "g"]
+
+
+def test_links_are_followed_and_permissions_kept(tmp_path: Path) -> None:
+    (tmp_path / "real").write_bytes(b"old")
+    (tmp_path / "real").chmod(0o600)
+    (tmp_path / "link").symlink_to("real")
+    write_file(tmp_path / "link", b"new")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_bytes() == b"new"
+    assert stat.S_IMODE((tmp_path / "real").stat().st_mode) == 0o600
+
+
+def test_long_names_are_written(tmp_path: Path) -> None:
+    for name in ("n" * 255, "ü" * 127):
+        write_file(tmp_path / name, b"x")
+        assert (tmp_path / name).read_bytes() == b"x"
+
+
+def test_a_pipe_that_nobody_reads_is_refused_and_does_not_block(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for write in (lambda path: write_file(path, b"x"), LineFile):
+        with pytest.raises(StitchError, match="nobody reads from this pipe"):
+            write(tmp_path / "pipe")
+    with pytest.raises(StitchError, match="a folder"):
+        write_file(tmp_path, b"x")
+
+
+def test_devices_are_written_to_as_they_are() -> None:
+    write_file("/dev/null", b"x")
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)  # noqa: PTH116
+
+
+def test_the_file_that_standard_output_is_keeps_what_is_in_it(tmp_path: Path) -> None:
+    code = (
+        "from stitch.files import write_file; print('before', flush=True); "
+        "write_file('/dev/stdout', b'x\\n'); print('after')"
+    )
+    with (tmp_path / "out").open("wb") as out:
+        subprocess.run([sys.executable, "-c", code], stdout=out, check=True)
+    assert (tmp_path / "out").read_text() == "before\nx\nafter\n"
+
+
+def test_lines_are_there_as_soon_as_they_are_added(tmp_path: Path) -> None:
+    lines = LineFile(tmp_path / "r", ["a"])
+    lines.add("b")
+    assert (tmp_path / "r").read_text() == "a\nb\n"
+    lines.close()
+    again = LineFile(tmp_path / "r")
+    again.close()
+    assert (tmp_path / "r").read_bytes() == b""
