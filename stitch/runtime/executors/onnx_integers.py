@@ -13,7 +13,7 @@ import numpy as np
 
 from stitch.errors import CompileError
 from stitch.ops import onnx_code
-from stitch.program import AttributeValue, DataType, Operation
+from stitch.program import ABSENT, AttributeValue, DataType, Operation
 from stitch.runtime.executors.onnx_writer import FormWriter, value_name
 
 Attributes = Mapping[str, AttributeValue]
@@ -21,6 +21,8 @@ Attributes = Mapping[str, AttributeValue]
 #: Its reductions of 64-bit integers go through float64, which holds 53 bits.
 _WIDE = (DataType.INT64, DataType.UINT64)
 _NARROW = (DataType.INT8, DataType.INT16, DataType.UINT8, DataType.UINT16)
+#: By what comparison an operand stays.
+_BEYOND = {"Max": "Greater", "Min": "Less"}
 _SUMMED = (DataType.INT32, DataType.INT64)
 #: Terms of 32 bits whose sum float64 still holds.
 _EXACT_TERMS = 2**21
@@ -58,8 +60,15 @@ def modulo(writer: FormWriter, operation: Operation, attributes: Attributes) -> 
 
 
 def extreme(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
-    """Max and Min of narrow integers, for which there is no kernel, in 32 bits."""
+    """Max and Min of narrow integers, for which there is no kernel, in 32 bits; of wide ones by
+    comparisons, as its kernel (1.31) takes 5 for more than 2**31."""
     kind = writer.type_of(operation.outputs[0]).data_type
+    if kind is DataType.INT64:
+        first, *others = (writer.operand(v) for v in operation.inputs)
+        for other in others:
+            first = _chosen(writer, _BEYOND[operation.op], first, other)
+        writer.node("Identity", [first], value_name(operation.outputs[0]))
+        return True
     if kind not in _NARROW:
         return False
     code = onnx_code(DataType.INT32)
@@ -67,6 +76,66 @@ def extreme(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
     found = writer.node(operation.op, wide)
     writer.node("Cast", [found], value_name(operation.outputs[0]), to=onnx_code(kind))
     return True
+
+
+def _chosen(writer: FormWriter, beyond: str, x: str, bound: str) -> str:
+    """`x` where it lies beyond the bound, elsewhere the bound."""
+    return writer.node("Where", [writer.node(beyond, [x, bound]), x, bound])
+
+
+def clip(writer: FormWriter, operation: Operation) -> bool:
+    """Clip of 64-bit integers by comparisons: its kernel compares 32 bits of them."""
+    x = writer.operand(operation.inputs[0])
+    for beyond, bound in zip(("Greater", "Less"), operation.inputs[1:], strict=False):
+        if bound != ABSENT:
+            x = _chosen(writer, beyond, x, writer.operand(bound))
+    writer.node("Identity", [x], value_name(operation.outputs[0]))
+    return True
+
+
+def sign(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
+    """Sign of 64-bit integers by comparisons: its kernel compares 32 bits of them."""
+    if writer.type_of(operation.outputs[0]).data_type is not DataType.INT64:
+        return False
+    x, zero = writer.operand(operation.inputs[0]), scalar(writer, 0, np.int64)
+    signs = [
+        writer.node("Cast", [writer.node(op, [x, zero])], to=onnx_code(DataType.INT64))
+        for op in ("Greater", "Less")
+    ]
+    writer.node("Sub", signs, value_name(operation.outputs[0]))
+    return True
+
+
+def reduced_extreme(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
+    """ReduceMax and ReduceMin of 64-bit integers: of the upper halves, then of the lower halves
+    that go with it; its kernel compares 32 bits of them."""
+    kind = writer.type_of(operation.inputs[0])
+    axes = writer.known(operation.inputs[1]) if len(operation.inputs) > 1 else None
+    idle = attributes["noop_with_empty_axes"] == 1 and (axes is None or not axes.size)
+    if kind.data_type is not DataType.INT64 or 0 in kind.shape or idle:
+        return False
+    x, *rest = (writer.operand(v) for v in operation.inputs)
+    keepdims, half = attributes["keepdims"], scalar(writer, 2**32, np.int64)
+    least = np.iinfo(np.int32)
+
+    def reduced(number: str, keep: object) -> str:
+        return writer.node(operation.op, [number, *rest], keepdims=keep)
+
+    low = writer.node("BitwiseAnd", [x, scalar(writer, 2**32 - 1, np.int64)])
+    high = _cast(writer, writer.node("Div", [writer.node("Sub", [x, low]), half]), DataType.INT32)
+    middle = scalar(writer, 2**31, np.int64)
+    low = _cast(writer, writer.node("Sub", [low, middle]), DataType.INT32)
+    never = scalar(writer, least.min if operation.op == "ReduceMax" else least.max, np.int32)
+    is_chosen = writer.node("Equal", [high, reduced(high, 1)])
+    below = reduced(writer.node("Where", [is_chosen, low, never]), keepdims)
+    upper, lower = (_cast(writer, n, DataType.INT64) for n in (reduced(high, keepdims), below))
+    total = writer.node("Add", [writer.node("Mul", [upper, half]), lower])
+    writer.node("Add", [total, middle], value_name(operation.outputs[0]))
+    return True
+
+
+def _cast(writer: FormWriter, name: str, kind: DataType) -> str:
+    return writer.node("Cast", [name], to=onnx_code(kind))
 
 
 def _needs_guard(writer: FormWriter, operation: Operation) -> bool:

@@ -61,6 +61,8 @@ def _saturating(
 def _clip(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
     """A bound that is not there is infinite; ONNX Runtime takes the largest finite number."""
     kind = writer.type_of(operation.inputs[0]).data_type
+    if kind is DataType.INT64:
+        return onnx_integers.clip(writer, operation)
     bounds = [*operation.inputs[1:], ABSENT, ABSENT][:2]
     if not kind.is_floating or ABSENT not in bounds:
         return False
@@ -114,6 +116,30 @@ def _where(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
     )
     out = value_name(operation.outputs[0])
     writer.node("Cast", [chosen], out, to=onnx_code(DataType.BOOL))
+    return True
+
+
+def _dropout(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
+    """The data as it is, the only thing that Stitch has it do; it stops at some ratios else."""
+    data = writer.operand(operation.inputs[0])
+    writer.node("Identity", [data], value_name(operation.outputs[0]))
+    for value in operation.outputs[1:]:
+        if value != ABSENT:
+            whole = writer.constant(np.array(writer.type_of(value).shape, np.int64))
+            writer.node("Expand", [writer.constant(np.array(True)), whole], value_name(value))
+    return True
+
+
+def _mean_variance(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
+    """Its kernel has no epsilon: where all numbers are one, it gives NaN."""
+    number = writer.type_of(operation.inputs[0]).data_type.compute_dtype.type
+    listed = attributes["axes"]
+    axes = writer.constant(np.array(listed, np.int64))
+    x = writer.operand(operation.inputs[0])
+    apart = writer.node("Sub", [x, writer.node("ReduceMean", [x, axes])])
+    variance = writer.node("ReduceMean", [writer.node("Mul", [apart, apart]), axes])
+    spread = writer.node("Add", [writer.node("Sqrt", [variance]), scalar(writer, 1e-9, number)])
+    writer.node("Div", [apart, spread], value_name(operation.outputs[0]))
     return True
 
 
@@ -232,12 +258,14 @@ REWRITES: Mapping[tuple[str, str], Rewrite] = {
     ("", "ConstantOfShape"): _known_result,
     ("", "DFT"): _less_exact,
     ("", "Div"): onnx_integers.divide,
+    ("", "Dropout"): _dropout,
     ("", "Einsum"): onnx_integers.einsum,
     ("", "EyeLike"): _known_result,
     ("", "Gemm"): _gemm,
     ("", "MatMul"): _product,
     ("", "Max"): onnx_integers.extreme,
     ("", "MaxUnpool"): _max_unpool,
+    ("", "MeanVarianceNormalization"): _mean_variance,
     ("", "Min"): onnx_integers.extreme,
     ("", "Mod"): onnx_integers.modulo,
     ("", "Pow"): onnx_integers.power,
@@ -245,13 +273,16 @@ REWRITES: Mapping[tuple[str, str], Rewrite] = {
     ("", "Range"): _known_result,
     ("", "ReduceL1"): onnx_integers.rounded_reduction,
     ("", "ReduceL2"): onnx_integers.rounded_reduction,
+    ("", "ReduceMax"): onnx_integers.reduced_extreme,
     ("", "ReduceMean"): onnx_integers.rounded_reduction,
+    ("", "ReduceMin"): onnx_integers.reduced_extreme,
     ("", "ReduceProd"): onnx_integers.rounded_reduction,
     ("", "ReduceSum"): onnx_integers.summed,
     ("", "ReduceSumSquare"): onnx_integers.rounded_reduction,
     ("", "Resize"): _resize,
     ("", "STFT"): _less_exact,
     ("", "Shape"): _known_result,
+    ("", "Sign"): onnx_integers.sign,
     ("", "Size"): _known_result,
     ("", "Squeeze"): _squeeze,
     ("", "Swish"): _swish,

@@ -1,0 +1,78 @@
+"""Where ONNX Runtime's kernels are wrong or stop at the edges of a type, and programs are right."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+HERE = str(Path(__file__).parent)
+if HERE not in sys.path:
+    sys.path.insert(0, HERE)
+from one_operation import MACHINE, Binding, Row, one_operation  # noqa: E402
+
+from stitch.program import Array  # noqa: E402
+from stitch.runtime.executors import make_executor  # noqa: E402
+
+WIDE = np.array([2**31, -(2**31) - 1, 2**40, 5, -7, 2**63 - 1, -(2**63), 2**32 + 3] * 3)
+OTHER = np.array([5, 3, -2, 2**32, 2**50, 1, 0, 3] * 3)
+
+
+def computed(row: Row, *operands: Array) -> list[Array]:
+    """The outputs of ONNX Runtime's executor."""
+    one = one_operation(row)
+    return Binding(make_executor("onnxruntime").prepare(one.program, MACHINE), one.program).run(
+        operands
+    )
+
+
+@pytest.mark.parametrize(("op", "function"), [("Max", np.maximum), ("Min", np.minimum)])
+def test_extremes_of_whole_numbers_beyond_32_bits(op: str, function: Any) -> None:
+    (made,) = computed(Row(op, ["i64[24]", "i64[24]", "i64[]"]), WIDE, OTHER, np.array(-3))
+    np.testing.assert_array_equal(made, function(function(WIDE, OTHER), -3))
+
+
+@pytest.mark.parametrize("bounds", [(-3, 2**40), (2**33, None), (None, -(2**33)), (5, 3)])
+def test_clipping_whole_numbers_beyond_32_bits(bounds: tuple[int | None, int | None]) -> None:
+    specs = [None if bound is None else "i64[]" for bound in bounds]
+    given = [np.array(bound) for bound in bounds if bound is not None]
+    (made,) = computed(Row("Clip", ["i64[24]", *specs]), WIDE, *given)
+    limits = np.iinfo(np.int64)
+    least = limits.min if bounds[0] is None else bounds[0]
+    most = limits.max if bounds[1] is None else bounds[1]
+    np.testing.assert_array_equal(made, np.minimum(np.maximum(WIDE, least), most))
+
+
+def test_signs_of_whole_numbers_beyond_32_bits() -> None:
+    np.testing.assert_array_equal(computed(Row("Sign", ["i64[24]"]), WIDE)[0], np.sign(WIDE))
+
+
+@pytest.mark.parametrize(("op", "function"), [("ReduceMax", np.max), ("ReduceMin", np.min)])
+@pytest.mark.parametrize("axes", [None, [0], [1, 2], [2, 0], [0, 1, 2]])
+@pytest.mark.parametrize("keepdims", [0, 1])
+def test_extremes_along_axes_of_whole_numbers_beyond_32_bits(
+    op: str, function: Any, axes: list[int] | None, keepdims: int
+) -> None:
+    x = WIDE.reshape(3, 4, 2)
+    specs = ["i64[3,4,2]", *([] if axes is None else [axes])]
+    (made,) = computed(Row(op, specs, {"keepdims": keepdims}), x)
+    wanted = function(x, axis=None if axes is None else tuple(axes), keepdims=bool(keepdims))
+    np.testing.assert_array_equal(made, wanted)
+
+
+def test_a_channel_of_one_number_is_normalized_to_zeros() -> None:
+    x = np.full((2, 3, 4, 5), 7, np.float32)
+    x[:, 1] = np.arange(40).reshape(2, 4, 5)
+    (made,) = computed(Row("MeanVarianceNormalization", ["f32[2,3,4,5]"]), x)
+    assert not made[:, [0, 2]].any()
+    np.testing.assert_allclose(made[:, 1].std(), 1, rtol=1e-5)
+
+
+def test_a_dropout_that_drops_nothing_takes_any_ratio() -> None:
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    y, mask = computed(Row("Dropout", ["f32[2,3]", "f32[]"], {}, 2), x, np.array(7, np.float32))
+    np.testing.assert_array_equal(y, x)
+    assert mask.all()
