@@ -12,7 +12,6 @@ from functools import partial
 
 import numpy as np
 
-from stitch.errors import TaskError
 from stitch.ops.attributes import int_of
 from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import EVERY, INDICES, INT64, NUMERIC
@@ -32,7 +31,7 @@ from stitch.ops.inference import (
     require_shape,
     require_type,
 )
-from stitch.ops.steps import given, index_steps, is_constant, strides_of
+from stitch.ops.steps import check_lengths, given, index_steps, is_constant, strides_of
 from stitch.ops.workspaces import few, operands
 from stitch.program import Array, DataType, ValueType
 
@@ -199,12 +198,7 @@ def _infer_reverse(context: InferenceContext) -> tuple[ValueType, ...]:
 def _reverse_into(data: Array, lengths: Array, positions: Array, out: Array) -> None:
     """All arrays lead with (time, batch); raises `TaskError` for a length out of range."""
     time, batch = data.shape[:2]
-    if lengths.size and not 0 <= lengths.min() <= lengths.max() <= time:
-        raise TaskError(
-            "ReverseSequence: a length is out of range",
-            expected=f"0 to {time}",
-            got=f"{lengths.min()} to {lengths.max()}",
-        )
+    check_lengths("ReverseSequence", lengths, time)
     turned = np.where(positions < lengths, lengths - 1 - positions, positions)
     out[...] = data[turned, np.arange(batch)]
 

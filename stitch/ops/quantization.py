@@ -139,7 +139,9 @@ def _quantize(arguments: KernelArguments) -> Sequence[Thunk]:
         whole = np.rint(divided()).astype(np.float64)
         if zero is not None:
             whole += _spread(_wide(zero), x.shape, attributes)
-        whole = np.clip(whole, *made.limits)
+        # What is no number becomes the least one, as in ONNX Runtime; a cast would leave it open.
+        least, most = made.limits
+        np.minimum(np.fmax(whole, least, out=whole), most, out=whole)
         np.copyto(out, whole.astype(np.int32) if made.is_narrow else whole, casting="unsafe")
 
     def run_floating() -> None:

@@ -122,7 +122,8 @@ def _infer_qlinear_matmul(context: InferenceContext) -> tuple[ValueType, ...]:
 def _requantize(exact: Array, scale: Array, zero: Array, out: Array) -> None:
     limits = np.iinfo(out.dtype)
     whole = np.rint(exact * scale) + zero
-    np.copyto(out, np.clip(whole, limits.min, limits.max), casting="unsafe")
+    # What is no number becomes the least one; a cast would leave it open.
+    np.copyto(out, np.minimum(np.fmax(whole, limits.min), limits.max), casting="unsafe")
 
 
 def _qlinear_matmul(arguments: KernelArguments) -> Sequence[Thunk]:

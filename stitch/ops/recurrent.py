@@ -2,7 +2,8 @@
 
 What all steps share (the product with the input weights) is computed for all of them at once.
 Rows beyond a sequence's length are 0 in Y; Y_h and Y_c hold the state after its last element, and
-the reverse direction begins at that element. Source: ONNX's RNN, GRU, LSTM.
+the reverse direction begins at that element. A length that is less than 0 or more than the steps
+raises `TaskError`. Source: ONNX's RNN, GRU, LSTM.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from stitch.ops.inference import (
     require_type,
 )
 from stitch.ops.recurrent_gradients import recurrent_gradient
-from stitch.ops.steps import given, optional
+from stitch.ops.steps import check_lengths, given, optional
 from stitch.program import Array, DataType, ValueType
 
 _DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
@@ -38,6 +39,7 @@ Step = Callable[[Array, State, "_Weights"], State]
 class _Layer:
     """What tells the three operators apart: gates, default activations, states, their step."""
 
+    name: str
     gates: int
     activations: tuple[str, ...]
     states: int
@@ -97,9 +99,9 @@ def _lstm_step(share: Array, state: State, weights: _Weights) -> State:
     return (o * last(c), c)
 
 
-_RNN = _Layer(1, ("Tanh",), 1, _rnn_step)
-_GRU = _Layer(3, ("Sigmoid", "Tanh"), 1, _gru_step)
-_LSTM = _Layer(4, ("Sigmoid", "Tanh", "Tanh"), 2, _lstm_step)
+_RNN = _Layer("RNN", 1, ("Tanh",), 1, _rnn_step)
+_GRU = _Layer("GRU", 3, ("Sigmoid", "Tanh"), 1, _gru_step)
+_LSTM = _Layer("LSTM", 4, ("Sigmoid", "Tanh", "Tanh"), 2, _lstm_step)
 
 
 def _infer(layer: _Layer, context: InferenceContext) -> tuple[ValueType, ...]:
@@ -188,6 +190,8 @@ def _kernel(layer: _Layer, arguments: KernelArguments) -> Sequence[Thunk]:
     if by_batch:
         x = x.transpose(1, 0, 2)
     steps: list[Thunk] = []
+    if lengths is not None:
+        steps.append(partial(check_lengths, layer.name, lengths, x.shape[0]))
     for d, backward in enumerate(directions):
         ours = tuple(functions[d * each : (d + 1) * each])
 
@@ -251,9 +255,9 @@ _ATTRIBUTES = {
 }
 
 
-def _operator(name: str, layer: _Layer, most: int, **more: Attribute) -> OpDef:
+def _operator(layer: _Layer, most: int, **more: Attribute) -> OpDef:
     return OpDef(
-        name,
+        layer.name,
         (3, most),
         partial(_infer, layer),
         partial(_kernel, layer),
@@ -265,7 +269,7 @@ def _operator(name: str, layer: _Layer, most: int, **more: Attribute) -> OpDef:
 
 
 OPERATORS = (
-    _operator("RNN", _RNN, 6, activations=Attribute("strings", ("Tanh", "Tanh"))),
-    _operator("GRU", _GRU, 6, linear_before_reset=Attribute("int", 0)),
-    _operator("LSTM", _LSTM, 8, input_forget=Attribute("int", 0)),
+    _operator(_RNN, 6, activations=Attribute("strings", ("Tanh", "Tanh"))),
+    _operator(_GRU, 6, linear_before_reset=Attribute("int", 0)),
+    _operator(_LSTM, 8, input_forget=Attribute("int", 0)),
 )

@@ -1,7 +1,8 @@
-"""Resize: each axis is one weight matrix, from output places to input places, applied in turn.
+"""Resize: per axis, each output element is a weighted sum of a few input elements of its row.
 
-Sizes, scales and the region of interest are known at compile time, so the matrices are made once.
-Source: ONNX's Resize; coordinates are computed in float64.
+Sizes, scales and the region of interest are known at compile time, so places and weights are found
+once. An element of no weight is not read, so what is no number stays where it is. Source: ONNX's
+Resize; coordinates are computed in float64.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from stitch.ops.element_types import EVERY, FLOATS
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import Shape, axes_of, constant, known_ints, operand, require_type
 from stitch.ops.shape_gradients import shaped, weighted
-from stitch.ops.steps import copy_steps, given, optional
+from stitch.ops.steps import copy_steps, given, optional, workspace
 from stitch.program import Array, ValueType
 
 _MODES = ("nearest", "linear", "cubic")
@@ -194,8 +195,8 @@ def _taps(attributes: Attributes, place: Array, scale: float) -> tuple[Array, Ar
     return base[:, None] + steps, weights
 
 
-def _matrix(attributes: Attributes, one: AxisResize) -> tuple[Array, Array]:
-    """The weights (after, before) of an axis, and which output elements lie outside."""
+def _weights(attributes: Attributes, one: AxisResize) -> tuple[Array, Array, Array]:
+    """The input places and weights (after, taps) of an axis, and which outputs lie outside."""
     mode = string_of(attributes, "coordinate_transformation_mode")
     place = _places(mode, one)
     outside = np.zeros(one.after, np.bool_)
@@ -206,14 +207,54 @@ def _matrix(attributes: Attributes, one: AxisResize) -> tuple[Array, Array]:
         weights = np.where((taps < 0) | (taps >= one.before), 0, weights)
         total = weights.sum(1, keepdims=True)
         weights = weights / np.where(total == 0, 1, total)
-    columns = np.clip(taps, 0, one.before - 1).astype(np.intp)
+    return np.clip(taps, 0, one.before - 1).astype(np.intp), weights, outside
+
+
+def _matrix(attributes: Attributes, one: AxisResize) -> tuple[Array, Array]:
+    """The weights (after, before) of an axis, and which output elements lie outside."""
+    columns, weights, outside = _weights(attributes, one)
     matrix = np.zeros((one.after, one.before))
     np.add.at(matrix, (np.arange(one.after)[:, None], columns), weights)
     return matrix, outside
 
 
-def _contract(matrix: Array, source: Array, axis: int, target: Array) -> None:
-    target[...] = np.moveaxis(np.tensordot(matrix, source, (1, axis)), 0, axis)
+def _read(columns: Array, weights: Array) -> tuple[Array, Array]:
+    """The same places and weights, but that nothing is read that weighs nothing.
+
+    0 times infinity is no number. So in the place of what weighs nothing the heaviest is read once
+    more, and what it weighs is divided: in halves, which keep every digit.
+    """
+    order = np.argsort(-np.abs(weights), 1, "stable")
+    columns, weights = (np.take_along_axis(a, order, 1) for a in (columns, weights))
+    used = max(1, int((weights != 0).any(0).sum()))
+    columns, weights = columns[:, :used], weights[:, :used]
+    nothing = weights == 0
+    left = nothing.sum(1, keepdims=True)
+    halved = weights[:, :1] * 0.5 ** (left + 1 - np.cumsum(nothing, 1).clip(1))
+    weights = np.where(nothing, halved, weights)
+    weights[:, :1] *= 0.5**left
+    return np.where(nothing, columns[:, :1], columns), weights
+
+
+def _sum_steps(
+    columns: Array, weights: Array, source: Array, axis: int, target: Array
+) -> list[Thunk]:
+    """Steps that add up what each place of `target` reads, tap after tap."""
+    columns, weights = _read(columns, weights)
+    part = workspace(target.shape, target.dtype)
+    along = [1] * target.ndim
+    along[axis] = len(columns)
+    steps: list[Thunk] = []
+    for tap in range(columns.shape[1]):
+        weight = weights[:, tap].astype(target.dtype).reshape(along)
+        into = part if tap else target
+        # Contiguous: so much faster to read than every so many-th index.
+        places = np.ascontiguousarray(columns[:, tap])
+        steps.append(partial(np.take, source, places, axis, into, "clip"))
+        steps.append(partial(np.multiply, into, weight, into))
+        if tap:
+            steps.append(partial(np.add, target, part, target))
+    return steps
 
 
 def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
@@ -233,17 +274,17 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
     current, outside = x, np.zeros((1,) * x.ndim, np.bool_)
     nearest = string_of(attributes, "mode") == "nearest"
     for one in plan:
-        matrix, beyond = _matrix(attributes, one)
+        columns, weights, beyond = _weights(attributes, one)
         along = [1] * x.ndim
         along[one.axis] = one.after
         outside = outside | beyond.reshape(along)
         shape = (*current.shape[: one.axis], one.after, *current.shape[one.axis + 1 :])
         target = out if one is plan[-1] else np.empty(shape, x.dtype)
         if nearest:
-            rows = matrix.argmax(1)
+            rows = columns[:, 0].copy()
             steps.append(partial(np.take, current, rows, one.axis, target, "clip"))
         else:
-            steps.append(partial(_contract, matrix.astype(x.dtype), current, one.axis, target))
+            steps += _sum_steps(columns, weights, current, one.axis, target)
         current = target
     if not plan:
         steps += copy_steps(x, out)

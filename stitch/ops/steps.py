@@ -197,6 +197,26 @@ def check_indices(op: str, indices: Array, size: int, out: Array) -> None:
     np.copyto(out, indices)
 
 
+def check_places(op: str, places: Array, size: int) -> None:
+    """Raises `TaskError` unless all of `places` are in 0..size-1."""
+    if places.size and not 0 <= places.min() <= places.max() < size:
+        raise TaskError(
+            f"{op}: an index is out of range",
+            expected=f"0 to {size - 1}" if size else "no index: there is no place",
+            got=f"{places.min()} to {places.max()}",
+        )
+
+
+def check_lengths(op: str, lengths: Array, most: int) -> None:
+    """Raises `TaskError` unless all sequences are 0 to `most` elements long."""
+    if lengths.size and not 0 <= lengths.min() <= lengths.max() <= most:
+        raise TaskError(
+            f"{op}: a length is out of range",
+            expected=f"0 to {most}",
+            got=f"{lengths.min()} to {lengths.max()}",
+        )
+
+
 def index_steps(op: str, indices: Array, size: int, fixed: bool) -> tuple[Array, tuple[Thunk, ...]]:
     """Checked, non-negative indices and the steps that refresh them (none where they are fixed)."""
     checked = np.empty(indices.shape, np.intp)

@@ -20,7 +20,7 @@ from stitch.ops.inference import (
     require_type,
     spatial_ints,
 )
-from stitch.ops.steps import check_indices, copy_steps, fill_step, given, ints_at
+from stitch.ops.steps import check_places, copy_steps, fill_step, given, ints_at
 from stitch.ops.unfolding_gradients import col2im_gradient, max_unpool_gradient
 from stitch.ops.windows import WINDOW_ATTRIBUTES, Windows, windows_of
 from stitch.ops.workspaces import operands
@@ -116,7 +116,8 @@ def _max_unpool(arguments: KernelArguments) -> Sequence[Thunk]:
     values, chosen = x.reshape(-1), indices.reshape(-1)
 
     def scatter() -> None:
-        check_indices("MaxUnpool", chosen, flat.size, places)
+        check_places("MaxUnpool", chosen, flat.size)
+        np.copyto(places, chosen)
         flat[...] = 0
         flat[places] = values
 

@@ -1,0 +1,59 @@
+"""What is no number, infinite, or out of range, where a kernel must not spread or wrap it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stitch.errors import TaskError
+from stitch.ops import evaluate
+
+
+@pytest.mark.parametrize(("op", "gates"), [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
+@pytest.mark.parametrize("lengths", [[4, 1], [-1, 3]])
+def test_a_sequence_longer_than_its_steps_or_of_less_than_none_is_refused(
+    op: str, gates: int, lengths: list[int]
+) -> None:
+    x = np.ones((3, 2, 4), np.float32)
+    weights = [np.ones((1, 5 * gates, size), np.float32) for size in (4, 5)]
+    with pytest.raises(TaskError, match=f"{op}: a length is out of range") as caught:
+        evaluate(op, [x, *weights, None, np.array(lengths, np.int32)], outputs=2)
+    assert caught.value.expected == "0 to 3"
+
+
+@pytest.mark.parametrize("place", [-1, 4])
+def test_a_pool_is_not_undone_to_places_outside_of_the_image(place: int) -> None:
+    indices = np.array([[[[place]]]])
+    with pytest.raises(TaskError, match="MaxUnpool: an index is out of range"):
+        evaluate("MaxUnpool", [np.ones((1, 1, 1, 1), np.float32), indices],
+                 attributes={"kernel_shape": (2, 2)})  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+@pytest.mark.parametrize("odd", [np.nan, np.inf])
+def test_resizing_spreads_what_is_no_number_to_its_neighbours_only(mode: str, odd: float) -> None:
+    x = np.ones((1, 1, 16), np.float32)
+    x[0, 0, 8] = odd
+    scales = np.array([1, 1, 2], np.float32)
+    (made,) = evaluate("Resize", [x, None, scales], attributes={"mode": mode})
+    reach = 2 if mode == "linear" else 4
+    touched = np.flatnonzero(~np.isfinite(made[0, 0]))
+    assert touched.tolist() == list(range(17 - reach, 17 + reach))
+
+
+def test_resizing_reads_nothing_that_weighs_nothing() -> None:
+    x = np.array([[[1.0, np.inf, 3.0]]], np.float32)
+    attributes = {"mode": "linear", "coordinate_transformation_mode": "align_corners"}
+    (made,) = evaluate("Resize", [x, None, None, np.array([1, 1, 5])], attributes=attributes)
+    assert made[0, 0].tolist() == [1.0, np.inf, np.inf, np.inf, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("data_type", "least"), [(np.int8, -128), (np.uint8, 0), (np.int16, -32768)]
+)
+def test_what_is_no_number_is_quantized_to_the_least(data_type: Any, least: int) -> None:
+    x, scale = np.array([np.nan, 1.0], np.float32), np.array(0.5, np.float32)
+    (made,) = evaluate("QuantizeLinear", [x, scale, np.array(3, data_type)])
+    assert made.tolist() == [least, 5]
