@@ -6,6 +6,7 @@ not know: files of arrays, reports.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -47,6 +48,10 @@ class Runnable(Protocol):
     @property
     def programs(self) -> tuple[LoadedProgram, ...]:
         """The loaded programs, in order."""
+
+    @property
+    def runs(self) -> int:
+        """How many programs run in one pass."""
 
     def run(self, arrays: Sequence[Array]) -> tuple[Tensor, ...]:
         """One pass; gives the outputs, perhaps pending."""
@@ -137,6 +142,11 @@ class Chain:
         """The loaded programs, in order."""
         return tuple(self._programs)
 
+    @property
+    def runs(self) -> int:
+        """How many programs run in one pass: each module once."""
+        return len(self._programs)
+
     def forget(self) -> None:
         """Drop the programs and what the pipeline keeps."""
         self._pipeline = None
@@ -151,13 +161,11 @@ def _told_apart(
     names: Sequence[str], owners: Sequence[Module], modules: Sequence[Module]
 ) -> list[str]:
     """Names as they are; where several slots share one, with their program's, or its index."""
-    programs = [m.program.name for m in modules]
+    times, programs = Counter(names), Counter(m.program.name for m in modules)
+    places = {id(module): at for at, module in reversed(list(enumerate(modules)))}
     found = []
     for name, owner in zip(names, owners, strict=True):
-        if names.count(name) == 1:
-            found.append(name)
-            continue
         title = owner.program.name
-        at = next(i for i, m in enumerate(modules) if m is owner)
-        found.append(f"{title if programs.count(title) == 1 else at}.{name}")
+        called = title if programs[title] == 1 else places[id(owner)]
+        found.append(name if times[name] == 1 else f"{called}.{name}")
     return found

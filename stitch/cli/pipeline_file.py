@@ -36,6 +36,11 @@ class PipelineRunnable:
         """The loaded programs, in the order of the file."""
         return tuple(self._pipeline.programs.values())
 
+    @property
+    def runs(self) -> int:
+        """How many programs run in one pass: the steps, with their repeats."""
+        return self._pipeline.checked.file.runs
+
     def run(self, arrays: Sequence[Array]) -> tuple[Tensor, ...]:
         """One pass; see `Runnable`."""
         return self._pipeline.run(arrays, borrow=True)

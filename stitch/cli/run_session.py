@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -78,6 +79,7 @@ def _run(words: argparse.Namespace) -> int:
         trace = ChromeTrace(device) if words.trace is not None else None
         recorder = Recorder(device) if words.record is not None else None
         session = _prepared(words, device, load())
+        _say_how_much(session)
         _all_passes(session)
         lines = _outcome(session)
         code = _checked(session)
@@ -155,6 +157,17 @@ def _prepared(words: argparse.Namespace, device: api.Device, runnable: Runnable)
 
 def _note(text: str) -> None:
     say_aside(f"stitch-run: note: {text}")
+
+
+def _say_how_much(session: Session) -> None:
+    """What lies ahead, before it starts: for those who look, or who asked what a run does."""
+    words = session.words
+    if not (words.explain or words.dry_run or sys.stderr.isatty()):
+        return
+    passes = words.loops * (words.warmup_runs + words.num_runs)
+    runs = session.runnable.runs
+    total = f"{runs * passes:,} program run{'s' if runs * passes != 1 else ''}"
+    _note(f"{total} ahead" + (f": {passes:,} passes of {runs:,}" if passes > 1 else ""))
 
 
 def _all_passes(session: Session) -> None:

@@ -6,6 +6,7 @@ what the words mean.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from stitch.cli.wiring import slot_index
@@ -35,10 +36,11 @@ def deal(
     Raises `UsageError` for unknown names, slots named twice, and words left over.
     """
     dealt: dict[int, str] = {}
+    places = {name: index for index, name in enumerate(names)}
     for name, word in words:
         if name is None:
             continue
-        index = slot_index(names, name)
+        index = slot_index(places, name)
         if index is None:
             near = closest(name, names)
             raise UsageError(
@@ -49,7 +51,7 @@ def deal(
         if index in dealt:
             raise UsageError(f"{option} {names[index]!r} is given twice")
         dealt[index] = word
-    free = [index for index in range(len(names)) if index not in dealt]
+    free = deque(index for index in range(len(names)) if index not in dealt)
     for name, word in words:
         if name is not None:
             continue
@@ -58,5 +60,5 @@ def deal(
                 f"there is a surplus --{option}: {word[:80]}",
                 expected=f"at most {len(names)}: {', '.join(names)}" if names else f"no --{option}",
             )
-        dealt[free.pop(0)] = word
+        dealt[free.popleft()] = word
     return dealt

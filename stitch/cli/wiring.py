@@ -5,12 +5,13 @@ Comes in: modules and words such as `a.y=b.x`. Goes out: `Wire`s, checked. Must 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from stitch.cli.modules import Module
 from stitch.errors import UsageError
 from stitch.graph.wish import closest
-from stitch.link import Wire, chain_wires, wire
+from stitch.link import Wire, chain_wires, check_link, input_name, output_name
+from stitch.program import InputSlot, OutputSlot
 
 FORM = "MODULE.OUTPUT=MODULE.INPUT, such as a.y=b.x or 0.0=1.0"
 
@@ -26,7 +27,8 @@ def wires_of(
     """
     if not words:
         return chain_wires([module.program for module in modules], strict_types=strict_types)
-    found = [_parsed(modules, word) for word in words]
+    known = _Names(modules)
+    found = [_parsed(known, word) for word in words]
     fed: dict[tuple[int, int], str] = {}
     for one, word in zip(found, words, strict=True):
         if (one.consumer, one.input) in fed:
@@ -42,11 +44,58 @@ def wires_of(
 
 def _check(modules: Sequence[Module], one: Wire, strict_types: bool) -> None:
     producer, consumer = modules[one.producer].program, modules[one.consumer].program
-    names = {consumer.inputs[one.input].name: producer.outputs[one.output].name}
-    wire(producer, consumer, names, partial=True, strict_types=strict_types)
+    check_link(
+        producer.output_desc(one.output),
+        consumer.input_desc(one.input),
+        output=output_name(producer, one.output),
+        input=input_name(consumer, one.input),
+        strict_types=strict_types,
+    )
 
 
-def _parsed(modules: Sequence[Module], word: str) -> Wire:
+class _Names:
+    """What modules and their slots are called, looked up once for all words."""
+
+    def __init__(self, modules: Sequence[Module]) -> None:
+        self.modules = modules
+        self._called = (
+            _by_name(module.program.name for module in modules),
+            _by_name(module.label for module in modules),
+        )
+        self._slots: dict[tuple[int, str], dict[str, int]] = {}
+
+    def module(self, name: str) -> int | None:
+        """A module by its program's name, its file's, or its index; None: there is none."""
+        for called in self._called:
+            found = called.get(name, [])
+            if len(found) > 1:
+                raise UsageError(
+                    f"several modules are called {name!r}", remedy="use their indices, from 0"
+                )
+            if found:
+                return found[0]
+        return _decimal(name, len(self.modules))
+
+    def slots(self, module: int, side: str) -> dict[str, int]:
+        """The indices of a module's inputs or outputs by name."""
+        found = self._slots.get((module, side))
+        if found is None:
+            program = self.modules[module].program
+            inputs, outputs = program.inputs, program.outputs
+            slots: Sequence[InputSlot | OutputSlot] = inputs if side == "input" else outputs
+            found = {slot.name: index for index, slot in enumerate(slots)}
+            self._slots[module, side] = found
+        return found
+
+
+def _by_name(names: Iterable[str]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for index, name in enumerate(names):
+        found.setdefault(name, []).append(index)
+    return found
+
+
+def _parsed(modules: _Names, word: str) -> Wire:
     made, equals, wanted = word.partition("=")
     if not (equals and "." in made and "." in wanted):
         raise UsageError(f"{word!r} is no wire", expected=FORM)
@@ -65,48 +114,39 @@ def output_port(modules: Sequence[Module], word: str) -> tuple[int, int]:
     """The module and output that `a.y` names; raises `UsageError`."""
     if "." not in word:
         raise UsageError(f"{word!r} names no output", expected="MODULE.OUTPUT, such as a.y")
-    return _slot(modules, word, "output", word)
+    return _slot(_Names(modules), word, "output", word)
 
 
-def _slot(modules: Sequence[Module], text: str, side: str, word: str) -> tuple[int, int]:
+def _slot(known: _Names, text: str, side: str, word: str) -> tuple[int, int]:
     """The module and the slot that a text names; slots may have dots in their names."""
     candidates = [at for at, mark in enumerate(text) if mark == "."]
     problems = []
     for at in candidates:
-        found = _named_module(modules, text[:at])
+        found = known.module(text[:at])
         if found is None:
             continue
-        program = modules[found].program
-        slots = program.inputs if side == "input" else program.outputs
-        index = slot_index([slot.name for slot in slots], text[at + 1 :])
+        slots = known.slots(found, side)
+        index = slot_index(slots, text[at + 1 :])
         if index is not None:
             return found, index
-        near = closest(text[at + 1 :], [slot.name for slot in slots])
+        near = closest(text[at + 1 :], slots)
         problems.append(
-            f"{program.name!r} has no {side} {text[at + 1 :]!r} "
-            f"(it has {', '.join(s.name for s in slots)})" + (f"; {near}" if near else "")
+            f"{known.modules[found].program.name!r} has no {side} {text[at + 1 :]!r} "
+            f"(it has {', '.join(slots)})" + (f"; {near}" if near else "")
         )
     if problems:
         raise UsageError(problems[0], where=word)
-    names = ", ".join(f"{i}: {m.program.name}" for i, m in enumerate(modules))
+    names = ", ".join(f"{i}: {m.program.name}" for i, m in enumerate(known.modules))
     raise UsageError(f"no module is called {text[: candidates[0]]!r}", where=word,
                      expected=names)  # fmt: skip
 
 
-def _named_module(modules: Sequence[Module], name: str) -> int | None:
-    for called in ([m.program.name for m in modules], [m.label for m in modules]):
-        if called.count(name) > 1:
-            raise UsageError(
-                f"several modules are called {name!r}", remedy="use their indices, from 0"
-            )
-        if name in called:
-            return called.index(name)
-    return int(name) if name.isdecimal() and int(name) < len(modules) else None
-
-
-def slot_index(names: Iterable[str], word: str) -> int | None:
+def slot_index(names: Mapping[str, int], word: str) -> int | None:
     """A slot by its name, or, where none has that name, by its index."""
-    known = list(names)
-    if word in known:
-        return known.index(word)
-    return int(word) if word.isdecimal() and int(word) < len(known) else None
+    return names[word] if word in names else _decimal(word, len(names))
+
+
+def _decimal(word: str, count: int) -> int | None:
+    """An index below `count`; digits without end are none."""
+    is_index = word.isdecimal() and len(word) < 20 and int(word) < count
+    return int(word) if is_index else None

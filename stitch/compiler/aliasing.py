@@ -7,12 +7,10 @@ error that names the reader in the way (see `stitch.link.alias` for the rule).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from stitch.compiler.slot_wishes import SlotWishes
 from stitch.errors import CompileError
 from stitch.graph.computation_graph import ComputationGraph
-from stitch.link.alias import alias_obstacle
+from stitch.link.alias import AliasProofs
 from stitch.program import Ownership
 
 Pairs = tuple[tuple[int, int], ...]
@@ -20,7 +18,8 @@ Pairs = tuple[tuple[int, int], ...]
 
 def prove_aliases(graph: ComputationGraph, asked: Pairs) -> None:
     """Raises `CompileError` with every pair that was asked for and does not hold."""
-    problems = [p for pair in asked if (p := _obstacle(graph, *pair)) is not None]
+    proofs = AliasProofs(graph)
+    problems = [p for pair in asked if (p := _obstacle(graph, proofs, *pair)) is not None]
     if problems:
         raise CompileError(
             "an output cannot take the buffer of an input: " + "; ".join(problems),
@@ -42,18 +41,25 @@ def free_aliases(graph: ComputationGraph, wishes: SlotWishes) -> Pairs:
     taken = {i for _, i in wishes.aliases}
     busy = {o for o, _ in wishes.aliases}
     found = []
+    proofs = AliasProofs(graph)
+    #: The outputs that can prove a claim on a value at all: their writer reads it.
+    claimants: dict[int, list[int]] = {}
+    for o in range(len(graph.outputs)):
+        for value in set(proofs.read_by_writer(o)):
+            claimants.setdefault(value, []).append(o)
     for i, slot in enumerate(graph.inputs):
         if slot.ownership is not Ownership.DONATE or i in taken or "data_type" in wishes.inputs[i]:
             continue
-        for o in range(len(graph.outputs)):
-            if o not in busy and not wishes.outputs[o] and _obstacle(graph, o, i) is None:
+        for o in claimants.get(slot.value, ()):
+            free = o not in busy and not wishes.outputs[o]
+            if free and _obstacle(graph, proofs, o, i) is None:
                 found.append((o, i))
                 busy.add(o)
                 break
     return tuple(found)
 
 
-def _obstacle(graph: ComputationGraph, output: int, source: int) -> str | None:
+def _obstacle(graph: ComputationGraph, proofs: AliasProofs, output: int, source: int) -> str | None:
     made, given = graph.outputs[output].name, graph.inputs[source]
     pair = f"output {made!r} over input {given.name!r}"
     if given.ownership is not Ownership.DONATE:
@@ -61,10 +67,5 @@ def _obstacle(graph: ComputationGraph, output: int, source: int) -> str | None:
     ours, theirs = graph.output_type(output), graph.input_type(source)
     if ours != theirs:
         return f"{pair}: {ours.text()} is not {theirs.text()}"
-    obstacle = alias_obstacle(graph, output, source)
+    obstacle = proofs.obstacle(output, source)
     return None if obstacle is None else f"{pair}: {obstacle}"
-
-
-def input_of(pairs: Sequence[tuple[int, int]], output: int) -> int | None:
-    """The input whose buffer an output takes, if any."""
-    return next((i for o, i in pairs if o == output), None)

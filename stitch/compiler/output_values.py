@@ -49,13 +49,16 @@ def give_unique_names(values: Sequence[Value]) -> tuple[Value, ...]:
     # A name that somebody has from the start is never given to another.
     original = {value.name for value in values}
     taken: set[str] = set()
+    #: The number that a name got last: the next one starts there, not from the beginning.
+    numbers: dict[str, int] = {}
     named = []
     for index, value in enumerate(values):
-        name = value.name or f"v{index}"
-        number = 1
+        name, stem = value.name or f"v{index}", value.name or "v"
+        number = numbers.get(stem, 1)
         while name in taken or (name != value.name and name in original):
             number += 1
-            name = f"{value.name or 'v'}.{number}"
+            name = f"{stem}.{number}"
+        numbers[stem] = number
         taken.add(name)
         named.append(replace(value, name=name))
     return tuple(named)

@@ -17,9 +17,10 @@ Defaults, in order:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from stitch.compiler.aliasing import Pairs, input_of
+from stitch.compiler.aliasing import Pairs
 from stitch.compiler.options import CompileOptions, CompileWarning
 from stitch.compiler.output_values import give_unique_names
 from stitch.compiler.slot_layouts import (
@@ -99,10 +100,11 @@ def _slots(
         (slot.value, SlotRequest("input", slot.name, graph.input_type(i), slot.kind, asked))
         for i, (slot, asked) in enumerate(zip(graph.inputs, wishes.inputs, strict=True))
     ]
+    over = dict(aliases)
     requests += [
         (slot.value, SlotRequest("output", slot.name, graph.output_type(i), None, asked))
         for i, (slot, asked) in enumerate(zip(graph.outputs, wishes.outputs, strict=True))
-        if input_of(aliases, i) is None
+        if i not in over
     ]
     return [
         _slot(request, value, default_space(request, machine), machine)
@@ -126,30 +128,36 @@ def _relieve_l1(slots: list[_Slot], scratch: Scratch, machine: MachineShape, whe
         return
     capacity = machine.l1.capacity
     bottom = scratch.size_per_bank if scratch.space is Space.L1 else 0
+    here = [i for i, s in enumerate(slots) if _in_l1(s)]
+    # The last of it goes first.
+    free = [i for i in here if not is_pinned(slots[i].request)]
+    free.sort(key=lambda i: (slots[i].size_per_bank, i))
+    # Slots with an address are pinned: what is left between them stays as it is.
+    gaps = [size for _, size in _gaps([slots[i] for i in here], bottom, machine)]
+    pieces = {i: slots[i].size_per_bank for i in here if slots[i].layout.address is None}
+    loose = sum(pieces.values())
+    used = bottom + sum(slots[i].size_per_bank for i in here)
     while True:
-        here = [s for s in slots if _in_l1(s)]
-        free = [i for i, s in enumerate(slots) if _in_l1(s) and not is_pinned(s.request)]
-        used = bottom + sum(s.size_per_bank for s in here)
         comfortable = used * L1_SHARE[1] <= capacity * L1_SHARE[0]
-        if (comfortable or not free) and (used > capacity or _packs(here, bottom, machine)):
+        if (comfortable or not free) and (used > capacity or _packs(pieces, loose, gaps)):
             return  # a sum above the capacity is reported with all the facts, later
         if not free:
-            raise _no_gap(here, bottom, machine, where)
-        largest = max(free, key=lambda i: (slots[i].size_per_bank, i))
+            raise _no_gap([s for s in slots if _in_l1(s)], bottom, machine, where)
+        largest = free.pop()
         slot = slots[largest]
         slots[largest] = _slot(slot.request, slot.value, Space.DRAM, machine)
+        del pieces[largest]
+        loose, used = loose - slot.size_per_bank, used - slot.size_per_bank
 
 
-def _packs(here: list[_Slot], bottom: int, machine: MachineShape) -> bool:
-    """Whether the slots without an address fit between those with one and above the scratch."""
-    pieces = [s.size_per_bank for s in here if s.layout.address is None]
-    gaps = [size for _, size in _gaps(here, bottom, machine)]
+def _packs(pieces: Mapping[int, int], total: int, gaps: list[int]) -> bool:
+    """Whether slots of these sizes, `total` in all, fit into the gaps of L1."""
     if len(gaps) == 1:
-        return sum(pieces) <= gaps[0]
+        return total <= gaps[0]
     if len(pieces) > PACKED_SLOTS:
-        return sum(pieces) <= sum(gaps)
+        return total <= sum(gaps)
     try:
-        return pack(pieces, gaps) is not None
+        return pack(list(pieces.values()), gaps) is not None
     except TimeoutError:
         return True  # nothing is proved either way; the runtime moves what it must
 
@@ -191,8 +199,9 @@ def _assemble(
     for constant in graph.constants:
         value = values[constant.value]
         values[constant.value] = replace(value, layout=Layout(value.type.data_type, home))
+    over = dict(aliases)
     outputs = tuple(
-        replace(slot, aliases_input=input_of(aliases, i)) for i, slot in enumerate(graph.outputs)
+        replace(slot, aliases_input=over.get(i)) for i, slot in enumerate(graph.outputs)
     )
     return Program(
         name,

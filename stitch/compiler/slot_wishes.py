@@ -6,6 +6,7 @@ and ownership applied, and the pairs of outputs and inputs that were asked to sh
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -43,8 +44,8 @@ class SlotWishes:
 def apply_kinds(graph: ComputationGraph) -> ComputationGraph:
     """The graph with the wished kinds and ownership on its input slots."""
     slots = list(graph.inputs)
-    for i in range(len(slots)):
-        for wish in graph.wishes_for_input(i):
+    for i, asked in enumerate(graph.wishes_by_slot("input")):
+        for wish in asked:
             if isinstance(wish.value, InputKind):
                 slots[i] = replace(slots[i], kind=wish.value)
             elif isinstance(wish.value, Ownership):
@@ -54,8 +55,8 @@ def apply_kinds(graph: ComputationGraph) -> ComputationGraph:
 
 def slot_wishes(graph: ComputationGraph) -> SlotWishes:
     """The layout wishes of each slot; raises `CompileError` with all that contradict a type."""
-    inputs = [_layout_wishes(graph.wishes_for_input(i)) for i in range(len(graph.inputs))]
-    outputs = [_layout_wishes(graph.wishes_for_output(i)) for i in range(len(graph.outputs))]
+    inputs = [_layout_wishes(asked) for asked in graph.wishes_by_slot("input")]
+    outputs = [_layout_wishes(asked) for asked in graph.wishes_by_slot("output")]
     aliases = _asked_aliases(graph)
     problems = [
         problem
@@ -109,13 +110,13 @@ def _asked_aliases(graph: ComputationGraph) -> tuple[tuple[int, int], ...]:
         for i, slot in enumerate(graph.outputs)
         if slot.aliases_input is not None
     }
-    for i in range(len(graph.outputs)):
-        for wish in graph.wishes_for_output(i):
+    for i, asked in enumerate(graph.wishes_by_slot("output")):
+        for wish in asked:
             if wish.field == "alias":
                 pairs[i] = (
                     wish.value if isinstance(wish.value, int) else names.index(str(wish.value))
                 )
-    twice = {i for i in pairs.values() if list(pairs.values()).count(i) > 1}
+    twice = {i for i, times in Counter(pairs.values()).items() if times > 1}
     if twice:
         listed = ", ".join(repr(names[i]) for i in sorted(twice))
         raise CompileError(

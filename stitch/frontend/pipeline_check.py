@@ -6,8 +6,11 @@ with every defect and its line; for each value, its type. Must not know: devices
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import TypeAlias
 
 from stitch.errors import LinkError, Problem
 from stitch.frontend.pipeline_yaml import (
@@ -23,6 +26,9 @@ from stitch.graph.wish import closest
 from stitch.link import check_link
 from stitch.program import Program, TensorDesc, ValueType
 
+#: Names that a message lists.
+MAX_LISTED = 20
+
 
 @dataclass(frozen=True, slots=True)
 class CheckedValue:
@@ -31,6 +37,10 @@ class CheckedValue:
     type: ValueType
     desc: TensorDesc | None = None
     made_by: str = ""
+
+
+#: What is defined so far: the innermost repeat's names first.
+Values: TypeAlias = ChainMap[str, CheckedValue]
 
 
 def check_pipeline(
@@ -45,7 +55,7 @@ def check_pipeline(
     Raises `FormatError` with every defect; with `strict_types`, such a change is one.
     """
     check = _Check(pipeline, programs, strict_types)
-    values = {name: CheckedValue(kind) for name, kind in inputs.items()}
+    values: Values = ChainMap({name: CheckedValue(kind) for name, kind in inputs.items()})
     check.steps(pipeline.steps, values, {})
     found = []
     for name, word, line in pipeline.outputs:
@@ -79,17 +89,17 @@ class _Check:
     ) -> CheckedValue | None:
         """A value by name; notes an unknown one."""
         found = values.get(name)
-        if found is None:
+        if found is None and not self.log.is_full:
             near = closest(name, values)
             hint = f"; {near}" if near else ""
             self.note("undefined", line, f"there is no value {name!r} here (there are "
-                      f"{', '.join(values) or 'none'}){hint}")  # fmt: skip
+                      f"{_listed(values)}){hint}")  # fmt: skip
         return found
 
     def steps(
         self,
         steps: Sequence[PipelineStep],
-        values: dict[str, CheckedValue],
+        values: Values,
         indices: Mapping[str, int],
     ) -> None:
         """Walks steps in order and adds what they define."""
@@ -99,19 +109,18 @@ class _Check:
             else:
                 self._repeat(step, values, indices)
 
-    def _repeat(
-        self, step: RepeatStep, values: dict[str, CheckedValue], indices: Mapping[str, int]
-    ) -> None:
+    def _repeat(self, step: RepeatStep, values: Values, indices: Mapping[str, int]) -> None:
         if step.index in indices or step.index in values:
             self.note("defined_twice", step.line, f"the index {step.index!r} is taken")
         for name, _ in step.carry:
             self.named(name, values, step.line)
         inner_indices = {**indices, step.index: step.times}
-        # The second walk sees what the first one carries over.
-        for _ in range(2 if step.carry and step.times > 1 else 1):
-            inner = dict(values)
+        # The second walk sees what the first one carries over, where that lies otherwise.
+        for _ in range(2 if step.times > 1 else 1):
+            # An overlay: a copy for each repeat would be as long as the file.
+            inner = ChainMap({}, *values.maps)
             self.steps(step.steps, inner, inner_indices)
-            carried = {}
+            carried, moved = {}, False
             for name, after in step.carry:
                 value = self.named(after, inner, step.line)
                 before = values.get(name)
@@ -124,11 +133,12 @@ class _Check:
                     )
                     self.note("carry_type", step.line, detail)
                 carried[name] = value
+                moved = moved or value.desc != before.desc
             values.update(carried)
+            if not moved:
+                break
 
-    def _run(
-        self, step: RunStep, values: dict[str, CheckedValue], indices: Mapping[str, int]
-    ) -> None:
+    def _run(self, step: RunStep, values: Values, indices: Mapping[str, int]) -> None:
         program = self._programs.get(step.module)
         if program is None:
             near = closest(step.module, self._programs)
@@ -137,7 +147,8 @@ class _Check:
             return
         names = [slot.name for slot in program.inputs]
         given = self.slots(step, [slot for slot, _ in step.inputs], names, "input")
-        missing = [name for i, name in enumerate(names) if i not in given]
+        fed = set(given)
+        missing = [name for i, name in enumerate(names) if i not in fed]
         if missing:
             self.note("missing_input", step.line,
                       f"module {step.module!r} also needs {', '.join(missing)}")  # fmt: skip
@@ -161,17 +172,23 @@ class _Check:
     ) -> list[int | None]:
         """The index of each slot that is named, or stands by position; notes what is wrong."""
         found: list[int | None] = []
+        taken: set[int] = set()
+        places = {name: at for at, name in enumerate(names)}
         for position, word in enumerate(words):
-            index = position if word is None else _slot(names, word)
-            if index is None or index >= len(names):
+            index = position if word is None else _slot(places, word)
+            if (index is None or index >= len(names)) and self.log.is_full:
+                index = None
+            elif index is None or index >= len(names):
                 near = "" if word is None else closest(word, names)
                 title = repr(word) if word is not None else f"number {position}"
-                detail = f"module {step.module!r} has no {side} {title} (it has {', '.join(names)})"
+                detail = f"module {step.module!r} has no {side} {title} (it has {_listed(names)})"
                 self.note("unknown_slot", step.line, detail + (f"; {near}" if near else ""))
                 index = None
-            elif index in found:
+            elif index in taken:
                 self.note("slot_twice", step.line, f"{side} {names[index]!r} is named twice")
                 index = None
+            else:
+                taken.add(index)
             found.append(index)
         return found
 
@@ -252,7 +269,13 @@ class _Check:
         return CheckedValue(kind, desc, f"{value.made_by} ({text})")
 
 
-def _slot(names: Sequence[str], word: str) -> int | None:
-    if word in names:
-        return list(names).index(word)
-    return int(word) if word.isdecimal() and len(word) < 6 and int(word) < len(names) else None
+def _slot(places: Mapping[str, int], word: str) -> int | None:
+    if word in places:
+        return places[word]
+    return int(word) if word.isdecimal() and len(word) < 6 and int(word) < len(places) else None
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Some of the names that there are."""
+    some = list(islice(names, MAX_LISTED + 1))
+    return ", ".join(some[:MAX_LISTED] + ["..."] * (len(some) > MAX_LISTED)) or "none"

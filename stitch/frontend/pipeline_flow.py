@@ -58,11 +58,12 @@ def _unread_results(
     steps: Sequence[PipelineStep], wanted: frozenset[str]
 ) -> Iterator[tuple[str, int]]:
     """Names that steps define and that neither later steps nor `wanted` ask for, with lines."""
-    live = wanted
+    live = set(wanted)
     for step in reversed(steps):
         if isinstance(step, RunStep):
             yield from ((name, step.line) for name in sorted(defines(step) - live))
         else:
             # What a round defines is gone after it, but for what is carried over.
             yield from _unread_results(step.steps, frozenset(name for _, name in step.carry))
-        live = (live - defines(step)) | uses_of(step)
+        live -= defines(step)
+        live |= uses_of(step)

@@ -28,7 +28,7 @@ from stitch.frontend.pipeline_yaml import (
 )
 from stitch.graph.wish import closest
 from stitch.machine import machine_names
-from stitch.program import Array, DataType, Program, ValueType
+from stitch.program import Array, DataType, InputSlot, OutputSlot, Program, ValueType
 from stitch.runtime import Device, LoadedProgram, Tensor
 from stitch.runtime.arrays import capture
 from stitch.ttb import Binary, load
@@ -199,7 +199,7 @@ class YamlPipeline:
         for scheduled in steps:
             step = scheduled.step
             if isinstance(step, RepeatStep):
-                self._repeat(step, scheduled.body, scope, indices)
+                self._repeat(step, scheduled, scope, indices)
             else:
                 self._run_one(step, scheduled, scope, indices)
             for name in scheduled.drops:
@@ -208,20 +208,18 @@ class YamlPipeline:
     def _repeat(
         self,
         step: RepeatStep,
-        body: Sequence[_Scheduled],
+        scheduled: _Scheduled,
         scope: dict[str, Value],
         indices: dict[str, int],
     ) -> None:
-        carried = {name: scope[name] for name, _ in step.carry}
-        outer = {name: value for name, value in scope.items() if name not in carried}
-        for name in carried:
-            del scope[name]
+        # In the one scope: a name is defined once, so a round overwrites nothing of the outside,
+        # and leaves behind only what it carries over.
         for number in range(step.times):
-            inner = outer | carried
-            carried.clear()
-            self._run(body, inner, {**indices, step.index: number})
-            carried.update({name: inner[after] for name, after in step.carry})
-        scope.update(carried)
+            self._run(scheduled.body, scope, {**indices, step.index: number})
+            carried = {name: scope[after] for name, after in step.carry}
+            for name in scheduled.ends:
+                del scope[name]
+            scope.update(carried)
 
     def _run_one(
         self,
@@ -256,13 +254,17 @@ def _found(reference: Reference, scope: Mapping[str, Value], indices: Mapping[st
 
 @dataclass(frozen=True, slots=True)
 class _Scheduled:
-    """A step with its slots by index, and the names that nobody needs after it."""
+    """A step with its slots by index, and the names that nobody needs after it.
+
+    `ends`: what a round of a repeat defines and still has at its end, to be carried over.
+    """
 
     step: PipelineStep
     drops: tuple[str, ...]
     inputs: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
     body: tuple[_Scheduled, ...] = ()
+    ends: tuple[str, ...] = ()
 
 
 def _scheduled(
@@ -276,29 +278,42 @@ def _scheduled(
     `wanted` names what is needed after the last step.
     """
     live = set(wanted)
+    #: Where a name is defined first; a step can drop only what is defined by then.
+    defined_at = dict.fromkeys(known, -1)
+    for at, step in enumerate(steps):
+        for name in defines(step):
+            defined_at.setdefault(name, at)
     found: list[_Scheduled] = []
     for at in reversed(range(len(steps))):
         step = steps[at]
-        defined = known | {n for s in steps[: at + 1] for n in defines(s)}
-        uses = uses_of(step)
-        drops = tuple(sorted((uses | defines(step)) & defined - live))
+        uses, made = uses_of(step), defines(step)
+        drops = tuple(sorted(
+            name for name in uses | made
+            if name not in live and defined_at.get(name, len(steps)) <= at
+        ))  # fmt: skip
         if isinstance(step, RunStep):
             program = programs[step.module]
-            inputs = _indices(step.inputs, [s.name for s in program.inputs])
-            outputs = _indices(step.outputs, [s.name for s in program.outputs])
+            inputs = _indices(step.inputs, program.inputs)
+            outputs = _indices(step.outputs, program.outputs)
             found.append(_Scheduled(step, drops, inputs, outputs))
         else:
             # A round may drop what it defines, and the carried names; the rest is not its own.
             own = frozenset(name for name, _ in step.carry)
             after = frozenset(name for _, name in step.carry)
             body = _scheduled(step.steps, own, after, programs)
-            found.append(_Scheduled(step, drops, body=tuple(body)))
-        live = (live - defines(step)) | uses
+            inner = {name for s in step.steps for name in defines(s)}
+            ends = tuple(sorted(after & inner))
+            found.append(_Scheduled(step, drops, body=tuple(body), ends=ends))
+        live -= made
+        live |= uses
     return found[::-1]
 
 
-def _indices(bindings: Sequence[tuple[str | None, object]], names: list[str]) -> tuple[int, ...]:
+def _indices(
+    bindings: Sequence[tuple[str | None, object]], slots: Sequence[InputSlot | OutputSlot]
+) -> tuple[int, ...]:
+    places = {slot.name: at for at, slot in enumerate(slots)}
     return tuple(
-        i if slot is None else names.index(slot) if slot in names else int(slot)
-        for i, (slot, _) in enumerate(bindings)
+        at if slot is None else places[slot] if slot in places else int(slot)
+        for at, (slot, _) in enumerate(bindings)
     )

@@ -24,6 +24,7 @@ checks shapes and types against the binaries, and runs it. The form::
         inputs: {x: "xs[-1]", h: h}
         outputs: {y: last}
     outputs: {result: last}               # or a list of names
+    max_runs: 2000000000                  # programs that a pass may run; 10^9 if absent
 
 `inputs` of a step names every input slot of the program, `outputs` those results that are wanted;
 both may be lists, by position. A result that nobody reads is warned of, unless its name begins
@@ -35,7 +36,8 @@ the first dimension; that they stay within it is checked before anything runs.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -46,11 +48,13 @@ from stitch.frontend.yaml_fields import Fields, ProblemLog
 from stitch.frontend.yaml_nodes import Node, read_yaml
 from stitch.program import DataType
 
-TOP = ("name", "device", "modules", "inputs", "steps", "outputs")
+TOP = ("name", "device", "modules", "inputs", "steps", "outputs", "max_runs")
 _WORD = r"[A-Za-z_][A-Za-z0-9_]*"
 NAME = re.compile(_WORD)
 _REFERENCE = re.compile(rf"({_WORD})(?:\[\s*(?:(-?\d+)|({_WORD})\s*(?:([+-])\s*(\d+))?)\s*\])?")
 MAX_REPEAT = 1_000_000
+#: Programs that one pass may run unless the file allows more.
+MAX_RUNS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +128,18 @@ class RepeatStep:
 PipelineStep: TypeAlias = RunStep | RepeatStep
 
 
+def runs_of(steps: Sequence[PipelineStep]) -> int:
+    """How many programs run in one pass over the steps.
+
+    >>> run = RunStep("m", (), (), 3)
+    >>> runs_of([run, RepeatStep(10, "i", (), (run, run), 4)])
+    21
+    """
+    return sum(
+        1 if isinstance(step, RunStep) else step.times * runs_of(step.steps) for step in steps
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class PipelineFile:
     """A pipeline as it is written; `outputs` pairs a result's name with the value's."""
@@ -136,6 +152,11 @@ class PipelineFile:
     inputs: tuple[InputEntry, ...]
     steps: tuple[PipelineStep, ...]
     outputs: tuple[tuple[str, str, int], ...]
+
+    @property
+    def runs(self) -> int:
+        """How many programs run in one pass."""
+        return runs_of(self.steps)
 
 
 def load_pipeline(path: str | Path) -> PipelineFile:
@@ -207,11 +228,27 @@ class _Reader:
                 top.wrong(key, {"steps": "a list of steps"}.get(key, "a mapping"))
         modules = [self._module(name, node) for name, node in self._entries("modules")]
         inputs = [self._input(name, node) for name, node in self._entries("inputs")]
-        return PipelineFile(
+        found = PipelineFile(
             log.file, self.folder, top.text("name") or Path(log.file).stem, self._device(),
             tuple(m for m in modules if m is not None), tuple(inputs),
             self._steps(top, "steps"), self._outputs(),
         )  # fmt: skip
+        self._check_runs(found)
+        return found
+
+    def _check_runs(self, pipeline: PipelineFile) -> None:
+        """Notes a product of repeats that nobody can have meant."""
+        most = self.top.number("max_runs")
+        if most is not None and not 1 <= most < float("inf"):
+            self.top.wrong("max_runs", "a number from 1: the programs that one pass may run")
+        allowed = MAX_RUNS if most is None else most
+        if pipeline.runs > allowed:
+            detail = (
+                f"one pass runs {pipeline.runs:,} programs, and at most {int(allowed):,} are "
+                "allowed: repeats multiply; say `max_runs:` if so many are meant"
+            )
+            longest = max(pipeline.steps, key=lambda step: runs_of([step]))
+            self.log.note("too_many_runs", longest.line, detail)
 
     def _device(self) -> str | None:
         """A machine's name as it is; a path relative to the file, like all of its paths."""
@@ -342,8 +379,8 @@ class _Reader:
             found.append((name or word, word, line))
         if not found and not self.log.problems:
             self.top.wrong("outputs", "a mapping or a list of names, at least one")
-        names = [name for name, _, _ in found]
+        times = Counter(name for name, _, _ in found)
         for name, _, line in found:
-            if names.count(name) > 1:
+            if times[name] > 1:
                 self.log.note("duplicate_name", line, f"two outputs are called {name!r}")
         return tuple(found)

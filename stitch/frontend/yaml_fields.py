@@ -24,9 +24,14 @@ class ProblemLog:
         self.file = file
         self.problems: list[Problem] = []
 
+    @property
+    def is_full(self) -> bool:
+        """Whether more defects would not be listed, so that nobody need look for words."""
+        return len(self.problems) >= MAX_PROBLEMS
+
     def note(self, kind: str, line: int, detail: str) -> None:
         """Notes a defect on a line."""
-        if len(self.problems) < MAX_PROBLEMS:
+        if not self.is_full:
             one_line = "; ".join(part.strip() for part in detail.splitlines())
             self.problems.append(Problem(kind, f"{self.file}:{line}", one_line))
 

@@ -58,7 +58,7 @@ class OperationReader:
 
     def value(self, name: str, line: int) -> SymbolicTensor | None:
         """The value of a name; notes a name that is not defined above this line."""
-        if name not in self._lines:
+        if name not in self._lines and not self.log.is_full:
             near = closest(name, self._lines)
             hint = near or f"defined: {', '.join(list(self._lines)[:12])}"
             self.log.note("unknown_name", line, f"{name!r} is not defined above; {hint}")

@@ -51,8 +51,8 @@ class ComputationGraphBuilder(LayerMethods):
     """
 
     __slots__ = (
-        "_constants", "_graph", "_inputs", "_known", "_location", "_made", "_names", "_operations",
-        "_outputs", "_values", "_wishes", "name",
+        "_constants", "_graph", "_input_names", "_inputs", "_known", "_location", "_made", "_names",
+        "_operations", "_output_names", "_outputs", "_values", "_wishes", "name",
     )  # fmt: skip
 
     def __init__(self, name: str) -> None:
@@ -65,7 +65,10 @@ class ComputationGraphBuilder(LayerMethods):
         self._constants = ConstantPool()
         self._known = KnownValues()
         self._names: dict[str, int] = {}
+        #: Values that operations made and that are no outputs yet.
         self._made: set[int] = set()
+        self._input_names: set[str] = set()
+        self._output_names: set[str] = set()
         self._location = ""
         self._graph: ComputationGraph | None = None
 
@@ -80,7 +83,7 @@ class ComputationGraphBuilder(LayerMethods):
         ownership: Ownership = Ownership.BORROW,
     ) -> SymbolicTensor:
         """A named input; raises `CompileError` for a name that is taken or a block format."""
-        if any(slot.name == name for slot in self._inputs):
+        if name in self._input_names:
             raise CompileError(f"two inputs are called {name!r}", where=self._where())
         wanted, dimensions = data_type_of(data_type), tuple(int(d) for d in shape)
         if wanted.is_block:
@@ -96,6 +99,7 @@ class ComputationGraphBuilder(LayerMethods):
                 got=str(list(dimensions)),
             )
         tensor = self._value(name, ValueType(dimensions, wanted))
+        self._input_names.add(name)
         self._inputs.append(InputSlot(name, tensor.index, kind, ownership))
         return tensor
 
@@ -124,12 +128,14 @@ class ComputationGraphBuilder(LayerMethods):
 
         An output is a value of its own, made by the graph (the rule of `Program`).
         """
-        if any(slot.name == name for slot in self._outputs):
+        if name in self._output_names:
             raise CompileError(f"two outputs are called {name!r}", where=self._where())
         value = self.tensor(tensor)
-        taken = any(slot.value == value.index for slot in self._outputs)
-        if taken or value.index not in self._made:
+        # An output is no longer to be had: it is one already.
+        if value.index not in self._made:
             value = self.identity(value)
+        self._made.discard(value.index)
+        self._output_names.add(name)
         self._outputs.append(OutputSlot(name, value.index, aliases_input))
 
     def wish(self, *wishes: Wish) -> None:

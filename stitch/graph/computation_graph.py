@@ -6,13 +6,13 @@ Goes out: a checked, frozen graph, its text, and a type check. Must not know: la
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stitch import ops
 from stitch.errors import CompileError, Problem
 from stitch.graph.known_values import KnownValues
-from stitch.graph.wish import Wish, WishError, closest
+from stitch.graph.wish import Side, Wish, WishError, closest
 from stitch.program import (
     ABSENT,
     Array,
@@ -62,22 +62,28 @@ class ComputationGraph:
 
     def slot_index(self, wish: Wish) -> int:
         """The index of the slot that a wish is about; raises `WishError` if there is none."""
-        names = [s.name for s in (self.inputs if wish.side == "input" else self.outputs)]
-        problem = _slot_problem(wish.side, wish.slot, names)
+        return self._index(wish, self._places(wish.side))
+
+    def wishes_by_slot(self, side: Side) -> tuple[tuple[Wish, ...], ...]:
+        """For each input, or output, the wishes about it, by whatever name they call it."""
+        places = self._places(side)
+        found: list[list[Wish]] = [[] for _ in self._slots(side)]
+        for wish in self.wishes:
+            if wish.side == side:
+                found[self._index(wish, places)].append(wish)
+        return tuple(map(tuple, found))
+
+    def _slots(self, side: Side) -> Sequence[InputSlot | OutputSlot]:
+        return self.inputs if side == "input" else self.outputs
+
+    def _places(self, side: Side) -> dict[str, int]:
+        return _places(self._slots(side))
+
+    def _index(self, wish: Wish, places: Mapping[str, int]) -> int:
+        problem = _slot_problem(wish.side, wish.slot, places)
         if problem is not None:
             raise WishError(problem, where=f"graph {self.name!r}, wish {wish.text()}")
-        return wish.slot if isinstance(wish.slot, int) else names.index(wish.slot)
-
-    def wishes_for_input(self, index: int) -> tuple[Wish, ...]:
-        """The wishes about input `index`, by whatever name they call it."""
-        return self._wishes_for("input", index)
-
-    def wishes_for_output(self, index: int) -> tuple[Wish, ...]:
-        """The wishes about output `index`, by whatever name they call it."""
-        return self._wishes_for("output", index)
-
-    def _wishes_for(self, side: str, index: int) -> tuple[Wish, ...]:
-        return tuple(w for w in self.wishes if w.side == side and self.slot_index(w) == index)
+        return wish.slot if isinstance(wish.slot, int) else places[wish.slot]
 
     def with_wishes(self, *wishes: Wish) -> ComputationGraph:
         """The same graph with more wishes; a later wish replaces an earlier one on its field.
@@ -85,14 +91,15 @@ class ComputationGraph:
         Raises `WishError` for a wish about a slot, or an alias of an input, that there is not.
         """
         kept: dict[tuple[str, int, str], Wish] = {}
+        places = {"input": self._places("input"), "output": self._places("output")}
         for wish in (*self.wishes, *wishes):
             if wish.field == "alias" and isinstance(wish.value, str | int):
-                problem = _slot_problem("input", wish.value, [s.name for s in self.inputs])
+                problem = _slot_problem("input", wish.value, places["input"])
                 if problem is not None:
                     where = f"graph {self.name!r}, wish {wish.text()}"
                     raise WishError(f"an output takes the buffer of an input: {problem}",
                                     where=where)  # fmt: skip
-            kept[wish.side, self.slot_index(wish), wish.field] = wish
+            kept[wish.side, self._index(wish, places[wish.side]), wish.field] = wish
         return replace(self, wishes=tuple(kept.values()))
 
     def text(self) -> str:
@@ -111,10 +118,7 @@ def graph_problems(graph: ComputationGraph) -> tuple[Problem, ...]:
         if value.layout is not None:
             where = f"value {i} ({value.name})"
             problems.append(Problem("placed", where, "a graph's values have no layout"))
-    sides = {
-        "input": [slot.name for slot in graph.inputs],
-        "output": [slot.name for slot in graph.outputs],
-    }
+    sides = {"input": _places(graph.inputs), "output": _places(graph.outputs)}
     for wish in graph.wishes:
         problem = _slot_problem(wish.side, wish.slot, sides[wish.side])
         if problem is None and wish.field == "alias" and isinstance(wish.value, str | int):
@@ -158,15 +162,20 @@ def _type_problems(graph: ComputationGraph) -> Iterator[Problem]:
         known.add_operation(operation, operands)
 
 
-def _slot_problem(side: str, slot: str | int, names: list[str]) -> str | None:
-    listed = ", ".join(names) or "none"
+def _places(slots: Iterable[InputSlot | OutputSlot]) -> dict[str, int]:
+    """Indices by name."""
+    return {slot.name: index for index, slot in enumerate(slots)}
+
+
+def _slot_problem(side: str, slot: str | int, places: Mapping[str, int]) -> str | None:
     if isinstance(slot, int):
-        if 0 <= slot < len(names):
+        if 0 <= slot < len(places):
             return None
-        return f"there is no {side} {slot} of {len(names)}; {side}s, counted from 0: {listed}"
-    if slot in names:
+        listed = ", ".join(places) or "none"
+        return f"there is no {side} {slot} of {len(places)}; {side}s, counted from 0: {listed}"
+    if slot in places:
         return None
-    near = closest(slot, names)
+    near, listed = closest(slot, places), ", ".join(places) or "none"
     return f"there is no {side} {slot!r}; {side}s: {listed}" + (f"; {near}" if near else "")
 
 

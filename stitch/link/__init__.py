@@ -5,9 +5,9 @@ errors that name both sides, or one program. Serves compiler and runtime alike; 
 either, nor files, devices or plans.
 """
 
-from stitch.link.alias import alias_obstacle
+from stitch.link.alias import AliasProofs
 from stitch.link.capacity import Demand, address_problems, check_capacity, demands
-from stitch.link.check import LinkReport, check_link, wire
+from stitch.link.check import LinkReport, check_link, input_name, output_name, wire
 from stitch.link.interval_packing import pack_intervals
 from stitch.link.intervals import Interval, Packing, max_load
 from stitch.link.scratch import (
@@ -21,8 +21,8 @@ from stitch.link.static import link_programs
 from stitch.link.wires import Port, SharedInput, Wire, chain_wires
 
 __all__ = [
-    "SCRATCH_ALIGNMENT", "Demand", "Interval", "LinkReport", "Packing", "Port", "ScratchPlan",
-    "SharedInput", "Wire", "address_problems", "alias_obstacle", "chain_wires", "check_capacity",
-    "check_link", "choose_scratch", "demands", "link_programs", "max_load", "pack_intervals",
-    "pack_scratch", "place_intermediates", "wire",
+    "SCRATCH_ALIGNMENT", "AliasProofs", "Demand", "Interval", "LinkReport", "Packing", "Port",
+    "ScratchPlan", "SharedInput", "Wire", "address_problems", "chain_wires", "check_capacity",
+    "check_link", "choose_scratch", "demands", "input_name", "link_programs", "max_load",
+    "output_name", "pack_intervals", "pack_scratch", "place_intermediates", "wire",
 ]  # fmt: skip

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from stitch.errors import OutOfMemoryError
 from stitch.machine.shape import MachineShape, footprint
 from stitch.program import Constant, InputSlot, OutputSlot, Scratch, Space, Value
+
+#: More pairs than this are not worth listing: of n regions in one place there are n².
+MAX_OVERLAPS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +87,17 @@ def address_problems(wanted: Sequence[Demand], machine: MachineShape) -> Iterato
                 f"{demand.text()} is out of range: {demand.space.value} "
                 f"is usable at [{shape.base:#x}, {shape.limit:#x})"
             )
+    yield from islice(_overlaps(fixed), MAX_OVERLAPS)
+
+
+def _overlaps(fixed: Sequence[tuple[Demand, int]]) -> Iterator[str]:
+    """Every pair of regions that overlap; `fixed` is in the order of space and address."""
     for i, (demand, address) in enumerate(fixed):
-        for other, there in fixed[i + 1 :]:
-            if other.space is demand.space and there < address + demand.size_per_bank:
-                yield f"{demand.text()} and {other.text()} overlap in {demand.space.value}"
+        for at in range(i + 1, len(fixed)):
+            other, there = fixed[at]
+            if other.space is not demand.space or there >= address + demand.size_per_bank:
+                break
+            yield f"{demand.text()} and {other.text()} overlap in {demand.space.value}"
 
 
 def check_capacity(wanted: Sequence[Demand], machine: MachineShape, where: str) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from stitch.errors import LinkError
-from stitch.link.alias import alias_obstacle
+from stitch.link.alias import AliasProofs
 from stitch.link.capacity import address_problems, check_capacity, demands
 from stitch.link.joined import JoinedProgram
 from stitch.link.scratch import ScratchPlan, choose_scratch, pack_scratch, place_intermediates
@@ -167,13 +167,14 @@ def _with_aliases(program: Program, joined: JoinedProgram) -> Program:
     """The program with those of the parts' aliases that can still be proved in the whole."""
     outputs = list(program.outputs)
     taken: set[int] = set()
+    proofs = AliasProofs(program)
     for output, port in joined.aliases.items():
         slot = joined.slots.get(port)
         if slot is None or slot in taken:
             continue
         ours = program.values[outputs[output].value]
         theirs = program.values[program.inputs[slot].value]
-        if ours.layout == theirs.layout and alias_obstacle(program, output, slot) is None:
+        if ours.layout == theirs.layout and proofs.obstacle(output, slot) is None:
             outputs[output] = replace(outputs[output], aliases_input=slot)
             taken.add(slot)
     return replace(program, outputs=tuple(outputs))

@@ -6,6 +6,7 @@ its steps, and hand out the outputs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from sys import getrefcount
 from typing import Any
@@ -144,8 +145,9 @@ class Pipeline:
     def input_names(self) -> tuple[str, ...]:
         """The names of the inputs; one that several programs use is told apart by its program."""
         names = [p.name for p in self._ports]
+        times = Counter(names)
         return tuple(
-            name if names.count(name) == 1 else f"{self.programs[s].name}.{name}"
+            name if times[name] == 1 else f"{self.programs[s].name}.{name}"
             for name, (s, _) in zip(names, self.inputs, strict=True)
         )
 

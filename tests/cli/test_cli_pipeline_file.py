@@ -351,3 +351,54 @@ def test_nameless_bytes_of_a_file_are_bfloat16_where_the_pipeline_says_so(
     (here / "p.yaml").write_text(FROM_FILE.replace(", type: bfloat16", ""))
     refused = cli("run", "p.yaml", "--init=ones")
     assert refused.code == 3 and "declare it with type: bfloat16" in refused.err
+
+
+def nested(*times: int) -> str:
+    """A pipeline of nested repeats around one run."""
+    step = "{run: encoder, inputs: {x: x}, outputs: {y: h}}"
+    after = "h"
+    for level, count in enumerate(times):
+        step = f"{{repeat: {count}, index: i{level}, carry: {{x: {after}}}, steps: [{step}]}}"
+        after = "x"
+    inputs = "inputs:\n  x: {shape: [4, 8], type: float32}\n"
+    return f"modules: {{encoder: b.ttb}}\n{inputs}steps: [{step}]\noutputs: [x]\n"
+
+
+def test_repeats_that_multiply_beyond_reason_are_refused_unless_asked_for(
+    cli: Cli, here: Path
+) -> None:
+    (here / "p.yaml").write_text(nested(10**6, 10**6))
+    done = cli("run", "p.yaml", "--dry_run")
+    assert done.code == 3
+    assert "runs 1,000,000,000,000 programs" in done.err and "max_runs" in done.err
+    (here / "p.yaml").write_text(nested(10**6, 10**6) + "max_runs: 1000000000000\n")
+    assert read_pipeline("p.yaml").file.runs == 10**12
+    (here / "p.yaml").write_text(nested(3, 2) + "max_runs: 5\n")
+    done = cli("run", "p.yaml", "--dry_run")
+    assert done.code == 3 and "runs 6 programs, and at most 5" in done.err
+
+
+@pytest.mark.parametrize("words", [("--explain", "--init=ones"), ("--dry_run",)])
+def test_how_many_programs_will_run_is_said_before_they_do(
+    cli: Cli, here: Path, words: tuple[str, ...]
+) -> None:
+    (here / "p.yaml").write_text(nested(3, 4))
+    done = cli("run", "p.yaml", "--num_runs=5", *words)
+    assert done.code == 0 and "60 program runs ahead: 5 passes of 12" in done.err
+    done = cli("run", "--module=a.ttb", "--module=b.ttb", *words)
+    assert done.code == 0 and "2 program runs ahead" in done.err
+
+
+def test_what_a_round_makes_may_be_carried_in_a_circle(here: Path) -> None:
+    text = (
+        "modules: {cell: cell.ttb}\ninputs:\n  a: {shape: [4, 8], type: float32}\n"
+        "  b: {shape: [4, 8], type: float32}\nsteps:\n"
+        "  - repeat: 3\n    carry: {a: b, b: c}\n    steps:\n"
+        "      - {run: cell, inputs: {x: a, h: b}, outputs: {h_next: c}}\noutputs: [b]\n"
+    )
+    (here / "p.yaml").write_text(text)
+    with stitch.open_device("wormhole_n150") as device:
+        pipeline = YamlPipeline(read_pipeline("p.yaml"), device)
+        one = np.ones((4, 8), np.float32)
+        (found,) = pipeline.run((one, one))
+        np.testing.assert_array_equal(found.numpy(), one * 5)

@@ -133,8 +133,10 @@ def test_a_later_wish_replaces_an_earlier_one_however_the_slot_is_called() -> No
         parse_wish("input.x.space=l1"), parse_wish("output.output.space=l1")
     )
     changed = graph.with_wishes(parse_wish("input.0.space=dram"))
-    assert [wish.text() for wish in changed.wishes_for_input(0)] == ["input.0.space=dram"]
-    assert [wish.text() for wish in changed.wishes_for_output(0)] == ["output.output.space=l1"]
+    assert [wish.text() for wish in changed.wishes_by_slot("input")[0]] == ["input.0.space=dram"]
+    assert [wish.text() for wish in changed.wishes_by_slot("output")[0]] == [
+        "output.output.space=l1"
+    ]
 
 
 def test_a_wish_about_no_slot_is_a_compile_error_with_the_closest_name() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stitch import ops
 from stitch.errors import LinkError, OutOfMemoryError
-from stitch.link import SharedInput, Wire, alias_obstacle, chain_wires, link_programs
+from stitch.link import AliasProofs, SharedInput, Wire, chain_wires, link_programs
 from stitch.machine.description import load_machine
 from stitch.program import (
     ABSENT,
@@ -387,7 +387,7 @@ def test_an_alias_goes_where_a_later_program_still_reads_the_input() -> None:
         [first, reader], [], machine=TINY, name="ab", shared=[SharedInput((0, 0), (1, 0))]
     )
     assert linked.outputs[0].aliases_input is None
-    obstacle = alias_obstacle(linked, 0, 0)
+    obstacle = AliasProofs(linked).obstacle(0, 0)
     assert obstacle == "operation 1 (Mul) still reads input 'state' afterwards"
 
 
