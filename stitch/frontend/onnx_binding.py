@@ -55,7 +55,9 @@ def bind_inputs(
 ) -> tuple[BoundInput, ...]:
     """The graph's inputs in order; those with an initializer only where an example names them.
 
-    Symbolic dimensions of one name take one size. Raises `CompileError`, and `FormatError` for two
+    A symbolic dimension of an input without an example takes the size that the examples give to its
+    name; names that are no identifiers (`?`, `-1`) are nobody's. Examples may give one name two
+    sizes, as ONNX Runtime lets them. Raises `CompileError`, and `FormatError` for two
     inputs of one name.
     """
     defaults = {tensor.name for tensor in graph.initializer}
@@ -82,7 +84,7 @@ def bind_inputs(
                 known[info.name] = found
         except StitchError as error:
             problems.append(_line(info.name, error))
-    sizes = _sizes(declared, known, problems)
+    sizes = _sizes(declared, known)
     bound = [_bound(one, known.get(one.name), sizes, problems) for one in declared]
     if problems:
         raise CompileError(
@@ -138,7 +140,8 @@ def _declared(info: Any) -> _Declared:
 def _dimension(dim: Any) -> Dimension:
     if dim.HasField("dim_value"):
         return int(dim.dim_value) if dim.dim_value >= 0 else None
-    return dim.dim_param or None
+    # Exporters write "?" and "-1" for sizes that they do not know: two have nothing in common.
+    return dim.dim_param if dim.dim_param.isidentifier() else None
 
 
 def _given(declared: _Declared, example: Any, shape: Sequence[int] | None) -> _Given | None:
@@ -188,29 +191,21 @@ def _described(declared: _Declared, example: Any) -> _Given:
     return _Given(array.shape, DataType.from_dtype(array.dtype), array)
 
 
-def _sizes(
-    declared: Sequence[_Declared], known: Mapping[str, _Given], problems: list[str]
-) -> dict[str, int]:
-    """The size of each symbolic dimension."""
-    sizes: dict[str, tuple[int, str]] = {}
+def _sizes(declared: Sequence[_Declared], known: Mapping[str, _Given]) -> dict[str, set[int]]:
+    """The sizes that examples give to each symbolic dimension."""
+    sizes: dict[str, set[int]] = {}
     for one in declared:
         given = known.get(one.name)
         if given is None or one.dimensions is None:
             continue
         for dimension, size in zip(one.dimensions, given.shape, strict=True):
-            if not isinstance(dimension, str):
-                continue
-            before, owner = sizes.setdefault(dimension, (size, one.name))
-            if before != size:
-                problems.append(
-                    f"input {one.name!r}: dimension {dimension!r} is {size} here, but {before} "
-                    f"in input {owner!r}"
-                )
-    return {name: size for name, (size, _) in sizes.items()}
+            if isinstance(dimension, str):
+                sizes.setdefault(dimension, set()).add(size)
+    return sizes
 
 
 def _bound(
-    declared: _Declared, given: _Given | None, sizes: Mapping[str, int], problems: list[str]
+    declared: _Declared, given: _Given | None, sizes: Mapping[str, set[int]], problems: list[str]
 ) -> BoundInput | None:
     if given is not None:
         kind = ValueType(given.shape, declared.data_type)
@@ -218,21 +213,21 @@ def _bound(
     if declared.dimensions is None:
         problems.append(f"input {declared.name!r}: the model does not say its shape")
         return None
-    shape = [sizes.get(d) if isinstance(d, str) else d for d in declared.dimensions]
-    unbound = [
-        d if isinstance(d, str) else f"axis {axis}"
-        for axis, (d, size) in enumerate(zip(declared.dimensions, shape, strict=True))
-        if size is None
-    ]
-    if unbound:
+    shape: list[int] = []
+    for axis, dimension in enumerate(declared.dimensions):
+        found = sizes.get(dimension, set()) if isinstance(dimension, str) else set()
+        if isinstance(dimension, int) or len(found) == 1:
+            shape += [dimension] if isinstance(dimension, int) else found
+            continue
+        spelled = dimension or f"axis {axis}"
+        several = f" (in other inputs it is {' and '.join(map(str, sorted(found)))})"
         problems.append(
             f"input {declared.name!r} {_shape_text(declared.dimensions)}: "
-            f"dynamic dimension left unbound: {', '.join(unbound)}"
+            f"dynamic dimension left unbound: {spelled}{several if found else ''}"
         )
+    if len(shape) < len(declared.dimensions):
         return None
-    return BoundInput(
-        declared.name, ValueType(tuple(s for s in shape if s is not None), declared.data_type)
-    )
+    return BoundInput(declared.name, ValueType(tuple(shape), declared.data_type))
 
 
 def _shape_text(dimensions: Sequence[Dimension]) -> str:

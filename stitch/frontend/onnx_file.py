@@ -22,6 +22,8 @@ from stitch.ttb.foreign import recognize
 #: ONNX's operators are taken as of these opsets.
 OLDEST_OPSET, NEWEST_OPSET = 13, 26
 NEWEST_IR = 13
+#: From this IR version on initializers need not be inputs.
+FREE_INITIALIZERS_IR = 4
 #: protobuf reads no message of this many bytes.
 MESSAGE_LIMIT = 2**31
 
@@ -146,8 +148,12 @@ def _check_texts(message: Any, title: str) -> None:
 
 def _converted(model: OnnxModel, opset: int) -> OnnxModel:
     """The model at the oldest opset that Stitch knows."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    # Before IR 4 every initializer had to be an input as well; the converter insists, files do not.
+    proto.ir_version = max(proto.ir_version, FREE_INITIALIZERS_IR)
     try:
-        made = version_converter.convert_version(model.proto, OLDEST_OPSET)
+        made = version_converter.convert_version(proto, OLDEST_OPSET)
     except Exception as error:
         # The converter is C++: what it cannot do it says with whatever exception is at hand.
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -12,9 +12,10 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 from onnx_models import BOOL, FLOAT, INT64, assert_agree, drawn, info, model, ours, theirs
+from onnxruntime import InferenceSession
 
 import stitch
-from stitch.errors import TaskError
+from stitch.errors import CompileError, TaskError
 from stitch.frontend.onnx import from_onnx
 from stitch.ops import onnx_code
 from stitch.program import ValueType
@@ -286,3 +287,29 @@ def test_without_the_package_the_error_names_the_extra(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "stitch-runtime[onnx]" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "declared", [["N", "N"], ["?", "?"], ["-1", "-1"], ["", ""], ["a b", "a b"]]
+)
+def test_dimensions_of_one_name_take_what_onnx_runtime_takes(declared: list[str]) -> None:
+    proto = model([node("Neg", ["x"], ["y"])], [info("x", declared)], ["y"])
+    x = drawn(2, 3)
+    session = InferenceSession(proto.SerializeToString())
+    np.testing.assert_array_equal(ours(proto, [x])[0], session.run(None, {"x": x})[0])
+
+
+def test_names_that_are_no_identifiers_bind_nothing_elsewhere() -> None:
+    inputs = [info("x", ["?", 3]), info("v", ["?"])]
+    proto = model([node("Neg", ["x"], ["y"])], inputs, ["y"])
+    with pytest.raises(CompileError, match=r"input .v..*left unbound: axis 0"):
+        from_onnx(proto, {"x": drawn(2, 3)})
+
+
+def test_initializers_of_ir_version_3_need_not_be_inputs() -> None:
+    x, w = drawn(2, 3), drawn(3)
+    nodes = [node("Add", ["x", "w"], ["s"]), node("Squeeze", ["s"], ["y"], axes=[0])]
+    proto = model(nodes, [info("x", [1, 2, 3])], ["y"], {"w": w}, opset=8)
+    proto.ir_version = 3
+    np.testing.assert_allclose(ours(proto, [x[None]])[0], x + w, rtol=1e-6)
+    assert proto.ir_version == 3
