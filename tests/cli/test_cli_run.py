@@ -479,7 +479,7 @@ def test_a_program_larger_than_the_machine_is_out_of_memory_before_inputs_are_ma
 ) -> None:
     binary = stitch.load("b.ttb")
     (program,) = binary.programs
-    huge = ValueType((32, 72057594037928000), DataType.FLOAT32)
+    huge = ValueType((32, 1 << 33), DataType.FLOAT32)
     values = tuple(replace(v, type=huge) if v.type.shape else v for v in program.values)
     grown = replace(binary, programs=(replace(program, values=values),))
     (here / "huge.ttb").write_bytes(encode(grown))
