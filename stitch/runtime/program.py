@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from stitch.program import (
     host_layout,
 )
 from stitch.runtime.executors import as_bytes
+from stitch.runtime.executors.found_once import found_once
 from stitch.task import Transformation, TransformationKind
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class LoadedProgram:
             self._prepared = self.device.backend.prepare(self.program)
         return self._prepared
 
-    @cached_property
+    @found_once
     def content_hash(self) -> bytes:
         """What programs with the same text and constants share, whatever their file."""
         digest = hashlib.sha256(self.program.text().encode())
