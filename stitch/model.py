@@ -20,10 +20,10 @@ from stitch.graph import ComputationGraph, Wish, as_json, from_json, parse_wish
 from stitch.machine import Machine, load_machine
 from stitch.program import Role
 from stitch.report import explain, memory_report, memory_views
-from stitch.runtime import DEFAULT_WINDOW, LoadedProgram
+from stitch.runtime import DEFAULT_WINDOW, LoadedProgram, Tensor
 from stitch.runtime import Device as RuntimeDevice
 from stitch.runtime.executors import Executor, make_executor
-from stitch.training import CompiledTraining, TrainingInstance
+from stitch.training import CompiledTraining, TensorFuture, TrainingInstance
 from stitch.ttb import Binary, encode, save
 from stitch.ttb import load as load_binary
 
@@ -167,8 +167,10 @@ class CompiledModel:
             raise FormatError(f"this is no JSON of a compiled model: {error}") from error
         return compiled(graph, load_machine(target), str(target), options)
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Run on a device of the model's own target: the first program, or a training's forward."""
+    def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...] | TensorFuture:
+        """Run on a device of the model's own target: the first program (one tensor, or a tuple of
+        them), or a training's forward (a future).
+        """
         if self.training is not None:
             return (self.training.instance or self.start())(*arguments, **named)
         if not self._loaded:

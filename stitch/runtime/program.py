@@ -26,6 +26,7 @@ from stitch.task import Transformation, TransformationKind
 if TYPE_CHECKING:
     from stitch.runtime.device import Device
     from stitch.runtime.executors import PreparedProgram
+    from stitch.runtime.tensor import Tensor
 
 
 class InputPort:
@@ -108,8 +109,11 @@ class LoadedProgram:
         host = TensorDesc(kind.shape, host_layout(kind.data_type))
         return InputPort(self.name, name, kind, desc, self.device.desc_key(host))
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Queue one run; raises `UsageError` for missing or surplus inputs, `LinkError`."""
+    def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
+        """Queue one run; gives one tensor, or a tuple where the program has several outputs.
+
+        Raises `UsageError` for missing or surplus inputs, `LinkError`.
+        """
         if named or len(arguments) != self.takes:
             arguments = self.arrange(arguments, named)
         return self.device.submit(self, arguments)
