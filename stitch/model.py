@@ -24,7 +24,7 @@ from stitch.runtime import DEFAULT_WINDOW, LoadedProgram, Tensor
 from stitch.runtime import Device as RuntimeDevice
 from stitch.runtime.executors import Executor, make_executor
 from stitch.training import CompiledTraining, TensorFuture, TrainingInstance
-from stitch.ttb import Binary, encode, save
+from stitch.ttb import Binary, content_of, encode, save
 from stitch.ttb import load as load_binary
 
 __version__ = "0.1.0"
@@ -221,7 +221,7 @@ class CompiledModel:
         for program in self.binary.programs:
             twin = self.training is not None and program is self.training.programs.evaluation
             path = place / f"{'evaluation' if twin else program.role.value}.ttb"
-            batch.add(path, encode(Binary((program,), self.binary.machine, PRODUCER)))
+            batch.add(path, content_of(Binary((program,), self.binary.machine, PRODUCER)))
             made.append(path)
         batch.commit()
         return tuple(made)
