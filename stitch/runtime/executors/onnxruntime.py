@@ -135,7 +135,7 @@ class Session:
             options.add_external_initializers([name for name, _ in form.weights], self.held)
         self.session = onnxruntime.InferenceSession(
             form.model, options, providers=["CPUExecutionProvider"],
-            disabled_optimizers=list(SLOWER_FUSIONS),
+            disabled_optimizers=[*SLOWER_FUSIONS, *form.without],
         )  # fmt: skip
         keep_in_children(self.session)
 
