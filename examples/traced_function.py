@@ -36,7 +36,7 @@ def main() -> int:
     print(model.text())
     with stitch.open_device("wormhole_n150") as device:
         program = device.load(model)
-        stitched = np.asarray(program(program(x)))
+        stitched = program(program(x)).numpy()
         print(device.explain())
     difference = float(np.abs(stitched - attention(attention(x))).max())
     print(f"\nlargest difference from the same function on NumPy arrays: {difference:.1e}")

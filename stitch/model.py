@@ -20,11 +20,11 @@ from stitch.graph import ComputationGraph, Wish, as_json, from_json, parse_wish
 from stitch.machine import Machine, load_machine
 from stitch.program import Role
 from stitch.report import explain, memory_report, memory_views
-from stitch.runtime import DEFAULT_WINDOW, LoadedProgram, Tensor
+from stitch.runtime import DEFAULT_WINDOW, LoadedProgram
 from stitch.runtime import Device as RuntimeDevice
 from stitch.runtime.executors import Executor, make_executor
-from stitch.training import CompiledTraining, TensorFuture, TrainingInstance
-from stitch.ttb import Binary, content_of, encode, save
+from stitch.training import CompiledTraining, TrainingInstance
+from stitch.ttb import Binary, encode, save
 from stitch.ttb import load as load_binary
 
 __version__ = "0.1.0"
@@ -85,6 +85,7 @@ def open_device(
     window: int = DEFAULT_WINDOW,
     debug: bool = False,
     strict_types: bool = False,
+    max_memory: int | str | None = None,
 ) -> Device:
     """Open a simulated machine by name, YAML path or description.
 
@@ -92,12 +93,15 @@ def open_device(
     with PyTorch's kernels too), `null` (nobody); `threads`: on how many threads ONNX Runtime
     computes one operation (default 1). `window`: tasks queued before they run; 1 runs each call at
     once. `debug`: poison freed bytes and guard padding.
-    `strict_types`: links may not change the floating storage type.
+    `strict_types`: links may not change the floating storage type. `max_memory`: bytes (or a text,
+    `"2GiB"`) of the host's memory that all devices of the process may take together when this one
+    asks for more (default: 80 % of the machine's, or of its control group's); over it, plans and
+    tensors raise `OutOfMemoryError` before anything of them is allocated.
     """
     return Device(
         load_machine(machine),
         executor=executor if threads is None else make_executor(executor, threads),
-        window=window, debug=debug, strict_types=strict_types,
+        window=window, debug=debug, strict_types=strict_types, max_memory=max_memory,
     )  # fmt: skip
 
 
@@ -167,10 +171,8 @@ class CompiledModel:
             raise FormatError(f"this is no JSON of a compiled model: {error}") from error
         return compiled(graph, load_machine(target), str(target), options)
 
-    def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...] | TensorFuture:
-        """Run on a device of the model's own target: the first program (one tensor, or a tuple of
-        them), or a training's forward (a future).
-        """
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Run on a device of the model's own target: the first program, or a training's forward."""
         if self.training is not None:
             return (self.training.instance or self.start())(*arguments, **named)
         if not self._loaded:
@@ -221,7 +223,7 @@ class CompiledModel:
         for program in self.binary.programs:
             twin = self.training is not None and program is self.training.programs.evaluation
             path = place / f"{'evaluation' if twin else program.role.value}.ttb"
-            batch.add(path, content_of(Binary((program,), self.binary.machine, PRODUCER)))
+            batch.add(path, encode(Binary((program,), self.binary.machine, PRODUCER)))
             made.append(path)
         batch.commit()
         return tuple(made)

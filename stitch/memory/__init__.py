@@ -5,6 +5,18 @@ prepared copies. Must not know: tasks, plans, programs, executors.
 """
 
 from stitch.memory.allocator import Allocator
+from stitch.memory.budget import (
+    LARGE_NBYTES,
+    LEDGER,
+    Claim,
+    Ledger,
+    allowed_nbytes,
+    allowing,
+    claim,
+    claim_for,
+    keep,
+    parse_nbytes,
+)
 from stitch.memory.conversion import CopyKernel, prepare_copy, read_array, write_array
 from stitch.memory.space_memory import (
     LENT_ADDRESSES,
@@ -15,6 +27,7 @@ from stitch.memory.space_memory import (
 )
 
 __all__ = [
-    "LENT_ADDRESSES", "PADDING_BYTE", "POISON_BYTE", "Allocator", "CopyKernel", "SpaceMemory",
-    "WriteCounter", "prepare_copy", "read_array", "write_array",
+    "LARGE_NBYTES", "LEDGER", "LENT_ADDRESSES", "PADDING_BYTE", "POISON_BYTE", "Allocator", "Claim",
+    "CopyKernel", "Ledger", "SpaceMemory", "WriteCounter", "allowed_nbytes", "allowing", "claim",
+    "claim_for", "keep", "parse_nbytes", "prepare_copy", "read_array", "write_array",
 ]  # fmt: skip

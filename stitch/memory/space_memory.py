@@ -11,9 +11,10 @@ import mmap
 
 import numpy as np
 
-from stitch.errors import LayoutError, TaskError
+from stitch.errors import LayoutError, OutOfMemoryError, TaskError
 from stitch.machine.shape import MachineShape, SpaceShape, footprint
 from stitch.memory.allocator import Allocator
+from stitch.memory.byte_ranges import ByteRanges
 from stitch.memory.cells import Bytes, used_bytes
 from stitch.program import Space, TensorDesc
 
@@ -54,7 +55,11 @@ class SpaceMemory:
         self.counter = WriteCounter()
         nbytes = max(1, shape.banks * shape.limit)
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
-        self._mapping = mmap.mmap(-1, nbytes, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        try:
+            prot = mmap.PROT_READ | mmap.PROT_WRITE
+            self._mapping = mmap.mmap(-1, nbytes, flags=flags, prot=prot)
+        except OSError as error:
+            raise _no_addresses(space, nbytes, error) from error
         self._view = memoryview(self._mapping)
         self.bytes: Bytes = np.frombuffer(self._mapping, np.uint8)
         self._lent: dict[int, Bytes] = {}
@@ -133,6 +138,22 @@ class SpaceMemory:
         if first < last:
             self._mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
 
+    def give_back_all_but(self, kept: ByteRanges, written: ByteRanges) -> None:
+        """Give the system the bytes that were written and are not among those to keep.
+
+        Ranges are of whole pages; what is given back is undefined afterwards.
+        """
+        for start, stop in written:
+            place = start
+            for first, last in kept:
+                if last <= place or first >= stop:
+                    continue
+                if first > place:
+                    self._mapping.madvise(mmap.MADV_DONTNEED, place, first - place)
+                place = max(place, last)
+            if place < min(stop, len(self._mapping)):
+                self._mapping.madvise(mmap.MADV_DONTNEED, place, stop - place)
+
     def fill_padding(self, desc: TensorDesc, address: int, machine: MachineShape) -> None:
         """Debug mode: marks the unused bytes of a footprint (see `cells.used_bytes`)."""
         if self.debug:
@@ -159,6 +180,15 @@ class SpaceMemory:
                 remedy="a copy, a kernel or a view wrote outside its tensor: look at the task "
                 "that ran last",
             )
+
+
+def _no_addresses(space: Space, nbytes: int, error: OSError) -> OutOfMemoryError:
+    return OutOfMemoryError(
+        f"the system gives no addresses for {space.value}: {error.strerror or error}",
+        expected=f"{nbytes} bytes of addresses; memory is committed only as it is used",
+        remedy="lift the limit on addresses (ulimit -v unlimited, RLIMIT_AS) and bound what is "
+        "used by open_device(max_memory=) or --max_memory, or describe a smaller machine",
+    )
 
 
 def _unused(desc: TensorDesc, machine: MachineShape) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

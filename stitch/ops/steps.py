@@ -84,6 +84,15 @@ class KernelMemory:
     def __exit__(self, *_: object) -> None:
         _MEMORY.reset(self._tokens.pop())
 
+    def forget(self) -> None:
+        """Let go of all bytes, where nothing is bound to them any more."""
+        self._bytes, self._taken = np.empty(0, np.uint8), 0
+
+    def reserve(self, nbytes: int) -> None:
+        """Have so many bytes from now on, so that they do not grow little by little."""
+        if nbytes > self._bytes.nbytes:
+            self._bytes, self._taken = bytes_from_a_line(nbytes), 0
+
     def restart(self) -> None:
         """Begin again at the first byte."""
         self._taken = 0

@@ -34,6 +34,11 @@ def make_way(device: Device, ready: ReadyPlan) -> bool:
     targets = _targets(device, ready, in_the_way)
     if targets is None:
         return False
+    if not all(
+        device.host_memory.can_take(block.space, target, block.desc)
+        for block, target in zip(in_the_way, targets, strict=True)
+    ):
+        return False
     records, spaces = device.records, device.backend.spaces
     for block, target in zip(in_the_way, targets, strict=True):
         assert block.address is not None

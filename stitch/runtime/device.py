@@ -7,6 +7,8 @@ earlier for the same work is replayed; then the backend runs it.
 from __future__ import annotations
 
 import contextvars
+import gc
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -27,6 +29,7 @@ from stitch.runtime.executors import Executor, make_executor
 from stitch.runtime.fallback import fail, run_one_by_one
 from stitch.runtime.history import History
 from stitch.runtime.hooks import Hooks
+from stitch.runtime.host_memory import HostMemory
 from stitch.runtime.loading import load_program
 from stitch.runtime.plans import PlanCache, ReadyPlan, run_plan
 from stitch.runtime.program import LoadedProgram
@@ -58,11 +61,13 @@ class Device(TensorAccess):
         window: int = DEFAULT_WINDOW,
         debug: bool = False,
         strict_types: bool = False,
+        max_memory: int | str | None = None,
     ) -> None:
         if not isinstance(window, int) or window < 1:
             raise UsageError("a window holds at least one task", got=repr(window))
         self.machine = load_machine(machine)
         self.backend = LocalBackend(self.machine, make_executor(executor), debug=debug)
+        self.host_memory = HostMemory(self.backend, max_memory)
         self.records = Records(self.backend.spaces)
         self.window = window
         self.strict_types = strict_types
@@ -74,6 +79,7 @@ class Device(TensorAccess):
         #: Transformations of programs that nobody refers to any more.
         self.unloaded: deque[int] = deque()
         self.unpinned: deque[Any] = deque()
+        self.lock = threading.RLock()
         self.plans = PlanCache()
         self.copies_forbidden = 0
         #: The plan that ran last, for those who run it again by themselves.
@@ -81,7 +87,9 @@ class Device(TensorAccess):
         self._views = {}
         self.queued = Window(0)
         self._limit = window
-        self.begin_life()
+        self._closed = False
+        #: While hooks run the records are behind the bytes, so nobody may use them.
+        self.in_hooks = False
         #: Kernels may divide by zero and overflow: in here that gives IEEE results, no warnings.
         #: A context of its own is entered in a tenth of the time that np.errstate takes.
         self.quiet = contextvars.copy_context()
@@ -116,6 +124,29 @@ class Device(TensorAccess):
                 self.records.touch()
                 self.plans.clear()
                 self.constant_cache.clear()
+                self.host_memory.close(self.records.pinned())
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it can still be used."""
+        return self._closed
+
+    def check_open(self) -> None:
+        """Raise `TaskError` if the device has been closed, or a hook asks."""
+        if self._closed:
+            raise TaskError(
+                f"device {self.machine.name!r} is closed",
+                remedy="read results before leaving the `with` block",
+            )
+        self.check_idle()
+
+    def check_idle(self) -> None:
+        """Raise `TaskError` if a hook asks: a plan is half-way through."""
+        if self.in_hooks:
+            raise TaskError(
+                f"device {self.machine.name!r} is in the middle of a plan: a hook cannot use it",
+                remedy="look at the arrays of the hook's context, and act after the run",
+            )
 
     @property
     def executor(self) -> str:
@@ -212,13 +243,9 @@ class Device(TensorAccess):
             desc = self.target_desc(value, layout)
             bare = TensorDesc(desc.shape, desc.layout.without_address())
             what = Transformation(
-                "to_layout",
-                TransformationKind.COPY,
-                (),
-                (desc,),
-                output_names=("tensor",),
-                key=-1 - self.desc_key(desc),
-            )
+                "to_layout", TransformationKind.COPY, (), (desc,),
+                output_names=("tensor",), key=-1 - self.desc_key(desc),
+            )  # fmt: skip
             outputs = [(bare, self.desc_key(bare))]
             (made,) = self.queued.append(self, what, None, [value], outputs)
             made.retain = value.retain
@@ -238,8 +265,6 @@ class Device(TensorAccess):
         failure while running, finished outputs stay and what depended on the rest is failed.
         """
         with self.lock:
-            if self._closed:
-                self.check_process()
             self.run_queue()
 
     def run_queue(self) -> None:
@@ -279,12 +304,9 @@ class Device(TensorAccess):
         picture = Picture(self.records, window.sources, len(values), window.number)
         picture.kept.update(i for i, alive in enumerate(kept) if alive)
         request = PlanRequest(
-            self.machine,
-            window.graph.tasks,
-            tuple(picture.blocks),
-            tuple(picture.residents),
+            self.machine, window.graph.tasks, tuple(picture.blocks), tuple(picture.residents),
             frozenset(picture.kept),
-        )
+        )  # fmt: skip
         made = plan(request)
         if self.copies_forbidden and made.copies:
             raise TaskError(
@@ -292,10 +314,12 @@ class Device(TensorAccess):
                 where=made.copies[0].reason,
                 remedy="compile the programs for matching layouts, or allow copies here",
             )
+        claimed = self.host_memory.take(made, agents, self._make_room)
         programs = [None if a is None else a.prepared() for a in agents]
         bodies = [None if a is None else a.program for a in agents]
         bound = self.backend.bind(made, programs, bodies)
         ready = self.plans.ready(bound, picture, self.records, len(values))
+        ready.claim = claimed
         if self.events.active:
             self.events.emit(PlanMade(ready.index, made))
         return ready
@@ -309,6 +333,13 @@ class Device(TensorAccess):
         self.last_ready = ready
         if listened:
             self.events.emit(PlanRun(ready.index, began, time.perf_counter() - began))
+
+    def _make_room(self) -> None:
+        """Drop the plans made earlier, and give back what only they wrote to."""
+        self.plans.clear()
+        self.last_ready = None
+        gc.collect()
+        self.host_memory.give_back(self.records.blocks.values())
 
     def needs_attention(self) -> bool:
         """Whether a plan may not be run past the queue just now."""
@@ -364,6 +395,5 @@ class Device(TensorAccess):
 
     def wait(self) -> None:
         """Run everything that is queued."""
-        with self.lock:
-            self.check_open()
-            self.run_queue()
+        self.check_open()
+        self.flush()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stitch.memory import Claim
 from stitch.planner import Execute, Plan
 from stitch.runtime.backend import BoundPlan
 from stitch.runtime.effects import Effects, Place, effects_of
@@ -58,6 +59,8 @@ class ReadyPlan:
     after: int = -1
     #: Its steps as one function, once it has run a few times.
     straight: Straight | None = None
+    #: What it takes of the host's memory for as long as it can run.
+    claim: Claim | None = None
 
     @property
     def plan(self) -> Plan:

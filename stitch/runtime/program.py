@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stitch.errors import UsageError
+from stitch.memory import Claim
 from stitch.program import (
     InputKind,
     Layout,
@@ -20,13 +22,12 @@ from stitch.program import (
     host_layout,
 )
 from stitch.runtime.executors import as_bytes
-from stitch.runtime.executors.found_once import found_once
+from stitch.runtime.executors.account import ProgramBytes, program_bytes
 from stitch.task import Transformation, TransformationKind
 
 if TYPE_CHECKING:
     from stitch.runtime.device import Device
     from stitch.runtime.executors import PreparedProgram
-    from stitch.runtime.tensor import Tensor
 
 
 class InputPort:
@@ -70,6 +71,8 @@ class LoadedProgram:
         self.name = program.name
         self._verify = verify
         self._prepared: PreparedProgram | None = None
+        #: What it takes of the host's memory once it is prepared.
+        self.host_claim: Claim | None = None
         #: Blocks that reserve the constants' device addresses for as long as this lives.
         self.constant_blocks = constants
         self.ports = tuple(
@@ -109,11 +112,8 @@ class LoadedProgram:
         host = TensorDesc(kind.shape, host_layout(kind.data_type))
         return InputPort(self.name, name, kind, desc, self.device.desc_key(host))
 
-    def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
-        """Queue one run; gives one tensor, or a tuple where the program has several outputs.
-
-        Raises `UsageError` for missing or surplus inputs, `LinkError`.
-        """
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Queue one run; raises `UsageError` for missing or surplus inputs, `LinkError`."""
         if named or len(arguments) != self.takes:
             arguments = self.arrange(arguments, named)
         return self.device.submit(self, arguments)
@@ -144,7 +144,12 @@ class LoadedProgram:
             self._prepared = self.device.backend.prepare(self.program)
         return self._prepared
 
-    @found_once
+    @cached_property
+    def host_bytes(self) -> ProgramBytes:
+        """What running it takes of the host's memory beside the spaces, by the executor."""
+        return program_bytes(self.program, self.device.executor)
+
+    @cached_property
     def content_hash(self) -> bytes:
         """What programs with the same text and constants share, whatever their file."""
         digest = hashlib.sha256(self.program.text().encode())

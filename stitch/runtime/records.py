@@ -53,6 +53,10 @@ class Records:
         for block in parked.values():
             self.free(block)
 
+    def pinned(self) -> list[BlockRecord]:
+        """The live blocks whose bytes somebody outside holds."""
+        return [block for block in self.blocks.values() if block.pins]
+
     def touch(self) -> None:
         """Something that runs rest on has changed."""
         self.epoch += 1

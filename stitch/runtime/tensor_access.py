@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stitch.errors import LayoutError, TaskError, UsageError
+from stitch.errors import LayoutError, OutOfMemoryError, TaskError, UsageError
 from stitch.link import check_link
-from stitch.machine import footprint
+from stitch.machine import Machine, footprint
 from stitch.memory import CopyKernel
 from stitch.program import Array, DataType, Layout, Space, TensorDesc, host_layout
 from stitch.runtime.arrays import as_array
@@ -20,24 +20,31 @@ from stitch.runtime.constant_cache import ConstantCache
 from stitch.runtime.events import EventStream, ReadBack
 from stitch.runtime.executors import as_bytes
 from stitch.runtime.history import History
-from stitch.runtime.lifetime import Lifetime
+from stitch.runtime.host_memory import HostMemory
+from stitch.runtime.records import Records
 from stitch.runtime.state import BlockRecord, InstanceRecord, Status, ValueRecord
 from stitch.runtime.tensor import Tensor
 
 if TYPE_CHECKING:
+    import threading
+
     from stitch.runtime.device import Device
 
 #: Places whose arrays are kept ready for reading.
 MAX_VIEWS = 4096
 
 
-class TensorAccess(Lifetime):
+class TensorAccess:
     """The part of a device that looks after single values; `Device` adds the queue."""
 
+    machine: Machine
     backend: LocalBackend
+    records: Records
+    host_memory: HostMemory
     history: History
     events: EventStream
     constant_cache: ConstantCache
+    lock: threading.RLock
     unpinned: deque[BlockRecord]
     copies_forbidden: int
     #: Dense arrays over places that were read before.
@@ -45,6 +52,10 @@ class TensorAccess(Lifetime):
 
     def run_queue(self) -> None:
         """Run what is queued, with the lock held."""
+        raise AssertionError("Device defines it")
+
+    def check_open(self) -> None:
+        """Raise if closed."""
         raise AssertionError("Device defines it")
 
     # -- checks ------------------------------------------------------------------------------------
@@ -153,8 +164,7 @@ class TensorAccess(Lifetime):
 
         A buffer at bank address `a` begins at byte `a * banks`; see `Tensor.address`.
         """
-        with self.lock:
-            self.check_open()
+        self.check_open()
         names = [s.value for s in self.backend.spaces]
         if not isinstance(space, Space) and space not in names:
             raise UsageError(f"there is no space {space!r}", expected=" or ".join(names))
@@ -242,6 +252,11 @@ class TensorAccess(Lifetime):
             bare = TensorDesc(desc.shape, desc.layout.without_address())
             block = self.records.reserve(bare, size, desc.layout.address, "empty()")
             assert block.address is not None
+            try:
+                self.host_memory.take_region(block.space, block.address, bare, "device.empty()")
+            except OutOfMemoryError:
+                self.records.free(block)
+                raise
             memory = self.backend.spaces[block.space]
             memory.fill_padding(bare, block.address, self.machine.shape)
             value = self.new_value(bare)

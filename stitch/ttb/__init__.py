@@ -6,18 +6,9 @@ know: operators, devices, plans. The format is specified in `envelope.py` and `d
 """
 
 from stitch.ttb.binary import CURRENT, FEATURES, OPSET, Binary, Version
-from stitch.ttb.file import (
-    FileSizes,
-    ProgramSize,
-    content_of,
-    encode,
-    inspect_sizes,
-    load,
-    save,
-)
-from stitch.ttb.foreign import recognize
+from stitch.ttb.file import FileSizes, ProgramSize, encode, inspect_sizes, load, save
 
 __all__ = [
     "CURRENT", "FEATURES", "OPSET", "Binary", "FileSizes", "ProgramSize", "Version",
-    "content_of", "encode", "inspect_sizes", "load", "recognize", "save",
+    "encode", "inspect_sizes", "load", "save",
 ]  # fmt: skip

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import io
 import mmap
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -39,27 +38,14 @@ _PEEK_TABLES = {
 }
 
 
-def content_of(binary: Binary) -> Callable[[Sink], None]:
-    """What writes a `.ttb` file, segment by segment; raises as `encode` does."""
-    segments = collect_segments(binary.programs)
-    head = close_metadata(encode_metadata(binary, segments))
-
-    def write(sink: Sink) -> None:
-        sink.write(head)
-        for piece in _pieces(segments):
-            sink.write(piece)
-
-    return write
-
-
 def encode(binary: Binary) -> bytes:
     """The bytes of a `.ttb` file; the same for equal binaries, in every process.
 
     Raises `StitchError` for what the format cannot hold (a name that is too long, for instance).
     """
-    stream = io.BytesIO()
-    content_of(binary)(stream)
-    return stream.getvalue()
+    segments = collect_segments(binary.programs)
+    head = close_metadata(encode_metadata(binary, segments))
+    return b"".join([head, *_pieces(segments)])
 
 
 def save(binary: Binary, path: str | Path) -> None:
@@ -68,7 +54,15 @@ def save(binary: Binary, path: str | Path) -> None:
     Raises `StitchError` with the path where it cannot be written; then nothing is left behind, and
     a file that was there before stays as it was.
     """
-    write_file(path, content_of(binary))
+    segments = collect_segments(binary.programs)
+    head = close_metadata(encode_metadata(binary, segments))
+
+    def write(sink: Sink) -> None:
+        sink.write(head)
+        for piece in _pieces(segments):
+            sink.write(piece)
+
+    write_file(path, write)
 
 
 def _pieces(segments: Segments) -> Iterator[bytes | memoryview]:

@@ -27,6 +27,11 @@ class Workspace:
         #: What kernels use for themselves.
         self.kernels = KernelMemory()
 
+    def forget(self) -> None:
+        """Begin anew, where nothing is bound to these bytes any more."""
+        self._bytes = np.empty(0, np.uint8)
+        self.kernels.forget()
+
     def region(self, nbytes: int) -> Array:
         """The first so many bytes; what was given before stays usable where this takes new ones."""
         if nbytes > self._bytes.nbytes:

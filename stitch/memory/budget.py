@@ -1,0 +1,212 @@
+"""The budget: how many bytes of the host's memory this process takes, and how many it may.
+
+Comes in: requests, each before anything of it is allocated. Goes out: claims, which count until
+they are let go, or an `OutOfMemoryError` that says what else is there. One ledger serves all
+devices and readers of files of the process; nothing of it is on the way of a call that runs again.
+Must not know: devices, programs, files.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import re
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from stitch.errors import OutOfMemoryError, UsageError
+from stitch.memory.host_limits import machine_nbytes
+
+#: The part of the machine's memory, or of its control group's, that is used unless said otherwise.
+DEFAULT_PART = 0.8
+#: Who asks again and again (arguments, results of calls) does so from this size on.
+LARGE_NBYTES = 32 << 20
+#: Claims that an error lists.
+_LISTED = 5
+_UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
+          "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}  # fmt: skip
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
+_allowed: ContextVar[int | None] = ContextVar("allowed bytes of host memory", default=None)
+
+
+def parse_nbytes(given: int | str) -> int:
+    """A number of bytes from an integer or a text such as `512MiB` or `2GB`; raises `UsageError`.
+
+    >>> parse_nbytes("2GiB"), parse_nbytes("1.5 kB"), parse_nbytes(4096)
+    (2147483648, 1500, 4096)
+    """
+    if isinstance(given, int) and not isinstance(given, bool) and given > 0:
+        return given
+    found = _SIZE.fullmatch(given) if isinstance(given, str) else None
+    nbytes = int(float(found[1]) * _UNITS[(found[2] or "").lower()]) if found else 0
+    if nbytes < 1:
+        raise UsageError(
+            "this is no amount of memory",
+            expected='a positive number of bytes, or a text such as "512MiB" or "2GB"',
+            got=repr(given),
+        )
+    return nbytes
+
+
+def allowed_nbytes() -> int:
+    """What is allowed where nobody says otherwise: see `allowing`, else 80 % of the machine's."""
+    said = _allowed.get()
+    return int(DEFAULT_PART * machine_nbytes()) if said is None else said
+
+
+@contextmanager
+def allowing(nbytes: int | str | None) -> Iterator[None]:
+    """Inside, so many bytes are allowed where nobody says otherwise; None changes nothing."""
+    token = _allowed.set(_allowed.get() if nbytes is None else parse_nbytes(nbytes))
+    try:
+        yield
+    finally:
+        _allowed.reset(token)
+
+
+class Claim:
+    """Bytes that somebody takes; they count until this is let go, or is collected."""
+
+    __slots__ = ("__weakref__", "_ledger", "nbytes", "number")
+
+    def __init__(self, ledger: Ledger, number: int, nbytes: int) -> None:
+        self._ledger = ledger
+        self.number = number
+        self.nbytes = nbytes
+
+    def let_go(self) -> None:
+        """The bytes are free; letting go twice is allowed."""
+        self._ledger.gone.append(self.number)
+
+    def __del__(self) -> None:
+        # Collection may happen while the ledger is locked by this very thread: leave a note.
+        self._ledger.gone.append(self.number)
+
+
+class Ledger:
+    """The claims of a process. Thread-safe; after a fork the child goes on with its own copy."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._claims: dict[int, tuple[int, str]] = {}
+        self._numbers = itertools.count()
+        self._taken = 0
+        #: Numbers of claims that were let go, noted here by finalizers too.
+        self.gone: deque[int] = deque()
+
+    def after_fork(self) -> None:
+        """In the child: a thread of the parent may have held the lock."""
+        self._lock = threading.Lock()
+
+    @property
+    def taken_nbytes(self) -> int:
+        """What all live claims take."""
+        with self._lock:
+            return self._settled()
+
+    def live(self) -> tuple[tuple[int, str], ...]:
+        """Bytes and names of what is claimed, the largest first."""
+        with self._lock:
+            self._settled()
+            return tuple(sorted(self._claims.values(), reverse=True))
+
+    def claim(
+        self,
+        nbytes: int,
+        what: str,
+        *,
+        allowed: int | None = None,
+        make_room: Callable[[], object] = gc.collect,
+    ) -> Claim:
+        """Take so many bytes for `what`; raises `OutOfMemoryError` where too few are left.
+
+        `make_room` is called before it gives up, once: by default what is garbage is collected.
+        """
+        allowed = allowed_nbytes() if allowed is None else allowed
+        parts = ((nbytes, what),)
+        return self.claim_parts(lambda: parts, what, allowed=allowed, make_room=make_room)[0]
+
+    def claim_parts(
+        self,
+        parts: Callable[[], Sequence[tuple[int, str]]],
+        what: str,
+        *,
+        allowed: int,
+        make_room: Callable[[], object],
+    ) -> list[Claim]:
+        """Take several amounts, all or none, as claims of their own names; see `claim`.
+
+        `parts` is asked again once room was made; `what` is what the error names.
+        """
+        made = self._try(parts(), allowed)
+        if made is None:
+            make_room()
+            wanted = parts()
+            made = self._try(wanted, allowed)
+            if made is None:
+                raise self._refusal(sum(n for n, _ in wanted), what, allowed)
+        return made
+
+    def _try(self, parts: Sequence[tuple[int, str]], allowed: int) -> list[Claim] | None:
+        with self._lock:
+            wanted = sum(nbytes for nbytes, _ in parts)
+            if wanted and self._settled() + wanted > allowed:
+                return None
+            made = [Claim(self, next(self._numbers), nbytes) for nbytes, _ in parts]
+            self._claims.update(zip((found.number for found in made), parts, strict=True))
+            self._taken += wanted
+        return made
+
+    def _settled(self) -> int:
+        gone = self.gone
+        while gone:
+            self._taken -= self._claims.pop(gone.popleft(), (0, ""))[0]
+        return self._taken
+
+    def _refusal(self, nbytes: int, what: str, allowed: int) -> OutOfMemoryError:
+        live = [(n, name) for n, name in self.live() if n]
+        taken = sum(n for n, _ in live)
+        others = "; ".join(f"{n} B {name}" for n, name in live[:_LISTED])
+        if len(live) > _LISTED:
+            others += f"; and {len(live) - _LISTED} more"
+        return OutOfMemoryError(
+            f"{what} needs {nbytes} bytes of the host's memory, and {max(0, allowed - taken)} of "
+            f"{allowed} allowed are left",
+            expected=f"at most {max(0, allowed - taken)} bytes",
+            got=f"{nbytes} bytes" + (f", beside {others}" if others else ", beside nothing else"),
+            remedy="drop what is not needed, use smaller shapes, or allow more: "
+            "open_device(max_memory=), --max_memory (default: 80 % of the machine's memory)",
+        )
+
+
+#: The ledger of this process.
+LEDGER = Ledger()
+os.register_at_fork(after_in_child=LEDGER.after_fork)
+
+
+def claim(nbytes: int, what: str, *, allowed: int | None = None) -> Claim:
+    """Take so many bytes of the process's; raises `OutOfMemoryError`. See `Ledger.claim`."""
+    return LEDGER.claim(nbytes, what, allowed=allowed)
+
+
+def claim_for(owner: Any, nbytes: int, what: str) -> None:
+    """Take bytes for as long as `owner`, an array or another object, is alive."""
+    keep(owner, claim(nbytes, what))
+
+
+def keep(owner: Any, taken: Claim) -> None:
+    """A claim counts for as long as its owner is alive, and what is viewed by it."""
+    base = owner
+    while getattr(base, "base", None) is not None:
+        base = base.base
+    try:
+        weakref.finalize(base, taken.let_go).atexit = False
+    except TypeError:
+        # Bytes and mappings take no finalizers: the array over them stands for them.
+        weakref.finalize(owner, taken.let_go).atexit = False

@@ -1,0 +1,167 @@
+"""The account of a program: how many bytes of the host's memory an executor takes to run it.
+
+Comes in: a program, the executor's name. Goes out: bytes, before anything is allocated: what our
+own kernels take as their definitions say it, what others take as a bound for each operator. Bytes
+of the spaces are the plan's, and constants are the file's mapping. Must not know: devices, plans.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from stitch.machine import MachineShape, footprint
+from stitch.ops.definition import computed_nbytes
+from stitch.ops.kernel_bytes import kernel_bytes, numpy_bytes, operand_nbytes
+from stitch.program import ABSENT, Array, Operation, OperationList, Program, TensorDesc
+from stitch.runtime.executors.element_blocks import BLOCK_SIZE
+from stitch.runtime.executors.places import plan_places
+from stitch.runtime.executors.staging import is_direct
+from stitch.runtime.executors.units import units_of
+
+#: Executors that give operations to ONNX Runtime.
+WITH_SESSIONS = frozenset({"onnxruntime", "auto", "torch"})
+#: What a session, its threads and its arena's first pieces take however small it is.
+SESSION_NBYTES = 16 << 20
+#: Its arena grows by powers of two, so that values take up to twice what they need.
+ARENA_GROWTH = 2
+#: Its kernels rearrange operands and results (blocked convolutions, transposed products).
+FOREIGN_TIMES = 2
+#: Those that gather columns, of the operand or of the result.
+GATHERING = frozenset({"Conv", "ConvInteger", "QLinearConv", "DeformConv", "ConvTranspose"})
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramBytes:
+    """Bytes of the host's memory that running a program takes beside the spaces.
+
+    `kept`: once it is prepared (constants in their compute type, staging, what ONNX Runtime
+    rearranges); `bound`: each time it is bound to addresses; `values`: values inside it, where
+    programs of one device take the same bytes in turn; `kernels`: what one kernel has at a time.
+    `largest` names the operation whose kernel takes most.
+    """
+
+    kept: int
+    bound: int
+    values: int
+    kernels: int
+    largest: str
+
+    @property
+    def peak(self) -> int:
+        """All of them at once; kernels have their common memory and what they take while they
+        run."""
+        return self.kept + self.bound + self.values + 2 * self.kernels
+
+
+NOTHING = ProgramBytes(0, 0, 0, 0, "")
+
+
+def program_bytes(program: Program, executor: str) -> ProgramBytes:
+    """What an executor takes to run a program, at most."""
+    if executor == "null":
+        return NOTHING
+    kept = _computed_constants(program) + _staged(program)
+    units = units_of(program, ())
+    places = plan_places(program, units, program.constant_data())
+    foreign = executor in WITH_SESSIONS
+    kernels_of = {"onnxruntime": _session_bytes, "auto": _either_bytes, "torch": _either_bytes}
+    found = kernel_bytes(program, kernels_of.get(executor, numpy_bytes))
+    blocks = max((len(u.operations) for u in units if u.group), default=0) * BLOCK_SIZE * 8
+    values, kernels = places.nbytes, max(found.passing, blocks)
+    if foreign:
+        kept += SESSION_NBYTES + _weights(program)
+        values += ARENA_GROWTH * _inner(program)
+    return ProgramBytes(kept, found.kept, values, kernels, found.largest)
+
+
+def program_peak(program: Program, machine: MachineShape, executor: str) -> int:
+    """All bytes of the host's memory that one run of a program takes: inputs, outputs and scratch
+    in their spaces, and what the executor takes."""
+    slots = [program.input_desc(i) for i in range(len(program.inputs))]
+    slots += [
+        program.output_desc(i)
+        for i, slot in enumerate(program.outputs)
+        if slot.aliases_input is None
+    ]
+    scratch = 0
+    if program.scratch.size_per_bank:
+        banks = machine.space(program.scratch.space).banks
+        scratch = program.scratch.size_per_bank * banks
+    in_spaces = sum(committed_nbytes(desc, machine) for desc in slots) + scratch
+    return in_spaces + program_bytes(program, executor).peak
+
+
+def committed_nbytes(desc: TensorDesc, machine: MachineShape) -> int:
+    """What of a footprint is ever written: dense values lie at its start."""
+    if desc.layout.is_dense:
+        return desc.layout.data_type.nbytes(desc.elements)
+    return footprint(desc, machine).nbytes
+
+
+def _either_bytes(
+    program: OperationList, operation: Operation, constants: dict[int, Array]
+) -> tuple[int, bool]:
+    """The most that an operation takes by whichever kernel: ours, ONNX Runtime's or PyTorch's."""
+    ours, keeps = numpy_bytes(program, operation, constants)
+    return max(ours, _session_bytes(program, operation, constants)[0]), keeps
+
+
+def _session_bytes(
+    program: OperationList, operation: Operation, constants: dict[int, Array]
+) -> tuple[int, bool]:
+    """The most that ONNX Runtime's kernel takes; what it takes lies in the arena."""
+    found = FOREIGN_TIMES * operand_nbytes(program, operation)
+    if operation.op in GATHERING:
+        found += _columns(program, operation)
+    return found, False
+
+
+def _columns(program: OperationList, operation: Operation) -> int:
+    """All windows of a convolution's first operand, or those that make its result."""
+    shapes = [program.values[v].type.shape for v in operation.inputs if v != ABSENT]
+    result = program.values[operation.outputs[0]].type.shape
+    data, weights = shapes[0], next(s for s in shapes[1:] if len(s) > 2)
+    places = min(math.prod(data[2:]), math.prod(result[2:]))
+    return math.prod(weights[1:]) * places * 4 * max(1, data[1] // max(1, weights[1]))
+
+
+def _computed_constants(program: Program) -> int:
+    """Narrow constants get copies in the type that kernels compute in."""
+    found = 0
+    for constant in program.constants:
+        kind = program.values[constant.value].type
+        if constant.data.dtype != kind.data_type.compute_dtype:
+            found += computed_nbytes(kind)
+    return found
+
+
+def _staged(program: Program) -> int:
+    """Values that are not computed where they lie, and what rounds them."""
+    constants = {c.value for c in program.constants}
+    touched = _slots(program)
+    touched |= {v for o in program.operations for v in (*o.inputs, *o.outputs) if v != ABSENT}
+    found = 0
+    for value in touched - constants:
+        stored = program.values[value]
+        if not is_direct(stored):
+            found += 2 * computed_nbytes(stored.type)
+    return found
+
+
+def _slots(program: Program) -> set[int]:
+    return {s.value for s in program.inputs} | {s.value for s in program.outputs}
+
+
+def _weights(program: Program) -> int:
+    """Weights of products, of which a session keeps a rearranged copy."""
+    weights = {
+        v for o in program.operations for v in o.inputs[1:2] if o.op in ("MatMul", "Gemm", "Conv")
+    }
+    kinds = (program.values[c.value].type for c in program.constants if c.value in weights)
+    return sum(computed_nbytes(kind) for kind in kinds)
+
+
+def _inner(program: Program) -> int:
+    made = {v for o in program.operations for v in o.outputs if v != ABSENT}
+    return sum(computed_nbytes(program.values[v].type) for v in made - _slots(program))

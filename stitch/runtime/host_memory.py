@@ -1,0 +1,226 @@
+"""What a device takes of the host's memory, asked for before it is taken.
+
+Comes in: plans that are about to be bound, the programs that they run. Goes out: claims on the
+process's budget, or an `OutOfMemoryError` that leaves everything as it was. A plan that is found
+again asks nothing: what it writes to is claimed for as long as it can run. Must not know windows
+or handles.
+
+Counted are the pages of the spaces that plans write to, what executors take (`ProgramBytes`), and
+host arrays on their way in. Not counted: the mappings of files, Python's own objects, libraries.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from stitch.errors import OutOfMemoryError
+from stitch.machine import footprint
+from stitch.memory import LEDGER, LENT_ADDRESSES, Claim, allowed_nbytes, parse_nbytes
+from stitch.memory.byte_ranges import ByteRanges
+from stitch.planner import Allocate, Copy, Execute, Plan, Relocate
+from stitch.program import Space, TensorDesc
+from stitch.runtime.backend import LocalBackend
+from stitch.runtime.executors.account import committed_nbytes
+from stitch.runtime.state import BlockRecord
+
+if TYPE_CHECKING:
+    from stitch.runtime.program import LoadedProgram
+
+#: Names of programs that an error lists.
+_LISTED = 3
+#: A range of a space's bytes.
+Region = tuple[Space, int, int]
+
+
+class HostMemory:
+    """A device's claims: on its spaces, on what its programs share, on what each one keeps."""
+
+    def __init__(self, backend: LocalBackend, allowed: int | str | None) -> None:
+        self.backend = backend
+        self.machine = backend.machine
+        self.allowed = allowed_nbytes() if allowed is None else parse_nbytes(allowed)
+        #: Without an executor that computes nothing is written, but for padding in debug mode.
+        self._writes = backend.executor.computes or backend.debug
+        self._spaces = backend.spaces
+        self._written = {space: ByteRanges() for space in backend.spaces}
+        self._in_spaces: list[Claim] = []
+        #: The common bytes of programs: values inside them, kernels' memory. Larger ones are taken
+        #: beside those that earlier bindings still use.
+        self._values = self._kernels = 0
+        self._shared: list[Claim] = []
+        #: What each plan that can still run writes to.
+        self._regions: weakref.WeakKeyDictionary[Claim, tuple[Region, ...]] = (
+            weakref.WeakKeyDictionary()
+        )
+        #: The most that was claimed at any time.
+        self.peak_nbytes = 0
+
+    @property
+    def nbytes(self) -> int:
+        """What is claimed now, but for what programs and plans keep for themselves."""
+        return sum(c.nbytes for c in (*self._in_spaces, *self._shared))
+
+    def written_nbytes(self, space: Space) -> int:
+        """The bytes of a space that plans write to, in whole pages."""
+        return self._written[space].nbytes
+
+    def take(
+        self,
+        plan: Plan,
+        agents: Sequence[LoadedProgram | None],
+        make_room: Callable[[], object],
+    ) -> Claim | None:
+        """Claim what a plan takes, before it is bound; what is given is the plan's to keep.
+
+        `make_room` drops what the device can do without. Raises `OutOfMemoryError`; then nothing
+        has changed.
+        """
+        if not self._writes:
+            return None
+        runs = [agents[step.task] for step in plan.steps if isinstance(step, Execute)]
+        programs = [agent for agent in runs if agent is not None]
+        fresh = list({id(p): p for p in programs if p.host_claim is None}.values())
+        regions = tuple(self._regions_of(plan))
+        own = sum(p.host_bytes.bound for p in programs) + self._entering(plan)
+        values = max((p.host_bytes.values for p in programs), default=0)
+        kernels = max((p.host_bytes.kernels for p in programs), default=0)
+        name = _naming(programs, plan)
+        most = max((p.host_bytes for p in programs), key=lambda b: b.kernels, default=None)
+        what = f"running {name}"
+        if most is not None and most.largest:
+            what += f" (its {most.largest} alone takes up to {most.kernels} B while it runs)"
+
+        def parts() -> tuple[tuple[int, str], ...]:
+            # Asked for anew once room was made: then less may be written already.
+            shared = (values if values > self._values else 0) + (
+                2 * kernels - self._kernels if kernels > self._kernels else 0
+            )
+            device = f"device {self.machine.name!r}"
+            return (
+                (self._added(regions), f"in the spaces of {device}"),
+                (shared, f"while programs of {device} run"),
+                (own, f"for plans of {name}"),
+                *((p.host_bytes.kept, f"for program {p.name!r}") for p in fresh),
+            )
+
+        found = LEDGER.claim_parts(parts, what, allowed=self.allowed, make_room=make_room)
+        in_spaces, shared, mine, *others = found
+        for space, start, stop in regions:
+            self._written[space].update([(start, stop)])
+        self._in_spaces.append(in_spaces)
+        self._shared.append(shared)
+        self._values, self._kernels = max(self._values, values), max(self._kernels, kernels)
+        self.backend.workspace.kernels.reserve(self._kernels)
+        for program, claimed in zip(fresh, others, strict=True):
+            program.host_claim = claimed
+        self._regions[mine] = regions
+        self.peak_nbytes = max(self.peak_nbytes, self.nbytes + sum(c.nbytes for c in self._regions))
+        return mine
+
+    def take_region(self, space: Space, address: int, desc: TensorDesc, what: str) -> None:
+        """Claim the bytes of a tensor outside any plan; raises `OutOfMemoryError`."""
+        if not self._writes:
+            return
+        region = self._region(space, address, desc)
+        if not self._written[space].covers(*region[1:]):
+            nbytes = self._added([region])
+            self._in_spaces.append(LEDGER.claim(nbytes, what, allowed=self.allowed))
+            self._written[space].update([region[1:]])
+
+    def can_take(self, space: Space, address: int, desc: TensorDesc) -> bool:
+        """Whether the bytes of a tensor could be claimed; they are, if so."""
+        try:
+            self.take_region(space, address, desc, f"in the spaces of {self.machine.name!r}")
+        except OutOfMemoryError:
+            return False
+        return True
+
+    def give_back(self, live: Iterable[BlockRecord]) -> None:
+        """Give the system back what neither live blocks nor plans that can still run use."""
+        if not self._regions:
+            # Nothing is bound to what programs share.
+            self.backend.workspace.forget()
+            self._shared.clear()
+            self._values = self._kernels = 0
+        kept = [region for regions in list(self._regions.values()) for region in regions]
+        for block in live:
+            if block.address is not None:
+                kept += [self._region(block.space, block.address, block.desc)]
+        self._in_spaces.clear()
+        for space, memory in self._spaces.items():
+            left = ByteRanges((a, b) for where, a, b in kept if where is space)
+            memory.give_back_all_but(left, self._written[space])
+            self._written[space] = left
+            what = f"in the spaces of device {self.machine.name!r}"
+            # What was claimed before is claimed again: it always fits.
+            self._in_spaces.append(LEDGER.claim(left.nbytes, what, allowed=1 << 62))
+
+    def close(self, pinned: Iterable[BlockRecord]) -> None:
+        """Let everything go, and give back all bytes but those of blocks held by others."""
+        self.give_back(pinned)
+        for claimed in (*self._in_spaces, *self._shared, *list(self._regions)):
+            claimed.let_go()
+        self._in_spaces.clear()
+        self._shared.clear()
+
+    # -- what a plan writes to ---------------------------------------------------------------------
+
+    def _added(self, regions: Iterable[Region]) -> int:
+        by_space: dict[Space, list[tuple[int, int]]] = {}
+        for space, start, stop in regions:
+            by_space.setdefault(space, []).append((start, stop))
+        return sum(self._written[space].added(found) for space, found in by_space.items())
+
+    def _region(self, space: Space, address: int, desc: TensorDesc) -> Region:
+        memory = self._spaces[space]
+        start = address * memory.shape.banks
+        if address >= LENT_ADDRESSES:
+            return space, 0, 0
+        return space, start, start + self._committed(desc)
+
+    def _committed(self, desc: TensorDesc) -> int:
+        shape = self.machine.shape
+        # Debug mode writes the padding too.
+        return (
+            footprint(desc, shape).nbytes if self.backend.debug else committed_nbytes(desc, shape)
+        )
+
+    def _regions_of(self, plan: Plan) -> Iterable[Region]:
+        blocks = {b.number: b for b in plan.request.blocks}
+        for step in plan.steps:
+            if isinstance(step, Allocate):
+                block = step.block
+                blocks[block.number] = block
+                if block.address is not None:
+                    yield self._region(block.space, block.address, block.desc)
+            elif isinstance(step, Relocate):
+                for number, address in step.targets:
+                    block = blocks[number]
+                    yield self._region(block.space, address, block.desc)
+            elif isinstance(step, Execute) and step.scratch is not None:
+                space, address, size = step.scratch
+                banks = self._spaces[space].shape.banks
+                yield space, address * banks, (address + size) * banks
+
+    def _entering(self, plan: Plan) -> int:
+        """Host arrays outside the spaces: captured at the call, staged where forms differ."""
+        outside = {b.number for b in plan.request.blocks if b.address is None}
+        found = 0
+        for step in plan.steps:
+            if isinstance(step, Copy) and step.source.block in outside:
+                layout = step.source.desc.layout
+                same = step.target.desc.layout.is_dense and (
+                    step.target.desc.layout.data_type is layout.data_type
+                )
+                nbytes = layout.data_type.nbytes(step.source.desc.elements)
+                found += nbytes if same else 2 * nbytes
+        return found
+
+
+def _naming(programs: Sequence[LoadedProgram], plan: Plan) -> str:
+    if not programs:
+        return plan.request.tasks[0].transformation.name
+    names = list(dict.fromkeys(repr(p.name) for p in programs))
+    return ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")

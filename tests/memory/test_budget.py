@@ -1,0 +1,150 @@
+"""The budget of the process: what is claimed counts until it is let go, and no more is given."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stitch.errors import OutOfMemoryError, UsageError
+from stitch.memory import Ledger, allowed_nbytes, allowing, claim_for, parse_nbytes
+from stitch.memory.budget import LEDGER
+from stitch.memory.byte_ranges import ByteRanges
+from stitch.memory.host_limits import group_limit, machine_nbytes
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [("2GiB", 2 << 30), ("512 mib", 512 << 20), ("3kB", 3000), ("77", 77), (4096, 4096)],
+)
+def test_amounts_are_numbers_or_texts(text: int | str, nbytes: int) -> None:
+    assert parse_nbytes(text) == nbytes
+
+
+@pytest.mark.parametrize("text", ["", "lots", "-3", "0", 0, -1, True, "1 GiBs", None, 2.5])
+def test_what_is_no_amount_is_refused(text: object) -> None:
+    with pytest.raises(UsageError, match="no amount of memory"):
+        parse_nbytes(text)  # type: ignore[arg-type]  # what is wrong on purpose
+
+
+def test_eighty_percent_of_the_machine_are_allowed_unless_said_otherwise() -> None:
+    assert allowed_nbytes() == int(0.8 * machine_nbytes())
+    with allowing("1MiB"):
+        assert allowed_nbytes() == 1 << 20
+        with allowing(None):
+            assert allowed_nbytes() == 1 << 20
+    assert allowed_nbytes() == int(0.8 * machine_nbytes())
+
+
+def test_limits_of_control_groups_are_found_in_both_versions(tmp_path: Path) -> None:
+    membership = tmp_path / "cgroup"
+    for folder, name, text in (
+        ("", "memory.max", "max"), ("a", "memory.max", "5000"), ("a/b", "memory.max", "max"),
+        ("memory/a", "memory.limit_in_bytes", "9223372036854771712"),
+        ("memory/a/b", "memory.limit_in_bytes", "7000"),
+    ):  # fmt: skip
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / name).write_text(text + "\n", encoding="ascii")
+    membership.write_text("0::/a/b\n", encoding="ascii")
+    assert group_limit(membership, tmp_path) == 5000
+    membership.write_text("9:cpu,memory:/a/b\n0::/nowhere\n", encoding="ascii")
+    assert group_limit(membership, tmp_path) == 7000
+    membership.write_text("1:name=systemd:/\n", encoding="ascii")
+    assert group_limit(membership, tmp_path) is None
+    assert group_limit(tmp_path / "absent", tmp_path) is None
+
+
+def test_no_more_is_given_than_is_allowed_and_the_error_says_what_else_is_there() -> None:
+    ledger = Ledger()
+    first = ledger.claim(600, "the first", allowed=1000)
+    with pytest.raises(OutOfMemoryError) as caught:
+        ledger.claim(500, "reading 'x.npy'", allowed=1000)
+    text = str(caught.value)
+    for wanted in ("reading 'x.npy' needs 500", "400 of 1000", "600 B the first", "max_memory"):
+        assert wanted in text
+    assert ledger.taken_nbytes == 600
+    first.let_go()
+    first.let_go()
+    assert ledger.taken_nbytes == 0
+    second = ledger.claim(1000, "all of it", allowed=1000)
+    assert ledger.live() == ((1000, "all of it"),)
+    del second
+    assert ledger.taken_nbytes == 0
+
+
+def test_what_is_garbage_is_collected_before_anything_is_refused() -> None:
+    ledger = Ledger()
+    circle: list[object] = [ledger.claim(900, "garbage", allowed=1000)]
+    circle.append(circle)
+    del circle
+    assert ledger.claim(900, "another", allowed=1000).nbytes == 900
+
+
+def test_several_amounts_are_taken_all_or_none() -> None:
+    ledger = Ledger()
+    with pytest.raises(OutOfMemoryError):
+        ledger.claim_parts(
+            lambda: ((400, "a"), (700, "b")), "both", allowed=1000, make_room=gc.collect
+        )
+    assert ledger.taken_nbytes == 0
+    made = ledger.claim_parts(
+        lambda: ((400, "a"), (600, "b")), "both", allowed=1000, make_room=gc.collect
+    )
+    del made[0]
+    assert ledger.live() == ((600, "b"),)
+
+
+def test_bytes_of_an_array_count_while_it_or_a_view_of_it_lives() -> None:
+    before = LEDGER.taken_nbytes
+    array = np.zeros(1000)
+    claim_for(array, array.nbytes, "an array")
+    view = array[10:].reshape(-1, 10)
+    del array
+    assert LEDGER.taken_nbytes == before + 8000
+    del view
+    assert LEDGER.taken_nbytes == before
+
+
+def test_threads_are_never_given_more_than_is_allowed() -> None:
+    ledger, most, held = Ledger(), [0], threading.Barrier(4)
+
+    def take() -> None:
+        held.wait()
+        for _ in range(200):
+            try:
+                claimed = ledger.claim(300, "mine", allowed=1000, make_room=lambda: None)
+            except OutOfMemoryError:
+                continue
+            most[0] = max(most[0], ledger.taken_nbytes)
+            claimed.let_go()
+
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 300 <= most[0] <= 900
+    assert ledger.taken_nbytes == 0
+
+
+def test_a_forked_child_claims_though_the_lock_was_held() -> None:
+    with LEDGER._lock:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if LEDGER.claim(1, "in the child").nbytes == 1 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_ranges_join_and_count_whole_pages_once() -> None:
+    ranges = ByteRanges([(0, 1), (40_960, 40_961)])
+    assert ranges.nbytes == 8192
+    assert ranges.added([(100, 5000), (4096, 8192), (7, 7)]) == 4096
+    ranges.update([(4096, 40_960)])
+    assert list(ranges) == [(0, 45_056)]
+    assert ranges.covers(5, 45_056)
+    assert not ranges.covers(5, 45_057)
+    assert ranges.covers(99_999, 99_999)

@@ -1,0 +1,215 @@
+"""Devices ask for the host's memory before they take it, and say what they need where it lacks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stitch
+from stitch.errors import OutOfMemoryError
+from stitch.memory import LEDGER, Ledger
+
+MIB = 1 << 20
+
+
+def sums(name: str, elements: int) -> Any:
+    b = stitch.ComputationGraphBuilder(name)
+    x = b.input("x", (elements,), "float32")
+    b.output("y", b.op("Tanh", x) + x)
+    return stitch.compile(b.build(), target="host")
+
+
+def convolution(size: int) -> Any:
+    b = stitch.ComputationGraphBuilder("wide")
+    x, w = b.input("x", (1, 8, size, size), "float32"), b.input("w", (8, 8, 3, 3), "float32")
+    b.output("y", b.op("Conv", x, w, kernel_shape=(3, 3)))
+    return stitch.compile(b.build(), target="host")
+
+
+def run_alone(script: str) -> str:
+    """What a script prints, in a process of its own."""
+    found = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    return found.stdout
+
+
+def test_a_program_over_the_budget_is_refused_by_name_and_nothing_has_changed() -> None:
+    before = LEDGER.taken_nbytes
+    with stitch.open_device("host", max_memory="24MiB") as device:
+        small, large = device.load(sums("small", 1000)), device.load(convolution(512))
+        x = np.ones((1, 8, 512, 512), np.float32)
+        kept = small(np.ones(1000, np.float32))
+        first = kept.numpy()
+        with pytest.raises(OutOfMemoryError) as caught:
+            large(x, np.ones((8, 8, 3, 3), np.float32)).numpy()
+        for wanted in ("running 'wide'", "Conv(1x8x512x512xf32", "25165824 allowed", "max_memory"):
+            assert wanted in str(caught.value)
+        np.testing.assert_array_equal(kept.numpy(), first)
+        np.testing.assert_array_equal(small(np.ones(1000, np.float32)).numpy(), first)
+    assert LEDGER.taken_nbytes == before
+
+
+def test_a_refusal_takes_neither_time_nor_memory() -> None:
+    text = run_alone("""
+        import time, stitch, numpy as np
+        def resident():
+            return int(open("/proc/self/statm").read().split()[1]) * 4096
+        b = stitch.ComputationGraphBuilder("wide")
+        x, w = b.input("x", (4, 64, 1024, 1024), "float32"), b.input("w", (64, 64, 3, 3), "float32")
+        b.output("y", b.op("Conv", x, w, kernel_shape=(3, 3)))
+        model = stitch.compile(b.build(), target="host")
+        x = np.broadcast_to(np.float32(1), (4, 64, 1024, 1024))
+        with stitch.open_device("host", max_memory="768MiB") as device:
+            program, w = device.load(model), device.tensor(np.ones((64, 64, 3, 3), np.float32))
+            before, began = resident(), time.perf_counter()
+            try:
+                program(device.empty(stitch.TensorDesc(x.shape, program.input_layout(0))), w)
+            except stitch.OutOfMemoryError as error:
+                print("device.empty" in str(error))
+            print(resident() - before < 64 << 20, time.perf_counter() - began < 30)
+        """)
+    assert text.split() == ["True", "True", "True"]
+
+
+def test_the_budget_is_one_for_all_devices_of_the_process() -> None:
+    limit = LEDGER.taken_nbytes + 40 * MIB
+    x = np.ones(4 * MIB, np.float32)
+    first, second = (stitch.open_device("host", max_memory=limit) for _ in range(2))
+    with first, second:
+        tensor = first.empty(stitch.TensorDesc((7 * MIB,), first.tensor(x).layout))
+        program = second.load(sums("second", 4 * MIB))
+        with pytest.raises(OutOfMemoryError, match="running 'second'"):
+            program(x).numpy()
+        del tensor
+        first.close()
+        limited = stitch.open_device("host", max_memory=LEDGER.taken_nbytes + 120 * MIB)
+        with limited:
+            assert limited.load(sums("third", 4 * MIB))(x).shape == (4 * MIB,)
+
+
+def test_what_a_device_took_is_free_when_it_closes_or_is_collected() -> None:
+    before = LEDGER.taken_nbytes
+    x = np.ones(MIB, np.float32)
+    device = stitch.open_device("host")
+    tensor = device.load(sums("closed", MIB))(x)
+    tensor.numpy()
+    assert LEDGER.taken_nbytes > before + x.nbytes
+    device.close()
+    del tensor
+    assert LEDGER.taken_nbytes == before
+    # Here a fixture holds every device of a test.
+    text = run_alone("""
+        import gc, stitch, numpy as np
+        from stitch.memory import LEDGER
+        b = stitch.ComputationGraphBuilder("dropped")
+        b.output("y", b.op("Tanh", b.input("x", (1 << 20,), "float32")))
+        device = stitch.open_device("host")
+        tensor = device.load(stitch.compile(b.build(), target="host"))(np.ones(1 << 20, "f4"))
+        tensor.numpy()
+        print(LEDGER.taken_nbytes > 1 << 22)
+        del device, tensor
+        gc.collect()
+        print(LEDGER.taken_nbytes)
+        """)
+    assert text.split() == ["True", "0"]
+
+
+def test_room_is_made_of_plans_and_bytes_that_nobody_needs() -> None:
+    with stitch.open_device("host", max_memory=LEDGER.taken_nbytes + 110 * MIB) as device:
+        for size in (2, 3, 4):
+            program = device.load(sums(f"of {size}", size * MIB))
+            assert program(np.ones(size * MIB, np.float32)).numpy().shape == (size * MIB,)
+
+
+def test_a_plan_that_is_found_again_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    plain = Ledger.claim_parts
+
+    def counted(self: Ledger, *words: Any, **more: Any) -> Any:
+        asked.append(1)
+        return plain(self, *words, **more)
+
+    monkeypatch.setattr(Ledger, "claim_parts", counted)
+    with stitch.open_device("host") as device:
+        program, x = device.load(sums("again", 1000)), np.ones(1000, np.float32)
+        for _ in range(50):
+            program(x).numpy()
+        assert 0 < len(asked) == device.plans.made < 4
+
+
+PROGRAMS = {
+    "products": """
+        x = b.input("x", (2048, 1024), "float32")
+        for i in range(3):
+            w = b.constant(np.ones((1024, 1024), np.float32))
+            x = b.op("Gelu", b.matmul(x, w))
+        b.output("y", x)
+        """,
+    "convolutions": """
+        x = b.input("x", (4, 16, 128, 128), "float32")
+        for i in range(2):
+            w = b.constant(np.ones((16, 16, 3, 3), np.float32))
+            x = b.op("Relu", b.op("Conv", x, w, kernel_shape=(3, 3), pads=(1, 1, 1, 1)))
+        b.output("y", b.op("MaxPool", x, kernel_shape=(2, 2), strides=(2, 2)))
+        """,
+    "narrow": """
+        x = b.input("x", (2048, 1024), "bfloat16")
+        w = b.constant(np.ones((1024, 1024), "float32")).cast("bfloat16")
+        b.output("y", b.op("ReduceL2", b.softmax(b.matmul(x, w)), keepdims=0))
+        """,
+}
+
+
+@pytest.mark.parametrize("executor", ["numpy", "onnxruntime", "torch"])
+def test_no_more_becomes_resident_than_was_claimed(executor: str) -> None:
+    """Measured in a process of its own: its largest resident size, from before the first run on."""
+    for name, body in PROGRAMS.items():
+        script = f"""
+import re, textwrap
+import numpy as np, stitch, ml_dtypes
+from stitch.memory import LEDGER
+from stitch.program import DataType
+def status(key):
+    return int(re.search(key + r":\\s*(\\d+)", open("/proc/self/status").read())[1]) * 1024
+b = stitch.ComputationGraphBuilder("measured")
+exec(textwrap.dedent({body!r}))
+model = stitch.compile(b.build(), target="host")
+device = stitch.open_device("host", executor={executor!r}, window=1)
+def run(model):
+    program = device.load(model)
+    kind = program.ports[0].type
+    x = np.ones(kind.shape, kind.data_type.dtype)
+    before, claimed = status("VmRSS"), LEDGER.taken_nbytes
+    open("/proc/self/clear_refs", "w").write("5")
+    tensor = program(x)
+    return status("VmHWM") - before, LEDGER.taken_nbytes - claimed, program
+b = stitch.ComputationGraphBuilder("first")
+b.output("y", b.op("Tanh", b.matmul(b.input("x", (64, 64), "float32"), np.eye(64, dtype="f4"))))
+run(stitch.compile(b.build(), target="host"))
+print(*run(model)[:2])
+"""
+        grown, claimed = map(int, run_alone(script).split())
+        assert grown <= claimed + 8 * MIB, (name, grown, claimed)
+        assert claimed <= 24 * grown + 64 * MIB, (name, grown, claimed)
+
+
+def test_without_addresses_a_device_says_what_to_do() -> None:
+    text = run_alone("""
+        import resource, stitch
+        stitch.machine_names() if hasattr(stitch, "machine_names") else None
+        resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+        try:
+            stitch.open_device("wormhole_n150")
+        except stitch.OutOfMemoryError as error:
+            print(error)
+        """)
+    for wanted in ("no addresses for", "RLIMIT_AS", "max_memory"):
+        assert wanted in text
