@@ -46,7 +46,7 @@ def run(wishes: Sequence[tuple[str, ...]]) -> str:
     ]
     x = RANDOM.standard_normal((ROWS, WIDTH), dtype=np.float32)
     with stitch.open_device(MACHINE) as device:
-        value: stitch.Tensor | Array = x
+        value: stitch.Tensor | tuple[stitch.Tensor, ...] | Array = x
         for file in files:
             value = device.load(file)(value)
         result = np.asarray(value)

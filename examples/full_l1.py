@@ -7,13 +7,13 @@ The tensors themselves do not notice: their handles follow.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import numpy as np
 
 import stitch
 from stitch import DataType, Layout, Space, TensorDesc
 from stitch.program import Array
-from stitch.runtime import LoadedProgram
 
 MACHINE = "tiny"
 WIDTH = 128
@@ -32,12 +32,33 @@ def filled(count: int, value: float) -> Array:
     return np.full((count, WIDTH), value, np.float32)
 
 
-def doubler(device: stitch.Device, name: str, count: int, *wishes: str) -> LoadedProgram:
+def loaded(
+    device: stitch.Device,
+    name: str,
+    function: Callable[..., object],
+    inputs: int,
+    count: int,
+    *wishes: str,
+) -> Callable[..., stitch.Tensor]:
+    """A function of tensors of `count` rows, as a program of one output."""
+    program = device.load(
+        stitch.compile(function, [rows(count)] * inputs, target=MACHINE, name=name, wishes=wishes)
+    )
+
+    def call(*arguments: object) -> stitch.Tensor:
+        result = program(*arguments)
+        assert isinstance(result, stitch.Tensor)  # Of several outputs it would be a tuple.
+        return result
+
+    return call
+
+
+def doubler(
+    device: stitch.Device, name: str, count: int, *wishes: str
+) -> Callable[..., stitch.Tensor]:
     """A program that reads from the host and leaves twice as much in L1."""
     asked = ("input.x.space=host", "output.0.space=l1", *wishes)
-    return device.load(
-        stitch.compile(lambda x: x + x, [rows(count)], target=MACHINE, name=name, wishes=asked)
-    )
+    return loaded(device, name, lambda x: x + x, 1, count, *asked)
 
 
 def move() -> None:
@@ -72,12 +93,7 @@ def bounce() -> None:
         lower = doubler(device, "lower", HALF, f"output.0.address={LOWER}")
         upper = doubler(device, "upper", HALF, f"output.0.address={UPPER}")
         crosswise = (f"input.x.address={UPPER}", f"input.y.address={LOWER}", "output.0.space=dram")
-        difference = device.load(
-            stitch.compile(
-                lambda x, y: x - y, [rows(HALF)] * 2, target=MACHINE,
-                name="difference", wishes=crosswise,
-            )
-        )  # fmt: skip
+        difference = loaded(device, "difference", lambda x, y: x - y, 2, HALF, *crosswise)
         first, second = lower(filled(HALF, 4)), upper(filled(HALF, 1))
         stitch.wait((first, second))
         print(f"before: {first.address:#x} and {second.address:#x}")

@@ -36,7 +36,7 @@ def main() -> int:
     print(model.text())
     with stitch.open_device("wormhole_n150") as device:
         program = device.load(model)
-        stitched = program(program(x)).numpy()
+        stitched = np.asarray(program(program(x)))
         print(device.explain())
     difference = float(np.abs(stitched - attention(attention(x))).max())
     print(f"\nlargest difference from the same function on NumPy arrays: {difference:.1e}")

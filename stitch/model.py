@@ -20,11 +20,11 @@ from stitch.graph import ComputationGraph, Wish, as_json, from_json, parse_wish
 from stitch.machine import Machine, load_machine
 from stitch.program import Role
 from stitch.report import explain, memory_report, memory_views
-from stitch.runtime import DEFAULT_WINDOW, LoadedProgram
+from stitch.runtime import DEFAULT_WINDOW, LoadedProgram, Tensor
 from stitch.runtime import Device as RuntimeDevice
 from stitch.runtime.executors import Executor, make_executor
-from stitch.training import CompiledTraining, TrainingInstance
-from stitch.ttb import Binary, encode, save
+from stitch.training import CompiledTraining, TensorFuture, TrainingInstance
+from stitch.ttb import Binary, content_of, encode, save
 from stitch.ttb import load as load_binary
 
 __version__ = "0.1.0"
@@ -171,8 +171,10 @@ class CompiledModel:
             raise FormatError(f"this is no JSON of a compiled model: {error}") from error
         return compiled(graph, load_machine(target), str(target), options)
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Run on a device of the model's own target: the first program, or a training's forward."""
+    def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...] | TensorFuture:
+        """Run on a device of the model's own target: the first program (one tensor, or a tuple of
+        them), or a training's forward (a future).
+        """
         if self.training is not None:
             return (self.training.instance or self.start())(*arguments, **named)
         if not self._loaded:
@@ -223,7 +225,7 @@ class CompiledModel:
         for program in self.binary.programs:
             twin = self.training is not None and program is self.training.programs.evaluation
             path = place / f"{'evaluation' if twin else program.role.value}.ttb"
-            batch.add(path, encode(Binary((program,), self.binary.machine, PRODUCER)))
+            batch.add(path, content_of(Binary((program,), self.binary.machine, PRODUCER)))
             made.append(path)
         batch.commit()
         return tuple(made)

@@ -56,6 +56,8 @@ def run_stitched(files: tuple[Path, Path], x: Floats) -> Floats:
         hidden = features(x)
         with stitch.forbid_copies(device):  # Any copy between the two would raise.
             probabilities = classifier(hidden)
+        # Each has one output, and so gives a tensor: several come as a tuple.
+        assert isinstance(hidden, stitch.Tensor) and isinstance(probabilities, stitch.Tensor)
         result: Floats = probabilities.numpy()
         section("Between the programs")
         print(f"features leaves    {hidden.layout.text()}")

@@ -12,10 +12,12 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 from stitch.api import __version__
 from stitch.errors import FormatError, StitchError
+from stitch.files import noting_files
 
 EXIT_OK = 0
 EXIT_MISMATCH = 1
@@ -33,6 +35,8 @@ exit codes:
   130 interrupted (Ctrl-C)"""
 
 Body = Callable[[argparse.Namespace], int]
+#: Whether standard output is for an output, and reports go to standard error.
+_ASIDE: ContextVar[bool] = ContextVar("reports_aside", default=False)
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
@@ -75,8 +79,16 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
 
 
+def reports_aside() -> None:
+    """From now on the command's reports go to standard error: an output takes standard output."""
+    _ASIDE.set(True)
+
+
 def say(text: str) -> None:
-    """Print to standard output."""
+    """Print to standard output; to standard error after `reports_aside`."""
+    if _ASIDE.get():
+        say_aside(text)
+        return
     encoding = sys.stdout.encoding or "utf-8"
     print(printable(text).encode(encoding, "backslashreplace").decode(encoding))
 
@@ -90,9 +102,11 @@ def run_command(parser: argparse.ArgumentParser, body: Body, argv: Sequence[str]
     """Read the words, run the body, and turn every way of failing into an exit code."""
     words = with_underscores(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
+    _ASIDE.set(False)
     try:
         try:
-            code = body(parser.parse_args(words))
+            with noting_files():
+                code = body(parser.parse_args(words))
         except SystemExit as stop:  # argparse: help, version, wrong usage
             code = stop.code if isinstance(stop.code, int) else EXIT_USAGE
         sys.stdout.flush()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stitch import api
+from stitch.cli.claims import Claims
 from stitch.cli.command import (
     EXIT_OK,
     add_options,
@@ -23,12 +24,14 @@ from stitch.cli.command import (
     say_aside,
 )
 from stitch.cli.compile_words import cuts_of, example_inputs, input_shapes, part_path
+from stitch.cli.file_kinds import TTB
 from stitch.compiler import split_graph
 from stitch.errors import CompileError, FormatError, StitchError, UsageError
-from stitch.files import open_file, read_text
+from stitch.files import FileBatch, open_file, read_text
 from stitch.frontend.modules import read_graph
 from stitch.graph import ComputationGraph, from_json, parse_wish
 from stitch.program import Program, Role
+from stitch.ttb import content_of
 
 EXAMPLES = """\
   stitch-compile features.yaml -o features.ttb
@@ -79,21 +82,29 @@ def _compile(words: argparse.Namespace) -> int:
         raise UsageError("there is nothing to do", expected="-o FILE, or --text")
     if words.output == "-" and words.text:
         raise UsageError("-o - and --text both want standard output", remedy="choose one of them")
+    claims = Claims()
     cuts = cuts_of(words.split, words.split_at)
     if words.output == "-" and cuts is not None:
         raise UsageError("a split module takes several files", expected="-o FILE, such as m.ttb")
+    if words.output is not None and cuts is None:
+        claims.add(words.output, TTB, "-o")
     module, examples = _module(words)
+    claims.check()
     if cuts is None:
-        return _written(_compiled(module, examples, words), words, words.output)
+        _write([_compiled(module, examples, words)], [words.output], words)
+        return EXIT_OK
     graph = read_graph(module, examples, input_shapes(words.input_shape))
     if words.name is not None:
         graph = replace(graph, name=words.name)
     graph = graph.with_wishes(*map(parse_wish, words.wishes))
-    models = [
-        api.compile(part, target=words.target, role=words.role) for part in split_graph(graph, cuts)
-    ]
-    for index, model in enumerate(models):
-        _written(model, words, None if words.output is None else part_path(words.output, index))
+    parts = split_graph(graph, cuts)
+    output: str | None = words.output
+    paths = [None if output is None else part_path(output, at) for at, _ in enumerate(parts)]
+    for path in paths:
+        if path is not None:
+            claims.add(path, TTB, "-o")
+    models = [api.compile(part, target=words.target, role=words.role) for part in parts]
+    _write(models, paths, words)
     return EXIT_OK
 
 
@@ -109,23 +120,28 @@ def _compiled(module: Any, examples: Any, words: argparse.Namespace) -> api.Comp
     )
 
 
-def _written(model: api.CompiledModel, words: argparse.Namespace, output: str | None) -> int:
-    """Says and writes what was compiled; gives the exit code."""
+def _write(
+    models: Sequence[api.CompiledModel], paths: Sequence[str | None], words: argparse.Namespace
+) -> None:
+    """Writes the files, all or none, and says what they are."""
+    batch = FileBatch()
+    for model, path in zip(models, paths, strict=True):
+        if path is not None:
+            batch.add(path, content_of(model.binary))
+    batch.commit()
+    for model, path in zip(models, paths, strict=True):
+        _told(model, words, path)
+
+
+def _told(model: api.CompiledModel, words: argparse.Namespace, output: str | None) -> None:
+    """Says what was compiled, and where it is."""
     for warning in model.warnings:
         say_aside(f"stitch-compile: warning: {warning}")
     if words.text:
         say(model.text().rstrip("\n"))
-    if output is None:
-        return EXIT_OK
-    if output == "-":
-        data = model.encode()
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
-        say_aside(_summary(model, "standard output", len(data)))
-        return EXIT_OK
-    model.save(output)
-    say(_summary(model, output, api.inspect_sizes(model.binary).total))
-    return EXIT_OK
+    if output is not None:
+        nbytes = api.inspect_sizes(model.binary).total
+        say(_summary(model, "standard output" if output == "-" else output, nbytes))
 
 
 def _summary(model: api.CompiledModel, where: str, nbytes: int) -> str:

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from stitch import api
+from stitch.cli.claims import Claims
 from stitch.cli.command import (
     EXIT_OK,
     add_options,
     make_parser,
     run_command,
     say,
-    say_aside,
 )
+from stitch.cli.file_kinds import TTB
 from stitch.cli.modules import Module, read_modules
 from stitch.cli.wiring import FORM as WIRE_FORM
 from stitch.cli.wiring import output_port, wires_of
 from stitch.errors import IncompatibleError, UsageError
+from stitch.files import write_file
 from stitch.link import Port, Wire, link_programs
 from stitch.model import PRODUCER
-from stitch.ttb import Binary, encode, save
+from stitch.ttb import Binary, content_of
 
 EXAMPLES = """\
   stitch-link a.ttb b.ttb -o ab.ttb
@@ -53,7 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _link(words: argparse.Namespace) -> int:
     if len(words.modules) < 2:
         raise UsageError("linking takes at least two modules", got=f"{len(words.modules)}")
+    claims = Claims()
+    claims.add(words.output, TTB, "-o")
     modules = read_modules(words.modules, words.function, verify="full")
+    claims.check()
     _check_machines(modules)
     wires = wires_of(modules, words.wire, strict_types=words.strict_types)
     name = words.name if words.name is not None else "_".join(m.program.name for m in modules)
@@ -67,14 +71,9 @@ def _link(words: argparse.Namespace) -> int:
     )
     binary = Binary((program,), modules[0].binary.machine, PRODUCER)
     facts = f"{len(modules)} programs linked into {name!r}, {len(program.operations)} operations"
-    if words.output == "-":
-        data = encode(binary)
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
-        say_aside(f"standard output: {len(data)} bytes, {facts}")
-        return EXIT_OK
-    save(binary, words.output)
-    say(f"{words.output}: {api.inspect_sizes(binary).total} bytes, {facts}")
+    write_file(words.output, content_of(binary))
+    where = "standard output" if words.output == "-" else words.output
+    say(f"{where}: {api.inspect_sizes(binary).total} bytes, {facts}")
     return EXIT_OK
 
 

@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stitch import api
-from stitch.cli.artifacts import add_artifacts
+from stitch.cli.artifacts import add_artifacts, artifact_kinds
 from stitch.cli.chain import Chain, Runnable
+from stitch.cli.claims import Claims
 from stitch.cli.command import EXIT_FAILURE, EXIT_MISMATCH, EXIT_OK, say, say_aside
 from stitch.cli.comparison import Tolerances, Verdict, compare
+from stitch.cli.file_kinds import RECORD, RESULT, TRACE, array_kind
 from stitch.cli.modules import machine_for, read_modules
 from stitch.cli.passes import (
     Measured,
@@ -35,7 +37,7 @@ from stitch.cli.run_outputs import Destinations, destinations, expectations, put
 from stitch.cli.run_report import copies_text, memory_text, result_json, statistics_text
 from stitch.cli.wiring import wires_of
 from stitch.errors import StitchError, UsageError
-from stitch.files import FileBatch
+from stitch.files import FileBatch, write_file
 from stitch.program import Array
 from stitch.report.record import Recorder
 from stitch.report.trace import ChromeTrace
@@ -60,18 +62,23 @@ class Session:
 
 def run_session(words: argparse.Namespace) -> int:
     """Run what the words ask for; with `--result_file`, errors are written there as well."""
+    claims = Claims()
+    claims.add_folder(words.artifact_dir, "--artifact_dir")
+    for path, kind, option in ((words.result_file, RESULT, "--result_file"),
+                               (words.trace, TRACE, "--trace"),
+                               (words.record, RECORD, "--record")):  # fmt: skip
+        if path is not None:
+            claims.add(path, kind, option)
     try:
-        return _run(words)
+        return _run(words, claims)
     except StitchError as error:
-        if words.result_file is not None:
-            batch = FileBatch()
+        if words.result_file is not None and not claims.is_read(words.result_file):
             body = {"result": "error", "exit_code": error.exit_code, "error": str(error)}
-            batch.add(words.result_file, json.dumps(body, indent=2) + "\n")
-            batch.commit()
+            write_file(words.result_file, json.dumps(body, indent=2) + "\n")
         raise
 
 
-def _run(words: argparse.Namespace) -> int:
+def _run(words: argparse.Namespace, claims: Claims) -> int:
     with ExitStack() as stack:
         make = _pipeline_file if words.pipeline is not None else _chain
         device, load = make(words)
@@ -79,6 +86,7 @@ def _run(words: argparse.Namespace) -> int:
         trace = ChromeTrace(device) if words.trace is not None else None
         recorder = Recorder(device) if words.record is not None else None
         session = _prepared(words, device, load())
+        _claim(session, claims)
         _say_how_much(session)
         _all_passes(session)
         lines = _outcome(session)
@@ -153,6 +161,19 @@ def _prepared(words: argparse.Namespace, device: api.Device, runnable: Runnable)
     where = destinations(runnable.outputs, words.output, brief=not words.expected_output)
     expected = expectations(runnable.outputs, words.expected_output)
     return Session(words, device, runnable, arrays, where, expected)
+
+
+def _claim(session: Session, claims: Claims) -> None:
+    """Refuse outputs that would do harm, now that all is read and nothing is computed."""
+    words, where = session.words, session.where
+    if where.printed:
+        claims.take_standard_output("--output=-")
+    for path in (*where.files.values(), *where.archives):
+        claims.add(path, array_kind(path), "--output")
+    if words.save_artifacts:
+        for path, kind in artifact_kinds(words.artifact_dir, session.runnable).items():
+            claims.add(path, kind, "--save_artifacts")
+    claims.check()
 
 
 def _note(text: str) -> None:

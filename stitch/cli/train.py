@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from stitch import api
+from stitch.cli.claims import Claims
 from stitch.cli.command import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, say, say_aside
 from stitch.cli.run_report import memory_text
 from stitch.cli.train_evaluation import Evaluation
 from stitch.cli.train_loop import STEADY, Course, StepResult, TrainingLoop, stopping_between_steps
 from stitch.cli.train_model import TrainModel, build_model
-from stitch.cli.train_outputs import Picture, output_paths, write_outputs
+from stitch.cli.train_outputs import Picture, add_outputs, claim_outputs, output_paths
 from stitch.cli.train_report import (
     Bar,
     ResultLines,
@@ -33,6 +34,7 @@ from stitch.cli.train_report import (
 )
 from stitch.cli.train_resume import Keeper, facts_of
 from stitch.errors import FormatError, StitchError, UsageError
+from stitch.files import FileBatch
 from stitch.frontend.train_yaml import TrainFile, load_training
 from stitch.frontend.train_yaml_choices import completed_schedule
 from stitch.frontend.train_yaml_data import ModelTypes, TrainData, read_data
@@ -79,6 +81,8 @@ def run_training(words: argparse.Namespace) -> int:
     file = load_training(words.pipeline)
     picture = Picture.of(words.plot)
     outputs = output_paths(file, words.output)
+    claims = Claims()
+    claim_outputs(claims, words, file, outputs)
     optimizer = _optimizer(file)
     model = build_model(file, optimizer, words.device)
     types = ModelTypes(model.inputs, model.programs.prediction_type, model.training.loss)
@@ -94,8 +98,8 @@ def run_training(words: argparse.Namespace) -> int:
         keeper = Keeper.of(words, file, facts_of(file, model, data, course, instance))
         stack.callback(keeper.close)
         progress = keeper.resume(instance, wanted=words.resume)
-        results = None if words.result_file is None else Path(words.result_file)
-        lines = ResultLines(results, instance.steps)
+        claims.check()
+        lines = ResultLines(words.result_file, instance.steps)
         stack.callback(lines.close)
         if picture is not None:
             picture.remember(lines.earlier)
@@ -210,7 +214,7 @@ def _progress(run: Run) -> dict[str, Any]:
 # -- the end ---------------------------------------------------------------------------------------
 
 
-def _finish(run: Run, signalled: int, outputs: tuple[Path, ...]) -> int:
+def _finish(run: Run, signalled: int, outputs: tuple[str | Path, ...]) -> int:
     """Save, write, judge, tell."""
     run.bar.close()
     if run.loop.step % run.course.steps_per_epoch:
@@ -218,15 +222,16 @@ def _finish(run: Run, signalled: int, outputs: tuple[Path, ...]) -> int:
     if run.dirty:
         run.keeper.save(run.instance, _progress(run))
     held_out: Mapping[str, float] = {}
-    code = EXIT_OK
+    code, batch = EXIT_OK, FileBatch()
     if signalled:
         code = EXIT_INTERRUPTED if signalled == signal.SIGINT else 128 + signalled
     else:
         if run.data.held_out is not None:
             held_out = run.evaluation.measure(run.data.held_out)
-        write_outputs(outputs, run.model, run.instance)
+        add_outputs(batch, outputs, run.model, run.instance)
     if run.picture is not None:
-        run.picture.write(run.file.name)
+        run.picture.add(batch, run.file.name)
+    batch.commit()
     most = run.words.max_copies
     failure = ""
     if most is not None and run.copies > most and not code:
@@ -267,7 +272,7 @@ def _final(run: Run, result: str, code: int, **facts: Any) -> None:
 
 
 def _rows(
-    run: Run, held_out: Mapping[str, float], outputs: tuple[Path, ...]
+    run: Run, held_out: Mapping[str, float], outputs: tuple[str | Path, ...]
 ) -> list[tuple[str, str]]:
     course, done = run.course, run.loop.step
     seconds = time.perf_counter() - run.began
@@ -291,5 +296,5 @@ def _rows(
     rows.append(("seconds", f"{seconds:.1f}, {speed:.0f} steps a second"))
     if run.keeper.saved is not None:
         rows.append(("checkpoint", str(run.keeper.saved)))
-    rows += [("written", str(path)) for path in outputs]
+    rows += [("written", "standard output" if path == "-" else str(path)) for path in outputs]
     return rows

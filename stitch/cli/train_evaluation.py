@@ -56,7 +56,7 @@ class Evaluation:
         wanted = self._losses[count].graph.input_type(1)
         if not wanted.shape:  # A loss that does not look at its label.
             labels = np.zeros((), wanted.data_type.dtype)
-        return float(self._losses[count](predicted, labels).numpy())
+        return float(np.asarray(self._losses[count](predicted, labels)))
 
 
 def _accuracy(predicted: Array, labels: Array) -> float:

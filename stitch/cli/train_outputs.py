@@ -6,6 +6,7 @@ it was trained.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,28 +14,57 @@ from pathlib import Path
 from typing import Any
 
 from stitch import api
+from stitch.cli.claims import Claims
+from stitch.cli.file_kinds import LINES, TTB, model_kind, picture_kind
 from stitch.cli.train_model import TrainModel
 from stitch.errors import StitchError, UsageError
-from stitch.files import FileBatch, write_file
+from stitch.files import FileBatch, resolved
 from stitch.frontend.train_yaml import OUTPUTS, TrainFile
 from stitch.program import Array, InputKind
 from stitch.training import TrainingInstance
 from stitch.training.checkpoint_format import write_tensors
+from stitch.training.checkpoints import is_checkpoint
 from stitch.training.inference import graph_of, with_weights
+from stitch.ttb import content_of
 
 
-def output_paths(file: TrainFile, words: Sequence[str]) -> tuple[Path, ...]:
-    """The files to write: those of the command line, else the file's; raises `UsageError`."""
+def output_paths(file: TrainFile, words: Sequence[str]) -> tuple[str | Path, ...]:
+    """The files to write: those of the command line, else the file's; raises `UsageError`.
+
+    `-`, for the model, is standard output.
+    """
     if not words:
         return file.outputs
-    paths = tuple(Path(word.removeprefix("@")) for word in words)
+    paths = tuple(word if word == "-" else Path(word.removeprefix("@")) for word in words)
     for path in paths:
-        if path.suffix.lower() not in OUTPUTS:
+        if path != "-" and Path(path).suffix.lower() not in OUTPUTS:
             raise UsageError(
                 "a training writes the model for inference (.ttb) or its weights (.safetensors)",
                 got=f"--output={path}",
             )
     return paths
+
+
+def claim_outputs(
+    claims: Claims, words: argparse.Namespace, file: TrainFile, outputs: Sequence[str | Path]
+) -> None:
+    """Refuse outputs that would do harm: of the words, and of the file. Raises `UsageError`."""
+    if words.result_file is not None:
+        claims.add(words.result_file, LINES, "--result_file")
+    if words.plot is not None:
+        kind = picture_kind("-.png" if words.plot == "-" else words.plot)
+        claims.add(words.plot, kind, "--plot")
+    for path in outputs:
+        claims.add(path, model_kind(path), "--output" if words.output else "output")
+    claims.add_folder(words.checkpoint_dir or ".", "--checkpoint_dir")
+    folder = words.checkpoint_dir or file.checkpoints.folder
+    for path in (words.result_file, words.plot, *outputs):
+        if path is not None and folder is not None and is_checkpoint(resolved(path), Path(folder)):
+            raise UsageError(
+                "this is the name of a checkpoint, in their folder", where=str(path),
+                remedy="choose another name, or another folder",
+            )  # fmt: skip
+    claims.reads(file.sources)
 
 
 def weights_of(instance: TrainingInstance) -> dict[str, Array]:
@@ -43,15 +73,15 @@ def weights_of(instance: TrainingInstance) -> dict[str, Array]:
     return instance.parameters() | {name: instance.get_tensor(name) for name in state}
 
 
-def write_outputs(paths: Sequence[Path], model: TrainModel, instance: TrainingInstance) -> None:
-    """Write the trained model, all files or none; raises `StitchError`."""
-    batch = FileBatch()
+def add_outputs(
+    batch: FileBatch, paths: Sequence[str | Path], model: TrainModel, instance: TrainingInstance
+) -> None:
+    """Adds the trained model to what is written at the end."""
     for path in paths:
-        if path.suffix.lower() == ".ttb":
-            batch.add(path, trained_model(model, instance).encode())
+        if model_kind(path) == TTB:
+            batch.add(path, content_of(trained_model(model, instance).binary))
         else:
             batch.add(path, partial(write_tensors, tensors=weights_of(instance)))
-    batch.commit()
 
 
 def trained_model(model: TrainModel, instance: TrainingInstance) -> api.CompiledModel:
@@ -64,7 +94,7 @@ def trained_model(model: TrainModel, instance: TrainingInstance) -> api.Compiled
 class Picture:
     """A picture of the loss: (step, loss) of every step, and of the validation part."""
 
-    path: Path
+    path: str | Path
     losses: list[tuple[int, float]] = field(default_factory=list)
     validation: list[tuple[int, float]] = field(default_factory=list)
 
@@ -80,6 +110,8 @@ class Picture:
                 "drawing a picture needs matplotlib, which is not installed",
                 where=f"--plot={word}", remedy="pip install stitch-runtime[plot]",
             ) from error  # fmt: skip
+        if word == "-":
+            return Picture(word)
         path = Path(word)
         known = train_plot.kinds()
         if path.suffix.lower().removeprefix(".") not in known:
@@ -96,13 +128,13 @@ class Picture:
             elif looked and "loss" in looked:
                 self.validation.append((line["step"], looked["loss"]))
 
-    def write(self, title: str) -> None:
-        """Draw it; raises `StitchError` where it cannot be written."""
+    def add(self, batch: FileBatch, title: str) -> None:
+        """Draw it, for what is written at the end; raises `StitchError`."""
         from stitch.cli import train_plot
 
-        kind = self.path.suffix.lower().removeprefix(".")
+        kind = Path(self.path).suffix.lower().removeprefix(".") or "png"
         try:
             data = train_plot.drawn(title, kind, self.losses, self.validation)
         except (ValueError, RuntimeError) as error:
             raise StitchError(f"the picture cannot be drawn: {error}") from error
-        write_file(self.path, data)
+        batch.add(self.path, data)

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from stitch.cli.train_loop import STEADY, StepResult
 from stitch.errors import FormatError
-from stitch.files import LineFile, naming, read_text
+from stitch.files import STANDARD_OUTPUT, LineFile, naming, read_text
 
 
 class Bar:
@@ -70,14 +70,14 @@ class ResultLines:
     Lines are written as they are made. `kept`: steps before a resume, whose lines stay.
     """
 
-    def __init__(self, path: Path | None, kept: int) -> None:
-        self.path = path
+    def __init__(self, path: str | None, kept: int) -> None:
         self._file: LineFile | None = None
         #: The lines that stay, as they were written.
         self.earlier: list[dict[str, Any]] = []
         if path is None:
             return
-        self.earlier = _lines_until(path, kept) if kept and path.is_file() else []
+        is_there = path != STANDARD_OUTPUT and Path(path).is_file()
+        self.earlier = _lines_until(Path(path), kept) if kept and is_there else []
         self._file = LineFile(path, map(json.dumps, self.earlier))
 
     def add(self, kind: str, **facts: Any) -> None:

@@ -7,7 +7,9 @@ with their owner. Must not know: what is in a file.
 from stitch.files.folder_lock import FolderLock
 from stitch.files.parts import Content, Sink, naming, sweep_parts
 from stitch.files.reading import (
+    Identity,
     files_read,
+    head_of,
     identity,
     kind_of,
     note_standard_input,
@@ -27,7 +29,9 @@ from stitch.files.writing import (
 )
 
 __all__ = [
-    "STANDARD_OUTPUT", "Content", "FileBatch", "FolderLock", "LineFile", "Sink", "files_read",
+    "STANDARD_OUTPUT", "Content", "FileBatch", "FolderLock",
+    "Identity", "LineFile", "Sink", "files_read",
+    "head_of",
     "identity", "kind_of", "make_folder", "naming", "note_standard_input", "noting_files",
     "open_file", "own_descriptor", "read_bytes", "read_text", "resolved", "sweep_parts",
     "write_file",

@@ -129,6 +129,21 @@ def no_regular_file(path: str | Path, found: str) -> FormatError:
     )
 
 
+def head_of(path: str | Path, nbytes: int) -> bytes:
+    """The first bytes of a regular file, which is only looked at: it does not count as read.
+
+    Raises `OSError`, `FormatError`.
+    """
+    handle = _opened(path)
+    try:
+        found = kind_of(os.fstat(handle).st_mode)
+        if found is not None:
+            raise no_regular_file(path, found)
+        return os.pread(handle, nbytes, 0)
+    finally:
+        os.close(handle)
+
+
 def read_bytes(path: str | Path) -> bytes:
     """All bytes of a file; raises what `open_file` raises."""
     with open_file(path) as file:

@@ -144,7 +144,7 @@ class YamlPipeline:
         names = frozenset(one.name for one in checked.inputs)
         self._steps = tuple(_scheduled(checked.file.steps, names, wanted, checked.programs))
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
+    def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
         """Queue one run; gives a tensor, or a tuple of them.
 
         Raises `UsageError` for missing or surplus inputs, `LinkError`.

@@ -14,6 +14,7 @@ the device's queue holds; `algorithm`: `optimize` runs the compiler's passes, `a
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -84,6 +85,15 @@ def _spelled(given: Mapping[str, Any]) -> dict[str, str]:
 
 _devices: dict[tuple[str, str, int], Ledger] = {}
 _opening = threading.Lock()
+
+
+def _in_child() -> None:
+    """After a fork another thread may have held the lock; devices that it opened are closed."""
+    global _opening
+    _opening = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def ledger_of(settings: CompileSettings) -> Ledger:

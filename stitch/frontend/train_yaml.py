@@ -51,7 +51,7 @@ from stitch.errors import FormatError, UsageError
 from stitch.files import read_text
 from stitch.frontend.pipeline_yaml import raise_problems
 from stitch.frontend.train_yaml_choices import loss_of, metrics_of, optimizer_of, schedule_of
-from stitch.frontend.train_yaml_parts import DataEntry, data_of
+from stitch.frontend.train_yaml_parts import DataEntry, data_of, files_of
 from stitch.frontend.yaml_fields import Fields, ProblemLog
 from stitch.frontend.yaml_nodes import Node, read_yaml
 from stitch.graph.wish import closest
@@ -117,6 +117,14 @@ class TrainFile:
     checkpoints: CheckpointEntry = CheckpointEntry()
     outputs: tuple[Path, ...] = ()
     lines: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def sources(self) -> tuple[Path, ...]:
+        """The files that the training names and reads, as far as they have paths."""
+        model = (word.partition(".py:")[0] + ".py" if ".py:" in word else word
+                 for word in self.model)  # fmt: skip
+        weights = () if self.weights is None else (self.weights,)
+        return (*(self.folder / word for word in model), *weights, *files_of(self.data))
 
     def where(self, key: str) -> str:
         """File and line of a key, for errors that are found later."""

@@ -58,6 +58,19 @@ class DataEntry:
     held_out: PartEntry | None = None
 
 
+def files_of(entry: DataEntry) -> tuple[Path, ...]:
+    """The files that all of these arrays are in, each once."""
+    sources, arrays = [entry.source], []
+    for part in (entry.train, entry.validation, entry.held_out):
+        if part is not None and part.source is not None:
+            sources.append(part.source)
+        if part is not None and part.rows is not None:
+            arrays.append(part.rows)
+    for source in sources:
+        arrays += [source.labels, *(array for _, array in source.inputs)]
+    return tuple(dict.fromkeys(array.file for array in arrays))
+
+
 def data_of(top: Fields, folder: Path) -> DataEntry | None:
     """The `data` of a training; None where a defect was noted."""
     node = top.get("data")

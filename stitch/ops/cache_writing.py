@@ -64,7 +64,8 @@ def _write(cache: Array, update: Array, starts: Array | None, circular: bool) ->
                 expected=f"0 to {size - length}",
                 got=str(start),
             )
-        places = (start + np.arange(length)) % max(size, 1)
+        # A start may be as large as integers are.
+        places = (start % max(size, 1) + np.arange(length)) % max(size, 1)
         cache[row, places] = update[row]
 
 

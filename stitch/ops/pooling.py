@@ -5,12 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from stitch.ops.attributes import int_of, ints_of
 from stitch.ops.convolution import check_output
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import (
+    Attribute,
+    InferenceContext,
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+)
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import require_rank, require_type
 from stitch.ops.pooling_gradients import (
@@ -20,6 +28,7 @@ from stitch.ops.pooling_gradients import (
     lp_pool_gradient,
     max_pool_gradient,
 )
+from stitch.ops.sliding import PIECE_NBYTES, Sliding, lines_of, sliding_nbytes
 from stitch.ops.steps import fill_step, given, scalar, strides_of, workspace
 from stitch.ops.windows import (
     WINDOW_ATTRIBUTES,
@@ -44,6 +53,39 @@ def _windows(arguments: KernelArguments) -> Windows:
     return windows_of(arguments.attributes, given(arguments, 0).shape[2:], kernel, ceil)
 
 
+def _sliding(context: WorkspaceContext, ufunc: np.ufunc) -> tuple[Windows, int]:
+    """The windows of a pool, and what sliding a ufunc over them takes."""
+    x, made = context.inputs[0], context.outputs[0]
+    assert x is not None
+    kernel = ints_of(context.attributes, "kernel_shape") or ()
+    ceil = bool(int_of(context.attributes, "ceil_mode"))
+    windows = windows_of(context.attributes, x.shape[2:], kernel, ceil)
+    if 0 in made.shape:
+        return windows, 0
+    planes, dtype = math.prod(x.shape[:2]), made.data_type.compute_dtype
+    return windows, sliding_nbytes(ufunc, windows, planes, dtype)
+
+
+def _average_workspace(context: WorkspaceContext) -> int:
+    """Besides, how many elements each window of a plane has."""
+    windows, taken = _sliding(context, np.add)
+    counts = 2 * math.prod(windows.output) * context.outputs[0].data_type.compute_dtype.itemsize
+    return taken + counts + 64 * sum(windows.output)
+
+
+def _lp_workspace(context: WorkspaceContext) -> int:
+    """Besides, the powers of a few planes."""
+    windows, taken = _sliding(context, np.add)
+    plane = math.prod(windows.size) * context.outputs[0].data_type.compute_dtype.itemsize
+    return taken + max(PIECE_NBYTES, plane)
+
+
+def _max_workspace(context: WorkspaceContext) -> int:
+    if len(context.outputs) > 1:
+        return operands(4)(context)
+    return _sliding(context, np.maximum)[1]
+
+
 def _infer_pool(allowed: frozenset[DataType], context: InferenceContext) -> ValueType:
     x = require_type(context, 0, allowed)
     require_rank(context, 0, 3)
@@ -64,28 +106,30 @@ def _infer_max(context: InferenceContext) -> tuple[ValueType, ...]:
     return (values, ValueType(values.shape, DataType.INT64))[: context.outputs]
 
 
+def _planes(array: Array) -> Array:
+    return array.reshape(-1, *array.shape[2:])
+
+
+def _counts(windows: Windows, include: bool, dtype: np.dtype[Any]) -> Array:
+    """How many elements each window averages: one number, or an array of the output's size."""
+    total = np.ones((1,) * len(windows.size), dtype)
+    for axis, line in enumerate(lines_of(windows)):
+        # Padding that ceil_mode adds beyond what was declared never counts.
+        counts = line.count_padded(windows.end[axis]) if include else line.count_inside()
+        if (counts == counts[0]).all():
+            counts = counts[:1]
+        total = total * counts.astype(dtype).reshape(-1, *(1,) * (len(windows.size) - 1 - axis))
+    return total.reshape(()) if total.size == 1 else total
+
+
 def _average(arguments: KernelArguments) -> Sequence[Thunk]:
     source, out, windows = given(arguments, 0), arguments.outputs[0], _windows(arguments)
     if out.size == 0:
         return ()
-    padded, refresh = pad_steps(source, windows, 0)
     include = bool(int_of(arguments.attributes, "count_include_pad"))
-    counts = np.zeros(windows.output, out.dtype)
-    ones = np.zeros(windows.padded, out.dtype)
-    # Padding that ceil_mode adds beyond what was declared never counts.
-    inner = tuple(
-        slice(0, b + s + e) if include else slice(b, b + s)
-        for b, s, e in zip(windows.begin, windows.size, windows.end, strict=True)
-    )
-    ones[inner] = 1
-    steps: list[Thunk] = list(refresh)
-    for index, tap in enumerate(windows.taps()):
-        counts += ones[tap]
-        view = padded[(slice(None), slice(None), *tap)]
-        steps.append(partial(np.add, out, view, out) if index else partial(np.copyto, out, view))
-    if (counts == counts.flat[0]).all():
-        counts = counts.reshape(-1)[0].reshape(())
-    return [*steps, partial(np.divide, out, counts, out)]
+    planes, sums = _planes(source), _planes(out)
+    steps = Sliding(np.add, 0, windows, len(planes), out.dtype).steps(planes, sums)
+    return [*steps, partial(np.divide, out, _counts(windows, include, out.dtype), out)]
 
 
 def _lp(arguments: KernelArguments) -> Sequence[Thunk]:
@@ -93,17 +137,19 @@ def _lp(arguments: KernelArguments) -> Sequence[Thunk]:
     if out.size == 0:
         return ()
     p = int_of(arguments.attributes, "p")
-    powers = np.empty_like(source)
-    padded, refresh = pad_steps(powers, windows, 0)
-    steps: list[Thunk] = [
-        partial(np.absolute, source, powers),
-        partial(np.power, powers, scalar(p, powers), powers),
-        *refresh,
-        fill_step(out, 0),
-    ]
-    for tap in windows.taps():
-        view = padded[(slice(None), slice(None), *tap)]
-        steps.append(partial(np.add, out, view, out))
+    planes, results = _planes(source), _planes(out)
+    sums = Sliding(np.add, 0, windows, len(planes), out.dtype)
+    powers = workspace((sums.at_once, *windows.size), out.dtype)
+    steps: list[Thunk] = []
+    for start in range(0, len(planes), sums.at_once):
+        part = slice(start, start + sums.at_once)
+        seen, made = planes[part], results[part]
+        raised = powers[: len(seen)]
+        steps += [
+            partial(np.absolute, seen, raised),
+            partial(np.power, raised, scalar(p, raised), raised),
+            *sums.steps(raised, made),
+        ]
     return [*steps, partial(np.power, out, scalar(1 / p, out), out)]
 
 
@@ -121,9 +167,11 @@ def _max(arguments: KernelArguments) -> Sequence[Thunk]:
     source, out, windows = given(arguments, 0), arguments.outputs[0], _windows(arguments)
     if out.size == 0:
         return ()
-    padded, refresh = pad_steps(source, windows, _lowest(source))
     if len(arguments.outputs) == 1:
-        return [*refresh, *_separable_max(padded, windows, out)]
+        planes, results = _planes(source), _planes(out)
+        largest = Sliding(np.maximum, _lowest(out), windows, len(planes), out.dtype)
+        return largest.steps(planes, results)
+    padded, refresh = pad_steps(source, windows, _lowest(source))
     views = [padded[(slice(None), slice(None), *tap)] for tap in windows.taps()]
     steps: list[Thunk] = [*refresh, partial(np.copyto, out, views[0])]
     indices = arguments.outputs[1]
@@ -144,21 +192,6 @@ def _max(arguments: KernelArguments) -> Sequence[Thunk]:
             partial(np.copyto, out, view, where=mask),
             partial(np.copyto, indices, place, where=mask),
         ]
-    return steps
-
-
-def _separable_max(padded: Array, windows: Windows, out: Array) -> list[Thunk]:
-    """The maximum over a box, one axis after the other."""
-    steps: list[Thunk] = []
-    current = padded
-    for axis, kernel in enumerate(windows.kernel, 2):
-        shape = (*current.shape[:axis], windows.output[axis - 2], *current.shape[axis + 1 :])
-        target = out if axis == out.ndim - 1 else workspace(shape, out.dtype)
-        for tap in range(kernel):
-            view = current[(slice(None),) * axis + (windows.tap(axis - 2, tap),)]
-            first = partial(np.copyto, target, view)
-            steps.append(partial(np.maximum, target, view, out=target) if tap else first)
-        current = target
     return steps
 
 
@@ -211,7 +244,7 @@ OPERATORS = (
         _average,
         attributes={**_POOL_ATTRIBUTES, "count_include_pad": Attribute("int", 0)},
         gradient=average_pool_gradient,
-        workspace=operands(4),
+        workspace=_average_workspace,
     ),
     OpDef(
         "MaxPool",
@@ -221,7 +254,7 @@ OPERATORS = (
         outputs=(1, 2),
         attributes={**_POOL_ATTRIBUTES, "storage_order": Attribute("int", 0)},
         gradient=max_pool_gradient,
-        workspace=operands(4),
+        workspace=_max_workspace,
     ),
     OpDef(
         "LpPool",
@@ -230,7 +263,8 @@ OPERATORS = (
         _lp,
         attributes={**_POOL_ATTRIBUTES, "p": Attribute("int", 2)},
         gradient=lp_pool_gradient,
-        workspace=operands(4),
+        workspace=_lp_workspace,
+        keeps_workspace=False,
     ),
     OpDef(
         "GlobalAveragePool",

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from stitch.errors import TaskError
 from stitch.ops.attributes import Attributes, float_of, int_of, ints_of, string_of
 from stitch.ops.convolution import bias_steps, check_output
 from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
@@ -32,6 +33,8 @@ from stitch.program import Array, ValueType
 
 _GRID_MODES = ("nearest", "linear", "cubic")
 _PADDINGS = ("zeros", "border", "reflection")
+#: The longest side of a region to align, in longer sides of the image.
+MOST_IMAGES = 4
 
 
 def _infer_grid(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -153,6 +156,19 @@ def _infer_roi(context: InferenceContext) -> tuple[ValueType, ...]:
     return (ValueType((rois.shape[0], x.shape[1], *size), x.data_type),)
 
 
+def _check_regions(rois: Array, size: Shape, scale: float) -> None:
+    """Raises `TaskError` for regions that are not finite, or far larger than the image: each pixel
+    of a region is sampled."""
+    sides = np.abs(rois[:, 2:] - rois[:, :2]) * abs(scale)
+    most = MOST_IMAGES * max(size)
+    if not (np.isfinite(rois).all() and (sides <= most).all()):
+        raise TaskError(
+            "RoiAlign: a region is not finite, or far larger than the image",
+            expected=f"finite corners, sides of at most {most} pixels",
+            got=f"sides of up to {sides.max()}",
+        )
+
+
 def _roi_places(start: float, length: float, bins: int, ratio: int) -> Array:
     """Where each bin is sampled along one axis: (bins, samples)."""
     step = length / bins
@@ -186,9 +202,11 @@ def _one_roi(image: Array, roi: Array, attributes: Attributes, out: Array) -> No
 def _roi_align(arguments: KernelArguments) -> Sequence[Thunk]:
     x, rois, indices = (given(arguments, index) for index in range(3))
     out, checked = arguments.outputs[0], np.empty(indices.shape, np.intp)
+    scale = float_of(arguments.attributes, "spatial_scale")
 
     def run() -> None:
         check_indices("RoiAlign", indices, x.shape[0], checked)
+        _check_regions(rois, x.shape[2:], scale)
         for image, roi, result in zip(checked, rois, out, strict=True):
             _one_roi(x[image], roi, arguments.attributes, result)
 

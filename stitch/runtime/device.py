@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextvars
 import gc
-import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -79,7 +78,6 @@ class Device(TensorAccess):
         #: Transformations of programs that nobody refers to any more.
         self.unloaded: deque[int] = deque()
         self.unpinned: deque[Any] = deque()
-        self.lock = threading.RLock()
         self.plans = PlanCache()
         self.copies_forbidden = 0
         #: The plan that ran last, for those who run it again by themselves.
@@ -87,9 +85,7 @@ class Device(TensorAccess):
         self._views = {}
         self.queued = Window(0)
         self._limit = window
-        self._closed = False
-        #: While hooks run the records are behind the bytes, so nobody may use them.
-        self.in_hooks = False
+        self.begin_life()
         #: Kernels may divide by zero and overflow: in here that gives IEEE results, no warnings.
         #: A context of its own is entered in a tenth of the time that np.errstate takes.
         self.quiet = contextvars.copy_context()
@@ -125,28 +121,6 @@ class Device(TensorAccess):
                 self.plans.clear()
                 self.constant_cache.clear()
                 self.host_memory.close(self.records.pinned())
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it can still be used."""
-        return self._closed
-
-    def check_open(self) -> None:
-        """Raise `TaskError` if the device has been closed, or a hook asks."""
-        if self._closed:
-            raise TaskError(
-                f"device {self.machine.name!r} is closed",
-                remedy="read results before leaving the `with` block",
-            )
-        self.check_idle()
-
-    def check_idle(self) -> None:
-        """Raise `TaskError` if a hook asks: a plan is half-way through."""
-        if self.in_hooks:
-            raise TaskError(
-                f"device {self.machine.name!r} is in the middle of a plan: a hook cannot use it",
-                remedy="look at the arrays of the hook's context, and act after the run",
-            )
 
     @property
     def executor(self) -> str:
@@ -265,6 +239,8 @@ class Device(TensorAccess):
         failure while running, finished outputs stay and what depended on the rest is failed.
         """
         with self.lock:
+            if self._closed:
+                self.check_process()
             self.run_queue()
 
     def run_queue(self) -> None:
@@ -395,5 +371,6 @@ class Device(TensorAccess):
 
     def wait(self) -> None:
         """Run everything that is queued."""
-        self.check_open()
-        self.flush()
+        with self.lock:
+            self.check_open()
+            self.run_queue()

@@ -51,7 +51,7 @@ class Pipeline:
         self._count = len(ports)
         self._turns: list[Turn] = []
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
+    def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
         """Run the chain on arrays (or tensors); gives the last program's outputs.
 
         The result is ready when this returns where all inputs are arrays of the described types;
@@ -69,7 +69,7 @@ class Pipeline:
                 for turn in self._turns:
                     if turn.epoch == epoch and getrefcount(turn.only) == OWN_REFERENCES:
                         if turn.run(turn.straight, arguments):
-                            return turn.only
+                            return turn.only  # type: ignore[return-value]  # None is never unheld.
                         break
             return self._look_closer(arguments)
         finally:

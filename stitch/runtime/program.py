@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,11 +22,13 @@ from stitch.program import (
 )
 from stitch.runtime.executors import as_bytes
 from stitch.runtime.executors.account import ProgramBytes, program_bytes
+from stitch.runtime.executors.found_once import found_once
 from stitch.task import Transformation, TransformationKind
 
 if TYPE_CHECKING:
     from stitch.runtime.device import Device
     from stitch.runtime.executors import PreparedProgram
+    from stitch.runtime.tensor import Tensor
 
 
 class InputPort:
@@ -112,8 +113,11 @@ class LoadedProgram:
         host = TensorDesc(kind.shape, host_layout(kind.data_type))
         return InputPort(self.name, name, kind, desc, self.device.desc_key(host))
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Queue one run; raises `UsageError` for missing or surplus inputs, `LinkError`."""
+    def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
+        """Queue one run; gives one tensor, or a tuple where the program has several outputs.
+
+        Raises `UsageError` for missing or surplus inputs, `LinkError`.
+        """
         if named or len(arguments) != self.takes:
             arguments = self.arrange(arguments, named)
         return self.device.submit(self, arguments)
@@ -144,12 +148,12 @@ class LoadedProgram:
             self._prepared = self.device.backend.prepare(self.program)
         return self._prepared
 
-    @cached_property
+    @found_once
     def host_bytes(self) -> ProgramBytes:
         """What running it takes of the host's memory beside the spaces, by the executor."""
         return program_bytes(self.program, self.device.executor)
 
-    @cached_property
+    @found_once
     def content_hash(self) -> bytes:
         """What programs with the same text and constants share, whatever their file."""
         digest = hashlib.sha256(self.program.text().encode())

@@ -11,7 +11,7 @@ import numpy as np
 
 from stitch.errors import LayoutError, OutOfMemoryError, TaskError, UsageError
 from stitch.link import check_link
-from stitch.machine import Machine, footprint
+from stitch.machine import footprint
 from stitch.memory import CopyKernel
 from stitch.program import Array, DataType, Layout, Space, TensorDesc, host_layout
 from stitch.runtime.arrays import as_array
@@ -21,30 +21,25 @@ from stitch.runtime.events import EventStream, ReadBack
 from stitch.runtime.executors import as_bytes
 from stitch.runtime.history import History
 from stitch.runtime.host_memory import HostMemory
-from stitch.runtime.records import Records
+from stitch.runtime.lifetime import Lifetime
 from stitch.runtime.state import BlockRecord, InstanceRecord, Status, ValueRecord
 from stitch.runtime.tensor import Tensor
 
 if TYPE_CHECKING:
-    import threading
-
     from stitch.runtime.device import Device
 
 #: Places whose arrays are kept ready for reading.
 MAX_VIEWS = 4096
 
 
-class TensorAccess:
+class TensorAccess(Lifetime):
     """The part of a device that looks after single values; `Device` adds the queue."""
 
-    machine: Machine
     backend: LocalBackend
-    records: Records
     host_memory: HostMemory
     history: History
     events: EventStream
     constant_cache: ConstantCache
-    lock: threading.RLock
     unpinned: deque[BlockRecord]
     copies_forbidden: int
     #: Dense arrays over places that were read before.
@@ -52,10 +47,6 @@ class TensorAccess:
 
     def run_queue(self) -> None:
         """Run what is queued, with the lock held."""
-        raise AssertionError("Device defines it")
-
-    def check_open(self) -> None:
-        """Raise if closed."""
         raise AssertionError("Device defines it")
 
     # -- checks ------------------------------------------------------------------------------------
@@ -164,7 +155,8 @@ class TensorAccess:
 
         A buffer at bank address `a` begins at byte `a * banks`; see `Tensor.address`.
         """
-        self.check_open()
+        with self.lock:
+            self.check_open()
         names = [s.value for s in self.backend.spaces]
         if not isinstance(space, Space) and space not in names:
             raise UsageError(f"there is no space {space!r}", expected=" or ".join(names))

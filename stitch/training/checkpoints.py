@@ -49,6 +49,11 @@ class Checkpoint:
     progress: Facts = field(default_factory=dict)
 
 
+def is_checkpoint(path: Path, folder: Path) -> bool:
+    """Whether a path is the place of a checkpoint in this folder."""
+    return _NAME.fullmatch(path.name) is not None and path.parent == folder.resolve()
+
+
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     """Write one file, whole or not at all; raises `StitchError` where there is no room.
 

@@ -204,9 +204,11 @@ class TrainingInstance(TrainingTensors):
 
     def _goes_directly(self, stage: int, arrays: Sequence[Any] = ()) -> bool:
         """Run a program past the queue, where all is as it was when that was prepared."""
-        if self.profiling or self.steps < STEPS_TO_SETTLE or self.device.needs_attention():
+        if self.profiling or self.steps < STEPS_TO_SETTLE:
             return False
         with self.device.lock:
+            if self.device.needs_attention():
+                return False
             way = self._way
             if stage == FORWARD and (way is None or not way.holds()) and self._ways_left:
                 self._ways_left -= 1

@@ -6,9 +6,18 @@ know: operators, devices, plans. The format is specified in `envelope.py` and `d
 """
 
 from stitch.ttb.binary import CURRENT, FEATURES, OPSET, Binary, Version
-from stitch.ttb.file import FileSizes, ProgramSize, encode, inspect_sizes, load, save
+from stitch.ttb.file import (
+    FileSizes,
+    ProgramSize,
+    content_of,
+    encode,
+    inspect_sizes,
+    load,
+    save,
+)
+from stitch.ttb.foreign import recognize
 
 __all__ = [
     "CURRENT", "FEATURES", "OPSET", "Binary", "FileSizes", "ProgramSize", "Version",
-    "encode", "inspect_sizes", "load", "save",
+    "content_of", "encode", "inspect_sizes", "load", "recognize", "save",
 ]  # fmt: skip

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import mmap
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -38,22 +39,8 @@ _PEEK_TABLES = {
 }
 
 
-def encode(binary: Binary) -> bytes:
-    """The bytes of a `.ttb` file; the same for equal binaries, in every process.
-
-    Raises `StitchError` for what the format cannot hold (a name that is too long, for instance).
-    """
-    segments = collect_segments(binary.programs)
-    head = close_metadata(encode_metadata(binary, segments))
-    return b"".join([head, *_pieces(segments)])
-
-
-def save(binary: Binary, path: str | Path) -> None:
-    """Write a `.ttb` file, segment by segment, whole or not at all.
-
-    Raises `StitchError` with the path where it cannot be written; then nothing is left behind, and
-    a file that was there before stays as it was.
-    """
+def content_of(binary: Binary) -> Callable[[Sink], None]:
+    """What writes a `.ttb` file, segment by segment; raises as `encode` does."""
     segments = collect_segments(binary.programs)
     head = close_metadata(encode_metadata(binary, segments))
 
@@ -62,7 +49,26 @@ def save(binary: Binary, path: str | Path) -> None:
         for piece in _pieces(segments):
             sink.write(piece)
 
-    write_file(path, write)
+    return write
+
+
+def encode(binary: Binary) -> bytes:
+    """The bytes of a `.ttb` file; the same for equal binaries, in every process.
+
+    Raises `StitchError` for what the format cannot hold (a name that is too long, for instance).
+    """
+    stream = io.BytesIO()
+    content_of(binary)(stream)
+    return stream.getvalue()
+
+
+def save(binary: Binary, path: str | Path) -> None:
+    """Write a `.ttb` file, segment by segment, whole or not at all.
+
+    Raises `StitchError` with the path where it cannot be written; then nothing is left behind, and
+    a file that was there before stays as it was.
+    """
+    write_file(path, content_of(binary))
 
 
 def _pieces(segments: Segments) -> Iterator[bytes | memoryview]:

@@ -17,6 +17,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from stitched_models import one
 
 import stitch
 from stitch.cli.chain import Chain, RunInput
@@ -34,7 +35,7 @@ def reference(x: np.ndarray) -> np.ndarray:
     """What a and then b compute."""
     with stitch.open_device("wormhole_n150") as device:
         a = device.load("a.ttb")
-        return np.asarray(a(x).numpy()) + np.float32(1)
+        return np.asarray(one(a(x)).numpy()) + np.float32(1)
 
 
 # -- the line that shows it works ------------------------------------------------------------------

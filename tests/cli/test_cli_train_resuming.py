@@ -201,5 +201,5 @@ def test_results_of_something_else_are_not_written_over_by_a_resumed_run(
     Path("r.json").write_text('{"result": "pass"}\n')
     words = ("--checkpoint_dir=c", "--resume", "--result_file=r.json")
     done = cli("run", "train.yaml", *words)
-    assert done.code == 3 and "not the results of a training" in done.err
+    assert done.code == 2 and "got: the results of a run" in done.err
     assert Path("r.json").read_text() == '{"result": "pass"}\n'

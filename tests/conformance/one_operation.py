@@ -149,8 +149,10 @@ class Binding:
 
         self.inputs, self.outputs = empty(program.inputs), empty(program.outputs)
         self.kinds = [program.values[slot.value].type for slot in program.outputs]
+        # On the host, where its places are those of one bank.
+        self.scratch = np.empty(program.scratch.size_per_bank, np.uint8)
         with np.errstate(all="ignore"):
-            self.steps = prepared.bind(self.inputs, self.outputs, None).steps
+            self.steps = prepared.bind(self.inputs, self.outputs, self.scratch).steps
 
     def run(self, operands: Sequence[Array]) -> list[Array]:
         """The outputs, computed over spoiled bytes; raises `TaskError` where operands are refused.

@@ -13,7 +13,10 @@ HERE = str(Path(__file__).parent)
 if HERE not in sys.path:
     sys.path.insert(0, HERE)
 from one_operation import MACHINE, Binding, Row, one_operation  # noqa: E402
+from stitched_models import model, one  # noqa: E402
 
+import stitch  # noqa: E402
+from stitch import ComputationGraphBuilder  # noqa: E402
 from stitch.program import Array  # noqa: E402
 from stitch.runtime.executors import make_executor  # noqa: E402
 
@@ -23,10 +26,8 @@ OTHER = np.array([5, 3, -2, 2**32, 2**50, 1, 0, 3] * 3)
 
 def computed(row: Row, *operands: Array) -> list[Array]:
     """The outputs of ONNX Runtime's executor."""
-    one = one_operation(row)
-    return Binding(make_executor("onnxruntime").prepare(one.program, MACHINE), one.program).run(
-        operands
-    )
+    program = one_operation(row).program
+    return Binding(make_executor("onnxruntime").prepare(program, MACHINE), program).run(operands)
 
 
 @pytest.mark.parametrize(("op", "function"), [("Max", np.maximum), ("Min", np.minimum)])
@@ -76,3 +77,15 @@ def test_a_dropout_that_drops_nothing_takes_any_ratio() -> None:
     y, mask = computed(Row("Dropout", ["f32[2,3]", "f32[]"], {}, 2), x, np.array(7, np.float32))
     np.testing.assert_array_equal(y, x)
     assert mask.all()
+
+
+def test_zeros_around_an_image_are_pooled_with_numbers_below_zero() -> None:
+    def build(b: ComputationGraphBuilder) -> None:
+        x = b.input("x", (1, 1, 2, 2), "float32")
+        padded = b.op("Pad", x, [0, 0, 1, 0, 0, 0, 0, 0])
+        b.output("y", b.op("MaxPool", padded, kernel_shape=(2, 2)))
+
+    x = np.array([[[[-1, -2], [-3, -4]]]], np.float32)
+    with stitch.open_device("host", executor="onnxruntime") as device:
+        y = one(device.load(model("padded", build, target="host"))(x))
+        assert y.numpy().ravel().tolist() == [0, -1]

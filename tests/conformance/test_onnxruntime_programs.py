@@ -14,7 +14,7 @@ import pytest
 HERE = str(Path(__file__).parent)
 if HERE not in sys.path:
     sys.path.insert(0, HERE)
-from stitched_models import integers, model, one  # noqa: E402
+from stitched_models import integers, model, one, several  # noqa: E402
 
 import stitch  # noqa: E402
 from stitch import ComputationGraphBuilder  # noqa: E402
@@ -154,7 +154,7 @@ def test_scalars_and_empty_tensors_of_many_types_run(shape: tuple[int, ...], kin
 
     x = np.ones(shape, kind)
     with stitch.open_device("tiny", executor="onnxruntime", debug=True) as device:
-        same, chosen = device.load(model("m", build))(x, np.zeros(shape, kind))
+        same, chosen = several(device.load(model("m", build))(x, np.zeros(shape, kind)))
         assert same.numpy().shape == shape and not same.numpy().any()
         np.testing.assert_array_equal(chosen.numpy(), np.zeros(shape, kind))
 

@@ -16,7 +16,7 @@ HERE = str(Path(__file__).parent)
 if HERE not in sys.path:
     sys.path.insert(0, HERE)
 from executor_suite import ExecutorSuite  # noqa: E402
-from stitched_models import model  # noqa: E402
+from stitched_models import model, one  # noqa: E402
 
 import stitch  # noqa: E402
 from stitch import ComputationGraphBuilder  # noqa: E402
@@ -218,7 +218,7 @@ def test_a_layer_gives_numpys_numbers(with_onnxruntime: bool) -> None:
         stitch.open_device("host") as device,
         stitch.open_device("host", executor=executor) as fast,
     ):
-        right, found = (d.load(compiled)(x).numpy() for d in (device, fast))
+        right, found = (one(d.load(compiled)(x)).numpy() for d in (device, fast))
     np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-5)
     prepared = executor.prepare(compiled.binary.programs[0], fast.machine.shape)
     assert isinstance(prepared, PreparedKernels) and prepared.chosen

@@ -116,7 +116,7 @@ def test_examples_by_name_are_put_in_the_order_of_the_parameters() -> None:
         target="tiny",
         wishes="input.b.space=l1",
     )
-    np.testing.assert_array_equal(compiled(integers() * 3, integers()).numpy(), integers() * 2)
+    np.testing.assert_array_equal(one(compiled(integers() * 3, integers())).numpy(), integers() * 2)
 
 
 def test_a_machine_is_opened_by_name_path_or_description(tmp_path: Path) -> None:

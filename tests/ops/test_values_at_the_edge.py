@@ -31,6 +31,21 @@ def test_a_pool_is_not_undone_to_places_outside_of_the_image(place: int) -> None
                  attributes={"kernel_shape": (2, 2)})  # fmt: skip
 
 
+@pytest.mark.parametrize("odd", [np.nan, np.inf, 3e38, 1e6])
+def test_a_region_that_is_not_finite_or_far_larger_than_its_image_is_refused(odd: float) -> None:
+    regions = np.array([[0, 0, 3, 3], [-odd, 0, odd, 3]], np.float32)
+    with pytest.raises(TaskError, match="RoiAlign: a region"):
+        evaluate("RoiAlign", [np.ones((1, 1, 4, 4), np.float32), regions, np.array([0, 0])])
+
+
+def test_a_cache_is_written_round_and_round_from_any_start() -> None:
+    cache, update = np.zeros((1, 5, 1)), np.arange(1.0, 4.0).reshape(1, 3, 1)
+    start = np.array([2**63 - 1])
+    (made,) = evaluate("TensorScatter", [cache, update, start],
+                       attributes={"mode": "circular", "axis": 1})  # fmt: skip
+    assert made.ravel().tolist() == [0, 0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("mode", ["linear", "cubic"])
 @pytest.mark.parametrize("odd", [np.nan, np.inf])
 def test_resizing_spreads_what_is_no_number_to_its_neighbours_only(mode: str, odd: float) -> None:

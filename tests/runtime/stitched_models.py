@@ -139,9 +139,15 @@ def used(device: Device) -> dict[str, int]:
     return {s.value: a.used_nbytes for s, a in device.records.allocators.items()}
 
 
-def one(result: Any) -> stitch.Tensor:
+def one(result: object) -> stitch.Tensor:
     """The only output of a call."""
     assert isinstance(result, stitch.Tensor)
+    return result
+
+
+def several(result: object) -> tuple[stitch.Tensor, ...]:
+    """The outputs of a call that has more than one."""
+    assert isinstance(result, tuple)
     return result
 
 

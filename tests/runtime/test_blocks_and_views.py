@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from stitched_models import model
+from stitched_models import model, several
 
 import stitch
 from stitch.graph import ComputationGraphBuilder
@@ -110,9 +110,9 @@ def test_reshaped_values_are_right_and_hooks_still_see_every_operation() -> None
     seen: list[tuple[int, ...]] = []
     with stitch.open_device("tiny", debug=True) as device:
         program = device.load(model("reshaped", reshaped))
-        plain = [made.numpy() for made in program(x)]
+        plain = [made.numpy() for made in several(program(x))]
         device.hooks.register(after_operation=lambda c: seen.append(c.outputs[0].shape))
-        hooked = [made.numpy() for made in program(x)]
+        hooked = [made.numpy() for made in several(program(x))]
     for found, again, right in zip(plain, hooked, wanted, strict=True):
         np.testing.assert_allclose(found, right, rtol=1e-5)
         np.testing.assert_array_equal(found, again)

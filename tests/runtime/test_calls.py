@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from stitched_models import binary_op, integers, model, one, scaled
+from stitched_models import binary_op, integers, model, one, scaled, several
 
 import stitch
 from stitch.errors import StitchError, UsageError
@@ -188,7 +188,7 @@ def test_several_outputs_come_as_a_tuple_in_slot_order() -> None:
         b.output("triple", x * 3.0)
 
     with stitch.open_device("tiny", debug=True) as device:
-        double, triple = device.load(model("both", build))(integers())
+        double, triple = several(device.load(model("both", build))(integers()))
         np.testing.assert_array_equal(triple.numpy(), integers() * 3)
         np.testing.assert_array_equal(double.numpy(), integers() * 2)
 

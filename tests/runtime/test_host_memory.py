@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stitched_models import one
 
 import stitch
 from stitch.errors import OutOfMemoryError
@@ -46,14 +47,14 @@ def test_a_program_over_the_budget_is_refused_by_name_and_nothing_has_changed() 
     with stitch.open_device("host", max_memory="24MiB") as device:
         small, large = device.load(sums("small", 1000)), device.load(convolution(512))
         x = np.ones((1, 8, 512, 512), np.float32)
-        kept = small(np.ones(1000, np.float32))
+        kept = one(small(np.ones(1000, np.float32)))
         first = kept.numpy()
         with pytest.raises(OutOfMemoryError) as caught:
-            large(x, np.ones((8, 8, 3, 3), np.float32)).numpy()
+            one(large(x, np.ones((8, 8, 3, 3), np.float32))).numpy()
         for wanted in ("running 'wide'", "Conv(1x8x512x512xf32", "25165824 allowed", "max_memory"):
             assert wanted in str(caught.value)
         np.testing.assert_array_equal(kept.numpy(), first)
-        np.testing.assert_array_equal(small(np.ones(1000, np.float32)).numpy(), first)
+        np.testing.assert_array_equal(one(small(np.ones(1000, np.float32))).numpy(), first)
     assert LEDGER.taken_nbytes == before
 
 
@@ -87,19 +88,19 @@ def test_the_budget_is_one_for_all_devices_of_the_process() -> None:
         tensor = first.empty(stitch.TensorDesc((7 * MIB,), first.tensor(x).layout))
         program = second.load(sums("second", 4 * MIB))
         with pytest.raises(OutOfMemoryError, match="running 'second'"):
-            program(x).numpy()
+            one(program(x)).numpy()
         del tensor
         first.close()
         limited = stitch.open_device("host", max_memory=LEDGER.taken_nbytes + 120 * MIB)
         with limited:
-            assert limited.load(sums("third", 4 * MIB))(x).shape == (4 * MIB,)
+            assert one(limited.load(sums("third", 4 * MIB))(x)).shape == (4 * MIB,)
 
 
 def test_what_a_device_took_is_free_when_it_closes_or_is_collected() -> None:
     before = LEDGER.taken_nbytes
     x = np.ones(MIB, np.float32)
     device = stitch.open_device("host")
-    tensor = device.load(sums("closed", MIB))(x)
+    tensor = one(device.load(sums("closed", MIB))(x))
     tensor.numpy()
     assert LEDGER.taken_nbytes > before + x.nbytes
     device.close()
@@ -126,7 +127,7 @@ def test_room_is_made_of_plans_and_bytes_that_nobody_needs() -> None:
     with stitch.open_device("host", max_memory=LEDGER.taken_nbytes + 110 * MIB) as device:
         for size in (2, 3, 4):
             program = device.load(sums(f"of {size}", size * MIB))
-            assert program(np.ones(size * MIB, np.float32)).numpy().shape == (size * MIB,)
+            assert one(program(np.ones(size * MIB, np.float32))).numpy().shape == (size * MIB,)
 
 
 def test_a_plan_that_is_found_again_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +142,7 @@ def test_a_plan_that_is_found_again_asks_nothing(monkeypatch: pytest.MonkeyPatch
     with stitch.open_device("host") as device:
         program, x = device.load(sums("again", 1000)), np.ones(1000, np.float32)
         for _ in range(50):
-            program(x).numpy()
+            one(program(x)).numpy()
         assert 0 < len(asked) == device.plans.made < 4
 
 

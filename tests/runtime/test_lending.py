@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from stitched_models import one
 
 import stitch
 from stitch.errors import TaskError
@@ -26,7 +27,7 @@ def test_the_host_machine_reads_lent_bytes_where_they_lie() -> None:
         tensor = lend(device, array, "an array")
         for number in range(3):
             array[...] = number
-            np.testing.assert_array_equal(program(tensor).numpy(), array * 2)
+            np.testing.assert_array_equal(one(program(tensor)).numpy(), array * 2)
         assert device.plans.made == 1
         assert device.backend.write_counts() == (0, 0)
         assert device.last_ready is not None
@@ -42,7 +43,7 @@ def test_a_device_copies_lent_bytes_again_only_when_it_is_told_that_they_have_ch
             array[...] = number
             if number == 2:
                 changed(device, tensor)
-            results.append(float(program(tensor).numpy()[0, 0]))
+            results.append(float(one(program(tensor)).numpy()[0, 0]))
         assert results == [0.0, 0.0, 4.0, 4.0]
         assert device.backend.write_counts()[0] == 2
 
@@ -53,7 +54,7 @@ def test_what_was_taken_back_cannot_be_used(target: str) -> None:
         program = _scaled(device)
         before = len(device.records.blocks)
         tensor = lend(device, X.copy(), "an array")
-        program(tensor).numpy()
+        one(program(tensor)).numpy()
         take_back(device, tensor)
         with pytest.raises(TaskError, match="took the bytes back"):
             program(tensor)
@@ -67,7 +68,7 @@ def test_arrays_that_are_lent_one_after_the_other_never_share_a_place() -> None:
         for number in range(3):
             array = np.full((4, 8), number, np.float32)
             tensor = lend(device, array, "an array")
-            np.testing.assert_array_equal(program(tensor).numpy(), array * 2)
+            np.testing.assert_array_equal(one(program(tensor)).numpy(), array * 2)
             take_back(device, tensor)
         assert device.plans.made == 3
 
@@ -75,7 +76,7 @@ def test_arrays_that_are_lent_one_after_the_other_never_share_a_place() -> None:
 def test_a_tensor_of_another_shape_shares_the_bytes() -> None:
     with stitch.open_device("wormhole_n150") as device:
         program = _scaled(device)
-        made = program(X)
+        made = one(program(X))
         part = reshaped(device, made, TensorDesc((2, 8), host_layout(made.data_type)), 64)
         np.testing.assert_array_equal(part.numpy(), X[2:] * 2)
         device.write(made, X)

@@ -7,7 +7,7 @@ import itertools
 
 import numpy as np
 import pytest
-from stitched_models import binary_op, integers, model, one, parameters_only, scaled, used
+from stitched_models import binary_op, integers, model, one, parameters_only, scaled, several, used
 
 import stitch
 from stitch.errors import UsageError
@@ -288,10 +288,10 @@ def test_several_outputs_of_a_pipeline_are_held_one_by_one() -> None:
         pipeline = stitch.Pipeline(
             [device.load(scaled("a", 2.0)), device.load(model("both", build))]
         )
-        double, triple = pipeline(integers())
+        double, triple = several(pipeline(integers()))
         del double
         for i in range(5):
-            twice, thrice = pipeline(integers(start=i))
+            twice, thrice = several(pipeline(integers(start=i)))
             np.testing.assert_array_equal(twice.numpy(), (integers(start=i) * 2 + 1) * 2)
             np.testing.assert_array_equal(thrice.numpy(), (integers(start=i) * 2 + 1) * 3)
         np.testing.assert_array_equal(triple.numpy(), (integers() * 2 + 1) * 3)

@@ -246,7 +246,7 @@ def test_writing_another_shape_or_kind_of_number_is_refused() -> None:
 def test_reading_back_64_times_without_waiting_in_between_is_exact() -> None:
     with stitch.open_device("tiny") as device:
         program = device.load(scaled("a", 2.0))
-        results = [one(program(integers(start=i)).to_layout(host(F32))) for i in range(64)]
+        results = [one(one(program(integers(start=i))).to_layout(host(F32))) for i in range(64)]
         stitch.wait(results)
         for i, result in enumerate(results):
             assert result.address is not None

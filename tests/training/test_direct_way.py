@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stitched_models import one
 from training_models import batches, compiled, mlp
 
 import stitch
@@ -35,7 +36,7 @@ def run(meddle: Meddling, *, directly: bool, **options: Any) -> tuple[list[Any],
         meddle(instance, step, loss)
         model.training.optimizer.step()
         model.training.optimizer.zero_grad()
-        seen += [loss.item(), pred.numpy().tolist()]
+        seen += [loss.item(), one(pred).numpy().tolist()]
     assert (instance._way is not None) is directly
     return seen, instance.state_dict()
 
@@ -117,13 +118,13 @@ def test_predictions_that_are_kept_keep_their_values() -> None:
     kept = []
     for x, y in batches(3) * 4:
         pred = model(x)
-        kept.append((pred, pred.numpy()))
+        kept.append((pred, one(pred).numpy()))
         loss = model.training.loss(pred, y)
         loss.backward()
         model.training.optimizer.step()
         model.training.optimizer.zero_grad()
     for pred, values in kept:
-        np.testing.assert_array_equal(pred.numpy(), values)
+        np.testing.assert_array_equal(one(pred).numpy(), values)
 
 
 def test_losses_that_nobody_steps_on_keep_their_values() -> None:
@@ -142,12 +143,12 @@ def test_losses_that_nobody_steps_on_keep_their_values() -> None:
 def test_a_bad_batch_past_the_queue_stops_the_step_too() -> None:
     model, plain = compiled(), compiled()
     assert model.training is not None
-    for one in (model, plain):
-        assert one.training is not None
+    for each in (model, plain):
+        assert each.training is not None
         for x, y in batches(6):
-            one.training.loss(one(x), y).backward()
-            one.training.optimizer.step()
-            one.training.optimizer.zero_grad()
+            each.training.loss(each(x), y).backward()
+            each.training.optimizer.step()
+            each.training.optimizer.zero_grad()
     assert model.instance._went_directly
     x, y = batches(1)[0]
     model.training.loss(model(x * np.float32(1e30)), y).backward()
@@ -184,11 +185,11 @@ def test_where_every_byte_is_checked_the_queue_does_all() -> None:
     model, plain = compiled(), compiled()
     model.start(debug=True)
     for x, y in batches(5):
-        for one in (model, plain):
-            assert one.training is not None
-            one.training.loss(one(x), y).backward()
-            one.training.optimizer.step()
-            one.training.optimizer.zero_grad()
+        for each in (model, plain):
+            assert each.training is not None
+            each.training.loss(each(x), y).backward()
+            each.training.optimizer.step()
+            each.training.optimizer.zero_grad()
     assert model.instance._way is None
     for name, value in plain.instance.parameters().items():
         np.testing.assert_array_equal(model.instance.get_tensor(name), value)
@@ -233,12 +234,12 @@ def micro_batches(*, directly: bool, parts: int, keep: bool) -> tuple[list[float
             loss.backward()
             losses.append(loss.item())
             if keep:
-                kept.append((pred, pred.numpy()))
+                kept.append((pred, one(pred).numpy()))
         model.training.optimizer.step()
         model.training.optimizer.zero_grad()
         plans.append(instance.device.plans.made)
     for pred, values in kept:
-        np.testing.assert_array_equal(pred.numpy(), values)
+        np.testing.assert_array_equal(one(pred).numpy(), values)
     assert instance._sums_directly is directly
     return losses, plans
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from stitched_models import several
 
 import stitch
 from stitch.errors import FormatError
@@ -35,7 +36,7 @@ def test_every_code_goes_through_a_file_and_a_device(kind: DataType, space: str)
     assert load(data, verify="full").requires == ("narrow_types",)
     given = np.arange(3, dtype=np.uint8).view(kind.dtype)
     with stitch.open_device(target) as device:
-        turned, same = device.load(data)(given)
+        turned, same = several(device.load(data)(given))
         codes = turned.numpy()
         assert codes.dtype == same.numpy().dtype == kind.dtype
         assert codes.T.reshape(-1).view(np.uint8).tolist() == list(range(1 << kind.bits))

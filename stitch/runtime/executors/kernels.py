@@ -8,13 +8,13 @@ not know addresses.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from functools import cached_property
 from typing import Protocol
 
 from stitch.machine import MachineShape
 from stitch.ops import KernelArguments, OpDef, lookup, resolve_attributes
 from stitch.program import Array, Operation, Program
 from stitch.runtime.executors.executor import Thunk
+from stitch.runtime.executors.found_once import found_once
 from stitch.runtime.executors.places import Places, plan_places
 from stitch.runtime.executors.staging import StagingArrays, computable
 from stitch.runtime.executors.units import Unit, units_of
@@ -88,12 +88,12 @@ class Kernels:
             for value in operation.inputs:
                 self.readers.setdefault(value, set()).add(index)
 
-    @cached_property
+    @found_once
     def units(self) -> tuple[Unit, ...]:
         """What is computed together."""
         return units_of(self.program, tuple(self.calls), self.chosen)
 
-    @cached_property
+    @found_once
     def places(self) -> Places:
         """Where values lie when units are computed."""
         return plan_places(self.program, self.units, self.constants)

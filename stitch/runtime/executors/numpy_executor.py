@@ -11,12 +11,13 @@ be seen by itself, the program is bound plainly, one operation after the other: 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache
 
 from stitch.machine import MachineShape
 from stitch.program import Array, Program
 from stitch.runtime.executors.bindings import OperationBinding, UnitBinding
 from stitch.runtime.executors.executor import BoundProgram, Executor, PreparedProgram
+from stitch.runtime.executors.found_once import found_once
 from stitch.runtime.executors.kernels import Kernels
 from stitch.runtime.executors.staging import StagedRegions
 from stitch.runtime.executors.workspace import Workspace
@@ -37,7 +38,7 @@ class NumpyExecutor(Executor):
 class PreparedKernels(Kernels, PreparedProgram):
     """A program's kernels, to be bound to any addresses."""
 
-    @cached_property
+    @found_once
     def is_plain(self) -> bool:
         """Whether nothing is gained over one operation after the other."""
         if self.chosen or any(len(unit.operations) > 1 or unit.foreign for unit in self.units):

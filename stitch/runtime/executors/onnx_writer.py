@@ -30,13 +30,17 @@ OPSET = 26
 IR_VERSION = 13
 #: Constants up to here are written into the model: optimisations look at them (shapes, scalars).
 EMBEDDED_NBYTES = 1024
+#: Makes one of a Pad and what reads it, also of a Pad with zeros and a MaxPool (1.31), whose own
+#: padding counts as less than every number: of numbers below 0 the result would not be 0.
+PAD_FUSION = "Pad_Fusion"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OnnxForm:
     """A model, the values that are its inputs and outputs, and its constants by name.
 
-    `blocked` has the outputs that the model gives in another shape, the same elements.
+    `blocked` has the outputs that the model gives in another shape, the same elements; `without`
+    names the optimizers that would change what the model computes.
     """
 
     model: bytes
@@ -44,6 +48,7 @@ class OnnxForm:
     outputs: tuple[int, ...]
     weights: tuple[tuple[str, Array], ...]
     blocked: Mapping[int, tuple[int, ...]]
+    without: tuple[str, ...] = ()
 
 
 def value_name(value: int) -> str:
@@ -183,8 +188,14 @@ class FormWriter:
         )  # fmt: skip
         opsets = [helper.make_opsetid("", OPSET)]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
-        weights = tuple(self.weights)
-        return OnnxForm(model.SerializeToString(), inputs, outputs, weights, self.blocked)
+        return OnnxForm(
+            model.SerializeToString(), inputs, outputs, tuple(self.weights), self.blocked,
+            (PAD_FUSION,) if self._pools_padding() else (),
+        )  # fmt: skip
+
+    def _pools_padding(self) -> bool:
+        padded = {name for node in self.nodes if node.op_type == "Pad" for name in node.output}
+        return any(n.op_type == "MaxPool" and n.input[0] in padded for n in self.nodes)
 
     def _in_order(self) -> list[onnx.NodeProto]:
         """The nodes, those that no other reads at the end, the last of them first.

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,8 @@ from stitch.ops import bind
 from stitch.program import Array, Operation, Program
 from stitch.runtime.executors.denormals import flushing
 from stitch.runtime.executors.executor import BoundProgram, Executor, PreparedProgram, Thunk
+from stitch.runtime.executors.forks import keep_in_children
+from stitch.runtime.executors.found_once import found_once
 from stitch.runtime.executors.numpy_executor import PreparedKernels
 from stitch.runtime.executors.onnx_form import onnx_form, operation_form
 from stitch.runtime.executors.onnx_writer import OnnxForm, value_name
@@ -133,8 +135,9 @@ class Session:
             options.add_external_initializers([name for name, _ in form.weights], self.held)
         self.session = onnxruntime.InferenceSession(
             form.model, options, providers=["CPUExecutionProvider"],
-            disabled_optimizers=list(SLOWER_FUSIONS),
+            disabled_optimizers=[*SLOWER_FUSIONS, *form.without],
         )  # fmt: skip
+        keep_in_children(self.session)
 
     def bind(self, arrays: dict[int, Array]) -> Callable[[], object]:
         """A call that computes on these arrays, which must outlive it."""
@@ -219,7 +222,7 @@ class _Prepared(PreparedProgram):
         staged = self.staging.nbytes + self.repacked_nbytes
         return BoundProgram(steps, (), arrays, staged, one_by_one)
 
-    @cached_property
+    @found_once
     def _by_operation(self) -> PreparedKernels:
         return PreparedKernels(self.program, self.machine, Workspace())
 

@@ -1,0 +1,137 @@
+"""What a command is going to write: refused before anything is computed where it would do harm.
+
+Comes in: the paths of its outputs. Goes out: nothing, or `UsageError`: no command writes over a
+file that it reads (by whatever link), nor over one of another kind than it writes, nor two outputs
+into one file; empty files, `/dev/null` and other devices are free to write to. `-` is standard
+output, for one output of a command; what the command says goes to standard error then. Must not
+know: what is written.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import final
+
+from stitch.cli.command import reports_aside
+from stitch.cli.file_kinds import kind_of_file
+from stitch.errors import UsageError
+from stitch.files import (
+    STANDARD_OUTPUT,
+    Identity,
+    files_read,
+    identity,
+    kind_of,
+    own_descriptor,
+    resolved,
+)
+
+#: Handles that a command has without opening a file.
+_STANDARD_OUTPUT = 1
+
+
+@final
+class Claims:
+    """The outputs of one command."""
+
+    def __init__(self) -> None:
+        self._files: dict[Path, tuple[str, str]] = {}
+        self._named: dict[Identity, str] = {}
+        self._standard_output: str | None = None
+
+    def reads(self, paths: Iterable[str | Path]) -> None:
+        """Files that the command will read, before it has; raises `UsageError`."""
+        for path in paths:
+            found = identity(path)
+            if found is not None:
+                self._named[found] = str(path)
+        self.check()
+
+    def add(self, path: str | Path, kind: str, option: str) -> None:
+        """An output of this kind; raises `UsageError` where it cannot go there."""
+        if path == STANDARD_OUTPUT or own_descriptor(path) == _STANDARD_OUTPUT:
+            self.take_standard_output(option)
+            reports_aside()
+            return
+        place = resolved(path)
+        same = [place, *(p for p in self._files if identity(p) == identity(place) is not None)]
+        earlier = next((self._files[p] for p in same if p in self._files), None)
+        if earlier is not None and not _is_endless(place):
+            raise UsageError(
+                "two outputs go to one file", where=str(path), got=f"{earlier[1]} and {option}",
+                remedy="give each a file of its own",
+            )  # fmt: skip
+        self._files[place] = str(path), option
+        _check_kind(path, kind, option)
+        self.check()
+
+    def add_folder(self, path: str | Path, option: str) -> None:
+        """A folder to write into; raises `UsageError` for standard output, which is none."""
+        if path == STANDARD_OUTPUT:
+            raise UsageError(
+                f"{option} takes a folder, and standard output is none", remedy="./- is one"
+            )
+
+    def take_standard_output(self, option: str) -> None:
+        """Standard output is for this option; raises `UsageError` where it is for another."""
+        if self._standard_output is not None:
+            raise UsageError(
+                "two outputs want standard output",
+                got=f"{self._standard_output} and {option}",
+                remedy="write one of them into a file",
+            )
+        self._standard_output = option
+
+    def is_read(self, path: str | Path) -> bool:
+        """Whether a path leads to a file that has been read so far."""
+        return identity(path) in {**self._named, **files_read()}
+
+    def check(self) -> None:
+        """Raise `UsageError` where an output is a file that has been read so far."""
+        read = {**self._named, **files_read()}
+        for place, (path, option) in self._files.items():
+            called = read.get(identity(place) or (-1, -1))
+            if called is not None:
+                raise UsageError(
+                    "the command reads this file, and does not write over it",
+                    where=path if called == path else f"{path}, read as {called}",
+                    got=option, remedy="choose another name",
+                )  # fmt: skip
+
+
+def _is_endless(place: Path) -> bool:
+    """Whether any number of outputs may go there: a device."""
+    try:
+        return stat.S_ISCHR(place.stat().st_mode)
+    except OSError:
+        return False
+
+
+def _check_kind(path: str | Path, kind: str, option: str) -> None:
+    try:
+        status = resolved(path).stat()
+        special = kind_of(status.st_mode)
+        found = kind_of_file(resolved(path)) if special is None else None
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        return  # Writing will say so.
+    except OSError as error:
+        raise UsageError(
+            "what is there cannot be looked at, and is not written over", where=str(path),
+            expected=kind, got=error.strerror or str(error), remedy="choose another name",
+        ) from error  # fmt: skip
+    if special is not None:
+        if stat.S_ISCHR(status.st_mode) or stat.S_ISFIFO(status.st_mode):
+            return
+        raise UsageError(
+            f"{option} names no file", where=str(path), expected=kind, got=special,
+            remedy="choose another name",
+        )  # fmt: skip
+    if found not in (None, kind):
+        raise UsageError(
+            "the file is of another kind, and is not written over", where=str(path),
+            expected=f"{kind}, an empty file, or none ({option})", got=found,
+            remedy="choose another name, or remove the file",
+        )  # fmt: skip

@@ -1,0 +1,34 @@
+"""`found_once`: a property that is computed when first asked for, and kept.
+
+`functools.cached_property` of Python 3.11 holds one lock for all objects while it computes; in the
+child of a fork, if another thread held it, nobody would ever give it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, overload
+
+Owner = TypeVar("Owner")
+Value = TypeVar("Value")
+
+
+class found_once(Generic[Owner, Value]):
+    """The first result is kept in the object's dictionary, where it is found from then on."""
+
+    def __init__(self, find: Callable[[Owner], Value]) -> None:
+        self._find = find
+        self.__doc__ = find.__doc__
+
+    def __set_name__(self, owner: type[Any], name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, owner: None, kind: type[Any]) -> found_once[Owner, Value]: ...
+    @overload
+    def __get__(self, owner: Owner, kind: type[Any]) -> Value: ...
+    def __get__(self, owner: Any, kind: type[Any]) -> Any:
+        if owner is None:
+            return self
+        found = owner.__dict__[self._name] = self._find(owner)
+        return found

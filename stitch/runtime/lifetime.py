@@ -1,0 +1,86 @@
+"""The life of a device: open, closed, busy with hooks, or left behind in another process by a fork.
+
+A fork copies a device in whatever state its threads were in, without the threads: a kernel half
+way, a lock that nobody gives back. So a device belongs to the process that opened it. In the child
+it is closed from the first moment, and says so to whoever uses it. Must not know plans or tensors.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+
+from stitch.errors import TaskError
+from stitch.machine import Machine
+from stitch.runtime.records import Records
+
+_alive: weakref.WeakSet[Lifetime] = weakref.WeakSet()
+
+
+class Lifetime:
+    """The part of a device that knows whether it may be used. `lock` guards all of the device."""
+
+    machine: Machine
+    records: Records
+    lock: threading.RLock
+    #: While hooks run the records are behind the bytes, so nobody may use them.
+    in_hooks: bool
+    _closed: bool
+    #: The process that opened it.
+    _process: int
+
+    def begin_life(self) -> None:
+        """Open, for this process."""
+        self.lock = threading.RLock()
+        self.in_hooks = self._closed = False
+        self._process = os.getpid()
+        _alive.add(self)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it cannot be used any more (here: a fork closes it for the child)."""
+        return self._closed
+
+    def check_open(self) -> None:
+        """Raise `TaskError` if it has been closed, belongs to another process, or a hook asks."""
+        if self._closed:
+            self.check_process()
+            raise TaskError(
+                f"device {self.machine.name!r} is closed",
+                remedy="read results before leaving the `with` block",
+            )
+        self.check_idle()
+
+    def check_process(self) -> None:
+        """Raise `TaskError` in a process that did not open the device."""
+        if self._process != os.getpid():
+            raise TaskError(
+                f"device {self.machine.name!r} belongs to process {self._process}, which opened it",
+                where=f"process {os.getpid()}, made from it by a fork",
+                remedy="open a device in this process, or start processes by multiprocessing's "
+                "'spawn' instead of 'fork'",
+            )
+
+    def check_idle(self) -> None:
+        """Raise `TaskError` if a hook asks: a plan is half-way through."""
+        if self.in_hooks:
+            raise TaskError(
+                f"device {self.machine.name!r} is in the middle of a plan: a hook cannot use it",
+                remedy="look at the arrays of the hook's context, and act after the run",
+            )
+
+    def leave_behind(self) -> None:
+        """In the child of a fork: closed, with a lock that no thread of the parent holds."""
+        self.lock = threading.RLock()
+        self.in_hooks, self._closed = False, True
+        # Whoever runs past the queue looks closer now, and finds it closed.
+        self.records.touch()
+
+
+def _in_child() -> None:
+    for device in tuple(_alive):
+        device.leave_behind()
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,226 @@
+"""No command writes over what it reads, nor over a file of another kind; `-` is standard output."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cli_training import changed
+
+from stitch.api import load
+from stitch.cli import compile as compile_command
+from stitch.cli import link as link_command
+from stitch.cli import run as run_command
+from stitch.training import TrainingInstance
+
+Cli = Callable[..., Any]
+RUN = ("run", "--module=a.ttb", "--input=x=@x.npy")
+PIPELINE = """\
+modules: {a: {file: a.ttb}}
+inputs: {x: {file: x.npy}}
+steps:
+  - {run: a, inputs: {x: x}, outputs: {y: h}}
+outputs: {y: h}
+"""
+
+
+def _bytes(folder: Path) -> dict[str, bytes]:
+    return {str(p): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def _refused(cli: Cli, here: Path, words: Sequence[str], said: str) -> None:
+    """Exit code 2, one message, and every file as it was."""
+    before = _bytes(here)
+    done = cli(*words)
+    assert done.code == 2 and said in done.err, (words, done)
+    assert done.err.count("error:") == 1 and "Traceback" not in done.err and not done.out
+    assert _bytes(here) == before
+
+
+READ = "the command reads this file"
+OTHER = "the file is of another kind"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("compile", "a.yaml", "-o", "a.yaml"), OTHER),
+        (("compile", "a.yaml", "-o", "x.npy"), OTHER),
+        (("compile", "a.yaml", "-o", "notes.txt"), OTHER),
+        (("compile", "a.yaml", "-o", "."), "names no file"),
+        (("link", "a.ttb", "b.ttb", "-o", "a.ttb"), READ),
+        (("link", "a.ttb", "b.ttb", "-o", "soft"), READ),
+        (("link", "a.ttb", "b.ttb", "-o", "hard"), READ),
+        ((*RUN, "--trace=a.ttb"), OTHER),
+        ((*RUN, "--record=a.ttb"), OTHER),
+        ((*RUN, "--result_file=a.yaml"), OTHER),
+        ((*RUN, "--result_file=x.npy"), OTHER),
+        ((*RUN, "--output=@x.npy"), READ),
+        ((*RUN, "--output=@./x.npy"), READ),
+        ((*RUN, "--output=@link.npy"), READ),
+        ((*RUN, "--output=@twin.npy"), READ),
+        (("run", "--module=a.ttb", "--init=ones", "--expected_output=@x.npy", "--output=@x.npy"),
+         READ),
+        ((*RUN, "--output=@many.npz", "--trace=many.npz"), "two outputs go to one file"),
+        ((*RUN, "--trace=t.json", "--record=./t.json"), "two outputs go to one file"),
+        ((*RUN, "--result_file=t.json", "--record=t.json"), "two outputs go to one file"),
+        ((*RUN, "--trace=-", "--record=-"), "two outputs want standard output"),
+        ((*RUN, "--trace=-", "--result_file=/dev/stdout"), "two outputs want standard output"),
+        ((*RUN, "--trace=-", "--output=-"), "two outputs want standard output"),
+        ((*RUN, "--save_artifacts", "--artifact_dir=-"), "takes a folder"),
+        (("run", "p.yaml", "--output=@x.npy"), READ),
+        (("run", "p.yaml", "--trace=p.yaml"), OTHER),
+    ],
+)  # fmt: skip
+def test_what_would_be_lost_is_refused_before_anything_is_computed(
+    cli: Cli, here: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
+) -> None:
+    (here / "p.yaml").write_text(PIPELINE)
+    (here / "notes.txt").write_text("mine\n")
+    (here / "soft").symlink_to("a.ttb")
+    (here / "link.npy").symlink_to("x.npy")
+    os.link("b.ttb", "hard")
+    os.link("x.npy", "twin.npy")
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("computed")
+
+    monkeypatch.setattr("stitch.cli.run_session.run_passes", never)
+    monkeypatch.setattr("stitch.cli.link.link_programs", never)
+    _refused(cli, here, words, said)
+
+
+def test_a_split_module_does_not_write_over_a_file_of_another_kind(cli: Cli, here: Path) -> None:
+    (here / "m.1.ttb").write_text("mine\n")
+    done = cli("compile", "a.yaml", "--split=2", "-o", "m.ttb")
+    assert done.code == 2 and OTHER in done.err
+    assert not (here / "m.0.ttb").exists() and (here / "m.1.ttb").read_text() == "mine\n"
+
+
+def test_artifacts_do_not_write_over_what_the_run_reads(cli: Cli, here: Path) -> None:
+    assert cli(*RUN, "--save_artifacts").code == 0
+    assert cli(*RUN, "--save_artifacts").code == 0
+    again = ("run", "--module=a.ttb", "--input=x=@stitch-artifacts/outputs/0-y.npy")
+    _refused(cli, here, (*again, "--save_artifacts"), READ)
+
+
+def test_what_a_command_wrote_it_writes_over(cli: Cli, here: Path) -> None:
+    words = (*RUN, "--output=@y.npy", "--trace=t.json", "--record=r.json", "--result_file=s.json",
+             "--save_artifacts")  # fmt: skip
+    for _ in range(2):
+        assert cli(*words).code == 0
+        assert cli(*RUN, "--output=@y.npz").code == 0
+        assert cli("compile", "a.yaml", "-o", "o.ttb").code == 0
+        assert cli("link", "a.ttb", "b.ttb", "-o", "ab.ttb").code == 0
+    assert cli("run", "--module=a.ttb", "--result_file=s.json").code == 2  # Inputs are missing.
+    assert json.loads(Path("s.json").read_text())["exit_code"] == 2
+    assert cli(*words).code == 0
+
+
+def test_empty_files_and_devices_are_written_to(cli: Cli, here: Path) -> None:
+    for name in ("t.json", "o.ttb"):
+        (here / name).touch()
+    assert cli("compile", "a.yaml", "-o", "o.ttb").code == 0
+    devices = ("--trace=/dev/null", "--record=/dev/null", "--result_file=/dev/null")
+    assert cli(*RUN, *devices).code == 0
+    assert cli(*RUN, "--trace=t.json").code == 0
+    assert load("o.ttb").programs and json.loads(Path("t.json").read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize(
+    ("option", "key"),
+    [("--trace", "traceEvents"), ("--record", "events"), ("--result_file", "comparisons")],
+)
+def test_one_output_goes_to_standard_output_and_reports_to_standard_error(
+    cli: Cli, option: str, key: str
+) -> None:
+    done = cli(*RUN, f"{option}=-", "--explain", "--expected_output=(ignored)")
+    assert done.code == 0 and key in json.loads(done.out)
+    assert "1 program run, " in done.err
+    after = cli(*RUN, "--explain")
+    assert "1 program run, " in after.out and "1 program run, " not in after.err
+
+
+def test_compiled_and_linked_modules_go_to_standard_output(
+    here: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    for main, words in ((compile_command.main, ("a.yaml",)),
+                        (link_command.main, ("a.ttb", "b.ttb"))):  # fmt: skip
+        assert main([*words, "-o", "-"]) == 0
+        seen = capsysbinary.readouterr()
+        assert load(seen.out).programs and b"standard output: " in seen.err
+
+
+# -- trainings -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--result_file=train.yaml",), OTHER),
+        (("--result_file=data.npz",), OTHER),
+        (("--output=net.yaml.ttb",), OTHER),
+        (("--output=start.safetensors",), READ),
+        (("--output=linked.safetensors",), READ),
+        (("--plot=x.png",), OTHER),
+        (("--checkpoint_dir=c", "--output=c/step-00000001.safetensors"), "name of a checkpoint"),
+        (("--output=o.ttb", "--output=./o.ttb"), "two outputs go to one file"),
+        (("--result_file=-", "--output=-"), "two outputs want standard output"),
+        (("--checkpoint_dir=-",), "takes a folder"),
+    ],
+)
+def test_a_training_refuses_what_would_be_lost_before_it_compiles(
+    cli: Cli, small: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
+) -> None:
+    (small / "net.yaml.ttb").write_text("mine\n")
+    (small / "x.png").write_bytes(b"GIF89a")
+    w = np.zeros((4, 16), np.float32)
+    header = json.dumps({"w1": {"dtype": "F32", "shape": [4, 16], "data_offsets": [0, w.nbytes]}})
+    data = len(header).to_bytes(8, "little") + header.encode() + w.tobytes()
+    (small / "start.safetensors").write_bytes(data)
+    (small / "linked.safetensors").symlink_to("start.safetensors")
+    changed(("model: net.yaml", "model: net.yaml\nweights: start.safetensors"))
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("compiled")
+
+    monkeypatch.setattr("stitch.cli.train.build_model", never)
+    _refused(cli, small, ("run", "train.yaml", *words), said)
+
+
+def test_a_trainings_results_or_model_go_to_standard_output(
+    cli: Cli, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = cli("run", "train.yaml", "--epochs=1", "--result_file=-")
+    kinds = [json.loads(line)["kind"] for line in done.out.splitlines()]
+    assert done.code == 0 and kinds[0] == "step" and kinds[-1] == "final"
+    assert "plans made" in done.err
+    taken = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(taken, write_through=True))
+    assert run_command.main(["train.yaml", "--epochs=1", "--output=-"]) == 0
+    assert load(taken.getvalue()).programs
+
+
+def test_the_second_training_in_a_folder_is_refused_and_told_who_has_it(
+    cli: Cli, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = TrainingInstance.update
+    seen: list[Any] = []
+
+    def and_another(instance: TrainingInstance) -> None:
+        if not seen:
+            seen.append(cli("run", "train.yaml", "--checkpoint_dir=c", "--resume"))
+        plain(instance)
+
+    monkeypatch.setattr(TrainingInstance, "update", and_another)
+    first = cli("run", "train.yaml", "--checkpoint_dir=c", "--resume", "--epochs=1")
+    assert first.code == 0, first.err
+    assert seen[0].code == 2 and f"got: process {os.getpid()} on" in seen[0].err, seen[0]
+    again = cli("run", "train.yaml", "--checkpoint_dir=c", "--resume", "--epochs=2")
+    assert again.code == 0 and "resumed after step 10" in again.err, again.err
