@@ -115,3 +115,7 @@ class OutOfMemoryError(StitchError):
 
 class TaskError(StitchError):
     """A task failed, or a handle was used after its tensor was freed: exit code 6."""
+
+
+class InternalError(StitchError):
+    """Stitch broke a rule of its own: a defect of Stitch, not of what it was given: exit code 6."""

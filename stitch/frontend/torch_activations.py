@@ -7,12 +7,11 @@ know: fx nodes.
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import torch
 
-from stitch.frontend.torch_call import Call, Lowering, Number
+from stitch.frontend.torch_call import Call, Lowering, Number, rounded_once
 from stitch.graph import SymbolicTensor
 
 aten = torch.ops.aten
@@ -26,6 +25,7 @@ def _square(call: Call, x: SymbolicTensor) -> SymbolicTensor:
     return call.builder.square(call.cast(x))
 
 
+@rounded_once
 def _expm1(call: Call, x: SymbolicTensor) -> SymbolicTensor:
     """exp(x) - 1 as 2 exp(x/2) sinh(x/2), which keeps the digits near zero."""
     b = call.builder
@@ -33,18 +33,24 @@ def _expm1(call: Call, x: SymbolicTensor) -> SymbolicTensor:
     return b.mul(b.mul(b.exp(half), b.apply("Sinh", [half], 1, {})[0]), 2.0)
 
 
+@rounded_once
 def _log1p(call: Call, x: SymbolicTensor) -> SymbolicTensor:
     return call.builder.log(call.builder.add(call.cast(x), 1.0))
 
 
-def _log_of_base(base: float, call: Call, x: SymbolicTensor) -> SymbolicTensor:
-    return call.builder.mul(call.builder.log(call.cast(x)), 1.0 / math.log(base))
+def _log_of_base(base: float) -> Lowering:
+    @rounded_once
+    def lowered(call: Call, x: SymbolicTensor) -> SymbolicTensor:
+        return call.builder.mul(call.builder.log(call.cast(x)), 1.0 / math.log(base))
+
+    return lowered
 
 
 def _exp2(call: Call, x: SymbolicTensor) -> SymbolicTensor:
     return call.builder.pow(call.cast(2.0), call.cast(x))
 
 
+@rounded_once
 def _erfc(call: Call, x: SymbolicTensor) -> SymbolicTensor:
     return call.builder.sub(call.cast(1.0), call.builder.erf(call.cast(x)))
 
@@ -53,10 +59,12 @@ def _gelu(call: Call, x: SymbolicTensor, approximate: str = "none") -> SymbolicT
     return call.builder.gelu(x, approximate)
 
 
+@rounded_once
 def _silu(call: Call, x: SymbolicTensor) -> SymbolicTensor:
     return call.builder.silu(x)
 
 
+@rounded_once
 def _elu(
     call: Call, x: SymbolicTensor, alpha: float = 1, scale: float = 1, input_scale: float = 1
 ) -> SymbolicTensor:
@@ -82,6 +90,7 @@ def _hardsigmoid(call: Call, x: SymbolicTensor) -> SymbolicTensor:
     return call.builder.apply("HardSigmoid", [x], 1, {"alpha": 1.0 / 6.0, "beta": 0.5})[0]
 
 
+@rounded_once
 def _softplus(
     call: Call, x: SymbolicTensor, beta: float = 1, threshold: float = 20
 ) -> SymbolicTensor:
@@ -101,8 +110,8 @@ def _prelu(call: Call, x: SymbolicTensor, weight: SymbolicTensor) -> SymbolicTen
 
 LOWERINGS: dict[Any, Lowering] = {
     aten.rsqrt.default: _rsqrt, aten.square.default: _square, aten.expm1.default: _expm1,
-    aten.log1p.default: _log1p, aten.log2.default: partial(_log_of_base, 2.0),
-    aten.log10.default: partial(_log_of_base, 10.0), aten.exp2.default: _exp2,
+    aten.log1p.default: _log1p, aten.log2.default: _log_of_base(2.0),
+    aten.log10.default: _log_of_base(10.0), aten.exp2.default: _exp2,
     aten.erfc.default: _erfc, aten.gelu.default: _gelu, aten.silu.default: _silu,
     aten.elu.default: _elu, aten.leaky_relu.default: _leaky_relu, aten.hardtanh.default: _hardtanh,
     aten.hardsigmoid.default: _hardsigmoid, aten.softplus.default: _softplus,

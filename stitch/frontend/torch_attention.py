@@ -9,11 +9,12 @@ import math
 
 import numpy as np
 
-from stitch.frontend.torch_call import Call
+from stitch.frontend.torch_call import Call, rounded_once
 from stitch.graph import SymbolicTensor
 from stitch.program import DataType
 
 
+@rounded_once
 def attention(
     call: Call,
     query: SymbolicTensor,

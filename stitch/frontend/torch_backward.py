@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from stitch.frontend.torch_call import Call, Lowering
+from stitch.frontend.torch_call import Call, Lowering, in_one_type
 from stitch.frontend.torch_pooling import spread, window_weights
 from stitch.frontend.torch_shapes import slice_scatter
 from stitch.graph import SymbolicTensor
-from stitch.program import Array, DataType
+from stitch.program import Array
 
 aten = torch.ops.aten
 Three = tuple[SymbolicTensor | None, SymbolicTensor | None, SymbolicTensor | None]
@@ -196,6 +196,7 @@ def _gelu_backward(
     return call.builder.apply("GeluGradient", operands, 1, {"approximate": approximate}, OWN)[0]
 
 
+@in_one_type
 def _layer_norm_backward(
     call: Call,
     grad: SymbolicTensor,
@@ -207,18 +208,12 @@ def _layer_norm_backward(
     bias: SymbolicTensor | None,
     wanted: Sequence[bool],
 ) -> Three:
-    """Statistics and weights of narrow elements may be of float32: then all is computed so."""
-    b, present = call.builder, [t for t in (grad, x, mean, inverse, weight) if t is not None]
-    kind = x.data_type if len({t.data_type for t in present}) == 1 else DataType.FLOAT32
     if weight is None:
-        weight = b.constant(np.ones(tuple(normalized_shape), kind.dtype))
-    operands = [b.cast(t, kind) for t in (grad, x, mean, inverse, weight)]
+        weight = call.builder.constant(np.ones(tuple(normalized_shape), x.dtype))
     attributes = {"axis": len(x.shape) - len(normalized_shape)}
-    made = b.apply("LayerNormalizationGradient", operands, 3, attributes, OWN)
-    first, second, third = (
-        b.cast(found, result.data_type) if wanted[i] and result is not None else None
-        for i, (found, result) in enumerate(zip(made, call.results, strict=True))
-    )
+    operands = [grad, x, mean, inverse, weight]
+    made = call.builder.apply("LayerNormalizationGradient", operands, 3, attributes, OWN)
+    first, second, third = (found if wanted[i] else None for i, found in enumerate(made))
     return first, second, third
 
 

@@ -12,12 +12,13 @@ import math
 
 import torch
 
-from stitch.frontend.torch_call import Call, Lowering
+from stitch.frontend.torch_call import Call, Lowering, rounded_once
 from stitch.graph import SymbolicTensor
 
 aten = torch.ops.aten
 
 
+@rounded_once
 def _batch_norm(
     call: Call,
     x: SymbolicTensor,

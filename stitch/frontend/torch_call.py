@@ -7,9 +7,10 @@ torch (an optional extra). Must not know: fx nodes, exported programs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ Value = SymbolicTensor | Number
 #: What a lowering gives: one tensor, or one per result (None where no one reads it).
 Lowered = SymbolicTensor | Sequence[SymbolicTensor | None] | None
 Lowering = Callable[..., Lowered]
+_Lowering = TypeVar("_Lowering", bound=Lowering)
 
 _DATA_TYPES: dict[Any, DataType] = {
     getattr(torch, kind.value): kind
@@ -110,6 +112,15 @@ class Call:
         wanted = data_type_of(torch.result_type(_stand_in(a), _stand_in(b)))
         return self.cast(a, wanted), self.cast(b, wanted)
 
+    def as_promised(
+        self, made: Sequence[SymbolicTensor | None]
+    ) -> tuple[SymbolicTensor | None, ...]:
+        """Results in the data types that torch promises for them."""
+        return tuple(
+            None if value is None or result is None else self.cast(value, result.data_type)
+            for value, result in zip(made, self.results, strict=True)
+        )
+
     def filled(self, number: Number) -> SymbolicTensor:
         """A tensor of the result's type, full of one number."""
         return self.builder.broadcast(self.cast(number), self.shape)
@@ -121,6 +132,68 @@ class Call:
         if value is not None:
             return self.cast(value)
         return self.builder.constant(np.full(tuple(shape), default, self.data_type.dtype))
+
+
+def rounded_once(lowering: _Lowering) -> _Lowering:
+    """A lowering of several steps with the roundings of torch's kernels, which are one operator.
+
+    With narrow floats among operands or results it computes in float32, and each result is rounded
+    once, to the type promised.
+    """
+
+    @wraps(lowering)
+    def lowered(call: Call, *operands: Any, **named: Any) -> Lowered:
+        found = _floating((*operands, *named.values(), *call.results))
+        if found <= {_wide(found)}:
+            return lowering(call, *operands, **named)
+        return _widened(lowering, call, operands, named, _wide(found))
+
+    return cast(_Lowering, lowered)
+
+
+def in_one_type(lowering: _Lowering) -> _Lowering:
+    """A lowering to an operator whose operands are to have one type, for operands of several."""
+
+    @wraps(lowering)
+    def lowered(call: Call, *operands: Any, **named: Any) -> Lowered:
+        found = _floating((*operands, *named.values()))
+        if len(found) <= 1:
+            return lowering(call, *operands, **named)
+        return _widened(lowering, call, operands, named, _wide(found))
+
+    return cast(_Lowering, lowered)
+
+
+def _floating(values: Sequence[Any]) -> set[DataType]:
+    kinds = {v.data_type for v in values if isinstance(v, SymbolicTensor | ValueType)}
+    return {kind for kind in kinds if kind.is_floating}
+
+
+def _wide(kinds: Set[DataType]) -> DataType:
+    return DataType.FLOAT64 if DataType.FLOAT64 in kinds else DataType.FLOAT32
+
+
+def _widened(
+    lowering: Lowering,
+    call: Call,
+    operands: Sequence[Any],
+    named: Mapping[str, Any],
+    wide: DataType,
+) -> Lowered:
+    """What a lowering gives for its floating operands in a wide type, in the types promised."""
+
+    def widened(value: Any) -> Any:
+        return call.cast(value, wide) if _floating((value,)) else value
+
+    types = tuple(ValueType(r.shape, wide) if r and _floating((r,)) else r for r in call.results)
+    made = lowering(
+        Call(call.builder, types, call.used),
+        *map(widened, operands),
+        **{name: widened(value) for name, value in named.items()},
+    )
+    if isinstance(made, SymbolicTensor):
+        return call.cast(made)
+    return None if made is None else call.as_promised(made)
 
 
 def _stand_in(value: Value) -> Any:

@@ -28,6 +28,12 @@ _TAKEN_APART = (
     aten._native_batch_norm_legit_functional, aten._native_batch_norm_legit, aten.native_batch_norm,
     aten._batch_norm_with_update_functional, aten.batch_norm_backward,
 )  # fmt: skip
+#: Given weights and statistics of another type than their elements, these compute in float32.
+_NORMALIZATIONS = (
+    aten.native_layer_norm.default, aten.native_group_norm.default, aten.native_batch_norm.default,
+    aten._native_batch_norm_legit.default, aten._native_batch_norm_legit_functional.default,
+    aten._batch_norm_with_update_functional.default,
+)  # fmt: skip
 
 
 def _attend(x: Any, qkv_weight: Any, qkv_bias: Any, heads: int, mask: Any, kind: Any) -> Any:
@@ -75,6 +81,24 @@ def _encoder_layer(
     return normal(x + fed(x), 1)
 
 
+def _in_one_type(operator: Any, apart: Any) -> Any:
+    """A normalization of narrow elements by weights of float32, as autocast asks for: in float32.
+
+    Its statistics are of float32 then, as those of torch's kernels are; its traced graph would say
+    that they are narrow, and their rounding is all that some gradients would consist of.
+    `apart`: how the operator is taken apart otherwise; None where it stays whole.
+    """
+
+    def decomposed(x: Any, *operands: Any) -> Any:
+        given = [t for t in (x, *operands) if isinstance(t, torch.Tensor)]
+        if len({t.dtype for t in given}) == 1:
+            return NotImplemented if apart is None else apart(x, *operands)
+        made, *others = (apart or operator)(x.float(), *operands)
+        return made.to(x.dtype), *others
+
+    return decomposed
+
+
 @functools.cache
 def decompositions() -> dict[Any, Any]:
     """The table for aot_autograd; built once."""
@@ -82,5 +106,7 @@ def decompositions() -> dict[Any, Any]:
     table.update(get_decompositions(_TAKEN_APART))
     for kept in _KEPT:
         table.pop(kept, None)
+    for operator in _NORMALIZATIONS:
+        table[operator] = _in_one_type(operator, table.get(operator))
     table[aten._transformer_encoder_layer_fwd.default] = _encoder_layer
     return table

@@ -14,13 +14,14 @@ import torch
 
 from stitch.errors import CompileError
 from stitch.frontend.torch_attention import attention
-from stitch.frontend.torch_call import Call, Lowering
+from stitch.frontend.torch_call import Call, Lowering, rounded_once
 from stitch.graph import SymbolicTensor
 
 aten = torch.ops.aten
 Several = tuple[SymbolicTensor | None, ...]
 
 
+@rounded_once
 def _forward(
     call: Call,
     query: SymbolicTensor,
@@ -41,6 +42,7 @@ def _forward(
     return b.matmul(b.softmax(scores), value), b.reduce("log_sum_exp", scores, -1, False)
 
 
+@rounded_once
 def _backward(
     call: Call,
     grad: SymbolicTensor,
@@ -59,7 +61,7 @@ def _backward(
     _check_dropout(dropout_p)
     b, scaled = call.builder, _scaled(call, query, scale)
     scores = _scores(call, scaled, key, attn_mask, is_causal)
-    weights = b.exp(b.sub(scores, b.unsqueeze(call.cast(log_sums), -1)))
+    weights = b.exp(b.sub(scores, b.unsqueeze(log_sums, -1)))
     of_value = b.matmul(b.swapaxes(weights, -1, -2), grad)
     of_weights = b.matmul(grad, b.swapaxes(value, -1, -2))
     kept = b.reduce_sum(b.mul(grad, result), -1, keepdims=True)

@@ -13,10 +13,11 @@ import numpy as np
 import torch
 
 from stitch.frontend.torch_attention import attention
-from stitch.frontend.torch_call import Call, Lowering, Number
+from stitch.frontend.torch_call import Call, Lowering, Number, in_one_type, rounded_once
 from stitch.frontend.torch_pooling import spread
 from stitch.graph import SymbolicTensor
-from stitch.program import DataType, ValueType
+from stitch.ops import onnx_code
+from stitch.program import DataType
 
 aten = torch.ops.aten
 Several = tuple[SymbolicTensor | None, ...]
@@ -88,6 +89,7 @@ def _convolution(
 # Normalisation -------------------------------------------------------------------------------
 
 
+@in_one_type
 def _batch_norm(
     call: Call,
     x: SymbolicTensor,
@@ -104,6 +106,7 @@ def _batch_norm(
     return result, None, None
 
 
+@rounded_once
 def _batch_statistics(
     call: Call,
     x: SymbolicTensor,
@@ -127,6 +130,7 @@ def _batch_statistics(
     return result, b.reshape(mean, (x.shape[1],)), b.reshape(rstd, (x.shape[1],))
 
 
+@in_one_type
 def _layer_norm(
     call: Call,
     x: SymbolicTensor,
@@ -136,38 +140,18 @@ def _layer_norm(
     epsilon: float = 1e-5,
     *_: Any,
 ) -> Several:
-    if any(t is not None and t.data_type is not x.data_type for t in (weight, bias)):
-        return _wide_layer_norm(call, x, normalized_shape, weight, bias, epsilon)
-    scale = call.optional(weight, 1, normalized_shape)
-    made = call.builder.apply(
-        "LayerNormalization",
-        [x, scale, bias],
-        3 if call.used - {0} else 1,
-        {"axis": -len(normalized_shape), "epsilon": float(epsilon)},
-    )
-    return made if len(made) == 3 else (made[0], None, None)
+    operands = [x, call.optional(weight, 1, normalized_shape), bias]
+    attributes = {"axis": -len(normalized_shape), "epsilon": float(epsilon)}
+    if not call.used - {0}:
+        made = call.builder.apply("LayerNormalization", operands, 1, attributes)
+        return (*made, None, None)[: len(call.results)]
+    if x.data_type is DataType.FLOAT64:
+        # The statistics of ONNX are else of float32: too few digits.
+        attributes["stash_type"] = onnx_code(x.data_type)
+    return call.as_promised(call.builder.apply("LayerNormalization", operands, 3, attributes))
 
 
-def _wide_layer_norm(
-    call: Call,
-    x: SymbolicTensor,
-    normalized_shape: Sequence[int],
-    weight: SymbolicTensor | None,
-    bias: SymbolicTensor | None,
-    epsilon: float,
-) -> Several:
-    """Narrow elements with weights of float32, as autocast makes them: computed in float32."""
-    kinds = (ValueType(x.shape, DataType.FLOAT32), *call.results[1:])
-    wide = Call(call.builder, kinds, call.used)
-    scale, shift = (None if t is None else wide.cast(t) for t in (weight, bias))
-    made = _layer_norm(wide, wide.cast(x), normalized_shape, scale, shift, epsilon)
-    # Statistics too have the types that torch's graph says, which is what backward expects.
-    return tuple(
-        None if v is None or result is None else call.cast(v, result.data_type)
-        for v, result in zip(made, call.results, strict=True)
-    )
-
-
+@rounded_once
 def _group_norm(
     call: Call,
     x: SymbolicTensor,
@@ -208,6 +192,7 @@ def _group_statistics(
     return result, b.squeeze(mean, -1), b.squeeze(rstd, -1)
 
 
+@rounded_once
 def _rms_norm(
     call: Call,
     x: SymbolicTensor,

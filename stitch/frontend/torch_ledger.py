@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from stitch.errors import InternalError
 from stitch.frontend.torch_call import array_of, data_type_of
 from stitch.program import Array, DataType, TensorDesc, host_layout
 from stitch.runtime import Device, Tensor
@@ -266,8 +267,20 @@ def version_of(tensor: Any) -> int:
 
 
 def torch_tensor(array: Array, dtype: Any) -> Any:
-    """A torch tensor on the bytes of an array."""
-    if array.dtype == _BFLOAT16:
+    """A torch tensor on the bytes of an array, which has this dtype already.
+
+    NumPy has no bfloat16 that torch knows: its bits pass as int16. Raises `InternalError` for an
+    array of any other type than the one asked for.
+    """
+    is_bfloat16 = dtype is torch.bfloat16
+    if is_bfloat16 and array.dtype == _BFLOAT16:
         array = array.view(np.int16)
     made = torch.from_numpy(array)
-    return made if made.dtype is dtype else made.view(dtype)
+    if is_bfloat16 and made.dtype is torch.int16:
+        return made.view(torch.bfloat16)
+    if made.dtype is not dtype:
+        raise InternalError(
+            "internal error: a result has another type than torch was promised",
+            expected=str(dtype), got=str(array.dtype), remedy="please report it",
+        )  # fmt: skip
+    return made

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from stitch.compiler import CompileOptions, compile_graph
@@ -126,10 +125,7 @@ class _Building:
             fx_graph, self.builder, bindings, self._attribute, self.settings.name, REMEDY
         )
         for output in self._results:
-            value = found[output.index]
-            if not isinstance(value, SymbolicTensor):
-                value = self.builder.constant(np.asarray(value, data_type_of(output.dtype).dtype))
-            self._declare(output, value)
+            self._declare(output, found[output.index])
         return self.builder.build()
 
     def _binding(self, node: Any) -> Callable[[], SymbolicTensor]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from stitch.errors import CompileError
-from stitch.frontend.torch_call import Call, Lowering
+from stitch.frontend.torch_call import Call, Lowering, rounded_once
 from stitch.frontend.torch_elementwise import truth
 from stitch.graph import SymbolicTensor
 from stitch.program import DataType
@@ -48,6 +48,7 @@ def _any(
     return b.cast(b.reduce(kind, ones, _axes(dim), keepdim), DataType.BOOL)
 
 
+@rounded_once
 def _variance(
     call: Call,
     x: SymbolicTensor,
@@ -70,11 +71,13 @@ def _variance_dim(
     return _variance(call, x, dim, correction=int(unbiased), keepdim=keepdim)
 
 
+@rounded_once
 def _variance_mean(call: Call, x: SymbolicTensor, dim: Dims = None, **options: Any) -> Two:
     mean = call.builder.reduce_mean(x, _axes(dim), bool(options.get("keepdim", False)))
     return _variance(call, x, dim, **options), mean
 
 
+@rounded_once
 def _deviation(call: Call, x: SymbolicTensor, dim: Dims = None, **options: Any) -> SymbolicTensor:
     return call.builder.sqrt(_variance(call, x, dim, **options))
 
@@ -86,6 +89,7 @@ def _count(x: SymbolicTensor, axes: Dims) -> int:
     return math.prod(x.shape[a] for a in listed)
 
 
+@rounded_once
 def _norm(
     call: Call, x: SymbolicTensor, ord: float = 2, dim: Dims = None, keepdim: bool = False, **_: Any
 ) -> SymbolicTensor:

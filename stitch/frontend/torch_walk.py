@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from stitch.errors import CompileError, StitchError
+from stitch.errors import CompileError, InternalError, StitchError
 from stitch.frontend.torch_aten import CHECKS, LOWERINGS
 from stitch.frontend.torch_call import Call, data_type_of
 from stitch.frontend.torch_locations import location_of
-from stitch.graph import ComputationGraphBuilder
+from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 from stitch.program import ValueType
 
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -159,6 +159,8 @@ class _Walk:
                     self.values[node] = _FAILED
                 else:
                     self.values[node] = self._lowered(node)
+            except InternalError:
+                raise
             except StitchError as error:
                 self.values[node] = _FAILED
                 self.refusals.failed(where, error)
@@ -175,7 +177,30 @@ class _Walk:
             tuple(_type_of(v) for v in (promised if several else (promised,))),
             _used(node) if several else frozenset((0,)),
         )
-        return LOWERINGS[node.target](call, *arguments, **named)
+        made = LOWERINGS[node.target](call, *arguments, **named)
+        _check_promise(node, call, made if several else (made,))
+        return made
+
+
+def _check_promise(node: Any, call: Call, made: Any) -> None:
+    """Raises `InternalError` where a result that is read is not what torch's graph says it is.
+
+    What reads it has been traced for that type; programs would take its bits for another's.
+    """
+    for place, promised in enumerate(call.results):
+        if promised is None or place not in call.used:
+            continue
+        found = made[place] if place < len(made) else None
+        kept = isinstance(found, SymbolicTensor) and found.type == promised
+        if not kept:
+            raise InternalError(
+                f"internal error: the lowering of operator {_operator(node)} does not keep "
+                f"what torch promises for its result {place}",
+                where=location_of(node),
+                expected=promised.text(),
+                got=found.type.text() if isinstance(found, SymbolicTensor) else repr(found),
+                remedy="please report it; " + COMPILE_REMEDY,
+            )
 
 
 def _operator(node: Any) -> Any:

@@ -12,7 +12,14 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch_agreement import tensors_of
 from torch_architectures import ARCHITECTURES, made
-from torch_compiled import assert_same, assert_trains_alike, compiled, ledger, train
+from torch_compiled import (
+    assert_same,
+    assert_trains_alike,
+    compiled,
+    ledger,
+    train,
+    without_dropout,
+)
 
 STEPS = 20
 
@@ -234,21 +241,12 @@ def test_a_checkpoint_draws_the_same_numbers_in_both_passes() -> None:
     assert abs((made == 0).float().mean() - (1 - 0.7 * 0.6)) < 0.07
 
 
-@pytest.mark.parametrize("name", ["GPT-2", "T5", "ResNet", "ConvNeXt"])
-def test_gradients_of_an_architecture_agree_with_eager(name: str) -> None:
-    _compare_gradients(name)
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("name", sorted(ARCHITECTURES))
 def test_gradients_of_every_architecture_agree_with_eager(name: str) -> None:
-    _compare_gradients(name)
-
-
-def _compare_gradients(name: str) -> None:
     module, examples = made(name)
     module.train()
-    _without_dropout(module)
+    without_dropout(module)
     twin = copy.deepcopy(module)
     for network, run in ((module, compiled(module)), (twin, twin)):
         results = run(**examples) if isinstance(examples, dict) else run(*examples)
@@ -262,12 +260,3 @@ def _compare_gradients(name: str) -> None:
         assert (ours.grad is None) == (theirs.grad is None)
         if ours.grad is not None:
             assert_same(ours.grad, theirs.grad, strides=False)
-
-
-def _without_dropout(module: nn.Module) -> None:
-    """Random masks differ from torch's: here they would be all that differs."""
-    owners = [*module.modules(), *(getattr(m, "config", None) for m in module.modules())]
-    for owner in owners:
-        for key, value in list(vars(owner).items()) if owner is not None else ():
-            if isinstance(value, float) and ("drop" in key or isinstance(owner, nn.Dropout)):
-                setattr(owner, key, 0.0)

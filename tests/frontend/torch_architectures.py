@@ -32,12 +32,12 @@ class Tied(nn.Module):  # type: ignore[misc]  # torch has no types here
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(20, 8)
-        self.inner = nn.Linear(8, 8)
+        self.inner, self.bend = nn.Linear(8, 8), nn.ReLU()
         self.head = nn.Linear(8, 20, bias=False)
         self.head.weight = self.embedding.weight
 
     def forward(self, ids: Any) -> Any:
-        return self.head(torch.relu(self.inner(self.embedding(ids))))
+        return self.head(self.bend(self.inner(self.embedding(ids))))
 
 
 class Recurrent(nn.Module):  # type: ignore[misc]  # torch has no types here
@@ -64,11 +64,11 @@ class Residual(nn.Module):  # type: ignore[misc]  # torch has no types here
     def __init__(self, width: int) -> None:
         super().__init__()
         self.first = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.norm = nn.BatchNorm2d(width)
+        self.norm, self.bend = nn.BatchNorm2d(width), nn.ReLU()
         self.second = nn.Conv2d(width, width, 3, padding=1)
 
     def forward(self, x: Any) -> Any:
-        return torch.relu(x + self.second(torch.relu(self.norm(self.first(x)))))
+        return self.bend(x + self.second(self.bend(self.norm(self.first(x)))))
 
 
 class Translator(nn.Module):  # type: ignore[misc]  # torch has no types here

@@ -1,0 +1,227 @@
+"""Training through torch.compile in narrow and double precision, and under autocast."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
+from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+from torch_agreement import tensors_of
+from torch_architectures import ARCHITECTURES, made
+from torch_compiled import compiled, without_dropout
+
+from stitch.errors import InternalError
+from stitch.frontend.torch_aten import LOWERINGS
+from stitch.frontend.torch_call import Call
+from stitch.frontend.torch_ledger import torch_tensor
+from stitch.graph import SymbolicTensor
+from stitch.program import DataType
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """A type of a module's parameters and examples, or one that autocast computes in.
+
+    `tolerance`: how far results and gradients may be from eager torch's, as a part of the largest.
+    Sixteen roundings of the type; in double precision what `float32` inside of a model leaves.
+    """
+
+    dtype: Any
+    tolerance: float
+    is_autocast: bool = False
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """What forward passes run under."""
+        return torch.autocast("cpu", dtype=self.dtype) if self.is_autocast else nullcontext()
+
+    def converted(self, value: Any) -> Any:
+        """A module or examples in this type."""
+        if self.is_autocast:
+            return value
+        if isinstance(value, nn.Module):
+            return value.to(self.dtype)
+        return pytree.tree_map(
+            lambda t: (
+                t.to(self.dtype) if isinstance(t, torch.Tensor) and t.is_floating_point() else t
+            ),
+            value,
+        )
+
+
+PRECISIONS = {
+    "bfloat16": Precision(torch.bfloat16, 2.0**-5),
+    "float16": Precision(torch.float16, 2.0**-8),
+    "float64": Precision(torch.float64, 1e-6),
+    "autocast bfloat16": Precision(torch.bfloat16, 2.0**-5, True),
+    "autocast float16": Precision(torch.float16, 2.0**-8, True),
+}
+
+
+class Attention(nn.Module):  # type: ignore[misc]  # torch has no types here
+    """Scaled dot product attention alone, of queries, keys and values that are parameters."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.parts = nn.Parameter(torch.randn(3, 2, 2, 6, 8))
+        self.options = options
+
+    def forward(self, factor: Any) -> Any:
+        query, key, value = self.parts * factor
+        return F.scaled_dot_product_attention(query, key, value, **self.options)
+
+
+def _encoder_layer() -> nn.Module:
+    return nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+
+
+ONE = torch.ones(())
+ALONE: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
+    "LayerNorm": lambda: (nn.LayerNorm(6), (torch.randn(4, 3, 6),)),
+    "attention": lambda: (Attention(), (ONE,)),
+    "causal attention": lambda: (Attention(is_causal=True), (ONE,)),
+    "encoder layer": lambda: (_encoder_layer(), (torch.randn(2, 5, 8),)),
+}
+
+
+def _matrix() -> list[Any]:
+    """Each architecture in each type; without `--full` in one, which goes round."""
+    kinds = len(PRECISIONS)
+    return [
+        pytest.param(name, kind, marks=() if turn == place % kinds else pytest.mark.full)
+        for place, name in enumerate(ARCHITECTURES)
+        for turn, kind in enumerate(PRECISIONS)
+    ]
+
+
+def _smooth(module: nn.Module) -> None:
+    """Without kinks and maxima: there a rounding more or less turns whole gradients."""
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.ReLU):
+                setattr(parent, name, nn.SiLU())
+            if isinstance(child, nn.MaxPool2d):
+                sizes = child.kernel_size, child.stride, child.padding
+                setattr(parent, name, nn.AvgPool2d(*sizes))
+        if isinstance(parent, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
+            parent.activation = F.silu
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one step of training gave: a loss, results, gradients (None where there is none)."""
+
+    results: list[Any]
+    gradients: list[Any]
+
+
+def _step(module: nn.Module, run: Any, examples: Any, precision: Precision) -> Step:
+    inputs = pytree.tree_map(
+        lambda t: t.detach().clone().requires_grad_(t.is_floating_point()), examples
+    )
+    with precision.autocast():
+        made = tensors_of(run(**inputs) if isinstance(inputs, dict) else run(*inputs))
+    results = [r for r in made if r.requires_grad]
+    # In a type that adds nothing to their error.
+    loss = sum(
+        (r.double() * torch.linspace(0.5, 1.5, r.numel()).view(r.shape)).mean() for r in results
+    )
+    loss.backward()
+    owners = [*module.parameters(), *tensors_of(inputs)]
+    return Step([loss.detach(), *(r.detach() for r in results)], [o.grad for o in owners])
+
+
+def _assert_near(found: list[Any], wanted: list[Any], tolerance: float) -> None:
+    """The same types and shapes, and numbers that differ by a part of the largest at most."""
+    largest = max(float(w.double().abs().max()) for w in wanted if w is not None)
+    for got, want in zip(found, wanted, strict=True):
+        assert (got is None) == (want is None)
+        if want is not None:
+            assert (got.dtype, got.shape) == (want.dtype, want.shape)
+            assert (got.double() - want.double()).abs().max() <= tolerance * largest
+
+
+def _assert_trains_as_eager(module: nn.Module, examples: Any, name: str, **options: Any) -> None:
+    precision = PRECISIONS[name]
+    module, examples = precision.converted(module.train()), precision.converted(examples)
+    without_dropout(module)
+    _smooth(module)
+    twin = copy.deepcopy(module)
+    wanted = _step(twin, twin, examples, precision)
+    found = _step(module, compiled(module, **options), examples, precision)
+    _assert_near(found.results, wanted.results, precision.tolerance)
+    _assert_near(found.gradients, wanted.gradients, precision.tolerance)
+
+
+@contextmanager
+def _torchs_own_kernels() -> Iterator[None]:
+    """Without oneDNN, whose LSTM of float16 not every processor has."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", ALONE)
+def test_a_layer_alone_trains_as_in_eager_torch(name: str, precision: str) -> None:
+    torch.manual_seed(0)
+    _assert_trains_as_eager(*ALONE[name](), precision)
+
+
+@pytest.mark.parametrize(("name", "precision"), _matrix())
+def test_an_architecture_trains_as_in_eager_torch(name: str, precision: str) -> None:
+    with _torchs_own_kernels():
+        _assert_trains_as_eager(*made(name), precision)
+
+
+def test_narrow_elements_and_wide_statistics_train_as_in_eager_torch() -> None:
+    torch.manual_seed(0)
+    norm = nn.LayerNorm(6)
+
+    def step(run: Any) -> list[Any]:
+        x = torch.linspace(-2, 3, 72).view(4, 3, 6).bfloat16().requires_grad_()
+        norm.zero_grad()
+        made = run(x)
+        (made.float() * torch.linspace(0.5, 1.5, 72).view(4, 3, 6)).sum().backward()
+        return [made.detach(), x.grad, norm.weight.grad.clone(), norm.bias.grad.clone()]
+
+    wanted = step(lambda x: F.layer_norm(x, (6,), norm.weight, norm.bias))
+    found = step(compiled(lambda x: F.layer_norm(x, (6,), norm.weight, norm.bias)))
+    assert [t.dtype for t in found] == [torch.bfloat16] * 2 + [torch.float32] * 2
+    for got, want in zip(found, wanted, strict=True):
+        _assert_near([got], [want], 2.0**-7)
+
+
+def test_a_lowering_that_breaks_torchs_promise_is_an_internal_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def narrowed(call: Call, x: SymbolicTensor) -> SymbolicTensor:
+        return call.builder.cast(x, DataType.BFLOAT16)
+
+    monkeypatch.setitem(LOWERINGS, torch.ops.aten.tanh.default, narrowed)
+    with pytest.raises(BackendCompilerFailed, match=r"operator aten\.tanh\.default") as caught:
+        compiled(lambda x: torch.tanh(x))(torch.ones(2, 3))
+    found = caught.value.inner_exception
+    assert isinstance(found, InternalError)
+    assert str(found.where).startswith("test_torch_compile_types.py:")
+    assert (found.expected, found.got) == ("2x3xf32", "2x3xbf16")
+
+
+def test_bits_of_one_type_are_never_read_as_another() -> None:
+    with pytest.raises(InternalError, match="another type than torch was promised"):
+        torch_tensor(np.ones(4, np.float32), torch.bfloat16)
+    with pytest.raises(InternalError, match="another type than torch was promised"):
+        torch_tensor(np.ones(4, np.float32), torch.int32)
+    half = np.ones(4, DataType.BFLOAT16.dtype)
+    assert torch.equal(torch_tensor(half, torch.bfloat16), torch.ones(4, dtype=torch.bfloat16))
