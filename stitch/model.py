@@ -221,7 +221,7 @@ class CompiledModel:
         """
         place = Path(folder)
         make_folder(place)
-        batch, made = FileBatch(), []
+        batch, made = FileBatch(as_one=True), []
         for program in self.binary.programs:
             twin = self.training is not None and program is self.training.programs.evaluation
             path = place / f"{'evaluation' if twin else program.role.value}.ttb"

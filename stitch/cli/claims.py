@@ -63,7 +63,8 @@ class Claims:
                 remedy="give each a file of its own",
             )  # fmt: skip
         self._files[place] = str(path), option
-        _check_kind(path, kind, option)
+        if own_descriptor(path) is None:  # Else the shell has opened it for writing.
+            _check_kind(path, kind, option)
         self.check()
 
     def add_folder(self, path: str | Path, option: str) -> None:

@@ -124,7 +124,7 @@ def _write(
     models: Sequence[api.CompiledModel], paths: Sequence[str | None], words: argparse.Namespace
 ) -> None:
     """Writes the files, all or none, and says what they are."""
-    batch = FileBatch()
+    batch = FileBatch(as_one=True)
     for model, path in zip(models, paths, strict=True):
         if path is not None:
             batch.add(path, content_of(model.binary))

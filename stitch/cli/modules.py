@@ -13,7 +13,7 @@ from pathlib import Path
 
 from stitch import api
 from stitch.errors import StitchError, UsageError
-from stitch.files import note_standard_input, own_descriptor, read_bytes
+from stitch.files import note_standard_input, own_descriptor, read_bytes, sweep_folder
 from stitch.machine import Machine, load_machine, machine_names
 from stitch.program import Program
 from stitch.ttb import Binary
@@ -46,6 +46,8 @@ def read_modules(
         )
     if paths.count("-") > 1:
         raise UsageError("standard input holds one module only", got="--module=- twice")
+    for folder in {Path(path).parent for path in paths if len(paths) > 1}:
+        sweep_folder(folder)  # Parts of one module belong together; a kill may have come between.
     chosen = [*functions, *[""] * (len(paths) - len(functions))]
     return tuple(_module(path, name, verify) for path, name in zip(paths, chosen, strict=True))
 

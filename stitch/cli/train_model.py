@@ -19,7 +19,7 @@ from stitch.cli.compile import from_entry
 from stitch.cli.modules import known_machine
 from stitch.compiler import CompileOptions, compile_graph
 from stitch.errors import CompileError, FormatError, StitchError, UsageError
-from stitch.files import read_text
+from stitch.files import read_text, sweep_folder
 from stitch.frontend.train_yaml import TrainFile
 from stitch.graph import Wish
 from stitch.machine import load_machine
@@ -167,6 +167,8 @@ def read_weights(path: Path | None) -> dict[str, Array]:
 
 
 def _of_programs(file: TrainFile, optimizer: Optimizer, target: str | None) -> TrainModel:
+    for folder in {(file.folder / word).parent for word in file.model}:
+        sweep_folder(folder)  # A kill may have come amid the saving of these files.
     binaries = [api.load(file.folder / word) for word in file.model]
     spelled = target or known_machine(binaries[0].machine.name, file.model[0])
     programs = _complete([p for binary in binaries for p in binary.programs], spelled)

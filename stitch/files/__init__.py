@@ -5,7 +5,7 @@ with their owner. Must not know: what is in a file.
 """
 
 from stitch.files.folder_lock import FolderLock
-from stitch.files.parts import Content, Sink, naming, sweep_parts
+from stitch.files.parts import Content, Sink, naming
 from stitch.files.reading import (
     Identity,
     files_read,
@@ -19,6 +19,7 @@ from stitch.files.reading import (
     read_bytes,
     read_text,
 )
+from stitch.files.sweeping import sweep_folder
 from stitch.files.writing import (
     STANDARD_OUTPUT,
     FileBatch,
@@ -33,6 +34,6 @@ __all__ = [
     "Identity", "LineFile", "Sink", "files_read",
     "head_of",
     "identity", "kind_of", "make_folder", "naming", "note_standard_input", "noting_files",
-    "open_file", "own_descriptor", "read_bytes", "read_text", "resolved", "sweep_parts",
+    "open_file", "own_descriptor", "read_bytes", "read_text", "resolved", "sweep_folder",
     "write_file",
 ]  # fmt: skip

@@ -12,7 +12,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import re
 import secrets
 import stat
 from collections.abc import Callable, Iterator, Mapping
@@ -21,12 +20,12 @@ from typing import Protocol, TypeAlias, final
 
 from stitch.errors import StitchError
 from stitch.files import system_calls
+from stitch.files.sweeping import sweep_folder
 
 #: Pieces smaller than this are joined before they are written.
 _BUFFER = 1 << 18
 #: A name's part of the name of its part: file systems take 255 bytes.
 _NAME_NBYTES = 150
-_PART = re.compile(r"\..*\.(\d+\.[0-9a-f]{12})-\d+\.part", re.DOTALL)
 _PART_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 #: Folders that cannot be synced are those of file systems that do not need it.
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)
@@ -61,13 +60,16 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def write_parts(files: Mapping[Path, Content], parts: list[Part]) -> None:
-    """Write each file as a part; those that were made are in `parts`, whatever happens."""
+    """Write each file as a part; those that were made are in `parts`, whatever happens.
+
+    The first part of each folder holds the lock of them all: it is to be renamed last.
+    """
     locked: set[Path] = set()
     token = _new_token()
     for path, content in files.items():
         with naming(path):
             if path.parent not in locked:
-                sweep_parts(path.parent)
+                sweep_folder(path.parent)
             while True:
                 part = Part(path, f"{token}-{len(parts)}")
                 parts.append(part)
@@ -91,6 +93,7 @@ class Part:
 
     def __init__(self, target: Path, token: str) -> None:
         self.target = target
+        self.token = token.rpartition("-")[0]
         name = os.fsencode(target.name)[:_NAME_NBYTES].decode("utf-8", "ignore")
         self.path = target.with_name(f".{name}.{token}.part")
         self._there = False
@@ -197,41 +200,3 @@ def sync_folder(folder: Path) -> None:
             raise
     finally:
         system_calls.table.close(handle)
-
-
-def sweep_parts(folder: Path) -> None:
-    """Remove the parts whose owners are dead; what cannot be told is left."""
-    owners: dict[str, list[Path]] = {}
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                found = _PART.fullmatch(entry.name)
-                if found is not None:
-                    owners.setdefault(found[1], []).append(folder / entry.name)
-    except OSError:
-        return  # Writing will say what is wrong with the folder.
-    for parts in owners.values():
-        with contextlib.ExitStack() as stack:
-            if all(_is_dead(part, stack) for part in parts):
-                for part in parts:
-                    with contextlib.suppress(OSError):
-                        system_calls.table.unlink(part)
-
-
-def _is_dead(part: Path, stack: contextlib.ExitStack) -> bool:
-    """Whether no living owner has the part locked; then it is locked until the stack closes."""
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        handle = system_calls.table.open(part, flags)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    stack.callback(os.close, handle)
-    try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            return False
-        system_calls.table.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

@@ -34,6 +34,7 @@ from stitch.files.parts import (
     write_parts,
 )
 from stitch.files.reading import kind_of, own_descriptor
+from stitch.files.sweeping import manifest_path, manifest_text
 
 STANDARD_OUTPUT = "-"
 _DIRECT_FLAGS = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
@@ -64,9 +65,14 @@ def make_folder(path: Path) -> None:
 
 @final
 class FileBatch:
-    """Collects files; `commit` writes all of them, or none and raises `StitchError`."""
+    """Collects files; `commit` writes all of them, or none and raises `StitchError`.
 
-    def __init__(self) -> None:
+    `as_one`: the files of a folder belong together, and are not to be mixed with older ones: where
+    a kill comes between two renames, `sweep_folder` or the next save there finishes them.
+    """
+
+    def __init__(self, *, as_one: bool = False) -> None:
+        self._as_one = as_one
         self._files: dict[Path, Content] = {}
         self._standard_output: list[Content] = []
 
@@ -94,16 +100,44 @@ class FileBatch:
                 sys.stdout.flush()
                 pour(content, sys.stdout.buffer)
                 sys.stdout.buffer.flush()
-            # The first part of a folder holds the lock of them all.
-            for part in reversed(parts):
-                part.rename()
-            for folder in {part.target.parent: None for part in parts}:
-                with naming(folder):
-                    sync_folder(folder)
+            self._rename(parts)
         finally:
             for part in reversed(parts):
                 part.close()
         return tuple(files)
+
+    def _rename(self, parts: list[Part]) -> None:
+        """Give all parts their names, and sync their folders."""
+        folders: dict[Path, list[Part]] = {}
+        for part in parts:
+            folders.setdefault(part.target.parent, []).append(part)
+        manifests: list[Part] = []
+        try:
+            if self._as_one:
+                _decide([those for those in folders.values() if len(those) > 1], manifests)
+            for part in reversed(parts):
+                part.rename()
+            for folder in folders:
+                with naming(folder):
+                    sync_folder(folder)
+        finally:
+            for manifest in manifests:
+                manifest.close()
+                with contextlib.suppress(OSError):
+                    system_calls.table.unlink(manifest.target)
+
+
+def _decide(folders: list[list[Part]], manifests: list[Part]) -> None:
+    """Write the manifests of parts that are complete; those made are in `manifests`."""
+    for parts in folders:
+        folder, token = parts[0].target.parent, parts[0].token
+        with naming(folder):
+            manifest = Part(manifest_path(folder, token), f"{token}-{len(parts) + len(manifests)}")
+            manifests.append(manifest)
+            names = {part.path: part.target for part in parts}
+            manifest.fill(manifest_text(names), keep_open=False)
+            manifest.rename()
+            sync_folder(folder)
 
 
 def _is_direct(path: Path) -> bool:

@@ -20,7 +20,7 @@ from typing import Any, final
 import numpy as np
 
 from stitch.errors import FormatError, IncompatibleError, StitchError
-from stitch.files import FolderLock, make_folder, sweep_parts, write_file
+from stitch.files import FolderLock, make_folder, sweep_folder, write_file
 from stitch.program import Array
 from stitch.training.checkpoint_format import read_tensors, write_tensors
 
@@ -161,7 +161,7 @@ class CheckpointFolder:
         make_folder(self.folder)
         if self._lock is None:
             self._lock = FolderLock(self.folder)
-        sweep_parts(self.folder)
+        sweep_folder(self.folder)
         for entry in self._entries():
             if _OLD_PART.fullmatch(entry.name):
                 with contextlib.suppress(OSError):

@@ -15,7 +15,7 @@ import stitch
 from stitch import ttb
 from stitch.api import load
 from stitch.cli.array_files import npy_bytes, read_array_file
-from stitch.files import FileBatch, LineFile, write_file
+from stitch.files import FileBatch, LineFile, sweep_folder, write_file
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import DataType
 from stitch.training.checkpoints import Checkpoint, read_checkpoint, save_checkpoint
@@ -64,6 +64,20 @@ def _ages_of_three(folder: Path) -> list[int]:
     return ages
 
 
+def _save_as_one(folder: Path, age: int) -> None:
+    batch = FileBatch(as_one=True)
+    for name in ("forward.ttb", "loss.ttb", "backward.ttb"):
+        batch.add(folder / name, ttb.content_of(BINARIES[age]))
+    batch.commit()
+
+
+def _age_of_one(folder: Path) -> list[int]:
+    """After a look at what was decided, files that belong together are of one age."""
+    sweep_folder(folder)
+    ages = [_age_of_ttb(folder / name) for name in ("forward.ttb", "loss.ttb", "backward.ttb")]
+    return [ages[0]] if len(set(ages)) == 1 else ages
+
+
 def _save_lines(folder: Path, age: int) -> None:
     lines = LineFile(folder / "r.jsonl", [str(age)] * 1000)
     lines.add(str(age))
@@ -103,5 +117,6 @@ SAVES = {
         lambda folder: list(set((folder / "f").read_bytes())),
     ),
     "a command's outputs": Save(_save_three, _ages_of_three),
+    "programs that belong together": Save(_save_as_one, _age_of_one),
     "lines of results": Save(_save_lines, _age_of_lines),
 }
