@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stitched_models import one
-from training_models import batches, compiled, mlp
+from training_models import batches, compiled, mlp, values_of
 
 import stitch
 from stitch.program import Array, DataType
@@ -36,7 +35,7 @@ def run(meddle: Meddling, *, directly: bool, **options: Any) -> tuple[list[Any],
         meddle(instance, step, loss)
         model.training.optimizer.step()
         model.training.optimizer.zero_grad()
-        seen += [loss.item(), one(pred).numpy().tolist()]
+        seen += [loss.item(), values_of(pred).tolist()]
     assert (instance._way is not None) is directly
     return seen, instance.state_dict()
 
@@ -118,13 +117,13 @@ def test_predictions_that_are_kept_keep_their_values() -> None:
     kept = []
     for x, y in batches(3) * 4:
         pred = model(x)
-        kept.append((pred, one(pred).numpy()))
+        kept.append((pred, values_of(pred)))
         loss = model.training.loss(pred, y)
         loss.backward()
         model.training.optimizer.step()
         model.training.optimizer.zero_grad()
     for pred, values in kept:
-        np.testing.assert_array_equal(one(pred).numpy(), values)
+        np.testing.assert_array_equal(values_of(pred), values)
 
 
 def test_losses_that_nobody_steps_on_keep_their_values() -> None:
@@ -234,12 +233,12 @@ def micro_batches(*, directly: bool, parts: int, keep: bool) -> tuple[list[float
             loss.backward()
             losses.append(loss.item())
             if keep:
-                kept.append((pred, one(pred).numpy()))
+                kept.append((pred, values_of(pred)))
         model.training.optimizer.step()
         model.training.optimizer.zero_grad()
         plans.append(instance.device.plans.made)
     for pred, values in kept:
-        np.testing.assert_array_equal(one(pred).numpy(), values)
+        np.testing.assert_array_equal(values_of(pred), values)
     assert instance._sums_directly is directly
     return losses, plans
 

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from stitched_models import one
-from training_models import batches, compiled, mlp, torch_mlp, torch_train, train
+from training_models import batches, compiled, mlp, torch_mlp, torch_train, train, values_of
 
 import stitch
 from stitch.program import DataType, InputKind
@@ -260,4 +259,4 @@ def test_a_graph_with_batch_statistics_keeps_them_and_predicts_by_them() -> None
     found = model.instance.get_tensor("mean")
     np.testing.assert_allclose(found, x_value.mean((0, 2, 3)), rtol=0.01)
     predicted = model.instance.predict(x_value).numpy()
-    np.testing.assert_allclose(predicted, one(model(x_value)).numpy(), atol=0.05)
+    np.testing.assert_allclose(predicted, values_of(model(x_value)), atol=0.05)

@@ -106,3 +106,9 @@ def compiled(optimizer: Any = None, loss: Any = "mse", **options: Any) -> stitch
     chosen = stitch.SGD(lr=0.05) if optimizer is None else optimizer
     graph = options.pop("graph", None) or mlp()
     return stitch.compile(graph, optimizer=chosen, loss=loss, **options)
+
+
+def values_of(prediction: object) -> Array:
+    """What a model's call predicts: a future while it trains, else a tensor."""
+    assert isinstance(prediction, stitch.Tensor | stitch.TensorFuture)
+    return prediction.numpy()
