@@ -3,14 +3,14 @@
 Comes in: torch tensors of a call, results of programs. Goes out: what a program is called with (a
 Stitch tensor where the bytes are known, else an array), and results as torch tensors on our bytes.
 A result is pinned and kept for as long as torch holds its storage. What torch owns (parameters) is
-lent to the device: the machine `host` reads it in place, others copy it when torch's version
-counter has moved. Calls hold the device's lock. Must not know: graphs.
+lent to the device: the machine `host` reads it in place, others copy it, and the runtime compares
+the copy with it at every call. Torch's version counters are not asked: fused optimizers, `.data`,
+NumPy and DLPack write without moving them. Calls hold the device's lock. Must not know: graphs.
 """
 
 from __future__ import annotations
 
 import ctypes
-import itertools
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -25,7 +25,8 @@ from stitch.errors import InternalError
 from stitch.frontend.torch_call import array_of, data_type_of
 from stitch.program import Array, DataType, TensorDesc, host_layout
 from stitch.runtime import Device, Tensor
-from stitch.runtime.lending import changed, lend, reshaped, take_back
+from stitch.runtime.exposure import expose
+from stitch.runtime.lending import lend, reshaped, take_back
 from stitch.runtime.state import BlockRecord
 
 #: Results of one output that torch may hold as views of our bytes; further ones it gets as copies,
@@ -35,26 +36,26 @@ MAX_VIEWS_HELD = 4
 MAX_PARTS = 64
 #: Calls between two looks for owners that are gone.
 CALLS_BETWEEN_LOOKS = 64
-#: Versions of tensors whose writes torch does not count: never the same twice.
-_never_again = itertools.count(-1, -1)
+#: Lent places that stay although no call since the last look has asked for them.
+MAX_IDLE_PARTS = 1024
 
 _BFLOAT16 = DataType.BFLOAT16.dtype
 
+#: The address of the first byte, shape and type.
 Part = tuple[int, tuple[int, ...], Any]
 
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """One storage: who it is, what it held when it was last looked at, its tensors by place.
+    """One storage: who it is, its tensors by place.
 
-    `result`: the Stitch tensor whose bytes these are, or, where `is_mirror`, were copied from.
-    None for storages that torch owns.
+    `result`: the Stitch tensor whose bytes these are, from the address `start` on. None for
+    storages that torch owns: what they are at may change under them.
     """
 
     owner: StorageWeakRef
-    version: int
     result: Tensor | None = None
-    is_mirror: bool = False
+    start: int = 0
     parts: dict[Part, Tensor] = field(default_factory=dict)
 
 
@@ -71,26 +72,29 @@ class ArgumentSlot:
     offset: int | None = None
     storage: StorageWeakRef | None = None
     address: int = 0
-    #: A static tensor, where it began, its storage and that one's entry, and what stands for it.
+    #: A static tensor, where it began, its storage, that one's entry, and what stands for it.
     static: tuple[Callable[[], Any], int, int, _Held, Tensor] | None = None
 
 
 class _Watch(weakref.ref[Array]):
     """Sees the end of the array that torch holds for a result."""
 
-    __slots__ = ("block", "held", "start", "views")
-    start: int
+    __slots__ = ("block", "held", "owner", "views")
+    #: The storage that has the array.
+    owner: int
     held: _Held
     views: deque[None]
     #: What is pinned as long as torch holds the array.
-    block: BlockRecord | None
+    block: BlockRecord
 
 
 class Ledger:
-    """Storages by their first byte's address, for one device."""
+    """Storages of torch, for one device."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
+        #: By identity. An address is none: it is used again, and DLPack and NumPy make further
+        #: storages at it. Its owner's weak reference keeps an identity from being used again.
         self._held: dict[int, _Held] = {}
         self._watches: dict[int, _Watch] = {}
         self._reads_in_place = len(device.backend.spaces) == 1
@@ -106,62 +110,50 @@ class Ledger:
     def argument(self, tensor: Any, slot: ArgumentSlot) -> Tensor | Array:
         """What a program is called with for a torch tensor."""
         if slot.static is not None:
-            same, address, start, entry, given = slot.static
+            same, address, owner, entry, given = slot.static
             # In place, so whatever was written to it; the common case, and so the short one.
-            if same() is tensor and tensor.data_ptr() == address and self._held.get(start) is entry:
+            if same() is tensor and tensor.data_ptr() == address and self._held.get(owner) is entry:
                 self.recognised += 1
                 return given
         if not tensor.is_contiguous() or tensor.numel() == 0:
             self.copied += 1
             return array_of(tensor.contiguous())
         storage = tensor.untyped_storage()
-        start = storage.data_ptr()
-        held = self._held.get(start)
-        if held is not None and held.owner.cdata != storage._cdata:
-            self._forget(start)
-            held = None
-        found = None if held is None else self._known(held, tensor, start, slot)
+        owner = storage._cdata
+        held = self._held.get(owner)
+        found = None if held is None else self._known(held, tensor, slot)
         if found is not None:
             self.recognised += 1
         elif slot.is_static or self._comes_again(slot, storage, tensor.data_ptr()):
             self.lent += 1
-            found = self._lent(storage, tensor, start)
+            found = self._lent(storage, tensor)
         else:
             self.copied += 1
             return array_of(tensor)
         if slot.is_static and self._reads_in_place:
-            entry = self._held[start]
-            slot.static = weakref.ref(tensor), tensor.data_ptr(), start, entry, found
+            entry = self._held[owner]
+            slot.static = weakref.ref(tensor), tensor.data_ptr(), owner, entry, found
         return found
 
     def _comes_again(self, slot: ArgumentSlot, storage: Any, address: int) -> bool:
         """Whether the same place came last time too, and may be read there from now on."""
         if not self._reads_in_place:
-            # A copy could grow old: arrays of NumPy change without torch's knowing.
+            # What is no parameter has changed as a rule: a device would compare and copy it.
             return False
         last = slot.storage
         if last is not None and last.cdata == storage._cdata and slot.address == address:
-            held = self._held.get(storage.data_ptr())
+            held = self._held.get(storage._cdata)
             return held is None or len(held.parts) < MAX_PARTS
         slot.storage, slot.address = StorageWeakRef(storage), address
         return False
 
-    def _known(self, held: _Held, tensor: Any, start: int, slot: ArgumentSlot) -> Tensor | None:
+    def _known(self, held: _Held, tensor: Any, slot: ArgumentSlot) -> Tensor | None:
         """The tensor of a place in a storage that is known."""
-        version = version_of(tensor)
-        if version != held.version:
-            held.version = version
-            if held.is_mirror:
-                # The device's bytes are not those that torch has written.
-                del self._held[start]
-                return None
-            self._void(held)
-        offset = tensor.data_ptr() - start
-        place = (offset, tuple(tensor.shape), tensor.dtype)
+        place = (tensor.data_ptr(), tuple(tensor.shape), tensor.dtype)
         found = held.parts.get(place)
-        if found is not None or held.result is None or held.is_mirror:
+        if found is not None or held.result is None:
             return found
-        kind = data_type_of(tensor.dtype)
+        kind, offset = data_type_of(tensor.dtype), place[0] - held.start
         wanders = slot.offset not in (None, offset)
         slot.offset = offset
         if kind is not held.result.data_type or wanders:
@@ -169,30 +161,18 @@ class Ledger:
         desc = TensorDesc(place[1], host_layout(kind))
         return held.parts.setdefault(place, reshaped(self.device, held.result, desc, offset))
 
-    def _lent(self, storage: Any, tensor: Any, start: int) -> Tensor:
-        held = self._held.get(start)
+    def _lent(self, storage: Any, tensor: Any) -> Tensor:
+        held = self._held.get(storage._cdata)
         if held is None or held.result is not None:
-            self._forget(start)
-            held = self._held[start] = _Held(StorageWeakRef(storage), version_of(tensor))
-        return self._lent_part(held, tensor, start)
-
-    def _lent_part(self, held: _Held, tensor: Any, start: int) -> Tensor:
+            held = self._held[storage._cdata] = _Held(StorageWeakRef(storage))
         address, shape = tensor.data_ptr(), tuple(tensor.shape)
         kind = data_type_of(tensor.dtype)
         # Not tensor.numpy(): an array that owned the storage would keep it alive in every plan.
         buffer = (ctypes.c_char * (tensor.numel() * tensor.element_size())).from_address(address)
         array = np.frombuffer(buffer, kind.dtype).reshape(shape)
         made = lend(self.device, array, "a tensor of torch")
-        held.parts[address - start, shape, tensor.dtype] = made
+        held.parts[address, shape, tensor.dtype] = made
         return made
-
-    def _void(self, held: _Held) -> None:
-        """Torch has written to a storage: copies of it elsewhere are void."""
-        if held.result is not None:
-            changed(self.device, held.result)
-        elif not self._reads_in_place:
-            for part in held.parts.values():
-                changed(self.device, part)
 
     # -- out ---------------------------------------------------------------------------------------
 
@@ -206,24 +186,20 @@ class Ledger:
             return torch_tensor(device.read(record), dtype)
         instance = record.instances[0]
         array = device.dense(instance)
-        is_mirror = array is None
-        if array is None:
-            array = device.read(record)
+        assert array is not None, "outputs of these programs are row-major"
         shown = array.view(np.int16) if array.dtype == _BFLOAT16 else array.view()
         made = torch_tensor(shown, dtype)
         storage = made.untyped_storage()
-        start = storage.data_ptr()
-        self._forget(start)
-        held = _Held(StorageWeakRef(storage), version_of(made), tensor, is_mirror)
-        held.parts[0, record.desc.shape, dtype] = tensor
-        self._held[start] = held
+        start, owner = made.data_ptr(), storage._cdata
+        held = self._held[owner] = _Held(StorageWeakRef(storage), tensor, start)
+        held.parts[start, record.desc.shape, dtype] = tensor
         watch = _Watch(shown, self._let_go)
-        watch.start, watch.held, watch.views = start, held, views
+        watch.owner, watch.held, watch.views = owner, held, views
         # As `Device.export` does, whose finalizers take longer than all of this.
-        watch.block = None if is_mirror else instance.block
-        if watch.block is not None:
-            watch.block.pins += 1
-            device.records.epoch += 1
+        expose(device, record)
+        watch.block = instance.block
+        watch.block.pins += 1
+        device.records.epoch += 1
         views.append(None)
         self._watches[id(watch)] = watch
         return made
@@ -233,12 +209,11 @@ class Ledger:
         self._watches.pop(id(watch), None)
         watch.views.pop()
         held = watch.held
-        if self._held.get(watch.start) is held:
-            self._held.pop(watch.start, None)
+        if self._held.get(watch.owner) is held:
+            self._held.pop(watch.owner, None)
         held.parts.clear()
         held.result = None
-        if watch.block is not None:
-            self.device.unpinned.append(watch.block)
+        self.device.unpinned.append(watch.block)
 
     # -- accounts ----------------------------------------------------------------------------------
 
@@ -249,21 +224,26 @@ class Ledger:
             self.look()
 
     def look(self) -> None:
-        """Forget the storages that torch has freed."""
-        gone = [a for a, h in list(self._held.items()) if h.result is None and h.owner.expired()]
-        for start in gone:
-            self._forget(start)
-
-    def _forget(self, start: int) -> None:
-        held = self._held.pop(start, None)
-        if held is not None and held.result is None:
-            for part in held.parts.values():
-                take_back(self.device, part)
-
-
-def version_of(tensor: Any) -> int:
-    """Torch's count of the writes to a tensor's storage; never the same where it keeps none."""
-    return next(_never_again) if tensor.is_inference() else int(tensor._version)
+        """Forget the storages that torch has freed, and places that have long been left."""
+        lent = [(owner, held) for owner, held in list(self._held.items()) if held.result is None]
+        latest = self.device.queued.number - CALLS_BETWEEN_LOOKS
+        idle: list[tuple[int, int, Part]] = []
+        for owner, held in lent:
+            if held.owner.expired():
+                del self._held[owner]
+                for part in held.parts.values():
+                    take_back(self.device, part)
+                continue
+            for place, part in held.parts.items():
+                used = part._record.last_used
+                if used < latest:
+                    idle.append((used, owner, place))
+        idle.sort(key=lambda found: found[0])
+        for _, owner, place in idle[: max(0, len(idle) - MAX_IDLE_PARTS)]:
+            held = self._held[owner]
+            take_back(self.device, held.parts.pop(place))
+            # Another entry: a slot that remembers this one must not pass on what is gone.
+            self._held[owner] = _Held(held.owner, parts=held.parts)
 
 
 def torch_tensor(array: Array, dtype: Any) -> Any:

@@ -33,8 +33,9 @@ class ConstantCache:
         return len(self._entries)
 
     def key(self, agent: LoadedProgram, inputs: Sequence[ValueRecord]) -> Key | None:
-        """What a result is remembered by; None where an input is an array of this call only."""
-        if any(value.handles == 0 or value.is_borrowed for value in inputs):
+        """What a result is remembered by; None where others may write to an input unseen, or it is
+        an array of this call only."""
+        if any(value.handles == 0 or value.is_exposed for value in inputs):
             self.misses += 1
             return None
         for value in inputs:

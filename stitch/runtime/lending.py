@@ -2,7 +2,7 @@
 
 Comes in: a dense array whose owner promises to keep it for as long as anything runs on it. Goes
 out: a tensor. Where the host is the whole device its programs read those bytes in place; elsewhere
-the device copies them once and keeps the copy until it is told that they have changed. Must not
+the device copies them, and keeps the copy for as long as it is equal to them (`exposure`). Must not
 know who owns the bytes.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from stitch.machine import footprint
 from stitch.program import Array, DataType, Space, TensorDesc, host_layout
 from stitch.runtime.executors import as_bytes
-from stitch.runtime.state import BlockRecord, ValueRecord
+from stitch.runtime.state import BlockRecord
 from stitch.runtime.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 def lend(device: Device, array: Array, origin: str) -> Tensor:
-    """A tensor on the very bytes of a C-contiguous array; see `take_back` and `changed`."""
+    """A tensor on the very bytes of a C-contiguous array; see `take_back`."""
     with device.lock:
         device.check_open()
         layout = host_layout(DataType.from_dtype(array.dtype))
         desc = TensorDesc(array.shape, layout)
         value = device.new_value(desc)
-        value.by = origin
+        value.by, value.is_exposed = origin, True
         memory = device.backend.spaces[Space.HOST]
         if len(device.backend.spaces) > 1:
             block = device.records.outside(desc, value.desc_key, array, origin)
@@ -50,16 +50,6 @@ def take_back(device: Device, tensor: Tensor) -> None:
         device.deallocate(tensor._record, "its owner, who took the bytes back")
 
 
-def changed(device: Device, tensor: Tensor) -> None:
-    """The primary bytes of a tensor were written by others: copies elsewhere are void."""
-    with device.lock:
-        value: ValueRecord = tensor._record
-        for sharer in tuple(value.instances[0].block.users):
-            device.records.forget_copies(sharer)
-            device.constant_cache.forget(sharer)
-            sharer.version = 0
-
-
 def reshaped(device: Device, tensor: Tensor, desc: TensorDesc, offset_nbytes: int) -> Tensor:
     """A tensor of another shape on the bytes of a dense one; both share them and keep them."""
     with device.lock:
@@ -68,7 +58,7 @@ def reshaped(device: Device, tensor: Tensor, desc: TensorDesc, offset_nbytes: in
         assert first.desc.layout.is_dense, "only dense bytes can be read in another shape"
         whole = TensorDesc(desc.shape, first.desc.layout)
         value = device.new_value(whole)
-        value.by = tensor._record.by
+        value.by, value.is_exposed = tensor._record.by, tensor._record.is_exposed
         offset = first.offset_nbytes + offset_nbytes
         device.records.attach(value, first.block, offset, whole, value.desc_key)
         return Tensor(value)

@@ -93,8 +93,8 @@ class ValueRecord:
     consumed = False
     by = ""
     version = 0
-    #: Its bytes are somebody else's, who may write to them at any time.
-    is_borrowed = False
+    #: Others hold its bytes too, and may write to them at any time without anyone's being told.
+    is_exposed = False
 
     def __init__(self, device: Device, desc: TensorDesc, desc_key: int) -> None:
         self.device = device

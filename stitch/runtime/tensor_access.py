@@ -19,6 +19,7 @@ from stitch.runtime.backend import LocalBackend
 from stitch.runtime.constant_cache import ConstantCache
 from stitch.runtime.events import EventStream, ReadBack
 from stitch.runtime.executors import as_bytes
+from stitch.runtime.exposure import expose, forget_stale_copies
 from stitch.runtime.history import History
 from stitch.runtime.host_memory import HostMemory
 from stitch.runtime.lifetime import Lifetime
@@ -230,7 +231,7 @@ class TensorAccess(Lifetime):
             desc = TensorDesc(host.shape, host_layout(kind))
             value = self.new_value(desc)
             value.by = "tensor()"
-            value.is_borrowed = borrow
+            value.is_exposed = borrow
             block = self.records.outside(desc, value.desc_key, host, "a host array")
             self.records.attach(value, block, 0, desc, value.desc_key)
             return Tensor(value)
@@ -299,11 +300,13 @@ class TensorAccess(Lifetime):
                 part = block.array[start:stop] if keep else block.array[start]
                 key = self.records.desc_key(desc)
                 block = self.records.outside(desc, key, np.asarray(part), block.origin)
+                # To the records these are two arrays: neither hears of writes to the other.
+                expose(self, value)
             else:
                 offset += self._view_offset(instance.desc, start, stop, keep)
             made = self.new_value(desc)
             made.by = value.by
-            made.is_borrowed = block.array is not None
+            made.is_exposed = value.is_exposed
             self.records.attach(made, block, offset, desc, made.desc_key)
             return Tensor(made)
 
@@ -348,6 +351,7 @@ class TensorAccess(Lifetime):
                     "use .numpy(), or to_layout with a row-major layout"
                 )
             view = found.view()
+            expose(self, value)
             block = instance.block
             if block.address is not None:
                 block.pins += 1
@@ -359,7 +363,13 @@ class TensorAccess(Lifetime):
         """An export, or whoever reserved the block, has let go."""
         if block.pins:
             block.pins -= 1
-        if not block.pins and not block.users:
+        if block.pins:
+            return
+        for user in block.users:
+            # What was pinned could not be evicted. Now it can, and then a copy is all that is left.
+            if user.is_exposed and len(user.instances) > 1:
+                forget_stale_copies(self, user)
+        if not block.users:
             self.records.free(block)
 
     def note_gone(self, value: ValueRecord) -> None:

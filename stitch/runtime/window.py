@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from stitch.program import TensorDesc
+from stitch.runtime.exposure import forget_stale_copies
 from stitch.runtime.state import ValueRecord
 from stitch.task import TaskGraph, Transformation
 
@@ -39,12 +40,10 @@ class Window:
         outputs: Sequence[tuple[TensorDesc, int]],
     ) -> list[ValueRecord]:
         """Queue a task; gives the pending values of its outputs (descriptors and their keys)."""
-        graph, now, records = self.graph, self.number, device.records
-        records.epoch += 1
+        graph, now = self.graph, self.number
+        device.records.epoch += 1
         for value in inputs:
             if value.window != now:
-                if value.is_borrowed:
-                    records.forget_copies(value)
                 value.window = now
                 value.number = graph.source()
                 self.values.append(value)
@@ -63,6 +62,12 @@ class Window:
     def kept(self) -> tuple[bool, ...]:
         """For each value whether somebody can still read it."""
         return tuple([value.handles > 0 and not value.consumed for value in self.values])
+
+    def forget_stale_copies(self, device: Device) -> None:
+        """Look at the bytes that others may have written since the device copied them."""
+        for value in self.sources:
+            if value.is_exposed and len(value.instances) > 1:
+                forget_stale_copies(device, value)
 
     def key(self, kept: tuple[bool, ...]) -> Key:
         """What two windows have in common that one plan serves, up to free regions."""

@@ -16,7 +16,8 @@ from torch import nn
 from torch_compiled import assert_same, compiled, ledger
 
 import stitch
-from stitch.frontend.torch_ledger import ArgumentSlot
+from stitch.frontend import torch_ledger
+from stitch.frontend.torch_ledger import CALLS_BETWEEN_LOOKS, ArgumentSlot
 from stitch.planner.check import check_plan
 from stitch.runtime import Device, Tensor
 
@@ -264,3 +265,40 @@ def test_many_parameters_in_one_storage_are_told_apart() -> None:
             x = torch.randn(2)
             assert_same(run(x, weights), torch.stack([x @ w for w in weights]))
             flat.mul_(-1)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_storages_at_one_address_are_told_apart(target: str) -> None:
+    module = nn.Linear(4, 4, bias=False)
+
+    def function(x: Any, rows: Any) -> Any:
+        return module(x) + rows
+
+    run = compiled(function, target=target)
+    # DLPack makes another storage of the same bytes.
+    rows, x = torch.from_dlpack(module.weight.detach())[:1], torch.randn(2, 4)
+    with torch.no_grad():
+        for _ in range(4):
+            assert_same(run(x, rows), function(x, rows))
+            rows.mul_(2)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_places_that_a_parameter_has_left_are_forgotten(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_ledger, "MAX_IDLE_PARTS", 10)
+    module, flat = nn.Linear(2, 1, bias=False), torch.randn(600)
+    run, account = compiled(module, target=target), ledger(target=target)
+    x = torch.randn(2, 2)
+
+    def lent() -> int:
+        return sum(len(held.parts) for held in account._held.values() if held.result is None)
+
+    before = lent()
+    with torch.no_grad():
+        for start in [*range(0, 500, 2), 0, 2, 4]:
+            module.weight.data = flat[start : start + 2].view(1, 2)
+            assert_same(run(x), module(x))
+    account.look()
+    assert lent() - before <= 10 + CALLS_BETWEEN_LOOKS + 1

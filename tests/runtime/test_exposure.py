@@ -1,0 +1,157 @@
+"""Stale copies: what NumPy or torch writes to bytes that a device handed out is seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from stitched_models import integers, one, parameters_only
+
+import stitch
+from stitch.program import Array, Layout, Space
+from stitch.runtime import Device, Tensor
+
+X = np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
+TARGETS = ("host", "wormhole_n150")
+
+
+def _doubled(device: Device, **options: Any) -> Any:
+    example = (np.zeros(X.shape, np.float32),)
+    model = stitch.compile(lambda v: v * 2.0, example, target=device.machine, **options)
+    program = device.load(model)
+    return lambda tensor: one(program(tensor)).numpy()
+
+
+def _copies(tensor: Tensor) -> int:
+    return len(tensor._record.instances) - 1
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("take", [np.from_dlpack, lambda t: torch.from_dlpack(t).numpy()])
+def test_writes_to_an_exported_host_array_are_read_by_the_next_call(take: Any, target: str) -> None:
+    with stitch.open_device(target) as device:
+        double, tensor = _doubled(device), device.tensor(X)
+        double(tensor)
+        shown = take(tensor)
+        for number in range(3):
+            shown[-1, -1] = number
+            np.testing.assert_array_equal(double(tensor), shown * 2)
+            np.testing.assert_array_equal(tensor.numpy(), shown)
+
+
+def test_writes_to_an_exported_result_void_its_copies_and_nothing_else_does() -> None:
+    with stitch.open_device("wormhole_n150") as device:
+        double = _doubled(device)
+        tensor = stitch.to_layout(device.tensor(X), Layout(stitch.DataType.FLOAT32, Space.DRAM))
+        double(tensor)
+        shown = np.from_dlpack(tensor)
+        writes = device.backend.write_counts()[0]
+        for _ in range(3):
+            np.testing.assert_array_equal(double(tensor), X * 2)
+        assert _copies(tensor) == 1
+        assert device.backend.write_counts()[0] == writes
+        shown[0, 7] = -1.0
+        np.testing.assert_array_equal(double(tensor), shown * 2)
+        assert device.backend.write_counts()[0] == writes + 1
+
+
+def test_an_array_that_is_let_go_of_leaves_no_stale_copy_behind() -> None:
+    with stitch.open_device("wormhole_n150") as device:
+        double = _doubled(device)
+        tensor = stitch.to_layout(device.tensor(X), Layout(stitch.DataType.FLOAT32, Space.DRAM))
+        double(tensor)
+        assert _copies(tensor) == 1
+        shown = np.from_dlpack(tensor)
+        shown[0, 0] = 99.0
+        del shown
+        device.flush()
+        # Now its bytes may be evicted, trusting to the copy.
+        assert _copies(tensor) == 0
+        assert double(tensor)[0, 0] == 198.0
+
+
+def test_a_write_to_a_part_of_a_host_array_is_seen_in_the_whole() -> None:
+    with stitch.open_device("wormhole_n150") as device:
+        double, tensor = _doubled(device), device.tensor(X)
+        double(tensor)
+        part = tensor[32:]
+        device.write(part, -X[32:])
+        np.testing.assert_array_equal(double(tensor), np.concatenate([X[:32], -X[32:]]) * 2)
+        np.from_dlpack(part[:1])[...] = 5.0
+        assert (double(tensor)[32] == 10.0).all()
+
+
+def test_a_borrowed_array_is_copied_again_only_when_it_has_changed() -> None:
+    with stitch.open_device("wormhole_n150") as device:
+        double, array = _doubled(device), X.copy()
+        tensor = device.tensor(array, borrow=True)
+        double(tensor)
+        before = device.backend.write_counts()[0]
+        double(tensor)
+        assert device.backend.write_counts()[0] == before
+        array[-1, -1] = 7.0
+        np.testing.assert_array_equal(double(tensor), array * 2)
+        assert device.backend.write_counts()[0] == before + 1
+
+
+def test_a_write_between_a_call_and_its_run_is_read() -> None:
+    with stitch.open_device("wormhole_n150") as device:
+        program = device.load(stitch.compile(lambda v: v * 2.0, (X,), target=device.machine))
+        array = X.copy()
+        tensor = device.tensor(array, borrow=True)
+        one(program(tensor)).numpy()
+        pending = one(program(tensor))
+        array[-1, -1] = 7.0
+        np.testing.assert_array_equal(pending.numpy(), array * 2)
+
+
+@pytest.mark.parametrize("turn", [np.transpose, np.flipud])
+def test_bytes_that_cannot_be_compared_are_copied_every_time(turn: Any) -> None:
+    array: Array = turn(X.copy())
+    with stitch.open_device("wormhole_n150") as device:
+        double = _doubled(device)
+        tensor = device.tensor(array, borrow=True)
+        for number in range(3):
+            array[0, 0] = number
+            np.testing.assert_array_equal(double(tensor), array * 2)
+
+
+def test_a_copy_in_tiles_is_never_trusted() -> None:
+    with stitch.open_device("wormhole_n150") as device:
+        tiles = device.load(
+            stitch.compile(
+                lambda v: v * 2.0, (X,), target=device.machine,
+                wishes="input.v.layout=tile",
+            )
+        )  # fmt: skip
+        array = X.copy()
+        tensor = device.tensor(array, borrow=True)
+        for number in range(3):
+            array[33, 33] = number
+            np.testing.assert_array_equal(one(tiles(tensor)).numpy(), array * 2)
+
+
+def test_negative_zero_and_other_not_a_numbers_are_other_bytes() -> None:
+    with stitch.open_device("wormhole_n150") as device:
+        model = stitch.compile(lambda v: v / 0.0, (np.zeros(8, np.float32),), target=device.machine)
+        program, array = device.load(model), np.full(8, 0.0, np.float32)
+        tensor = device.tensor(array, borrow=True)
+        copies = []
+        for value in (1.0, 0.0, -0.0, np.nan, np.nan):
+            before = device.backend.write_counts()[0]
+            array[:] = value
+            one(program(tensor)).numpy()
+            copies.append(device.backend.write_counts()[0] - before)
+        assert copies == [1, 1, 1, 1, 0]
+
+
+def test_what_was_remembered_of_a_parameter_is_forgotten_when_it_is_exported() -> None:
+    with stitch.open_device("tiny") as device:
+        program, tensor = device.load(parameters_only("k", 3.0)), device.tensor(integers())
+        one(program(tensor)).numpy()
+        one(program(tensor)).numpy()
+        assert device.constant_cache.hits == 1
+        np.from_dlpack(tensor)[...] = 5.0
+        assert (one(program(tensor)).numpy() == 15.0).all()
