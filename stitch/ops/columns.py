@@ -11,7 +11,6 @@ once per kernel column, not once per kernel element.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -19,16 +18,15 @@ from numpy.lib.stride_tricks import as_strided
 
 from stitch.ops.definition import Thunk
 from stitch.ops.steps import bytes_from_a_line
-from stitch.ops.windows import Windows, pad_steps, window_view
+from stitch.ops.windows import Windows, window_view
 from stitch.program import Array
 
 
 class Columns:
-    """Gathers columns of at most `at_once` samples of `x`; `before` are steps of every run."""
+    """Gathers columns of at most `at_once` samples of `x`."""
 
     def __init__(self, x: Array, windows: Windows, at_once: int) -> None:
         self.x, self.windows = x, windows
-        self.before: Sequence[Thunk] = ()
         self._staged = (
             len(windows.size) == 2
             and windows.strides[0] == 1
@@ -38,8 +36,13 @@ class Columns:
         if self._staged:
             self._images = self._zeros(at_once)
         else:
-            padded, self.before = pad_steps(x, windows, 0)
-            self._view = window_view(padded, windows)
+            self._padded, self._inside = x, x
+            if windows.needs_padding:
+                # What no sample reaches is padding, and stays zero.
+                self._padded = np.zeros((at_once, x.shape[1], *windows.padded), x.dtype)
+                places = zip(windows.begin, windows.size, strict=True)
+                within = (slice(b, b + s) for b, s in places)
+                self._inside = self._padded[(slice(None), slice(None), *within)]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -48,9 +51,16 @@ class Columns:
 
     def steps(self, part: slice, target: Array) -> list[Thunk]:
         """Columns of these samples, into an array or view of (samples, *shape)."""
+        count = part.stop - part.start
         if not self._staged:
-            return [partial(np.copyto, target, self._view[part])]
-        images = self._images[: part.stop - part.start]
+            if self._padded is self.x:
+                return [partial(np.copyto, target, window_view(self.x[part], self.windows))]
+            padded = window_view(self._padded[:count], self.windows)
+            return [
+                partial(np.copyto, self._inside[:count], self.x[part]),
+                partial(np.copyto, target, padded),
+            ]
+        images = self._images[:count]
         rows = slice(self.windows.begin[0], self.windows.begin[0] + self.windows.size[0])
         steps: list[Thunk] = []
         for tap in range(self.windows.kernel[1]):

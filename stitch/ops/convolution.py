@@ -11,7 +11,22 @@ import numpy as np
 from stitch.ops.attributes import int_of, ints_of
 from stitch.ops.columns import Columns
 from stitch.ops.convolution_gradients import conv_gradient, conv_transpose_gradient
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.convolution_tiles import (
+    is_cut,
+    one_sample_nbytes,
+    spread_nbytes,
+    spread_steps,
+    tile_nbytes,
+    tile_steps,
+)
+from stitch.ops.definition import (
+    Attribute,
+    InferenceContext,
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+)
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import (
     Shape,
@@ -38,7 +53,6 @@ from stitch.ops.windows import (
     transposed_windows,
     windows_of,
 )
-from stitch.ops.workspaces import columns
 from stitch.program import Array, ValueType
 
 #: Columns are gathered for as many samples at a time as fit in this many bytes (at least one).
@@ -130,10 +144,13 @@ def _by_columns(
     """result[n, g] = weights[g] @ columns of sample n and group g, and a number per channel."""
     samples, group, _, places = result.shape
     depth = weights.shape[2]
+    if is_cut(one_sample_nbytes(windows, x.shape[1], x.dtype.itemsize)):
+        added = bias_steps(bias, result.reshape(samples, -1, places))
+        return [*tile_steps(x, windows, weights, result), *added]
     at_once = min(samples, max(1, COLUMNS_NBYTES // (group * depth * places * x.itemsize)))
     columns = Columns(x, windows, at_once)
     work = workspace((at_once, *columns.shape), x.dtype)
-    steps: list[Thunk] = [*columns.before]
+    steps: list[Thunk] = []
     for start in range(0, samples, at_once):
         part = slice(start, min(start + at_once, samples))
         gathered = work[: part.stop - part.start]
@@ -149,6 +166,26 @@ def _products(weights: Array, columns: Array, result: Array) -> tuple[Thunk, ...
     if columns.shape[:2] == (1, 1):
         return (partial(np.dot, weights[0], columns[0, 0], result[0, 0]),)
     return (partial(np.matmul, weights, columns, result),)
+
+
+def _conv_workspace(context: WorkspaceContext) -> int:
+    x, w = context.inputs[:2]
+    assert x is not None
+    assert w is not None
+    windows = windows_of(context.attributes, x.shape[2:], w.shape[2:])
+    if _is_pointwise(windows) or 0 in context.outputs[0].shape:
+        return 0
+    return _columns_nbytes(context, windows, x, w.shape[0])
+
+
+def _columns_nbytes(context: WorkspaceContext, windows: Windows, x: ValueType, filters: int) -> int:
+    """What `_by_columns` takes."""
+    group, itemsize = int_of(context.attributes, "group"), x.data_type.compute_dtype.itemsize
+    one = one_sample_nbytes(windows, x.shape[1], itemsize)
+    if is_cut(one):
+        return tile_nbytes(windows, x.shape[1] // group, filters // group, itemsize)
+    columns = x.shape[1] * math.prod(windows.kernel) * math.prod(windows.output) * itemsize
+    return max(1, min(x.shape[0], COLUMNS_NBYTES // max(1, columns))) * one
 
 
 def _infer_conv_transpose(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -179,7 +216,11 @@ def _conv_transpose(arguments: KernelArguments) -> Sequence[Thunk]:
         made = _by_columns(x, turned, weights, out.reshape(shape), optional(arguments, 2))
         return [*steps, *made]
     depth = math.prod(w.shape[1:])
-    weights = w.reshape(group, w.shape[0] // group, depth).transpose(0, 2, 1)
+    weights = w.reshape(group, w.shape[0] // group, depth)
+    taken = math.prod(windows.padded) * out.shape[1] + group * depth * places
+    if is_cut(taken * x.dtype.itemsize):
+        return [*spread_steps(x, windows, weights, out), *bias]
+    weights = weights.transpose(0, 2, 1)
     rows = x.reshape(samples, group, -1, places)
     # As many samples at a time as keep their columns in the cache.
     at_once = min(samples, max(1, COLUMNS_NBYTES // (group * depth * places * x.itemsize)))
@@ -197,6 +238,25 @@ def _conv_transpose(arguments: KernelArguments) -> Sequence[Thunk]:
         if not direct:
             steps += copy_steps(target[(slice(None), slice(None), *inner)], out[part])
     return [*steps, *bias]
+
+
+def _conv_transpose_workspace(context: WorkspaceContext) -> int:
+    x, w = context.inputs[:2]
+    assert x is not None
+    assert w is not None
+    made, itemsize = context.outputs[0], x.data_type.compute_dtype.itemsize
+    if 0 in made.shape or 0 in x.shape:
+        return 0
+    windows = transposed_windows(context.attributes, x.shape[2:], w.shape[2:])
+    turned = _turned(windows)
+    if turned is not None and x.shape[1] <= WIDENING * made.shape[1]:
+        weights = math.prod(w.shape) * itemsize
+        return weights + _columns_nbytes(context, turned, x, made.shape[1])
+    columns = made.shape[1] * math.prod(w.shape[2:]) * math.prod(x.shape[2:]) * itemsize
+    one = columns + math.prod(windows.padded) * made.shape[1] * itemsize
+    if is_cut(one):
+        return spread_nbytes(windows, w.shape[1], itemsize)
+    return max(1, min(x.shape[0], COLUMNS_NBYTES // max(1, columns))) * one
 
 
 def _turned(windows: Windows) -> Windows | None:
@@ -242,7 +302,7 @@ OPERATORS = (
         _conv,
         attributes={**WINDOW_ATTRIBUTES, "group": Attribute("int", 1)},
         gradient=conv_gradient,
-        workspace=columns,
+        workspace=_conv_workspace,
     ),
     OpDef(
         "ConvTranspose",
@@ -256,5 +316,6 @@ OPERATORS = (
             "output_shape": Attribute("ints"),
         },
         gradient=conv_transpose_gradient,
+        workspace=_conv_transpose_workspace,
     ),
 )

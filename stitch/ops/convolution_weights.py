@@ -16,7 +16,16 @@ import numpy as np
 
 from stitch.ops.attributes import int_of, ints_of
 from stitch.ops.columns import Columns
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.convolution_tiles import is_cut, one_sample_nbytes, weight_nbytes, weight_steps
+from stitch.ops.definition import (
+    Attribute,
+    InferenceContext,
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+    computed_nbytes,
+)
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import require_rank, require_same_type, require_type
 from stitch.ops.steps import fill_step, given, workspace
@@ -68,6 +77,10 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
         return (fill_step(out, 0),)
     windows = windows_of(arguments.attributes, x.shape[2:], out.shape[2:])
     seen = replace(windows, output=gradient.shape[2:])
+    if is_cut(one_sample_nbytes(seen, x.shape[1], x.itemsize)):
+        totals = np.empty((group, depth, gradient.shape[1] // group), out.dtype)
+        last = partial(np.copyto, out.reshape(group, -1, depth), totals.transpose(0, 2, 1))
+        return [*weight_steps(x, seen, gradient, totals), last]
     at_once = min(samples, max(1, COLUMNS_NBYTES // (group * depth * places * x.itemsize)))
     columns = Columns(x, seen, at_once)
     parts = [slice(i, min(i + at_once, samples)) for i in range(0, samples, at_once)]
@@ -76,12 +89,32 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
     # Columns by gradients, not gradients by columns: a product with the longer side first takes
     # two thirds of the time.
     total = np.empty_like(sums)
-    steps: list[Thunk] = [*columns.before]
+    steps: list[Thunk] = []
     for index, step in enumerate(products):
         steps += step
         first = partial(np.copyto, total, sums)
         steps.append(partial(np.add, total, sums, total) if index else first)
     return [*steps, partial(np.copyto, out.reshape(group, -1, depth), total.transpose(0, 2, 1))]
+
+
+def _workspace(context: WorkspaceContext) -> int:
+    x, gradient = context.inputs[:2]
+    assert x is not None
+    assert gradient is not None
+    made, itemsize = context.outputs[0], x.data_type.compute_dtype.itemsize
+    group = int_of(context.attributes, "group")
+    if 0 in (*x.shape, *gradient.shape):
+        return 0
+    windows = windows_of(context.attributes, x.shape[2:], made.shape[2:])
+    seen = replace(windows, output=gradient.shape[2:])
+    sums, one = computed_nbytes(made), one_sample_nbytes(seen, x.shape[1], itemsize)
+    if is_cut(one):
+        filters = made.shape[0] // group
+        return 2 * sums + weight_nbytes(seen, x.shape[1] // group, filters, itemsize)
+    places = math.prod(gradient.shape[2:])
+    columns = group * math.prod(made.shape[1:]) * places * itemsize
+    at_once = min(x.shape[0], max(1, COLUMNS_NBYTES // columns))
+    return at_once * (one + sums + gradient.shape[1] * places * itemsize) + 2 * sums
 
 
 def _by_sample(
@@ -145,5 +178,6 @@ OPERATORS = (
             "kernel_shape": Attribute("ints", required=True),
         },
         domain="stitch",
+        workspace=_workspace,
     ),
 )

@@ -12,7 +12,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from stitch.ops.convolution import OPERATORS as CONVOLUTIONS
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import (
+    Attribute,
+    InferenceContext,
+    KernelArguments,
+    OpDef,
+    Thunk,
+    Workspace,
+    WorkspaceContext,
+)
 from stitch.ops.inference import (
     Shape,
     broadcast,
@@ -26,7 +34,7 @@ from stitch.ops.inference import (
 from stitch.ops.quantization import BYTES, REALS
 from stitch.ops.steps import given, optional
 from stitch.ops.windows import WINDOW_ATTRIBUTES
-from stitch.ops.workspaces import columns, operands
+from stitch.ops.workspaces import operands
 from stitch.program import Array, DataType, ValueType
 
 _CONV = CONVOLUTIONS[0]
@@ -225,6 +233,18 @@ def _exact_conv(
     return result, [refresh, *_CONV.kernel(call)]
 
 
+def _conv_workspace(w: int) -> Workspace:
+    """A rule: operands and result in float64, and what is in between; and what Conv takes."""
+
+    def rule(context: WorkspaceContext) -> int:
+        kinds = [context.inputs[0], context.inputs[w], *context.outputs]
+        wide = tuple(ValueType(k.shape, DataType.FLOAT64) for k in kinds if k is not None)
+        inner = WorkspaceContext(wide[:2], (None, None), context.attributes, wide[2:])
+        return 3 * inner.nbytes + _CONV.workspace(inner)
+
+    return rule
+
+
 def _conv_integer(arguments: KernelArguments) -> Sequence[Thunk]:
     points = optional(arguments, 2), optional(arguments, 3)
     out = arguments.outputs[0]
@@ -276,7 +296,7 @@ OPERATORS = (
         _infer_conv_integer,
         _conv_integer,
         attributes=_CONV_ATTRIBUTES,
-        workspace=columns,
+        workspace=_conv_workspace(1),
     ),
     OpDef(
         "QLinearConv",
@@ -284,6 +304,6 @@ OPERATORS = (
         _infer_qlinear_conv,
         _qlinear_conv,
         attributes=_CONV_ATTRIBUTES,
-        workspace=columns,
+        workspace=_conv_workspace(3),
     ),
 )

@@ -96,6 +96,18 @@ class Line:
         """The first window that begins at a place or behind it; `output` if none does."""
         return min(max(-(-(place + self.begin) // self.stride), 0), self.output)
 
+    def met(self, tap: int, among: slice | None = None) -> tuple[slice, slice]:
+        """The windows, among some, that meet an element with this element of their kernel, and
+        the places of these."""
+        offset, of = tap * self.dilation, slice(0, self.output) if among is None else among
+        low = min(max(self.first(-offset), of.start), of.stop)
+        high = min(max(self.first(self.size - offset), low), of.stop)
+        if high == low:
+            return slice(low, low), slice(0, 0)
+        start = low * self.stride - self.begin + offset
+        last = start + (high - low - 1) * self.stride
+        return slice(low, high), slice(start, last + 1, self.stride)
+
     def seen(self, work: Array, low: int, high: int, offset: int = 0) -> Array:
         """Of an array (outer, size, inner), what lies so far behind the begins of windows."""
         start = low * self.stride - self.begin + offset
@@ -355,9 +367,6 @@ def taps_of(line: Line) -> Iterator[tuple[slice, slice]]:
     least = max(0, -(-reach // line.dilation))
     most = min(line.kernel - 1, (line.size - 1 + line.begin) // line.dilation)
     for tap in range(least, most + 1):
-        offset = tap * line.dilation
-        low, high = line.first(-offset), line.first(line.size - offset)
-        if high > low:
-            start = low * line.stride - line.begin + offset
-            yield slice(low, high), slice(start, start + (high - low - 1) * line.stride + 1,
-                                          line.stride)  # fmt: skip
+        which, places = line.met(tap)
+        if which.stop > which.start:
+            yield which, places
