@@ -5,13 +5,15 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cli_training import changed
+from cli_training import changed, ran, started, wait_for_step
 
 from stitch.api import load
 from stitch.cli import compile as compile_command
@@ -224,3 +226,40 @@ def test_the_second_training_in_a_folder_is_refused_and_told_who_has_it(
     assert seen[0].code == 2 and f"got: process {os.getpid()} on" in seen[0].err, seen[0]
     again = cli("run", "train.yaml", "--checkpoint_dir=c", "--resume", "--epochs=2")
     assert again.code == 0 and "resumed after step 10" in again.err, again.err
+
+
+# -- campaigns -------------------------------------------------------------------------------------
+
+
+@pytest.mark.full
+def test_commands_killed_after_any_system_call_leave_whole_files_and_go_on(small: Path) -> None:
+    tests = Path(__file__).resolve().parents[1]
+    paths = [str(tests / "files"), str(tests.parent), os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        [sys.executable, str(tests / "cli" / "killed_commands.py"), str(small)],
+        capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert all(one["kills"] >= 10 and one["parts"] for one in found.values()), found
+    # Whatever the moment, a resumed training ends with the same weights, bit for bit.
+    assert found["training"]["weights"] == 1, found
+
+
+@pytest.mark.full
+def test_of_two_processes_that_train_in_one_folder_the_second_is_refused_until_the_first_is_killed(
+    small: Path,
+) -> None:
+    words = ("train.yaml", "--checkpoint_dir=c", "--checkpoint_every=1", "--resume")
+    first = started(*words, "--result_file=r.jsonl", "--epochs=100000")
+    wait_for_step(first, small / "r.jsonl", 3)
+    code, _, err = ran(*words, "--epochs=100000")
+    assert code == 2 and f"process {first.pid} on" in err, err
+    first.kill()
+    first.communicate()
+    saved = int(max(path.name for path in (small / "c").glob("step-*"))[5:13])
+    epochs = saved // 10 + 1
+    code, _, err = ran(*words, f"--epochs={epochs}")
+    assert code == 0 and f"resumed after step {saved}" in err, err
+    assert {path.suffix for path in (small / "c").iterdir()} == {".safetensors"}

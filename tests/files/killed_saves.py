@@ -39,7 +39,7 @@ def killing(at: int) -> SystemCalls:
     return SystemCalls(**{f.name: then_killed(getattr(real, f.name)) for f in fields(real)})
 
 
-def killed(act: Callable[[], None], at: int) -> bool:
+def killed(act: Callable[[], object], at: int) -> bool:
     """Whether a child that acts was killed at its `at`-th call; False where it came to its end."""
     child = os.fork()
     if not child:

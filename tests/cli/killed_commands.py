@@ -1,0 +1,91 @@
+"""Kills commands after each of their system calls of writing; prints what was found as JSON.
+
+A process of its own, since it forks: `python killed_commands.py FOLDER`, in a folder with `a.ttb`,
+`a.yaml`, `x.npy` and a small training. Of each command a child is killed (SIGKILL) after its n-th
+call; then every file that was there, or is there, is looked at, and the command is run again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from killed_saves import killed
+
+from stitch.api import load
+from stitch.cli import compile as compile_command
+from stitch.cli import run as run_command
+from stitch.cli.array_files import read_array_file
+from stitch.training.checkpoint_format import read_tensors
+from stitch.training.checkpoints import read_checkpoint
+
+Main = Callable[[list[str]], int]
+COMMANDS: dict[str, tuple[Main, list[str], int]] = {
+    "split": (compile_command.main, ["a.yaml", "--split=2", "-o", "m.ttb"], 1),
+    "run": (
+        run_command.main,
+        ["--module=a.ttb", "--input=x=@x.npy", "--output=@y.npy", "--trace=t.json",
+         "--record=r.json", "--result_file=s.json", "--save_artifacts"],
+        3,
+    ),
+    "training": (
+        run_command.main,
+        ["train.yaml", "--checkpoint_dir=c", "--resume", "--epochs=3", "--keep_checkpoints=2",
+         "--result_file=r.jsonl", "--output=w.safetensors", "--output=w.ttb"],
+        5,
+    ),
+}  # fmt: skip
+READERS: dict[str, Callable[[Path], object]] = {
+    ".ttb": lambda path: load(path, verify="full"),
+    ".npy": read_array_file,
+    ".json": lambda path: json.loads(path.read_text()),
+    ".safetensors": read_tensors,
+}
+
+
+def quietly(main: Main, words: list[str]) -> int:
+    """Run a command; its exit code."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        return main(words)
+
+
+def check(folder: Path) -> int:
+    """Read every file; gives how many parts there are."""
+    parts = 0
+    for path in folder.rglob("*"):
+        if path.name.endswith(".part"):
+            parts += 1
+        elif path.suffix in READERS and path.is_file():
+            READERS[path.suffix](path)
+        if path.parent.name == "c" and path.suffix == ".safetensors":
+            read_checkpoint(path)
+    return parts
+
+
+def campaign(name: str) -> dict[str, int | bool]:
+    """Kill one command everywhere."""
+    main, words, stride = COMMANDS[name]
+    kills = parts = at = 0
+    weights: set[bytes] = set()
+    while True:
+        for path in (*Path("c").glob("*"), Path("r.jsonl")):
+            path.unlink(missing_ok=True)
+        if not killed(lambda: quietly(main, words), at):
+            break
+        kills, parts = kills + 1, parts + check(Path())
+        assert quietly(main, words) == 0, (name, at)
+        assert not check(Path()), (name, at)
+        if name == "training":
+            weights.add(Path("w.safetensors").read_bytes())
+        at += stride
+    return {"kills": kills, "parts": parts, "weights": len(weights)}
+
+
+if __name__ == "__main__":
+    os.chdir(sys.argv[1])
+    print(json.dumps({name: campaign(name) for name in COMMANDS}))
