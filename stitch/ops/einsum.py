@@ -57,7 +57,13 @@ def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
         at = letters.find(".") if "." in letters else len(letters)
         spanned = broadcast(context, spanned, shape[at : at + spans])
         named = letters.replace(".", "")
+        own: dict[str, int] = {}
         for letter, size in zip(named, shape[:at] + shape[at + spans :], strict=True):
+            if own.setdefault(letter, size) != size:
+                raise context.fail(
+                    f"an Einsum takes the diagonal of axes of one size, and {letter!r} has two",
+                    got=str(list(shape)),
+                )
             known = sizes.setdefault(letter, size)
             if known == 1:
                 sizes[letter] = size

@@ -23,7 +23,7 @@ from stitch.ops.definition import (
 )
 from stitch.ops.registry import lookup
 from stitch.ops.workspaces import SMALL_NBYTES
-from stitch.program import NO_ATTRIBUTES, Array, DataType, ValueType
+from stitch.program import MAX_RANK, NO_ATTRIBUTES, Array, DataType, ValueType
 
 #: No result is larger: sums of sizes, padded to tiles and banks, stay far from 64 bits.
 MAX_NBYTES = 1 << 46
@@ -58,7 +58,9 @@ def infer_types(
         location,
     )
     _check_arity(definition, context)
-    found = definition.infer(context)
+    # What a shape is computed from may overflow like any other number.
+    with np.errstate(all="ignore"):
+        found = definition.infer(context)
     assert len(found) == outputs, f"{op} inferred {len(found)} outputs of {outputs}"
     for kind in found:
         _check_size(context, kind)
@@ -66,7 +68,14 @@ def infer_types(
 
 
 def _check_size(context: InferenceContext, kind: ValueType) -> None:
-    if math.prod(kind.shape) * kind.data_type.dtype.itemsize > MAX_NBYTES:
+    if len(kind.shape) > MAX_RANK:
+        raise context.fail(
+            f"the result of {context.op} has too many dimensions",
+            expected=f"at most {MAX_RANK}",
+            got=str(len(kind.shape)),
+        )
+    # Dimensions beside an empty one count too: nothing could index them.
+    if math.prod(max(d, 1) for d in kind.shape) * kind.data_type.dtype.itemsize > MAX_NBYTES:
         raise context.fail(
             f"the result of {context.op} is larger than the memory of any machine",
             expected=f"at most {MAX_NBYTES} bytes",

@@ -50,6 +50,8 @@ def _filled(arguments: KernelArguments) -> Sequence[Thunk]:
     return (fill_step(out, value),)
 
 
+#: Bins of a MelWeightMatrix.
+MAX_BINS = 1 << 20
 _RANGES = SIGNED_NUMERIC - {DataType.INT8, DataType.FLOAT16, DataType.BFLOAT16}
 
 
@@ -124,7 +126,7 @@ def _mel_places(arrays: Sequence[Array | None]) -> Array:
     first, last = (2595 * np.log1p(hertz / 700) / np.log(10) for hertz in (low, high))
     mels = np.arange(bins + 2) * ((last - first) / (bins + 2)) + first
     hertz = 700 * np.expm1(mels / 2595 * np.log(10))
-    return np.asarray(((length + 1) * hertz) // rate).astype(np.intp)
+    return np.asarray(((length + 1) * hertz) // rate)
 
 
 def _infer_mel(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -139,9 +141,12 @@ def _infer_mel(context: InferenceContext) -> tuple[ValueType, ...]:
                 "has places for some frequencies only"
             )
     bins, length, rate, low, high = _mel_numbers(context.constants)
-    if min(bins, length, rate) < 1 or not 0 <= low <= high < np.inf:
+    if not 1 <= bins <= MAX_BINS:
+        raise context.fail("MelWeightMatrix has no so many bins", expected=f"1 to {MAX_BINS}",
+                           got=str(bins))  # fmt: skip
+    if min(length, rate) < 1 or not 0 <= low <= high < np.inf:
         raise context.fail("the numbers of a MelWeightMatrix are positive, the edges in order")
-    if _mel_places(context.constants)[-1] > length // 2:
+    if not _mel_places(context.constants)[-1] <= length // 2:
         raise context.fail("the upper edge of a MelWeightMatrix is beyond its spectrogram")
     made = data_type_of_code(int_of(context.attributes, "output_datatype"), context.op)
     if made not in NUMERIC:
@@ -151,7 +156,7 @@ def _infer_mel(context: InferenceContext) -> tuple[ValueType, ...]:
 
 def _mel(arguments: KernelArguments) -> Sequence[Thunk]:
     out = arguments.outputs[0]
-    places = _mel_places(arguments.inputs)
+    places = _mel_places(arguments.inputs).astype(np.intp)
     weights = np.zeros(out.shape)
     for i in range(out.shape[1]):
         low, center, high = (int(place) for place in places[i : i + 3])

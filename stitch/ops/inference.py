@@ -14,6 +14,8 @@ from stitch.ops.definition import Inference, InferenceContext
 from stitch.program import Array, DataType, ValueType
 
 Shape = tuple[int, ...]
+#: No window is longer, and none moves on by more: what is computed from that fits 64 bits.
+MAX_STEP = 1 << 48
 
 
 def operand(context: InferenceContext, index: int) -> ValueType:
@@ -156,10 +158,10 @@ def spatial_ints(context: InferenceContext, name: str, default: Shape, least: in
     found = ints_of(context.attributes, name)
     if found is None:
         return default
-    if len(found) != len(default) or any(value < least for value in found):
+    if len(found) != len(default) or not all(least <= v <= MAX_STEP for v in found):
         raise context.fail(
             f"attribute {name!r} of {context.op} does not fit",
-            expected=f"{len(default)} integers of at least {least}",
+            expected=f"{len(default)} integers from {least} to {MAX_STEP}",
             got=str(list(found)),
         )
     return found

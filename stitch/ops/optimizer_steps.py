@@ -42,7 +42,9 @@ def _adam(
     v = alpha * v + (1 - alpha) * g
     h = beta * h + (1 - beta) * (g * g)
     if step > 0:
-        rate = rate * np.sqrt(1 - beta**step) / (1 - alpha**step)
+        # NumPy's powers overflow to infinity, Python's to an error.
+        corrections = 1 - np.float64(beta) ** step, 1 - np.float64(alpha) ** step
+        rate = rate * np.sqrt(corrections[0]) / corrections[1]
     made = x - rate * (v / (np.sqrt(h) + float_of(attributes, "epsilon")))
     return (1 - float_of(attributes, "norm_coefficient_post")) * made, v, h
 

@@ -107,7 +107,7 @@ def _infer_max(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def _planes(array: Array) -> Array:
-    return array.reshape(-1, *array.shape[2:])
+    return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
 
 
 def _counts(windows: Windows, include: bool, dtype: np.dtype[Any]) -> Array:

@@ -136,7 +136,7 @@ def _quantize(arguments: KernelArguments) -> Sequence[Thunk]:
 
     def run() -> None:
         # A wide zero point would not fit beside rounded values in the type of the data.
-        whole = np.rint(divided()).astype(np.float64)
+        whole = np.asarray(np.rint(divided()), np.float64)
         if zero is not None:
             whole += _spread(_wide(zero), x.shape, attributes)
         # What is no number becomes the least one, as in ONNX Runtime; a cast would leave it open.

@@ -69,10 +69,11 @@ def _infer_concat(context: InferenceContext) -> tuple[ValueType, ...]:
     require_same_type(context, every)
     rank = require_rank(context, 0, 1)
     axis = axis_of(context, int_of(context.attributes, "axis"), rank)
+    others = (*first.shape[:axis], *first.shape[axis + 1 :])
     total = 0
     for index in every:
         shape = operand(context, index).shape
-        if shape[:axis] + shape[axis + 1 :] != first.shape[:axis] + first.shape[axis + 1 :]:
+        if len(shape) != rank or (*shape[:axis], *shape[axis + 1 :]) != others:
             raise context.fail(
                 f"the operands of a Concat may differ in axis {axis} only",
                 expected=str(list(first.shape)),

@@ -42,6 +42,7 @@ from stitch.ops import (
     rearranging,
     recurrent,
     reduction,
+    region_sampling,
     resampling,
     reshaping,
     sampling,
@@ -58,8 +59,8 @@ _THEMES = (
     convolution, convolution_weights, pooling, max_pool_gradient, batch_normalization,
     normalization, layer_gradient, softmax, softmax_gradient, reduction, scanning, reshaping,
     rearranging, padding, indexing, scattering, generating, casting, einsum, recurrent, resampling,
-    quantization, quantized_products, fourier, sampling, unfolding, determinant, cache_writing,
-    counting, optimizer_steps, checking,
+    quantization, quantized_products, fourier, sampling, region_sampling, unfolding, determinant,
+    cache_writing, counting, optimizer_steps, checking,
 )  # fmt: skip
 _OPERATORS: tuple[OpDef, ...] = tuple(chain.from_iterable(theme.OPERATORS for theme in _THEMES))
 _BY_NAME = {(definition.domain, definition.name): definition for definition in _OPERATORS}

@@ -1,7 +1,7 @@
-"""Values read between elements: GridSample, RoiAlign and DeformConv.
+"""Values read between elements: GridSample and DeformConv.
 
-All three gather the neighbours of real places and weigh them; places outside count as 0 or are
-brought back inside. Source: ONNX's GridSample, RoiAlign, DeformConv.
+Both gather the neighbours of real places and weigh them; places outside count as 0 or are
+brought back inside. Source: ONNX's GridSample, DeformConv.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stitch.errors import TaskError
-from stitch.ops.attributes import Attributes, float_of, int_of, ints_of, string_of
+from stitch.ops.attributes import Attributes, int_of, ints_of, string_of
 from stitch.ops.convolution import bias_steps, check_output
 from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
-from stitch.ops.element_types import EVERY, FLOATS, INT64
+from stitch.ops.element_types import EVERY, FLOATS
 from stitch.ops.inference import (
     Shape,
     present,
@@ -26,15 +25,13 @@ from stitch.ops.inference import (
     require_type,
 )
 from stitch.ops.resampling import cubic_weight
-from stitch.ops.steps import check_indices, given, optional
+from stitch.ops.steps import given, optional
 from stitch.ops.windows import WINDOW_ATTRIBUTES, Windows, check_window_attributes, windows_of
 from stitch.ops.workspaces import columns, operands
 from stitch.program import Array, ValueType
 
 _GRID_MODES = ("nearest", "linear", "cubic")
 _PADDINGS = ("zeros", "border", "reflection")
-#: The longest side of a region to align, in longer sides of the image.
-MOST_IMAGES = 4
 
 
 def _infer_grid(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -122,7 +119,7 @@ def _grid(arguments: KernelArguments) -> Sequence[Thunk]:
     return (run,) if out.size else ()
 
 
-def _bilinear(image: Array, y: Array, x: Array) -> list[tuple[Array, Array]]:
+def bilinear(image: Array, y: Array, x: Array) -> list[tuple[Array, Array]]:
     """The four neighbours of places in an image (channels, height, width): values and weights."""
     height, width = image.shape[1:]
     top, left = np.floor(y), np.floor(x)
@@ -134,83 +131,6 @@ def _bilinear(image: Array, y: Array, x: Array) -> list[tuple[Array, Array]]:
         columns = np.clip(np.nan_to_num(column), 0, width - 1).astype(np.intp)
         found.append((image[:, rows, columns], np.where(inside, weight, 0)))
     return found
-
-
-def _infer_roi(context: InferenceContext) -> tuple[ValueType, ...]:
-    x, rois = require_type(context, 0, FLOATS), require_type(context, 1, FLOATS)
-    require_same_type(context, (0, 1))
-    require_type(context, 2, INT64)
-    require_rank(context, 0, 4, 4)
-    require_rank(context, 1, 2, 2)
-    require_shape(context, 1, (rois.shape[0], 4))
-    require_shape(context, 2, (rois.shape[0],))
-    words = {"mode": ("avg", "max"), "coordinate_transformation_mode": (
-        "half_pixel", "output_half_pixel",
-    )}  # fmt: skip
-    for name, known in words.items():
-        if string_of(context.attributes, name) not in known:
-            raise context.fail(f"{name} of RoiAlign has no such value", expected=", ".join(known))
-    size = [int_of(context.attributes, f"output_{side}") for side in ("height", "width")]
-    if min(size) < 1 or 0 in x.shape[2:]:
-        raise context.fail("RoiAlign needs images and results that are not empty", got=str(size))
-    return (ValueType((rois.shape[0], x.shape[1], *size), x.data_type),)
-
-
-def _check_regions(rois: Array, size: Shape, scale: float) -> None:
-    """Raises `TaskError` for regions that are not finite, or far larger than the image: each pixel
-    of a region is sampled."""
-    sides = np.abs(rois[:, 2:] - rois[:, :2]) * abs(scale)
-    most = MOST_IMAGES * max(size)
-    if not (np.isfinite(rois).all() and (sides <= most).all()):
-        raise TaskError(
-            "RoiAlign: a region is not finite, or far larger than the image",
-            expected=f"finite corners, sides of at most {most} pixels",
-            got=f"sides of up to {sides.max()}",
-        )
-
-
-def _roi_places(start: float, length: float, bins: int, ratio: int) -> Array:
-    """Where each bin is sampled along one axis: (bins, samples)."""
-    step = length / bins
-    count = ratio if ratio > 0 else max(math.ceil(step), 0)
-    within = (np.arange(count) + 0.5) / max(count, 1)
-    return np.asarray(start + (np.arange(bins)[:, None] + within) * step)
-
-
-def _one_roi(image: Array, roi: Array, attributes: Attributes, out: Array) -> None:
-    half = string_of(attributes, "coordinate_transformation_mode") == "half_pixel"
-    box = roi.astype(np.float64) * float_of(attributes, "spatial_scale") - (0.5 if half else 0.0)
-    lengths = box[2:] - box[:2] if half else np.maximum(box[2:] - box[:2], 1.0)
-    ratio = int_of(attributes, "sampling_ratio")
-    xs = _roi_places(box[0], lengths[0], out.shape[2], ratio)
-    ys = _roi_places(box[1], lengths[1], out.shape[1], ratio)
-    height, width = image.shape[1:]
-    y, x = np.broadcast_arrays(ys[:, None, :, None], xs[None, :, None, :])
-    beyond = (y < -1) | (y > height) | (x < -1) | (x > width)
-    if y.size == 0:
-        out[...] = 0
-        return
-    y, x = np.clip(y, 0, height - 1), np.clip(x, 0, width - 1)
-    parts = [v * np.where(beyond, 0, w) for v, w in _bilinear(image, y, x)]
-    if string_of(attributes, "mode") == "avg":
-        out[...] = sum(parts, start=np.zeros(())).mean((3, 4))
-    else:
-        # ONNX takes the largest weighted neighbour, not the largest interpolated value.
-        out[...] = np.max(parts, 0).max((3, 4))
-
-
-def _roi_align(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, rois, indices = (given(arguments, index) for index in range(3))
-    out, checked = arguments.outputs[0], np.empty(indices.shape, np.intp)
-    scale = float_of(arguments.attributes, "spatial_scale")
-
-    def run() -> None:
-        check_indices("RoiAlign", indices, x.shape[0], checked)
-        _check_regions(rois, x.shape[2:], scale)
-        for image, roi, result in zip(checked, rois, out, strict=True):
-            _one_roi(x[image], roi, arguments.attributes, result)
-
-    return (run,)
 
 
 def _deform_windows(attributes: Attributes, size: Shape, kernel: Shape) -> Windows:
@@ -271,7 +191,7 @@ def _deform(arguments: KernelArguments) -> Sequence[Thunk]:
             for part, channels in enumerate(image):
                 shift = offsets[n, part]
                 places = grid_y + shift[:, :, 0], grid_x + shift[:, :, 1]
-                found = sum((v * k for v, k in _bilinear(channels, *places)), start=np.zeros(()))
+                found = sum((v * k for v, k in bilinear(channels, *places)), start=np.zeros(()))
                 gathered.append(found if masks is None else found * masks[n, part])
             taps = np.concatenate(gathered).reshape(group, weights.shape[2], -1)
             out[n] = np.matmul(weights, taps).reshape(out.shape[1:])
@@ -293,22 +213,6 @@ OPERATORS = (
             "padding_mode": Attribute("string", "zeros"),
         },
         workspace=operands(7),
-        keeps_workspace=False,
-    ),
-    OpDef(
-        "RoiAlign",
-        (3, 3),
-        _infer_roi,
-        _roi_align,
-        attributes={
-            "coordinate_transformation_mode": Attribute("string", "half_pixel"),
-            "mode": Attribute("string", "avg"),
-            "output_height": Attribute("int", 1),
-            "output_width": Attribute("int", 1),
-            "sampling_ratio": Attribute("int", 0),
-            "spatial_scale": Attribute("float", 1.0),
-        },
-        workspace=operands(8),
         keeps_workspace=False,
     ),
     OpDef(

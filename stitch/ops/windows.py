@@ -157,8 +157,15 @@ def pad_steps(source: Array, windows: Windows, value: float) -> tuple[Array, tup
 def window_view(padded: Array, windows: Windows) -> Array:
     """Every window as a view: (batch, channels, *kernel, *output)."""
     spatial: Sequence[int] = padded.strides[2:]
-    kernel = (s * d for s, d in zip(spatial, windows.dilations, strict=True))
-    output = (s * t for s, t in zip(spatial, windows.strides, strict=True))
+    # What is met once only has no next one, however far that would be.
+    kernel = (
+        s * d if n > 1 else s
+        for s, d, n in zip(spatial, windows.dilations, windows.kernel, strict=True)
+    )
+    output = (
+        s * t if n > 1 else s
+        for s, t, n in zip(spatial, windows.strides, windows.output, strict=True)
+    )
     return as_strided(
         padded,
         (*padded.shape[:2], *windows.kernel, *windows.output),
