@@ -125,6 +125,39 @@ def test_no_file_outgrows_its_readers() -> None:
     assert long == {}
 
 
+#: Calls that open or write a path, and who may make them outside of the room of files: what reads
+#: the package's own files or the system's, and a folder that is copied whole.
+FILE_CALLS = {"open", "write_text", "write_bytes", "read_text", "read_bytes", "rename", "replace",
+              "fsync", "mkstemp", "NamedTemporaryFile", "TemporaryDirectory", "savez", "memmap",
+              "fromfile", "tofile"}  # fmt: skip
+OWN_FILES = {
+    "stitch/machine/description.py": {"read_bytes"},
+    "stitch/cli/examples.py": {"read_text", "rename", "TemporaryDirectory"},
+    "stitch/memory/host_limits.py": {"read_text"},
+    "stitch/frontend/onnx_tensors.py": {"memmap"},
+    "stitch/cli/command.py": {"open"},
+}
+
+
+def test_one_room_opens_and_writes_files() -> None:
+    found = {}
+    for file in python_files("stitch"):
+        if file.parent == ROOT / "stitch" / "files":
+            continue
+        calls = set()
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                ours = isinstance(node.func, ast.Name) and name != "open"
+                # `str.replace` and `dataclasses.replace` take more than a path.
+                taken = name != "replace" or (len(node.args) == 1 and not node.keywords)
+                if name in FILE_CALLS and taken and not ours:
+                    calls.add(name)
+        if calls - OWN_FILES.get(relative(file), set()):
+            found[relative(file)] = calls
+    assert found == {}
+
+
 def test_no_file_names_a_place_of_one_machine() -> None:
     # Spelt in pieces, so that this file does not name them either.
     places = "|".join(

@@ -89,15 +89,20 @@ def _looks_like_path(text: str) -> bool:
 
 @functools.cache
 def _shipped(name: str) -> Machine:
-    names = machine_names()
-    if name not in names:
-        raise UsageError(
-            f"there is no machine {name!r}{closest(name, names)}",
-            expected="one of " + ", ".join(names),
-            remedy="choose one of these, or give the path of a .yaml description",
-        )
-    file = resources.files("stitch.machine").joinpath(f"{name}.yaml")
-    return parse_machine(file.read_bytes(), f"{name}.yaml")
+    try:
+        names = machine_names()
+        if name not in names:
+            raise UsageError(
+                f"there is no machine {name!r}{closest(name, names)}",
+                expected="one of " + ", ".join(names),
+                remedy="choose one of these, or give the path of a .yaml description",
+            )
+        content = resources.files("stitch.machine").joinpath(f"{name}.yaml").read_bytes()
+    except OSError as error:
+        raise StitchError(
+            "cannot read the machines that Stitch ships", got=error.strerror or str(error)
+        ) from error
+    return parse_machine(content, f"{name}.yaml")
 
 
 def _read_file(file: FilePath) -> Machine:
