@@ -17,8 +17,9 @@ from stitch.frontend.modules import read_graph, read_trainable
 from stitch.frontend.pipeline_run import YamlPipeline, read_pipeline
 from stitch.graph import ComputationGraph, Wish, parse_wish
 from stitch.machine import Machine, load_machine
-from stitch.model import PRODUCER, CompiledModel, Device, __version__, compiled, open_device
+from stitch.model import PRODUCER, CompiledModel, __version__, compiled, open_device
 from stitch.program import Layout, Role, TensorDesc
+from stitch.report import Device
 from stitch.runtime import Tensor
 from stitch.runtime.pipeline import Pipeline as RuntimePipeline
 from stitch.training import (

@@ -18,10 +18,9 @@ from stitch.errors import FormatError, UsageError
 from stitch.files import FileBatch, make_folder
 from stitch.graph import ComputationGraph, Wish, as_json, from_json, parse_wish
 from stitch.machine import Machine, load_machine
-from stitch.program import Role
-from stitch.report import explain, memory_report, memory_views
+from stitch.program import Role, summary
+from stitch.report import Device
 from stitch.runtime import DEFAULT_WINDOW, LoadedProgram, Tensor
-from stitch.runtime import Device as RuntimeDevice
 from stitch.runtime.executors import Executor, make_executor
 from stitch.training import CompiledTraining, TensorFuture, TrainingInstance
 from stitch.ttb import Binary, content_of, encode, save
@@ -29,52 +28,8 @@ from stitch.ttb import load as load_binary
 
 __version__ = "0.1.0"
 PRODUCER = f"stitch {__version__}"
-#: Programs that `submit` keeps loaded on a device.
-MAX_SUBMITTED = 64
-
-
-class Device(RuntimeDevice):
-    """A simulated machine, opened: load programs, call them, look at results; see `open_device`."""
-
-    def __init__(self, machine: str | Machine, **options: Any) -> None:
-        super().__init__(machine, **options)
-        self._submitted: dict[tuple[int, int | str], tuple[Binary, LoadedProgram]] = {}
-
-    def close(self) -> None:
-        """Run what is queued and give all memory back; closing twice is allowed."""
-        self._submitted.clear()
-        super().close()
-
-    def loaded(self, source: Any, program: int | str) -> LoadedProgram:
-        """A program of a binary, loaded at most once: for those who submit it over and over.
-
-        The last `MAX_SUBMITTED` stay loaded until the device closes. Raises what `load` raises.
-        """
-        if isinstance(source, LoadedProgram):
-            return source
-        binary = getattr(source, "binary", source)
-        if not isinstance(binary, Binary):
-            return self.load(binary, program)
-        with self.lock:
-            key = (id(binary), program)
-            # The entry holds the binary, so its id stays its own.
-            entry = self._submitted.pop(key, None) or (binary, self.load(binary, program))
-            self._submitted[key] = entry
-            while len(self._submitted) > MAX_SUBMITTED:
-                del self._submitted[next(iter(self._submitted))]
-            return entry[1]
-
-    def explain(self) -> str:
-        """Every copy so far, with bytes, simulated time and reason."""
-        return explain(self)
-
-    def memory_report(self) -> str:
-        """What each space holds, in bytes per bank."""
-        return memory_report(self)
-
-    def memory_views(self) -> dict[str, dict[str, Any]]:
-        """The memory report as data, with tt-metal's keys."""
-        return memory_views(self)
+#: Programs that a model's `repr` names.
+MAX_SHOWN = 3
 
 
 def open_device(
@@ -121,6 +76,12 @@ class CompiledModel:
     training: CompiledTraining | None = None
     #: The program on a device of its own, from the first call on.
     _loaded: list[LoadedProgram] = field(default_factory=list, repr=False)
+
+    def __repr__(self) -> str:
+        programs = [f"  {summary(program)}" for program in self.binary.programs[:MAX_SHOWN]]
+        more = len(self.binary.programs) - MAX_SHOWN
+        tail = [f"  and {more} more"] if more > 0 else []
+        return "\n".join([f"<CompiledModel for {self.target}:", *programs, *tail]) + ">"
 
     def save(self, path: str | Path) -> None:
         """Write the `.ttb` file, whole or not at all."""

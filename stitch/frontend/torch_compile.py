@@ -41,7 +41,8 @@ from stitch.frontend.torch_program import GraphProgram, Settings
 from stitch.frontend.torch_static import is_static, with_sizes_of
 from stitch.machine import load_machine
 from stitch.program import Space
-from stitch.runtime import DEFAULT_WINDOW, Device
+from stitch.report import Device
+from stitch.runtime import DEFAULT_WINDOW
 
 ALGORITHMS = ("optimize", "as_written")
 #: Shapes for which one symbolic graph keeps programs; the oldest go first.

@@ -24,7 +24,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from stitch.errors import InternalError
 from stitch.frontend.torch_call import array_of, data_type_of
 from stitch.program import Array, DataType, TensorDesc, host_layout
-from stitch.runtime import Device, Tensor
+from stitch.report import Device
+from stitch.runtime import Tensor
 from stitch.runtime.exposure import expose
 from stitch.runtime.lending import lend, reshaped, take_back
 from stitch.runtime.state import BlockRecord

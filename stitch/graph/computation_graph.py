@@ -24,6 +24,7 @@ from stitch.program import (
     ValueType,
     body_lines,
     structure_problems,
+    summary,
 )
 
 
@@ -47,6 +48,9 @@ class ComputationGraph:
         if problems:
             listed = "; ".join(map(str, problems[:8]))
             raise CompileError(f"computation graph {self.name!r} is not well formed: {listed}")
+
+    def __repr__(self) -> str:
+        return f"<ComputationGraph {summary(self)}>"
 
     def input_type(self, index: int) -> ValueType:
         """Shape and logical data type of input `index`."""

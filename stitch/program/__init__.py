@@ -39,6 +39,7 @@ from stitch.program.program import (
     body_lines,
     placement_problems,
     structure_problems,
+    summary,
 )
 
 __all__ = [
@@ -47,4 +48,5 @@ __all__ = [
     "MemoryLayout", "Operation", "OperationList", "Orientation", "OutputSlot", "Ownership",
     "Program", "Role", "Scratch", "ShardSpec", "Space", "TensorDesc", "Value", "ValueType",
     "body_lines", "host_layout", "placement_problems", "structure_problems",
+    "summary",
 ]  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +21,9 @@ from stitch.program.operation import (
     Ownership,
     Value,
 )
+
+#: Slots on each side that a program's one-line form names.
+SLOTS_IN_SUMMARY = 4
 
 
 class Role(enum.Enum):
@@ -84,6 +87,9 @@ class Program:
         if problems:
             listed = "; ".join(map(str, problems[:8]))
             raise CompileError(f"program {self.name!r} is not well formed: {listed}")
+
+    def __repr__(self) -> str:
+        return f"<Program {summary(self)}>"
 
     def input_desc(self, index: int) -> TensorDesc:
         """Where input `index` must lie, and in which form."""
@@ -197,6 +203,21 @@ def _alias_problems(
     ours, theirs = program.values[slot.value], program.values[source.value]
     if ours.type.shape != theirs.type.shape or ours.layout != theirs.layout:
         yield Problem("bad_alias", where, f"its layout differs from input {source.name!r}'s")
+
+
+def summary(body: OperationList) -> str:
+    """One short line whatever the size: name, types of the slots, how much is in it."""
+
+    def listed(slots: Sequence[InputSlot] | Sequence[OutputSlot]) -> str:
+        shown = [f"{s.name}: {body.values[s.value].type.text()}" for s in slots[:SLOTS_IN_SUMMARY]]
+        more = len(slots) - SLOTS_IN_SUMMARY
+        return ", ".join([*shown, f"and {more} more"] if more > 0 else shown)
+
+    nbytes = sum(constant.data.nbytes for constant in body.constants)
+    return (
+        f"{body.name}({listed(body.inputs)}) -> {listed(body.outputs)}; "
+        f"{len(body.operations)} operations, {len(body.constants)} constants of {nbytes} B"
+    )
 
 
 def program_text(program: Program) -> str:

@@ -4,10 +4,11 @@ Comes in: a device's history and events. Goes out: text and plain data. Nothing 
 changes nothing.
 """
 
+from stitch.report.device import Device
 from stitch.report.explain import CopyLine, copy_lines, explain, plan_json
 from stitch.report.memory import memory_report, memory_view, memory_views
 
 __all__ = [
-    "CopyLine", "copy_lines", "explain", "memory_report", "memory_view", "memory_views",
-    "plan_json",
+    "CopyLine", "Device", "copy_lines", "explain", "memory_report", "memory_view",
+    "memory_views", "plan_json",
 ]  # fmt: skip

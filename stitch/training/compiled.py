@@ -43,11 +43,15 @@ class CompiledTraining:
     loss: Loss
     optimizer: Optimizer
     options: TrainingOptions
-    values: Mapping[str, Array] = field(default_factory=lambda: NO_VALUES)
+    values: Mapping[str, Array] = field(default_factory=lambda: NO_VALUES, repr=False)
     #: What `algorithm=` found; a model that was read back has none.
     search_result: SearchResult | None = None
     #: The instance that the model's first call started.
     _started: list[TrainingInstance] = field(default_factory=list, repr=False)
+
+    def __repr__(self) -> str:
+        words = f"{self.programs.forward.name}: {self.loss!r}, {self.optimizer!r}"
+        return f"<CompiledTraining of {words}, {len(self.programs.parameters)} parameters>"
 
     @property
     def instance(self) -> TrainingInstance | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -34,7 +34,7 @@ class Trainable:
     """
 
     graph: ComputationGraph
-    values: Mapping[str, Array]
+    values: Mapping[str, Array] = field(repr=False)
     #: The graph for evaluation: the same parameters and states, no next values, nothing random.
     evaluation: ComputationGraph
 

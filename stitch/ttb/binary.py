@@ -134,6 +134,11 @@ class Binary:
         if lacking:
             object.__setattr__(self, "requires", (*self.requires, *sorted(lacking)))
 
+    def __repr__(self) -> str:
+        names = ", ".join(program.name for program in self.programs[:8])
+        more = ", ..." if len(self.programs) > 8 else ""
+        return f"<Binary {self.version} for {self.machine.name}: {names}{more}>"
+
     def program(self, name_or_index: str | int) -> Program:
         """A program by its name or its index; raises `StitchError` listing the names."""
         if isinstance(name_or_index, int):

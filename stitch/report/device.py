@@ -1,0 +1,63 @@
+"""`Device` as everybody sees it: the runtime's, with what it has to say of itself.
+
+Comes in: a machine and options. Goes out: the device that `open_device` and torch.compile open.
+Must not know: where programs come from.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stitch.machine import Machine
+from stitch.report.explain import explain
+from stitch.report.memory import memory_report, memory_views
+from stitch.runtime import Device as RuntimeDevice
+from stitch.runtime import LoadedProgram
+from stitch.ttb import Binary
+
+#: Programs that `submit` keeps loaded on a device.
+MAX_SUBMITTED = 64
+
+
+class Device(RuntimeDevice):
+    """A simulated machine, opened: load programs, call them, look at results; see `open_device`."""
+
+    def __init__(self, machine: str | Machine, **options: Any) -> None:
+        super().__init__(machine, **options)
+        self._submitted: dict[tuple[int, int | str], tuple[Binary, LoadedProgram]] = {}
+
+    def close(self) -> None:
+        """Run what is queued and give all memory back; closing twice is allowed."""
+        self._submitted.clear()
+        super().close()
+
+    def loaded(self, source: Any, program: int | str) -> LoadedProgram:
+        """A program of a binary, loaded at most once: for those who submit it over and over.
+
+        The last `MAX_SUBMITTED` stay loaded until the device closes. Raises what `load` raises.
+        """
+        if isinstance(source, LoadedProgram):
+            return source
+        binary = getattr(source, "binary", source)
+        if not isinstance(binary, Binary):
+            return self.load(binary, program)
+        with self.lock:
+            key = (id(binary), program)
+            # The entry holds the binary, so its id stays its own.
+            entry = self._submitted.pop(key, None) or (binary, self.load(binary, program))
+            self._submitted[key] = entry
+            while len(self._submitted) > MAX_SUBMITTED:
+                del self._submitted[next(iter(self._submitted))]
+            return entry[1]
+
+    def explain(self) -> str:
+        """Every copy so far, with bytes, simulated time and reason."""
+        return explain(self)
+
+    def memory_report(self) -> str:
+        """What each space holds, in bytes per bank."""
+        return memory_report(self)
+
+    def memory_views(self) -> dict[str, dict[str, Any]]:
+        """The memory report as data, with tt-metal's keys."""
+        return memory_views(self)
