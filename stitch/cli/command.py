@@ -13,9 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any
 
-from stitch.api import __version__
 from stitch.errors import FormatError, StitchError
 from stitch.files import noting_files
 
@@ -28,30 +26,10 @@ EXIT_FAILURE = 6
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
-EXIT_CODES = """\
-exit codes:
-  0 ok   1 an output is not as expected   2 usage   3 bad file
-  4 incompatible version or machine   5 out of memory   6 other failure
-  130 interrupted (Ctrl-C)"""
-
 Body = Callable[[argparse.Namespace], int]
 #: Whether standard output is for an output, and reports go to standard error.
 _ASIDE: ContextVar[bool] = ContextVar("reports_aside", default=False)
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-
-
-def make_parser(prog: str, description: str, examples: str) -> argparse.ArgumentParser:
-    """A parser with `--debug`, `--version`, examples and exit codes."""
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description=description,
-        epilog=f"examples:\n{examples}\n\n{EXIT_CODES}\n\nHyphens are accepted for underscores.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--debug", action="store_true", help="show a traceback with an error")
-    parser.add_argument("--version", action="version", version=f"{prog} {__version__}")
-    return parser
 
 
 def with_underscores(words: Sequence[str]) -> list[str]:
@@ -165,11 +143,3 @@ def _leave_standard_output() -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
-
-
-def add_options(
-    parser: argparse.ArgumentParser | argparse._ArgumentGroup, *options: tuple[str, dict[str, Any]]
-) -> None:
-    """Several options at once, for a parser or a group of its options."""
-    for name, how in options:
-        parser.add_argument(name, **how)

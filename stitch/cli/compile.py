@@ -14,17 +14,10 @@ from typing import Any
 
 from stitch import api
 from stitch.cli.claims import Claims
-from stitch.cli.command import (
-    EXIT_OK,
-    add_options,
-    make_parser,
-    read_failure,
-    run_command,
-    say,
-    say_aside,
-)
+from stitch.cli.command import EXIT_OK, read_failure, run_command, say, say_aside
 from stitch.cli.compile_words import cuts_of, example_inputs, input_shapes, part_path
 from stitch.cli.file_kinds import TTB
+from stitch.cli.parser import add_options, make_parser, positive
 from stitch.compiler import split_graph
 from stitch.errors import CompileError, FormatError, StitchError, UsageError
 from stitch.files import FileBatch, open_file, read_text
@@ -68,8 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         ("--input", {"action": "append", "default": [], "metavar": "NAME=ARRAY",
                      "dest": "examples", "help": "an example of an ONNX model's input, as for "
                      "stitch-run; needed where its value decides a shape"}),
-        ("--split", {"type": int, "metavar": "N", "help": "cut the module into N programs at its "
-                     "narrowest points; -o m.ttb writes m.0.ttb, m.1.ttb, ..."}),
+        ("--split", {"type": positive, "metavar": "N",
+                     "help": "cut the module into N programs at its narrowest points; "
+                     "-o m.ttb writes m.0.ttb, m.1.ttb, ..."}),
         ("--split_at", {"action": "append", "default": [], "metavar": "NODE,...",
                         "help": "cut the module after these nodes"}),
         ("--text", {"action": "store_true", "help": "print the program as text"}),

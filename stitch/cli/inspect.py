@@ -13,17 +13,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from stitch import api
-from stitch.cli.command import (
-    EXIT_FAILURE,
-    EXIT_OK,
-    add_options,
-    make_parser,
-    read_failure,
-    run_command,
-    say,
-)
+from stitch.cli.command import EXIT_FAILURE, EXIT_OK, read_failure, run_command, say
 from stitch.cli.describe import SECTIONS, describe, head_lines, program_lines
 from stitch.cli.modules import machine_for, module_source, read_modules
+from stitch.cli.parser import add_options, make_parser
 from stitch.cli.stitching import stitching, stitching_json, stitching_lines
 from stitch.cli.wiring import FORM as WIRE_FORM
 from stitch.cli.wiring import wires_of

@@ -7,15 +7,10 @@ from collections.abc import Sequence
 
 from stitch import api
 from stitch.cli.claims import Claims
-from stitch.cli.command import (
-    EXIT_OK,
-    add_options,
-    make_parser,
-    run_command,
-    say,
-)
+from stitch.cli.command import EXIT_OK, run_command, say
 from stitch.cli.file_kinds import TTB
 from stitch.cli.modules import Module, read_modules
+from stitch.cli.parser import add_options, make_parser
 from stitch.cli.wiring import FORM as WIRE_FORM
 from stitch.cli.wiring import output_port, wires_of
 from stitch.errors import IncompatibleError, UsageError

@@ -13,14 +13,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from stitch.cli.command import (
-    EXIT_OK,
-    add_options,
-    make_parser,
-    run_command,
-    say,
-)
+from stitch.cli.command import EXIT_OK, run_command, say
 from stitch.cli.examples import write_example
+from stitch.cli.parser import add_options, count, make_parser, not_negative, positive, real
 from stitch.cli.replay import replay_file
 from stitch.cli.run_inputs import FORM as INPUT_FORM
 from stitch.cli.run_inputs import INITS
@@ -75,13 +70,13 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         ("--output", {"action": "append", "default": [], "metavar": "WHERE", "help": OUTPUT_FORM}),
         ("--expected_output", {"action": "append", "default": [], "metavar": "WHAT",
                                "help": f"compare; exit code 1 if it differs: {EXPECTED_FORM}"}),
-        ("--atol", {"type": _not_negative, "help": "absolute tolerance (default by type: f32 1e-4, "
+        ("--atol", {"type": not_negative, "help": "absolute tolerance (default by type: f32 1e-4, "
                     "f16 1e-3, bf16 1e-2; integers are exact)"}),
-        ("--rtol", {"type": _not_negative, "help": "relative tolerance (default 1e-5)"}),
-        ("--pcc", {"type": float, "help": "least Pearson correlation; alone it replaces the "
+        ("--rtol", {"type": not_negative, "help": "relative tolerance (default 1e-5)"}),
+        ("--pcc", {"type": real, "help": "least Pearson correlation; alone it replaces the "
                    "elementwise rule, with --atol or --rtol both must hold"}),
         ("--init", {"choices": INITS, "help": "make the inputs that are not given"}),
-        ("--seed", {"type": _count, "default": 0, "help": "for --init=randn (default 0)"}),
+        ("--seed", {"type": count, "default": 0, "help": "for --init=randn (default 0)"}),
     )  # fmt: skip
 
 
@@ -99,23 +94,23 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
                         "help": "who computes (default: numpy); auto: NumPy or ONNX Runtime, "
                         "whichever is faster for an operation; torch: PyTorch's kernels too; "
                         "null: nobody"}),
-        ("--threads", {"type": _positive, "metavar": "N",
+        ("--threads", {"type": positive, "metavar": "N",
                        "help": "threads on which ONNX Runtime computes one operation, for "
                        "--executor=onnxruntime or auto (default: 1); NumPy's and "
                        "PyTorch's are set by OMP_NUM_THREADS"}),
-        ("--window", {"type": _positive, "default": DEFAULT_WINDOW,
+        ("--window", {"type": positive, "default": DEFAULT_WINDOW,
                       "help": "tasks queued before they run; 1: each call at once"}),
         ("--strict_types", {"action": "store_true",
                             "help": "links and --input may not change the floating type"}),
         ("--check_memory", {"action": "store_true",
                             "help": "poison freed bytes, guard padding (slower)"}),
-        ("--loops", {"type": _positive, "default": 1,
+        ("--loops", {"type": positive, "default": 1,
                      "help": "do all runs N times; outputs are compared each time"}),
-        ("--num_runs", {"type": _positive, "default": 1, "help": "timed passes in each loop"}),
-        ("--warmup_runs", {"type": _count, "default": 0, "help": "passes before, not timed"}),
+        ("--num_runs", {"type": positive, "default": 1, "help": "timed passes in each loop"}),
+        ("--warmup_runs", {"type": count, "default": 0, "help": "passes before, not timed"}),
         ("--dry_run", {"action": "store_true",
                        "help": "plan and price everything, execute nothing; needs no data"}),
-        ("--max_copies", {"type": _count, "metavar": "N",
+        ("--max_copies", {"type": count, "metavar": "N",
                           "help": "exit code 6 if one pass makes more copies than N: writes that "
                           "the memories saw, less those that bring host arrays in"}),
         ("--check_memory_leak", {"action": "store_true",
@@ -185,24 +180,3 @@ def _check_what(words: argparse.Namespace) -> None:
             "a pipeline file says itself which modules run and how they are connected",
             remedy="drop --module, --function and --wire",
         )
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{text} is negative")
-    return number
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return number
-
-
-def _not_negative(text: str) -> float:
-    number = float(text)
-    if not number >= 0:
-        raise argparse.ArgumentTypeError(f"{text} is no tolerance")
-    return number

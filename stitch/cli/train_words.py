@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from stitch.cli.command import add_options
+from stitch.cli.parser import add_options, positive
 from stitch.errors import UsageError
 from stitch.frontend.train_yaml import Every, parse_every
 
@@ -36,12 +36,12 @@ def add_training_words(parser: argparse.ArgumentParser) -> None:
         ("--checkpoint_dir", {"metavar": "FOLDER", "help": "save checkpoints there"}),
         ("--checkpoint_every", {"type": _every, "metavar": "N[steps|epochs]",
                                 "help": "how often (default: 1epoch)"}),
-        ("--keep_checkpoints", {"type": _positive, "metavar": "N",
+        ("--keep_checkpoints", {"type": positive, "metavar": "N",
                                 "help": "how many of the newest stay (default: 3)"}),
         ("--resume", {"action": "store_true",
                       "help": "go on from the newest checkpoint, bit for bit; from the start if "
                       "there is none"}),
-        ("--epochs", {"type": _positive, "metavar": "N", "help": "instead of the file's"}),
+        ("--epochs", {"type": positive, "metavar": "N", "help": "instead of the file's"}),
         ("--plot", {"metavar": "FILE", "help": "a picture of the loss, such as loss.png (needs "
                     "matplotlib: the extra plot)"}),
     )  # fmt: skip
@@ -62,12 +62,7 @@ def refuse_strangers(parser: argparse.ArgumentParser, words: argparse.Namespace,
 def _every(text: str) -> Every:
     found = parse_every(text)
     if found is None:
-        raise argparse.ArgumentTypeError(f"{text} is no number of steps or epochs")
+        raise argparse.ArgumentTypeError(
+            f"takes a number of steps or epochs such as 50, 50steps or 2epochs, not {text!r}"
+        )
     return found
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return number

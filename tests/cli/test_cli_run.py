@@ -346,7 +346,7 @@ def test_tolerances_and_correlation_can_be_chosen(cli: Cli) -> None:
         (("--expected_output=@gone.npy",), 3, "gone.npy"),
         (("--expected_output=what",), 2, "no expected output"),
         (("--expected_output=(ignored)", "--expected_output=(ignored)"), 2, "surplus"),
-        (("--num_runs=0",), 2, "less than 1"),
+        (("--num_runs=0",), 2, "from 1 on, not '0'"),
         (("--window=x",), 2, "invalid"),
         (("--max_copies=-1",), 2, "negative"),
         (("--executor=gpu",), 2, "numpy"),

@@ -1,0 +1,135 @@
+"""How the commands read their words: argparse, with errors of one line that name the nearest word.
+
+Comes in: options and the words of a command line. Goes out: parsed words, or a `UsageError`. Must
+not know: what a command does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Any, NoReturn
+
+from stitch.api import __version__
+from stitch.errors import UsageError
+from stitch.graph.wish import closest
+
+EXIT_CODES = """\
+exit codes:
+  0 ok   1 an output is not as expected   2 usage   3 bad file
+  4 incompatible version or machine   5 out of memory   6 other failure
+  130 interrupted (Ctrl-C)"""
+
+_CHOICE = re.compile(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
+_ARGUMENT = re.compile(r"argument (\S+): (.*)", re.DOTALL)
+_UNKNOWN = "unrecognized arguments: "
+
+
+class Parser(argparse.ArgumentParser):
+    """An `ArgumentParser` that raises `UsageError`, one line, instead of printing its usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say in one line what is wrong with the words."""
+        raise UsageError(f"{self._said(message)} (--help lists what {self.prog} takes)")
+
+    def _said(self, message: str) -> str:
+        if message.startswith(_UNKNOWN):
+            return self._unknown(message.removeprefix(_UNKNOWN))
+        if found := _CHOICE.fullmatch(message):
+            option, given, listed = found.groups()
+            choices = listed.replace("'", "").split(", ")
+            return f"{option} takes {_either(choices)}, not {given!r}{_near(given, choices)}"
+        if found := _ARGUMENT.fullmatch(message):
+            option, what = found.groups()
+            return f"{option} {'needs a value' if what == 'expected one argument' else what}"
+        return message
+
+    def _unknown(self, words: str) -> str:
+        word = words.split(" ")[0].partition("=")[0]
+        if word.startswith("-") and word != "-":
+            names = [name for action in self._actions for name in action.option_strings]
+            return f"there is no option {word}{_near(word, names)}"
+        return f"there is nothing to do with {words!r}"
+
+
+def make_parser(prog: str, description: str, examples: str) -> argparse.ArgumentParser:
+    """A parser with `--debug`, `--version`, examples and exit codes."""
+    parser = Parser(
+        prog=prog,
+        description=description,
+        epilog=f"examples:\n{examples}\n\n{EXIT_CODES}\n\nHyphens are accepted for underscores.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--debug", action="store_true", help="show a traceback with an error")
+    parser.add_argument("--version", action="version", version=f"{prog} {__version__}")
+    return parser
+
+
+def add_options(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup, *options: tuple[str, dict[str, Any]]
+) -> None:
+    """Several options at once, for a parser or a group of its options."""
+    for name, how in options:
+        parser.add_argument(name, **how)
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 on.
+
+    >>> positive("3")
+    3
+    """
+    return _whole(text, 1)
+
+
+def count(text: str) -> int:
+    """A whole number from 0 on.
+
+    >>> count("0")
+    0
+    """
+    return _whole(text, 0)
+
+
+def not_negative(text: str) -> float:
+    """A number from 0 on.
+
+    >>> not_negative("1e-3")
+    0.001
+    """
+    number = real(text)
+    if not number >= 0:
+        raise argparse.ArgumentTypeError(f"takes a number from 0 on, not {text!r}")
+    return number
+
+
+def real(text: str) -> float:
+    """A number.
+
+    >>> real("0.5")
+    0.5
+    """
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"takes a number, not {text!r}") from None
+
+
+def _whole(text: str, least: int) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if number < least:
+        raise argparse.ArgumentTypeError(f"takes a whole number from {least} on, not {text!r}")
+    return number
+
+
+def _near(word: str, known: list[str]) -> str:
+    near = closest(word, known)
+    return f": {near}" if near else ""
+
+
+def _either(choices: list[str]) -> str:
+    return choices[0] if len(choices) == 1 else ", ".join(choices[:-1]) + f" or {choices[-1]}"

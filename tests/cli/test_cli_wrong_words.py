@@ -1,0 +1,39 @@
+"""A wrong word on a command line: one line that says what is taken, and the nearest name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+NEAR = [
+    ("run", ("--exeutor=numpy",), "there is no option --exeutor: did you mean '--executor'?"),
+    ("run", ("--cheeckpoint-dir", "x"), "--cheeckpoint_dir: did you mean '--checkpoint_dir'?"),
+    ("run", ("--executor=nump",), "or null, not 'nump': did you mean 'numpy'?"),
+    ("run", ("--init", "foo"), "--init takes randn, arange, zeros or ones, not 'foo'"),
+    ("run", ("--loops=x",), "--loops takes a whole number from 1 on, not 'x'"),
+    ("run", ("--warmup_runs=-1",), "--warmup_runs takes a whole number from 0 on, not '-1'"),
+    ("run", ("--atol=-1",), "--atol takes a number from 0 on, not '-1'"),
+    ("run", ("--pcc=high",), "--pcc takes a number, not 'high'"),
+    ("run", ("--epochs=many",), "--epochs takes a whole number from 1 on, not 'many'"),
+    ("run", ("--checkpoint_every=z",), "such as 50, 50steps or 2epochs, not 'z'"),
+    ("run", ("--module",), "--module needs a value"),
+    ("compile", ("a.yaml", "--tarrget=x"), "did you mean '--target'?"),
+    ("compile", ("a.yaml", "--split=0"), "--split takes a whole number from 1 on, not '0'"),
+    ("inspect", ("a.ttb", "--sectoin=all"), "did you mean '--section'?"),
+    ("inspect", ("a.ttb", "--section=memry"), "did you mean 'memory'?"),
+    ("link", ("a.ttb", "b.ttb", "--wiring=x"), "there is no option --wiring"),
+]
+
+
+@pytest.mark.parametrize(("command", "words", "said"), NEAR)
+def test_a_wrong_word_is_answered_in_one_line(
+    cli: Callable[..., Any], command: str, words: tuple[str, ...], said: str
+) -> None:
+    done = cli(command, *words)
+    assert done.code == 2
+    assert done.out == ""
+    (line,) = done.err.splitlines()
+    assert line.startswith(f"stitch-{command}: error: ")
+    assert said in line
