@@ -9,6 +9,7 @@ know: what is written.
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import final
 
 from stitch.cli.command import reports_aside
 from stitch.cli.file_kinds import kind_of_file
-from stitch.errors import UsageError
+from stitch.errors import StitchError, UsageError
 from stitch.files import (
     STANDARD_OUTPUT,
     Identity,
@@ -48,8 +49,13 @@ class Claims:
                 self._named[found] = str(path)
         self.check()
 
-    def add(self, path: str | Path, kind: str, option: str) -> None:
-        """An output of this kind; raises `UsageError` where it cannot go there."""
+    def add(
+        self, path: str | Path, kind: str, option: str, *, made: str | Path | None = None
+    ) -> None:
+        """An output of this kind; raises `UsageError` where it cannot go there.
+
+        `made`: a folder that the command makes. Raises `StitchError` where there is no other.
+        """
         if path == STANDARD_OUTPUT or own_descriptor(path) == _STANDARD_OUTPUT:
             self.take_standard_output(option)
             reports_aside()
@@ -64,6 +70,8 @@ class Claims:
             )  # fmt: skip
         self._files[place] = str(path), option
         if own_descriptor(path) is None:  # Else the shell has opened it for writing.
+            if made is None or not place.is_relative_to(resolved(made)):
+                _check_folder(path, place.parent)
             _check_kind(path, kind, option)
         self.check()
 
@@ -107,6 +115,17 @@ def _is_endless(place: Path) -> bool:
         return stat.S_ISCHR(place.stat().st_mode)
     except OSError:
         return False
+
+
+def _check_folder(path: str | Path, folder: Path) -> None:
+    """What takes long to compute is not lost for want of a folder."""
+    if not os.access(folder, os.W_OK) or not folder.is_dir():
+        raise StitchError(
+            "cannot write the file", where=str(path),
+            got=f"{folder} is no folder that can be written to" if folder.exists()
+            else f"there is no folder {folder}",
+            remedy="make it, or choose another",
+        )  # fmt: skip
 
 
 def _check_kind(path: str | Path, kind: str, option: str) -> None:

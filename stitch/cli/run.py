@@ -125,7 +125,8 @@ def _add_reports(parser: argparse.ArgumentParser) -> None:
         ("--memory", {"action": "store_true", "help": "what each space holds, and its peak"}),
         ("--print_statistics", {"action": "store_true", "help": "p50, p90, p99 of the passes"}),
         ("--result_file", {"nargs": "?", "const": "run_results.json", "metavar": "FILE",
-                           "help": "everything as JSON (default name: %(const)s)"}),
+                           "help": "everything as JSON (default name: %(const)s); here, as for "
+                           "--trace, --record and --plot, - is standard output"}),
         ("--save_artifacts", {"action": "store_true",
                               "help": "inputs, outputs, programs, plans and reports as files"}),
         ("--artifact_dir", {"default": "stitch-artifacts", "metavar": "FOLDER",

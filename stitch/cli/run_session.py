@@ -172,7 +172,7 @@ def _claim(session: Session, claims: Claims) -> None:
         claims.add(path, array_kind(path), "--output")
     if words.save_artifacts:
         for path, kind in artifact_kinds(words.artifact_dir, session.runnable).items():
-            claims.add(path, kind, "--save_artifacts")
+            claims.add(path, kind, "--save_artifacts", made=words.artifact_dir)
     claims.check()
 
 

@@ -49,15 +49,15 @@ def claim_outputs(
     claims: Claims, words: argparse.Namespace, file: TrainFile, outputs: Sequence[str | Path]
 ) -> None:
     """Refuse outputs that would do harm: of the words, and of the file. Raises `UsageError`."""
-    if words.result_file is not None:
-        claims.add(words.result_file, LINES, "--result_file")
-    if words.plot is not None:
-        kind = picture_kind("-.png" if words.plot == "-" else words.plot)
-        claims.add(words.plot, kind, "--plot")
-    for path in outputs:
-        claims.add(path, model_kind(path), "--output" if words.output else "output")
     claims.add_folder(words.checkpoint_dir or ".", "--checkpoint_dir")
     folder = words.checkpoint_dir or file.checkpoints.folder
+    if words.result_file is not None:
+        claims.add(words.result_file, LINES, "--result_file", made=folder)
+    if words.plot is not None:
+        kind = picture_kind("-.png" if words.plot == "-" else words.plot)
+        claims.add(words.plot, kind, "--plot", made=folder)
+    for path in outputs:
+        claims.add(path, model_kind(path), "--output" if words.output else "output", made=folder)
     for path in (words.result_file, words.plot, *outputs):
         if path is not None and folder is not None and is_checkpoint(resolved(path), Path(folder)):
             raise UsageError(

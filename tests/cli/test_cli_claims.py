@@ -159,6 +159,25 @@ def test_compiled_and_linked_modules_go_to_standard_output(
         assert load(seen.out).programs and b"standard output: " in seen.err
 
 
+def test_a_folder_that_is_missing_is_said_before_anything_is_computed(
+    cli: Cli, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("computed")
+
+    monkeypatch.setattr("stitch.cli.run_session.run_passes", never)
+    monkeypatch.setattr("stitch.cli.train.build_model", never)
+    for words in ((*RUN, "--output=@gone/y.npy"), (*RUN, "--trace=gone/t.json"),
+                  ("run", "train.yaml", "--output=gone/m.ttb"),
+                  ("run", "train.yaml", "--checkpoint_dir=c", "--plot=x.npy/l.png")):  # fmt: skip
+        done = cli(*words)
+        assert done.code == 6 and "cannot write the file" in done.err, done.err
+    monkeypatch.undo()
+    os.chdir(small)
+    inside = ("--checkpoint_dir=c", "--output=c/m.ttb", "--epochs=1")
+    assert cli("run", "train.yaml", *inside).code == 0 and load("c/m.ttb").programs
+
+
 # -- trainings -------------------------------------------------------------------------------------
 
 
