@@ -6,9 +6,8 @@ their types are narrower, and round at casts and at their outputs; so results ag
 executor's within a relative 1e-4 in float32 (sums are taken in another order), and within one
 rounding of the narrow type for every operation between an output and its inputs.
 
-What ONNX leaves open, ONNX Runtime decides otherwise than NumPy: NaN is passed over by maxima and
-minima (pools, reductions, ArgMax, TopK), infinities may become NaN in convolutions, and integer
-powers that overflow do not wrap.
+What ONNX leaves open, ONNX Runtime decides otherwise than NumPy, on NaN, infinities and other
+values at the edges of their types: `docs/executor_differences.md` lists all of it.
 
 Numbers below the smallest normal one (1.2e-38) count as zero in programs with a Softmax, where the
 platform can be told so for one call: see `denormals`.

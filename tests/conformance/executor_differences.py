@@ -1,0 +1,42 @@
+"""The table of where executors differ on values at the edges of their types.
+
+Comes in: `docs/executor_differences.md`, which is the table. Goes out: its lines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "executor_differences.md"
+HEADER = ["operators", "kernels", "values", "differ in", "why"]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line: each of these operators differs, by these kernels, on each class of values."""
+
+    operators: tuple[str, ...]
+    kernels: tuple[str, ...]
+    classes: tuple[str, ...]
+    way: str
+    reason: str
+
+
+def lines(text: str | None = None) -> tuple[Line, ...]:
+    """The lines of the table."""
+    found: list[Line] = []
+    for line in (PAGE.read_text(encoding="utf-8") if text is None else text).splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if not line.startswith("|") or len(cells) != len(HEADER):
+            continue
+        if cells == HEADER or set(cells[0]) <= set("-:"):
+            continue
+        operators, kernels, classes, way, reason = cells
+        words = _listed(operators), _listed(kernels), _listed(classes)
+        found.append(Line(*words, way, reason))
+    return tuple(found)
+
+
+def _listed(cell: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in cell.split(","))

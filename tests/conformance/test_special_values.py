@@ -1,0 +1,161 @@
+"""Executors agree on values at the edges of their types, but for what a table lists, and only that.
+
+Each operator is drawn in every class of values, and computed by NumPy's kernels, which the others
+are compared with, by ONNX Runtime's, and by PyTorch's; and as `auto` and `torch` have it computed.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+HERE = str(Path(__file__).parent)
+if HERE not in sys.path:
+    sys.path.insert(0, HERE)
+from executor_differences import PAGE, Line, lines  # noqa: E402
+from one_operation import MACHINE, Binding, OneOperation, Row, one_operation  # noqa: E402
+from special_values import CLASSES, WAYS, differences, draws, rows  # noqa: E402
+
+from stitch.errors import CompileError  # noqa: E402
+from stitch.ops import operators  # noqa: E402
+from stitch.runtime.executors import Workspace, make_executor  # noqa: E402
+from stitch.runtime.executors.aten_kernels import AtenKernels  # noqa: E402
+from stitch.runtime.executors.numpy_executor import PreparedKernels  # noqa: E402
+
+#: Whose kernels differ from NumPy's.
+KERNELS = ("onnxruntime", "torch")
+#: By executor that chooses, whose kernels it may choose beside NumPy's.
+CHOOSES = {"auto": ("onnxruntime",), "torch": KERNELS}
+EXECUTORS = {name: make_executor(name) for name in ("numpy", "onnxruntime", *CHOOSES)}
+ATEN = AtenKernels()
+#: Draws of each class and kind of a row; more where few of them differ.
+TIMES = 2
+SELDOM = {
+    "DeformConv": 8, "Gemm": 8, "GlobalAveragePool": 8, "GridSample": 4, "GroupNormalization": 24,
+    "LayerNormalizationGradient": 8, "MaxPoolGradient": 40, "MeanVarianceNormalization": 8,
+    "QLinearConv": 32, "RNN": 8, "ReduceLogSum": 4, "ReduceProd": 8, "SoftmaxGradient": 48,
+}  # fmt: skip
+#: Kernels, class of values, and way in which results differ.
+Difference = tuple[str, str, str]
+
+
+@cache
+def rows_by_operator() -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = defaultdict(list)
+    for row in rows():
+        found[row.op].append(row)
+    return found
+
+
+def said() -> list[tuple[str, Difference]]:
+    """Operator and difference of every line, as often as they are said."""
+    return [
+        (op, (kernels, name, line.way))
+        for line in lines()
+        for op in line.operators
+        for kernels in line.kernels
+        for name in line.classes
+    ]
+
+
+@cache
+def listed() -> dict[str, set[Difference]]:
+    """What the table lists, by operator."""
+    found: dict[str, set[Difference]] = defaultdict(set)
+    for op, difference in said():
+        found[op].add(difference)
+    return found
+
+
+def by_kernels(one: OneOperation) -> dict[str, Binding]:
+    """The operation by each one's kernels, where they have it."""
+    found = {}
+    try:
+        prepared = EXECUTORS["onnxruntime"].prepare(one.program, MACHINE)
+        found["onnxruntime"] = Binding(prepared, one.program)
+    except CompileError:
+        pass
+    if ATEN.price(one.program, one.operation, 1, 1) < math.inf:
+        chosen = PreparedKernels(one.program, MACHINE, Workspace(), (), ATEN, [0])
+        found["torch"] = Binding(chosen, one.program)
+    return found
+
+
+def differing(row: Row, times: int, seed: int) -> Iterator[tuple[Difference, str]]:
+    """Every difference in some draws of a row, and what was drawn."""
+    one = one_operation(row, open_=True)
+    usual = Binding(EXECUTORS["numpy"].prepare(one.program, MACHINE), one.program)
+    others = by_kernels(one)
+    choosing = {
+        name: Binding(EXECUTORS[name].prepare(one.program, MACHINE), one.program)
+        for name in CHOOSES
+    }
+    for name, operands in draws(row, one, np.random.default_rng(seed), times):
+        wanted = usual.outcome(operands)
+        for kernels, binding in others.items():
+            for way in differences(name, wanted, binding.outcome(operands)):
+                yield (kernels, name, way), f"{row}\n{operands}\n{wanted}"
+        for executor, binding in choosing.items():
+            made = binding.outcome(operands)
+            for way in differences(name, wanted, made):
+                ways = {(kernels, name, way) for kernels in CHOOSES[executor]}
+                if not ways & listed()[row.op]:
+                    yield (executor, name, way), f"{row}\n{operands}\n{wanted}\n{made}"
+
+
+def found_of(op: str, seed: int, more: int = 1) -> dict[Difference, str]:
+    """The differences of all rows of an operator, each with a draw that shows it."""
+    found: dict[Difference, str] = {}
+    for index, row in enumerate(rows_by_operator()[op]):
+        times = SELDOM.get(op, TIMES) * more
+        for difference, shown in differing(row, times, seed + index):
+            found.setdefault(difference, shown)
+    return found
+
+
+def check_listed(op: str, found: dict[Difference, str]) -> None:
+    unknown = [f"{d}:\n{shown}" for d, shown in found.items() if d not in listed()[op]]
+    assert not unknown, f"{op} differs otherwise than {PAGE.name} says: " + "\n".join(unknown[:4])
+
+
+def test_every_operator_is_drawn() -> None:
+    assert set(rows_by_operator()) == {definition.name for definition in operators()}
+
+
+@pytest.mark.parametrize("op", sorted(rows_by_operator()))
+def test_an_operator_differs_where_the_table_says_and_nowhere_else(op: str) -> None:
+    found = found_of(op, 1)
+    check_listed(op, found)
+    dead = listed()[op] - set(found)
+    assert not dead, f"{op} no longer differs in what {PAGE.name} lists: {sorted(dead)}"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("op", sorted(rows_by_operator()))
+def test_in_many_draws_an_operator_differs_only_where_the_table_says(op: str) -> None:
+    check_listed(op, found_of(op, 1_000_003, 10))
+
+
+def test_the_table_speaks_of_what_there_is_and_says_why() -> None:
+    known = {definition.name for definition in operators()}
+    for line in lines():
+        assert set(line.operators) <= known, line
+        assert set(line.kernels) <= set(KERNELS), line
+        assert set(line.classes) <= set(CLASSES), line
+        assert line.way in WAYS, line
+        assert line.reason, line
+    assert len(said()) == len(set(said()))
+
+
+def test_a_line_of_the_table_is_read_as_it_is_written() -> None:
+    page = "| operators | kernels | values | differ in | why |\n|---|---|---|---|---|\n" + (
+        "| Max, Min | torch | NaN, zero | number | so |\n"
+    )
+    assert lines(page) == (Line(("Max", "Min"), ("torch",), ("NaN", "zero"), "number", "so"),)
