@@ -23,7 +23,7 @@ NEAR = [
     ("compile", ("a.yaml", "--split=0"), "--split takes a whole number from 1 on, not '0'"),
     ("inspect", ("a.ttb", "--sectoin=all"), "did you mean '--section'?"),
     ("inspect", ("a.ttb", "--section=memry"), "did you mean 'memory'?"),
-    ("link", ("a.ttb", "b.ttb", "--wiring=x"), "there is no option --wiring"),
+    ("link", ("a.ttb", "b.ttb", "-o", "c.ttb", "--wiring=x"), "there is no option --wiring"),
 ]
 
 
