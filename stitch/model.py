@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from stitch.compiler import CompileOptions, CompileWarning, compile_graph
-from stitch.errors import FormatError, UsageError
+from stitch.errors import FormatError, Problem, UsageError
 from stitch.files import FileBatch, make_folder
 from stitch.graph import ComputationGraph, Wish, as_json, from_json, parse_wish
+from stitch.graph.json_reader import Record, objects_without_duplicates
 from stitch.machine import Machine, load_machine
 from stitch.program import Role, summary
 from stitch.report import Device
@@ -30,6 +31,8 @@ __version__ = "0.1.0"
 PRODUCER = f"stitch {__version__}"
 #: Programs that a model's `repr` names.
 MAX_SHOWN = 3
+#: The fields of a model's JSON that are always there, beside its graph.
+_FIELDS = ("stitch", "target", "name", "role", "wishes")
 
 
 def open_device(
@@ -117,20 +120,27 @@ class CompiledModel:
     def load(file: IO[str]) -> CompiledModel:
         """Read what `dump` wrote; raises `FormatError` for anything else."""
         try:
-            body = json.load(file)
-            options = CompileOptions(
-                wishes=tuple(parse_wish(wish) for wish in body["wishes"]),
-                name=body["name"],
-                role=Role(body["role"]),
-            )
-            graph, target = from_json(json.dumps(body["graph"])), body["target"]
+            body = json.load(file, object_pairs_hook=objects_without_duplicates)
+            graph_text = json.dumps(body.get("graph") if isinstance(body, dict) else None)
+        except (RecursionError, ValueError) as error:
+            raise _no_model(f"it is no JSON, or nested too deeply ({error})") from error
+        problems: list[Problem] = []
+        root = Record(body, "model", problems)
+        root.refuse_other_keys((*_FIELDS, "graph", "programs", "training"))
+        name, target, wishes = root.text("name"), root.text("target"), root.texts("wishes")
+        role = root.choice("role", {role.value: role for role in Role}, Role.FORWARD)
+        if root.text("stitch") != "model" or problems:
+            raise _no_model("its fields are not those that dump writes", tuple(problems))
+        graph = from_json(graph_text)
+        try:
+            options = CompileOptions(wishes=tuple(map(parse_wish, wishes)), name=name, role=role)
             if "training" in body:
                 binary = load_binary(base64.b64decode(body["programs"], validate=True))
                 training = CompiledTraining.from_data(body["training"], binary.programs)
-                return CompiledModel(graph, binary, str(target), training=training)
+                return CompiledModel(graph, binary, target, training=training)
         except (AttributeError, KeyError, TypeError, UsageError, ValueError) as error:
-            raise FormatError(f"this is no JSON of a compiled model: {error}") from error
-        return compiled(graph, load_machine(target), str(target), options)
+            raise _no_model(str(error)) from error
+        return compiled(graph, load_machine(target), target, options)
 
     def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...] | TensorFuture:
         """Run on a device of the model's own target: the first program (one tensor, or a tuple of
@@ -190,6 +200,11 @@ class CompiledModel:
             made.append(path)
         batch.commit()
         return tuple(made)
+
+
+def _no_model(why: str, problems: tuple[Problem, ...] = ()) -> FormatError:
+    return FormatError(f"this is no JSON of a compiled model: {why}", problems=problems,
+                       remedy="write it with CompiledModel.dump")  # fmt: skip
 
 
 def compiled(

@@ -95,9 +95,15 @@ def _scalar(given: bool | int | float | np.generic, where: str, wanted: DataType
         if isinstance(given, np.generic):
             return _storable(np.asarray(given), where)
         wanted = _natural(number)
-    if _fits(number, wanted):
+    if not _fits(number, wanted):
+        raise _too_large(number, where, wanted)
+    # What is no number has bits of its own in each type, and NumPy warns of them.
+    with np.errstate(all="ignore"):
         return np.asarray(number, wanted.dtype)
-    raise CompileError(
+
+
+def _too_large(number: bool | int | float, where: str, wanted: DataType) -> CompileError:
+    return CompileError(
         f"the number {number!r} does not fit a tensor of {wanted.value}",
         where=where,
         expected=f"a number that {wanted.value} can hold",
@@ -143,7 +149,12 @@ def _listed(given: Sequence[object], where: str, wanted: DataType | None) -> Arr
             got=repr(given)[:80],
         )
     floating = wanted if wanted is not None and wanted.is_floating else DataType.FLOAT32
-    return array.astype(floating.dtype)
+    with np.errstate(all="ignore"):
+        made = array.astype(floating.dtype)
+    lost = np.isfinite(array) & ~np.isfinite(made.astype(np.float64))
+    if lost.any():
+        raise _too_large(float(array[lost][0]), where, floating)
+    return made
 
 
 def _can_change(array: Array) -> bool:

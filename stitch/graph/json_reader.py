@@ -79,6 +79,14 @@ class Record:
         self._wrong(key, "a list", value)
         return ()
 
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of strings."""
+        items = self.items(key)
+        if all(isinstance(item, str) for item in items):
+            return tuple(str(item) for item in items)
+        self._wrong(key, "a list of strings", items)
+        return ()
+
     def records(self, key: str) -> list[Record]:
         """A list of objects."""
         return [
