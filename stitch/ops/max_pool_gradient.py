@@ -13,15 +13,26 @@ from functools import partial
 import numpy as np
 
 from stitch.ops.attributes import int_of, ints_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import (
+    Attribute,
+    InferenceContext,
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+    twice_the_operands,
+)
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import require_rank, require_same_type, require_shape, require_type
-from stitch.ops.steps import copy_steps, fill_step, given, workspace
+from stitch.ops.sliding_positions import maxima, pieces, places_nbytes
+from stitch.ops.steps import copy_steps, fill_step, given, strides_of, workspace
 from stitch.ops.windows import WINDOW_ATTRIBUTES, Windows, check_window_attributes, windows_of
 from stitch.program import Array, ValueType
 
 #: As many samples are handled at a time as have inputs of this many bytes (at least one).
 SAMPLES_NBYTES = 1 << 18
+#: From more kernel elements on, places are looked for first.
+MANY = 64
 _BITS = {4: np.int32, 8: np.int64}
 
 
@@ -46,6 +57,9 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
     kernel = ints_of(arguments.attributes, "kernel_shape") or ()
     ceil = bool(int_of(arguments.attributes, "ceil_mode"))
     windows = windows_of(arguments.attributes, x.shape[2:], kernel, ceil)
+    if _is_wide(windows):
+        seen, made = (a.reshape(-1, *windows.size) for a in (x, out))
+        return [partial(_by_places, gradient.reshape(-1, *windows.output), seen, made, windows)]
     per_sample = x.nbytes // x.shape[0]
     at_once = min(x.shape[0], max(1, SAMPLES_NBYTES // per_sample))
     direct = not windows.needs_padding
@@ -65,6 +79,35 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
         if not direct:
             steps += copy_steps(target[here][inside], out[part])
     return steps
+
+
+def _is_wide(windows: Windows) -> bool:
+    padded, size = math.prod(windows.padded), math.prod(windows.size)
+    return math.prod(windows.kernel) > MANY or padded > 4 * size
+
+
+def _taken(context: WorkspaceContext) -> int:
+    x = context.inputs[1]
+    assert x is not None
+    kernel = ints_of(context.attributes, "kernel_shape") or ()
+    ceil = bool(int_of(context.attributes, "ceil_mode"))
+    windows = windows_of(context.attributes, x.shape[2:], kernel, ceil)
+    if not _is_wide(windows):
+        return twice_the_operands(context)
+    return 2 * places_nbytes(windows, math.prod(x.shape[:2]), x.data_type.compute_dtype)
+
+
+def _by_places(gradient: Array, x: Array, out: Array, windows: Windows) -> None:
+    """The places of all maxima first: however long the kernel, an element is looked at a few
+    times. A NaN equals no maximum, so nothing goes to it."""
+    size = math.prod(windows.size)
+    for part in pieces(windows, len(x)):
+        values, places = maxima(x[part], windows, strides_of(windows.size), -np.inf)
+        numbers = np.arange(len(places)).reshape(-1, *(1,) * len(windows.size)) * size
+        hit = (places >= 0) & (values == values)
+        flat = out[part].reshape(-1)
+        flat[...] = 0
+        np.add.at(flat, (places + numbers)[hit], gradient[part][hit])
 
 
 class _Workspace:
@@ -123,5 +166,6 @@ OPERATORS = (
             "kernel_shape": Attribute("ints", required=True),
         },
         domain="stitch",
+        workspace=_taken,
     ),
 )

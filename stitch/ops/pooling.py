@@ -29,15 +29,15 @@ from stitch.ops.pooling_gradients import (
     max_pool_gradient,
 )
 from stitch.ops.sliding import PIECE_NBYTES, Sliding, lines_of, sliding_nbytes
+from stitch.ops.sliding_positions import maxima, pieces, places_nbytes
 from stitch.ops.steps import fill_step, given, scalar, strides_of, workspace
 from stitch.ops.windows import (
     WINDOW_ATTRIBUTES,
     Windows,
     check_window_attributes,
-    pad_steps,
     windows_of,
 )
-from stitch.ops.workspaces import few, operands
+from stitch.ops.workspaces import few
 from stitch.program import Array, DataType, ValueType
 
 _POOL_ATTRIBUTES = {
@@ -82,7 +82,12 @@ def _lp_workspace(context: WorkspaceContext) -> int:
 
 def _max_workspace(context: WorkspaceContext) -> int:
     if len(context.outputs) > 1:
-        return operands(4)(context)
+        x = context.inputs[0]
+        assert x is not None
+        kernel = ints_of(context.attributes, "kernel_shape") or ()
+        ceil = bool(int_of(context.attributes, "ceil_mode"))
+        windows = windows_of(context.attributes, x.shape[2:], kernel, ceil)
+        return places_nbytes(windows, math.prod(x.shape[:2]), x.data_type.compute_dtype)
     return _sliding(context, np.maximum)[1]
 
 
@@ -171,44 +176,21 @@ def _max(arguments: KernelArguments) -> Sequence[Thunk]:
         planes, results = _planes(source), _planes(out)
         largest = Sliding(np.maximum, _lowest(out), windows, len(planes), out.dtype)
         return largest.steps(planes, results)
-    padded, refresh = pad_steps(source, windows, _lowest(source))
-    views = [padded[(slice(None), slice(None), *tap)] for tap in windows.taps()]
-    steps: list[Thunk] = [*refresh, partial(np.copyto, out, views[0])]
-    indices = arguments.outputs[1]
     column_major = bool(int_of(arguments.attributes, "storage_order"))
-    places = [
-        padded_index[(slice(None), slice(None), *tap)]
-        for padded_index in (_flat_positions(source, windows, column_major),)
-        for tap in windows.taps()
-    ]
-    mask, first = np.empty(out.shape, np.bool_), np.empty(out.shape, np.bool_)
-    # A padded element loses even to a value as low as its own.
-    steps += [partial(np.copyto, indices, places[0])]
-    for view, place in zip(views[1:], places[1:], strict=True):
-        steps += [
-            partial(np.greater, view, out, mask),
-            partial(np.less, indices, scalar(0, indices), first),
-            partial(np.logical_or, mask, first, mask),
-            partial(np.copyto, out, view, where=mask),
-            partial(np.copyto, indices, place, where=mask),
-        ]
-    return steps
+    return [partial(_max_and_places, source, windows, column_major, out, arguments.outputs[1])]
 
 
-def _flat_positions(source: Array, windows: Windows, column_major: bool) -> Array:
-    """The index of every padded element in the flat source; -1 in the padding."""
-    spatial = source.shape[2:]
-    strides = strides_of(spatial[::-1])[::-1] if column_major else strides_of(spatial)
-    size = math.prod(spatial)
-    planes = np.arange(math.prod(source.shape[:2])).reshape(source.shape[:2]) * size
-    total = planes.reshape(*planes.shape, *(1,) * len(spatial))
-    for axis, (length, stride) in enumerate(zip(spatial, strides, strict=True)):
-        along = [1] * source.ndim
-        along[axis + 2] = length
-        total = total + (np.arange(length) * stride).reshape(along)
-    ends = map(sum, zip(windows.end, windows.overhang, strict=True))
-    pads = [(0, 0), (0, 0), *zip(windows.begin, ends, strict=True)]
-    return np.pad(total, pads, constant_values=-1)
+def _max_and_places(
+    source: Array, windows: Windows, column_major: bool, out: Array, indices: Array
+) -> None:
+    """The maxima, and the index of each in the flat source; -1 where there is but padding."""
+    counts = strides_of(windows.size[::-1])[::-1] if column_major else strides_of(windows.size)
+    planes, values, found = _planes(source), _planes(out), _planes(indices)
+    for part in pieces(windows, len(planes)):
+        values[part], places = maxima(planes[part], windows, counts, _lowest(out))
+        before = np.arange(part.start, part.stop) * math.prod(windows.size)
+        before = before.reshape(-1, *(1,) * len(windows.size))
+        found[part] = np.where(places < 0, -1, places + before)
 
 
 def _infer_global(context: InferenceContext) -> tuple[ValueType, ...]:

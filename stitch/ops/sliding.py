@@ -174,7 +174,7 @@ class Sliding:
         """One axis of arrays (outer, axis, inner)."""
         if line.is_short:
             return self._by_taps(line, source, target)
-        return [step for part in _undilated(line) for step in self._long(*part, source, target)]
+        return [step for part in undilated(line) for step in self._long(*part, source, target)]
 
     def _by_taps(self, line: Line, source: Array, target: Array) -> list[Thunk]:
         taps = list(taps_of(line))
@@ -311,7 +311,7 @@ def shapes_between(windows: Windows) -> list[Shape]:
     return shapes[:-1]
 
 
-def _largest(windows: Windows) -> int:
+def largest_plane(windows: Windows) -> int:
     """Elements of a plane before, between or after its axes."""
     shapes = (windows.size, *shapes_between(windows), windows.output)
     return max(1, *(math.prod(shape) for shape in shapes))
@@ -319,12 +319,12 @@ def _largest(windows: Windows) -> int:
 
 def planes_at_once(windows: Windows, planes: int, itemsize: int) -> int:
     """How many planes pass through all axes together."""
-    return max(1, min(planes, PIECE_NBYTES // (_largest(windows) * itemsize)))
+    return max(1, min(planes, PIECE_NBYTES // (largest_plane(windows) * itemsize)))
 
 
 def running_size(windows: Windows, planes: int, itemsize: int) -> int:
     """Elements of running results from one end: a piece, or one line where that is longer."""
-    most = planes_at_once(windows, planes, itemsize) * _largest(windows)
+    most = planes_at_once(windows, planes, itemsize) * largest_plane(windows)
     return min(most, max(PIECE_NBYTES // itemsize, 1, *windows.size))
 
 
@@ -343,7 +343,7 @@ def running_type(ufunc: np.ufunc, dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float64) if ufunc is np.add and dtype.kind == "f" else dtype
 
 
-def _undilated(line: Line) -> Iterator[tuple[Line, slice, slice]]:
+def undilated(line: Line) -> Iterator[tuple[Line, slice, slice]]:
     """The same windows without dilation: lines over every so manieth element, and where each reads
     and writes."""
     common = math.gcd(line.stride, line.dilation)

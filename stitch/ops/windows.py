@@ -9,13 +9,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
-import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from stitch.ops.attributes import Attributes, ints_of, string_of
-from stitch.ops.definition import Attribute, InferenceContext, Thunk
+from stitch.ops.definition import Attribute, InferenceContext
 from stitch.ops.inference import Shape, spatial_ints
 from stitch.program import Array
 
@@ -142,16 +140,6 @@ def transposed_windows(attributes: Attributes, size: Shape, kernel: Shape) -> Wi
         result.append(length)
     padding = (tuple(begins), tuple(ends), zeros)
     return Windows(tuple(result), kernel, strides, dilations, *padding, tuple(size))
-
-
-def pad_steps(source: Array, windows: Windows, value: float) -> tuple[Array, tuple[Thunk, ...]]:
-    """The source with its padding, and the steps that refresh it; no copy where none is needed."""
-    if not windows.needs_padding:
-        return source, ()
-    padded = np.full((*source.shape[:2], *windows.padded), value, source.dtype)
-    places = (slice(b, b + s) for b, s in zip(windows.begin, windows.size, strict=True))
-    inner = padded[(slice(None), slice(None), *places)]
-    return padded, (partial(np.copyto, inner, source),)
 
 
 def window_view(padded: Array, windows: Windows) -> Array:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import tracemalloc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,22 +14,26 @@ from hypothesis import strategies as st
 
 from stitch.ops import bind, infer_types, kernel_workspace, sliding
 from stitch.ops.sliding import Sliding
+from stitch.ops.sliding_positions import maxima
+from stitch.ops.steps import strides_of
 from stitch.ops.windows import Windows, windows_of
 from stitch.program import Array, DataType, ValueType
 
 MIB = 1 << 20
 
 
-def run(op: str, *operands: Array, outputs: int = 1, **attributes: Any) -> tuple[list[Array], int]:
+def run(
+    op: str, *operands: Array, outputs: int = 1, domain: str = "", **attributes: Any
+) -> tuple[list[Array], int]:
     """Results of an operation, and the bytes that its kernel took beside them at most."""
     kinds = [ValueType(a.shape, DataType.from_dtype(a.dtype)) for a in operands]
-    words: Mapping[str, Any] = {"attributes": attributes, "constants": operands}
-    types = infer_types(op, kinds, outputs=outputs, **words)
+    words: dict[str, Any] = {"attributes": attributes, "domain": domain}
+    types = infer_types(op, kinds, outputs=outputs, constants=operands, **words)
     results = [np.empty(t.shape, t.data_type.compute_dtype) for t in types]
     tracemalloc.start()
     try:
         with np.errstate(all="ignore"):
-            for step in bind(op, operands, results, attributes=attributes):
+            for step in bind(op, operands, results, **words):
                 step()
         taken = tracemalloc.get_traced_memory()[1]
     finally:
@@ -75,7 +80,7 @@ def test_every_window_sees_what_it_should(
 ) -> None:
     size, kernel, strides, dilations, begin, end = zip(*drawn, strict=True)
     attributes: dict[str, Any] = {"auto_pad": "NOTSET", "strides": strides, "dilations": dilations,
-                  "pads": (*begin, *end)}  # fmt: skip
+                                  "pads": (*begin, *end)}  # fmt: skip
     windows = windows_of(attributes, size, kernel, ceil)
     if min(windows.output) < 1:
         return
@@ -89,6 +94,68 @@ def test_every_window_sees_what_it_should(
             for step in Sliding(ufunc, nothing, windows, 3, out.dtype).steps(x, out):
                 step()
             np.testing.assert_array_equal(out, plainly(ufunc.reduce, nothing, x, windows))
+
+
+@pytest.mark.parametrize("short", [0, 32], ids=["by stretches", "by elements"])
+@settings(max_examples=120, deadline=None)
+@given(drawn=st.lists(axes, min_size=1, max_size=3), ceil=st.booleans())
+def test_the_place_of_a_maximum_is_the_first_of_several(
+    short: int, drawn: list[tuple[int, ...]], ceil: bool
+) -> None:
+    size, kernel, strides, dilations, begin, end = zip(*drawn, strict=True)
+    attributes: dict[str, Any] = {"auto_pad": "NOTSET", "strides": strides, "dilations": dilations,
+                                  "pads": (*begin, *end)}  # fmt: skip
+    windows = windows_of(attributes, size, kernel, ceil)
+    if min(windows.output) < 1:
+        return
+    x = np.random.default_rng(5).integers(-2, 2, (2, *size)).astype(np.float32)
+    x[x == 0] = -np.inf
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sliding, "SHORT", short)
+        patch.setattr(sliding, "MEDIUM", 0)
+        values, places = maxima(x, windows, strides_of(size), -np.inf)
+    np.testing.assert_array_equal(values, plainly(np.max, -np.inf, x, windows))
+    numbers_of = np.broadcast_to(np.arange(math.prod(size)).reshape(size), x.shape)
+    for n, *window in np.ndindex(places.shape):
+        seen = [numbers_of[n]]
+        for axis, at in enumerate(window):
+            taps = (
+                at * strides[axis] - windows.begin[axis] + np.arange(kernel[axis]) * dilations[axis]
+            )
+            inside = taps[(taps >= 0) & (taps < size[axis])]
+            seen = [np.take(seen[0], inside, axis)]
+        equal = [k for k in seen[0].ravel() if x[n].ravel()[k] == values[(n, *window)]]
+        assert places[(n, *window)] == (equal[0] if equal else -1)
+
+
+def test_the_place_of_a_nan_is_told() -> None:
+    x = np.array([[[1, np.nan, 3, np.nan, 2, 1]]], np.float32)
+    (values, places), _ = run("MaxPool", x, outputs=2, kernel_shape=(3,))
+    np.testing.assert_array_equal(values[0, 0], [np.nan, np.nan, np.nan, np.nan])
+    assert places[0, 0].tolist() == [1, 1, 3, 3]
+
+
+def test_gradients_of_long_windows_go_where_those_of_short_ones_do() -> None:
+    x = np.random.default_rng(1).permutation(2 * 3 * 40 * 9).reshape(2, 3, 40, 9)
+    x = x.astype(np.float32)
+    attributes: dict[str, Any] = {"kernel_shape": (30, 5), "strides": (1, 2), "pads": (4, 2, 4, 2)}
+    (y,), _ = run("MaxPool", x, **attributes)
+    gradient = numbers(*y.shape)
+    (given_back,), _ = run("MaxPoolGradient", gradient, x, y, domain="stitch", **attributes)
+    (_, places), _ = run("MaxPool", x, outputs=2, **attributes)
+    expected = np.zeros(x.size, np.float32)
+    np.add.at(expected, places.ravel(), gradient.ravel())
+    np.testing.assert_array_equal(given_back, expected.reshape(x.shape))
+
+
+def test_a_hundred_thousand_elements_give_their_gradient_back_at_once() -> None:
+    x = np.random.default_rng(0).normal(size=(1, 1, 120_000)).astype(np.float32)
+    attributes: dict[str, Any] = {"kernel_shape": (100_001,), "pads": (50_000, 50_000)}
+    (y,), _ = run("MaxPool", x, **attributes)
+    (given_back,), taken = run("MaxPoolGradient", y * 0 + 1, x, y, domain="stitch", **attributes)
+    assert taken < 16 * MIB
+    assert given_back.sum() == y.size
+    assert np.count_nonzero(given_back) == np.unique(y).size
 
 
 def test_a_maximum_over_a_hundred_thousand_elements_takes_two_lines() -> None:
