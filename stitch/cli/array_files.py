@@ -10,26 +10,28 @@ from __future__ import annotations
 
 import io
 import zipfile
-import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from stitch.cli.command import read_failure
-from stitch.errors import FormatError, UsageError
-from stitch.files import open_file
+from stitch.errors import FormatError, StitchError, UsageError
+from stitch.frontend.numpy_files import NpzFile, read_npy
 from stitch.program import Array, DataType
 
 SUFFIXES = (".npy", ".npz")
 #: The type under which NumPy reads bfloat16.
 _NAMELESS = np.dtype("V2")
+_Made = TypeVar("_Made")
 
 
-def read_array_file(path: Path) -> dict[str | None, Array]:
+def read_array_file(path: Path) -> Mapping[str | None, Array]:
     """The arrays of a file: one without a name (`.npy`), or all by name (`.npz`).
 
-    Raises `FormatError` for a file that cannot be read, is no array file, or holds objects.
+    Names are known at once, an array is read when it is asked for. Raises `FormatError`, at either
+    time, for a file that cannot be read, is no array file, or holds objects; `OutOfMemoryError`.
     """
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
@@ -38,23 +40,59 @@ def read_array_file(path: Path) -> dict[str | None, Array]:
             got=str(path),
             remedy="for raw bytes, say their shape and type: 2x2xf32=@raw.bin",
         )
+    if suffix == ".npy":
+        return {None: _read(path, None, lambda: read_npy(path))}
+    return _Archive(path)
+
+
+class _Archive(Mapping[str | None, Array]):
+    """The arrays of a `.npz` file, each read once, when it is asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file = _guarded(path, lambda: NpzFile(path))
+        self.found: dict[str, Array] = {}
+
+    def __getitem__(self, name: str | None) -> Array:
+        if name is None or name not in self.file.members:
+            raise KeyError(name)
+        if name not in self.found:
+            self.found[name] = _read(self.path, name, lambda: self.file.read(name))
+        return self.found[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.file.members
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.file.members)
+
+    def __len__(self) -> int:
+        return len(self.file.members)
+
+
+def _read(path: Path, name: str | None, read: Callable[[], Array]) -> Array:
+    """One array in this machine's order; raises `FormatError` for a type that is not stored."""
+    array = _guarded(path, lambda: _native(read()))
+    if array.dtype != _NAMELESS and not _is_known(array.dtype):
+        raise FormatError(
+            "the file holds an array of a type that Stitch does not store",
+            where=str(path) if name is None else f"{path}, array {name!r}",
+            expected=", ".join(t.value for t in DataType if not t.is_block),
+            got=str(array.dtype),
+        )
+    return array
+
+
+def _guarded(path: Path, read: Callable[[], _Made]) -> _Made:
+    """What `read` gives; whatever NumPy and zipfile raise for a damaged file is a `FormatError`."""
     try:
-        found = _npy(path) if suffix == ".npy" else _npz(path)
+        return read()
+    except StitchError:
+        raise
     except OSError as error:
         raise read_failure(path, error) from error
-    except (ValueError, EOFError, KeyError, MemoryError, OverflowError) as error:
+    except Exception as error:
         raise _unsound(path, error) from error
-    except (zipfile.BadZipFile, zlib.error, RuntimeError) as error:
-        raise _unsound(path, error) from error
-    for name, array in found.items():
-        if array.dtype != _NAMELESS and not _is_known(array.dtype):
-            raise FormatError(
-                "the file holds an array of a type that Stitch does not store",
-                where=str(path) if name is None else f"{path}, array {name!r}",
-                expected=", ".join(t.value for t in DataType if not t.is_block),
-                got=str(array.dtype),
-            )
-    return found
 
 
 def _is_known(dtype: np.dtype[np.generic]) -> bool:
@@ -68,25 +106,6 @@ def _unsound(path: Path, error: Exception) -> FormatError:
         where=str(path),
         remedy="write it with numpy.save or numpy.savez, without objects",
     )
-
-
-def _npy(path: Path) -> dict[str | None, Array]:
-    with open_file(path) as file:
-        array: Array = np.lib.format.read_array(file, allow_pickle=False)
-    return {None: _native(array)}
-
-
-def _npz(path: Path) -> dict[str | None, Array]:
-    found: dict[str | None, Array] = {}
-    with open_file(path) as file, np.load(file, allow_pickle=False) as archive:
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise ValueError("it is no .npz archive")
-        for name in archive.files:
-            member = archive[name]
-            if not isinstance(member, np.ndarray):
-                raise ValueError(f"its member {name!r} is no array")
-            found[name] = _native(member)
-    return found
 
 
 def _native(array: Array) -> Array:

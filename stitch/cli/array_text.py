@@ -13,6 +13,7 @@ import numpy as np
 from stitch.cli.command import read_failure
 from stitch.errors import FormatError, UsageError
 from stitch.files import read_bytes
+from stitch.memory import claim, claimed_array, keep
 from stitch.program import Array, DataType, ValueType
 
 _TYPES = {t.short: t for t in DataType} | {t.value: t for t in DataType}
@@ -65,39 +66,47 @@ def array_of_text(text: str) -> Array:
 
 
 def _raw(path: Path, kind: ValueType, count: int) -> Array:
+    dtype = kind.data_type.dtype
     try:
-        data = read_bytes(path)
+        size = path.stat().st_size if path.is_file() else count * dtype.itemsize
+        fits = size == count * dtype.itemsize
+        taken = claim(size if fits else 0, f"reading {str(path)!r}")
+        data = read_bytes(path) if fits else b""
     except OSError as error:
         raise read_failure(path, error) from error
-    dtype = kind.data_type.dtype
-    if len(data) != count * dtype.itemsize:
+    if fits:
+        size = len(data)
+    if size != count * dtype.itemsize:
         raise FormatError(
             "a raw file holds exactly the bytes of its array",
             where=str(path),
             expected=f"{count * dtype.itemsize} bytes for {kind.text()}",
-            got=f"{len(data)} bytes",
+            got=f"{size} bytes",
         )
-    return np.frombuffer(data, dtype).reshape(kind.shape)
+    made: Array = np.frombuffer(data, dtype)
+    keep(made, taken)
+    return made.reshape(kind.shape)
 
 
 def _parsed(values: str, kind: ValueType, count: int) -> Array:
     words = re.sub(r"[\[\](),]", " ", values).split()
     dtype = kind.data_type.dtype
     if not words:
-        return np.zeros(kind.shape, dtype)
+        words = ["0"]
     if len(words) not in (1, count):
         raise UsageError(
             f"{kind.text()} has {count} elements, {len(words)} are given",
             expected=f"{count} values, or one for all",
         )
     numbers = [_number(word, kind) for word in words]
-    made = np.empty(len(numbers), dtype)
+    made = claimed_array(kind.shape, dtype, f"the array {kind.text()}")
+    flat = made.reshape(-1)
     try:
         with np.errstate(over="ignore"):
-            made[...] = numbers
+            flat[...] = numbers
     except (OverflowError, ValueError) as error:
         raise UsageError(f"a value does not fit {kind.data_type.value}: {error}") from error
-    return np.full(kind.shape, made[0]) if len(words) == 1 else made.reshape(kind.shape)
+    return made
 
 
 def _number(word: str, kind: ValueType) -> int | float | bool:

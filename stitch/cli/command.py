@@ -16,6 +16,7 @@ from contextvars import ContextVar
 
 from stitch.errors import FormatError, StitchError
 from stitch.files import noting_files
+from stitch.memory import allowing
 
 EXIT_OK = 0
 EXIT_MISMATCH = 1
@@ -84,7 +85,9 @@ def run_command(parser: argparse.ArgumentParser, body: Body, argv: Sequence[str]
     try:
         try:
             with noting_files():
-                code = body(parser.parse_args(words))
+                found = parser.parse_args(words)
+                with allowing(found.max_memory):
+                    code = body(found)
         except SystemExit as stop:  # argparse: help, version, wrong usage
             code = stop.code if isinstance(stop.code, int) else EXIT_USAGE
         sys.stdout.flush()

@@ -15,9 +15,12 @@ from stitch.errors import StitchError
 from stitch.link import demands
 from stitch.machine.shape import MachineShape
 from stitch.program import ABSENT, Program, Space, TensorDesc
+from stitch.runtime.executors.account import program_bytes, program_peak
 from stitch.ttb import Binary
 from stitch.ttb.file import FileSizes
 
+#: Whose kernels the host's memory is told of.
+HOST_EXECUTOR = "numpy"
 SECTIONS = ("inputs", "outputs", "operations", "memory")
 
 
@@ -151,7 +154,14 @@ def _memory(program: Program, shape: MachineShape) -> dict[str, Any]:
         for demand in wanted
     ]
     constants = sum(constant.data.nbytes for constant in program.constants)
-    return {"spaces": spaces, "parts": parts, "constants_nbytes": constants}
+    found = program_bytes(program, HOST_EXECUTOR)
+    host = {
+        "executor": HOST_EXECUTOR,
+        "peak_nbytes": program_peak(program, shape, HOST_EXECUTOR),
+        "kernels_nbytes": found.kernels,
+        "largest_operation": found.largest,
+    }
+    return {"spaces": spaces, "parts": parts, "constants_nbytes": constants, "host": host}
 
 
 def head_lines(path: str, found: Mapping[str, Any]) -> list[str]:
@@ -217,4 +227,9 @@ def _memory_lines(memory: Mapping[str, Any]) -> list[str]:
     for part in memory["parts"]:
         at = "" if part["address"] is None else f" at {part['address']:#x}"
         out.append(f"    {part['space']:4} {part['bytes_per_bank']:>9} B  {part['what']}{at}")
+    host = memory["host"]
+    line = f"  host memory: a run takes at most {host['peak_nbytes']} B ({host['executor']})"
+    if host["largest_operation"]:
+        line += f", up to {host['kernels_nbytes']} B of it for {host['largest_operation']}"
+    out.append(line)
     return out

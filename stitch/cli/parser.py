@@ -62,6 +62,11 @@ def make_parser(prog: str, description: str, examples: str) -> argparse.Argument
         allow_abbrev=False,
     )
     parser.add_argument("--debug", action="store_true", help="show a traceback with an error")
+    parser.add_argument(
+        "--max_memory", metavar="SIZE",
+        help="bytes of the host's memory that may be taken, such as 2GiB; more is refused before "
+        "it is allocated (default: 80%% of the machine's, or of its control group's)",
+    )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"{prog} {__version__}")
     return parser
 

@@ -18,6 +18,7 @@ from stitch.cli.array_text import array_of_text, looks_like_array
 from stitch.cli.chain import RunInput
 from stitch.cli.slot_words import deal, split_slot
 from stitch.errors import LayoutError, LinkError, UsageError
+from stitch.memory import claimed_array
 from stitch.program import Array, DataType, InputKind
 from stitch.runtime.arrays import capture
 
@@ -104,7 +105,8 @@ def _of_archives(slots: Sequence[RunInput], words: Sequence[str]) -> dict[int, A
     for word in words:
         if not is_archive(word):
             continue
-        for name, array in read_array_file(Path(word[1:])).items():
+        arrays = read_array_file(Path(word[1:]))
+        for name in arrays:
             if name not in names:
                 raise UsageError(
                     f"{word[1:]} holds an array {name!r}, and there is no such input",
@@ -113,7 +115,7 @@ def _of_archives(slots: Sequence[RunInput], words: Sequence[str]) -> dict[int, A
                 )
             if names.index(name) in found:
                 raise UsageError(f"input {name!r} is given twice")
-            found[names.index(name)] = array
+            found[names.index(name)] = arrays[name]
     return found
 
 
@@ -168,7 +170,9 @@ def made_up(slot: RunInput, init: str, seed: tuple[int, int]) -> Array:
     `randn`: floats from the normal distribution, integers from 0 to 9, fair bits; `arange`: 0, 1,
     2, ... in row-major order (bits alternate).
     """
-    made: Array = np.empty(slot.type.shape, slot.type.data_type.dtype)
+    made: Array = claimed_array(
+        slot.type.shape, slot.type.data_type.dtype, f"making input {slot.name!r} up"
+    )
     if init in ("zeros", "ones"):
         made[...] = int(init == "ones")
         return made

@@ -117,13 +117,14 @@ def expectations(outputs: Sequence[RunOutput], words: Sequence[str]) -> dict[int
     for word in words:
         if not is_archive(word):
             continue
-        for name, array in read_array_file(Path(word[1:])).items():
+        arrays = read_array_file(Path(word[1:]))
+        for name in arrays:
             if name not in names:
                 raise UsageError(
                     f"{word[1:]} holds an array {name!r}, and there is no such output",
                     expected=", ".join(names),
                 )
-            found[names.index(name)] = array
+            found[names.index(name)] = arrays[name]
     return {
         i: typed(array, outputs[i].type.data_type, f"expected_output {names[i]!r}")
         for i, array in found.items()

@@ -15,7 +15,7 @@ from stitch.cli.passes import Measured
 from stitch.model import PRODUCER
 from stitch.planner import Allocate, Execute, Free, Plan
 from stitch.program import Space
-from stitch.report import CopyLine, memory_report, memory_views, plan_json
+from stitch.report import CopyLine, host_memory_line, memory_report, memory_views, plan_json
 
 
 def statistics_text(measured: Measured) -> str:
@@ -69,6 +69,7 @@ def memory_text(device: api.Device) -> str:
     lines = [memory_report(device)]
     for space, size in peaks([plan for plan, _ in device.history.plans]).items():
         lines.append(f"{space.value}: peak {size} B per bank")
+    lines.append(host_memory_line(device))
     return "\n".join(lines)
 
 
@@ -112,4 +113,8 @@ def result_json(
             space.value: size for space, size in peaks([plan for plan, _ in plans]).items()
         },
         "memory": memory_views(device),
+        "host_memory": {
+            "peak_nbytes": device.host_memory.peak_nbytes,
+            "allowed_nbytes": device.host_memory.allowed,
+        },
     }

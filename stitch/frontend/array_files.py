@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from stitch.errors import FormatError, LayoutError
+from stitch.errors import FormatError, LayoutError, OutOfMemoryError
 from stitch.files import open_file
+from stitch.frontend.numpy_files import NpzFile, read_npy
 from stitch.graph.wish import closest
 from stitch.program import Array, DataType
 
@@ -46,7 +46,7 @@ def read_array(path: Path, name: str | None = None, data_type: DataType | None =
         raise FormatError(f"there is no file {path.name}", remedy=near or None) from error
     except LayoutError as error:
         raise FormatError(f"{_title(path, name)}: {error.what}") from error
-    except FormatError:
+    except (FormatError, OutOfMemoryError):
         raise
     except Exception as error:
         # Damaged files make NumPy raise what it likes (TokenError, SyntaxError, zlib.error ...).
@@ -70,19 +70,12 @@ def _title(path: Path, name: str | None) -> str:
 def _npy(path: Path, name: str | None) -> Array:
     if name is not None:
         raise FormatError(f"{path.name} holds one array, without a name", got=name)
-    with open_file(path) as file:
-        array: Array = np.lib.format.read_array(file, allow_pickle=False)
-    return array
+    return read_npy(path)
 
 
 def _npz(path: Path, name: str | None) -> Array:
-    with open_file(path) as file, np.load(file, allow_pickle=False) as arrays:
-        if not isinstance(arrays, np.lib.npyio.NpzFile):
-            raise ValueError("it is no .npz archive")
-        found: Any = arrays[_chosen(path, name, arrays.files)]
-        if not isinstance(found, np.ndarray):
-            raise ValueError("it is no array")
-        return found
+    archive = NpzFile(path)
+    return archive.read(_chosen(path, name, archive.members))
 
 
 def _safetensors(path: Path, name: str | None) -> Array:

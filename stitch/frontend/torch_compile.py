@@ -58,6 +58,7 @@ class CompileSettings:
     executor: str = "torch"
     window: int = DEFAULT_WINDOW
     algorithm: str = "optimize"
+    max_memory: int | str | None = None
 
     @staticmethod
     def of(options: Mapping[str, Any] | None) -> CompileSettings:
@@ -84,7 +85,7 @@ def _spelled(given: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(given[name]) for name in ("target", "executor") if name in given}
 
 
-_devices: dict[tuple[str, str, int], Ledger] = {}
+_devices: dict[tuple[str, str, int, int | str | None], Ledger] = {}
 _opening = threading.Lock()
 
 
@@ -99,13 +100,14 @@ os.register_at_fork(after_in_child=_in_child)
 
 def ledger_of(settings: CompileSettings) -> Ledger:
     """The ledger of the device on which all graphs with these settings run; opened once."""
-    key = (settings.target, settings.executor, settings.window)
+    key = (settings.target, settings.executor, settings.window, settings.max_memory)
     with _opening:
         found = _devices.get(key)
         if found is None or found.device.is_closed:
             device = Device(
-                load_machine(settings.target), executor=settings.executor, window=settings.window
-            )
+                load_machine(settings.target), executor=settings.executor, window=settings.window,
+                max_memory=settings.max_memory,
+            )  # fmt: skip
             found = _devices[key] = Ledger(device)
         return found
 

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from stitch.errors import FormatError, StitchError
+from stitch.errors import FormatError, OutOfMemoryError, StitchError
 from stitch.frontend.array_files import read_array
 from stitch.frontend.yaml_fields import Fields
 from stitch.frontend.yaml_nodes import Node
 from stitch.graph.wish import closest
+from stitch.memory import claim, claim_for
 from stitch.program import Array, DataType
 
 _SOURCES = ("file", "init", "values")
@@ -186,7 +187,12 @@ def _numbers(
     data_type: DataType,
     options: Fields,
 ) -> Array | None:
+    count = math.prod(shape)
     try:
+        # Numbers are made in a wide type, compared, and narrowed.
+        taken = claim(
+            count * (3 * np.dtype(np.float64).itemsize + data_type.itemsize), f"parameter {name!r}"
+        )
         array = _generate(kind, shape, given, int(given.get("seed", zlib.crc32(name.encode()))))
         if not data_type.is_floating and kind in ("randn", "uniform"):
             options.wrong("kind", f"arange, zeros, ones or constant for {data_type.value}")
@@ -196,9 +202,13 @@ def _numbers(
         if not data_type.is_floating and (made != array).any():
             options.wrong("kind", f"a way to numbers that {data_type.value} can hold")
             return None
+    except OutOfMemoryError:
+        raise
     except (MemoryError, ValueError, OverflowError, StitchError) as error:
         options.wrong("kind", f"possible ({error})")
         return None
+    taken.let_go()
+    claim_for(made, made.nbytes, f"for parameter {name!r}")
     return made
 
 

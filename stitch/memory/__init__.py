@@ -14,6 +14,7 @@ from stitch.memory.budget import (
     allowing,
     claim,
     claim_for,
+    claimed_array,
     keep,
     parse_nbytes,
 )
@@ -29,5 +30,6 @@ from stitch.memory.space_memory import (
 __all__ = [
     "LARGE_NBYTES", "LEDGER", "LENT_ADDRESSES", "PADDING_BYTE", "POISON_BYTE", "Allocator", "Claim",
     "CopyKernel", "Ledger", "SpaceMemory", "WriteCounter", "allowed_nbytes", "allowing", "claim",
-    "claim_for", "keep", "parse_nbytes", "prepare_copy", "read_array", "write_array",
+    "claim_for", "claimed_array", "keep", "parse_nbytes", "prepare_copy", "read_array",
+    "write_array",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 import os
 import re
 import threading
@@ -20,8 +21,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import numpy as np
+
 from stitch.errors import OutOfMemoryError, UsageError
 from stitch.memory.host_limits import machine_nbytes
+from stitch.program import Array
 
 #: The part of the machine's memory, or of its control group's, that is used unless said otherwise.
 DEFAULT_PART = 0.8
@@ -198,6 +202,15 @@ def claim(nbytes: int, what: str, *, allowed: int | None = None) -> Claim:
 def claim_for(owner: Any, nbytes: int, what: str) -> None:
     """Take bytes for as long as `owner`, an array or another object, is alive."""
     keep(owner, claim(nbytes, what))
+
+
+def claimed_array(shape: tuple[int, ...], dtype: Any, what: str) -> Array:
+    """An uninitialized array, claimed for as long as it lives; raises `OutOfMemoryError`."""
+    kind: np.dtype[Any] = np.dtype(dtype)
+    taken = claim(math.prod(shape) * kind.itemsize, what)
+    made: Array = np.empty(shape, kind)
+    keep(made, taken)
+    return made
 
 
 def keep(owner: Any, taken: Claim) -> None:

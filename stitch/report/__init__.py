@@ -6,9 +6,9 @@ changes nothing.
 
 from stitch.report.device import Device
 from stitch.report.explain import CopyLine, copy_lines, explain, plan_json
-from stitch.report.memory import memory_report, memory_view, memory_views
+from stitch.report.memory import host_memory_line, memory_report, memory_view, memory_views
 
 __all__ = [
-    "CopyLine", "Device", "copy_lines", "explain", "memory_report", "memory_view",
-    "memory_views", "plan_json",
+    "CopyLine", "Device", "copy_lines", "explain", "host_memory_line", "memory_report",
+    "memory_view", "memory_views", "plan_json",
 ]  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 
 from stitch.planner import Copy, Execute, Plan, Relocate
 from stitch.program import Space
+from stitch.report.memory import host_memory_line
 from stitch.runtime import Device
 
 
@@ -98,6 +99,7 @@ def explain(device: Device) -> str:
         out.append(f"  kernel staging: at most {staged} B held by the executor (no copies)")
     writes, written = device.backend.write_counts()
     out.append(f"  the spaces saw {writes} writes by copies and moves, {written} B")
+    out.append(f"  {host_memory_line(device)}")
     return "\n".join(out)
 
 

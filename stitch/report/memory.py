@@ -40,6 +40,15 @@ def memory_views(device: Device) -> dict[str, dict[str, Any]]:
     return {space.value: memory_view(device, space) for space in device.machine.shape.spaces}
 
 
+def host_memory_line(device: Device) -> str:
+    """What the device took of the host's memory at most, and what it may take."""
+    memory = device.host_memory
+    return (
+        f"host memory: at most {memory.peak_nbytes} B claimed, {memory.allowed} B allowed to all "
+        "devices of the process"
+    )
+
+
 def memory_report(device: Device) -> str:
     """The views as text: one line per space, one per live block."""
     out = []
