@@ -28,6 +28,8 @@ from stitch.program import Array, DataType, InputKind
 
 _INPUT = torch.export.graph_signature.InputKind
 _OUTPUT = torch.export.graph_signature.OutputKind
+#: Steps in which NumPy has to decide whether two arrays share a byte.
+MAX_OVERLAP_WORK = 100_000
 
 
 def from_torch_for_training(
@@ -78,6 +80,8 @@ class _Capture:
         self.changed_buffers = frozenset(signature.buffers_to_mutate.values())
         self._states = states | self.changed_buffers
         self._by_memory: dict[Any, SymbolicTensor] = {}
+        #: The tensors that were read: name, tensor, whether a step changes it.
+        self._read: list[tuple[str, Any, bool]] = []
 
     def made(self) -> tuple[ComputationGraph, dict[str, Array]]:
         nodes = [node for node in self.program.graph.nodes if node.op == "placeholder"]
@@ -94,6 +98,7 @@ class _Capture:
         outputs = lower_graph(
             self.program.graph, self.builder, bindings, self._attribute, self.title
         )
+        _refuse_overlaps(self._read, self.title)
         self._declare(outputs)
         return self.builder.build(), self.values
 
@@ -121,16 +126,22 @@ class _Capture:
 
     def _tensor(self, name: str, tensor: Any, kind: Any) -> SymbolicTensor:
         if kind is _INPUT.PARAMETER and tensor.requires_grad and tensor.is_floating_point():
-            key = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape)
-            if key not in self._by_memory:
-                self._by_memory[key] = self._kept(name, tensor, InputKind.PARAMETER)
-            return self._by_memory[key]
+            return self._trained(name, tensor)
         if name in self._states:
             return self._kept(name, tensor, InputKind.STATE)
+        self._read.append((name, tensor, False))
         with self.builder.at(f"tensor {name}"):
             return self.builder.parameter(name, array_of(tensor))
 
+    def _trained(self, name: str, tensor: Any) -> SymbolicTensor:
+        """A parameter: the same memory in the same order is the same parameter."""
+        key = (tensor.data_ptr() or name, tensor.dtype, tensor.shape, tensor.stride())
+        if key not in self._by_memory:
+            self._by_memory[key] = self._kept(name, tensor, InputKind.PARAMETER)
+        return self._by_memory[key]
+
     def _kept(self, name: str, tensor: Any, kind: InputKind) -> SymbolicTensor:
+        self._read.append((name, tensor, True))
         self.values[name] = np.array(array_of(tensor))
         with self.builder.at(f"tensor {name}"):
             return self.builder.input(name, tuple(tensor.shape), data_type_of(tensor.dtype), kind)
@@ -162,3 +173,48 @@ class _Capture:
                 number += 1
         if not number:
             raise CompileError("the module returns no tensor", where=self.title)
+
+
+def _refuse_overlaps(read: list[tuple[str, Any, bool]], title: str) -> None:
+    """In torch a step that writes one tensor changes all that lie on its bytes; here they would
+    go their own ways. Raises `CompileError`."""
+    spans = sorted(
+        ((t.data_ptr(), _last_byte(t), n, t, c) for n, t, c in read if t.numel()),
+        key=lambda span: span[0],
+    )
+    for i, (_, end, name, tensor, changes) in enumerate(spans):
+        for start, _, other, second, second_changes in spans[i + 1 :]:
+            if start > end:
+                break
+            if (changes or second_changes) and _share_memory(tensor, second):
+                raise CompileError(
+                    f"{name!r} and {other!r} lie on the same bytes, and training changes them",
+                    where=title,
+                    expected="tensors apart, or one parameter under both names",
+                    remedy="use one parameter in both places (transposed where it is used), or "
+                    "clone one of the two",
+                )
+
+
+def _last_byte(tensor: Any) -> int:
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in steps)
+    return int(tensor.data_ptr()) + int(last + 1) * int(tensor.element_size()) - 1
+
+
+def _share_memory(first: Any, second: Any) -> bool:
+    """Whether two tensors whose spans overlap have a byte in common; in doubt they do."""
+    # NumPy's own types know of no bound.
+    decide: Any = np.shares_memory
+    arrays = [_bytes_where_they_lie(tensor) for tensor in (first, second)]
+    try:
+        return bool(decide(*arrays, max_work=MAX_OVERLAP_WORK))
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _bytes_where_they_lie(tensor: Any) -> Array:
+    # Not array_of: that copies a bfloat16 that is not contiguous.
+    plain = tensor.detach()
+    array: Array = (plain.view(torch.int16) if plain.dtype is torch.bfloat16 else plain).numpy()
+    return array

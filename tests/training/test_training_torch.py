@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import stitch
+from stitch.errors import CompileError
 
 OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
     ("SGD", {"lr": 0.05, "momentum": 0.9, "nesterov": True}),
@@ -170,6 +171,70 @@ def test_tied_parameters_are_one_tensor_with_one_gradient() -> None:
         stepped.step()
         stepped.zero_grad()
         assert step(model, x, y) == pytest.approx(expected.item(), abs=1e-5)
+
+
+class OnSharedBytes(nn.Module):  # type: ignore[misc]  # torch has no types here
+    """Two tensors that somebody has laid on one storage."""
+
+    def __init__(self, first: Any, second: Any) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(first), second
+
+    def forward(self, x: Any) -> Any:
+        return x @ self.first @ self.second
+
+
+def _shared(kind: str) -> nn.Module:
+    whole = torch.randn(6, 4)
+    if kind == "transposed":
+        square = whole[:4]
+        return OnSharedBytes(square, nn.Parameter(square.t()))
+    if kind == "a buffer":
+        module = OnSharedBytes(whole[:4], None)
+        del module.second
+        module.register_buffer("second", module.first.data)
+        return module
+    if kind == "a part":
+        return OnSharedBytes(whole[:4], nn.Parameter(whole[2:]))
+    raise AssertionError(kind)
+
+
+@pytest.mark.parametrize("kind", ["transposed", "a buffer", "a part"])
+def test_trained_tensors_that_share_bytes_in_another_order_are_refused(kind: str) -> None:
+    with pytest.raises(CompileError, match=r"'first' and 'second' lie on the same bytes"):
+        compiled_apart(_shared(kind))
+
+
+def compiled_apart(module: nn.Module) -> stitch.CompiledModel:
+    return stitch.compile(
+        module, (torch.randn(2, 4),), target="host", optimizer=stitch.SGD(lr=0.1),
+        loss=stitch.losses.MSELoss(),
+    )  # fmt: skip
+
+
+def test_parameters_side_by_side_in_one_storage_are_trained_apart() -> None:
+    whole = torch.randn(4, 8)
+    for first, second in (
+        (whole[:, :4], whole[:, 4:]),
+        (whole.view(-1)[:16].view(4, 4), whole.view(-1)[16:].view(4, 4)),
+        (whole[:, ::2], whole[:, 1::2]),
+    ):
+        model = compiled_apart(OnSharedBytes(first, nn.Parameter(second)))
+        assert model.training is not None
+        assert len(model.training.programs.parameters) == 2
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_what_torch_writes_after_compiling_does_not_reach_the_model(trains: bool) -> None:
+    module, x = nn.Linear(4, 3), torch.randn(2, 4)
+    wanted = module(x).detach().numpy().copy()
+    given: dict[str, Any] = (
+        {"optimizer": stitch.SGD(lr=0.1), "loss": stitch.losses.MSELoss()} if trains else {}
+    )
+    model = stitch.compile(module, (x,), target="host", **given)
+    module.weight.data.fill_(7.0)
+    module.bias.detach().numpy()[...] = 7.0
+    np.testing.assert_allclose(np.asarray(model(x.numpy())), wanted, rtol=1e-5, atol=1e-6)
 
 
 def losses_with_dropout(seed: int, **options: Any) -> list[float]:
