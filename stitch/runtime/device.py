@@ -251,7 +251,8 @@ class Device(TensorAccess):
         window = self.queued
         if not window.agents:
             return
-        window.forget_stale_copies(self)
+        if window.reads_exposed:
+            window.forget_stale_copies(self)
         kept = window.kept()
         key = window.key(kept)
         ready = self._ready(key)

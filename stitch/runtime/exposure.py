@@ -25,6 +25,8 @@ _compare.restype = ctypes.c_int
 
 def expose(device: TensorAccess, value: ValueRecord) -> None:
     """Others hold the primary bytes of a value from now on, and so those of all that share them."""
+    # The window may read it already.
+    device.queued.reads_exposed = True
     for sharer in value.instances[0].block.users:
         sharer.is_exposed = True
         device.constant_cache.forget(sharer)

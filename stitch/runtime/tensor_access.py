@@ -28,6 +28,7 @@ from stitch.runtime.tensor import Tensor
 
 if TYPE_CHECKING:
     from stitch.runtime.device import Device
+    from stitch.runtime.window import Window
 
 #: Places whose arrays are kept ready for reading.
 MAX_VIEWS = 4096
@@ -43,6 +44,7 @@ class TensorAccess(Lifetime):
     constant_cache: ConstantCache
     unpinned: deque[BlockRecord]
     copies_forbidden: int
+    queued: Window
     #: Dense arrays over places that were read before.
     _views: dict[tuple[Space, int | None, int, int], Array]
 

@@ -21,10 +21,12 @@ Key = tuple[tuple[tuple[int, ...], ...], tuple[bool, ...], tuple[object, ...]]
 class Window:
     """The queue of a device between two runs; `number` tells windows apart."""
 
-    __slots__ = ("agents", "graph", "number", "sources", "values")
+    __slots__ = ("agents", "graph", "number", "reads_exposed", "sources", "values")
 
     def __init__(self, number: int) -> None:
         self.number = number
+        #: Whether others may have written to a source's bytes.
+        self.reads_exposed = False
         self.graph = TaskGraph()
         #: Every value by its number, the ones that existed before, and the agent of each task.
         self.values: list[ValueRecord] = []
@@ -44,6 +46,8 @@ class Window:
         device.records.epoch += 1
         for value in inputs:
             if value.window != now:
+                if value.is_exposed:
+                    self.reads_exposed = True
                 value.window = now
                 value.number = graph.source()
                 self.values.append(value)

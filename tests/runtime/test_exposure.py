@@ -107,6 +107,17 @@ def test_a_write_between_a_call_and_its_run_is_read() -> None:
         np.testing.assert_array_equal(pending.numpy(), array * 2)
 
 
+def test_a_tensor_that_is_exported_between_a_call_and_its_run_is_read_as_it_is_then() -> None:
+    with stitch.open_device("wormhole_n150") as device:
+        program = device.load(stitch.compile(lambda v: v * 2.0, (X,), target=device.machine))
+        tensor = device.tensor(X)
+        one(program(tensor)).numpy()
+        pending = one(program(tensor))
+        shown = np.from_dlpack(tensor)
+        shown[5, 5] = -7.0
+        np.testing.assert_array_equal(pending.numpy(), shown * 2)
+
+
 @pytest.mark.parametrize("turn", [np.transpose, np.flipud])
 def test_bytes_that_cannot_be_compared_are_copied_every_time(turn: Any) -> None:
     array: Array = turn(X.copy())
