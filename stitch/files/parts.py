@@ -64,23 +64,23 @@ def write_parts(files: Mapping[Path, Content], parts: list[Part]) -> None:
 
     The first part of each folder holds the lock of them all: it is to be renamed last.
     """
-    locked: set[Path] = set()
-    token = _new_token()
+    tokens: dict[Path, str] = {}
     for path, content in files.items():
+        folder = path.parent
         with naming(path):
-            if path.parent not in locked:
-                sweep_folder(path.parent)
-            while True:
-                part = Part(path, f"{token}-{len(parts)}")
-                parts.append(part)
-                if path.parent in locked or part.lock():
-                    break
-                # Another's sweep was faster than our lock.
-                parts.pop().close()
+            if folder in tokens:
+                parts.append(Part(path, f"{tokens[folder]}-{len(parts)}"))
+                parts[-1].fill(content, keep_open=False)
+                continue
+            sweep_folder(folder)
+            while folder not in tokens:
                 token = _new_token()
-            keep = path.parent not in locked
-            locked.add(path.parent)
-            part.fill(content, keep_open=keep)
+                parts.append(Part(path, f"{token}-{len(parts)}"))
+                if parts[-1].lock():
+                    tokens[folder] = token
+                else:  # Another's sweep was faster than our lock.
+                    parts.pop().close()
+            parts[-1].fill(content, keep_open=True)
 
 
 def _new_token() -> str:

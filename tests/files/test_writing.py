@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import stat
@@ -283,3 +284,33 @@ def test_lines_are_there_as_soon_as_they_are_added(tmp_path: Path) -> None:
     again = LineFile(tmp_path / "r")
     again.close()
     assert (tmp_path / "r").read_bytes() == b""
+
+
+def test_a_part_that_was_swept_before_it_was_locked_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+    left = [errno.EWOULDBLOCK]
+
+    def taken(handle: int, how: int) -> None:
+        if left and "two" in str(Path(f"/proc/self/fd/{handle}").readlink()):
+            raise OSError(left.pop(), "another looks whether its owner lives")
+        fcntl.flock(handle, how)
+
+    owners: list[list[str]] = []
+
+    def look(sink: parts.Sink) -> None:
+        sink.write(b"x")
+        # `.NAME.PID.TOKEN-N.part`: parts of one folder stand under the lock of the first.
+        owners.append([path.name.split(".")[3].partition("-")[0] for path in folders[0].iterdir()])
+
+    monkeypatch.setattr(system_calls, "table", replace(system_calls.table, flock=taken))
+    batch = FileBatch()
+    batch.add(folders[0] / "f1", b"1")
+    batch.add(folders[1] / "f2", b"2")
+    batch.add(folders[0] / "f3", look)
+    batch.commit()
+    assert not left and len(owners[0]) == 2 and len(set(owners[0])) == 1
+    assert [p.name for folder in folders for p in sorted(folder.iterdir())] == ["f1", "f3", "f2"]
