@@ -35,7 +35,14 @@ def _expm1(call: Call, x: SymbolicTensor) -> SymbolicTensor:
 
 @rounded_once
 def _log1p(call: Call, x: SymbolicTensor) -> SymbolicTensor:
-    return call.builder.log(call.builder.add(call.cast(x), 1.0))
+    """log(u) x / (u - 1) of u = 1 + x as it is rounded: Kahan's, for digits near zero."""
+    b, plain = call.builder, call.cast(x)
+    above = b.add(plain, 1.0)
+    rest = b.sub(above, 1.0)
+    is_own = b.logical_or(b.equal(rest, 0.0), b.equal(plain, math.inf))
+    # One where it is x itself: no gradient may meet a division by zero there.
+    scaled = b.div(b.mul(b.log(b.where(is_own, 1.0, above)), plain), b.where(is_own, 1.0, rest))
+    return b.where(is_own, plain, scaled)
 
 
 def _log_of_base(base: float) -> Lowering:

@@ -30,7 +30,7 @@ def attention(
     """softmax(Q K' scale + mask) V over [..., length, width]; rows without a key give zeros."""
     b = call.builder
     if enable_gqa:
-        key, value = (_repeated(call, x, query.shape[-3]) for x in (key, value))
+        key, value = (repeated(call, x, query.shape[-3]) for x in (key, value))
     factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = b.matmul(b.mul(query, factor), b.swapaxes(key, -1, -2))
     if is_causal:
@@ -58,7 +58,7 @@ def _may_hide_a_row(call: Call, mask: SymbolicTensor, shape: tuple[int, ...]) ->
     return not bool(np.broadcast_to(open_keys, shape).any(-1).all())
 
 
-def _repeated(call: Call, x: SymbolicTensor, heads: int) -> SymbolicTensor:
+def repeated(call: Call, x: SymbolicTensor, heads: int) -> SymbolicTensor:
     """[..., few, length, width] with each head repeated until there are `heads`."""
     *lead, few, length, width = x.shape
     if few == heads:

@@ -35,12 +35,13 @@ _DATA_TYPES: dict[Any, DataType] = {
 _TORCH_TYPES = {kind: dtype for dtype, kind in _DATA_TYPES.items()}
 
 
-def data_type_of(dtype: Any) -> DataType:
+def data_type_of(dtype: Any, where: str | None = None) -> DataType:
     """The data type of a torch dtype; raises `CompileError` for one that Stitch lacks."""
     found = _DATA_TYPES.get(dtype)
     if found is None:
         raise CompileError(
             f"tensors of type {str(dtype).removeprefix('torch.')} are not supported",
+            where=where,
             expected=", ".join(kind.value for kind in _TORCH_TYPES),
         )
     return found

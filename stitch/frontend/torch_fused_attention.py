@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from stitch.errors import CompileError
-from stitch.frontend.torch_attention import attention
+from stitch.frontend.torch_attention import attention, repeated
 from stitch.frontend.torch_call import Call, Lowering, rounded_once
 from stitch.graph import SymbolicTensor
 
@@ -34,6 +34,7 @@ def _forward(
     scale: float | None = None,
 ) -> Several:
     _check_dropout(dropout_p)
+    key, value = (repeated(call, x, query.shape[-3]) for x in (key, value))
     if 1 not in call.used:
         made = attention(call, query, key, value, attn_mask, 0.0, is_causal, scale=scale)
         return made, None
@@ -59,7 +60,8 @@ def _backward(
 ) -> Several:
     """The weights come back from the scores and the logarithms of their sums."""
     _check_dropout(dropout_p)
-    b, scaled = call.builder, _scaled(call, query, scale)
+    b, scaled, few = call.builder, _scaled(call, query, scale), key.shape[-3]
+    key, value = (repeated(call, x, query.shape[-3]) for x in (key, value))
     scores = _scores(call, scaled, key, attn_mask, is_causal)
     weights = b.exp(b.sub(scores, b.unsqueeze(log_sums, -1)))
     of_value = b.matmul(b.swapaxes(weights, -1, -2), grad)
@@ -67,7 +69,17 @@ def _backward(
     kept = b.reduce_sum(b.mul(grad, result), -1, keepdims=True)
     of_scores = b.mul(weights, b.sub(of_weights, kept))
     of_query = b.mul(b.matmul(of_scores, key), _factor(query, scale))
-    return of_query, b.matmul(b.swapaxes(of_scores, -1, -2), scaled), of_value
+    of_key = b.matmul(b.swapaxes(of_scores, -1, -2), scaled)
+    return of_query, _summed(call, of_key, few), _summed(call, of_value, few)
+
+
+def _summed(call: Call, x: SymbolicTensor, few: int) -> SymbolicTensor:
+    """[..., heads, length, width] with the heads that one of `few` was repeated for added up."""
+    *lead, heads, length, width = x.shape
+    if few == heads:
+        return x
+    apart = call.builder.reshape(x, (*lead, few, heads // few, length, width))
+    return call.builder.reduce_sum(apart, -3)
 
 
 def _check_dropout(dropout_p: float) -> None:

@@ -142,12 +142,12 @@ def _layer_norm(
 ) -> Several:
     operands = [x, call.optional(weight, 1, normalized_shape), bias]
     attributes = {"axis": -len(normalized_shape), "epsilon": float(epsilon)}
-    if not call.used - {0}:
-        made = call.builder.apply("LayerNormalization", operands, 1, attributes)
-        return (*made, None, None)[: len(call.results)]
     if x.data_type is DataType.FLOAT64:
         # The statistics of ONNX are else of float32: too few digits.
         attributes["stash_type"] = onnx_code(x.data_type)
+    if not call.used - {0}:
+        made = call.builder.apply("LayerNormalization", operands, 1, attributes)
+        return (*made, None, None)[: len(call.results)]
     return call.as_promised(call.builder.apply("LayerNormalization", operands, 3, attributes))
 
 

@@ -139,10 +139,10 @@ class _Building:
             if self.settings.has_dram:
                 # It comes from the host or from another program's results, which lie there.
                 self.builder.wish(parse_wish(f"input.{node.name}.space=dram"))
-            with self.builder.at(f"argument {node.name}"):
-                return self.builder.input(
-                    node.name, tuple(value.shape), data_type_of(value.dtype), kind
-                )
+            where = f"argument {node.name}"
+            with self.builder.at(where):
+                found = data_type_of(value.dtype, where)
+                return self.builder.input(node.name, tuple(value.shape), found, kind)
 
         return declare
 

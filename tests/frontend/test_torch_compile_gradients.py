@@ -177,6 +177,10 @@ CASES: dict[str, Case] = {
         ),
         (_r(2, 2, 5, 4), _r(2, 2, 5, 4), _r(2, 2, 5, 4)),
     ),
+    "attention, heads in groups": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True, is_causal=True),
+        (_r(2, 4, 5, 4), _r(2, 2, 5, 4), _r(2, 2, 5, 4)),
+    ),
     "indexing": (
         lambda x: (
             x[1], x[:, 1:3], x[::2], x[:, [0, 2, 2]], x.gather(1, PLACES), x.flip(0),

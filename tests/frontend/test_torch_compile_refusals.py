@@ -77,8 +77,10 @@ def test_modes_are_refused() -> None:
 
 
 def test_types_that_stitch_lacks_are_refused_with_the_argument() -> None:
-    error = _refusal(compiled(lambda x: x + 1), torch.ones(2, dtype=torch.complex64))
-    assert "complex64" in str(error)
+    for dtype in (torch.complex64, torch.float8_e4m3fn):
+        error = _refusal(compiled(lambda x: x.float() + 1), torch.ones(2).to(dtype))
+        assert str(dtype).removeprefix("torch.") in str(error)
+        assert "where: argument" in str(error)
 
 
 def test_without_torch_the_extra_to_install_is_named() -> None:
