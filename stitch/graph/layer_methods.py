@@ -15,6 +15,7 @@ from stitch.errors import CompileError
 from stitch.graph.reduction_methods import ReductionMethods
 from stitch.graph.source_location import user_location
 from stitch.graph.symbolic import Operand, SymbolicTensor
+from stitch.program import DataType
 
 Pair = int | Sequence[int]
 
@@ -178,6 +179,8 @@ class LayerMethods(ReductionMethods):
         tensor = self.tensor(x)
         shape = tensor.shape[axis:] if tensor.shape else ()
         weight = np.ones(shape, tensor.dtype) if scale is None else scale
+        # Its gradient reads statistics: of float32 they would be too few digits for float64.
+        stash = DataType.FLOAT64 if tensor.data_type is DataType.FLOAT64 else DataType.FLOAT32
         return self._one(
             "LayerNormalization",
             tensor,
@@ -185,6 +188,7 @@ class LayerMethods(ReductionMethods):
             None if bias is None else self.tensor(bias, tensor),
             axis=axis,
             epsilon=epsilon,
+            stash_type=stash,
         )
 
     def rms_norm(

@@ -30,8 +30,11 @@ def torch_gradients(
 
 def our_gradients(op: str, x: Array, scale: Array, seed: Array) -> list[Array]:
     b = ComputationGraphBuilder("net")
-    operands = [b.input("x", x.shape, "float32"), b.input("w", scale.shape, "float32")]
-    b.output("y", b.apply(op, operands, 1, {"epsilon": 1e-5})[0])
+    operands = [b.input("x", x.shape, x.dtype), b.input("w", scale.shape, x.dtype)]
+    if op == "LayerNormalization":
+        b.output("y", b.layer_norm(*operands, epsilon=1e-5))
+    else:
+        b.output("y", b.apply(op, operands, 1, {"epsilon": 1e-5})[0])
     both = differentiate(b.build(), ["x", "w"])
     feeds = {"x": x, "w": scale}
     results = run(both.forward, feeds)
@@ -54,3 +57,15 @@ def test_as_exact_as_torch_at_every_ratio_of_mean_and_deviation(op: str, ratio: 
         # Where both are as good as float32 is, neither has to be the better one.
         allowed = max(2 * np.abs(other - exact).max(), 2e-6 * size)
         assert np.abs(ours - exact).max() <= allowed
+
+
+@pytest.mark.parametrize("op", ["LayerNormalization", "RMSNormalization"])
+def test_gradients_of_float64_have_its_digits(op: str) -> None:
+    rng = np.random.default_rng(5)
+    x, seed = rng.normal(1, 1, (2, ROWS, WIDTH))
+    scale = rng.normal(1, 0.3, WIDTH)
+    centres = op == "LayerNormalization"
+    truth = torch_gradients(x, scale, seed, torch.float64, centres=centres)
+    for ours, exact in zip(our_gradients(op, x, scale, seed), truth, strict=True):
+        assert ours.dtype == np.float64
+        assert np.abs(ours - exact).max() <= 1e-13 * np.abs(exact).max()

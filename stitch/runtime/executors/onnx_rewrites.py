@@ -13,6 +13,7 @@ import numpy as np
 
 from stitch.errors import CompileError
 from stitch.ops import evaluate, known_by_type, onnx_code
+from stitch.ops.attributes import int_of
 from stitch.program import ABSENT, Array, AttributeValue, DataType, Operation
 from stitch.runtime.executors import onnx_gradients, onnx_integers
 from stitch.runtime.executors.onnx_integers import scalar
@@ -143,6 +144,26 @@ def _mean_variance(writer: FormWriter, operation: Operation, attributes: Attribu
     return True
 
 
+def _layer(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
+    """In steps where its statistics are of float64, for which there is no kernel."""
+    if attributes["stash_type"] != onnx_code(DataType.FLOAT64):
+        return False
+    rank = len(writer.type_of(operation.inputs[0]).shape)
+    axes = writer.constant(np.arange(int_of(attributes, "axis") % rank, rank, dtype=np.int64))
+    x, scale, *shift = (writer.operand(v) for v in operation.inputs if v != ABSENT)
+    made = [*operation.outputs, ABSENT, ABSENT][:3]
+    out, mean, inverse = (None if v == ABSENT else value_name(v) for v in made)
+    apart = writer.node("Sub", [x, writer.node("ReduceMean", [x, axes], mean)])
+    variance = writer.node("ReduceMean", [writer.node("Mul", [apart, apart]), axes])
+    epsilon = scalar(writer, attributes["epsilon"], np.float64)
+    deviation = writer.node("Sqrt", [writer.node("Add", [variance, epsilon])])
+    normal = writer.node("Mul", [apart, writer.node("Reciprocal", [deviation], inverse)])
+    result = writer.node("Mul", [normal, scale], None if shift else out)
+    if shift:
+        writer.node("Add", [result, *shift], out)
+    return True
+
+
 def _gemm(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
     """A wide A'B over many rows is the transpose of B'A: its packing favours the longer side first.
 
@@ -262,6 +283,7 @@ REWRITES: Mapping[tuple[str, str], Rewrite] = {
     ("", "Einsum"): onnx_integers.einsum,
     ("", "EyeLike"): _known_result,
     ("", "Gemm"): _gemm,
+    ("", "LayerNormalization"): _layer,
     ("", "MatMul"): _product,
     ("", "Max"): onnx_integers.extreme,
     ("", "MaxUnpool"): _max_unpool,

@@ -33,6 +33,9 @@ EMBEDDED_NBYTES = 1024
 #: Makes one of a Pad and what reads it, also of a Pad with zeros and a MaxPool (1.31), whose own
 #: padding counts as less than every number: of numbers below 0 the result would not be 0.
 PAD_FUSION = "Pad_Fusion"
+#: Makes one of a product and a number beside it, which it keeps as float32: of float64 (1.31) half
+#: of the digits would be lost.
+SCALE_FUSION = "MatMulScaleFusion"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -190,8 +193,13 @@ class FormWriter:
         model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
         return OnnxForm(
             model.SerializeToString(), inputs, outputs, tuple(self.weights), self.blocked,
-            (PAD_FUSION,) if self._pools_padding() else (),
+            self._without(),
         )  # fmt: skip
+
+    def _without(self) -> tuple[str, ...]:
+        is_double = any(self.type_of(v).data_type is DataType.FLOAT64 for v in self.used)
+        found = {PAD_FUSION: self._pools_padding(), SCALE_FUSION: is_double}
+        return tuple(name for name, is_wrong in found.items() if is_wrong)
 
     def _pools_padding(self) -> bool:
         padded = {name for node in self.nodes if node.op_type == "Pad" for name in node.output}
