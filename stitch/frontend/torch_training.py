@@ -35,8 +35,8 @@ MAX_OVERLAP_WORK = 100_000
 def from_torch_for_training(
     module: Any, example_inputs: Examples = (), name: str | None = None
 ) -> tuple[ComputationGraph, dict[str, Array], ComputationGraph]:
-    """The graph of a torch module, the values of its PARAMETER and STATE inputs by name, and the
-    graph of the same module in evaluation mode.
+    """The graph of a torch module, the values of its PARAMETER and STATE inputs by name (on torch's
+    own bytes where that is possible), and the graph of the same module in evaluation mode.
 
     Names are those of the module's state dict; tied parameters are one input. Raises `CompileError`
     with every unsupported operator and its source line.
@@ -142,7 +142,7 @@ class _Capture:
 
     def _kept(self, name: str, tensor: Any, kind: InputKind) -> SymbolicTensor:
         self._read.append((name, tensor, True))
-        self.values[name] = np.array(array_of(tensor))
+        self.values[name] = array_of(tensor)
         with self.builder.at(f"tensor {name}"):
             return self.builder.input(name, tuple(tensor.shape), data_type_of(tensor.dtype), kind)
 

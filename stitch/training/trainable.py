@@ -73,7 +73,8 @@ def as_trainable(
     of inputs. `evaluation` is the graph for evaluation where it is not simply the same one without
     training modes. Raises `UsageError` for unknown names and values that do not fit.
     """
-    given = dict(weights or {})
+    # Theirs stay writable, and a training may start long after: what counts is what they hold now.
+    given = {name: np.array(value) for name, value in (weights or {}).items()}
     have = {slot.name for slot in graph.inputs if slot.kind is InputKind.PARAMETER}
     wanted = None if trainable is None else set(trainable)
     if wanted is not None or not have:
@@ -93,12 +94,11 @@ def as_trainable(
             f"graph {graph.name!r} has nothing to train",
             remedy="give inputs kind=parameter, name floating constants, or pass trainable=[...]",
         )
-    values = {name: np.asarray(value) for name, value in given.items()}
     if evaluation is None:
         evaluation = evaluation_form(graph)
     elif wanted is not None:
         evaluation = _demoted(evaluation, have - wanted)
-    return Trainable(graph, values, evaluation)
+    return Trainable(graph, given, evaluation)
 
 
 def _promoted(

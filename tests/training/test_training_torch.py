@@ -237,6 +237,23 @@ def test_what_torch_writes_after_compiling_does_not_reach_the_model(trains: bool
     np.testing.assert_allclose(np.asarray(model(x.numpy())), wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_weights_are_taken_as_they_are_when_they_are_given() -> None:
+    weight = np.ones((3, 4), np.float32)
+    model = stitch.compile(
+        nn.Linear(4, 3), (torch.randn(2, 4),), target="host", optimizer=stitch.SGD(lr=0.1),
+        loss=stitch.losses.MSELoss(), weights={"weight": weight},
+    )  # fmt: skip
+    weight[...] = 9.0
+    assert model.training is not None
+    with stitch.open_device("host") as device:
+        instance = model.training.start(device)
+        assert (np.asarray(instance.get_tensor("weight")) == 1.0).all()
+        given = torch.full((3, 4), 2.0)
+        instance.set_tensor("weight", given)
+        given.fill_(5.0)
+        assert (np.asarray(instance.get_tensor("weight")) == 2.0).all()
+
+
 def losses_with_dropout(seed: int, **options: Any) -> list[float]:
     module = made(Transformer, dropout=0.3)
     model = compiled(module, stitch.SGD(lr=0.05), **options)
