@@ -69,11 +69,11 @@ class Claims:
                 remedy="give each a file of its own",
             )  # fmt: skip
         self._files[place] = str(path), option
+        self.check()
         if own_descriptor(path) is None:  # Else the shell has opened it for writing.
             if made is None or not place.is_relative_to(resolved(made)):
                 _check_folder(path, place.parent)
             _check_kind(path, kind, option)
-        self.check()
 
     def add_folder(self, path: str | Path, option: str) -> None:
         """A folder to write into; raises `UsageError` for standard output, which is none."""

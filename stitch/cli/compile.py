@@ -80,6 +80,7 @@ def _compile(words: argparse.Namespace) -> int:
     cuts = cuts_of(words.split, words.split_at)
     if words.output == "-" and cuts is not None:
         raise UsageError("a split module takes several files", expected="-o FILE, such as m.ttb")
+    claims.reads(filter(None, (words.source, words.target)))
     if words.output is not None and cuts is None:
         claims.add(words.output, TTB, "-o")
     module, examples = _module(words)

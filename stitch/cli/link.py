@@ -50,6 +50,7 @@ def _link(words: argparse.Namespace) -> int:
     if len(words.modules) < 2:
         raise UsageError("linking takes at least two modules", got=f"{len(words.modules)}")
     claims = Claims()
+    claims.reads(words.modules)
     claims.add(words.output, TTB, "-o")
     modules = read_modules(words.modules, words.function, verify="full")
     claims.check()

@@ -63,6 +63,7 @@ class Session:
 def run_session(words: argparse.Namespace) -> int:
     """Run what the words ask for; with `--result_file`, errors are written there as well."""
     claims = Claims()
+    claims.reads(filter(None, (words.pipeline, words.device, *words.module)))
     claims.add_folder(words.artifact_dir, "--artifact_dir")
     for path, kind, option in ((words.result_file, RESULT, "--result_file"),
                                (words.trace, TRACE, "--trace"),

@@ -14,7 +14,6 @@ import fcntl
 import json
 import os
 import shlex
-import socket
 import sys
 import time
 import weakref
@@ -112,7 +111,7 @@ def _is_at(handle: int, path: Path) -> bool:
 
 def _write_owner(handle: int) -> None:
     facts = {
-        "pid": os.getpid(), "host": socket.gethostname(), "command": shlex.join(sys.argv)[:400],
+        "pid": os.getpid(), "host": os.uname().nodename, "command": shlex.join(sys.argv)[:400],
         "since": time.strftime("%Y-%m-%d %H:%M:%S"),
     }  # fmt: skip
     with contextlib.suppress(OSError):  # It is for the message only.

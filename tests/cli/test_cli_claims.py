@@ -52,15 +52,15 @@ OTHER = "the file is of another kind"
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("compile", "a.yaml", "-o", "a.yaml"), OTHER),
+        (("compile", "a.yaml", "-o", "a.yaml"), READ),
         (("compile", "a.yaml", "-o", "x.npy"), OTHER),
         (("compile", "a.yaml", "-o", "notes.txt"), OTHER),
         (("compile", "a.yaml", "-o", "."), "names no file"),
         (("link", "a.ttb", "b.ttb", "-o", "a.ttb"), READ),
         (("link", "a.ttb", "b.ttb", "-o", "soft"), READ),
         (("link", "a.ttb", "b.ttb", "-o", "hard"), READ),
-        ((*RUN, "--trace=a.ttb"), OTHER),
-        ((*RUN, "--record=a.ttb"), OTHER),
+        ((*RUN, "--trace=a.ttb"), READ),
+        ((*RUN, "--record=b.ttb"), OTHER),
         ((*RUN, "--result_file=a.yaml"), OTHER),
         ((*RUN, "--result_file=x.npy"), OTHER),
         ((*RUN, "--output=@x.npy"), READ),
@@ -77,7 +77,7 @@ OTHER = "the file is of another kind"
         ((*RUN, "--trace=-", "--output=-"), "two outputs want standard output"),
         ((*RUN, "--save_artifacts", "--artifact_dir=-"), "takes a folder"),
         (("run", "p.yaml", "--output=@x.npy"), READ),
-        (("run", "p.yaml", "--trace=p.yaml"), OTHER),
+        (("run", "p.yaml", "--trace=p.yaml"), READ),
     ],
 )  # fmt: skip
 def test_what_would_be_lost_is_refused_before_anything_is_computed(
@@ -184,7 +184,7 @@ def test_a_folder_that_is_missing_is_said_before_anything_is_computed(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--result_file=train.yaml",), OTHER),
+        (("--result_file=train.yaml",), READ),
         (("--result_file=data.npz",), OTHER),
         (("--output=net.yaml.ttb",), OTHER),
         (("--output=start.safetensors",), READ),
