@@ -21,6 +21,7 @@ from stitch import ops
 from stitch.errors import StitchError
 from stitch.graph.computation_graph import ComputationGraph
 from stitch.graph.known_values import MAX_ELEMENTS
+from stitch.memory import SMALL_NBYTES, claim, claim_for
 from stitch.program import ABSENT, Array, Constant, Operation, Value, ValueType
 
 #: Elementary steps that all folding of a graph may take: so many, and so many for each element of
@@ -137,6 +138,8 @@ def _fold(
         )
         if taken > workspace_nbytes:
             return None
+        wanted = sum(_nbytes(values[v].type) for v in operation.outputs if v != ABSENT)
+        claimed = claim(taken + 2 * wanted, f"folding {operation.op}")
         with np.errstate(all="ignore"):
             results = ops.evaluate(
                 operation.op,
@@ -147,8 +150,13 @@ def _fold(
             )
     except StitchError:
         return None  # what fails must fail where it runs, with its own words
-    return {
+    found = {
         v: np.array(data, order="C")
         for v, data in zip(operation.outputs, results, strict=True)
         if v != ABSENT
     }
+    claimed.let_go()
+    for data in found.values():
+        if data.nbytes >= SMALL_NBYTES:
+            claim_for(data, data.nbytes, f"for the result of {operation.op}, computed beforehand")
+    return found

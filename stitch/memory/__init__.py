@@ -8,6 +8,7 @@ from stitch.memory.allocator import Allocator
 from stitch.memory.budget import (
     LARGE_NBYTES,
     LEDGER,
+    SMALL_NBYTES,
     Claim,
     Ledger,
     allowed_nbytes,
@@ -15,6 +16,7 @@ from stitch.memory.budget import (
     claim,
     claim_for,
     claimed_array,
+    copied,
     keep,
     parse_nbytes,
 )
@@ -28,8 +30,8 @@ from stitch.memory.space_memory import (
 )
 
 __all__ = [
-    "LARGE_NBYTES", "LEDGER", "LENT_ADDRESSES", "PADDING_BYTE", "POISON_BYTE", "Allocator", "Claim",
-    "CopyKernel", "Ledger", "SpaceMemory", "WriteCounter", "allowed_nbytes", "allowing", "claim",
-    "claim_for", "claimed_array", "keep", "parse_nbytes", "prepare_copy", "read_array",
-    "write_array",
+    "LARGE_NBYTES", "LEDGER", "LENT_ADDRESSES", "PADDING_BYTE", "POISON_BYTE", "SMALL_NBYTES",
+    "Allocator", "Claim", "CopyKernel", "Ledger", "SpaceMemory", "WriteCounter", "allowed_nbytes",
+    "allowing", "claim", "claim_for", "claimed_array", "copied", "keep", "parse_nbytes",
+    "prepare_copy", "read_array", "write_array",
 ]  # fmt: skip

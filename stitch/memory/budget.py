@@ -31,6 +31,8 @@ from stitch.program import Array
 DEFAULT_PART = 0.8
 #: Who asks again and again (arguments, results of calls) does so from this size on.
 LARGE_NBYTES = 32 << 20
+#: What is smaller than this is not worth a claim by itself.
+SMALL_NBYTES = 1 << 16
 #: Claims that an error lists.
 _LISTED = 5
 _UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
@@ -204,11 +206,26 @@ def claim_for(owner: Any, nbytes: int, what: str) -> None:
     keep(owner, claim(nbytes, what))
 
 
-def claimed_array(shape: tuple[int, ...], dtype: Any, what: str) -> Array:
-    """An uninitialized array, claimed for as long as it lives; raises `OutOfMemoryError`."""
+def claimed_array(
+    shape: tuple[int, ...], dtype: Any, what: str, allowed: int | None = None
+) -> Array:
+    """An uninitialized array; a large one is claimed for as long as it lives, or refused."""
     kind: np.dtype[Any] = np.dtype(dtype)
-    taken = claim(math.prod(shape) * kind.itemsize, what)
+    nbytes = math.prod(shape) * kind.itemsize
+    if nbytes < SMALL_NBYTES:
+        return np.empty(shape, kind)
+    taken = claim(nbytes, what, allowed=allowed)
     made: Array = np.empty(shape, kind)
+    keep(made, taken)
+    return made
+
+
+def copied(array: Array, what: str, allowed: int | None = None) -> Array:
+    """A dense copy; a large one is claimed for as long as it lives, or refused beforehand."""
+    if array.nbytes < LARGE_NBYTES:
+        return array.copy()
+    taken = claim(array.nbytes, what, allowed=allowed)
+    made: Array = array.copy()
     keep(made, taken)
     return made
 

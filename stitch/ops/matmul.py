@@ -25,7 +25,7 @@ from stitch.ops.inference import (
 )
 from stitch.ops.product_gradients import gemm_gradient, matmul_gradient
 from stitch.ops.steps import fill_step, given, is_constant, optional, remembered, scalar
-from stitch.ops.workspaces import operands
+from stitch.ops.workspaces import few
 from stitch.program import Array, ValueType
 
 #: A constant bias is spread to the result's shape up to this size: adding equal shapes is faster
@@ -132,7 +132,7 @@ OPERATORS = (
         _infer_matmul,
         _matmul,
         gradient=matmul_gradient,
-        workspace=operands(1 / 2),
+        workspace=few,
         keeps_workspace=False,
     ),
     OpDef(

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from stitch.errors import LayoutError, LinkError
+from stitch.memory import LARGE_NBYTES, copied
 from stitch.program import Array, DataType
 
 
@@ -20,7 +21,9 @@ def capture(
     """
     dtype = data_type.dtype
     if type(array) is np.ndarray and array.dtype == dtype and array.shape == shape:
-        return array if borrow or _is_frozen(array) else array.copy()
+        if borrow or _is_frozen(array):
+            return array
+        return array.copy() if array.nbytes < LARGE_NBYTES else copied(array, what)
     found = as_array(array, what)
     if found.shape != shape:
         raise LinkError(
@@ -81,7 +84,7 @@ def converted(array: Array, data_type: DataType, what: str) -> Array:
     """A dense copy in the wanted type; raises `LinkError` where numbers would change kind."""
     dtype = data_type.dtype
     if array.dtype == dtype:
-        return np.array(array, order="C")
+        return copied(array, what)
     given = DataType.from_dtype(array.dtype)
     if given.is_floating is not data_type.is_floating or (dtype.kind == "b") is not (
         array.dtype.kind == "b"

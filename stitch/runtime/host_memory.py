@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from stitch.errors import OutOfMemoryError
 from stitch.machine import footprint
-from stitch.memory import LEDGER, LENT_ADDRESSES, Claim, allowed_nbytes, parse_nbytes
+from stitch.memory import LARGE_NBYTES, LEDGER, LENT_ADDRESSES, Claim, allowed_nbytes, parse_nbytes
 from stitch.memory.byte_ranges import ByteRanges
 from stitch.planner import Allocate, Copy, Execute, Plan, Relocate
 from stitch.program import Space, TensorDesc
@@ -215,7 +215,9 @@ class HostMemory:
                     step.target.desc.layout.data_type is layout.data_type
                 )
                 nbytes = layout.data_type.nbytes(step.source.desc.elements)
-                found += nbytes if same else 2 * nbytes
+                # A large copy was claimed when it was made.
+                captured = nbytes if nbytes < LARGE_NBYTES else 0
+                found += captured if same else captured + nbytes
         return found
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from stitch.errors import LayoutError, OutOfMemoryError, TaskError, UsageError
 from stitch.link import check_link
 from stitch.machine import footprint
-from stitch.memory import CopyKernel
+from stitch.memory import LARGE_NBYTES, CopyKernel, claimed_array, copied
 from stitch.program import Array, DataType, Layout, Space, TensorDesc, host_layout
 from stitch.runtime.arrays import as_array
 from stitch.runtime.backend import LocalBackend
@@ -137,7 +137,13 @@ class TensorAccess(Lifetime):
                 )
             instance = value.instances[0]
             found = self.dense(instance)
-            made = self._converted(instance) if found is None else found.copy()
+            if found is None:
+                made = self._converted(instance)
+            elif found.nbytes < LARGE_NBYTES:
+                made = found.copy()
+            else:
+                what = f"reading {value.desc.text()}"
+                made = copied(found, what, self.host_memory.allowed)
             if instance.block.address is not None:
                 self.history.read(value.desc_key, value.desc, made.nbytes)
                 if self.events.active:
@@ -147,7 +153,8 @@ class TensorAccess(Lifetime):
     def _converted(self, instance: InstanceRecord) -> Array:
         kind = instance.desc.layout.data_type
         target = DataType.FLOAT32 if kind.is_block else kind
-        made: Array = np.zeros(instance.desc.shape, target.dtype)
+        what, allowed = f"reading {instance.desc.text()}", self.host_memory.allowed
+        made: Array = claimed_array(instance.desc.shape, target.dtype, what, allowed)
         host = TensorDesc(instance.desc.shape, host_layout(target))
         kernel: CopyKernel = self.backend.kernel(instance.desc, host)
         kernel.bind(self.region_of(instance), as_bytes(made))()
@@ -229,7 +236,8 @@ class TensorAccess(Lifetime):
             self.check_open()
             found = as_array(array, "the array")
             kind = DataType.from_dtype(found.dtype)
-            host = found if borrow else np.array(found, order="C")
+            allowed = self.host_memory.allowed
+            host = found if borrow else copied(found, "device.tensor()", allowed)
             desc = TensorDesc(host.shape, host_layout(kind))
             value = self.new_value(desc)
             value.by = "tensor()"

@@ -13,7 +13,7 @@ from stitched_models import one
 
 import stitch
 from stitch.errors import OutOfMemoryError
-from stitch.memory import LEDGER, Ledger
+from stitch.memory import LEDGER, Ledger, allowing
 
 MIB = 1 << 20
 
@@ -214,3 +214,26 @@ def test_without_addresses_a_device_says_what_to_do() -> None:
         """)
     for wanted in ("no addresses for", "RLIMIT_AS", "max_memory"):
         assert wanted in text
+
+
+def test_large_copies_of_arrays_are_claimed_before_they_are_made() -> None:
+    x = np.ones(10 * MIB, np.float32)
+    with stitch.open_device("host", max_memory=LEDGER.taken_nbytes + 60 * MIB) as device:
+        kept = device.tensor(x)
+        with pytest.raises(OutOfMemoryError, match=r"device.tensor\(\)"):
+            device.tensor(x)
+        with pytest.raises(OutOfMemoryError, match="reading 10485760xf32"):
+            kept.numpy()
+        del kept
+
+
+def test_what_does_not_fit_is_not_folded() -> None:
+    def compiled() -> Any:
+        b = stitch.ComputationGraphBuilder("folded")
+        large = b.op("Tanh", b.constant(np.ones(2 * MIB, np.float32)))
+        b.output("y", b.input("x", (2 * MIB,), "float32") + large)
+        return stitch.compile(b.build(), target="host")
+
+    assert len(compiled().binary.programs[0].operations) == 1
+    with allowing(LEDGER.taken_nbytes + 4 * MIB):
+        assert len(compiled().binary.programs[0].operations) == 2
