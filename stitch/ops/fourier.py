@@ -5,13 +5,22 @@ Source: ONNX's DFT, STFT.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from stitch.ops.attributes import int_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import (
+    Attribute,
+    InferenceContext,
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+    computed_nbytes,
+)
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import (
     axis_of,
@@ -23,8 +32,7 @@ from stitch.ops.inference import (
     require_shape,
     require_type,
 )
-from stitch.ops.steps import given, ints_at, optional
-from stitch.ops.workspaces import operands
+from stitch.ops.steps import PIECE_NBYTES, given, ints_at, optional, pieces_of
 from stitch.program import Array, ValueType
 
 
@@ -39,6 +47,29 @@ def _check_parts(context: InferenceContext, onesided_real: bool) -> int:
     if onesided_real and parts == 2:
         raise context.fail(f"a one-sided {context.op} takes real signals", expected="1", got="2")
     return parts
+
+
+#: Bytes of a signal and its transform, an element of either.
+_LINE_NBYTES = 48
+
+
+def _dft_workspace(context: WorkspaceContext) -> int:
+    """A piece, or one signal: as complex numbers, and as long as it is transformed."""
+    x, made = context.inputs[0], context.outputs[0]
+    assert x is not None
+    longest = 2 * max(*x.shape[:-1], *made.shape[:-1], 1)
+    size = 2 * max(math.prod(x.shape[:-1]), math.prod(made.shape[:-1]))
+    wide = x.data_type.compute_dtype.itemsize // 4
+    return wide * min(max(PIECE_NBYTES, _LINE_NBYTES * longest), _LINE_NBYTES * size)
+
+
+def _stft_workspace(context: WorkspaceContext) -> int:
+    """The signal as complex numbers; and a piece, or one frame of every sample."""
+    x, made = context.inputs[0], context.outputs[0]
+    assert x is not None
+    wide = x.data_type.compute_dtype.itemsize // 4
+    frame = 2 * _LINE_NBYTES * made.shape[0] * made.shape[2]
+    return 2 * computed_nbytes(x) + wide * max(2 * PIECE_NBYTES, 2 * frame)
 
 
 def _infer_dft(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -89,8 +120,17 @@ def _dft(arguments: KernelArguments) -> Sequence[Thunk]:
     else:
         transform = np.fft.rfft if onesided else np.fft.fft
 
+    outer, inner = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 : -1])
+    signals = x.reshape(outer, x.shape[axis], inner, x.shape[-1])
+    results = out.reshape(outer, out.shape[axis], inner, out.shape[-1])
+    line = _LINE_NBYTES * max(length, x.shape[axis])
+
     def run() -> None:
-        _write_parts(transform(as_complex(x), length, axis), out)
+        for rows in pieces_of(outer, line * inner):
+            for columns in pieces_of(inner, line * (rows.stop - rows.start)):
+                place = (rows, slice(None), columns)
+                made = transform(as_complex(signals[place]), length, 1)
+                _write_parts(made, results[place])
 
     return (run,) if out.size else ()
 
@@ -135,8 +175,10 @@ def _stft(arguments: KernelArguments) -> Sequence[Thunk]:
 
     def run() -> None:
         frames = sliding_window_view(as_complex(x), length, 1)[:, ::step]
-        weighted = frames if window is None else frames * window
-        _write_parts(transform(weighted, length, -1), out)
+        for part in pieces_of(out.shape[1], _LINE_NBYTES * length * len(x)):
+            seen = frames[:, part]
+            weighted = seen if window is None else seen * window
+            _write_parts(transform(weighted, length, -1), out[:, part])
 
     return (run,) if out.size else ()
 
@@ -148,7 +190,7 @@ OPERATORS = (
         _infer_dft,
         _dft,
         attributes={"inverse": Attribute("int", 0), "onesided": Attribute("int", 0)},
-        workspace=operands(4),
+        workspace=_dft_workspace,
         keeps_workspace=False,
     ),
     OpDef(
@@ -157,7 +199,7 @@ OPERATORS = (
         _infer_stft,
         _stft,
         attributes={"onesided": Attribute("int", 1)},
-        workspace=operands(5),
+        workspace=_stft_workspace,
         keeps_workspace=False,
     ),
 )

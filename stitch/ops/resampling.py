@@ -270,6 +270,8 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
         for one in _plan(attributes, x.shape, axes, roi, flat[0], flat[1])
         if one.before != one.after or one.scale != 1.0 or crops
     ]
+    # What shrinks goes first: nothing in between is larger than operand and result.
+    plan.sort(key=lambda one: one.after / max(one.before, 1))
     steps: list[Thunk] = []
     current, outside = x, np.zeros((1,) * x.ndim, np.bool_)
     nearest = string_of(attributes, "mode") == "nearest"

@@ -14,7 +14,14 @@ import numpy as np
 
 from stitch.ops.attributes import Attributes, int_of, ints_of, string_of
 from stitch.ops.convolution import bias_steps, check_output
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import (
+    Attribute,
+    InferenceContext,
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+)
 from stitch.ops.element_types import EVERY, FLOATS
 from stitch.ops.inference import (
     Shape,
@@ -25,9 +32,8 @@ from stitch.ops.inference import (
     require_type,
 )
 from stitch.ops.resampling import cubic_weight
-from stitch.ops.steps import given, optional
+from stitch.ops.steps import PIECE_NBYTES, given, optional, pieces_of
 from stitch.ops.windows import WINDOW_ATTRIBUTES, Windows, check_window_attributes, windows_of
-from stitch.ops.workspaces import columns, operands
 from stitch.program import Array, ValueType
 
 _GRID_MODES = ("nearest", "linear", "cubic")
@@ -93,30 +99,52 @@ def _grid_taps(place: Array, size: int, attributes: Attributes) -> tuple[Array, 
 
 def _grid(arguments: KernelArguments) -> Sequence[Thunk]:
     x, grid, out = given(arguments, 0), given(arguments, 1), arguments.outputs[0]
-    spatial = x.shape[2:]
-    samples = np.arange(x.shape[0]).reshape(-1, *(1,) * (x.ndim - 2))
-    nearest = string_of(arguments.attributes, "mode") == "nearest"
-    wide = np.float64 if out.dtype.kind == "f" else out.dtype
+    places = grid.reshape(len(grid), -1, grid.shape[-1])
+    results = out.reshape(*out.shape[:2], -1)
+    point = _point_nbytes(x.shape, string_of(arguments.attributes, "mode"))
 
     def run() -> None:
-        axes = [
-            _grid_taps(grid[..., -1 - axis].astype(np.float64), size, arguments.attributes)
-            for axis, size in enumerate(spatial)
-        ]
-        total = np.zeros((x.shape[0], *out.shape[2:], x.shape[1]), wide)
-        for chosen in itertools.product(*(range(len(taps)) for taps, _ in axes)):
-            index = tuple(taps[i] for i, (taps, _) in zip(chosen, axes, strict=True))
-            weight = math.prod(
-                (weights[i] for i, (_, weights) in zip(chosen, axes, strict=True)), start=1.0
-            )
-            values = np.moveaxis(x, 1, -1)[(samples, *index)]
-            if nearest:
-                total[...] = np.where(np.asarray(weight)[..., None] != 0, values, 0)
-            else:
-                total += values * np.asarray(weight)[..., None]
-        out[...] = np.moveaxis(total, -1, 1)
+        for part in pieces_of(places.shape[1], point):
+            results[:, :, part] = _sampled(x, places[:, part], arguments.attributes)
 
     return (run,) if out.size else ()
+
+
+def _point_nbytes(image: Shape, mode: str) -> int:
+    """What one sampled point of every image takes: channels and neighbours."""
+    taps = {"nearest": 1, "linear": 2, "cubic": 4}[mode]
+    return image[0] * (40 * image[1] + 60 * taps * (len(image) - 2) + 60)
+
+
+def _grid_workspace(context: WorkspaceContext) -> int:
+    x, grid = context.inputs[:2]
+    assert x is not None
+    assert grid is not None
+    point = _point_nbytes(x.shape, string_of(context.attributes, "mode"))
+    return min(2 * max(PIECE_NBYTES, point), 2 * point * math.prod(grid.shape[1:-1]))
+
+
+def _sampled(x: Array, places: Array, attributes: Attributes) -> Array:
+    """Images x at places (samples, points, axes): (samples, channels, points)."""
+    samples = np.arange(len(x)).reshape(-1, 1)
+    axes = [
+        _grid_taps(places[..., -1 - axis].astype(np.float64), size, attributes)
+        for axis, size in enumerate(x.shape[2:])
+    ]
+    total = np.zeros(
+        (*places.shape[:2], x.shape[1]), np.float64 if x.dtype.kind == "f" else x.dtype
+    )
+    for chosen in itertools.product(*(range(len(taps)) for taps, _ in axes)):
+        index = tuple(taps[i] for i, (taps, _) in zip(chosen, axes, strict=True))
+        weight = math.prod(
+            (weights[i] for i, (_, weights) in zip(chosen, axes, strict=True)), start=1.0
+        )
+        values = np.moveaxis(x, 1, -1)[(samples, *index)]
+        if string_of(attributes, "mode") == "nearest":
+            total[...] = np.where(np.asarray(weight)[..., None] != 0, values, 0)
+        else:
+            total += values * np.asarray(weight)[..., None]
+    return np.moveaxis(total, -1, 1)
 
 
 def bilinear(image: Array, y: Array, x: Array) -> list[tuple[Array, Array]]:
@@ -168,6 +196,21 @@ def _infer_deform(context: InferenceContext) -> tuple[ValueType, ...]:
     return (ValueType((x.shape[0], w.shape[0], *output), x.data_type),)
 
 
+def _deformed_row_nbytes(w: Array | ValueType, channels: int, width: int) -> int:
+    """What one row of the result takes: the neighbours of all places, weighed, and the sums."""
+    kernel = math.prod(w.shape[2:])
+    return (60 * channels + 150) * kernel * width + 8 * w.shape[0] * width
+
+
+def _deform_workspace(context: WorkspaceContext) -> int:
+    x, w = context.inputs[:2]
+    assert x is not None
+    assert w is not None
+    height, width = context.outputs[0].shape[2:]
+    row = _deformed_row_nbytes(w, x.shape[1], width)
+    return min(2 * max(PIECE_NBYTES, row), 2 * row * height)
+
+
 def _deform(arguments: KernelArguments) -> Sequence[Thunk]:
     x, w, offset = (given(arguments, index) for index in range(3))
     out, mask = arguments.outputs[0], optional(arguments, 4)
@@ -185,16 +228,22 @@ def _deform(arguments: KernelArguments) -> Sequence[Thunk]:
     masks = None if mask is None else mask.reshape(*shape[:4], *windows.output)
     weights = w.reshape(group, w.shape[0] // group, -1)
 
+    row = _deformed_row_nbytes(w, x.shape[1], windows.output[1])
+
     def run() -> None:
         for n, image in enumerate(x.reshape(x.shape[0], parts, -1, *x.shape[2:])):
-            gathered = []
-            for part, channels in enumerate(image):
-                shift = offsets[n, part]
-                places = grid_y + shift[:, :, 0], grid_x + shift[:, :, 1]
-                found = sum((v * k for v, k in bilinear(channels, *places)), start=np.zeros(()))
-                gathered.append(found if masks is None else found * masks[n, part])
-            taps = np.concatenate(gathered).reshape(group, weights.shape[2], -1)
-            out[n] = np.matmul(weights, taps).reshape(out.shape[1:])
+            for rows in pieces_of(windows.output[0], row):
+                gathered = []
+                for part, channels in enumerate(image):
+                    shift = offsets[n, part][..., rows, :]
+                    places = grid_y[:, :, rows] + shift[:, :, 0], grid_x + shift[:, :, 1]
+                    found = sum((v * k for v, k in bilinear(channels, *places)), start=np.zeros(()))
+                    gathered.append(
+                        found if masks is None else found * masks[n, part][..., rows, :]
+                    )
+                taps = np.concatenate(gathered).reshape(group, weights.shape[2], -1)
+                into = out[n][:, rows]
+                into[...] = np.matmul(weights, taps).reshape(into.shape)
 
     return (run, *bias_steps(optional(arguments, 3), out)) if out.size else ()
 
@@ -212,7 +261,7 @@ OPERATORS = (
             "mode": Attribute("string", "linear"),
             "padding_mode": Attribute("string", "zeros"),
         },
-        workspace=operands(7),
+        workspace=_grid_workspace,
         keeps_workspace=False,
     ),
     OpDef(
@@ -225,6 +274,6 @@ OPERATORS = (
             "group": Attribute("int", 1),
             "offset_group": Attribute("int", 1),
         },
-        workspace=columns,
+        workspace=_deform_workspace,
     ),
 )

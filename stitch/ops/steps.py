@@ -7,7 +7,7 @@ it is set once around a whole run, not around every step.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar, Token
 from functools import partial
 from typing import Any
@@ -21,6 +21,8 @@ from stitch.program import Array
 
 #: Elements per block of a chain of steps: all its arrays stay in the second-level cache.
 BLOCK_SIZE = 32768
+#: Kernels that make intermediate arrays work in pieces of about so many bytes of them.
+PIECE_NBYTES = 1 << 22
 #: Bytes of a cache line.
 LINE_NBYTES = 64
 
@@ -137,6 +139,17 @@ def same_memory(a: Array, b: Array) -> bool:
 def overlaps(out: Array, *sources: Array | None) -> bool:
     """Whether writing `out` changes one of the sources."""
     return any(s is not None and np.may_share_memory(out, s) for s in sources)
+
+
+def pieces_of(count: int, nbytes: int) -> Iterator[slice]:
+    """Stretches of `count` things that take so many bytes each, `PIECE_NBYTES` at a time.
+
+    >>> list(pieces_of(5, PIECE_NBYTES // 3))
+    [slice(0, 3, None), slice(3, 5, None)]
+    """
+    at_once = max(1, PIECE_NBYTES // max(1, nbytes))
+    for start in range(0, count, at_once):
+        yield slice(start, min(start + at_once, count))
 
 
 def copy_steps(source: Array, out: Array) -> tuple[Thunk, ...]:

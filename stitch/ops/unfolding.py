@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -20,13 +19,18 @@ from stitch.ops.inference import (
     require_type,
     spatial_ints,
 )
+from stitch.ops.sliding import lines_of
 from stitch.ops.steps import check_places, copy_steps, fill_step, given, ints_at
 from stitch.ops.unfolding_gradients import col2im_gradient, max_unpool_gradient
 from stitch.ops.windows import WINDOW_ATTRIBUTES, Windows, windows_of
-from stitch.ops.workspaces import operands
-from stitch.program import ValueType
+from stitch.ops.workspaces import few
+from stitch.program import Array, ValueType
 
 _LISTS = {name: WINDOW_ATTRIBUTES[name] for name in ("dilations", "pads", "strides")}
+
+
+#: The views of so many kernel elements are kept from binding on.
+_KEPT = 1024
 
 
 def _block_windows(attributes: Attributes, image: Shape, block: Shape) -> Windows:
@@ -61,14 +65,25 @@ def _infer_col2im(context: InferenceContext) -> tuple[ValueType, ...]:
 def _col2im(arguments: KernelArguments) -> Sequence[Thunk]:
     x, out = given(arguments, 0), arguments.outputs[0]
     windows = _block_windows(arguments.attributes, out.shape[2:], ints_at(arguments, 2))
-    taps = x.reshape(*out.shape[:2], math.prod(windows.kernel), *windows.output)
-    spread = np.empty((*out.shape[:2], *windows.padded), out.dtype)
-    steps: list[Thunk] = [fill_step(spread, 0)]
-    for index, tap in enumerate(windows.taps()):
-        target = spread[(slice(None), slice(None), *tap)]
-        steps.append(partial(np.add, target, taps[:, :, index], target))
-    inner = tuple(slice(b, b + s) for b, s in zip(windows.begin, windows.size, strict=True))
-    return [*steps, *copy_steps(spread[(slice(None), slice(None), *inner)], out)]
+    taps = x.reshape(*out.shape[:2], *windows.kernel, *windows.output)
+    lines = lines_of(windows)
+
+    def added() -> Iterator[tuple[Array, Array]]:
+        """For each kernel element, where it is added, and what."""
+        for place in np.ndindex(*windows.kernel):
+            met = [line.met(at) for line, at in zip(lines, place, strict=True)]
+            columns = (slice(None), slice(None), *place, *(which for which, _ in met))
+            yield out[(slice(None), slice(None), *(places for _, places in met))], taps[columns]
+
+    # Views are made once, but for kernels so large that views would be what takes room.
+    kept = list(added()) if math.prod(windows.kernel) <= _KEPT else None
+
+    def run() -> None:
+        out.fill(0)
+        for into, columns in kept if kept is not None else added():
+            np.add(into, columns, into)
+
+    return [run]
 
 
 def _unpooled(context: InferenceContext | KernelArguments, size: Shape) -> Shape:
@@ -135,7 +150,8 @@ OPERATORS = (
         _col2im,
         attributes=_LISTS,
         gradient=col2im_gradient,
-        workspace=operands(1 / 2),
+        workspace=few,
+        keeps_workspace=False,
     ),
     OpDef(
         "MaxUnpool",
