@@ -6,6 +6,8 @@ class (`CLASSES`), and of two results the ways in which they differ (`WAYS`).
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +21,7 @@ from stitch.program import Array, DataType
 
 #: Classes of values, as the table of differences names them.
 CLASSES = ("NaN", "infinity", "huge", "denormal", "zero", "integer")
+INTEGERS = ("i8", "i16", "i32", "i64", "ui8", "ui16", "ui32", "ui64")
 #: Ways to differ: in numbers; in whether the operands are refused; in the sign of a zero; in what
 #: is below the smallest normal number, zero on one side.
 WAYS = ("number", "refusal", "sign of zero", "flushed")
@@ -43,6 +46,9 @@ _LAYER = [_MANY, _MANY, "f32[3,1]", "f32[3,1]+", "f32[4]"]
 #: What the tables of operators have elsewhere, or not at all.
 OTHERS = (
     Row("CumProd", [_MANY, np.array(1)]),
+    Row("Det", ["f32[2,3,3]"]),
+    Row("DequantizeLinear", ["i32[3,4]", np.array(0.5, np.float32), "i32[]"]),
+    Row("ReduceMax", ["bool[2,0,4]", [1]]),
     Row("RNN", [_X, "f32[1,5,4]1", "f32[1,5,5]1", None, _LENGTHS], {}, 2),
     Row("GRU", [_X, "f32[1,15,4]1", "f32[1,15,5]1", None, _LENGTHS], {}, 2),
     Row("LSTM", [_X, "f32[1,20,4]1", "f32[1,20,5]1", None, _LENGTHS], {}, 2),
@@ -63,6 +69,20 @@ OTHERS = (
 def rows() -> tuple[Row, ...]:
     """Every row: together they have every operator of the registry."""
     return (*_table_rows(), *OTHERS)
+
+
+def in_other_integers(row: Row) -> Iterator[Row]:
+    """The row with another type of whole numbers in place of one that it has; some do not fit."""
+    kinds = {spec.split("[")[0] for spec in row.specs if isinstance(spec, str)}
+    for given, wanted in itertools.product(kinds & set(INTEGERS), INTEGERS):
+        specs = [
+            wanted + spec.removeprefix(given)
+            if isinstance(spec, str) and spec.startswith(given + "[")
+            else spec
+            for spec in row.specs
+        ]
+        if wanted != given:
+            yield dataclasses.replace(row, specs=specs)
 
 
 def _of_float(name: str, kind: Any) -> list[float]:

@@ -21,7 +21,7 @@ if HERE not in sys.path:
     sys.path.insert(0, HERE)
 from executor_differences import PAGE, Line, lines  # noqa: E402
 from one_operation import MACHINE, Binding, OneOperation, Row, one_operation  # noqa: E402
-from special_values import CLASSES, WAYS, differences, draws, rows  # noqa: E402
+from special_values import CLASSES, WAYS, differences, draws, in_other_integers, rows  # noqa: E402
 
 from stitch.errors import CompileError  # noqa: E402
 from stitch.ops import operators  # noqa: E402
@@ -38,9 +38,10 @@ ATEN = AtenKernels()
 #: Draws of each class and kind of a row; more where few of them differ.
 TIMES = 2
 SELDOM = {
-    "DeformConv": 8, "Gemm": 8, "GlobalAveragePool": 8, "GridSample": 4, "GroupNormalization": 24,
-    "LayerNormalizationGradient": 8, "MaxPoolGradient": 40, "MeanVarianceNormalization": 8,
-    "QLinearConv": 32, "RNN": 8, "ReduceLogSum": 4, "ReduceProd": 8, "SoftmaxGradient": 48,
+    "DeformConv": 8, "Det": 16, "Gemm": 8, "GlobalAveragePool": 8, "GridSample": 4,
+    "GroupNormalization": 24, "LayerNormalizationGradient": 8, "MaxPoolGradient": 40,
+    "MeanVarianceNormalization": 8, "QLinearConv": 32, "RNN": 8, "ReduceLogSum": 4,
+    "ReduceProd": 8, "SoftmaxGradient": 48,
 }  # fmt: skip
 #: Kernels, class of values, and way in which results differ.
 Difference = tuple[str, str, str]
@@ -120,6 +121,15 @@ def found_of(op: str, seed: int, more: int = 1) -> dict[Difference, str]:
     return found
 
 
+def drawable(row: Row) -> bool:
+    """Whether a row is one that the operator takes."""
+    try:
+        one_operation(row, open_=True)
+    except CompileError:
+        return False
+    return True
+
+
 def check_listed(op: str, found: dict[Difference, str]) -> None:
     unknown = [f"{d}:\n{shown}" for d, shown in found.items() if d not in listed()[op]]
     assert not unknown, f"{op} differs otherwise than {PAGE.name} says: " + "\n".join(unknown[:4])
@@ -141,6 +151,14 @@ def test_an_operator_differs_where_the_table_says_and_nowhere_else(op: str) -> N
 @pytest.mark.parametrize("op", sorted(rows_by_operator()))
 def test_in_many_draws_an_operator_differs_only_where_the_table_says(op: str) -> None:
     check_listed(op, found_of(op, 1_000_003, 10))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("op", sorted(rows_by_operator()))
+def test_whole_numbers_of_every_type_differ_only_where_the_table_says(op: str) -> None:
+    for row in rows_by_operator()[op]:
+        for other in filter(drawable, in_other_integers(row)):
+            check_listed(op, dict(differing(other, 2, 1)))
 
 
 def test_the_table_speaks_of_what_there_is_and_says_why() -> None:

@@ -112,6 +112,8 @@ def reduced_extreme(writer: FormWriter, operation: Operation, attributes: Attrib
     kind = writer.type_of(operation.inputs[0])
     axes = writer.known(operation.inputs[1]) if len(operation.inputs) > 1 else None
     idle = attributes["noop_with_empty_axes"] == 1 and (axes is None or not axes.size)
+    if kind.data_type is DataType.BOOL and 0 in kind.shape:
+        raise CompileError("it has no extreme of no truth values")
     if kind.data_type is not DataType.INT64 or 0 in kind.shape or idle:
         return False
     x, *rest = (writer.operand(v) for v in operation.inputs)

@@ -295,6 +295,8 @@ REWRITES: Mapping[tuple[str, str], Rewrite] = {
     ("", "Range"): _known_result,
     ("", "ReduceL1"): onnx_integers.rounded_reduction,
     ("", "ReduceL2"): onnx_integers.rounded_reduction,
+    ("", "ReduceLogSum"): onnx_integers.rounded_reduction,
+    ("", "ReduceLogSumExp"): onnx_integers.rounded_reduction,
     ("", "ReduceMax"): onnx_integers.reduced_extreme,
     ("", "ReduceMean"): onnx_integers.rounded_reduction,
     ("", "ReduceMin"): onnx_integers.reduced_extreme,
