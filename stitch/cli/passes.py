@@ -20,7 +20,7 @@ from stitch.api import Device
 from stitch.cli.chain import Runnable
 from stitch.planner import Allocate, Copy, Plan
 from stitch.program import Array
-from stitch.report import CopyLine, copy_lines
+from stitch.report import CopyLine, copy_lines, other_lines
 
 
 @dataclass(slots=True)
@@ -94,20 +94,15 @@ def run_passes(
 
 
 def entries(device: Device) -> int:
-    """How often host arrays have entered a space so far."""
-    plans = device.history.plans
-    return sum(times * (len(p.copies) - len(_without_entries(p).copies)) for p, times in plans)
+    """How often a call's host array has entered a space so far."""
+    return device.history.whole().entries
 
 
 def copies_inside(device: Device) -> tuple[CopyLine, ...]:
     """The copies of what was in memory already: all but the inputs' way in."""
-    found = copy_lines([(_without_entries(plan), times) for plan, times in device.history.plans])
-    aside = tuple(
-        CopyLine("move", space.value, space.value, nbytes // times, 0.0, times,
-                 "an earlier result was moved aside for a plan that ran again", None)
-        for space, times, nbytes in device.history.moves
-    )  # fmt: skip
-    return found + aside
+    account = device.account()
+    found = copy_lines([(_without_entries(plan), times) for plan, times in account.plans])
+    return found + tuple(line for line in other_lines(account) if line.kind != "write")
 
 
 def _without_entries(plan: Plan) -> Plan:
@@ -121,7 +116,8 @@ def _without_entries(plan: Plan) -> Plan:
 
 def planned_copies(device: Device) -> int:
     """For runs without data: the most copies that one plan makes of what is in memory already."""
-    return max((len(_without_entries(plan).copies) for plan, _ in device.history.plans), default=0)
+    inside = (_without_entries(plan).copies for plan, _ in device.history.plans)
+    return max((sum(step.count for step in copies) for copies in inside), default=0)
 
 
 def leaks(device: Device) -> list[str]:

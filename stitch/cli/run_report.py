@@ -6,6 +6,7 @@ Comes in: a device after the run, measurements, verdicts. Goes out: text and pla
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from stitch import api
@@ -15,7 +16,15 @@ from stitch.cli.passes import Measured
 from stitch.model import PRODUCER
 from stitch.planner import Allocate, Execute, Free, Plan
 from stitch.program import Space
-from stitch.report import CopyLine, host_memory_line, memory_report, memory_views, plan_json
+from stitch.report import (
+    CopyLine,
+    host_memory_line,
+    memory_report,
+    memory_views,
+    other_lines,
+    plan_json,
+    totals_json,
+)
 
 
 def statistics_text(measured: Measured) -> str:
@@ -64,13 +73,21 @@ def _raise_to(most: dict[Space, int], used: Mapping[Space, int]) -> None:
         most[space] = max(most.get(space, 0), size)
 
 
-def memory_text(device: api.Device) -> str:
-    """The memory report, and the peak of each space."""
+def memory_text(device: api.Device, period: str | None = None) -> str:
+    """The memory report, and the peak of each space in a period (the device's, unless said)."""
     lines = [memory_report(device)]
-    for space, size in peaks([plan for plan, _ in device.history.plans]).items():
-        lines.append(f"{space.value}: peak {size} B per bank")
+    for name, size in _peaks_of(device).items():
+        lines.append(f"{name}: peak {size} B per bank ({period or device.history.period})")
     lines.append(host_memory_line(device))
     return "\n".join(lines)
+
+
+def _peaks_of(device: api.Device) -> dict[str, int]:
+    """The peaks of the period's plans, and what is held now, in bytes per bank by space."""
+    with device.lock:
+        most = peaks([plan for plan, _ in device.history.plans])
+        _raise_to(most, {s: a.used_nbytes for s, a in device.records.allocators.items()})
+    return {space.value: size for space, size in most.items() if size}
 
 
 def result_json(
@@ -82,8 +99,7 @@ def result_json(
     failures: Sequence[str],
 ) -> dict[str, Any]:
     """Everything as plain data, the form of `run_results.json`."""
-    writes, written = device.backend.write_counts()
-    plans = device.history.plans
+    account = device.account()
     return {
         "result": {0: "pass", 1: "mismatch"}.get(code, "error"),
         "exit_code": code,
@@ -107,11 +123,16 @@ def result_json(
         "passes": measured.passes,
         "seconds": measured.percentiles(),
         "copies_per_pass": measured.copies,
-        "memory_writes": {"writes": writes, "nbytes": written},
-        "plans": [plan_json(plan) | {"runs": times} for plan, times in plans],
-        "peak_bytes_per_bank": {
-            space.value: size for space, size in peaks([plan for plan, _ in plans]).items()
+        "totals": totals_json(account.period, account.total),
+        "memory_writes": {"writes": account.writes_seen, "nbytes": account.nbytes_seen},
+        "plans": [plan_json(plan) | {"runs": times} for plan, times in account.plans],
+        "other_copies": [asdict(line) for line in other_lines(account)],
+        "older_copies": totals_json("older or failed plans", account.earlier),
+        "reads": {
+            "times": sum(read.times for read in account.reads),
+            "nbytes": sum(read.times * read.nbytes for read in account.reads),
         },
+        "peak_bytes_per_bank": _peaks_of(device),
         "memory": memory_views(device),
         "host_memory": {
             "peak_nbytes": device.host_memory.peak_nbytes,

@@ -38,7 +38,8 @@ from stitch.files import FileBatch
 from stitch.frontend.train_yaml import TrainFile, load_training
 from stitch.frontend.train_yaml_choices import completed_schedule
 from stitch.frontend.train_yaml_data import ModelTypes, TrainData, read_data
-from stitch.report.explain import counted
+from stitch.report.explain import counted, explain, totals_json
+from stitch.runtime import WHOLE_RUN
 from stitch.training import Optimizer, TrainingInstance, optimizer_from_config
 
 
@@ -73,6 +74,8 @@ class Run:
     #: Steps since the last checkpoint; work since the last step that is not the loop's.
     dirty: bool = True
     others: bool = False
+    #: The step after which the device's history began.
+    stretch: int = 0
 
 
 def run_training(words: argparse.Namespace) -> int:
@@ -153,8 +156,8 @@ def _steps(run: Run, stopped: Any) -> None:
     while loop.step < course.steps and not stopped():
         if run.others:
             # Evaluations and checkpoints are no part of the loop that is explained.
-            run.device.history.clear()
-            run.others = False
+            run.device.history.clear(f"after step {loop.step}")
+            run.others, run.stretch = False, loop.step
         result = loop.run_step()
         _note(run, result)
         ended = loop.step % course.steps_per_epoch == 0
@@ -203,7 +206,13 @@ def _epoch(run: Run, result: StepResult) -> None:
 def _explain(run: Run) -> None:
     """What the loop did of late, in its steady state, before others use the device."""
     if run.words.explain and run.loop.step > run.first + STEADY and not run.others:
-        run.explained = run.device.explain()
+        run.explained = explain(run.device, _stretch(run))
+
+
+def _stretch(run: Run) -> str:
+    """Which steps the device's history covers."""
+    first, last = run.stretch + 1, run.loop.step
+    return f"last {counted(last - first + 1, 'step')} of {run.loop.step}, {first} to {last}"
 
 
 def _progress(run: Run) -> dict[str, Any]:
@@ -267,7 +276,8 @@ def _final(run: Run, result: str, code: int, **facts: Any) -> None:
         "final", result=result, exit_code=code, step=run.loop.step, first_step=run.first,
         plans=sum(count for _, count in run.plans), last_planned_step=max(planned, default=0),
         loss=None if run.last is None else run.last.loss, validation=run.metrics,
-        seconds=round(time.perf_counter() - run.began, 3), **facts,
+        seconds=round(time.perf_counter() - run.began, 3),
+        totals=totals_json(WHOLE_RUN, run.device.history.whole()), **facts,
     )  # fmt: skip
 
 

@@ -103,6 +103,18 @@ class Footprint:
         """Bytes over all banks."""
         return self.size_per_bank * self.banks
 
+    @property
+    def own_nbytes(self) -> int:
+        """Bytes of the tensor itself: what a copy of it counts as, wherever copies are counted.
+
+        A copy is one tensor that arrives somewhere, as its descriptor there says: converted,
+        evicted, carried in by the host, moved inside a space. Its bytes are those of its pages: of
+        a dense tensor its elements, of a tiled one whole tiles, of a sharded one whole shards.
+        Nothing else of its footprint counts (what aligns pages, pages that fill the last bank),
+        and neither does the way: pieces, or a bounce through another space, make no more of it.
+        """
+        return self.pages * self.page_nbytes
+
 
 def round_up(value: int, granule: int) -> int:
     """The least multiple of `granule` that is at least `value`."""

@@ -53,8 +53,7 @@ class _Leg:
 class CopyKernel:
     """A prepared copy between two layouts; `path` says what it does, in order.
 
-    `written_nbytes` is the size of the target's pages without what pads them: what a counter
-    records per run.
+    `written_nbytes` is what a counter records per run: see `Footprint.own_nbytes`.
     """
 
     source: TensorDesc
@@ -74,7 +73,7 @@ class CopyKernel:
 
     @property
     def written_nbytes(self) -> int:
-        return self.target_footprint.pages * self.target_footprint.page_nbytes
+        return self.target_footprint.own_nbytes
 
     def bind(self, source: Bytes, target: Bytes, counter: WriteCounter | None = None) -> Call:
         """The copy on given bytes, as a call without arguments that allocates nothing.

@@ -31,6 +31,8 @@ _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 class WriteCounter:
     """What a space's memory really saw: the number of writes by copies and moves, and their bytes.
 
+    Bytes are the tensors' own, see `Footprint.own_nbytes`. Whoever moves footprints counts them.
+
     Copies that are bound with a counter add to it each time they run.
     """
 
@@ -39,6 +41,11 @@ class WriteCounter:
     def __init__(self) -> None:
         self.writes = 0
         self.nbytes = 0
+
+    def count(self, writes: int, nbytes: int) -> None:
+        """So many tensors have arrived, with so many bytes of their own."""
+        self.writes += writes
+        self.nbytes += nbytes
 
 
 class SpaceMemory:
@@ -117,8 +124,6 @@ class SpaceMemory:
             )
         # Slices of a memoryview copy as memmove does; NumPy would copy overlapping bytes twice.
         self._view[target : target + nbytes] = self._view[source : source + nbytes]
-        self.counter.writes += 1
-        self.counter.nbytes += nbytes
 
     def release(self, address: int, size_per_bank: int) -> None:
         """Forgets the bytes of a freed footprint: poisoned in debug mode, else given back if large.

@@ -23,8 +23,10 @@ from stitch.planner.plan import (
     Transfer,
 )
 from stitch.planner.planner import plan
+from stitch.planner.room import copy_cost
 
 __all__ = [
     "WARNINGS", "Allocate", "Block", "Certificate", "Copy", "Execute", "Free", "Instance", "Plan",
-    "PlanRequest", "Relocate", "Resident", "Step", "Transfer", "check_plan", "outcome", "plan",
+    "PlanRequest", "Relocate", "Resident", "Step", "Transfer", "check_plan", "copy_cost",
+    "outcome", "plan",
 ]  # fmt: skip

@@ -127,7 +127,7 @@ class _Checker(Inspection):
             self.say("room", f"{step.target.desc.text()} does not fit {target.origin}")
             return
         written = footprint(step.target.desc, self.machine.shape)
-        if step.nbytes != written.pages * written.page_nbytes:
+        if step.nbytes != written.own_nbytes:
             self.say("bytes", f"{step.nbytes} B are claimed, {written.pages} pages are written")
         if step.kind == "evict":
             self._evict(step)

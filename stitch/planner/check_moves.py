@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stitch.machine import footprint
 from stitch.planner.inspection import Inspection
 from stitch.planner.plan import Certificate, Relocate, Transfer
 from stitch.program import Space
@@ -13,8 +14,10 @@ def check_relocation(run: Inspection, step: Relocate) -> None:
         run.say("block", "a block that is not alive, or one twice, is moved")
         return
     before = {b: bytes_of(run, b) for b in witness.blocks}
-    if step.nbytes != sum(t.nbytes for t in step.transfers):
-        run.say("bytes", f"{step.nbytes} B are claimed, the transfers add up to another sum")
+    shape = run.machine.shape
+    own = sum(footprint(witness.blocks[n].desc, shape).own_nbytes for n in moving)
+    if step.nbytes != own:
+        run.say("bytes", f"{step.nbytes} B are claimed, the tensors have {own} B")
     _stage(run, step)
     homes = [(b.address or 0, b.size_per_bank) for n, b in witness.blocks.items() if n in moving]
     homes += [(a, witness.blocks[n].size_per_bank) for n, a in moving.items()]

@@ -124,6 +124,11 @@ class Copy:
     reason: str
     certificate: Certificate | None = None
 
+    @property
+    def count(self) -> int:
+        """How many copies this is."""
+        return 1
+
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
@@ -140,6 +145,7 @@ class Transfer:
 class Relocate:
     """Bring blocks to new addresses of the same space by an ordered list of raw transfers.
 
+    `nbytes` are the blocks' own (`Footprint.own_nbytes`); a transfer's are those of footprints.
     `targets` pairs blocks with addresses. Transfers that pass through DRAM are bounces; `stage` is
     the region (address, size per bank) of `stage_space` that they use, and `certificate` says why.
     What moves inside DRAM itself is staged on the host.
@@ -154,6 +160,11 @@ class Relocate:
     stage: tuple[int, int] | None = None
     certificate: Certificate | None = None
     stage_space: Space = Space.DRAM
+
+    @property
+    def count(self) -> int:
+        """How many copies this is: the tensors' buffers that it moves."""
+        return len(self.targets)
 
     @property
     def bounced_nbytes(self) -> int:

@@ -230,7 +230,7 @@ def _copy(state: Residency, want: _Want, task: Task, source_of: int | None = Non
     source = _cheapest_source(state, value, want.desc)
     state.touch(source.block)
     target = Instance(want.block, 0, want.desc)
-    nbytes, seconds = copy_cost(state, source.desc, want.desc)
+    nbytes, seconds = copy_cost(state.machine, source.desc, want.desc)
     lies = source.desc.layout.text()
     reason = f"{want.what} of {task.transformation.name!r} wants {want.desc.layout.text()}"
     reason += f", it lies as {lies}"
@@ -243,7 +243,7 @@ def _copy(state: Residency, want: _Want, task: Task, source_of: int | None = Non
 def _cheapest_source(state: Residency, value: int, desc: TensorDesc) -> Instance:
     origin = state.values[value][0].desc.layout.data_type
     exact = [i for i in state.values[value] if i.desc.layout.data_type is origin]
-    return min(exact, key=lambda i: copy_cost(state, i.desc, desc)[1])
+    return min(exact, key=lambda i: copy_cost(state.machine, i.desc, desc)[1])
 
 
 def _execute(

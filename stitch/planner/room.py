@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from stitch.errors import LayoutError, OutOfMemoryError
-from stitch.machine import footprint, round_up
+from stitch.machine import Machine, footprint, round_up
 from stitch.planner.moves import STAGE, Move, order_moves
 from stitch.planner.packing import gaps_between
 from stitch.planner.plan import (
@@ -266,7 +266,7 @@ def evict(state: Residency, block: Block, reason: str, certificate: Certificate 
     source = Instance(block.number, 0, block.desc)
     target = Instance(new, 0, target_desc)
     value = min(state.users[block.number])
-    nbytes, seconds = copy_cost(state, source.desc, target_desc)
+    nbytes, seconds = copy_cost(state.machine, source.desc, target_desc)
     state.touch(block.number)
     state.steps.append(
         Copy("evict", value, value, source, target, nbytes, seconds, reason, certificate)
@@ -281,13 +281,12 @@ def evict(state: Residency, block: Block, reason: str, certificate: Certificate 
     state.free(block.number)
 
 
-def copy_cost(state: Residency, source: TensorDesc, target: TensorDesc) -> tuple[int, float]:
-    """Bytes written and simulated seconds of one copy."""
-    written = footprint(target, state.machine.shape)
-    read = footprint(source, state.machine.shape)
-    nbytes = written.pages * written.page_nbytes
+def copy_cost(machine: Machine, source: TensorDesc, target: TensorDesc) -> tuple[int, float]:
+    """Bytes written (`Footprint.own_nbytes`) and simulated seconds of one copy."""
+    written, read = footprint(target, machine.shape), footprint(source, machine.shape)
+    nbytes = written.own_nbytes
     page = max(1, min(written.page_nbytes, read.page_nbytes))
-    seconds = state.machine.seconds(source.layout.space, target.layout.space, nbytes, page)
+    seconds = machine.seconds(source.layout.space, target.layout.space, nbytes, page)
     return nbytes, seconds
 
 
@@ -342,7 +341,7 @@ def relocation(
         source = parked if move.source == STAGE else (space, move.source)
         target = parked if move.target == STAGE else (space, move.target)
         transfers += _transfers(source, target, move.size * shape.banks, through)
-    nbytes = sum(t.nbytes for t in transfers)
+    nbytes = sum(footprint(state.blocks[n].desc, state.machine.shape).own_nbytes for n in targets)
     seconds = sum(
         state.machine.seconds(t.source_space, t.target_space, t.nbytes, t.nbytes // shape.banks)
         for t in transfers

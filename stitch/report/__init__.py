@@ -5,10 +5,17 @@ changes nothing.
 """
 
 from stitch.report.device import Device
-from stitch.report.explain import CopyLine, copy_lines, explain, plan_json
+from stitch.report.explain import (
+    CopyLine,
+    copy_lines,
+    explain,
+    other_lines,
+    plan_json,
+    totals_json,
+)
 from stitch.report.memory import host_memory_line, memory_report, memory_view, memory_views
 
 __all__ = [
     "CopyLine", "Device", "copy_lines", "explain", "host_memory_line", "memory_report",
-    "memory_view", "memory_views", "plan_json",
+    "memory_view", "memory_views", "other_lines", "plan_json", "totals_json",
 ]  # fmt: skip

@@ -1,22 +1,29 @@
-"""`explain`: every copy that a device made, with bytes, simulated time and reason."""
+"""`explain`: every copy that a device made, with bytes, simulated time and reason.
+
+Comes in: a device's account of a period. Goes out: text, and lines of plain data. What a copy and
+its bytes are: `Footprint.own_nbytes`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
-from stitch.planner import Copy, Execute, Plan, Relocate
-from stitch.program import Space
+from stitch.machine import footprint
+from stitch.planner import Allocate, Copy, Plan, Relocate
 from stitch.report.memory import host_memory_line
-from stitch.runtime import Device
+from stitch.runtime import Account, Device, Totals
+
+ASIDE = "an earlier result lay where a plan that runs again writes"
+WRITTEN = "the host overwrote a tensor"
 
 
 @dataclass(frozen=True, slots=True)
 class CopyLine:
-    """One copy of a plan: what carried bytes, from where to where, how often, and why."""
+    """One copy: from where to where, its bytes and simulated seconds, how often, and why."""
 
-    kind: str  # copy, evict, move, bounce
+    kind: str  # copy, evict, move, bounce, aside, write
     source: str
     target: str
     nbytes: int
@@ -30,19 +37,19 @@ def copy_lines(plans: Iterable[tuple[Plan, int]]) -> tuple[CopyLine, ...]:
     """The copies of plans in order; the same copy in several plans is one line."""
     found: dict[tuple[Any, ...], CopyLine] = {}
     for plan, times in plans:
+        blocks = {block.number: block for block in plan.request.blocks}
+        blocks |= {s.block.number: s.block for s in plan.steps if isinstance(s, Allocate)}
         for step in plan.copies:
-            line = _line(step, times)
-            key = (line.kind, line.source, line.target, line.nbytes, line.reason, line.certificate)
-            earlier = found.get(key)
-            total = times + (earlier.times if earlier else 0)
-            found[key] = CopyLine(
-                line.kind, line.source, line.target, line.nbytes, line.seconds, total,
-                line.reason, line.certificate,
-            )  # fmt: skip
+            for line in _lines(step, plan, blocks):
+                key = (line.kind, line.source, line.target, line.nbytes, line.reason,
+                       line.certificate)  # fmt: skip
+                earlier = found.get(key, line)
+                found[key] = replace(earlier, times=earlier.times + times)
     return tuple(found.values())
 
 
-def _line(step: Copy | Relocate, times: int) -> CopyLine:
+def _lines(step: Copy | Relocate, plan: Plan, blocks: dict[int, Any]) -> Iterator[CopyLine]:
+    """The copies of one step, none of which has happened yet."""
     certificate = step.certificate
     proof: str | None = None
     if certificate is not None:
@@ -51,62 +58,68 @@ def _line(step: Copy | Relocate, times: int) -> CopyLine:
             proof += f": {sum(certificate.pieces)} B per bank into {sum(certificate.gaps)} B"
     if isinstance(step, Copy):
         source, target = step.source.desc.text(), step.target.desc.text()
-        return CopyLine(step.kind, source, target, step.nbytes, step.seconds, times,
-                        step.reason, proof)  # fmt: skip
-    kind = "bounce" if step.stage is not None else "move"
-    where = step.space.value
-    return CopyLine(kind, where, where, step.nbytes, step.seconds, times, step.reason, proof)
+        yield CopyLine(step.kind, source, target, step.nbytes, step.seconds, 0, step.reason, proof)
+        return
+    kind, where = "bounce" if step.stage is not None else "move", step.space.value
+    for number, _ in step.targets:
+        nbytes = footprint(blocks[number].desc, plan.request.machine.shape).own_nbytes
+        # The transfers are those of all tensors together: time is shared out by bytes.
+        part = nbytes / step.nbytes if step.nbytes else 1 / step.count
+        yield CopyLine(kind, where, where, nbytes, step.seconds * part, 0, step.reason, proof)
 
 
-def explain(device: Device) -> str:
+def other_lines(account: Account) -> tuple[CopyLine, ...]:
+    """The copies of an account that belong to no plan: results moved aside, writes of the host."""
+    listed = (("aside", account.asides, ASIDE), ("write", account.writes, WRITTEN))
+    return tuple(
+        CopyLine(kind, line.source, line.target, line.nbytes, line.seconds, line.times, why, None)
+        for kind, lines, why in listed
+        for line in lines
+    )
+
+
+def explain(device: Device, period: str | None = None) -> str:
     """The device's copies as text; runs the queue first.
 
     One line per distinct copy: kind, how often, bytes and simulated microseconds of one, from → to,
     and the reason below it. Kernel staging (forms that only the executor wanted) is listed apart.
+    `period` names what is covered where the caller knows better than the device.
     """
-    device.flush()
-    plans = device.history.plans
-    lines = copy_lines(plans)
-    earlier, moves = device.history.earlier, device.history.moves
-    copies = earlier.copies + sum(line.times for line in lines)
-    copies += sum(times for _, times, _ in moves)
-    nbytes = earlier.nbytes + sum(line.times * line.nbytes for line in lines)
-    nbytes += sum(total for _, _, total in moves)
-    seconds = earlier.seconds + sum(line.times * line.seconds for line in lines)
-    seconds += sum(_move_seconds(device, *move) for move in moves)
-    programs = earlier.programs
-    programs += sum(t * sum(isinstance(s, Execute) for s in p.steps) for p, t in plans)
+    account = device.account()
+    total, earlier = account.total, account.earlier
     out = [
-        f"{device.machine.name}: {counted(programs, 'program run')}, "
-        f"{counted(copies, 'copy', 'copies')}, {nbytes} B, {seconds * 1e6:.1f} us simulated"
+        f"{device.machine.name}: {counted(total.programs, 'program run')}, "
+        f"{counted(total.copies, 'copy', 'copies')}, {total.nbytes} B, "
+        f"{total.seconds * 1e6:.1f} us simulated ({period or account.period})"
     ]
     if earlier.copies:
-        out.append(f"  {counted(earlier.copies, 'copy', 'copies')} of older plans, not listed")
-    for line in lines:
+        out.append(
+            f"  {counted(earlier.copies, 'copy', 'copies')} of older or failed plans, "
+            f"{earlier.nbytes} B, not listed"
+        )
+    for line in (*copy_lines(account.plans), *other_lines(account)):
         proof = f" [{line.certificate}]" if line.certificate else ""
         out.append(
             f"  {line.kind:6} x{line.times} {line.nbytes} B {line.seconds * 1e6:.1f} us  "
             f"{line.source} -> {line.target}{proof}"
         )
         out.append(f"         {line.reason}")
-    for space, times, total in moves:
-        out.append(f"  aside  x{times} {total} B in all  {space.value} -> {space.value}")
-        out.append("         an earlier result lay where a plan that runs again writes")
-    for desc, times, total in device.history.reads:
-        out.append(f"  read   x{times} {total} B in all  {desc.text()} -> host")
-    staged = max(device.history.staging, default=0)
-    if staged:
-        out.append(f"  kernel staging: at most {staged} B held by the executor (no copies)")
-    writes, written = device.backend.write_counts()
+    for read in account.reads:
+        nbytes = read.times * read.nbytes
+        out.append(f"  read   x{read.times} {nbytes} B in all  {read.source} -> {read.target}")
+    if total.staging_nbytes:
+        staged = f"at most {total.staging_nbytes} B held by the executor (no copies)"
+        out.append(f"  kernel staging: {staged}")
+    writes, written = account.writes_seen, account.nbytes_seen
     out.append(f"  the spaces saw {writes} writes by copies and moves, {written} B")
     out.append(f"  {host_memory_line(device)}")
     return "\n".join(out)
 
 
-def _move_seconds(device: Device, space: Space, times: int, nbytes: int) -> float:
-    if device.machine.path(space, space) is None:
-        return 0.0
-    return times * device.machine.seconds(space, space, nbytes // times, nbytes // times)
+def totals_json(period: str, total: Totals) -> dict[str, Any]:
+    """Totals as plain data, the same wherever they stand."""
+    return {"period": period, "programs": total.programs, "copies": total.copies,
+            "nbytes": total.nbytes, "entries": total.entries, "seconds": total.seconds}  # fmt: skip
 
 
 def counted(number: int, one: str, many: str | None = None) -> str:
@@ -129,6 +142,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
                 "source": line.source,
                 "target": line.target,
                 "nbytes": line.nbytes,
+                "times": line.times,
                 "seconds": line.seconds,
                 "reason": line.reason,
                 "certificate": line.certificate,

@@ -10,7 +10,12 @@ from stitch.runtime import Device
 
 def memory_view(device: Device, space: Space) -> dict[str, Any]:
     """One space as data; sizes are bytes per bank, as the device allocates in lock-step."""
-    device.flush()
+    with device.lock:
+        device.flush()
+        return _view(device, space)
+
+
+def _view(device: Device, space: Space) -> dict[str, Any]:
     allocator = device.records.allocators[space]
     shape = device.machine.shape.space(space)
     names = {
@@ -36,8 +41,10 @@ def memory_view(device: Device, space: Space) -> dict[str, Any]:
 
 
 def memory_views(device: Device) -> dict[str, dict[str, Any]]:
-    """Every space of the machine, by name."""
-    return {space.value: memory_view(device, space) for space in device.machine.shape.spaces}
+    """Every space of the machine, by name, all at one moment."""
+    with device.lock:
+        device.flush()
+        return {space.value: _view(device, space) for space in device.machine.shape.spaces}
 
 
 def host_memory_line(device: Device) -> str:

@@ -8,7 +8,14 @@ Comes in: a device's events. Goes out: text. It changes nothing. The form, one J
      "events": [{"event": "reserve", "space", "address", "size_per_bank"},   outside any plan
                 {"event": "free", "space", "address", "size_per_bank"},      outside any plan
                 {"event": "run", "plan", "used": {space: bytes per bank afterwards}},
-                {"event": "read", "nbytes", "desc"}]}
+                {"event": "stopped", "plan", "steps"},                a plan that failed after these
+                {"event": "move", "space", "address", "target", "size_per_bank", "nbytes"},
+                {"event": "write", "nbytes", "desc"},              the host overwrote a tensor
+                {"event": "read", "nbytes", "desc"}],
+     "totals": {"period", "programs", "copies", "nbytes", "entries", "seconds"}}
+
+What a copy and its bytes are: `Footprint.own_nbytes`. Version 1 had neither totals, moves of
+earlier results, writes, nor plans that stopped.
 
 What happens outside plans (constants that take their places, handles that are dropped) is found by
 comparing the allocators before and after each plan with what the plan itself does.
@@ -21,10 +28,21 @@ from typing import Any
 
 from stitch.planner import Block, Plan
 from stitch.program import Space
+from stitch.report.explain import totals_json
 from stitch.report.frozen_json import to_plain
-from stitch.runtime import Device, Event, PlanMade, PlanRun, ReadBack
+from stitch.runtime import (
+    Device,
+    Event,
+    MovedAside,
+    PlanRun,
+    PlanStopped,
+    ReadBack,
+    Totals,
+    Written,
+    totals_of,
+)
 
-VERSION = 1
+VERSION = 2
 Place = tuple[Space, int]
 Sizes = dict[Place, int]
 
@@ -39,24 +57,41 @@ class Recorder:
         self._device = device
         self._plans: dict[int, Plan] = {}
         self._events: list[dict[str, Any]] = []
+        self._total = Totals()
+        self._period = device.history.period_from_now()
         self._known: Sizes = {}
         self._known = self._differences(_allocated(device))
         self.close = device.events.subscribe(self._on_event)
 
     def _on_event(self, event: Event) -> None:
-        if isinstance(event, PlanMade):
+        self._total += totals_of(event)
+        if isinstance(event, PlanRun):
             self._plans[event.index] = event.plan
-        elif isinstance(event, PlanRun):
-            plan = self._plans.get(event.index)
-            if plan is None:
-                return
             after = _allocated(self._device)
-            self._differences(_before(plan, after))
+            self._differences(_before(event.plan, after))
             self._known = after
             used = {s.value: a.used_nbytes for s, a in self._device.records.allocators.items()}
             self._events.append({"event": "run", "plan": event.index, "used": used})
-        elif isinstance(event, ReadBack):
-            self._events.append({"event": "read", "nbytes": event.nbytes, "desc": event.desc})
+        elif isinstance(event, PlanStopped):
+            self._plans[event.index] = event.plan
+            stopped = {"event": "stopped", "plan": event.index, "steps": event.steps_done}
+            self._events.append(stopped)
+        elif isinstance(event, MovedAside):
+            self._moved(event)
+        elif isinstance(event, Written | ReadBack):
+            kind = "write" if isinstance(event, Written) else "read"
+            self._events.append({"event": kind, "nbytes": event.nbytes, "desc": event.desc.text()})
+
+    def _moved(self, event: MovedAside) -> None:
+        after = _allocated(self._device)
+        before = dict(after)
+        before[event.space, event.address] = before.pop((event.space, event.target))
+        self._differences(before)
+        self._known = after
+        self._events.append(
+            {"event": "move", "space": event.space.value, "address": event.address,
+             "target": event.target, "size_per_bank": event.size_per_bank, "nbytes": event.nbytes}
+        )  # fmt: skip
 
     def _differences(self, now: Sizes) -> Sizes:
         """Notes what was freed and taken since the last event, frees first."""
@@ -71,14 +106,17 @@ class Recorder:
 
     def text(self) -> str:
         """The recording; runs the queue first."""
-        self._device.flush()
-        self._known = self._differences(_allocated(self._device))
+        with self._device.lock:
+            self._device.flush()
+            self._known = self._differences(_allocated(self._device))
+            plans, events, total = dict(self._plans), list(self._events), self._total
         body = {
             "stitch": "run",
             "version": VERSION,
             "machine": to_plain(self._device.machine),
-            "plans": {str(index): to_plain(plan) for index, plan in self._plans.items()},
-            "events": self._events,
+            "plans": {str(index): to_plain(plan) for index, plan in plans.items()},
+            "events": events,
+            "totals": totals_json(self._period, total),
         }
         return json.dumps(body) + "\n"
 

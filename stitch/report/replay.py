@@ -18,6 +18,7 @@ from stitch.planner import Allocate, Block, Copy, Execute, Free, Instance, Plan,
 from stitch.program import Space
 from stitch.report.frozen_json import from_plain
 from stitch.report.record import VERSION
+from stitch.task import TransformationKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +38,11 @@ def read_recording(text: str) -> Recording:
         raise FormatError(f"this is no recording: {error}") from error
     if not isinstance(body, dict) or body.get("stitch") != "run":
         raise FormatError("this is no recording", expected="what stitch-run --record=FILE writes")
-    if body.get("version") != VERSION:
+    if type(body.get("version")) is not int or not 1 <= body["version"] <= VERSION:
         raise FormatError(
-            "a recording of another version", expected=str(VERSION), got=str(body.get("version"))
-        )
+            "a recording of another version", expected=f"1 to {VERSION}",
+            got=str(body.get("version")),
+        )  # fmt: skip
     plans, events = body.get("plans"), body.get("events")
     if not isinstance(plans, dict) or not isinstance(events, list):
         raise FormatError("a recording has `plans` by number and a list of `events`")
@@ -73,11 +75,13 @@ def _check_tasks(plan: Plan, where: str) -> None:
     """A task reads and makes one value for each slot of its transformation."""
     for number, task in enumerate(plan.request.tasks):
         slots = task.transformation
-        if len(task.inputs) != len(slots.inputs) or len(task.outputs) != len(slots.outputs):
+        # A conversion takes whatever it is given: it has no slot.
+        takes = 1 if slots.kind is TransformationKind.COPY else len(slots.inputs)
+        if len(task.inputs) != takes or len(task.outputs) != len(slots.outputs):
             raise FormatError(
                 "a task has other values than its transformation has slots",
                 where=f"{where}.request.tasks[{number}]",
-                expected=f"{len(slots.inputs)} inputs, {len(slots.outputs)} outputs",
+                expected=f"{takes} inputs, {len(slots.outputs)} outputs",
                 got=f"{len(task.inputs)} inputs, {len(task.outputs)} outputs",
             )
 
@@ -152,9 +156,13 @@ class _Replay:
             self._take(*self._region(event))
         elif kind == "free":
             self._give_back(*self._region(event))
-        elif kind != "read":
-            raise FormatError("an unknown event", expected="reserve, free, run, read",
-                              got=repr(kind)[:60])  # fmt: skip
+        elif kind == "move":
+            self._move(event)
+        elif kind not in ("read", "write", "stopped"):
+            raise FormatError(
+                "an unknown event", expected="reserve, free, run, stopped, move, write, read",
+                got=repr(kind)[:60],
+            )  # fmt: skip
 
     def _region(self, event: Mapping[str, Any]) -> tuple[Space, int, int]:
         address, size = event.get("address"), event.get("size_per_bank")
@@ -165,6 +173,17 @@ class _Replay:
         if type(address) is not int or type(size) is not int:
             raise FormatError("an event has an address and a size_per_bank", where=_words(event))
         return space, address, size
+
+    def _move(self, event: Mapping[str, Any]) -> None:
+        """An earlier result made way."""
+        space, address, size = self._region(event)
+        target = event.get("target")
+        if type(target) is not int:
+            raise FormatError("a move has a target", where=_words(event))
+        self._live(space, address, size)
+        self._allocator(space).free(address)
+        self._allocator(space).alloc_at(target, size)
+        self._counts["moves"] += 1
 
     def _allocator(self, space: Space) -> Allocator:
         if space not in self._allocators:

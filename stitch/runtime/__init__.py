@@ -5,12 +5,22 @@ what it runs was compiled elsewhere, by anyone.
 """
 
 from stitch.runtime.device import DEFAULT_WINDOW, Device
-from stitch.runtime.events import Event, PlanMade, PlanRun, ReadBack
+from stitch.runtime.events import (
+    Event,
+    MovedAside,
+    PlanMade,
+    PlanRun,
+    PlanStopped,
+    ReadBack,
+    Written,
+)
+from stitch.runtime.history import WHOLE_RUN, Account, Totals, totals_of
 from stitch.runtime.hooks import HookContext
 from stitch.runtime.program import LoadedProgram
 from stitch.runtime.tensor import Tensor
 
 __all__ = [
-    "DEFAULT_WINDOW", "Device", "Event", "HookContext", "LoadedProgram", "PlanMade", "PlanRun",
-    "ReadBack", "Tensor",
+    "DEFAULT_WINDOW", "WHOLE_RUN", "Account", "Device", "Event", "HookContext", "LoadedProgram",
+    "MovedAside", "PlanMade", "PlanRun", "PlanStopped", "ReadBack", "Tensor", "Totals", "Written",
+    "totals_of",
 ]  # fmt: skip

@@ -95,17 +95,6 @@ class LocalBackend:
         return sum(s.writes for s in spaces), sum(s.written_nbytes for s in spaces)
 
 
-def _counted(write: Array, read: Array, memory: SpaceMemory) -> Thunk:
-    counter, nbytes = memory.counter, write.nbytes
-
-    def copy() -> None:
-        np.copyto(write, read)
-        counter.writes += 1
-        counter.nbytes += nbytes
-
-    return copy
-
-
 class _PlanBinding:
     """One binding under construction: follows the blocks through the steps."""
 
@@ -167,6 +156,8 @@ class _PlanBinding:
         else:
             if self.backend.executor.computes:
                 self.thunks += [self._transfer(t) for t in step.transfers]
+                counter = spaces[step.space].counter
+                self.thunks.append(partial(counter.count, step.count, step.nbytes))
             for number, address in step.targets:
                 old = self.blocks[number]
                 self.blocks[number] = Block(
@@ -183,7 +174,7 @@ class _PlanBinding:
         read = source.bytes[start : start + transfer.nbytes]
         start = transfer.target_address * target.shape.banks
         write = target.bytes[start : start + transfer.nbytes]
-        return _counted(write, read, target)
+        return partial(np.copyto, write, read)
 
     def _region(self, instance: Instance) -> Array:
         block = self.blocks[instance.block]

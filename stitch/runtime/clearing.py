@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from stitch.machine import footprint
 from stitch.memory import Allocator
 from stitch.program import Space
+from stitch.runtime.events import MovedAside
 from stitch.runtime.plans import ReadyPlan
 from stitch.runtime.state import BlockRecord
 
@@ -42,11 +44,16 @@ def make_way(device: Device, ready: ReadyPlan) -> bool:
     records, spaces = device.records, device.backend.spaces
     for block, target in zip(in_the_way, targets, strict=True):
         assert block.address is not None
-        memory = spaces[block.space]
+        space, address, size = block.space, block.address, block.size_per_bank
+        own_nbytes = footprint(block.desc, device.machine.shape).own_nbytes
         if device.backend.executor.computes:
-            memory.move(block.address, target, block.size_per_bank)
-        device.history.moved(block.space, block.size_per_bank * memory.shape.banks)
-        records.move([((block.space, block.address), target)])
+            spaces[space].move(address, target, size)
+            spaces[space].counter.count(1, own_nbytes)
+        records.move([((space, address), target)])
+        nbytes = size * spaces[space].shape.banks
+        inside = device.machine.path(space, space) is not None
+        seconds = device.machine.seconds(space, space, nbytes, size) if inside else 0.0
+        device.events.report(MovedAside(space, address, target, size, own_nbytes, seconds))
     return True
 
 

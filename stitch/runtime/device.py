@@ -26,7 +26,7 @@ from stitch.runtime.constant_cache import ConstantCache
 from stitch.runtime.events import EventStream, PlanMade, PlanRun
 from stitch.runtime.executors import Executor, make_executor
 from stitch.runtime.fallback import fail, run_one_by_one
-from stitch.runtime.history import History
+from stitch.runtime.history import Account, History
 from stitch.runtime.hooks import Hooks
 from stitch.runtime.host_memory import HostMemory
 from stitch.runtime.loading import load_program
@@ -70,9 +70,9 @@ class Device(TensorAccess):
         self.records = Records(self.backend.spaces)
         self.window = window
         self.strict_types = strict_types
-        self.events = EventStream(self.records.touch)
+        self.history = History(self.backend.write_counts)
+        self.events = EventStream(self.history, self.records.touch)
         self.hooks = Hooks(self.records.touch)
-        self.history = History()
         self.constant_cache = ConstantCache()
         self.dropped: deque[ValueRecord] = deque()
         #: Transformations of programs that nobody refers to any more.
@@ -299,7 +299,7 @@ class Device(TensorAccess):
         ready = self.plans.ready(bound, picture, self.records, len(values))
         ready.claim = claimed
         if self.events.active:
-            self.events.emit(PlanMade(ready.index, made))
+            self.events.tell(PlanMade(ready.index, made))
         return ready
 
     def run(self, ready: ReadyPlan, values: Sequence[ValueRecord]) -> None:
@@ -307,10 +307,17 @@ class Device(TensorAccess):
         listened = self.events.active
         began = time.perf_counter() if listened else 0.0
         run_plan(self, ready, values, self.queued.number)
-        self.history.ran(ready)
+        self.history.repeated(ready.index, ready.tally)
         self.last_ready = ready
         if listened:
-            self.events.emit(PlanRun(ready.index, began, time.perf_counter() - began))
+            seconds = time.perf_counter() - began
+            self.events.tell(PlanRun(ready.index, ready.plan, began, seconds))
+
+    def account(self) -> Account:
+        """What it has done in this period, all of one moment; runs the queue first."""
+        with self.lock:
+            self.flush()
+            return self.history.account()
 
     def _make_room(self) -> None:
         """Drop the plans made earlier, and give back what only they wrote to."""

@@ -1,12 +1,21 @@
-"""What the runtime tells whoever asks: one stream of events, silent while nobody listens."""
+"""What a device does, as one stream of events: its history adds them up, subscribers hear them.
+
+Every report comes from here: `explain`, the memory's peaks and a result file from the history,
+traces and recordings from the events. A copy and its bytes are what `Footprint.own_nbytes` says.
+In the steady state nothing is sent: plans that run again count themselves while nobody listens.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from stitch.planner import Plan
+from stitch.program import Space, TensorDesc
+
+if TYPE_CHECKING:
+    from stitch.runtime.history import History
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,28 +31,60 @@ class PlanRun:
     """A plan ran, whether new or replayed."""
 
     index: int
+    plan: Plan
     began_seconds: float
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class ReadBack:
-    """A tensor was read by the host."""
+class PlanStopped:
+    """A plan failed after its first steps, whose copies stay."""
 
+    index: int
+    plan: Plan
+    steps_done: int
+
+
+@dataclass(frozen=True, slots=True)
+class MovedAside:
+    """An earlier result lay where a plan that runs again writes: one copy inside a space."""
+
+    space: Space
+    address: int
+    target: int
+    size_per_bank: int
     nbytes: int
-    desc: str
+    seconds: float
 
 
-Event: TypeAlias = PlanMade | PlanRun | ReadBack
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The host overwrote a tensor of a space: one copy from the host."""
+
+    desc: TensorDesc
+    nbytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBack:
+    """The host read a tensor of a space; `nbytes` are those of the array that it got."""
+
+    desc: TensorDesc
+    nbytes: int
+
+
+Event: TypeAlias = PlanMade | PlanRun | PlanStopped | MovedAside | Written | ReadBack
 Subscriber = Callable[[Event], object]
 
 
 class EventStream:
-    """Subscribers of one device; `active` is False while there is none."""
+    """The events of one device; `active` is False while nobody but the history listens."""
 
-    __slots__ = ("_changed", "_subscribers", "active")
+    __slots__ = ("_changed", "_history", "_subscribers", "active")
 
-    def __init__(self, changed: Callable[[], None]) -> None:
+    def __init__(self, history: History, changed: Callable[[], None]) -> None:
+        self._history = history
         self._subscribers: list[Subscriber] = []
         self._changed = changed
         self.active = False
@@ -55,13 +96,19 @@ class EventStream:
         self._changed()
 
         def unsubscribe() -> None:
-            self._subscribers.remove(subscriber)
+            if subscriber in self._subscribers:
+                self._subscribers.remove(subscriber)
             self.active = bool(self._subscribers)
 
         return unsubscribe
 
-    def emit(self, event: Event) -> None:
-        """Tell everybody."""
+    def report(self, event: Event) -> None:
+        """Something happened: it is counted, and everybody is told."""
+        self._history.count(event)
+        self.tell(event)
+
+    def tell(self, event: Event) -> None:
+        """Tell everybody of something that has been counted."""
         for subscriber in tuple(self._subscribers):
             subscriber(event)
 

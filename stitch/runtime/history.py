@@ -1,112 +1,252 @@
-"""What a device has done, kept as plans and counts: reports are made from it when asked for."""
+"""What a device has done, added up: the events of its stream as plans and counts.
+
+Comes in: events, and runs of plans, which count themselves. Goes out: an `Account` of a period;
+every report is made from one, or from the same events. A period begins with the device, or where
+somebody says so. Must not know: how a report looks.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from sys import getrefcount
 
-from stitch.planner import Execute, Plan
+from stitch.planner import Allocate, Copy, Execute, Plan, Relocate
 from stitch.program import Space, TensorDesc
+from stitch.runtime.events import Event, MovedAside, PlanRun, PlanStopped, Written
 
-if TYPE_CHECKING:
-    from stitch.runtime.plans import ReadyPlan
-
-
-class Tally:
-    """How often one plan ran. It outlives the bound plan, which holds programs and arrays."""
-
-    __slots__ = ("plan", "runs", "staging_nbytes")
-
-    def __init__(self, plan: Plan, staging_nbytes: int) -> None:
-        self.plan = plan
-        self.staging_nbytes = staging_nbytes
-        self.runs = 0
-
-
+#: The period that begins with the device.
+WHOLE_RUN = "whole run"
 #: Plans that are listed one by one; what older ones did is only added up.
 MAX_PLANS = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Program runs and copies, added up; `seconds` are simulated."""
+    """Program runs and copies, added up; `seconds` are simulated.
+
+    `copies` and `nbytes` as `Footprint.own_nbytes` says; `entries` are those of the copies that
+    carried the host arrays of a call in. `staging_nbytes`: the most that any plan's kernels staged.
+    """
 
     programs: int = 0
     copies: int = 0
     nbytes: int = 0
     seconds: float = 0.0
+    entries: int = 0
+    staging_nbytes: int = 0
+
+    def __add__(self, other: Totals) -> Totals:
+        return self.plus(other, 1)
+
+    def plus(self, other: Totals, times: int) -> Totals:
+        """Another's, so many times, on top."""
+        return Totals(
+            self.programs + times * other.programs,
+            self.copies + times * other.copies,
+            self.nbytes + times * other.nbytes,
+            self.seconds + times * other.seconds,
+            self.entries + times * other.entries,
+            max(self.staging_nbytes, other.staging_nbytes if times else 0),
+        )
+
+
+def totals_of(event: Event) -> Totals:
+    """What an event adds to the totals (reads and plans that were only made: nothing)."""
+    if isinstance(event, PlanRun):
+        return _of_steps(event.plan)
+    if isinstance(event, PlanStopped):
+        return _of_steps(event.plan, event.steps_done)
+    if isinstance(event, MovedAside | Written):
+        return Totals(0, 1, event.nbytes, event.seconds)
+    return Totals()
+
+
+def _of_steps(plan: Plan, steps_done: int | None = None) -> Totals:
+    """What one run of a plan, or of its first steps, does."""
+    steps = plan.steps[:steps_done]
+    inside = {block.number for block in plan.request.blocks if block.address is not None}
+    inside |= {step.block.number for step in steps if isinstance(step, Allocate)}
+    made = Totals()
+    for step in steps:
+        if isinstance(step, Execute):
+            made += Totals(1)
+        elif isinstance(step, Copy | Relocate):
+            enters = isinstance(step, Copy) and step.source.block not in inside
+            made += Totals(0, step.count, step.nbytes, step.seconds, int(enters))
+    return made
+
+
+class Tally:
+    """How often one plan ran. It outlives the bound plan, which holds programs and arrays."""
+
+    __slots__ = ("each", "plan", "runs", "staging_nbytes")
+
+    def __init__(self, plan: Plan, staging_nbytes: int) -> None:
+        self.plan = plan
+        self.staging_nbytes = staging_nbytes
+        self.each = _of_steps(plan)
+        self.runs = 0
+
+    @property
+    def total(self) -> Totals:
+        """What all runs did."""
+        return Totals(staging_nbytes=self.staging_nbytes if self.runs else 0).plus(
+            self.each, self.runs
+        )
+
+
+def _held_by_history_alone(tallies: dict[int, Tally], key: int) -> bool:
+    """Whether nothing is left that could run a plan again."""
+    return getrefcount(tallies[key]) <= _ALONE
+
+
+def _references_of_one() -> int:
+    tallies = {0: object()}
+    return getrefcount(tallies[0])
+
+
+_ALONE = _references_of_one()
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Something that happened `times` times, each with so many bytes and simulated seconds."""
+
+    source: str
+    target: str
+    nbytes: int
+    seconds: float
+    times: int
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What a device did in a period, all of one moment.
+
+    `plans` with how often each ran, in the order of first runs; `earlier`: plans that are not
+    listed any more; `asides`: results moved out of a plan's way; `writes`: tensors that the host
+    overwrote; `reads`: tensors that the host read. `total` adds all of that up but the reads;
+    `writes_seen` and `nbytes_seen` are what the memories of the spaces themselves counted.
+    """
+
+    period: str
+    plans: tuple[tuple[Plan, int], ...]
+    earlier: Totals
+    asides: tuple[Line, ...]
+    writes: tuple[Line, ...]
+    reads: tuple[Line, ...]
+    total: Totals
+    writes_seen: int
+    nbytes_seen: int
 
 
 class History:
-    """How often each plan ran, in the order of first runs, and what the host read back."""
+    """How often each plan ran, and what else happened, since the period began."""
 
-    def __init__(self) -> None:
+    def __init__(self, seen: Callable[[], tuple[int, int]]) -> None:
+        """`seen` gives the writes and bytes that the memories of the spaces have counted."""
+        self._seen = seen
+        self._began = (0, 0)
+        self.period = WHOLE_RUN
         self._plans: dict[int, Tally] = {}
-        #: What plans did that are no longer listed one by one.
-        self.earlier = Totals()
-        self._moves: dict[Space, list[int]] = {}
-        self._reads: dict[int, tuple[TensorDesc, list[int]]] = {}
+        self._limit = MAX_PLANS
+        #: What plans did that are no longer listed one by one, and what ended half-way.
+        self._earlier = Totals()
+        self._before = Totals()
+        self._reads: dict[int, tuple[TensorDesc, int, list[int]]] = {}
+        self._lines: dict[tuple[type[Event], str, str, int], tuple[float, list[int]]] = {}
 
-    def ran(self, ready: ReadyPlan) -> None:
-        """A plan ran once more (the count is the plan's own)."""
-        self.repeated(ready.index, ready.tally)
+    # -- counting ----------------------------------------------------------------------------------
 
     def repeated(self, key: int, tally: Tally) -> None:
         """Work that `tally` describes and counts was done once more; `key` is its own."""
-        if key not in self._plans and len(self._plans) >= MAX_PLANS:
-            self._fold(self._plans.pop(next(iter(self._plans))))
-        self._plans[key] = tally
+        if key not in self._plans:
+            self._plans[key] = tally
+            if len(self._plans) > self._limit:
+                self._fold()
 
-    def _fold(self, tally: Tally) -> None:
-        times, plan = tally.runs, tally.plan
-        tally.runs = 0
-        self.earlier = Totals(
-            self.earlier.programs + times * sum(isinstance(s, Execute) for s in plan.steps),
-            self.earlier.copies + times * len(plan.copies),
-            self.earlier.nbytes + times * sum(step.nbytes for step in plan.copies),
-            self.earlier.seconds + times * plan.seconds,
-        )
+    def _fold(self) -> None:
+        """Add up what nothing can run any more, oldest first; the rest is alive in any case."""
+        spare = len(self._plans) - MAX_PLANS
+        for key in [k for k in self._plans if _held_by_history_alone(self._plans, k)][:spare]:
+            self._earlier += self._plans.pop(key).total
+        self._limit = max(MAX_PLANS, 2 * len(self._plans) - MAX_PLANS)
 
-    def moved(self, space: Space, nbytes: int) -> None:
-        """An earlier result was moved aside for a plan that runs again."""
-        counts = self._moves.setdefault(space, [0, 0])
-        counts[0] += 1
-        counts[1] += nbytes
-
-    @property
-    def moves(self) -> tuple[tuple[Space, int, int], ...]:
-        """Results moved aside: space, how often, bytes in all."""
-        return tuple((space, times, nbytes) for space, (times, nbytes) in self._moves.items())
+    def count(self, event: Event) -> None:
+        """Count an event that comes seldom: runs and reads are counted as they happen."""
+        if isinstance(event, PlanStopped):
+            self._earlier += totals_of(event)
+        elif isinstance(event, MovedAside):
+            place = event.space.value
+            self._line(MovedAside, place, place, event.nbytes, event.seconds)
+        elif isinstance(event, Written):
+            self._line(Written, Space.HOST.value, event.desc.text(), event.nbytes, event.seconds)
 
     def read(self, key: int, desc: TensorDesc, nbytes: int) -> None:
-        """The host read a tensor."""
+        """The host read a tensor; `key` is its descriptor's."""
         found = self._reads.get(key)
         if found is None:
-            found = self._reads[key] = (desc, [0, 0])
-        counts = found[1]
-        counts[0] += 1
-        counts[1] += nbytes
+            found = self._reads[key] = (desc, nbytes, [0])
+        found[2][0] += 1
 
-    @property
-    def reads(self) -> tuple[tuple[TensorDesc, int, int], ...]:
-        """What the host read back: descriptor, how often, bytes in all."""
-        return tuple((desc, times, nbytes) for desc, (times, nbytes) in self._reads.values())
+    def _line(self, kind: type[Event], source: str, target: str, nbytes: int, seconds: float
+              ) -> None:  # fmt: skip
+        key = (kind, source, target, nbytes)
+        found = self._lines.get(key)
+        if found is None:
+            found = self._lines[key] = (seconds, [0])
+        found[1][0] += 1
+
+    # -- telling -----------------------------------------------------------------------------------
 
     @property
     def plans(self) -> tuple[tuple[Plan, int], ...]:
-        """Every plan that ran, with how often."""
-        return tuple((tally.plan, tally.runs) for tally in self._plans.values())
+        """Every listed plan that ran, with how often."""
+        return tuple((t.plan, t.runs) for t in self._plans.copy().values() if t.runs)
 
-    @property
-    def staging(self) -> tuple[int, ...]:
-        """Bytes of kernel staging of each plan, in the same order."""
-        return tuple(tally.staging_nbytes for tally in self._plans.values())
+    def account(self) -> Account:
+        """What happened since the period began; the device's lock is held."""
+        asides, writes = self._told(MovedAside), self._told(Written)
+        reads = tuple(
+            Line(desc.text(), Space.HOST.value, nbytes, 0.0, times[0])
+            for desc, nbytes, times in self._reads.copy().values()
+        )
+        writes_seen, nbytes_seen = self._seen()
+        return Account(
+            self.period, self.plans, self._earlier, asides, writes, reads,
+            self._total(), writes_seen - self._began[0], nbytes_seen - self._began[1],
+        )  # fmt: skip
 
-    def clear(self) -> None:
-        """Begin anew (counts of replayed plans go on from zero)."""
+    def whole(self) -> Totals:
+        """What happened since the device was opened."""
+        return self._before + self._total()
+
+    def period_from_now(self) -> str:
+        """What a period is called that begins now."""
+        return WHOLE_RUN if self.whole() == Totals() else "since it was watched"
+
+    def _told(self, kind: type[Event]) -> tuple[Line, ...]:
+        return tuple(
+            Line(source, target, nbytes, seconds, times[0])
+            for (found, source, target, nbytes), (seconds, times) in self._lines.copy().items()
+            if found is kind
+        )
+
+    def _total(self) -> Totals:
+        made = self._earlier
+        for tally in self._plans.copy().values():
+            made += tally.total
+        for line in (*self._told(MovedAside), *self._told(Written)):
+            made = made.plus(Totals(0, 1, line.nbytes, line.seconds), line.times)
+        return made
+
+    def clear(self, period: str = "since the last look") -> None:
+        """Begin another period (counts of plans that run again go on from zero)."""
+        self._before, self._began = self.whole(), self._seen()
+        self.period = period
         for tally in self._plans.values():
             tally.runs = 0
-        self._plans.clear()
-        self.earlier = Totals()
+        self._earlier = Totals()
+        self._lines.clear()
         self._reads.clear()
-        self._moves.clear()

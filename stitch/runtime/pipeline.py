@@ -72,6 +72,10 @@ class Pipeline:
                             return turn.only  # type: ignore[return-value]  # None is never unheld.
                         break
             return self._look_closer(arguments)
+        except BaseException as error:
+            for turn in self._turns:
+                turn.stopped(error)
+            raise
         finally:
             lock.release()
 

@@ -17,6 +17,7 @@ from stitch.memory import Claim
 from stitch.planner import Execute, Plan
 from stitch.runtime.backend import BoundPlan
 from stitch.runtime.effects import Effects, Place, effects_of
+from stitch.runtime.events import PlanStopped
 from stitch.runtime.history import Tally
 from stitch.runtime.hooked import run_hooked
 from stitch.runtime.records import Picture, Records
@@ -66,6 +67,10 @@ class ReadyPlan:
     def plan(self) -> Plan:
         """The plan that this is."""
         return self.bound.plan
+
+    def steps_of(self, thunks_done: int) -> int:
+        """How many steps are done when so many thunks are."""
+        return sum(1 for step in self.bound.steps if step.stop <= thunks_done)
 
     def repeats(self, records: Records) -> bool:
         """Whether nothing was allocated or freed since its last run, whose blocks are parked."""
@@ -262,7 +267,7 @@ def _steps_done(ready: ReadyPlan, steps: Any, error: BaseException) -> int:
         thunks_done = ready.straight.steps_done(error)
     else:
         thunks_done = len(ready.bound.thunks) - steps.__length_hint__() - 1
-    return sum(1 for step in ready.bound.steps if step.stop <= thunks_done)
+    return ready.steps_of(thunks_done)
 
 
 def run_all(steps: Iterable[Callable[[], object]]) -> None:
@@ -287,6 +292,8 @@ def _after_failure(
     error: BaseException,
 ) -> None:
     plan = ready.plan
+    if steps_done:
+        device.events.report(PlanStopped(ready.index, plan, steps_done))
     effects = effects_of(plan, device.desc_key, steps_done)
     device.records.apply(effects, value_of, device.note_gone)
     finished = {s.task for s in plan.steps[:steps_done] if isinstance(s, Execute)}

@@ -38,11 +38,11 @@ class Straight:
     first_line: int
 
     def steps_done(self, error: BaseException) -> int:
-        """How many steps were finished when one of them raised."""
+        """How many steps were finished when one of them raised; 0 if the error is another's."""
         traceback = error.__traceback__
         while traceback is not None:
             if traceback.tb_frame.f_code is self.code:
-                return traceback.tb_lineno - self.first_line
+                return max(0, traceback.tb_lineno - self.first_line)
             traceback = traceback.tb_next
         return 0
 

@@ -13,11 +13,12 @@ from stitch.errors import LayoutError, OutOfMemoryError, TaskError, UsageError
 from stitch.link import check_link
 from stitch.machine import footprint
 from stitch.memory import LARGE_NBYTES, CopyKernel, claimed_array, copied
+from stitch.planner import copy_cost
 from stitch.program import Array, DataType, Layout, Space, TensorDesc, host_layout
 from stitch.runtime.arrays import as_array
 from stitch.runtime.backend import LocalBackend
 from stitch.runtime.constant_cache import ConstantCache
-from stitch.runtime.events import EventStream, ReadBack
+from stitch.runtime.events import EventStream, ReadBack, Written
 from stitch.runtime.executors import as_bytes
 from stitch.runtime.exposure import expose, forget_stale_copies
 from stitch.runtime.history import History
@@ -83,9 +84,11 @@ class TensorAccess(Lifetime):
 
     def layout_of(self, value: ValueRecord) -> Layout:
         """The layout of a value's primary instance, or, while pending, the promised one."""
-        if value.status is not Status.READY or not value.instances:
+        # Another thread may free it meanwhile: the list itself stays as it is then.
+        found = value.instances
+        if value.status is not Status.READY or not found:
             return value.desc.layout
-        instance = value.instances[0]
+        instance = found[0]
         address = self._address(instance)
         layout = instance.desc.layout
         return layout if address is None else replace(layout, address=address)
@@ -147,7 +150,7 @@ class TensorAccess(Lifetime):
             if instance.block.address is not None:
                 self.history.read(value.desc_key, value.desc, made.nbytes)
                 if self.events.active:
-                    self.events.emit(ReadBack(made.nbytes, value.desc.text()))
+                    self.events.tell(ReadBack(value.desc, made.nbytes))
             return made
 
     def _converted(self, instance: InstanceRecord) -> Array:
@@ -297,6 +300,8 @@ class TensorAccess(Lifetime):
             counter = self.backend.spaces[first.block.space].counter
             dense = np.ascontiguousarray(found)
             kernel.bind(as_bytes(dense), self.region_of(first), counter)()
+            nbytes, seconds = copy_cost(self.machine, source, first.desc)
+            self.events.report(Written(first.desc, nbytes, seconds))
 
     def view(self, value: ValueRecord, start: int, stop: int, *, keep: bool) -> Tensor:
         """Rows `[start, stop)` of the first dimension as a tensor on the same buffer."""

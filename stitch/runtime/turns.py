@@ -11,6 +11,7 @@ from sys import getrefcount
 from typing import TYPE_CHECKING
 
 from stitch.program import Array, Space
+from stitch.runtime.events import PlanStopped
 from stitch.runtime.plans import ReadyPlan
 from stitch.runtime.program import InputPort
 from stitch.runtime.state import Status, ValueRecord
@@ -42,7 +43,8 @@ class Turn:
     """
 
     __slots__ = (
-        "_device", "_outputs", "_places", "_temporary", "epoch", "only", "run", "straight"
+        "_device", "_outputs", "_places", "_ready", "_temporary", "_written", "epoch", "only",
+        "run", "straight",
     )  # fmt: skip
 
     def __init__(
@@ -59,12 +61,14 @@ class Turn:
         # Arguments are numbered as they enter the queue, which is the order of the inputs.
         sources = sorted(r.value for r in ready.plan.request.residents)
         rank = {value: i for i, value in enumerate(sources)}
-        self.straight = straight_code(
+        self._ready = ready
+        self._written = straight_code(
             ready.bound.thunks,
             [(port.dtype, port.shape) for port in ports],
             [rank[value] for value in ready.bound.argument_values],
             ready.tally,
-        ).run
+        )
+        self.straight = self._written.run
         self._places = tuple(t._record.instances[0].block.address for t in outputs)
         kept = [(b.space, b.address, b.size_per_bank) for b, _ in ready.effects.made]
         self._temporary = tuple(
@@ -105,6 +109,13 @@ class Turn:
     def again(self, arrays: tuple[Array, ...]) -> bool:
         """Run the plan on other arrays; False, and nothing done, if one is of another kind."""
         return self.run(self.straight, arrays)
+
+    def stopped(self, error: BaseException) -> None:
+        """Tell of the steps that were done before one of its own raised."""
+        done = self._ready.steps_of(self._written.steps_done(error))
+        if done:
+            ready = self._ready
+            self._device.events.report(PlanStopped(ready.index, ready.plan, done))
 
     def outputs(self) -> Tensor | tuple[Tensor, ...]:
         """The handles: always the same ones."""

@@ -18,10 +18,11 @@ import numpy as np
 
 from stitch.errors import OutOfMemoryError
 from stitch.memory import WriteCounter
-from stitch.planner import Copy, Execute, Instance, Plan, PlanRequest, Step
+from stitch.planner import Copy, Execute, Instance, Plan, PlanRequest, Step, copy_cost
 from stitch.planner.planner import scratch_desc
-from stitch.program import Array, Scratch, Space, TensorDesc, host_layout
+from stitch.program import Array, DataType, Scratch, Space, TensorDesc, host_layout
 from stitch.runtime import Device, Tensor
+from stitch.runtime.events import PlanStopped
 from stitch.runtime.executors import as_bytes
 from stitch.runtime.history import Tally
 from stitch.runtime.state import Status
@@ -52,7 +53,7 @@ class _Entry:
         self.counter: WriteCounter = device.backend.spaces[instance.block.space].counter
         self.convert: Thunk | None = None
         found = device.dense(instance)
-        source = TensorDesc(tensor.shape, host_layout(tensor.data_type))
+        source = TensorDesc(tensor.shape, host_layout(DataType.from_dtype(dtype)))
         if found is not None and found.dtype == dtype:
             self.into: Array = found
         else:
@@ -61,8 +62,8 @@ class _Entry:
             self.convert = kernel.bind(
                 as_bytes(self.into), device.region_of(instance), self.counter
             )
-        nbytes, space = int(self.into.nbytes), instance.desc.layout.space
-        seconds = device.machine.seconds(Space.HOST, space, nbytes, nbytes)
+        self.staging_nbytes = 0 if self.convert is None else int(self.into.nbytes)
+        nbytes, seconds = copy_cost(device.machine, source, instance.desc)
         self.step = Copy(
             "copy", 0, 1, Instance(0, 0, source), Instance(1, 0, instance.desc), nbytes, seconds,
             f"the batch: {who}",
@@ -74,8 +75,7 @@ class _Entry:
         if self.convert is not None:
             self.convert()
         else:
-            self.counter.writes += 1
-            self.counter.nbytes += self.into.nbytes
+            self.counter.count(1, self.step.nbytes)
 
 
 class _Stage:
@@ -123,7 +123,13 @@ class _Stage:
         for entry, array in zip(self.entries, arrays, strict=True):
             entry.carry(array)
             tensors[entry.number] = entry.tensor
-        device.quiet.run(code, ())
+        try:
+            device.quiet.run(code, ())
+        except BaseException:
+            # The entries are in; the tally counts whole runs.
+            plan = self.tally.plan
+            device.events.report(PlanStopped(self.key, plan, len(self.entries)))
+            raise
         device.history.repeated(self.key, self.tally)
         for number, tensor in zip(self.turning_out, chosen, strict=True):
             tensors[number] = tensor
@@ -156,6 +162,8 @@ class _Stage:
             tuple(outputs),
             direct.scratch(agent.program.scratch),
         )
+        staged = bound.staging_nbytes + sum(entry.staging_nbytes for entry in self.entries)
+        self.tally.staging_nbytes = max(self.tally.staging_nbytes, staged)
         return straight_code(bound.steps, [], (), self.tally).run
 
 

@@ -33,7 +33,8 @@ def recording(cli: Cli) -> dict[str, Any]:
 def test_a_recording_replays(cli: Cli, recording: dict[str, Any]) -> None:
     done = cli("run", "--replay=run.json")
     assert done.code == 0 and "[SUCCESS]" in done.out and "3 plan runs" in done.out
-    assert {event["event"] for event in recording["events"]} == {"reserve", "run", "free", "read"}
+    kinds = {event["event"] for event in recording["events"]}
+    assert kinds == {"reserve", "run", "free", "move", "read"}
 
 
 def test_the_same_run_records_the_same_events(cli: Cli, recording: dict[str, Any]) -> None:
@@ -66,7 +67,7 @@ def test_a_shifted_address_is_named_with_its_event(cli: Cli, recording: dict[str
     ("change", "said"),
     [
         (lambda body: body.update(stitch="model"), "no recording"),
-        (lambda body: body.update(version=2), "another version"),
+        (lambda body: body.update(version=3), "another version"),
         (lambda body: body.update(events=3), "events"),
         (lambda body: body["machine"].pop("shape"), "no 'shape'"),
         (lambda body: body["machine"]["shape"].update(name=3), "machine.shape.name"),
@@ -126,3 +127,32 @@ def test_moves_evictions_and_kept_results_replay(here: Path) -> None:
     assert done.runs >= 12 and done.machine == "tiny"
     assert any(step.kind == "evict" for plan in read_recording(text).plans.values()
                for step in plan.copies if hasattr(step, "kind"))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "runs", [("--num_runs=5",), ("--num_runs=3", "--warmup_runs=2", "--loops=2")]
+)
+@pytest.mark.parametrize("window", ["--window=1", "--window=3", "--window=64"])
+def test_explain_trace_record_and_result_file_of_one_run_agree(
+    cli: Cli, runs: tuple[str, ...], window: str
+) -> None:
+    done = cli("run", "--module=a.ttb", "--module=b_dram.ttb", "--init=ones", *runs, window,
+               "--explain", "--record=run.json", "--trace=trace.json", "--result_file=r.json",
+               "--memory")  # fmt: skip
+    assert done.code == 0, done.err
+    said = re.search(r", (\d+) cop(?:y|ies), (\d+) B, .* \(whole run\)$", done.out, re.M)
+    seen = re.search(r"the spaces saw (\d+) writes by copies and moves, (\d+) B$", done.out, re.M)
+    assert said is not None and seen is not None and said.groups() == seen.groups()
+    result, trace, record = (
+        json.loads(Path(name).read_text()) for name in ("r.json", "trace.json", "run.json")
+    )
+    totals = {"period": "whole run", "copies": int(said[1]), "nbytes": int(said[2])}
+    for found in (result["totals"], trace["otherData"], record["totals"]):
+        assert totals.items() <= found.items()
+    assert result["memory_writes"] == {"writes": int(said[1]), "nbytes": int(said[2])}
+    listed = [(copy, plan["runs"]) for plan in result["plans"] for copy in plan["copies"]]
+    listed += [(copy, 1) for copy in result["other_copies"]]
+    assert sum(copy["times"] * times for copy, times in listed) == int(said[1])
+    assert sum(copy["nbytes"] * copy["times"] * times for copy, times in listed) == int(said[2])
+    assert cli("run", "--replay=run.json").code == 0
+    assert "B per bank (whole run)" in done.out

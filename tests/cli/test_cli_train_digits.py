@@ -57,11 +57,26 @@ def test_settings_were_chosen_without_the_held_out_digits() -> None:
 
 def test_in_the_steady_state_only_batches_come_in_and_losses_go_out(digits: Path) -> None:
     out = (digits / "out.txt").read_text()
-    found = re.findall(r"^  (copy|evict|move|bounce|aside|read) +x(\d+) (\d+) B", out, re.M)
-    assert [kind for kind, _, _ in found] == ["copy", "copy", "read"]
+    kinds = r"copy|evict|move|bounce|aside|write|read"
+    found = re.findall(rf"^  ({kinds}) +x(\d+) (\d+) B", out, re.M)
+    # The batch, its labels, the learning rate; losses.
+    assert [kind for kind, _, _ in found] == ["copy", "copy", "write", "read"]
     steps = {int(times) for _, times, _ in found}
     assert steps == {40}
-    assert [int(nbytes) for _, _, nbytes in found] == [32 * 64 * 4, 32 * 8, 40 * 4]
+    assert [int(nbytes) for _, _, nbytes in found] == [32 * 64 * 4, 32 * 8, 4, 40 * 4]
+
+
+def test_what_is_explained_is_of_the_steps_that_it_names(digits: Path) -> None:
+    out = (digits / "out.txt").read_text()
+    final = lines(digits / "results.jsonl")[-1]
+    last = final["step"]
+    head = re.search(r"^\w+: (\d+) program runs, (\d+) copies, (\d+) B, .* \((.*)\)$", out, re.M)
+    seen = re.search(r"^  the spaces saw (\d+) writes by copies and moves, (\d+) B$", out, re.M)
+    assert head is not None and seen is not None
+    assert head[4] == f"last 40 steps of {last}, {last - 39} to {last}"
+    assert (head[1], head[2]) == (str(40 * 4), str(40 * 3)) and head.groups()[1:3] == seen.groups()
+    totals = final["totals"]
+    assert totals["period"] == "whole run" and totals["copies"] > 3 * last
     assert "copies      at most 0 in a step" in out
 
 

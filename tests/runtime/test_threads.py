@@ -10,9 +10,11 @@ import pytest
 from stitched_models import integers, one, scaled, used
 
 import stitch
+from stitch.program import DataType, Layout, Space
 from stitch.runtime import LoadedProgram
 
 ROUNDS = 60
+DRAM = Layout(DataType.FLOAT32, Space.DRAM)
 
 
 def together(*work: Callable[[], None]) -> None:
@@ -120,3 +122,45 @@ def test_handles_may_die_in_any_thread() -> None:
 
         together(drop, work)
         assert used(device) == base
+
+
+def test_reports_beside_eight_computing_threads_are_of_one_moment_and_do_not_wait() -> None:
+    with stitch.open_device("tiny", window=3) as device:
+        programs = [device.load(scaled(n, 2.0, wishes=("input.x.space=l1",))) for n in "ab"]
+        pipeline, computing = stitch.Pipeline(programs[:1]), 8
+        looked: list[int] = []
+
+        def compute(offset: int) -> Callable[[], None]:
+            def work() -> None:
+                nonlocal computing
+                for i in range(150):
+                    # Shapes of plans vary, so that there are always new ones.
+                    held = [one(programs[k % 2](integers(start=i))) for k in range(i % 4)]
+                    x = integers(start=offset + i)
+                    np.testing.assert_array_equal(one(pipeline(x)).numpy(), x * 2 + 1)
+                    if i % 5 == offset % 5:
+                        device.to_layout(device.tensor(integers((1 + i, 8 + offset % 7))), DRAM)
+                    del held[:1]
+                computing -= 1
+
+            return work
+
+        def look() -> None:
+            while computing:
+                account = device.account()
+                assert account.total.copies == account.writes_seen
+                assert account.total.nbytes == account.nbytes_seen
+                assert device.explain().startswith("tiny: ")
+                views = device.memory_views()
+                for view in views.values():
+                    taken = sum(e["size"] for e in view["block_table"] if e["allocated"])
+                    assert taken == view["total_bytes_allocated_per_bank"]
+                device.memory_report()
+                assert all(times for _, times in device.history.plans)
+                tensor = one(programs[0](integers()))
+                assert repr(tensor) and tensor.layout and tensor.address is not None
+                looked.append(1)
+
+        together(look, *(compute(100 * i) for i in range(8)))
+        # Nobody who looks is kept waiting until the others are done.
+        assert len(looked) > 8

@@ -1,0 +1,323 @@
+"""One stream of events: explain, trace, record and result file count what the spaces counted."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from stitched_models import consuming, integers, one, scaled, tiny
+
+import stitch
+from stitch.program import DataType, Layout, Space
+from stitch.report.record import Recorder
+from stitch.report.replay import read_recording, replay
+from stitch.report.trace import ChromeTrace
+from stitch.runtime import Device
+
+FIRST_LINE = re.compile(
+    r"^tiny: (\d+) program runs?, (\d+) cop(?:y|ies), (\d+) B, [\d.]+ us simulated \((.*)\)$"
+)
+LINE = re.compile(r"^  (?:copy|evict|move|bounce|aside|write) +x(\d+) (\d+) B ")
+OLDER = re.compile(r"^  (\d+) cop(?:y|ies) of older or failed plans, (\d+) B, not listed$")
+SEEN = re.compile(r"^  the spaces saw (\d+) writes by copies and moves, (\d+) B$")
+READ = re.compile(r"^  read +x(\d+) (\d+) B in all ")
+Counted = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Explained:
+    """What the text of `explain` says, read back."""
+
+    period: str
+    head: Counted
+    listed: Counted
+    seen: Counted
+    reads: Counted
+
+
+def explained(text: str) -> Explained:
+    head, *lines = text.splitlines()
+    first = FIRST_LINE.match(head)
+    assert first is not None, head
+    found = [tuple(map(int, m.groups())) for line in lines if (m := LINE.match(line))]
+    older = [tuple(map(int, m.groups())) for line in lines if (m := OLDER.match(line))]
+    reads = [tuple(map(int, m.groups())) for line in lines if (m := READ.match(line))]
+    (seen,) = (tuple(map(int, m.groups())) for line in lines if (m := SEEN.match(line)))
+    copies = sum(n for n, _ in found) + sum(n for n, _ in older)
+    nbytes = sum(n * b for n, b in found) + sum(b for _, b in older)
+    return Explained(
+        first[4], (int(first[2]), int(first[3])), (copies, nbytes), (seen[0], seen[1]),
+        (sum(n for n, _ in reads), sum(b for _, b in reads)),
+    )  # fmt: skip
+
+
+def traced(body: dict[str, Any]) -> tuple[Counted, Counted]:
+    """Copies and reads among a trace's events."""
+    copies = [e["args"] for e in body["traceEvents"] if e.get("cat") == "copy"]
+    reads = [e["args"] for e in body["traceEvents"] if e.get("cat") == "read"]
+    return (
+        (sum(a["copies"] for a in copies), sum(a["nbytes"] for a in copies)),
+        (len(reads), sum(a["nbytes"] for a in reads)),
+    )
+
+
+def recorded(text: str) -> tuple[Counted, Counted]:
+    """Copies and reads among a recording's events, as a stranger would add them up."""
+    copies, nbytes, reads, read_nbytes = 0, 0, 0, 0
+    found = read_recording(text)
+    for event in found.events:
+        if event["event"] in ("run", "stopped"):
+            plan = found.plans[event["plan"]]
+            for step in plan.steps[: event.get("steps")]:
+                copies += getattr(step, "count", 0)
+                nbytes += getattr(step, "nbytes", 0)
+        elif event["event"] in ("move", "write"):
+            copies, nbytes = copies + 1, nbytes + event["nbytes"]
+        elif event["event"] == "read":
+            reads, read_nbytes = reads + 1, read_nbytes + event["nbytes"]
+    return (copies, nbytes), (reads, read_nbytes)
+
+
+def agree(device: Device, trace: ChromeTrace | None, recorder: Recorder | None) -> Counted:
+    """Compare all reports of a device that was watched from its first moment."""
+    said = explained(stitch.report.explain(device))
+    assert said.head == said.listed == said.seen == device.backend.write_counts()
+    assert said.period == "whole run"
+    totals = {"period": "whole run", "copies": said.head[0], "nbytes": said.head[1]}
+    if trace is not None:
+        body = json.loads(json.dumps(trace.as_json()))
+        assert traced(body) == (said.head, said.reads)
+        assert totals.items() <= body["otherData"].items()
+    if recorder is not None:
+        text = recorder.text()
+        assert recorded(text) == (said.head, said.reads)
+        assert totals.items() <= json.loads(text)["totals"].items()
+        replay(text)
+    return said.head
+
+
+WISHES = st.sampled_from(
+    [
+        (), ("input.x.space=l1", "output.y.space=l1"), ("input.x.space=dram",),
+        ("input.x.layout=tile", "output.y.space=l1"), ("output.y.layout=tile",),
+        ("input.x.memory_layout=height_sharded",), ("input.x.space=l1", "input.x.address=0xa00"),
+        ("output.y.data_type=bfloat16", "output.y.layout=tile"),
+    ]
+)  # fmt: skip
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["call", "chain", "pipeline", "drop", "read", "write", "convert", "hook"]),
+        st.integers(0, 7),
+    ),
+    min_size=4, max_size=24,
+)  # fmt: skip
+
+
+def work(
+    device: Device, programs: list[Any], pipeline: Callable[..., Any], actions: list[Any],
+    shape: tuple[int, int],
+) -> None:  # fmt: skip
+    """Calls that hold their results, or not, in an order that was drawn."""
+    held: list[stitch.Tensor] = []
+    end: Callable[[], None] | None = None
+    for action, number in actions:
+        x = integers(shape, number)
+        if action == "call":
+            held.append(one(programs[number % len(programs)](x)))
+        elif action == "chain":
+            made: Any = x
+            for program in programs:
+                made = program(made)
+            held.append(made)
+        elif action == "pipeline":
+            made = [pipeline(x) for _ in range(1 + number)]
+            held += made[: number // 2]
+            del made
+        elif action == "drop":
+            del held[::2]
+        elif action == "hook":
+            if end is None:
+                end = device.hooks.register(before_operation=lambda context: None)
+            else:
+                end = end()
+        elif held and action == "read":
+            held[number % len(held)].numpy()
+        elif held and action == "write":
+            device.write(held[number % len(held)], x)
+        elif held:
+            space = Space.DRAM if number % 2 else Space.L1
+            held.append(held[number % len(held)].to_layout(Layout(DataType.FLOAT32, space)))
+    if end is not None:
+        end()
+
+
+@given(
+    wishes=st.lists(WISHES, min_size=1, max_size=3), actions=ACTIONS,
+    window=st.sampled_from([1, 2, 5, 64]), small=st.booleans(), watched=st.booleans(),
+    debug=st.booleans(),
+)  # fmt: skip
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+def test_all_reports_of_chains_and_pipelines_count_what_the_spaces_counted(
+    wishes: list[tuple[str, ...]], actions: list[Any], window: int, small: bool, watched: bool,
+    debug: bool,
+) -> None:  # fmt: skip
+    machine = tiny(l1_nbytes=6144) if small else "tiny"
+    shape = (8, 64)
+    models = [scaled(f"p{i}", 2.0, shape, target=machine, wishes=w) for i, w in enumerate(wishes)]
+    with stitch.open_device(machine, window=window, debug=debug) as device:
+        trace = ChromeTrace(device) if watched else None
+        recorder = Recorder(device) if watched else None
+        programs = [device.load(m) for m in models]
+        work(device, programs, stitch.Pipeline(programs), actions, shape)
+        agree(device, trace, recorder)
+        if trace is not None and recorder is not None:
+            trace.close()
+            recorder.close()
+            recorder.close()
+
+
+def test_a_result_moved_aside_is_one_copy_of_its_own_bytes_everywhere() -> None:
+    with stitch.open_device("tiny", window=1) as device:
+        trace, recorder = ChromeTrace(device), Recorder(device)
+        a = device.load(scaled("a", 2.0, wishes=("output.y.space=l1",)))
+        held = [one(a(integers(start=i))) for i in range(6)]
+        for i, tensor in enumerate(held):
+            np.testing.assert_array_equal(tensor.numpy(), integers(start=i) * 2 + 1)
+        account = device.account()
+        copies, nbytes = agree(device, trace, recorder)
+        trace.close()
+        recorder.close()
+    assert sum(line.times for line in account.asides) >= 3
+    assert {line.nbytes for line in account.asides} == {4 * 64 * 4}
+    assert nbytes == copies * 4 * 64 * 4
+    assert "aside" in {e["name"] for e in trace.as_json()["traceEvents"]}
+
+
+def test_relocations_count_each_tensor_once_whatever_its_way() -> None:
+    for bounces in (False, True):
+        machine = tiny(l1_nbytes=2048)
+        if bounces:
+            machine = machine.without_path(Space.L1, Space.L1)
+        wishes = ("input.x.space=l1", "output.y.space=l1")
+        with stitch.open_device(machine) as device:
+            trace, recorder = ChromeTrace(device), Recorder(device)
+            a = device.load(scaled("a", 2.0, (8, 64), target=machine, wishes=wishes))
+            b = device.load(scaled("b", 3.0, (8, 64), target=machine,
+                                   wishes=(*wishes, "input.x.address=0xa00")))  # fmt: skip
+            held = [one(a(integers((8, 64), i))) for i in range(5)]
+            stitch.wait(one(b(held[-1])))
+            copies, nbytes = agree(device, trace, recorder)
+            kinds = {line.kind for line in stitch.report.copy_lines(device.history.plans)}
+            trace.close()
+            recorder.close()
+        assert ("bounce" if bounces else "move") in kinds
+        assert nbytes == copies * 8 * 64 * 4
+
+
+@pytest.mark.parametrize("way", ["queue", "turns"])
+def test_copies_of_a_plan_that_fails_half_way_are_counted(way: str) -> None:
+    failing = False
+
+    def fail(context: Any) -> None:
+        if failing:
+            raise ValueError("told to")
+
+    with stitch.open_device("tiny") as device:
+        a = device.load(scaled("a", 2.0, wishes=("input.x.space=l1",)))
+        pipeline = stitch.Pipeline([a])
+        for _ in range(4):
+            pipeline(integers())
+        before = agree(device, None, None)[0]
+        if way == "queue":
+            end = device.hooks.register(before_program=fail)
+            failing = True
+            with pytest.raises(ValueError, match="told to"):
+                one(a(integers())).numpy()
+            end()
+        else:
+            turn = pipeline._turns[0]
+            body = turn.straight
+
+            def broken(arrays: Any) -> bool:
+                raise ValueError("told to")
+
+            turn.straight = broken
+            with pytest.raises(ValueError, match="told to"):
+                pipeline(integers())
+            turn.straight = body
+            assert agree(device, None, None)[0] == before
+            pipeline(integers())
+        assert agree(device, None, None)[0] == before + 1
+
+
+def test_runs_past_the_queue_count_after_a_new_period_began_too() -> None:
+    with stitch.open_device("tiny") as device:
+        pipeline = stitch.Pipeline([device.load(scaled("a", 2.0, wishes=("input.x.space=l1",)))])
+        for _ in range(4):
+            pipeline(integers())
+        device.history.clear("the second half")
+        for _ in range(3):
+            pipeline(integers())
+        said = explained(device.explain())
+        assert (said.period, said.head) == ("the second half", (3, 3 * 1024))
+        assert said.head == said.listed == said.seen
+        assert device.history.whole().copies == device.backend.write_counts()[0]
+
+
+def test_plans_that_are_not_listed_any_more_stay_counted() -> None:
+    with stitch.open_device("tiny", window=1) as device:
+        a = device.load(consuming("a", 2.0, wishes=("input.x.space=l1",)))
+        device.history._limit = 4
+        stitch.runtime.history.MAX_PLANS, kept = 4, stitch.runtime.history.MAX_PLANS
+        try:
+            for rows in range(1, 24):
+                stitch.wait(device.tensor(integers((rows, 8))).to_layout(
+                    Layout(DataType.FLOAT32, Space.L1)))  # fmt: skip
+                device.plans.clear()
+                device.last_ready = None
+            one(a(integers())).numpy()
+            assert agree(device, None, None)[0] == 24
+            assert len(device.history.plans) < 24
+        finally:
+            stitch.runtime.history.MAX_PLANS = kept
+
+
+@given(
+    optimizer=st.sampled_from(["sgd", "adam"]), batches=st.integers(1, 2), steps=st.integers(1, 9),
+    watched=st.booleans(), hold=st.booleans(), window=st.sampled_from([1, 64]),
+)  # fmt: skip
+@settings(max_examples=16, deadline=None, suppress_health_check=list(HealthCheck))
+def test_all_reports_of_trainings_count_what_the_spaces_counted(
+    optimizer: str, batches: int, steps: int, watched: bool, hold: bool, window: int
+) -> None:
+    b = stitch.ComputationGraphBuilder("line")
+    x = b.input("x", (4, 8), "float32")
+    b.output("y", b.op("MatMul", x, b.parameter("w", np.ones((8, 4), np.float32))))
+    model = stitch.compile(b.build(), target="tiny", optimizer=optimizer, loss="mse")
+    with stitch.open_device("tiny", window=window) as device:
+        trace = ChromeTrace(device) if watched else None
+        recorder = Recorder(device) if watched else None
+        assert model.training is not None
+        held: list[Any] = []
+        with model.training.start(device) as instance:
+            for step in range(steps):
+                for _ in range(batches):
+                    held.append(instance(integers((4, 8), step)))
+                    instance.judge(np.zeros((4, 4), np.float32))
+                    instance.backward()
+                instance.update()
+                instance.zero_grad()
+                if not hold:
+                    held.clear()
+            agree(device, trace, recorder)
+            held.clear()
+        if trace is not None and recorder is not None:
+            trace.close()
+            recorder.close()
