@@ -8,19 +8,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from stitch.argument_kinds import (
+    INDEX_OR_NAME,
+    LIST,
+    MAPPING,
+    PATH,
+    TEXT,
+    WORDS,
+    Kind,
+    either,
+    instance_of,
+    optional,
+    several,
+    takes,
+)
 from stitch.compiler import CompileOptions
 from stitch.errors import UsageError
 from stitch.frontend.modules import read_graph, read_trainable
 from stitch.frontend.pipeline_run import YamlPipeline, read_pipeline
 from stitch.graph import ComputationGraph, Wish, parse_wish
+from stitch.graph.wish import closest
 from stitch.machine import Machine, load_machine
 from stitch.model import PRODUCER, CompiledModel, __version__, compiled, open_device
 from stitch.program import Layout, Role, TensorDesc
 from stitch.report import Device
-from stitch.runtime import Tensor
+from stitch.runtime import Device as RuntimeDevice
+from stitch.runtime import LoadedProgram, Tensor
 from stitch.runtime.pipeline import Pipeline as RuntimePipeline
 from stitch.training import (
     Loss,
@@ -30,10 +47,30 @@ from stitch.training import (
     as_trainable,
     compile_model,
 )
-from stitch.ttb import Binary, inspect_sizes
+from stitch.ttb import SOURCE, Binary, inspect_sizes
 from stitch.ttb import load as load_binary
 
+_DEVICE = instance_of("an open device", RuntimeDevice)
+_TENSOR = instance_of("a tensor of a device (device.tensor(array) makes one)", Tensor)
+_MACHINE = either(TEXT, PATH, instance_of("a Machine", Machine))
+_WISH = either(TEXT, instance_of("a Wish", Wish))
+_ROLES = tuple(role.value for role in Role)
+_ROLE = Kind(
+    f"a role ({', '.join(_ROLES)})",
+    lambda value: isinstance(value, Role) or (isinstance(value, str) and value in _ROLES),
+)
+_OPTIMIZER = instance_of(
+    "an optimizer of stitch (SGD, Adam, AdamW), its name, or a mapping", Optimizer, str, Mapping
+)
+_LOSS = instance_of("a loss of stitch.losses, its name, or a mapping", Loss, str, Mapping)
 
+
+@takes(
+    example_inputs=either(LIST, MAPPING), target=_MACHINE, name=optional(TEXT), role=_ROLE,
+    wishes=either(_WISH, several("a list of wishes", _WISH)), input_shapes=optional(MAPPING),
+    optimizer=optional(_OPTIMIZER), loss=optional(_LOSS), weights=optional(MAPPING),
+    trainable=optional(WORDS), algorithm=TEXT,
+)  # fmt: skip
 def compile(
     module: ComputationGraph | str | Path | Callable[..., Any] | Any,
     example_inputs: Sequence[Any] | Mapping[str, Any] = (),
@@ -68,7 +105,7 @@ def compile(
     if optimizer is not None or loss is not None:
         if optimizer is None or loss is None:
             raise UsageError("training needs both an optimizer and a loss")
-        how = TrainingOptions(**training)
+        how = _options(training)
         graph, values, twin = read_trainable(module, example_inputs, input_shapes)
         model = as_trainable(
             graph.with_wishes(*_wishes(wishes)), {**values, **(weights or {})}, trainable, twin
@@ -83,6 +120,18 @@ def compile(
     options = CompileOptions(wishes=_wishes(wishes), name=name, role=Role(role))
     machine = load_machine(target)
     return compiled(graph, machine, _spelled(target), options)
+
+
+def _options(training: dict[str, Any]) -> TrainingOptions:
+    known = [field.name for field in fields(TrainingOptions)]
+    unknown = sorted(training.keys() - set(known))
+    if unknown:
+        raise UsageError(
+            f"compile takes no {', '.join(unknown)}",
+            expected=", ".join(known),
+            remedy=closest(unknown[0], known) or None,
+        )
+    return TrainingOptions(**training)
 
 
 def _wishes(wishes: str | Iterable[str | Wish]) -> tuple[Wish, ...]:
@@ -110,6 +159,7 @@ class Pipeline(RuntimePipeline):
     """Loaded programs in a chain, called in one go; `from_yaml` reads a whole pipeline file."""
 
     @staticmethod
+    @takes(path=PATH, device=optional(_DEVICE))
     def from_yaml(
         path: str | Path, *, device: Device | None = None, **options: Any
     ) -> YamlPipeline:
@@ -129,6 +179,7 @@ class Pipeline(RuntimePipeline):
         return YamlPipeline(checked, device)
 
 
+@takes(source=SOURCE, verify=TEXT)
 def load(source: str | Path | bytes | CompiledModel, *, verify: str = "metadata") -> Binary:
     """Read and check a binary without a device: a path, bytes, or a compiled model.
 
@@ -138,8 +189,6 @@ def load(source: str | Path | bytes | CompiledModel, *, verify: str = "metadata"
         return source.binary
     if verify not in ("metadata", "full"):
         raise UsageError("verify is 'metadata' or 'full'", got=repr(verify))
-    if not isinstance(source, str | Path | bytes | bytearray | memoryview):
-        raise UsageError("load takes a path, bytes or a compiled model", got=type(source).__name__)
     return load_binary(source, verify="full" if verify == "full" else "metadata")
 
 
@@ -150,6 +199,11 @@ def submit(
 
     `binary` is what `device.load` takes, or a loaded program. Gives the outputs, pending.
     """
+    _DEVICE.check("submit", "device", device)
+    if not isinstance(binary, LoadedProgram):
+        SOURCE.check("submit", "binary", binary)
+    INDEX_OR_NAME.check("submit", "program", program)
+    LIST.check("submit", "inputs", inputs)
     loaded = device.loaded(binary, program)
     if loaded.device is not device:
         raise UsageError(f"program {loaded.name!r} is loaded on another device")
@@ -163,33 +217,27 @@ def submit(
 def wait(tensors: Tensor | Iterable[Tensor]) -> None:
     """Run the queues that these tensors are in; raises what a failed task raised."""
     for tensor in tensors if isinstance(tensors, Iterable) else (tensors,):
-        _tensor(tensor).device.settle(tensor._record)
+        _TENSOR.check("wait", "tensors", tensor)
+        tensor.device.settle(tensor._record)
 
 
+@takes(tensor=_TENSOR)
 def to_layout(tensor: Tensor, layout: Layout | TensorDesc, *, retain: bool | None = None) -> Tensor:
     """The same elements in another layout (any legal one), queued; carries `retain` over.
 
     `retain=False` frees the source afterwards unless it is itself retained. Raises `LayoutError`
     where the shape differs or the machine cannot hold the layout.
     """
-    return _tensor(tensor).to_layout(layout, retain=retain)
+    return tensor.to_layout(layout, retain=retain)
 
 
+@takes(tensor=_TENSOR)
 def has_layout(tensor: Tensor, layout: Layout | TensorDesc) -> bool:
     """Whether a tensor lies as described; an address counts only where one is given."""
-    return _tensor(tensor).has_layout(layout)
+    return tensor.has_layout(layout)
 
 
-def _tensor(value: Any) -> Tensor:
-    if not isinstance(value, Tensor):
-        raise UsageError(
-            "this takes a tensor of a device",
-            got=type(value).__name__,
-            remedy="make one with device.tensor(array)",
-        )
-    return value
-
-
+@takes(binary=SOURCE, program=INDEX_OR_NAME, input=INDEX_OR_NAME)
 def get_layout(binary: Any, program: int | str = 0, input: int | str = 0) -> Layout:
     """The layout that a program wants an input in; raises `UsageError` for an unknown slot."""
     source = getattr(binary, "binary", binary)
@@ -208,6 +256,7 @@ def get_layout(binary: Any, program: int | str = 0, input: int | str = 0) -> Lay
 @contextmanager
 def forbid_copies(device: Device) -> Iterator[None]:
     """Within the block, work that would need a copy raises `TaskError` instead of making one."""
+    _DEVICE.check("forbid_copies", "device", device)
     device.flush()
     device.copies_forbidden += 1
     device.records.touch()

@@ -13,6 +13,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from stitch.argument_kinds import (
+    MAPPING,
+    PATH,
+    READABLE,
+    TEXT,
+    WHOLE,
+    WRITABLE,
+    either,
+    instance_of,
+    optional,
+    takes,
+)
 from stitch.compiler import CompileOptions, CompileWarning, compile_graph
 from stitch.errors import FormatError, Problem, UsageError
 from stitch.files import FileBatch, make_folder
@@ -35,6 +47,11 @@ MAX_SHOWN = 3
 _FIELDS = ("stitch", "target", "name", "role", "wishes")
 
 
+@takes(
+    machine=either(TEXT, PATH, instance_of("a Machine", Machine)),
+    executor=either(TEXT, instance_of("an Executor", Executor)), threads=optional(WHOLE),
+    window=WHOLE, max_memory=optional(either(WHOLE, TEXT)),
+)  # fmt: skip
 def open_device(
     machine: str | Path | Machine = "wormhole_n150",
     *,
@@ -86,6 +103,7 @@ class CompiledModel:
         tail = [f"  and {more} more"] if more > 0 else []
         return "\n".join([f"<CompiledModel for {self.target}:", *programs, *tail]) + ">"
 
+    @takes(path=PATH)
     def save(self, path: str | Path) -> None:
         """Write the `.ttb` file, whole or not at all."""
         save(self.binary, path)
@@ -112,11 +130,13 @@ class CompiledModel:
             body["training"] = self.training.as_data(weights=weights)
         return json.dumps(body | {"graph": json.loads(as_json(self.graph))})
 
+    @takes(file=WRITABLE)
     def dump(self, file: IO[str], *, weights: bool = True) -> None:
         """Write `as_json` into an open text file."""
         file.write(self.as_json(weights=weights))
 
     @staticmethod
+    @takes(file=READABLE)
     def load(file: IO[str]) -> CompiledModel:
         """Read what `dump` wrote; raises `FormatError` for anything else."""
         try:
@@ -152,6 +172,10 @@ class CompiledModel:
             self._loaded.append(open_device(self.target).load(self))
         return self._loaded[0](*arguments, **named)
 
+    @takes(
+        device=optional(instance_of("an open device", Device)), weights=optional(MAPPING),
+        seed=WHOLE,
+    )  # fmt: skip
     def start(
         self,
         device: Device | None = None,
@@ -185,6 +209,7 @@ class CompiledModel:
             raise UsageError("training has not started", remedy="call the model, or start()")
         return found
 
+    @takes(folder=PATH)
     def save_programs(self, folder: str | Path) -> tuple[Path, ...]:
         """Write each program into a `.ttb` file of its own, named after its role.
 

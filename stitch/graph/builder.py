@@ -14,11 +14,12 @@ from typing import Any, Literal, final, overload
 import numpy as np
 
 from stitch import ops
+from stitch.argument_kinds import TEXT, WHOLE, instance_of, several, takes
 from stitch.errors import CompileError
 from stitch.graph import numpy_functions
 from stitch.graph.computation_graph import ComputationGraph
 from stitch.graph.constant_pool import ConstantPool, array_of
-from stitch.graph.emitter import Given, TypeName, Written, data_type_of
+from stitch.graph.emitter import TYPE_NAME, Given, TypeName, Written, data_type_of
 from stitch.graph.known_values import KnownValues
 from stitch.graph.layer_methods import LayerMethods
 from stitch.graph.source_location import user_location
@@ -55,6 +56,7 @@ class ComputationGraphBuilder(LayerMethods):
         "_operations", "_output_names", "_outputs", "_values", "_wishes", "name",
     )  # fmt: skip
 
+    @takes(name=TEXT)
     def __init__(self, name: str) -> None:
         self.name = name
         self._inputs: list[InputSlot] = []
@@ -74,6 +76,9 @@ class ComputationGraphBuilder(LayerMethods):
 
     # Slots and constants -----------------------------------------------------------------------
 
+    @takes(
+        name=TEXT, shape=several("a list of whole numbers", WHOLE), data_type=TYPE_NAME,
+    )  # fmt: skip
     def input(
         self,
         name: str,
@@ -140,6 +145,8 @@ class ComputationGraphBuilder(LayerMethods):
 
     def wish(self, *wishes: Wish) -> None:
         """Asks something of placement for a slot of this graph."""
+        for wish in wishes:
+            instance_of("wishes (stitch.graph.Wish)", Wish).check("wish", "wishes", wish)
         self._wishes.extend(wishes)
 
     def build(self) -> ComputationGraph:
@@ -196,6 +203,7 @@ class ComputationGraphBuilder(LayerMethods):
     ) -> tuple[SymbolicTensor, ...]:
         """See `op`; always a tuple."""
         self._check_open()
+        TEXT.check("ComputationGraphBuilder.op", "op", op)
         domain = "" if domain == "ai.onnx" else domain
         like = next((o for o in operands if isinstance(o, SymbolicTensor)), None)
         tensors = [None if o is None else self.tensor(o, like) for o in operands]

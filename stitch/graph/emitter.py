@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from stitch.argument_kinds import Kind
 from stitch.errors import CompileError
 from stitch.graph.source_location import user_location
 from stitch.graph.symbolic import Axes, Operand, SymbolicTensor
@@ -23,6 +24,11 @@ Written = AttributeValue | bool | DataType | Sequence[int] | Sequence[float] | S
 Given = Operand | Sequence[int] | Sequence[float] | None
 #: A data type as people write it.
 TypeName = DataType | str | np.dtype[Any] | type
+
+TYPE_NAME = Kind(
+    "the name of a data type, a DataType or a NumPy type",
+    lambda value: isinstance(value, str | DataType | np.dtype | type),
+)
 
 
 class Emitter(ABC):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
+from stitch.argument_kinds import CALLABLE, MAPPING, TEXT, optional, takes
 from stitch.errors import CompileError
 from stitch.graph.builder import ComputationGraphBuilder
 from stitch.graph.computation_graph import ComputationGraph
@@ -23,6 +24,7 @@ Described = TensorDesc | ValueType | Array
 Traceable = Callable[..., object]
 
 
+@takes(f=CALLABLE, name=optional(TEXT), kinds=optional(MAPPING))
 def trace(
     f: Traceable,
     *descs: Described,

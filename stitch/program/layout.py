@@ -6,6 +6,7 @@ import enum
 import math
 from dataclasses import dataclass, replace
 
+from stitch.argument_kinds import WHOLE, Kind, check_fields, instance_of
 from stitch.errors import LayoutError
 from stitch.program.data_type import DataType
 
@@ -47,6 +48,19 @@ class Orientation(enum.Enum):
     __hash__ = object.__hash__
 
 
+_PAIR = Kind(
+    "two whole numbers",
+    lambda value: isinstance(value, tuple) and len(value) == 2 and all(map(WHOLE.accepts, value)),
+)
+_DATA_TYPE = instance_of("a DataType", DataType)
+_SPACE = instance_of("a Space", Space)
+_MEMORY_LAYOUT = instance_of("a MemoryLayout", MemoryLayout)
+_SHAPE = Kind(
+    "a tuple of whole numbers",
+    lambda value: isinstance(value, tuple) and all(map(WHOLE.accepts, value)),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class ShardSpec:
     """One shard: the cores (rows, columns) and the shard's (rows, columns) in elements."""
@@ -56,6 +70,7 @@ class ShardSpec:
     orientation: Orientation = Orientation.ROW_MAJOR
 
     def __post_init__(self) -> None:
+        check_fields(self, core_grid=_PAIR, shape=_PAIR)
         if min(*self.core_grid, *self.shape) < 1:
             raise LayoutError(
                 "a shard needs a positive grid and a positive shape",
@@ -86,6 +101,10 @@ class Layout:
     address: int | None = None
 
     def __post_init__(self) -> None:
+        enums = type(self.data_type), type(self.space), type(self.memory_layout)
+        # Layouts are made by the thousand: the words are looked for only where they are needed.
+        if enums != (DataType, Space, MemoryLayout):
+            check_fields(self, data_type=_DATA_TYPE, space=_SPACE, memory_layout=_MEMORY_LAYOUT)
         wrong = list(self._contradictions())
         if wrong:
             raise LayoutError("this layout is not legal: " + "; ".join(wrong))
@@ -148,6 +167,9 @@ def host_layout(data_type: DataType) -> Layout:
     return Layout(data_type)
 
 
+_LAYOUT = instance_of("a Layout", Layout)
+
+
 @dataclass(frozen=True, slots=True)
 class TensorDesc:
     """Shape and layout: what compiler and runtime agree on for one tensor.
@@ -160,6 +182,8 @@ class TensorDesc:
     layout: Layout
 
     def __post_init__(self) -> None:
+        if type(self.shape) is not tuple or type(self.layout) is not Layout:
+            check_fields(self, shape=_SHAPE, layout=_LAYOUT)
         if len(self.shape) > MAX_RANK or any(d < 0 for d in self.shape):
             raise LayoutError(
                 f"a tensor has at most {MAX_RANK} dimensions, none of them negative",

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from stitch.argument_kinds import INDEX_OR_NAME, takes
 from stitch.errors import StitchError, TaskError, UsageError
 from stitch.machine import Machine, load_machine
 from stitch.planner import PlanRequest, plan
@@ -38,7 +39,7 @@ from stitch.runtime.tensor import Tensor
 from stitch.runtime.tensor_access import TensorAccess
 from stitch.runtime.window import Key, Window
 from stitch.task import Transformation, TransformationKind
-from stitch.ttb import Binary, load
+from stitch.ttb import SOURCE, Binary, load
 
 #: Tasks that a window holds unless said otherwise.
 DEFAULT_WINDOW = 64
@@ -133,6 +134,7 @@ class Device(TensorAccess):
 
     # -- loading -----------------------------------------------------------------------------------
 
+    @takes(source=SOURCE, program=INDEX_OR_NAME)
     def load(self, source: Any, program: int | str = 0) -> LoadedProgram:
         """A program of a binary (path, bytes, `Binary` or compiled model), ready to be called.
 

@@ -30,9 +30,13 @@ class Pipeline:
     """
 
     def __init__(self, programs: Iterable[LoadedProgram]) -> None:
-        self.programs = tuple(programs)
+        self.programs = tuple(programs) if isinstance(programs, Iterable) else ()
         if not self.programs or not all(isinstance(p, LoadedProgram) for p in self.programs):
-            raise UsageError("a pipeline needs at least one program, loaded on a device")
+            raise UsageError(
+                "a pipeline needs at least one program, loaded on a device",
+                expected="programs: a list of what device.load gave",
+                got=type(programs).__name__,
+            )
         self.device = self.programs[0].device
         if any(p.device is not self.device for p in self.programs):
             raise UsageError("the programs of a pipeline are loaded on one device")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stitch.argument_kinds import INDEX_OR_NAME, takes
 from stitch.errors import UsageError
 from stitch.memory import Claim
 from stitch.program import (
@@ -161,6 +162,7 @@ class LoadedProgram:
             digest.update(as_bytes(np.ascontiguousarray(constant.data)).data)
         return digest.digest()
 
+    @takes(which=INDEX_OR_NAME)
     def input_layout(self, which: int | str) -> Layout:
         """The layout that an input must have; raises `UsageError` for an unknown slot."""
         names = [port.name for port in self.ports]

@@ -6,6 +6,7 @@ import operator
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
+from stitch.argument_kinds import WHOLE
 from stitch.errors import LayoutError
 from stitch.program import Array, DataType, Layout, Space, TensorDesc
 from stitch.runtime.state import Status, ValueRecord
@@ -177,6 +178,7 @@ class Tensor:
             if step != 1:
                 raise LayoutError("a view takes consecutive elements", got=f"step {step}")
             return self.device.view(self._record, start, max(stop, start), keep=True)
+        WHOLE.check("Tensor[...]", "index", index)
         at = operator.index(index)
         if not -length <= at < length:
             raise IndexError(f"index {at} is out of range for length {length}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stitch.argument_kinds import TEXT, either, instance_of
 from stitch.errors import LayoutError, OutOfMemoryError, TaskError, UsageError
 from stitch.link import check_link
 from stitch.machine import footprint
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from stitch.runtime.device import Device
     from stitch.runtime.window import Window
 
+TENSOR = instance_of("a tensor of a device (device.tensor(array) makes one)", Tensor)
+LAYOUT = instance_of("a Layout or a TensorDesc", Layout, TensorDesc)
+DESC = instance_of("a TensorDesc", TensorDesc)
 #: Places whose arrays are kept ready for reading.
 MAX_VIEWS = 4096
 
@@ -171,6 +175,7 @@ class TensorAccess(Lifetime):
         with self.lock:
             self.check_open()
         names = [s.value for s in self.backend.spaces]
+        either(TEXT, instance_of("a Space", Space)).check("Device.memory", "space", space)
         if not isinstance(space, Space) and space not in names:
             raise UsageError(f"there is no space {space!r}", expected=" or ".join(names))
         found = self.backend.spaces.get(Space(space))
@@ -197,6 +202,7 @@ class TensorAccess(Lifetime):
 
     def target_desc(self, value: ValueRecord, layout: Layout | TensorDesc) -> TensorDesc:
         """The descriptor that a conversion is to reach; raises `LayoutError` for another shape."""
+        LAYOUT.check("to_layout", "layout", layout)
         if isinstance(layout, TensorDesc):
             if layout.shape != value.desc.shape:
                 raise LayoutError(
@@ -211,6 +217,8 @@ class TensorAccess(Lifetime):
 
     def has_layout(self, tensor: Tensor, layout: Layout | TensorDesc) -> bool:
         """Whether a tensor lies as described; an address counts only where one is given."""
+        self.check_device(tensor)
+        LAYOUT.check("has_layout", "layout", layout)
         wanted = layout.layout if isinstance(layout, TensorDesc) else layout
         if isinstance(layout, TensorDesc) and layout.shape != tensor.shape:
             return False
@@ -251,6 +259,7 @@ class TensorAccess(Lifetime):
 
     def empty(self, desc: TensorDesc) -> Tensor:
         """A tensor with room but no defined contents; raises `OutOfMemoryError`."""
+        DESC.check("Device.empty", "desc", desc)
         with self.lock:
             self.check_open()
             self.run_queue()
@@ -394,6 +403,8 @@ class TensorAccess(Lifetime):
         self.constant_cache.forget(value)
 
     def check_device(self, tensor: Tensor) -> None:
-        """Raise `UsageError` for a tensor of another device."""
+        """Raise `UsageError` for what is no tensor, or one of another device."""
+        if not isinstance(tensor, Tensor):
+            TENSOR.check("Device", "tensor", tensor)
         if tensor._record.device is not self:
             raise UsageError("this tensor belongs to another device")

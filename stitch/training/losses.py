@@ -29,7 +29,7 @@ class Loss(ABC):
     name: ClassVar[str]
 
     def __init__(self, reduction: str = "mean") -> None:
-        if reduction not in REDUCTIONS:
+        if not isinstance(reduction, str) or reduction not in REDUCTIONS:
             raise UsageError(
                 f"{type(self).__name__} has no such reduction",
                 expected=", ".join(REDUCTIONS),

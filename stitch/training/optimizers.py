@@ -12,10 +12,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol, final
 
+from stitch.argument_kinds import NUMBER, Kind, several
 from stitch.errors import UsageError
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import DataType
 from stitch.training.schedules import Schedule, schedule_from_config
+
+_NUMBERS = several("numbers", NUMBER)
+BETAS = Kind("two numbers", lambda value: _NUMBERS.accepts(value) and len(value) == 2)
 
 
 class Stepping(Protocol):
@@ -46,6 +50,7 @@ class Optimizer(ABC):
         self._stepping: weakref.ref[Any] | None = None
 
     def _at_least_zero(self, word: str, value: float) -> float:
+        NUMBER.check(type(self).__name__, word, value)
         if not value >= 0 or value == float("inf"):
             raise UsageError(f"{word} of {type(self).__name__} is a number of at least 0",
                              got=str(value))  # fmt: skip
@@ -155,6 +160,7 @@ class _AdamLike(Optimizer):
         self, lr: float, betas: tuple[float, float], eps: float, weight_decay: float, schedule: Any
     ) -> None:
         super().__init__(lr, weight_decay, schedule)
+        BETAS.check(type(self).__name__, "betas", betas)
         first, second = betas
         if not (0 <= first < 1 and 0 <= second < 1):
             raise UsageError(f"betas of {type(self).__name__} lie in [0, 1)", got=str(betas))

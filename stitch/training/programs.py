@@ -13,6 +13,15 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from stitch.argument_kinds import (
+    MAPPING,
+    NUMBER,
+    TEXT,
+    WHOLE,
+    check_fields,
+    instance_of,
+    optional,
+)
 from stitch.compiler import (
     CompileOptions,
     CompileWarning,
@@ -62,6 +71,10 @@ class TrainingOptions:
     spaces: Mapping[str, Space] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
+        check_fields(
+            self, recompute=TEXT, accumulation_steps=WHOLE, clip_grad_norm=optional(NUMBER),
+            precision=instance_of("a DataType", DataType), spaces=MAPPING,
+        )  # fmt: skip
         if self.recompute not in ("none", "cheap", "all"):
             raise UsageError("recompute is none, cheap or all", got=repr(self.recompute))
         if self.accumulation_steps < 1:

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
+from stitch.argument_kinds import MAPPING, NUMBER, TEXT, WHOLE, check_fields, either, instance_of
 from stitch.errors import UsageError
 
 
@@ -55,6 +56,7 @@ class StepLR(Schedule):
     name: ClassVar[str] = "step"
 
     def __post_init__(self) -> None:
+        check_fields(self, step_size=WHOLE, gamma=NUMBER)
         if self.step_size < 1:
             raise UsageError("a step schedule needs a step size of at least 1",
                              got=str(self.step_size))  # fmt: skip
@@ -76,6 +78,7 @@ class CosineAnnealingLR(Schedule):
     name: ClassVar[str] = "cosine"
 
     def __post_init__(self) -> None:
+        check_fields(self, T_max=WHOLE, eta_min=NUMBER)
         if self.T_max < 1:
             raise UsageError("a cosine schedule ends after at least 1 step", got=str(self.T_max))
 
@@ -97,6 +100,7 @@ class WarmupLR(Schedule):
     name: ClassVar[str] = "warmup"
 
     def __post_init__(self) -> None:
+        check_fields(self, warmup_steps=WHOLE, then=instance_of("a schedule", Schedule))
         if self.warmup_steps < 1:
             raise UsageError("a warm-up takes at least 1 step", got=str(self.warmup_steps))
 
@@ -125,6 +129,7 @@ def schedule_from_config(config: Schedule | str | dict[str, Any] | None) -> Sche
         return ConstantLR()
     if isinstance(config, Schedule):
         return config
+    either(instance_of("a schedule", Schedule), TEXT, MAPPING).check("training", "schedule", config)
     given: dict[str, Any] = {"schedule": config} if isinstance(config, str) else dict(config)
     kind = _BY_NAME.get(given.pop("schedule", ""))
     if kind is None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from stitch.argument_kinds import MAPPING, takes
 from stitch.errors import UsageError
 from stitch.graph.wish import closest
 from stitch.program import Array, InputKind
@@ -123,6 +124,7 @@ class TrainingTensors:
         counts = {"steps": self.steps, "forwards": self.forwards, "seed": self.seed}
         return made | {f"training.{k}": np.asarray(v, np.int64) for k, v in counts.items()}
 
+    @takes(state=MAPPING)
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` gave; nothing changes unless all of it fits.
 

@@ -7,6 +7,7 @@ know: operators, devices, plans. The format is specified in `envelope.py` and `d
 
 from stitch.ttb.binary import CURRENT, FEATURES, OPSET, Binary, Version
 from stitch.ttb.file import (
+    SOURCE,
     FileSizes,
     ProgramSize,
     content_of,
@@ -18,6 +19,6 @@ from stitch.ttb.file import (
 from stitch.ttb.foreign import recognize
 
 __all__ = [
-    "CURRENT", "FEATURES", "OPSET", "Binary", "FileSizes", "ProgramSize", "Version",
+    "CURRENT", "FEATURES", "OPSET", "SOURCE", "Binary", "FileSizes", "ProgramSize", "Version",
     "content_of", "encode", "inspect_sizes", "load", "recognize", "save",
 ]  # fmt: skip

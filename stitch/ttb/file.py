@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from stitch.argument_kinds import Kind
 from stitch.errors import FormatError, IncompatibleError, StitchError
 from stitch.files import Sink, open_file, write_file
 from stitch.ttb.binary import CURRENT, FEATURES, Binary, Version
@@ -28,6 +29,15 @@ from stitch.ttb.problems import ProblemList
 from stitch.ttb.segments import Segments, collect_segments, dense_bytes
 from stitch.ttb.table_spec import TableSpec
 from stitch.ttb.verify import Verifier
+
+#: What holds programs: to load, to submit, to look at.
+SOURCE = Kind(
+    "a path, bytes, a binary or a compiled model",
+    lambda value: isinstance(
+        getattr(value, "binary", value),
+        str | os.PathLike | bytes | bytearray | memoryview | Binary,
+    ),
+)
 
 Source = str | Path | bytes | bytearray | memoryview
 

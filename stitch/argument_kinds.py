@@ -1,0 +1,129 @@
+"""What public functions take: an argument of another kind is answered with the parameter's name.
+
+Comes in: a function's arguments, and the kind that each of its parameters takes. Goes out: nothing,
+or a `UsageError`. For the calls of a set-up (compile, load, open, save): what is called in every
+pass looks at its arguments by itself. Must not know what the arguments are for.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from numbers import Integral, Real
+from typing import Any, ParamSpec, TypeVar
+
+from stitch.errors import UsageError
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a parameter takes: in words, and how an argument is known to be that."""
+
+    text: str
+    accepts: Callable[[Any], bool]
+
+    def check(self, call: str, parameter: str, value: object) -> None:
+        """Raise `UsageError` for an argument of another kind."""
+        if not self.accepts(value):
+            shown = " ".join(repr(value).split())[:60]
+            raise UsageError(
+                f"{call} takes {self.text} as {parameter}", got=f"{type(value).__name__}: {shown}"
+            )
+
+
+def instance_of(text: str, *types: type) -> Kind:
+    """An instance of one of some types."""
+    return Kind(text, lambda value: isinstance(value, types))
+
+
+def with_method(text: str, name: str) -> Kind:
+    """Anything that has a method."""
+    return Kind(text, lambda value: callable(getattr(value, name, None)))
+
+
+def optional(kind: Kind) -> Kind:
+    """The same, or None."""
+    return Kind(f"{kind.text}, or None", lambda value: value is None or kind.accepts(value))
+
+
+def either(*kinds: Kind) -> Kind:
+    """One of several kinds."""
+    return Kind(
+        " or ".join(kind.text for kind in kinds),
+        lambda value: any(kind.accepts(value) for kind in kinds),
+    )
+
+
+def several(text: str, element: Kind) -> Kind:
+    """A sequence, or another collection that can be walked twice, of one kind."""
+
+    def accepts(value: Any) -> bool:
+        whole = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+        return whole and (iter(value) is value or all(map(element.accepts, value)))
+
+    return Kind(text, accepts)
+
+
+def _is_bool(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+TEXT = instance_of("a text", str)
+PATH = instance_of("a path", str, os.PathLike)
+NUMBER = Kind("a number", lambda value: isinstance(value, Real) and not _is_bool(value))
+WHOLE = Kind("a whole number", lambda value: isinstance(value, Integral) and not _is_bool(value))
+INDEX_OR_NAME = either(Kind("an index", WHOLE.accepts), Kind("a name", TEXT.accepts))
+MAPPING = instance_of("a mapping", Mapping)
+WORDS = several("a list of names", TEXT)
+LIST = Kind(
+    "a list or tuple",
+    lambda value: isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray),
+)
+CALLABLE = Kind("a function", callable)
+WRITABLE = with_method("an open text file", "write")
+READABLE = with_method("an open text file", "read")
+
+
+def takes(**kinds: Kind) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """A function whose arguments are checked before it begins.
+
+    >>> @takes(name=TEXT)
+    ... def greet(name: str) -> str:
+    ...     return f"hello {name}"
+    >>> greet(3)
+    Traceback (most recent call last):
+    ...
+    stitch.errors.UsageError: greet takes a text as name
+      got: int: 3
+    """
+
+    def decorated(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        parameters = inspect.signature(function).parameters
+        # Those that are given by position: what `*rest` takes has no names.
+        names = tuple(n for n, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD)
+        assert kinds.keys() <= parameters.keys(), f"{function.__qualname__} has no such parameters"
+        call = function.__qualname__.removesuffix(".__init__")
+
+        @wraps(function)
+        def checked(*arguments: _P.args, **named: _P.kwargs) -> _R:
+            for name, value in (*zip(names, arguments, strict=False), *named.items()):
+                kind = kinds.get(name)
+                if kind is not None:
+                    kind.check(call, name, value)
+            return function(*arguments, **named)
+
+        return checked
+
+    return decorated
+
+
+def check_fields(made: object, **kinds: Kind) -> None:
+    """Raise `UsageError` for fields of a dataclass that are of another kind."""
+    for name, kind in kinds.items():
+        kind.check(type(made).__name__, name, getattr(made, name))
