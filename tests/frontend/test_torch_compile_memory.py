@@ -302,3 +302,14 @@ def test_places_that_a_parameter_has_left_are_forgotten(
             assert_same(run(x), module(x))
     account.look()
     assert lent() - before <= 10 + CALLS_BETWEEN_LOOKS + 1
+
+
+def test_a_graph_over_the_budget_is_refused_and_runs_with_a_larger_one() -> None:
+    module, x = nn.Linear(64, 64), torch.randn(8, 64)
+    refused = torch.compile(module, backend="stitch", options={"max_memory": "64kB"})
+    with pytest.raises(stitch.OutOfMemoryError, match="Gemm"):
+        refused(x)
+    torch._dynamo.reset()
+    assert_same(
+        torch.compile(module, backend="stitch", options={"max_memory": "1GB"})(x), module(x)
+    )
