@@ -13,8 +13,12 @@ from stitch.ops.attributes import int_of, ints_of, string_of
 from stitch.ops.element_types import onnx_code
 from stitch.ops.gradient import GradientContext
 from stitch.ops.shape_gradients import shaped, weighted
+from stitch.ops.sliding import Line, lines_of, taps_of
 from stitch.ops.windows import Windows, windows_of
 from stitch.program import Array
+
+#: Up to so many windows times places of an axis, the shares are a constant matrix.
+MOST_SHARES = 1 << 22
 
 
 def _windows(context: GradientContext) -> Windows:
@@ -62,8 +66,10 @@ def average_pool_gradient(context: GradientContext) -> Sequence[Any]:
     ):
         return (_repeated(context, context.gradient * (1.0 / math.prod(windows.kernel)), windows),)
     made = context.gradient
-    for axis, table in enumerate(_tables(windows, include)):
-        made = weighted(context, made, axis + 2, table)
+    for axis, line in enumerate(lines_of(windows)):
+        counts = line.count_padded(windows.end[axis]) if include else line.count_inside()
+        # A window that reads nothing gives nothing back.
+        made = _spread(context, made, axis + 2, line, np.maximum(counts, 1))
     return (made,)
 
 
@@ -78,22 +84,37 @@ def _repeated(context: GradientContext, value: Any, windows: Windows) -> Any:
     return shaped(context, value, context.type_of(0).shape)
 
 
-def _tables(windows: Windows, include: bool | None) -> list[Array]:
-    """Per axis, [window, place]: the share with which a window reads a place (None: ones)."""
-    tables = []
-    for axis, (size, kernel) in enumerate(zip(windows.size, windows.kernel, strict=True)):
-        begin, end = windows.begin[axis], windows.end[axis]
-        made = windows.output[axis]
-        table, counts = np.zeros((made, size)), np.zeros(made)
-        for window in range(made):
-            first = window * windows.strides[axis] - begin
-            places = first + np.arange(kernel) * windows.dilations[axis]
-            inside = places[(places >= 0) & (places < size)]
-            table[window, inside] = 1.0
-            # Padding that ceil_mode adds beyond what was declared never counts.
-            counts[window] = (places < size + end).sum() if include else inside.size
-        tables.append(table if include is None else table / counts[:, None])
-    return tables
+def _spread(
+    context: GradientContext, value: Any, axis: int, line: Line, counts: Array | None
+) -> Any:
+    """Every place of an axis gets the sum over the windows that read it, each divided by its count
+    (None: as it is)."""
+    if line.output * line.size <= MOST_SHARES:
+        table = np.zeros((line.output, line.size))
+        for which, places in taps_of(line):
+            table[range(which.start, which.stop), range(*places.indices(line.size))] = 1.0
+        return weighted(context, value, axis, table if counts is None else table / counts[:, None])
+    if line.kernel > MOST_SHARES:
+        raise context.fail(
+            "its windows are too long", f"use windows of at most {MOST_SHARES} elements"
+        )
+    shape, dtype = value.shape, value.data_type.dtype
+    if counts is not None:
+        along = (-1, *(1,) * (len(shape) - 1 - axis))
+        value = value * context.constant((1 / counts).reshape(along).astype(dtype))
+    rest = math.prod(shape[axis + 1 :])
+    value = shaped(context, value, (math.prod(shape[:axis]), 1, line.output, rest))
+    reach = (line.output - 1) * line.stride + (line.kernel - 1) * line.dilation + 1 - line.begin
+    value = context.apply(
+        "ConvTranspose",
+        value,
+        context.constant(np.ones((1, 1, line.kernel, 1), dtype)),
+        dilations=[line.dilation, 1],
+        output_padding=[max(line.size - reach, 0), 0],
+        pads=[line.begin, 0, max(reach - line.size, 0), 0],
+        strides=[line.stride, 1],
+    )
+    return shaped(context, value, (*shape[:axis], line.size, *shape[axis + 1 :]))
 
 
 def global_average_gradient(context: GradientContext) -> Sequence[Any]:
@@ -119,8 +140,8 @@ def lp_pool_gradient(context: GradientContext) -> Sequence[Any]:
         y = context.output()
         share = made * context.apply("Pow", y, float(1 - p))
         made = kept(context, context.apply("Greater", y, 0.0), share)
-    for axis, table in enumerate(_tables(_windows(context), None)):
-        made = weighted(context, made, axis + 2, table)
+    for axis, line in enumerate(lines_of(_windows(context))):
+        made = _spread(context, made, axis + 2, line, None)
     if p == 1:
         return (made * context.apply("Sign", x),)
     if p == 2:

@@ -24,6 +24,8 @@ from stitch.ops.shape_gradients import shaped, weighted
 from stitch.ops.steps import copy_steps, given, optional, workspace
 from stitch.program import Array, ValueType
 
+#: The gradient of an axis is a product with a constant matrix of at most so many numbers.
+MOST_WEIGHTS = 1 << 26
 _MODES = ("nearest", "linear", "cubic")
 _COORDINATES = (
     "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric",
@@ -306,6 +308,11 @@ def _gradient(context: GradientContext) -> Sequence[Any]:
     for one in _plan(attributes, shape, axes, known[1] if crops else None, scales, sizes):
         if one.before == one.after and one.scale == 1.0 and not crops:
             continue
+        if one.before * one.after > MOST_WEIGHTS:
+            raise context.fail(
+                f"axis {one.axis} would have {one.after} times {one.before} weights",
+                f"resize in steps, or axes with at most {MOST_WEIGHTS} numbers",
+            )
         matrix, outside = _matrix(attributes, one)
         matrix[outside] = 0.0
         times = one.after // one.before
