@@ -109,8 +109,9 @@ class HostMemory:
         in_spaces, shared, mine, *others = found
         for space, start, stop in regions:
             self._written[space].update([(start, stop)])
-        self._in_spaces.append(in_spaces)
-        self._shared.append(shared)
+        # What adds nothing is let go: a device that lives long makes many plans.
+        self._in_spaces += [in_spaces] if in_spaces.nbytes else []
+        self._shared += [shared] if shared.nbytes else []
         self._values, self._kernels = max(self._values, values), max(self._kernels, kernels)
         self.backend.workspace.kernels.reserve(self._kernels)
         for program, claimed in zip(fresh, others, strict=True):

@@ -146,6 +146,15 @@ def test_a_plan_that_is_found_again_asks_nothing(monkeypatch: pytest.MonkeyPatch
         assert 0 < len(asked) == device.plans.made < 4
 
 
+def test_claims_of_a_device_do_not_add_up_over_the_plans_that_it_makes() -> None:
+    with stitch.open_device("host") as device:
+        model, x, counts = sums("loaded", 1000), np.ones(1000, np.float32), []
+        for _ in range(6):
+            one(device.load(model)(x)).numpy()
+            counts.append((len(LEDGER.live()), LEDGER.taken_nbytes))
+    assert len(set(counts[1:])) == 1
+
+
 PROGRAMS = {
     "products": """
         x = b.input("x", (2048, 1024), "float32")
