@@ -179,6 +179,16 @@ def test_products_and_functions_go_to_onnx_runtime_and_choices_to_numpy() -> Non
     np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("length", "runs"), [(3, 1), (60_001, 0)])
+def test_averages_of_long_windows_go_to_numpy(length: int, runs: int) -> None:
+    def average(b: ComputationGraphBuilder) -> None:
+        x = b.input("x", (1, 4, 100_000), "float32")
+        b.output("y", b.op("AveragePool", x, kernel_shape=[length]))
+
+    program = model(f"average of {length}", average, target="host").binary.programs[0]
+    assert len(divide(program, Sessions(1).able(program)).runs) == runs
+
+
 def test_layers_that_are_alike_share_a_session() -> None:
     def layers(b: ComputationGraphBuilder) -> None:
         value: Any = b.input("x", (128, 512), "float32")

@@ -59,6 +59,8 @@ OWN_FUNCTIONS = {
 #: images, and so do both for the weights' gradient.
 CONVOLUTIONS = (28_000.0, 40_000.0)
 WEIGHT_GRADIENTS = (28_000.0, 16_000.0)
+#: Elements of a window that the figures of pools are for.
+USUAL_WINDOW = 64
 #: What ONNX Runtime computes with the product or convolution before it, for nothing.
 JOINED = frozenset({"Add", "BatchNormalization", "Clip", "LeakyRelu", "Relu", "Sigmoid", "Tanh"})
 MAKES_JOINED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
@@ -197,7 +199,7 @@ class _Prices:
         figures = (OWN_FUNCTIONS if operation.domain else FUNCTIONS).get(operation.op)
         rate = LONG if size >= LONG_SIZE else SHORT
         if figures is not None:
-            rate = figures[1]
+            rate = figures[1] * _window_times(operation)
         elif operation.op in MOVEMENTS:
             rate = COPIED
         return NODE + size * rate / 1000 / self.threads
@@ -236,6 +238,14 @@ class _Prices:
     def _size(self, operation: Operation) -> int:
         values = (v for v in (*operation.inputs, *operation.outputs) if v != ABSENT)
         return max((math.prod(self.program.values[v].type.shape) for v in values), default=0)
+
+
+def _window_times(operation: Operation) -> float:
+    """How much longer ONNX Runtime averages than over a usual window: it reads all of each one."""
+    kernel = operation.attributes.get("kernel_shape")
+    if operation.op != "AveragePool" or not isinstance(kernel, tuple):
+        return 1.0
+    return max(1.0, math.prod(map(int, kernel)) / USUAL_WINDOW)
 
 
 def _convolutions(operation: Operation) -> tuple[float, float]:
