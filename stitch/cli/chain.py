@@ -13,6 +13,7 @@ from typing import Protocol
 
 from stitch.api import Device
 from stitch.cli.modules import Module
+from stitch.errors import IncompatibleError
 from stitch.link import Wire
 from stitch.program import Array, DataType, InputKind, ValueType
 from stitch.runtime import LoadedProgram, Tensor
@@ -21,12 +22,16 @@ from stitch.runtime.pipeline import Pipeline
 
 @dataclass(frozen=True, slots=True)
 class RunInput:
-    """An input that comes from outside; `given` is an array that it has unless told otherwise."""
+    """An input that comes from outside; `given` is an array that it has unless told otherwise.
+
+    `own` is what its program calls it; `name` tells it apart from those of other programs.
+    """
 
     name: str
     type: ValueType
     kind: InputKind = InputKind.ACTIVATION
     given: Array | None = None
+    own: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,7 @@ class Chain:
         self, device: Device, modules: Sequence[Module], wires: Sequence[Wire], *, by_position: bool
     ) -> None:
         self.device = device
-        self._programs = [device.load(m.binary, m.program.name) for m in modules]
+        self._programs = [_loaded(device, module) for module in modules]
         self._feeds = {(w.consumer, w.input): (w.producer, w.output) for w in wires}
         self._sources = [
             (k, i)
@@ -87,9 +92,14 @@ class Chain:
         self._pipeline = self._fast_path() if by_position else None
 
     def _fast_path(self) -> Pipeline | None:
-        """A `Pipeline` where it gives the same outputs: those of the last program."""
+        """A `Pipeline` where it gives the same outputs, and connects all activations."""
         last = len(self._programs) - 1
         if any(k != last for k, _ in self._results):
+            return None
+        if any(
+            k and self._programs[k].program.inputs[i].kind is InputKind.ACTIVATION
+            for k, i in self._sources
+        ):
             return None
         return Pipeline(self._programs)
 
@@ -100,7 +110,8 @@ class Chain:
         for name, (k, i) in zip(names, self._sources, strict=True):
             program = modules[k].program
             slot = program.inputs[i]
-            found.append(RunInput(name, program.values[slot.value].type, slot.kind))
+            kind = program.values[slot.value].type
+            found.append(RunInput(name, kind, slot.kind, own=slot.name))
         return tuple(found)
 
     def _named_outputs(self, modules: Sequence[Module]) -> tuple[RunOutput, ...]:
@@ -115,9 +126,10 @@ class Chain:
 
     def run(self, arrays: Sequence[Array]) -> tuple[Tensor, ...]:
         """One pass; see `Runnable`."""
+        sources = self._once(arrays)
         if self._pipeline is not None:
-            return _tuple(self._pipeline(*arrays))
-        given = dict(zip(self._sources, arrays, strict=True))
+            return _tuple(self._pipeline(*sources))
+        given = dict(zip(self._sources, sources, strict=True))
         made: list[tuple[Tensor, ...]] = []
         for k, program in enumerate(self._programs):
             arguments = [self._argument(k, i, given, made) for i in range(len(program.ports))]
@@ -127,11 +139,17 @@ class Chain:
         self.device.flush()
         return results
 
+    def _once(self, arrays: Sequence[Array]) -> list[Array | Tensor]:
+        """An array that several programs take is one tensor, which enters a space once."""
+        times = Counter(map(id, arrays))
+        tensors = {id(a): self.device.tensor(a, borrow=True) for a in arrays if times[id(a)] > 1}
+        return [tensors.get(id(array), array) for array in arrays]
+
     def _argument(
         self,
         k: int,
         i: int,
-        given: dict[tuple[int, int], Array],
+        given: dict[tuple[int, int], Array | Tensor],
         made: list[tuple[Tensor, ...]],
     ) -> Array | Tensor:
         feed = self._feeds.get((k, i))
@@ -151,6 +169,16 @@ class Chain:
         """Drop the programs and what the pipeline keeps."""
         self._pipeline = None
         self._programs = []
+
+
+def _loaded(device: Device, module: Module) -> LoadedProgram:
+    try:
+        return device.load(module.binary, module.program.name)
+    except IncompatibleError as error:
+        raise IncompatibleError(
+            error.what, where=module.path, expected=error.expected, got=error.got,
+            remedy=error.remedy,
+        ) from error  # fmt: skip
 
 
 def _tuple(made: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -15,7 +15,7 @@ from typing import Any
 from stitch import api
 from stitch.cli.command import EXIT_FAILURE, EXIT_OK, read_failure, run_command, say
 from stitch.cli.describe import SECTIONS, describe, head_lines, program_lines
-from stitch.cli.modules import machine_for, module_source, read_modules
+from stitch.cli.modules import machine_for, module_source, read_modules, told_apart
 from stitch.cli.parser import add_options, make_parser
 from stitch.cli.stitching import stitching, stitching_json, stitching_lines
 from stitch.cli.wiring import FORM as WIRE_FORM
@@ -110,7 +110,7 @@ def _show(words: argparse.Namespace) -> int:
 
 
 def _stitch(words: argparse.Namespace) -> int:
-    modules = read_modules(words.modules, words.function, verify=words.verify)
+    modules = told_apart(read_modules(words.modules, words.function, verify=words.verify))
     wires = wires_of(modules, words.wire)
     found = stitching(modules, wires, machine_for(words.device, modules))
     if words.check_plan is not None:

@@ -7,16 +7,19 @@ machine. Must not know: wires, inputs.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stitch import api
-from stitch.errors import StitchError, UsageError
+from stitch.errors import CompileError, StitchError, UsageError
 from stitch.files import note_standard_input, own_descriptor, read_bytes, sweep_folder
 from stitch.machine import Machine, load_machine, machine_names
 from stitch.program import Program
 from stitch.ttb import Binary
+
+#: What ONNX models are compiled for where nothing says more.
+DEFAULT_TARGET = "wormhole_n150"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +36,14 @@ class Module:
 
 
 def read_modules(
-    paths: Sequence[str], functions: Sequence[str] = (), *, verify: str = "metadata"
-) -> tuple[Module, ...]:
+    paths: Sequence[str], functions: Sequence[str] = (), *, verify: str = "metadata",
+    device: str | None = None, compiling: Callable[[str], None] | None = None,
+) -> tuple[Module, ...]:  # fmt: skip
     """The modules, in order; the k-th function is for the k-th module, the rest take program 0.
 
-    Raises `UsageError` for too many functions or an unknown one, and what `stitch.load` raises.
+    With `compiling`, which is told of it, ONNX models are compiled here, for `device`, else for the
+    machine of the first module that is a file. Raises `UsageError` for too many functions or an
+    unknown one, and what `stitch.load` raises.
     """
     if len(functions) > len(paths):
         raise UsageError(
@@ -49,16 +55,51 @@ def read_modules(
     for folder in {Path(path).parent for path in paths if len(paths) > 1}:
         sweep_folder(folder)  # Parts of one module belong together; a kill may have come between.
     chosen = [*functions, *[""] * (len(paths) - len(functions))]
-    return tuple(_module(path, name, verify) for path, name in zip(paths, chosen, strict=True))
+    models = {path for path in paths if compiling and Path(path).suffix.lower() == ".onnx"}
+    binaries = {path: _binary(path, verify) for path in paths if path not in models}
+    for path in models:
+        target = device or next((b.machine.name for b in binaries.values()), DEFAULT_TARGET)
+        binaries[path] = _compiled(path, target, compiling)
+    return tuple(
+        Module(path, "stdin" if path == "-" else Path(path).stem, binaries[path],
+               _program(binaries[path], name, path))
+        for path, name in zip(paths, chosen, strict=True)
+    )  # fmt: skip
 
 
-def _module(path: str, function: str, verify: str) -> Module:
+def told_apart(modules: Sequence[Module]) -> tuple[Module, ...]:
+    """The modules, with programs of one name from several files named after their files as well."""
+    files: dict[str, set[str]] = {}
+    for module in modules:
+        files.setdefault(module.program.name, set()).add(module.path)
+    return tuple(m if len(files[m.program.name]) == 1 else _named_by_file(m) for m in modules)
+
+
+def _named_by_file(module: Module) -> Module:
+    old = module.program
+    new = replace(old, name=f"{old.name} in {module.path}")
+    programs = tuple(new if program is old else program for program in module.binary.programs)
+    return replace(module, binary=replace(module.binary, programs=programs), program=new)
+
+
+def _binary(path: str, verify: str) -> Binary:
     if path == "-":
         note_standard_input()
-        binary, label = api.load(sys.stdin.buffer.read(), verify=verify), "stdin"
-    else:
-        binary, label = api.load(module_source(path), verify=verify), Path(path).stem
-    return Module(path, label, binary, _program(binary, function, path))
+        return api.load(sys.stdin.buffer.read(), verify=verify)
+    return api.load(module_source(path), verify=verify)
+
+
+def _compiled(path: str, target: str, compiling: Callable[[str], None] | None) -> Binary:
+    """An ONNX model, compiled in memory."""
+    if compiling is not None:
+        compiling(f"{path} is compiled for {target}, in memory (stitch-compile writes a file)")
+    try:
+        return api.compile(path, target=target).binary
+    except CompileError as error:
+        raise CompileError(
+            error.what, where=error.where or path, expected=error.expected, got=error.got,
+            remedy=f"stitch-compile {path} -o m.ttb takes --input_shape, --input and more",
+        ) from error  # fmt: skip
 
 
 def module_source(path: str) -> str | bytes:

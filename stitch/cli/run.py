@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
 from stitch.cli.command import EXIT_OK, run_command, say
 from stitch.cli.examples import write_example
 from stitch.cli.parser import add_options, count, make_parser, not_negative, positive, real
 from stitch.cli.replay import replay_file
+from stitch.cli.run_files import take_files
 from stitch.cli.run_inputs import FORM as INPUT_FORM
 from stitch.cli.run_inputs import INITS
 from stitch.cli.run_outputs import EXPECTED_FORM, OUTPUT_FORM
@@ -24,14 +24,13 @@ from stitch.cli.run_session import run_session
 from stitch.cli.train import run_training
 from stitch.cli.train_words import add_training_words, refuse_strangers
 from stitch.cli.wiring import FORM as WIRE_FORM
-from stitch.errors import UsageError
-from stitch.frontend.yaml_forms import PIPELINE, TRAINING, form_of
+from stitch.frontend.yaml_forms import PIPELINE, TRAINING
 from stitch.machine import load_machine, machine_names
 from stitch.runtime import DEFAULT_WINDOW
 from stitch.runtime.executors import EXECUTORS
 
 EXAMPLES = """\
-  stitch-run --module=a.ttb --module=b.ttb --input=x=@x.npy --output=y=@y.npy --explain
+  stitch-run a.ttb b.ttb --input=x=@x.npy --output=y=@y.npy --explain
   stitch-run --module=a.ttb --input="2x2xf32=1 2 3 4" --expected_output=@y.npy
   stitch-run --module=a.ttb --module=b.ttb --dry_run --max_copies=0
   stitch-run --module=a.ttb --init=randn --num_runs=100 --warmup_runs=5 --print_statistics
@@ -57,10 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _add_what(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser,
-        ("pipeline", {"nargs": "?", "metavar": "FILE.yaml",
-                      "help": "a pipeline or a training: its keys say which"}),
+        ("files", {"nargs": "*", "metavar": "FILE",
+                   "help": "modules (.ttb; an .onnx model is compiled first) in the order of the "
+                   "run, or one .yaml: a pipeline or a training, its keys say which"}),
         ("--module", {"action": "append", "default": [], "metavar": "FILE",
-                      "help": "a .ttb file, - for standard input; again for the next one"}),
+                      "help": "a module, whatever its name, - for standard input; again for the "
+                      "next one"}),
         ("--function", {"action": "append", "default": [], "metavar": "NAME",
                         "help": "the program of a module, by name or index; the k-th for the "
                         "k-th module (default: the first)"}),
@@ -154,30 +155,7 @@ def _run(parser: argparse.ArgumentParser, words: argparse.Namespace) -> int:
         return EXIT_OK
     if words.replay is not None:
         return replay_file(words.replay)
-    form = PIPELINE if words.pipeline is None else form_of(_yaml_path(words))
+    form = take_files(words)
     refuse_strangers(parser, words, form)
-    _check_what(words)
     runners = {PIPELINE: run_session, TRAINING: run_training}
     return runners[form](words)
-
-
-def _yaml_path(words: argparse.Namespace) -> str:
-    """The YAML file; raises `UsageError` for another kind of file."""
-    path: str = words.pipeline
-    if Path(path).suffix.lower() not in (".yaml", ".yml"):
-        raise UsageError(
-            f"{path!r} is no pipeline file",
-            expected="a .yaml file",
-            remedy=f"to run a module, write --module={path}",
-        )
-    return path
-
-
-def _check_what(words: argparse.Namespace) -> None:
-    if words.pipeline is None and not words.module:
-        raise UsageError("there is nothing to run", expected="--module=FILE, or a pipeline.yaml")
-    if words.pipeline is not None and (words.module or words.wire or words.function):
-        raise UsageError(
-            "a pipeline file says itself which modules run and how they are connected",
-            remedy="drop --module, --function and --wire",
-        )

@@ -19,7 +19,7 @@ from stitch.cli.chain import RunInput
 from stitch.cli.slot_words import deal, split_slot
 from stitch.errors import LayoutError, LinkError, UsageError
 from stitch.memory import claimed_array
-from stitch.program import Array, DataType, InputKind
+from stitch.program import Array, DataType, InputKind, ValueType
 from stitch.runtime.arrays import capture
 
 #: Elements `[start, stop)` of an array that is made up, in any type.
@@ -48,6 +48,12 @@ def is_archive(word: str) -> bool:
     return word.startswith("@") and word.lower().endswith(".npz")
 
 
+def given_names(words: Sequence[str]) -> tuple[str, ...]:
+    """The slots that words of `--input` name."""
+    names = (split_slot(word, is_array_word)[0] for word in words)
+    return tuple(name for name in names if name is not None)
+
+
 def gather_inputs(
     slots: Sequence[RunInput],
     words: Sequence[str],
@@ -64,7 +70,7 @@ def gather_inputs(
     `strict_types`: no array of another floating type; else `note` is told of every conversion.
     Raises `UsageError` for missing, surplus or unfit inputs, `FormatError` for bad files.
     """
-    given = {slot: _array(word, slots[slot]) for slot, word in _dealt(slots, words).items()}
+    given = _arrays(_dealt(slots, words), slots)
     for name, array in _of_archives(slots, words).items():
         if name in given:
             raise UsageError(f"input {slots[name].name!r} is given twice")
@@ -78,10 +84,14 @@ def gather_inputs(
             remedy="give them with --input, or have them made with --init=randn",
         )
     found: list[Array] = []
+    fitted: dict[tuple[int, ValueType], Array] = {}
     for i, slot in enumerate(slots):
         known = given.get(i, slot.given)
         if known is not None:
-            found.append(_fitted(slot, known, strict_types, note))
+            key = id(known), slot.type
+            if key not in fitted:
+                fitted[key] = _fitted(slot, known, strict_types, note)
+            found.append(fitted[key])
         elif without_data:
             one = np.zeros((), slot.type.data_type.dtype)
             found.append(np.broadcast_to(one, slot.type.shape))
@@ -95,7 +105,7 @@ def _dealt(slots: Sequence[RunInput], words: Sequence[str]) -> dict[int, str]:
     for name, word in split:
         if name is None and not is_array_word(word):
             raise UsageError(f"{word[:80]!r} is no input", expected=FORM)
-    return deal(split, [slot.name for slot in slots], "input")
+    return deal(split, [slot.name for slot in slots], "input", [slot.own for slot in slots])
 
 
 def _of_archives(slots: Sequence[RunInput], words: Sequence[str]) -> dict[int, Array]:
@@ -107,24 +117,39 @@ def _of_archives(slots: Sequence[RunInput], words: Sequence[str]) -> dict[int, A
             continue
         arrays = read_array_file(Path(word[1:]))
         for name in arrays:
-            if name not in names:
+            owners = [i for i, slot in enumerate(slots) if name in (slot.name, slot.own)]
+            if not owners:
                 raise UsageError(
                     f"{word[1:]} holds an array {name!r}, and there is no such input",
                     expected=", ".join(names),
                     remedy=f"take one array of it with --input=NAME={word}",
                 )
-            if names.index(name) in found:
-                raise UsageError(f"input {name!r} is given twice")
-            found[names.index(name)] = arrays[name]
+            array = arrays[name]
+            for owner in owners:
+                if owner in found:
+                    raise UsageError(f"input {names[owner]!r} is given twice")
+                found[owner] = array
     return found
 
 
-def _array(word: str, slot: RunInput) -> Array:
+def _arrays(dealt: Mapping[int, str], slots: Sequence[RunInput]) -> dict[int, Array]:
+    """The array of each slot that has a word; slots that share a word share its array."""
+    known: dict[tuple[str, str], Array] = {}
+    found: dict[int, Array] = {}
+    for index, word in dealt.items():
+        own = slots[index].own or slots[index].name
+        if (word, own) not in known:
+            known[word, own] = _array(word, own)
+        found[index] = known[word, own]
+    return found
+
+
+def _array(word: str, name: str) -> Array:
     if not word.startswith("@"):
         return array_of_text(word)
     path = Path(word[1:])
     arrays = read_array_file(path)
-    return member(arrays, slot.name, path)
+    return member(arrays, name, path)
 
 
 def member(arrays: Mapping[str | None, Array], name: str, path: Path) -> Array:

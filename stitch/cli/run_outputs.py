@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from stitch.cli.array_files import SUFFIXES, npy_bytes, npz_bytes, read_array_file, typed
 from stitch.cli.array_text import array_of_text, text_of_array
 from stitch.cli.chain import RunOutput
@@ -87,6 +89,8 @@ def put(
         if outputs[index].type.data_type is DataType.BFLOAT16:
             note(f"output {outputs[index].name!r} is bfloat16, and is written as float32, which "
                  "holds it exactly")  # fmt: skip
+    for output, array in zip(outputs, arrays, strict=True):
+        note_if_not_finite(output.name, array, note)
     for index, path in where.files.items():
         batch.add(path, npy_bytes(arrays[index]))
     for path, members in where.archives.items():
@@ -96,6 +100,15 @@ def put(
         f"result[{i}] {outputs[i].name}: {text_of_array(arrays[i], whole=not where.brief)}"
         for i in shown
     ]
+
+
+def note_if_not_finite(name: str, array: Array, note: Note) -> None:
+    """Tells of results that are no numbers: they compare equal to themselves, and spread."""
+    if not DataType.from_dtype(array.dtype).is_floating:
+        return
+    for what, count in (("NaN", np.isnan(array).sum()), ("infinite", np.isinf(array).sum())):
+        if count:
+            note(f"output {name!r}: {count:,} of {array.size:,} elements are {what}")
 
 
 def expectations(outputs: Sequence[RunOutput], words: Sequence[str]) -> dict[int, Array]:

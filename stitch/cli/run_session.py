@@ -21,7 +21,7 @@ from stitch.cli.claims import Claims
 from stitch.cli.command import EXIT_FAILURE, EXIT_MISMATCH, EXIT_OK, say, say_aside
 from stitch.cli.comparison import Tolerances, Verdict, compare
 from stitch.cli.file_kinds import RECORD, RESULT, TRACE, array_kind
-from stitch.cli.modules import machine_for, read_modules
+from stitch.cli.modules import machine_for, read_modules, told_apart
 from stitch.cli.passes import (
     Measured,
     copies_inside,
@@ -32,7 +32,7 @@ from stitch.cli.passes import (
 )
 from stitch.cli.pipeline_file import open_pipeline_file
 from stitch.cli.room import check_room
-from stitch.cli.run_inputs import gather_inputs
+from stitch.cli.run_inputs import gather_inputs, given_names
 from stitch.cli.run_outputs import Destinations, destinations, expectations, put
 from stitch.cli.run_report import copies_text, memory_text, result_json, statistics_text
 from stitch.cli.wiring import wires_of
@@ -142,8 +142,10 @@ def _refuse_results(words: argparse.Namespace) -> None:
 
 
 def _chain(words: argparse.Namespace) -> tuple[api.Device, Callable[[], Runnable]]:
-    modules = read_modules(words.module, words.function)
-    wires = wires_of(modules, words.wire, strict_types=words.strict_types)
+    given = read_modules(words.module, words.function, device=words.device, compiling=_note)
+    modules = told_apart(given)
+    named = given_names(words.input)
+    wires = wires_of(modules, words.wire, strict_types=words.strict_types, given=named)
     device = _open(words, machine_for(words.device, modules))
     return device, lambda: Chain(device, modules, wires, by_position=not words.wire)
 

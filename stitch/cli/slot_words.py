@@ -29,18 +29,28 @@ def split_slot(word: str, is_value: Callable[[str], bool]) -> tuple[str | None, 
 
 
 def deal(
-    words: Sequence[tuple[str | None, str]], names: Sequence[str], option: str
+    words: Sequence[tuple[str | None, str]],
+    names: Sequence[str],
+    option: str,
+    shared: Sequence[str] = (),
 ) -> dict[int, str]:
     """The word of each slot that has one: named words first, the others fill up in order.
 
-    Raises `UsageError` for unknown names, slots named twice, and words left over.
+    `shared`: what each slot is called within its own program; a word for `mask` goes to `a.mask`
+    and `b.mask` alike, but where another word names one of them. Raises `UsageError` for unknown
+    names, slots named twice, and words left over.
     """
     dealt: dict[int, str] = {}
     places = {name: index for index, name in enumerate(names)}
+    for_several: list[tuple[list[int], str]] = []
     for name, word in words:
         if name is None:
             continue
         index = slot_index(places, name)
+        owners = [i for i, own in enumerate(shared) if own == name]
+        if index is None and owners:
+            for_several.append((owners, word))
+            continue
         if index is None:
             near = closest(name, names)
             raise UsageError(
@@ -51,6 +61,11 @@ def deal(
         if index in dealt:
             raise UsageError(f"{option} {names[index]!r} is given twice")
         dealt[index] = word
+    for owners, word in for_several:
+        left = [index for index in owners if index not in dealt]
+        if not left:
+            raise UsageError(f"{option} {names[owners[0]]!r} is given twice")
+        dealt |= dict.fromkeys(left, word)
     free = deque(index for index in range(len(names)) if index not in dealt)
     for name, word in words:
         if name is not None:

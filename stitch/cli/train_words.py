@@ -14,7 +14,8 @@ from stitch.frontend.train_yaml import Every, parse_every
 
 #: Words of all kinds of runs that a training takes as well; `output` has another form there.
 SHARED = (
-    "pipeline", "debug", "max_memory", "device", "list_devices", "executor", "threads", "window",
+    "pipeline", "files", "debug", "max_memory", "device", "list_devices", "executor", "threads",
+    "window",
     "check_memory", "max_copies", "explain", "memory", "result_file", "output",
 )  # fmt: skip
 TRAINING = (

@@ -5,10 +5,10 @@ Comes in: modules and words such as `a.y=b.x`. Goes out: `Wire`s, checked. Must 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from stitch.cli.modules import Module
-from stitch.errors import UsageError
+from stitch.errors import LinkError, UsageError
 from stitch.graph.wish import closest
 from stitch.link import Wire, chain_wires, check_link, input_name, output_name
 from stitch.program import InputSlot, OutputSlot
@@ -17,16 +17,25 @@ FORM = "MODULE.OUTPUT=MODULE.INPUT, such as a.y=b.x or 0.0=1.0"
 
 
 def wires_of(
-    modules: Sequence[Module], words: Sequence[str], *, strict_types: bool = False
-) -> tuple[Wire, ...]:
+    modules: Sequence[Module], words: Sequence[str], *, strict_types: bool = False,
+    given: Collection[str] = (),
+) -> tuple[Wire, ...]:  # fmt: skip
     """The wires of a chain (see `chain_wires`); with `words`, only what they say.
 
     A module is called by its program's name, its file's name without suffix, or its index; a slot
     by its name or its index. Raises `UsageError` for words that name nothing, `LinkError` for slots
-    that do not fit.
+    that do not fit. `given`: names of slots that come from outside wherever a chain lacks them.
     """
+    programs = [module.program for module in modules]
     if not words:
-        return chain_wires([module.program for module in modules], strict_types=strict_types)
+        try:
+            return chain_wires(programs, strict_types=strict_types)
+        except LinkError:
+            known_names = {slot.name for program in programs[1:] for slot in program.inputs}
+            outside = known_names & set(given)
+            if not outside:
+                raise
+            return chain_wires(programs, strict_types=strict_types, outside=outside)
     known = _Names(modules)
     found = [_parsed(known, word) for word in words]
     fed: dict[tuple[int, int], str] = {}

@@ -12,10 +12,11 @@ from pathlib import Path
 from stitch.files import read_text
 from stitch.frontend.pipeline_yaml import TOP as PIPELINE_KEYS
 from stitch.frontend.train_yaml import TOP as TRAINING_KEYS
+from stitch.frontend.yaml_module import TOP as MODULE_KEYS
 from stitch.frontend.yaml_nodes import read_yaml
 
-PIPELINE, TRAINING = "pipeline", "training"
-FORMS = {PIPELINE: PIPELINE_KEYS, TRAINING: TRAINING_KEYS}
+PIPELINE, TRAINING, MODULE = "pipeline", "training", "module"
+FORMS = {PIPELINE: PIPELINE_KEYS, TRAINING: TRAINING_KEYS, MODULE: MODULE_KEYS}
 
 
 def form_of(path: str | Path) -> str:

@@ -50,7 +50,7 @@ from stitch.graph import WISH_FIELDS, ComputationGraph, ComputationGraphBuilder,
 from stitch.graph.wish import Side, closest
 from stitch.program import InputKind, Ownership
 
-_TOP = ("name", "inputs", "parameters", "operations", "outputs")
+TOP = ("name", "inputs", "parameters", "operations", "outputs")
 _PLACEMENT = ("space", "data_type", "layout", "memory_layout", "shard_spec", "address")
 _INPUT_KEYS = ("shape", "type", "kind", "ownership", *_PLACEMENT)
 _OUTPUT_KEYS = ("value", "shape", "type", *_PLACEMENT, "alias")
@@ -93,7 +93,7 @@ class _ModuleReader:
         self.log = log
         self.folder = folder
         self.top = Fields(root, "a module", log)
-        self.top.only(_TOP)
+        self.top.only(TOP)
         name = self.top.text("name") or Path(log.file).stem
         self.builder = ComputationGraphBuilder(name)
         self.operations = OperationReader(self.builder, log)

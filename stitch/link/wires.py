@@ -36,8 +36,12 @@ class SharedInput:
     again: Port
 
 
-def chain_wires(programs: Sequence[Program], *, strict_types: bool = False) -> tuple[Wire, ...]:
+def chain_wires(
+    programs: Sequence[Program], *, strict_types: bool = False, outside: Collection[str] = ()
+) -> tuple[Wire, ...]:
     """The wires of a chain: each program's outputs feed the next one's activations, in order.
+
+    `outside`: names of activations (a mask) that no output feeds.
 
     Where their numbers differ, activations take the outputs of their name instead, each from the
     nearest program before that has one, which need not be the one before: so values go around
@@ -45,8 +49,9 @@ def chain_wires(programs: Sequence[Program], *, strict_types: bool = False) -> t
     the ends of the chain. Raises `LinkError` for neighbours that fit neither way (see `wire`).
     """
     neighbours = list(pairwise(programs))
-    if any(len(a.outputs) != len(activations(b)) for a, b in neighbours):
-        found = _wires_by_name(programs)
+    fed = [_fed(a, b, outside) for a, b in zip([None, *programs], programs, strict=False)]
+    if any(len(a.outputs) != len(taken) for a, taken in zip(programs, fed[1:], strict=False)):
+        found = _wires_by_name(programs, fed)
         if found is not None:
             for link in found:
                 _check_one(programs, link, strict_types)
@@ -54,16 +59,43 @@ def chain_wires(programs: Sequence[Program], *, strict_types: bool = False) -> t
     return tuple(
         Wire(p, output, p + 1, taken)
         for p, (a, b) in enumerate(neighbours)
-        for output, taken in wire(a, b, strict_types=strict_types)
+        for output, taken in _neighbours(a, b, fed[p + 1], strict_types)
     )
 
 
-def _wires_by_name(programs: Sequence[Program]) -> tuple[Wire, ...] | None:
+def _neighbours(
+    producer: Program, consumer: Program, fed: Sequence[int], strict_types: bool
+) -> Sequence[tuple[int, int]]:
+    """(Output, input) pairs of two neighbours, by position among the activations that are fed."""
+    if len(fed) == len(activations(consumer)) or len(fed) != len(producer.outputs):
+        return wire(producer, consumer, strict_types=strict_types)
+    pairs = zip(fed, producer.outputs, strict=True)
+    names = {consumer.inputs[i].name: slot.name for i, slot in pairs}
+    return wire(producer, consumer, names, strict_types=strict_types, partial=True)
+
+
+def _fed(producer: Program | None, program: Program, outside: Collection[str]) -> list[int]:
+    """The activations that outputs feed: those not from outside, and one more if it is clear which.
+
+    What a chain hands on may bear the name of what enters it; then its shape has to tell.
+    """
+    wanted = activations(program)
+    fed = [i for i in wanted if program.inputs[i].name not in outside]
+    if producer is None or len(producer.outputs) != 1 or fed:
+        return fed
+    shape = producer.output_desc(0).shape
+    fitting = [i for i in wanted if program.input_desc(i).shape == shape]
+    return fitting if len(fitting) == 1 else wanted
+
+
+def _wires_by_name(
+    programs: Sequence[Program], fed: Sequence[Sequence[int]]
+) -> tuple[Wire, ...] | None:
     """A wire for every activation behind the first program; None if a slot has no partner."""
     made: dict[str, Port] = {}
     found: list[Wire] = []
     for p, program in enumerate(programs):
-        for i in activations(program) if p else ():
+        for i in fed[p] if p else ():
             source = made.get(program.inputs[i].name)
             if source is None:
                 return None

@@ -11,6 +11,7 @@ import gc
 import time
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -143,12 +144,13 @@ class Device(TensorAccess):
         difference), `OutOfMemoryError`.
         """
         binary = getattr(source, "binary", source)
+        where = str(binary) if isinstance(binary, str | Path) else None
         if not isinstance(binary, Binary):
             binary = load(binary)
         with self.lock:
             self.check_open()
             self._drain()
-            return load_program(self, binary, program)
+            return load_program(self, binary, program, where)
 
     # -- queueing ----------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from stitch.errors import IncompatibleError
-from stitch.machine import footprint
+from stitch.machine import footprint, machine_names
 from stitch.runtime.checks import check_program
 from stitch.runtime.program import LoadedProgram
 from stitch.runtime.state import BlockRecord
@@ -16,14 +16,17 @@ if TYPE_CHECKING:
     from stitch.runtime.device import Device
 
 
-def load_program(device: Device, binary: Binary, which: int | str) -> LoadedProgram:
-    """See `Device.load`. Nothing stays reserved where it fails."""
+def load_program(
+    device: Device, binary: Binary, which: int | str, where: str | None = None
+) -> LoadedProgram:
+    """See `Device.load`; `where` is the binary's file. Nothing stays reserved where it fails."""
     missing = tuple(device.machine.shape.shortcomings(binary.machine))
     if missing:
         raise IncompatibleError(
             f"a binary compiled for {binary.machine.name!r} does not run on "
             f"{device.machine.name!r}: " + "; ".join(missing),
-            remedy=f"compile it with --target={device.machine.name}",
+            where=where,
+            remedy=_targets(device.machine.name, binary.machine.name),
         )
     program = binary.program(which)
     check_program(program, device.machine.shape)
@@ -45,3 +48,11 @@ def load_program(device: Device, binary: Binary, which: int | str) -> LoadedProg
         # Runs wherever the last reference dies, so it only leaves notes; see Device._drain.
         weakref.finalize(loaded, device.unpinned.extend, blocks).atexit = False
     return loaded
+
+
+def _targets(here: str, there: str) -> str:
+    """What makes both fit: targets and devices that exist under these names."""
+    known = machine_names()
+    target = here if here in known else "FILE.yaml, the description of this machine"
+    device = f", or run it on {there!r}" if there in known else ""
+    return f"compile it with --target={target}{device}"

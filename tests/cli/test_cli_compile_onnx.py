@@ -89,7 +89,7 @@ def test_a_module_in_yaml_splits_too(cli: Cli) -> None:
         (("--input_shape=x=1", "--input_shape=x=2"), 2, "given twice"),
         (("--input_shape=q=2x16",), 3, "no input 'q'"),
         (("--input=2xi64=4 8",), 2, "is no example input"),
-        ((*BOUND, "--split=0"), 2, "at least one part"),
+        ((*BOUND, "--split=0"), 2, "from 1 on, not '0'"),
         ((*BOUND, "--split=99"), 3, "cannot be split into 99 parts"),
         ((*BOUND, "--split=2", "--split_at=r1"), 2, "both say where to cut"),
         ((*BOUND, "--split_at=,"), 2, "names no node"),

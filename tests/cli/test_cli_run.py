@@ -420,8 +420,11 @@ def test_a_module_may_come_through_a_pipe(cli: Cli, here: Path, command: str) ->
     ("words", "code", "said"),
     [
         ((), 2, "nothing to run"),
-        (("a.ttb",), 2, "--module=a.ttb"),
-        (("p.yaml", "--module=a.ttb"), 2, "says itself"),
+        (("x.npy",), 2, "--module=x.npy"),
+        (("a.ttb", "--module=b.ttb"), 2, "write all of them with --module="),
+        (("p.yaml", "--module=a.ttb"), 2, "runs alone"),
+        (("p.yaml", "a.ttb"), 2, "runs alone"),
+        (("a.yaml",), 2, "stitch-compile a.yaml -o a.ttb, then stitch-run a.ttb"),
         (("--module=gone.ttb",), 3, "gone.ttb"),
         (("--module=a.yaml",), 3, "stitch-compile"),
         (("--module=cut.ttb",), 3, "cut.ttb"),

@@ -122,7 +122,12 @@ def test_an_operator_without_a_gradient_is_named_at_compile_time(cli: Cli, small
     assert "train.yaml:2" in done.err
 
 
-@pytest.mark.parametrize("word", ["--module=a.ttb", "--input=x=@x.npy", "--loops=2", "--dry_run"])
+def test_a_training_runs_without_modules(cli: Cli, small: Path) -> None:
+    done = cli("run", "train.yaml", "--module=a.ttb")
+    assert done.code == 2 and "a training runs alone" in done.err
+
+
+@pytest.mark.parametrize("word", ["--input=x=@x.npy", "--loops=2", "--dry_run"])
 def test_words_that_a_training_would_ignore_are_refused(cli: Cli, small: Path, word: str) -> None:
     done = cli("run", "train.yaml", word)
     assert done.code == 2 and f"{word.split('=')[0]} has no meaning for a training" in done.err

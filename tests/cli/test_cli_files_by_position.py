@@ -1,0 +1,164 @@
+"""What `stitch-run` is given without options, and what it says of machines, names and numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from stitch.cli import compile as stitch_compile
+from stitch.machine import machine_names
+
+Cli = Callable[..., Any]
+MASKED = """\
+name: {name}
+inputs:
+  x: {{shape: [4, 8], type: float32, space: l1}}
+  mask: {{shape: [4, 8], type: float32, space: l1}}
+operations:
+  - y = Mul(x, mask)
+outputs: {{y: {{space: l1}}}}
+"""
+
+
+def model_of(graph: onnx.GraphProto) -> onnx.ModelProto:
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 26)], ir_version=13)
+
+
+def masked(*names: str) -> None:
+    for name in names:
+        Path(f"{name}.yaml").write_text(MASKED.format(name=name))
+        assert stitch_compile.main([f"{name}.yaml", "-o", f"{name}.ttb"]) == 0
+
+
+def test_modules_by_position_run_as_those_after_module(cli: Cli, here: Path) -> None:
+    assert cli("run", "--module=a.ttb", "--module=b.ttb", "--input=@x.npy", "--output=@1.npy")
+    done = cli("run", "a.ttb", "b.ttb", "--input=@x.npy", "--expected_output=@1.npy", "--atol=0")
+    assert done.code == 0, done.err
+    assert "[SUCCESS]" in done.out
+
+
+def test_a_module_by_position_is_not_written_over(cli: Cli, here: Path) -> None:
+    before = (here / "a.ttb").read_bytes()
+    done = cli("run", "a.ttb", "--init=ones", "--trace=a.ttb")
+    assert done.code == 2 and "a.ttb" in done.err
+    done = cli("run", "a.ttb", "--init=ones", "--output=@a.npy", "--trace=./a.npy")
+    assert done.code == 2
+    assert (here / "a.ttb").read_bytes() == before
+
+
+def test_an_onnx_model_is_compiled_in_memory_and_that_is_said(cli: Cli, here: Path) -> None:
+    w = np.full((8, 8), 0.5, np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "net",
+        [helper.make_tensor_value_info("x", 1, [4, 8])],
+        [helper.make_tensor_value_info("y", 1, [4, 8])],
+        [numpy_helper.from_array(w, "w")],
+    )
+    onnx.save(model_of(graph), "net.onnx")
+    np.save("want.npy", np.load("x.npy") @ w)
+    done = cli("run", "net.onnx", "--input=@x.npy", "--expected_output=@want.npy")
+    assert done.code == 0, done.err
+    assert "net.onnx is compiled for wormhole_n150, in memory" in done.err
+    stitched = cli("run", "net.onnx", "b.ttb", "--input=@x.npy", "--explain")
+    assert stitched.code == 0, stitched.err
+    assert "2 program runs" in stitched.out
+    assert sorted(p.name for p in here.glob("net*")) == ["net.onnx"]
+
+
+def test_an_onnx_model_of_open_dimensions_is_compiled_by_the_compiler(cli: Cli, here: Path) -> None:
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Neg", ["x"], ["y"])], "n", [info("x", 1, ["b"])], [info("y", 1, ["b"])]
+    )
+    onnx.save(model_of(graph), "n.onnx")
+    done = cli("run", "n.onnx", "--init=ones")
+    assert done.code == 3
+    assert "stitch-compile n.onnx -o m.ttb takes --input_shape" in done.err
+
+
+def test_one_mask_is_given_to_every_module_that_takes_it_and_copied_once(
+    cli: Cli, here: Path
+) -> None:
+    masked("p", "q")
+    mask = (np.arange(32).reshape(4, 8) % 2).astype(np.float32) * 3
+    np.save("mask.npy", mask)
+    np.save("want.npy", np.load("x.npy") * mask * mask)
+    words = ("--input=@x.npy", "--input=mask=@mask.npy", "--expected_output=@want.npy")
+    done = cli("run", "p.ttb", "q.ttb", *words, "--explain", "--num_runs=3")
+    assert done.code == 0, done.err
+    # In each of three passes x and the mask, each once.
+    assert "6 program runs, 6 copies" in done.out
+    assert cli("run", "p.ttb", "q.ttb", *words, "--max_copies=0").code == 0
+
+
+def test_of_two_slots_that_could_be_the_mask_none_is_guessed(cli: Cli, here: Path) -> None:
+    masked("p", "q")
+    words = ("--input=x=@x.npy", "--input=mask=@x.npy")
+    done = cli("run", "p.ttb", "q.ttb", *words)
+    assert done.code == 6 and "connect the slots by name" in done.err
+    done = cli("run", "p.ttb", "q.ttb", "--wire=p.y=q.x", *words)
+    assert done.code == 0, done.err
+
+
+def test_a_module_s_own_mask_goes_before_the_one_for_all(cli: Cli, here: Path) -> None:
+    masked("p", "q")
+    np.save("want.npy", np.load("x.npy") * 2 * 5)
+    of_all, of_q = "--input=mask=4x8xf32=" + "2 " * 32, "--input=q.mask=4x8xf32=" + "5 " * 32
+    done = cli("run", "p.ttb", "q.ttb", "--input=@x.npy", of_all, of_q,
+               "--expected_output=@want.npy")  # fmt: skip
+    assert done.code == 0, done.err
+
+
+def test_the_members_of_an_archive_go_to_every_module_of_that_name(cli: Cli, here: Path) -> None:
+    masked("p", "q")
+    x = np.load("x.npy")
+    np.savez("in.npz", x=x, mask=np.full((4, 8), 3, np.float32))
+    np.save("want.npy", x * 9)
+    done = cli(
+        "run", "p.ttb", "q.ttb", "--wire=p.y=q.x", "--input=@in.npz", "--expected_output=@want.npy"
+    )
+    assert done.code == 0, done.err
+
+
+def test_a_machine_that_does_not_fit_is_answered_with_the_file_and_a_known_target(
+    cli: Cli, here: Path
+) -> None:
+    done = cli("run", "a.ttb", "--device=host", "--init=ones")
+    assert done.code == 4
+    assert "where: a.ttb" in done.err
+    assert "compile it with --target=host, or run it on 'wormhole_n150'" in done.err
+    assert {"host", "wormhole_n150"} <= set(machine_names())
+
+
+def test_programs_of_one_name_are_told_apart_by_their_files(cli: Cli, here: Path) -> None:
+    for name in ("first", "second"):
+        masked("m")
+        (here / "m.ttb").rename(f"{name}.ttb")
+    done = cli(
+        "run", "first.ttb", "second.ttb", "--wire=first.y=second.x", "--init=ones", "--explain"
+    )
+    assert "input 'mask' of 'm in first.ttb'" in done.out
+    assert "input 'mask' of 'm in second.ttb'" in done.out
+    (here / "wide.yaml").write_text(MASKED.format(name="m").replace("[4, 8]", "[4, 9]"))
+    assert cli("compile", "wide.yaml", "-o", "wide.ttb").code == 0
+    refused = cli("inspect", "first.ttb", "wide.ttb")
+    assert "'m in first.ttb'" in refused.err and "'m in wide.ttb'" in refused.err
+
+
+@pytest.mark.parametrize(("value", "said"), [("nan", "NaN"), ("inf", "infinite")])
+def test_results_that_are_no_numbers_are_noted(cli: Cli, here: Path, value: str, said: str) -> None:
+    x = np.load("x.npy")
+    x[1, 2] = np.float32(value)
+    np.save("x.npy", x)
+    done = cli("run", "b.ttb", "--input=@x.npy", "--result_file=r.json")
+    assert done.code == 0
+    assert f"note: output 'y': 1 of 32 elements are {said}" in done.err
+    assert json.loads((here / "r.json").read_text())["exit_code"] == 0
