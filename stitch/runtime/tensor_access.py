@@ -27,6 +27,7 @@ from stitch.runtime.host_memory import HostMemory
 from stitch.runtime.lifetime import Lifetime
 from stitch.runtime.state import BlockRecord, InstanceRecord, Status, ValueRecord
 from stitch.runtime.tensor import Tensor
+from stitch.runtime.views import view_offset
 
 if TYPE_CHECKING:
     from stitch.runtime.device import Device
@@ -327,39 +328,12 @@ class TensorAccess(Lifetime):
                 # To the records these are two arrays: neither hears of writes to the other.
                 expose(self, value)
             else:
-                offset += self._view_offset(instance.desc, start, stop, keep)
+                offset += view_offset(instance.desc, (start, stop), keep, self.machine.shape)
             made = self.new_value(desc)
             made.by = value.by
             made.is_exposed = value.is_exposed
             self.records.attach(made, block, offset, desc, made.desc_key)
             return Tensor(made)
-
-    def _view_offset(self, desc: TensorDesc, start: int, stop: int, keep: bool) -> int:
-        layout = desc.layout
-        if layout.is_sharded:
-            raise LayoutError(
-                "a sharded tensor has no views: a part of it is not one range",
-                got=desc.text(),
-                remedy="convert it to an interleaved layout first",
-            )
-        if layout.is_dense:
-            row = TensorDesc(desc.shape[1:], layout).elements
-            return start * row * layout.data_type.itemsize
-        pages = footprint(desc, self.machine.shape)
-        if len(desc.shape) > 2:
-            return start * (pages.pages // max(1, desc.shape[0])) * pages.aligned_page_nbytes
-        assert layout.tile_shape is not None
-        high = layout.tile_shape[0]
-        whole = start % high == 0 and (stop % high == 0 or stop == desc.shape[0])
-        if len(desc.shape) < 2 or not whole or not keep:
-            raise LayoutError(
-                "a view of a tiled matrix starts and ends on a tile",
-                expected=f"rows that are multiples of {high}",
-                got=f"[{start}:{stop}] of {desc.text()}",
-                remedy="convert it to row-major first",
-            )
-        across = pages.pages // -(-desc.shape[0] // high)
-        return start // high * across * pages.aligned_page_nbytes
 
     # -- leaving -----------------------------------------------------------------------------------
 

@@ -1,0 +1,44 @@
+"""Views: where in its footprint a part of a tensor begins.
+
+Comes in: a descriptor and rows of its first dimension. Goes out: an offset in bytes, or
+`LayoutError` where the part is not one range. Must not know: values, buffers.
+"""
+
+from __future__ import annotations
+
+from stitch.errors import LayoutError
+from stitch.machine import MachineShape, footprint
+from stitch.program import TensorDesc
+
+
+def view_offset(desc: TensorDesc, rows: tuple[int, int], keep: bool, machine: MachineShape) -> int:
+    """Bytes from the start of a tensor's footprint to that of its rows `[start, stop)`.
+
+    `keep`: the view has rows; else it is row `start` without its dimension. Raises `LayoutError`
+    where the rows are not one range of bytes: in sharded tensors, and inside a tile.
+    """
+    layout, (start, stop) = desc.layout, rows
+    if layout.is_sharded:
+        raise LayoutError(
+            "a sharded tensor has no views: a part of it is not one range",
+            got=desc.text(),
+            remedy="convert it to an interleaved layout first",
+        )
+    if layout.is_dense:
+        row = TensorDesc(desc.shape[1:], layout).elements
+        return start * row * layout.data_type.itemsize
+    pages = footprint(desc, machine)
+    if len(desc.shape) > 2:
+        return start * (pages.pages // max(1, desc.shape[0])) * pages.aligned_page_nbytes
+    assert layout.tile_shape is not None
+    high = layout.tile_shape[0]
+    whole = start % high == 0 and (stop % high == 0 or stop == desc.shape[0])
+    if len(desc.shape) < 2 or not whole or not keep:
+        raise LayoutError(
+            "a view of a tiled matrix starts and ends on a tile",
+            expected=f"rows that are multiples of {high}",
+            got=f"[{start}:{stop}] of {desc.text()}",
+            remedy="convert it to row-major first",
+        )
+    across = pages.pages // -(-desc.shape[0] // high)
+    return start // high * across * pages.aligned_page_nbytes
