@@ -30,7 +30,7 @@ EXAMPLES = """\
   stitch-compile features.yaml -o features.ttb
   stitch-compile classifier.yaml -o c.ttb --target=wormhole_n150 --set input.x.space=l1
   stitch-compile --entry=mymodels.mlp:make -o mlp.ttb
-  stitch-compile mlp.py --entry=make -o - | stitch-run --module=- --init=randn
+  stitch-compile --entry=mlp.py:make -o - | stitch-run --module=- --init=randn
   stitch-compile model.onnx --input_shape x=1x3x224x224 --split=2 -o m.ttb  # m.0.ttb, m.1.ttb"""
 
 SOURCES = (
@@ -54,8 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         ("--name", {"help": "the program's name"}),
         ("--role", {"choices": [role.value for role in Role], "default": Role.FORWARD.value,
                     "help": "what the program is for"}),
-        ("--entry", {"metavar": "pkg.mod:factory", "help": "a Python factory that returns a "
-                     "ComputationGraph, or a function or torch module and its example inputs"}),
+        ("--entry", {"metavar": "pkg.mod:factory|file.py:factory", "help": "a Python factory that "
+                     "returns a ComputationGraph, or a function or torch module and its example "
+                     "inputs"}),
         ("--input_shape", {"action": "append", "default": [], "metavar": "NAME=1x3x224x224",
                            "help": "the shape of an ONNX model's input"}),
         ("--input", {"action": "append", "default": [], "metavar": "NAME=ARRAY",
@@ -80,7 +81,8 @@ def _compile(words: argparse.Namespace) -> int:
     cuts = cuts_of(words.split, words.split_at)
     if words.output == "-" and cuts is not None:
         raise UsageError("a split module takes several files", expected="-o FILE, such as m.ttb")
-    claims.reads(filter(None, (words.source, words.target)))
+    factory_file = (words.entry or "").rpartition(":")[0]
+    claims.reads(filter(None, (words.source, words.target, factory_file)))
     if words.output is not None and cuts is None:
         claims.add(words.output, TTB, "-o")
     module, examples = _module(words)
@@ -199,14 +201,19 @@ def from_entry(
     Raises `UsageError`, `CompileError`, `FormatError`.
     """
     module_name, colon, name = entry.rpartition(":")
-    if source is None and not (colon and module_name):
-        raise UsageError(f"--entry={entry} names no factory", expected="--entry=pkg.mod:factory")
+    if not name or (source is None and not (colon and module_name)):
+        raise UsageError(
+            f"--entry={entry} names no factory",
+            expected="--entry=pkg.mod:factory, --entry=file.py:factory, or SOURCE and --entry=NAME",
+        )
+    if source is None and module_name.lower().endswith(".py"):
+        source, module_name = module_name, ""
     if source is not None and module_name:
         raise UsageError(
             "SOURCE and the module of --entry both say where the factory is",
             expected=f"SOURCE and --entry={name}, or --entry={entry} alone",
         )
-    module = _file_module(Path(source)) if source is not None else _imported(module_name, folder)
+    module = _file_module(Path(source)) if source is not None else _imported(entry, folder)
     factory = getattr(module, name, None)
     if not callable(factory):
         raise UsageError(f"{module.__name__} has no factory {name!r}", where=f"--entry={entry}")
@@ -233,7 +240,8 @@ def from_entry(
     )
 
 
-def _imported(name: str, folder: Path | None) -> Any:
+def _imported(entry: str, folder: Path | None) -> Any:
+    name, _, factory = entry.rpartition(":")
     # As with `python -m`: the user's own modules lie in the current folder.
     for place in (str(Path.cwd()), *([] if folder is None else [str(folder.resolve())])):
         if place not in sys.path:
@@ -241,8 +249,13 @@ def _imported(name: str, folder: Path | None) -> Any:
     try:
         return importlib.import_module(name)
     except Exception as error:
+        remedy = f"a file is named with its ending: --entry={name}.py:{factory}"
         raise CompileError(
-            f"cannot import {name!r}: {type(error).__name__}: {error}", where="--entry"
+            f"cannot import {name!r}: {type(error).__name__}: {error}",
+            where=f"--entry={entry}",
+            remedy=remedy
+            if isinstance(error, ModuleNotFoundError) and error.name == name
+            else None,
         ) from error
 
 

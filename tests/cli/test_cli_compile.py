@@ -77,7 +77,9 @@ def test_an_entry_may_be_a_graph_or_a_function_with_its_arguments(
     assert cli("compile", f"--entry={module}:{factory}", "-o", "e.ttb").code == 0
     assert stitch.load("e.ttb").programs[0].inputs[0].name == "x"
     assert cli("compile", f"{module}.py", f"--entry={factory}", "-o", "f.ttb").code == 0
-    assert (here / "e.ttb").read_bytes() == (here / "f.ttb").read_bytes()
+    assert cli("compile", f"--entry={module}.py:{factory}", "-o", "g.ttb").code == 0
+    assert cli("compile", f"--entry={here / module}.py:{factory}", "-o", "h.ttb").code == 0
+    assert len({(here / f"{name}.ttb").read_bytes() for name in "efgh"}) == 1
 
 
 @pytest.mark.parametrize(
@@ -151,6 +153,10 @@ def test_a_wish_in_a_file_that_names_no_slot_is_a_bad_file(cli: Cli, here: Path)
         (("a.bin", "-o", "o.ttb"), 3, "modules in YAML"),
         (("a.py", "-o", "o.ttb"), 2, "--entry"),
         (("--entry=nocolon", "-o", "o.ttb"), 2, "pkg.mod:factory"),
+        (("--entry=a.py:", "-o", "o.ttb"), 2, "file.py:factory"),
+        (("--entry=gone.py:make", "-o", "o.ttb"), 3, "gone.py"),
+        (("a.py", "--entry=", "-o", "o.ttb"), 2, "names no factory"),
+        (("--entry=sub/mod:make", "-o", "o.ttb"), 3, "sub/mod.py:make"),
         (("--entry=no_such_module:f", "-o", "o.ttb"), 3, "no_such_module"),
         (("a.yaml", "-o", "o.ttb", "--target=wormhole"), 2, "wormhole_n150"),
         (("a.yaml", "-o", "o.ttb", "--target=gone.yaml"), 2, "gone.yaml"),
