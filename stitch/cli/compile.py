@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from stitch import api
-from stitch.cli.claims import Claims
 from stitch.cli.command import EXIT_OK, read_failure, run_command, say, say_aside
 from stitch.cli.compile_words import cuts_of, example_inputs, input_shapes, part_path
 from stitch.cli.file_kinds import TTB
+from stitch.cli.output_checks import OutputChecks
 from stitch.cli.parser import add_options, make_parser, positive
 from stitch.compiler import split_graph
 from stitch.errors import CompileError, FormatError, StitchError, UsageError
@@ -77,16 +77,16 @@ def _compile(words: argparse.Namespace) -> int:
         raise UsageError("there is nothing to do", expected="-o FILE, or --text")
     if words.output == "-" and words.text:
         raise UsageError("-o - and --text both want standard output", remedy="choose one of them")
-    claims = Claims()
+    checks = OutputChecks()
     cuts = cuts_of(words.split, words.split_at)
     if words.output == "-" and cuts is not None:
         raise UsageError("a split module takes several files", expected="-o FILE, such as m.ttb")
     factory_file = (words.entry or "").rpartition(":")[0]
-    claims.reads(filter(None, (words.source, words.target, factory_file)))
+    checks.reads(filter(None, (words.source, words.target, factory_file)))
     if words.output is not None and cuts is None:
-        claims.add(words.output, TTB, "-o")
+        checks.add(words.output, TTB, "-o")
     module, examples = _module(words)
-    claims.check()
+    checks.refuse_sources()
     if cuts is None:
         _write([_compiled(module, examples, words)], [words.output], words)
         return EXIT_OK
@@ -99,7 +99,7 @@ def _compile(words: argparse.Namespace) -> int:
     paths = [None if output is None else part_path(output, at) for at, _ in enumerate(parts)]
     for path in paths:
         if path is not None:
-            claims.add(path, TTB, "-o")
+            checks.add(path, TTB, "-o")
     models = [api.compile(part, target=words.target, role=words.role) for part in parts]
     _write(models, paths, words)
     return EXIT_OK

@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Sequence
 
 from stitch import api
-from stitch.cli.claims import Claims
 from stitch.cli.command import EXIT_OK, run_command, say
 from stitch.cli.file_kinds import TTB
 from stitch.cli.modules import Module, read_modules
+from stitch.cli.output_checks import OutputChecks
 from stitch.cli.parser import add_options, make_parser
 from stitch.cli.wiring import FORM as WIRE_FORM
 from stitch.cli.wiring import output_port, wires_of
@@ -49,11 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _link(words: argparse.Namespace) -> int:
     if len(words.modules) < 2:
         raise UsageError("linking takes at least two modules", got=f"{len(words.modules)}")
-    claims = Claims()
-    claims.reads(words.modules)
-    claims.add(words.output, TTB, "-o")
+    checks = OutputChecks()
+    checks.reads(words.modules)
+    checks.add(words.output, TTB, "-o")
     modules = read_modules(words.modules, words.function, verify="full")
-    claims.check()
+    checks.refuse_sources()
     _check_machines(modules)
     wires = wires_of(modules, words.wire, strict_types=words.strict_types)
     name = words.name if words.name is not None else "_".join(m.program.name for m in modules)

@@ -17,11 +17,11 @@ from typing import Any
 from stitch import api
 from stitch.cli.artifacts import add_artifacts, artifact_kinds
 from stitch.cli.chain import Chain, Runnable
-from stitch.cli.claims import Claims
 from stitch.cli.command import EXIT_FAILURE, EXIT_MISMATCH, EXIT_OK, say, say_aside
 from stitch.cli.comparison import Tolerances, Verdict, compare
 from stitch.cli.file_kinds import RECORD, RESULT, TRACE, array_kind
 from stitch.cli.modules import machine_for, read_modules, told_apart
+from stitch.cli.output_checks import OutputChecks
 from stitch.cli.passes import (
     Measured,
     copies_inside,
@@ -62,24 +62,24 @@ class Session:
 
 def run_session(words: argparse.Namespace) -> int:
     """Run what the words ask for; with `--result_file`, errors are written there as well."""
-    claims = Claims()
-    claims.reads(filter(None, (words.pipeline, words.device, *words.module)))
-    claims.add_folder(words.artifact_dir, "--artifact_dir")
+    checks = OutputChecks()
+    checks.reads(filter(None, (words.pipeline, words.device, *words.module)))
+    checks.add_folder(words.artifact_dir, "--artifact_dir")
     for path, kind, option in ((words.result_file, RESULT, "--result_file"),
                                (words.trace, TRACE, "--trace"),
                                (words.record, RECORD, "--record")):  # fmt: skip
         if path is not None:
-            claims.add(path, kind, option)
+            checks.add(path, kind, option)
     try:
-        return _run(words, claims)
+        return _run(words, checks)
     except StitchError as error:
-        if words.result_file is not None and not claims.is_read(words.result_file):
+        if words.result_file is not None and not checks.is_read(words.result_file):
             body = {"result": "error", "exit_code": error.exit_code, "error": str(error)}
             write_file(words.result_file, json.dumps(body, indent=2) + "\n")
         raise
 
 
-def _run(words: argparse.Namespace, claims: Claims) -> int:
+def _run(words: argparse.Namespace, checks: OutputChecks) -> int:
     with ExitStack() as stack:
         make = _pipeline_file if words.pipeline is not None else _chain
         device, load = make(words)
@@ -87,7 +87,7 @@ def _run(words: argparse.Namespace, claims: Claims) -> int:
         trace = ChromeTrace(device) if words.trace is not None else None
         recorder = Recorder(device) if words.record is not None else None
         session = _prepared(words, device, load())
-        _claim(session, claims)
+        _check_outputs(session, checks)
         _say_how_much(session)
         _all_passes(session)
         lines = _outcome(session)
@@ -166,17 +166,17 @@ def _prepared(words: argparse.Namespace, device: api.Device, runnable: Runnable)
     return Session(words, device, runnable, arrays, where, expected)
 
 
-def _claim(session: Session, claims: Claims) -> None:
+def _check_outputs(session: Session, checks: OutputChecks) -> None:
     """Refuse outputs that would do harm, now that all is read and nothing is computed."""
     words, where = session.words, session.where
     if where.printed:
-        claims.take_standard_output("--output=-")
+        checks.take_standard_output("--output=-")
     for path in (*where.files.values(), *where.archives):
-        claims.add(path, array_kind(path), "--output")
+        checks.add(path, array_kind(path), "--output")
     if words.save_artifacts:
         for path, kind in artifact_kinds(words.artifact_dir, session.runnable).items():
-            claims.add(path, kind, "--save_artifacts", made=words.artifact_dir)
-    claims.check()
+            checks.add(path, kind, "--save_artifacts", made=words.artifact_dir)
+    checks.refuse_sources()
 
 
 def _note(text: str) -> None:

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from stitch import api
-from stitch.cli.claims import Claims
 from stitch.cli.command import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, say, say_aside
+from stitch.cli.output_checks import OutputChecks
 from stitch.cli.run_report import memory_text
 from stitch.cli.train_evaluation import Evaluation
 from stitch.cli.train_loop import STEADY, Course, StepResult, TrainingLoop, stopping_between_steps
 from stitch.cli.train_model import TrainModel, build_model
-from stitch.cli.train_outputs import Picture, add_outputs, claim_outputs, output_paths
+from stitch.cli.train_outputs import Picture, add_outputs, check_outputs, output_paths
 from stitch.cli.train_report import (
     Bar,
     ResultLines,
@@ -84,8 +84,8 @@ def run_training(words: argparse.Namespace) -> int:
     file = load_training(words.pipeline)
     picture = Picture.of(words.plot)
     outputs = output_paths(file, words.output)
-    claims = Claims()
-    claim_outputs(claims, words, file, outputs)
+    checks = OutputChecks()
+    check_outputs(checks, words, file, outputs)
     optimizer = _optimizer(file)
     model = build_model(file, optimizer, words.device)
     types = ModelTypes(model.inputs, model.programs.prediction_type, model.training.loss)
@@ -101,7 +101,7 @@ def run_training(words: argparse.Namespace) -> int:
         keeper = Keeper.of(words, file, facts_of(file, model, data, course, instance))
         stack.callback(keeper.close)
         progress = keeper.resume(instance, wanted=words.resume)
-        claims.check()
+        checks.refuse_sources()
         lines = ResultLines(words.result_file, instance.steps)
         stack.callback(lines.close)
         if picture is not None:

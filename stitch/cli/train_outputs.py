@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from stitch import api
-from stitch.cli.claims import Claims
 from stitch.cli.file_kinds import LINES, TTB, model_kind, picture_kind
+from stitch.cli.output_checks import OutputChecks
 from stitch.cli.train_model import TrainModel
 from stitch.errors import StitchError, UsageError
 from stitch.files import FileBatch, resolved
@@ -45,26 +45,26 @@ def output_paths(file: TrainFile, words: Sequence[str]) -> tuple[str | Path, ...
     return paths
 
 
-def claim_outputs(
-    claims: Claims, words: argparse.Namespace, file: TrainFile, outputs: Sequence[str | Path]
+def check_outputs(
+    checks: OutputChecks, words: argparse.Namespace, file: TrainFile, outputs: Sequence[str | Path]
 ) -> None:
     """Refuse outputs that would do harm: of the words, and of the file. Raises `UsageError`."""
-    claims.add_folder(words.checkpoint_dir or ".", "--checkpoint_dir")
+    checks.add_folder(words.checkpoint_dir or ".", "--checkpoint_dir")
     folder = words.checkpoint_dir or file.checkpoints.folder
     if words.result_file is not None:
-        claims.add(words.result_file, LINES, "--result_file", made=folder)
+        checks.add(words.result_file, LINES, "--result_file", made=folder)
     if words.plot is not None:
         kind = picture_kind("-.png" if words.plot == "-" else words.plot)
-        claims.add(words.plot, kind, "--plot", made=folder)
+        checks.add(words.plot, kind, "--plot", made=folder)
     for path in outputs:
-        claims.add(path, model_kind(path), "--output" if words.output else "output", made=folder)
+        checks.add(path, model_kind(path), "--output" if words.output else "output", made=folder)
     for path in (words.result_file, words.plot, *outputs):
         if path is not None and folder is not None and is_checkpoint(resolved(path), Path(folder)):
             raise UsageError(
                 "this is the name of a checkpoint, in their folder", where=str(path),
                 remedy="choose another name, or another folder",
             )  # fmt: skip
-    claims.reads(file.sources)
+    checks.reads(file.sources)
 
 
 def weights_of(instance: TrainingInstance) -> dict[str, Array]:

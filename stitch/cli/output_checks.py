@@ -33,8 +33,8 @@ _STANDARD_OUTPUT = 1
 
 
 @final
-class Claims:
-    """The outputs of one command."""
+class OutputChecks:
+    """The outputs of one command, each looked at when it is added, and again once all is read."""
 
     def __init__(self) -> None:
         self._files: dict[Path, tuple[str, str]] = {}
@@ -47,7 +47,7 @@ class Claims:
             found = identity(path)
             if found is not None:
                 self._named[found] = str(path)
-        self.check()
+        self.refuse_sources()
 
     def add(
         self, path: str | Path, kind: str, option: str, *, made: str | Path | None = None
@@ -69,7 +69,7 @@ class Claims:
                 remedy="give each a file of its own",
             )  # fmt: skip
         self._files[place] = str(path), option
-        self.check()
+        self.refuse_sources()
         if own_descriptor(path) is None:  # Else the shell has opened it for writing.
             if made is None or not place.is_relative_to(resolved(made)):
                 _check_folder(path, place.parent)
@@ -96,7 +96,7 @@ class Claims:
         """Whether a path leads to a file that has been read so far."""
         return identity(path) in {**self._named, **files_read()}
 
-    def check(self) -> None:
+    def refuse_sources(self) -> None:
         """Raise `UsageError` where an output is a file that has been read so far."""
         read = {**self._named, **files_read()}
         for place, (path, option) in self._files.items():
