@@ -15,7 +15,7 @@ from stitch.errors import StitchError
 from stitch.link import demands
 from stitch.machine.shape import MachineShape
 from stitch.program import ABSENT, Program, Space, TensorDesc
-from stitch.runtime.executors.account import program_bytes, program_peak
+from stitch.runtime import program_bytes, program_peak
 from stitch.ttb import Binary
 from stitch.ttb.file import FileSizes
 

@@ -6,11 +6,11 @@ prepared copies. Must not know: tasks, plans, programs, executors.
 
 from stitch.memory.allocator import Allocator
 from stitch.memory.budget import (
+    BUDGET,
     LARGE_NBYTES,
-    LEDGER,
     SMALL_NBYTES,
+    Budget,
     Claim,
-    Ledger,
     allowed_nbytes,
     allowing,
     claim,
@@ -30,8 +30,8 @@ from stitch.memory.space_memory import (
 )
 
 __all__ = [
-    "LARGE_NBYTES", "LEDGER", "LENT_ADDRESSES", "PADDING_BYTE", "POISON_BYTE", "SMALL_NBYTES",
-    "Allocator", "Claim", "CopyKernel", "Ledger", "SpaceMemory", "WriteCounter", "allowed_nbytes",
+    "LARGE_NBYTES", "BUDGET", "LENT_ADDRESSES", "PADDING_BYTE", "POISON_BYTE", "SMALL_NBYTES",
+    "Allocator", "Claim", "CopyKernel", "Budget", "SpaceMemory", "WriteCounter", "allowed_nbytes",
     "allowing", "claim", "claim_for", "claimed_array", "copied", "keep", "parse_nbytes",
     "prepare_copy", "read_array", "write_array",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 """The budget: how many bytes of the host's memory this process takes, and how many it may.
 
 Comes in: requests, each before anything of it is allocated. Goes out: claims, which count until
-they are let go, or an `OutOfMemoryError` that says what else is there. One ledger serves all
+they are let go, or an `OutOfMemoryError` that says what else is there. One budget serves all
 devices and readers of files of the process; nothing of it is on the way of a call that runs again.
 Must not know: devices, programs, files.
 """
@@ -79,23 +79,23 @@ def allowing(nbytes: int | str | None) -> Iterator[None]:
 class Claim:
     """Bytes that somebody takes; they count until this is let go, or is collected."""
 
-    __slots__ = ("__weakref__", "_ledger", "nbytes", "number")
+    __slots__ = ("__weakref__", "_budget", "nbytes", "number")
 
-    def __init__(self, ledger: Ledger, number: int, nbytes: int) -> None:
-        self._ledger = ledger
+    def __init__(self, budget: Budget, number: int, nbytes: int) -> None:
+        self._budget = budget
         self.number = number
         self.nbytes = nbytes
 
     def let_go(self) -> None:
         """The bytes are free; letting go twice is allowed."""
-        self._ledger.gone.append(self.number)
+        self._budget.gone.append(self.number)
 
     def __del__(self) -> None:
-        # Collection may happen while the ledger is locked by this very thread: leave a note.
-        self._ledger.gone.append(self.number)
+        # Collection may happen while the budget is locked by this very thread: leave a note.
+        self._budget.gone.append(self.number)
 
 
-class Ledger:
+class Budget:
     """The claims of a process. Thread-safe; after a fork the child goes on with its own copy."""
 
     def __init__(self) -> None:
@@ -191,14 +191,14 @@ class Ledger:
         )
 
 
-#: The ledger of this process.
-LEDGER = Ledger()
-os.register_at_fork(after_in_child=LEDGER.after_fork)
+#: The budget of this process.
+BUDGET = Budget()
+os.register_at_fork(after_in_child=BUDGET.after_fork)
 
 
 def claim(nbytes: int, what: str, *, allowed: int | None = None) -> Claim:
-    """Take so many bytes of the process's; raises `OutOfMemoryError`. See `Ledger.claim`."""
-    return LEDGER.claim(nbytes, what, allowed=allowed)
+    """Take so many bytes of the process's; raises `OutOfMemoryError`. See `Budget.claim`."""
+    return BUDGET.claim(nbytes, what, allowed=allowed)
 
 
 def claim_for(owner: Any, nbytes: int, what: str) -> None:

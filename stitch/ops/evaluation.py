@@ -22,7 +22,7 @@ from stitch.ops.definition import (
     WorkspaceContext,
 )
 from stitch.ops.registry import lookup
-from stitch.ops.workspaces import SMALL_NBYTES
+from stitch.ops.workspaces import ANY_KERNEL_NBYTES
 from stitch.program import MAX_RANK, NO_ATTRIBUTES, Array, DataType, ValueType
 
 #: No result is larger: sums of sizes, padded to tiles and banks, stay far from 64 bits.
@@ -125,7 +125,7 @@ def kernel_workspace(
         resolve_attributes(definition, attributes),
         tuple(outputs),
     )
-    return definition.workspace(context) + SMALL_NBYTES
+    return definition.workspace(context) + ANY_KERNEL_NBYTES
 
 
 def bind(

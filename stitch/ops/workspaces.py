@@ -11,7 +11,7 @@ import math
 from stitch.ops.definition import Workspace, WorkspaceContext
 
 #: What any kernel may take besides: a few blocks of a chain, and the steps themselves.
-SMALL_NBYTES = 1 << 20
+ANY_KERNEL_NBYTES = 1 << 20
 
 
 def operands(times: float) -> Workspace:

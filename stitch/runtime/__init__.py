@@ -14,6 +14,7 @@ from stitch.runtime.events import (
     ReadBack,
     Written,
 )
+from stitch.runtime.executors import program_bytes, program_peak
 from stitch.runtime.history import WHOLE_RUN, Account, Totals, totals_of
 from stitch.runtime.hooks import HookContext
 from stitch.runtime.program import LoadedProgram
@@ -22,5 +23,5 @@ from stitch.runtime.tensor import Tensor
 __all__ = [
     "DEFAULT_WINDOW", "WHOLE_RUN", "Account", "Device", "Event", "HookContext", "LoadedProgram",
     "MovedAside", "PlanMade", "PlanRun", "PlanStopped", "ReadBack", "Tensor", "Totals", "Written",
-    "totals_of",
+    "program_bytes", "program_peak", "totals_of",
 ]  # fmt: skip

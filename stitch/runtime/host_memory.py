@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 from stitch.errors import OutOfMemoryError
 from stitch.machine import footprint
-from stitch.memory import LARGE_NBYTES, LEDGER, LENT_ADDRESSES, Claim, allowed_nbytes, parse_nbytes
+from stitch.memory import BUDGET, LARGE_NBYTES, LENT_ADDRESSES, Claim, allowed_nbytes, parse_nbytes
 from stitch.memory.byte_ranges import ByteRanges
 from stitch.planner import Allocate, Copy, Execute, Plan, Relocate
 from stitch.program import Space, TensorDesc
 from stitch.runtime.backend import LocalBackend
-from stitch.runtime.executors.account import committed_nbytes
+from stitch.runtime.executors import committed_nbytes
 from stitch.runtime.state import BlockRecord
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class HostMemory:
                 *((p.host_bytes.kept, f"for program {p.name!r}") for p in fresh),
             )
 
-        found = LEDGER.claim_parts(parts, what, allowed=self.allowed, make_room=make_room)
+        found = BUDGET.claim_parts(parts, what, allowed=self.allowed, make_room=make_room)
         in_spaces, shared, mine, *others = found
         for space, start, stop in regions:
             self._written[space].update([(start, stop)])
@@ -127,7 +127,7 @@ class HostMemory:
         region = self._region(space, address, desc)
         if not self._written[space].covers(*region[1:]):
             nbytes = self._added([region])
-            self._in_spaces.append(LEDGER.claim(nbytes, what, allowed=self.allowed))
+            self._in_spaces.append(BUDGET.claim(nbytes, what, allowed=self.allowed))
             self._written[space].update([region[1:]])
 
     def can_take(self, space: Space, address: int, desc: TensorDesc) -> bool:
@@ -156,7 +156,7 @@ class HostMemory:
             self._written[space] = left
             what = f"in the spaces of device {self.machine.name!r}"
             # What was claimed before is claimed again: it always fits.
-            self._in_spaces.append(LEDGER.claim(left.nbytes, what, allowed=1 << 62))
+            self._in_spaces.append(BUDGET.claim(left.nbytes, what, allowed=1 << 62))
 
     def close(self, pinned: Iterable[BlockRecord]) -> None:
         """Let everything go, and give back all bytes but those of blocks held by others."""

@@ -21,9 +21,7 @@ from stitch.program import (
     ValueType,
     host_layout,
 )
-from stitch.runtime.executors import as_bytes
-from stitch.runtime.executors.account import ProgramBytes, program_bytes
-from stitch.runtime.executors.found_once import found_once
+from stitch.runtime.executors import ProgramBytes, as_bytes, found_once, program_bytes
 from stitch.task import Transformation, TransformationKind
 
 if TYPE_CHECKING:

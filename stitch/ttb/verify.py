@@ -69,7 +69,7 @@ class Verifier:
         self._end = len(metadata)
         self._problems = problems
         self._tolerant = tables is not TABLES
-        self._claimed = 0
+        self._spent = 0
         self._vtables: set[int] = set()
         self._plans = {name: _Plans(spec, self._plan) for name, spec in tables.items()}
         self._strings: dict[int, str] = {}
@@ -109,9 +109,9 @@ class Verifier:
         else:
             self._problems.add(kind, self._where(), f"{detail} (at byte {position})")
 
-    def _claim(self, nbytes: int) -> None:
-        self._claimed += nbytes
-        if self._claimed > self._end:
+    def _spend(self, nbytes: int) -> None:
+        self._spent += nbytes
+        if self._spent > self._end:
             raise _BudgetSpentError
 
     # Tables --------------------------------------------------------------------------------
@@ -124,8 +124,8 @@ class Verifier:
         plan = plans[position - _I32.unpack_from(self._data, position)[0]]
         if plan is None:
             return None
-        self._claimed += plan.nbytes
-        if self._claimed > self._end:
+        self._spent += plan.nbytes
+        if self._spent > self._end:
             raise _BudgetSpentError
         if position + plan.nbytes > self._end:
             self._add("bounds", position, f"table {plans.spec.name} ends outside the metadata")
@@ -203,7 +203,7 @@ class Verifier:
             return None
         if vtable not in self._vtables:
             self._vtables.add(vtable)
-            self._claim(nbytes)
+            self._spend(nbytes)
         return read_plan(self._data, vtable, spec, self._add, tolerant=self._tolerant)
 
     # Strings and vectors -------------------------------------------------------------------
@@ -213,7 +213,7 @@ class Verifier:
         if found is None:
             found = self._strings[position] = self._read_string(position, field)
         elif field.limit is None:
-            self._claim(5 + len(found))
+            self._spend(5 + len(found))
         if field.kind == "string" and field.limit is not None and len(found) * 4 > field.limit:
             too_long = len(found) > field.limit or len(found.encode()) > field.limit
             if too_long:
@@ -225,7 +225,7 @@ class Verifier:
         if nbytes is None:
             return ""
         start = position + 4
-        self._claim(1)
+        self._spend(1)
         if start + nbytes >= self._end or self._data[start + nbytes]:
             self._add("string", position, "a string does not end with a zero")
             return ""
@@ -251,8 +251,8 @@ class Verifier:
         if field.limit is not None and count > field.limit and item_nbytes > 1:
             self._add("limit", position, f"{field.name}: {count} elements, at most {field.limit}")
             return None
-        self._claimed += 4 + count * item_nbytes
-        if self._claimed > self._end:
+        self._spent += 4 + count * item_nbytes
+        if self._spent > self._end:
             raise _BudgetSpentError
         return count
 

@@ -15,7 +15,7 @@ from stitch.cli.array_files import read_array_file
 from stitch.cli.array_text import array_of_text
 from stitch.errors import FormatError, OutOfMemoryError
 from stitch.frontend.array_files import read_array
-from stitch.memory import LEDGER, allowing
+from stitch.memory import BUDGET, allowing
 
 LARGE = (1 << 22,)
 
@@ -47,14 +47,14 @@ def test_only_the_arrays_that_are_asked_for_are_read(archive: Path) -> None:
 
 
 def test_arrays_of_files_count_while_they_live(archive: Path) -> None:
-    before = LEDGER.taken_nbytes
+    before = BUDGET.taken_nbytes
     found = read_array(archive, "large")
-    assert LEDGER.taken_nbytes == before + found.nbytes
+    assert BUDGET.taken_nbytes == before + found.nbytes
     part = found[:10]
     del found
-    assert LEDGER.taken_nbytes > before
+    assert BUDGET.taken_nbytes > before
     del part
-    assert LEDGER.taken_nbytes == before
+    assert BUDGET.taken_nbytes == before
 
 
 def test_a_header_that_promises_more_than_its_file_holds_is_no_sound_file(tmp_path: Path) -> None:

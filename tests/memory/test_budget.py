@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from stitch.errors import OutOfMemoryError, UsageError
-from stitch.memory import Ledger, allowed_nbytes, allowing, claim_for, parse_nbytes
-from stitch.memory.budget import LEDGER
+from stitch.memory import Budget, allowed_nbytes, allowing, claim_for, parse_nbytes
+from stitch.memory.budget import BUDGET
 from stitch.memory.byte_ranges import ByteRanges
 from stitch.memory.host_limits import group_limit, machine_nbytes
 
@@ -59,67 +59,67 @@ def test_limits_of_control_groups_are_found_in_both_versions(tmp_path: Path) -> 
 
 
 def test_no_more_is_given_than_is_allowed_and_the_error_says_what_else_is_there() -> None:
-    ledger = Ledger()
-    first = ledger.claim(600, "the first", allowed=1000)
+    budget = Budget()
+    first = budget.claim(600, "the first", allowed=1000)
     with pytest.raises(OutOfMemoryError) as caught:
-        ledger.claim(500, "reading 'x.npy'", allowed=1000)
+        budget.claim(500, "reading 'x.npy'", allowed=1000)
     text = str(caught.value)
     for wanted in ("reading 'x.npy' needs 500", "400 of 1000", "600 B the first", "max_memory"):
         assert wanted in text
-    assert ledger.taken_nbytes == 600
+    assert budget.taken_nbytes == 600
     first.let_go()
     first.let_go()
-    assert ledger.taken_nbytes == 0
-    second = ledger.claim(1000, "all of it", allowed=1000)
-    assert ledger.live() == ((1000, "all of it"),)
+    assert budget.taken_nbytes == 0
+    second = budget.claim(1000, "all of it", allowed=1000)
+    assert budget.live() == ((1000, "all of it"),)
     del second
-    assert ledger.taken_nbytes == 0
+    assert budget.taken_nbytes == 0
 
 
 def test_what_is_garbage_is_collected_before_anything_is_refused() -> None:
-    ledger = Ledger()
-    circle: list[object] = [ledger.claim(900, "garbage", allowed=1000)]
+    budget = Budget()
+    circle: list[object] = [budget.claim(900, "garbage", allowed=1000)]
     circle.append(circle)
     del circle
-    assert ledger.claim(900, "another", allowed=1000).nbytes == 900
+    assert budget.claim(900, "another", allowed=1000).nbytes == 900
 
 
 def test_several_amounts_are_taken_all_or_none() -> None:
-    ledger = Ledger()
+    budget = Budget()
     with pytest.raises(OutOfMemoryError):
-        ledger.claim_parts(
+        budget.claim_parts(
             lambda: ((400, "a"), (700, "b")), "both", allowed=1000, make_room=gc.collect
         )
-    assert ledger.taken_nbytes == 0
-    made = ledger.claim_parts(
+    assert budget.taken_nbytes == 0
+    made = budget.claim_parts(
         lambda: ((400, "a"), (600, "b")), "both", allowed=1000, make_room=gc.collect
     )
     del made[0]
-    assert ledger.live() == ((600, "b"),)
+    assert budget.live() == ((600, "b"),)
 
 
 def test_bytes_of_an_array_count_while_it_or_a_view_of_it_lives() -> None:
-    before = LEDGER.taken_nbytes
+    before = BUDGET.taken_nbytes
     array = np.zeros(1000)
     claim_for(array, array.nbytes, "an array")
     view = array[10:].reshape(-1, 10)
     del array
-    assert LEDGER.taken_nbytes == before + 8000
+    assert BUDGET.taken_nbytes == before + 8000
     del view
-    assert LEDGER.taken_nbytes == before
+    assert BUDGET.taken_nbytes == before
 
 
 def test_threads_are_never_given_more_than_is_allowed() -> None:
-    ledger, most, held = Ledger(), [0], threading.Barrier(4)
+    budget, most, held = Budget(), [0], threading.Barrier(4)
 
     def take() -> None:
         held.wait()
         for _ in range(200):
             try:
-                claimed = ledger.claim(300, "mine", allowed=1000, make_room=lambda: None)
+                claimed = budget.claim(300, "mine", allowed=1000, make_room=lambda: None)
             except OutOfMemoryError:
                 continue
-            most[0] = max(most[0], ledger.taken_nbytes)
+            most[0] = max(most[0], budget.taken_nbytes)
             claimed.let_go()
 
     threads = [threading.Thread(target=take) for _ in range(4)]
@@ -128,14 +128,14 @@ def test_threads_are_never_given_more_than_is_allowed() -> None:
     for thread in threads:
         thread.join()
     assert 300 <= most[0] <= 900
-    assert ledger.taken_nbytes == 0
+    assert budget.taken_nbytes == 0
 
 
 def test_a_forked_child_claims_though_the_lock_was_held() -> None:
-    with LEDGER._lock:
+    with BUDGET._lock:
         child = os.fork()
         if child == 0:
-            os._exit(0 if LEDGER.claim(1, "in the child").nbytes == 1 else 1)
+            os._exit(0 if BUDGET.claim(1, "in the child").nbytes == 1 else 1)
     assert os.waitpid(child, 0)[1] == 0
 
 

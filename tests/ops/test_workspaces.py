@@ -13,7 +13,7 @@ from drawn_operands import in_compute_type, operands_of
 from workspace_rows import ROWS
 
 from stitch.ops import KernelMemory, bind, infer_types, kernel_workspace, operators
-from stitch.ops.workspaces import SMALL_NBYTES
+from stitch.ops.workspaces import ANY_KERNEL_NBYTES
 from stitch.program import DataType, ValueType
 
 DEFINITIONS = {d.name: d for d in operators()}
@@ -79,7 +79,7 @@ def test_a_kernel_takes_no_more_than_is_declared(index: int, constant: bool) -> 
     found = taken(index, constant)
     assert found.most <= found.declared
     if not DEFINITIONS[ROWS[index][0]].keeps_workspace:
-        assert found.kept <= SMALL_NBYTES // 2
+        assert found.kept <= ANY_KERNEL_NBYTES // 2
 
 
 def test_rules_are_not_far_from_what_kernels_take() -> None:
@@ -87,6 +87,6 @@ def test_rules_are_not_far_from_what_kernels_take() -> None:
     nearest: dict[str, float] = {}
     for index, row in enumerate(ROWS):
         found = taken(index, False)
-        times = found.declared / (found.most + SMALL_NBYTES)
+        times = found.declared / (found.most + ANY_KERNEL_NBYTES)
         nearest[row[0]] = min(times, nearest.get(row[0], times))
     assert {op: times for op, times in nearest.items() if times > 4} == {}

@@ -13,7 +13,7 @@ from stitched_models import one
 
 import stitch
 from stitch.errors import OutOfMemoryError
-from stitch.memory import LEDGER, Ledger, allowing
+from stitch.memory import BUDGET, Budget, allowing
 
 MIB = 1 << 20
 
@@ -43,7 +43,7 @@ def run_alone(script: str) -> str:
 
 
 def test_a_program_over_the_budget_is_refused_by_name_and_nothing_has_changed() -> None:
-    before = LEDGER.taken_nbytes
+    before = BUDGET.taken_nbytes
     with stitch.open_device("host", max_memory="24MiB") as device:
         small, large = device.load(sums("small", 1000)), device.load(convolution(512))
         x = np.ones((1, 8, 512, 512), np.float32)
@@ -55,7 +55,7 @@ def test_a_program_over_the_budget_is_refused_by_name_and_nothing_has_changed() 
             assert wanted in str(caught.value)
         np.testing.assert_array_equal(kept.numpy(), first)
         np.testing.assert_array_equal(one(small(np.ones(1000, np.float32))).numpy(), first)
-    assert LEDGER.taken_nbytes <= before
+    assert BUDGET.taken_nbytes <= before
 
 
 def test_a_refusal_takes_neither_time_nor_memory() -> None:
@@ -81,7 +81,7 @@ def test_a_refusal_takes_neither_time_nor_memory() -> None:
 
 
 def test_the_budget_is_one_for_all_devices_of_the_process() -> None:
-    limit = LEDGER.taken_nbytes + 40 * MIB
+    limit = BUDGET.taken_nbytes + 40 * MIB
     x = np.ones(4 * MIB, np.float32)
     first, second = (stitch.open_device("host", max_memory=limit) for _ in range(2))
     with first, second:
@@ -91,40 +91,40 @@ def test_the_budget_is_one_for_all_devices_of_the_process() -> None:
             one(program(x)).numpy()
         del tensor
         first.close()
-        limited = stitch.open_device("host", max_memory=LEDGER.taken_nbytes + 120 * MIB)
+        limited = stitch.open_device("host", max_memory=BUDGET.taken_nbytes + 120 * MIB)
         with limited:
             assert one(limited.load(sums("third", 4 * MIB))(x)).shape == (4 * MIB,)
 
 
 def test_what_a_device_took_is_free_when_it_closes_or_is_collected() -> None:
-    before = LEDGER.taken_nbytes
+    before = BUDGET.taken_nbytes
     x = np.ones(MIB, np.float32)
     device = stitch.open_device("host")
     tensor = one(device.load(sums("closed", MIB))(x))
     tensor.numpy()
-    assert LEDGER.taken_nbytes > before + x.nbytes
+    assert BUDGET.taken_nbytes > before + x.nbytes
     device.close()
     del tensor
-    assert LEDGER.taken_nbytes <= before
+    assert BUDGET.taken_nbytes <= before
     # Here a fixture holds every device of a test.
     text = run_alone("""
         import gc, stitch, numpy as np
-        from stitch.memory import LEDGER
+        from stitch.memory import BUDGET
         b = stitch.ComputationGraphBuilder("dropped")
         b.output("y", b.op("Tanh", b.input("x", (1 << 20,), "float32")))
         device = stitch.open_device("host")
         tensor = device.load(stitch.compile(b.build(), target="host"))(np.ones(1 << 20, "f4"))
         tensor.numpy()
-        print(LEDGER.taken_nbytes > 1 << 22)
+        print(BUDGET.taken_nbytes > 1 << 22)
         del device, tensor
         gc.collect()
-        print(LEDGER.taken_nbytes)
+        print(BUDGET.taken_nbytes)
         """)
     assert text.split() == ["True", "0"]
 
 
 def test_room_is_made_of_plans_and_bytes_that_nobody_needs() -> None:
-    with stitch.open_device("host", max_memory=LEDGER.taken_nbytes + 110 * MIB) as device:
+    with stitch.open_device("host", max_memory=BUDGET.taken_nbytes + 110 * MIB) as device:
         for size in (2, 3, 4):
             program = device.load(sums(f"of {size}", size * MIB))
             assert one(program(np.ones(size * MIB, np.float32))).numpy().shape == (size * MIB,)
@@ -132,13 +132,13 @@ def test_room_is_made_of_plans_and_bytes_that_nobody_needs() -> None:
 
 def test_a_plan_that_is_found_again_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    plain = Ledger.claim_parts
+    plain = Budget.claim_parts
 
-    def counted(self: Ledger, *words: Any, **more: Any) -> Any:
+    def counted(self: Budget, *words: Any, **more: Any) -> Any:
         asked.append(1)
         return plain(self, *words, **more)
 
-    monkeypatch.setattr(Ledger, "claim_parts", counted)
+    monkeypatch.setattr(Budget, "claim_parts", counted)
     with stitch.open_device("host") as device:
         program, x = device.load(sums("again", 1000)), np.ones(1000, np.float32)
         for _ in range(50):
@@ -151,7 +151,7 @@ def test_claims_of_a_device_do_not_add_up_over_the_plans_that_it_makes() -> None
         model, x, counts = sums("loaded", 1000), np.ones(1000, np.float32), []
         for _ in range(6):
             one(device.load(model)(x)).numpy()
-            counts.append((len(LEDGER.live()), LEDGER.taken_nbytes))
+            counts.append((len(BUDGET.live()), BUDGET.taken_nbytes))
     assert len(set(counts[1:])) == 1
 
 
@@ -193,7 +193,7 @@ def test_no_more_becomes_resident_than_was_claimed(executor: str) -> None:
     script = f"""
 import os, re, textwrap
 import numpy as np, stitch
-from stitch.memory import LEDGER
+from stitch.memory import BUDGET
 from stitch.runtime.executors import make_executor
 def status(key):
     return int(re.search(key + r":\\s*(\\d+)", open("/proc/self/status").read())[1]) * 1024
@@ -205,10 +205,10 @@ def run(device, model):
     program = device.load(model)
     kind = program.ports[0].type
     x = np.ones(kind.shape, kind.data_type.dtype)
-    before, claimed = status("VmRSS"), LEDGER.taken_nbytes
+    before, claimed = status("VmRSS"), BUDGET.taken_nbytes
     open("/proc/self/clear_refs", "w").write("5")
     tensor = program(x)
-    return status("VmHWM") - before, LEDGER.taken_nbytes - claimed
+    return status("VmHWM") - before, BUDGET.taken_nbytes - claimed
 first = built("first", "b.output('y', b.op('Tanh', b.matmul(b.input('x', (8, 8), 'float32'), "
               "np.eye(8, dtype='f4'))))")
 make_executor({executor!r})
@@ -243,7 +243,7 @@ def test_without_addresses_a_device_says_what_to_do() -> None:
 
 def test_large_copies_of_arrays_are_claimed_before_they_are_made() -> None:
     x = np.ones(10 * MIB, np.float32)
-    with stitch.open_device("host", max_memory=LEDGER.taken_nbytes + 60 * MIB) as device:
+    with stitch.open_device("host", max_memory=BUDGET.taken_nbytes + 60 * MIB) as device:
         kept = device.tensor(x)
         with pytest.raises(OutOfMemoryError, match=r"device.tensor\(\)"):
             device.tensor(x)
@@ -260,5 +260,5 @@ def test_what_does_not_fit_is_not_folded() -> None:
         return stitch.compile(b.build(), target="host")
 
     assert len(compiled().binary.programs[0].operations) == 1
-    with allowing(LEDGER.taken_nbytes + 4 * MIB):
+    with allowing(BUDGET.taken_nbytes + 4 * MIB):
         assert len(compiled().binary.programs[0].operations) == 2

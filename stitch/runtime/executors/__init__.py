@@ -7,6 +7,13 @@ from importlib import import_module
 
 from stitch.errors import UsageError
 from stitch.runtime.executors.executor import BoundProgram, Executor, PreparedProgram
+from stitch.runtime.executors.found_once import found_once
+from stitch.runtime.executors.host_bytes import (
+    ProgramBytes,
+    committed_nbytes,
+    program_bytes,
+    program_peak,
+)
 from stitch.runtime.executors.null_executor import NullExecutor
 from stitch.runtime.executors.numpy_executor import NumpyExecutor
 from stitch.runtime.executors.staging import as_bytes, dense_view
@@ -64,5 +71,6 @@ def make_executor(name: str | Executor, threads: int | None = None) -> Executor:
 
 __all__ = [
     "EXECUTORS", "THREADED", "BoundProgram", "Executor", "NullExecutor", "NumpyExecutor",
-    "PreparedProgram", "Workspace", "as_bytes", "dense_view", "make_executor",
+    "PreparedProgram", "ProgramBytes", "Workspace", "as_bytes", "committed_nbytes", "dense_view",
+    "found_once", "make_executor", "program_bytes", "program_peak",
 ]  # fmt: skip

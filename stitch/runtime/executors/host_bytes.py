@@ -1,4 +1,4 @@
-"""The account of a program: how many bytes of the host's memory an executor takes to run it.
+"""Host bytes of a program: how many bytes of the host's memory an executor takes to run it.
 
 Comes in: a program, the executor's name. Goes out: bytes, before anything is allocated: what our
 own kernels take as their definitions say it, what others take as a bound for each operator. Bytes
