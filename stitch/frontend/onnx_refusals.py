@@ -17,6 +17,10 @@ _DATA_DEPENDENT = "the shape of its result depends on data"
 _CONTROL_FLOW = "control flow that depends on data"
 _STRING = "only numbers are supported, not strings"
 _RANDOM = "its result differs from run to run: random operators take an explicit key in Stitch"
+_LAYOUT = (
+    "a layout of one machine's vectors: let ONNX Runtime save the model at "
+    "GraphOptimizationLevel.ORT_ENABLE_EXTENDED"
+)
 _REASONS = {
     **dict.fromkeys(("NonZero", "Unique", "Compress", "NonMaxSuppression"), _DATA_DEPENDENT),
     **dict.fromkeys(("If", "Loop", "Scan"), _CONTROL_FLOW),
@@ -24,6 +28,11 @@ _REASONS = {
     **dict.fromkeys(
         ("StringConcat", "StringSplit", "StringNormalizer", "RegexFullMatch"),
         _STRING,
+    ),
+    **dict.fromkeys(
+        [f"com.microsoft.nchwc.{name}" for name in
+         ("Conv", "MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool", "ReorderInput",
+          "ReorderOutput", "Upsample")], _LAYOUT,
     ),
     **dict.fromkeys(
         ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial",

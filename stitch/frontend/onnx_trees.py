@@ -23,6 +23,12 @@ from stitch.program import Array, DataType
 _COMPARISONS = ("LessOrEqual", "Less", "GreaterOrEqual", "Greater", "Equal", "Equal")
 _NOT_EQUAL, _MEMBER = 5, 6
 _AVERAGE, _SUM = 0, 1
+#: What a node may say of itself, hit rates among it, which mean nothing for the result.
+ATTRIBUTES = (
+    "aggregate_function leaf_targetids leaf_weights membership_values n_targets nodes_falseleafs "
+    "nodes_falsenodeids nodes_featureids nodes_hitrates nodes_missing_value_tracks_true "
+    "nodes_modes nodes_splits nodes_trueleafs nodes_truenodeids post_transform tree_roots"
+)
 #: Elements of the matrix of nodes and leaves: 256 MB.
 MAX_SIGNS = 1 << 26
 

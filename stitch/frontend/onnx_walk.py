@@ -17,7 +17,6 @@ from stitch import ops
 from stitch.errors import CompileError, FormatError, StitchError
 from stitch.frontend.onnx_attributes import attributes_of
 from stitch.frontend.onnx_bodies import ControlCall
-from stitch.frontend.onnx_classical import is_lowered, lowered
 from stitch.frontend.onnx_constants import constant_array, reference_results
 from stitch.frontend.onnx_control import CONTROL_OPERATORS, lower_control
 from stitch.frontend.onnx_deciding import Dependencies, asked_operand
@@ -25,6 +24,7 @@ from stitch.frontend.onnx_file import NEWEST_OPSET, OnnxModel, opsets_of, plain_
 from stitch.frontend.onnx_functions import Expansion, Functions
 from stitch.frontend.onnx_gradient import gradients
 from stitch.frontend.onnx_lists import LIST_OPERATORS, ListCall, is_listed, kind_of, lower_list
+from stitch.frontend.onnx_lowerings import is_lowered, lowered
 from stitch.frontend.onnx_refusals import Refusals, Unsupported
 from stitch.frontend.onnx_scope import FAILED, Bound, Failed, Given, Scope
 from stitch.frontend.onnx_tensors import tensor_array
@@ -126,7 +126,7 @@ class Walk:
         if (domain, call.op) == GRADIENT:
             return self._gradient(call, scope)
         if is_lowered(call.op, domain):
-            return [lowered(self.builder, call)]
+            return lowered(self.builder, call)
         inputs = tensors
         if (domain, node.op_type) in _KNOWN:
             if (domain, call.op) == ("", "Size") and inputs and inputs[0] is not None:

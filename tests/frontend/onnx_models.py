@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from onnxruntime import GraphOptimizationLevel, InferenceSession, SessionOptions
 
 import stitch
 from stitch.program import Array
@@ -69,3 +70,22 @@ def assert_agree(proto: onnx.ModelProto, arrays: Sequence[Array]) -> None:
 def drawn(*shape: int, seed: int = 3) -> Array:
     """Normal float32 numbers."""
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def runtime(proto: onnx.ModelProto, arrays: Sequence[Array]) -> list[Array]:
+    """The results of ONNX Runtime, its graph as it is."""
+    options = SessionOptions()
+    options.graph_optimization_level = GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    session = InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
+    feeds = dict(zip((i.name for i in session.get_inputs()), arrays, strict=True))
+    return [np.asarray(a) for a in session.run(None, feeds)]
+
+
+def assert_as_runtime(
+    proto: onnx.ModelProto, arrays: Sequence[Array], rtol: float = 1e-4, atol: float = 1e-5
+) -> None:
+    """Stitch and ONNX Runtime give the same shapes, types and numbers."""
+    for mine, other in zip(ours(proto, arrays), runtime(proto, arrays), strict=True):
+        assert (mine.shape, mine.dtype) == (other.shape, other.dtype)
+        np.testing.assert_allclose(mine, other, rtol=rtol, atol=atol)

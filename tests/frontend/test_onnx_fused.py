@@ -1,0 +1,298 @@
+"""Operators that ONNX Runtime's optimizer writes, against ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from onnx_models import FLOAT, assert_as_runtime, drawn, info, model, ours, runtime
+from onnxruntime import GraphOptimizationLevel, InferenceSession, SessionOptions
+
+from stitch.errors import CompileError, FormatError
+from stitch.frontend.onnx import from_onnx
+from stitch.program import Array
+
+FUSED = "com.microsoft"
+INT32, INT64 = 6, 7
+_CODES = {"f": FLOAT, "i": INT32, "l": INT64, "b": 3, "B": 2}
+
+#: A node of one operator, drawn: operands by position (None: left out), results, attributes.
+Drawn = tuple[list[Array | None], int | list[str], dict[str, Any]]
+
+
+def model_of(op: str, case: Drawn, domain: str = FUSED) -> tuple[onnx.ModelProto, list[Array]]:
+    operands, results, attributes = case
+    names = [f"x{i}" if array is not None else "" for i, array in enumerate(operands)]
+    outputs = results if isinstance(results, list) else [f"y{i}" for i in range(results)]
+    node = helper.make_node(op, names, outputs, domain=domain, **attributes)
+    inputs = [
+        info(name, array.shape, _CODES[array.dtype.char])
+        for name, array in zip(names, operands, strict=True)
+        if array is not None
+    ]
+    wanted = [name for name in outputs if name]
+    proto = model([node], inputs, wanted, opset=21, domains={FUSED: 1})
+    return proto, [array for array in operands if array is not None]
+
+
+def normal(random: np.random.Generator, *shape: int) -> Array:
+    return random.standard_normal(shape).astype(np.float32)
+
+
+def chance(random: np.random.Generator, array: Array) -> Array | None:
+    return array if random.random() < 0.5 else None
+
+
+def product(random: np.random.Generator) -> Drawn:
+    rank, flags = int(random.integers(2, 5)), [int(f) for f in random.integers(0, 2, 4)]
+    flags = [*flags[:2], *(flags[2:] if rank > 2 else [0, 0])]
+    batch = [int(n) for n in random.integers(2, 4, rank - 2)]
+    sides = []
+    for shape, turned, moved in zip(([3, 4], [4, 5]), flags[:2], flags[2:], strict=True):
+        full = [*batch, *(shape[::-1] if turned else shape)]
+        sides.append(normal(random, *([full[-2], *full[:-2], full[-1]] if moved else full)))
+    names = ("transA", "transB", "transBatchA", "transBatchB")
+    return [*sides], 1, dict(zip(names, flags, strict=True)) | {"alpha": 0.5}
+
+
+def product_of_old(random: np.random.Generator) -> Drawn:
+    flags = [int(f) for f in random.integers(0, 2, 2)]
+    a, b = ((s[::-1] if f else s) for s, f in zip(((3, 4), (4, 5)), flags, strict=True))
+    attributes = {"transA": flags[0], "transB": flags[1], "alpha": 0.5}
+    return [normal(random, 2, *a), normal(random, 2, *b)], 1, attributes
+
+
+def gemm(random: np.random.Generator) -> Drawn:
+    turned = [int(f) for f in random.integers(0, 2, 2)]
+    shapes = [s[::-1] if f else s for s, f in zip(((2, 3), (3, 4)), turned, strict=True)]
+    name, numbers = activation(random)
+    given = {f"activation_{k}": v for k, v in zip(("alpha", "beta"), numbers, strict=False)}
+    added = normal(random, *[(4,), (2, 4), (1, 4)][random.integers(3)])
+    attributes = {"transA": turned[0], "transB": turned[1], "alpha": 0.7, "beta": 1.5}
+    return (
+        [*(normal(random, *s) for s in shapes), chance(random, added)], 1,
+        attributes | given | {"activation": name},
+    )  # fmt: skip
+
+
+def activation(random: np.random.Generator) -> tuple[str, list[float]]:
+    numbers = {"LeakyRelu": [0.3], "HardSigmoid": [0.3, 0.4]}
+    name = str(random.choice(["Relu", "Tanh", "Sigmoid", "LeakyRelu", "HardSigmoid"]))
+    return name, numbers.get(name, [])
+
+
+def convolution(random: np.random.Generator) -> Drawn:
+    group, stride = int(random.integers(1, 3)), int(random.integers(1, 3))
+    x, w = normal(random, 2, 4, 7, 6), normal(random, 6, 4 // group, 3, 3)
+    name, numbers = [activation(random), ("Clip", [-0.4, 0.6])][random.integers(2)]
+    size = [(n + 2 - 3) // stride + 1 for n in (7, 6)]
+    added = chance(random, normal(random, 2, 6, *size))
+    attributes = {"group": group, "strides": [stride] * 2, "pads": [1] * 4, "activation": name}
+    given = {"activation_params": numbers} if numbers else {}
+    bias = normal(random, 6) if added is not None else chance(random, normal(random, 6))
+    return [x, w, bias, added], 1, attributes | given
+
+
+def skip_layers(random: np.random.Generator) -> Drawn:
+    skip = normal(random, *[(2, 3, 8), (3, 8), (1, 3, 8)][random.integers(3)])
+    rest = [normal(random, 8), *(chance(random, normal(random, 8)) for _ in range(2))]
+    names = ["y", "", "", "sum"] if random.random() < 0.5 else ["y"]
+    return [normal(random, 2, 3, 8), skip, *rest], names, {"epsilon": 1e-3}
+
+
+def skip_squares(random: np.random.Generator) -> Drawn:
+    operands, names, attributes = skip_layers(random)
+    return [*operands[:3], operands[4]], names, attributes
+
+
+def attention(random: np.random.Generator) -> Drawn:
+    heads, length, past = 2, 3, int(random.integers(0, 3))
+    wide = int(random.integers(1, 3)) * 4 if not past else 8
+    widths = {"qkv_hidden_sizes": [8, 8, wide]} if random.random() < 0.5 or wide != 8 else {}
+    one_way = int(random.integers(0, 2))
+    mask = masked(random, length, past + length, ways=2 if past else 5)
+    return (
+        [normal(random, 2, length, 6), normal(random, 6, 16 + wide), normal(random, 16 + wide),
+         mask, normal(random, 2, 2, heads, past, 4) if past else None,
+         None if past else chance(random, normal(random, 2, heads, length, length))],
+        2 if past else 1, widths | {"num_heads": heads, "unidirectional": one_way},
+    )  # fmt: skip
+
+
+def masked(random: np.random.Generator, length: int, total: int, ways: int = 5) -> Array | None:
+    """No mask, flags of two forms, lengths, ends and beginnings."""
+    flags = random.integers(0, 2, (2, length, total)).astype(np.int32)
+    ends, starts = np.array([total, total - 1], np.int32), np.array([0, 1], np.int32)
+    forms = [None, flags[:, 0], flags, ends, np.concatenate([ends, starts])]
+    return forms[random.integers(ways)]
+
+
+def heads_of_three(random: np.random.Generator) -> Drawn:
+    length, total = 3, int(random.integers(3, 6))
+    query, key, value = (normal(random, 2, n, 8) for n in (length, total, total))
+    flags = random.integers(0, 2, (2, total)).astype(np.int32)
+    flags[:, 0] = 1
+    past = int(random.integers(0, 2)) * 2
+    old = [normal(random, 2, 2, past, 4) if past else None for _ in range(2)]
+    return (
+        [query, key, value, chance(random, normal(random, 24)),
+         None if past else chance(random, flags),
+         chance(random, normal(random, 1, 2, length, total + past)), *old],
+        3 if past else 1, {"num_heads": 2, "scale": float(random.uniform(0.1, 1))},
+    )  # fmt: skip
+
+
+def embeddings(random: np.random.Generator) -> Drawn:
+    ids, kinds = (random.integers(0, n, (2, 4)).astype(np.int32) for n in (9, 2))
+    segments = chance(random, kinds)
+    table = None if segments is None else normal(random, 2, 8)
+    mask = chance(random, random.integers(0, 2, (2, 4)).astype(np.int32))
+    places = chance(random, random.integers(0, 6, (2, 4)).astype(np.int32))
+    return (
+        [ids, segments, normal(random, 9, 8), normal(random, 6, 8), table, normal(random, 8),
+         normal(random, 8), mask, places],
+        ["y", "lengths", "sum"], {"epsilon": 1e-3},
+    )  # fmt: skip
+
+
+def small_numbers(random: np.random.Generator) -> Drawn:
+    a = random.integers(0, 255, (2, 3)).astype(np.uint8)
+    b = random.integers(-128, 127, (3, 4)).astype(np.int8)
+    points = [np.array(7, np.uint8), np.array(3, np.int8)]
+    scales = [np.array(0.1, np.float32), normal(random, *[(4,), ()][random.integers(2)])]
+    return [a, b, *scales, *points, chance(random, normal(random, 4))], 1, {}
+
+
+CASES: dict[str, Callable[[np.random.Generator], Drawn]] = {
+    "Attention": attention,
+    "BiasGelu": lambda random: ([normal(random, 2, 3, 4), normal(random, 4)], 1, {}),
+    "EmbedLayerNormalization": embeddings,
+    "FastGelu": lambda random: (
+        [normal(random, 2, 3, 4), chance(random, normal(random, 4))], 1, {}
+    ),
+    "FusedConv": convolution,
+    "FusedGemm": gemm,
+    "FusedMatMul": product,
+    "Gelu": lambda random: ([normal(random, 2, 3)], 1, {}),
+    "MatMulIntegerToFloat": small_numbers,
+    "MultiHeadAttention": heads_of_three,
+    "QuickGelu": lambda random: (
+        [normal(random, 2, 3)], 1, {"alpha": float(random.uniform(0.5, 2))}
+    ),
+    "SkipLayerNormalization": skip_layers,
+    "SkipSimplifiedLayerNormalization": skip_squares,
+    "TransposeMatMul": product_of_old,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seeds", [3, pytest.param(100, marks=pytest.mark.full)])
+@pytest.mark.parametrize("op", CASES)
+def test_fused_operators_give_what_onnx_runtime_gives(op: str, seeds: int) -> None:
+    for seed in range(seeds):
+        random = np.random.default_rng(seed)
+        assert_as_runtime(*model_of(op, CASES[op](random)))
+
+
+def test_simplified_layer_normalization_stands_among_the_operators_of_onnx() -> None:
+    random = np.random.default_rng(1)
+    case: Drawn = ([normal(random, 2, 5), normal(random, 5)], 1, {"axis": -1, "epsilon": 1e-3})
+    assert_as_runtime(*model_of("SimplifiedLayerNormalization", case, ""))
+
+
+def written_by_optimizer() -> tuple[onnx.ModelProto, list[Array]]:
+    """Layers as PyTorch exports them: an image, rows of it, their products, two kinds of Gelu."""
+    node = helper.make_node
+    nodes = [
+        node("Conv", ["x", "kernel"], ["c"], pads=[1] * 4),
+        node("Relu", ["c"], ["image"]),
+        node("Reshape", ["image", "rows"], ["r"]),
+        node("Transpose", ["r"], ["t"], perm=[0, 2, 1]),
+        node("MatMul", ["r", "t"], ["m"]),
+        node("Mul", ["m", "half"], ["scores"]),
+        node("Softmax", ["scores"], ["s"], axis=-1),
+        node("MatMul", ["s", "r"], ["a"]),
+        node("Add", ["a", "r"], ["joined"]),
+        node("LayerNormalization", ["joined", "gamma", "beta"], ["n"], axis=-1),
+        node("Relu", ["n"], ["w"]),
+        node("Add", ["w", "bias"], ["b"]),
+        node("Div", ["b", "root"], ["d"]),
+        node("Erf", ["d"], ["e"]),
+        node("Add", ["e", "one"], ["f"]),
+        node("Mul", ["b", "f"], ["g"]),
+        node("Mul", ["g", "half"], ["gelu"]),
+        node("Mul", ["gelu", "quick"], ["k"]),
+        node("Sigmoid", ["k"], ["l"]),
+        node("Mul", ["gelu", "l"], ["q"]),
+        node("ReduceMean", ["q", "axis"], ["pooled"], keepdims=0),
+        node("Gemm", ["pooled", "weight", "bias"], ["z"]),
+        node("Tanh", ["z"], ["y"]),
+    ]
+    numbers = {"half": 0.5, "one": 1.0, "root": np.sqrt(2), "quick": 1.702}
+    weights: dict[str, Array] = {k: np.array(v, np.float32) for k, v in numbers.items()}
+    weights |= {name: drawn(8, seed=i) for i, name in enumerate(("gamma", "beta", "bias"))}
+    weights |= {"weight": drawn(8, 8), "kernel": drawn(4, 3, 3, 3)}
+    weights |= {"rows": np.array([2, 8, 8]), "axis": np.array([1])}
+    return model(nodes, [info("x", [2, 3, 4, 4])], ["y"], weights, opset=20), [drawn(2, 3, 4, 4)]
+
+
+def optimized(proto: onnx.ModelProto, path: Path, level: Any) -> onnx.ModelProto:
+    options = SessionOptions()
+    options.graph_optimization_level = level
+    options.optimized_model_filepath = str(path)
+    options.log_severity_level = 4
+    InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
+    return onnx.load(path)
+
+
+def test_what_the_optimizer_of_onnx_runtime_writes_compiles_to_the_same(tmp_path: Path) -> None:
+    proto, arrays = written_by_optimizer()
+    level = GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    written = optimized(proto, tmp_path / "m.onnx", level)
+    found = {one.op_type for one in written.graph.node if one.domain == FUSED}
+    wanted = {"FusedConv", "FusedMatMul", "SkipLayerNormalization", "BiasGelu", "FusedGemm"}
+    assert found >= wanted | {"QuickGelu"}
+    for mine, other in zip(ours(written, arrays), runtime(proto, arrays), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_layout_of_one_machine_is_refused_with_what_to_do() -> None:
+    node = helper.make_node("Conv", ["x", "w"], ["y"], "first", domain="com.microsoft.nchwc")
+    weights = {"w": drawn(16, 16, 3, 3)}
+    proto = model([node], [info("x", [1, 16, 5, 5])], ["y"], weights,
+                  domains={"com.microsoft.nchwc": 1})  # fmt: skip
+    with pytest.raises(CompileError, match=r"nchwc.Conv is not supported .*ORT_ENABLE_EXTENDED"):
+        from_onnx(proto)
+
+
+X = np.zeros((2, 3, 8), np.float32)
+W = np.zeros((8, 24), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("op", "case", "words"),
+    [
+        ("Attention", ([X, W], 1, {"num_heads": 2, "do_rotary": 1}), "with do_rotary"),
+        ("Attention", ([X, W], 1, {"num_heads": 3}), "'num_heads'.*does not fit"),
+        ("Attention", ([X, W], 1, {}), "'num_heads'.*does not fit"),
+        ("Attention", ([X, W, None, X], 1, {"num_heads": 2}), "mask of this shape"),
+        ("Attention", ([X[0], W], 1, {"num_heads": 2}), "has operands"),
+        ("Attention", ([X, W], 1, {"num_heads": 2, "qkv_hidden_sizes": [8, 8]}), "three widths"),
+        ("MultiHeadAttention", ([X, X], 1, {"num_heads": 2}), "operand 2"),
+        ("SkipLayerNormalization", ([X, X, X[0, 0]], 2, {}), "with result 1"),
+        ("SkipLayerNormalization", ([X], 1, {}), "operand 1"),
+        ("FusedGemm", ([X[0], W], 1, {"activation": "Acos"}), "with this activation"),
+        ("FusedGemm", ([X[0], W], 1, {"activation": 3}), "with this activation"),
+        ("FusedMatMul", ([X, W], 1, {"transBatchA": 1}), "one rank"),
+        ("FusedMatMul", ([X, W], 1, {"alpha": "a"}), "one number"),
+        ("FusedMatMul", ([X, W, W], 1, {}), "with operand 2"),
+        ("EmbedLayerNormalization", ([X, None, X, X, None, X, X], 1, {}), "batch, length"),
+    ],
+)  # fmt: skip
+def test_what_a_lowering_does_not_know_is_refused(op: str, case: Drawn, words: str) -> None:
+    with pytest.raises((CompileError, FormatError), match=words):
+        from_onnx(model_of(op, case)[0])
