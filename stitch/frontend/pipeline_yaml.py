@@ -45,8 +45,8 @@ from typing import TypeAlias
 from stitch.errors import FormatError
 from stitch.files import read_text
 from stitch.frontend.yaml_fields import Fields, ProblemLog
-from stitch.frontend.yaml_nodes import Node, read_yaml
 from stitch.program import DataType
+from stitch.yaml_nodes import Node, read_yaml
 
 TOP = ("name", "device", "modules", "inputs", "steps", "outputs", "max_runs")
 _WORD = r"[A-Za-z_][A-Za-z0-9_]*"

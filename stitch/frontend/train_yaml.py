@@ -53,11 +53,11 @@ from stitch.frontend.pipeline_yaml import raise_problems
 from stitch.frontend.train_yaml_choices import loss_of, metrics_of, optimizer_of, schedule_of
 from stitch.frontend.train_yaml_parts import DataEntry, data_of, files_of
 from stitch.frontend.yaml_fields import Fields, ProblemLog
-from stitch.frontend.yaml_nodes import Node, read_yaml
 from stitch.graph.wish import closest
 from stitch.runtime.executors import EXECUTORS
 from stitch.training import TrainingOptions
 from stitch.training.search import ALGORITHMS
+from stitch.yaml_nodes import Node, read_yaml
 
 TOP = (
     "name", "model", "weights", "trainable", "data", "batch_size", "epochs", "seed", "shuffle",

@@ -14,7 +14,6 @@ from typing import Any
 
 from stitch.errors import UsageError
 from stitch.frontend.yaml_fields import Fields
-from stitch.frontend.yaml_nodes import Node
 from stitch.graph.wish import closest
 from stitch.training import (
     SGD,
@@ -29,6 +28,7 @@ from stitch.training import (
     schedule_from_config,
 )
 from stitch.training.losses import LOSSES
+from stitch.yaml_nodes import Node
 
 _LOSSES: dict[str, Callable[..., Any]] = {kind.name: kind for kind in LOSSES}
 _OPTIMIZERS: dict[str, Callable[..., Any]] = {kind.name: kind for kind in (SGD, Adam, AdamW)}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stitch.frontend.yaml_fields import Fields
-from stitch.frontend.yaml_nodes import Node
+from stitch.yaml_nodes import Node
 
 _DATA = ("file", "inputs", "labels", "train", "validation", "held_out")
 _ARRAY = ("array", "file", "scale", "shift")

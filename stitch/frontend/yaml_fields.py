@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from stitch.errors import LayoutError, Problem, StitchError
-from stitch.frontend.yaml_nodes import Node
 from stitch.graph.wish import closest
 from stitch.program import MAX_RANK, DataType
+from stitch.yaml_nodes import Node
 
 #: More defects than this are not worth listing.
 MAX_PROBLEMS = 50

@@ -13,7 +13,7 @@ from stitch.files import read_text
 from stitch.frontend.pipeline_yaml import TOP as PIPELINE_KEYS
 from stitch.frontend.train_yaml import TOP as TRAINING_KEYS
 from stitch.frontend.yaml_module import TOP as MODULE_KEYS
-from stitch.frontend.yaml_nodes import read_yaml
+from stitch.yaml_nodes import read_yaml
 
 PIPELINE, TRAINING, MODULE = "pipeline", "training", "module"
 FORMS = {PIPELINE: PIPELINE_KEYS, TRAINING: TRAINING_KEYS, MODULE: MODULE_KEYS}

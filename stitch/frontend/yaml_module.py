@@ -42,13 +42,13 @@ from typing import TypeVar
 from stitch.errors import FormatError, LayoutError, Problem, StitchError, UsageError
 from stitch.files import read_text
 from stitch.frontend.yaml_fields import Fields, ProblemLog
-from stitch.frontend.yaml_nodes import Node, read_yaml
 from stitch.frontend.yaml_operations import OperationReader
 from stitch.frontend.yaml_parameters import parameter_array
 from stitch.frontend.yaml_statement import NAME
 from stitch.graph import WISH_FIELDS, ComputationGraph, ComputationGraphBuilder, Wish
 from stitch.graph.wish import Side, closest
 from stitch.program import InputKind, Ownership
+from stitch.yaml_nodes import Node, read_yaml
 
 TOP = ("name", "inputs", "parameters", "operations", "outputs")
 _PLACEMENT = ("space", "data_type", "layout", "memory_layout", "shard_spec", "address")

@@ -13,7 +13,6 @@ import numpy as np
 from stitch import ops
 from stitch.errors import CompileError, LayoutError
 from stitch.frontend.yaml_fields import Fields, ProblemLog
-from stitch.frontend.yaml_nodes import Node
 from stitch.frontend.yaml_parameters import plain
 from stitch.frontend.yaml_statement import (
     NAME,
@@ -29,6 +28,7 @@ from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 from stitch.graph.emitter import Given, Written
 from stitch.graph.wish import closest
 from stitch.program import DataType
+from stitch.yaml_nodes import Node
 
 _KEYS = ("op", "domain", "inputs", "outputs", "attributes")
 

@@ -15,10 +15,10 @@ import numpy as np
 from stitch.errors import FormatError, OutOfMemoryError, StitchError
 from stitch.frontend.array_files import read_array
 from stitch.frontend.yaml_fields import Fields
-from stitch.frontend.yaml_nodes import Node
 from stitch.graph.wish import closest
 from stitch.memory import claim, claim_for
 from stitch.program import Array, DataType
+from stitch.yaml_nodes import Node
 
 _SOURCES = ("file", "init", "values")
 _KEYS = (*_SOURCES, "name", "shape", "type")

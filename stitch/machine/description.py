@@ -1,7 +1,7 @@
 """Machine descriptions: a YAML file → a checked `Machine`; ours and a user's work in the same way.
 
 Comes in: the name of a machine that Stitch ships, the path of a YAML file, or a `Machine`.
-Goes out: a `Machine`, or one `FormatError` that lists every problem of the file. The form:
+Goes out: a `Machine`, or one `FormatError` that lists every problem with its line. The form:
 
     name: my_device
     description: a sentence                     # optional
@@ -28,18 +28,17 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path as FilePath
 
-import yaml
-
-from stitch.errors import FormatError, StitchError, UsageError
+from stitch.errors import FormatError, Problem, StitchError, UsageError
 from stitch.files import open_file
-from stitch.machine.figures import Findings, Section, closest, show
+from stitch.machine.figures import Findings, Section, closest
 from stitch.machine.machine import Machine, Noc, Path
 from stitch.machine.shape import MachineShape, SpaceShape
 from stitch.program import Space
+from stitch.yaml_nodes import Node, read_yaml
 
 #: A description is a page of text; anything longer is another kind of file.
 MAX_FILE_NBYTES = 1 << 20
@@ -50,6 +49,7 @@ _NOC_KEYS = ("clock_hz", "bytes_per_cycle", "latency_cycles", "latency_cycles_pe
 _RATE_KEYS = ("bytes_per_second", "curve", "noc_links")
 _PATH_KEYS = ("from", "to", *_RATE_KEYS, "hops", "latency_seconds", "limit_bytes_per_second")
 _SPACES = {space.value: space for space in Space}
+_FORM = "the form of the file is shown by: python -m pydoc stitch.machine.description"
 
 
 def machine_names() -> tuple[str, ...]:
@@ -126,88 +126,78 @@ def parse_machine(content: bytes, file_name: str) -> Machine:
             where=file_name,
             expected=f"at most {MAX_FILE_NBYTES} bytes",
         )
-    findings = Findings()
-    machine = _machine(_parse_yaml(content, file_name), findings)
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FormatError(
+            "the machine description is no UTF-8 text", where=file_name, got=error.reason
+        ) from error
+    root, defects = read_yaml(text, file_name)
+    findings = Findings(file_name, list(defects))
+    machine = _machine(root, findings)
     if findings.problems:
         raise FormatError(
             f"the machine description has {len(findings.problems)} problem(s)",
-            problems=tuple(findings.problems),
+            problems=tuple(sorted(findings.problems, key=_line)),
             where=file_name,
-            remedy="correct the keys named below; the form is in stitch/machine/description.py",
+            remedy=f"correct the keys named below; {_FORM}",
         )
     return machine
 
 
-class _StrictLoader(yaml.SafeLoader):
-    """YAML without two traps: keys given twice, and merges (`<<`), which grow without bound."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if key.tag == "tag:yaml.org,2002:merge":
-                raise yaml.constructor.ConstructorError(
-                    None, None, "merging with `<<` is not part of the form", key.start_mark
-                )
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key.value!r} is given twice", key.start_mark
-                )
-            seen.add(key.value)
-        return super().construct_mapping(node, deep=deep)
+def _line(problem: Problem) -> int:
+    return int(problem.where.rpartition(":")[2])
 
 
-def _parse_yaml(content: bytes, file_name: str) -> object:
-    try:
-        return yaml.load(content.decode("utf-8"), Loader=_StrictLoader)
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        raise FormatError(
-            "the machine description is not readable YAML",
-            where=file_name,
-            got=" ".join(str(error).split())[:300] or type(error).__name__,
-            remedy="the form is in stitch/machine/description.py",
-        ) from error
-
-
-def _machine(content: object, findings: Findings) -> Machine:
-    top = Section(content, "", findings, _TOP_KEYS)
+def _machine(root: Node, findings: Findings) -> Machine:
+    top = Section(root, "", findings, _TOP_KEYS)
     name = top.text("name")
     grid = _core_grid(top)
     if top.has("description"):
         top.text("description")
-    spaces = {
-        space: _space(Section(top.content.get(space.value), space.value, findings, _SPACE_KEYS))
+    sections = {
+        space: Section(_section(top, space.value), space.value, findings, _SPACE_KEYS)
         for space in (Space.HOST, Space.DRAM, Space.L1)
         if top.has(space.value) or space is Space.HOST
     }
-    l1 = spaces.get(Space.L1)
-    if l1 is not None and l1.banks != grid[0] * grid[1]:
-        findings.note(
-            "banks_per_core",
-            "l1.banks",
-            f"L1 has one bank for each core: {grid[0] * grid[1]} of core_grid, not {l1.banks}",
-        )
+    spaces = {space: _space(section) for space, section in sections.items()}
+    l1, cores = spaces.get(Space.L1), grid[0] * grid[1]
+    if l1 is not None and sections[Space.L1].sound and top.sound and l1.banks != cores:
+        detail = f"L1 has one bank for each core: {cores} of core_grid, not {l1.banks}"
+        sections[Space.L1].reject("banks_per_core", "banks", detail)
     if l1 is not None and Space.DRAM not in spaces:
-        findings.note("missing_key", "dram", "a machine with L1 needs DRAM, to evict to")
-    noc = _noc(Section(top.content["noc"], "noc", findings, _NOC_KEYS)) if top.has("noc") else None
+        top.reject("missing_key", "dram", "a machine with L1 needs DRAM, to evict to")
+    noc = (
+        _noc(Section(_section(top, "noc"), "noc", findings, _NOC_KEYS)) if top.has("noc") else None
+    )
     paths = tuple(_paths(top, spaces, noc))
     shape = MachineShape(name, grid, spaces[Space.HOST], l1, spaces.get(Space.DRAM))
     machine = Machine(shape, paths, tuple(findings.sources), noc)
     if not findings.problems:
-        _check_reachable(machine, findings)
+        _check_reachable(machine, top)
     return machine
+
+
+def _section(top: Section, key: str) -> Node:
+    """The node that stands there; an empty one on the line of the file's form where none does."""
+    return top.content.get(key, Node(top.line, None))
 
 
 def _core_grid(top: Section) -> tuple[int, int]:
     found = top.value("core_grid")
     if found is None:
         return (1, 1)
-    if (
-        isinstance(found, list)
-        and len(found) == 2
-        and all(isinstance(n, int) and not isinstance(n, bool) and 1 <= n <= 1024 for n in found)
-    ):
-        return (found[0], found[1])
-    top.reject("wrong_type", "core_grid", "[rows, columns] is needed, each from 1 to 1024")
+    listed = [n.data for n in found.data] if isinstance(found.data, tuple) else []
+    sizes = [n for n in listed if isinstance(n, int) and not isinstance(n, bool)]
+    if len(sizes) == len(listed) == 2 and all(1 <= n <= 1024 for n in sizes):
+        return (sizes[0], sizes[1])
+    raws = [n.raw or n.describe() for n in found.data] if isinstance(found.data, tuple) else []
+    got = f"[{', '.join(raws)}]"[:60] if raws else found.describe()
+    top.reject(
+        "wrong_type",
+        "core_grid",
+        f"[rows, columns] is needed, each from 1 to 1024, not {got}",
+    )
     return (1, 1)
 
 
@@ -220,13 +210,11 @@ def _space(section: Section) -> SpaceShape:
     limit = bank_nbytes - top
     if section.sound:
         if alignment & (alignment - 1):
-            section.reject(
-                "alignment", section.place("alignment"), f"{alignment} is no power of two"
-            )
+            section.reject("alignment", "alignment", f"{alignment} is no power of two")
         if base >= limit:
             section.reject(
                 "no_room",
-                section.place("base"),
+                "base",
                 f"base {base} leaves no room below the limit {limit} "
                 f"(bank_nbytes {bank_nbytes} - reserved_top_nbytes {top})",
             )
@@ -234,7 +222,7 @@ def _space(section: Section) -> SpaceShape:
             if section.sound and address % alignment:
                 section.reject(
                     "alignment",
-                    section.place(key),
+                    key,
                     f"usable addresses [{base}, {limit}) must start and end at a multiple "
                     f"of the alignment {alignment}",
                 )
@@ -256,25 +244,26 @@ def _paths(
     listed = top.value("paths")
     if listed is None:
         return
-    if not isinstance(listed, list):
-        top.reject("wrong_type", "paths", f"a list of paths is needed, not {show(listed)}")
+    if not isinstance(listed.data, tuple):
+        top.reject("wrong_type", "paths", f"a list of paths is needed, not {listed.describe()}")
         return
     seen: set[tuple[Space, Space]] = set()
-    for index, content in enumerate(listed):
+    for index, content in enumerate(listed.data):
         section = Section(content, _path_place(content, index), top.findings, _PATH_KEYS)
         source, target = (_end(section, key, spaces) for key in ("from", "to"))
         path = _path(section, noc)
         if source is None or target is None:
             continue
         if (source, target) in seen:
-            section.reject("duplicate_path", section.where, "this path is described twice")
+            section.reject("duplicate_path", "", "this path is described twice")
         seen.add((source, target))
         yield source, target, path
 
 
-def _path_place(content: object, index: int) -> str:
-    if isinstance(content, dict) and all(isinstance(content.get(k), str) for k in ("from", "to")):
-        return f"paths[{index}]({content['from']}->{content['to']})"
+def _path_place(node: Node, index: int) -> str:
+    ends = node.data if isinstance(node.data, Mapping) else {}
+    if all(key in ends and isinstance(ends[key].data, str) for key in ("from", "to")):
+        return f"paths[{index}]({ends['from'].data}->{ends['to'].data})"
     return f"paths[{index}]"
 
 
@@ -283,31 +272,32 @@ def _end(section: Section, key: str, spaces: dict[Space, SpaceShape]) -> Space |
     if found is None:
         return None
     known = tuple(space.value for space in spaces)
-    if isinstance(found, str) and found in known:
-        return _SPACES[found]
+    if isinstance(found.data, str) and found.data in known:
+        return _SPACES[found.data]
     section.reject(
         "unknown_space",
-        section.place(key),
-        f"{show(found)} is no space of this machine (it has {', '.join(known)})",
+        key,
+        f"{found.describe()} is no space of this machine (it has {', '.join(known)})",
     )
     return None
 
 
 def _path(section: Section, noc: Noc | None) -> Path:
     given = [key for key in _RATE_KEYS if section.has(key)]
-    if len(given) != 1:
+    if len(given) != 1 and section.sound_mapping:
         section.reject(
             "rate",
-            section.where,
+            "",
             f"exactly one of {', '.join(_RATE_KEYS)} is needed, "
             f"not {' and '.join(given) or 'none'}",
         )
+    if len(given) != 1:
         return Path(0.0, ((1, 1.0),))
     limit = section.number("limit_bytes_per_second", positive=True, default=math.inf)
     if given[0] == "noc_links":
         return _noc_path(section, noc, limit)
     if section.has("hops"):
-        section.reject("rate", section.place("hops"), "hops belong to a path with noc_links")
+        section.reject("rate", "hops", "hops belong to a path with noc_links")
     latency = section.number("latency_seconds", positive=False)
     if given[0] == "curve":
         return Path(latency, section.curve("curve"), limit)
@@ -318,18 +308,18 @@ def _noc_path(section: Section, noc: Noc | None, limit: float) -> Path:
     links = section.integer("noc_links", least=1)
     hops = section.number("hops", positive=False)
     if section.has("latency_seconds"):
-        place = section.place("latency_seconds")
-        section.reject("rate", place, "the latency of a path over the NoC follows from its hops")
+        detail = "the latency of a path over the NoC follows from its hops"
+        section.reject("rate", "latency_seconds", detail)
     if noc is None:
-        section.reject("rate", section.place("noc_links"), "the machine has no `noc` section")
+        section.reject("rate", "noc_links", "the machine has no `noc` section")
         return Path(0.0, ((1, 1.0),))
     return noc.path(links, hops, limit)
 
 
-def _check_reachable(machine: Machine, findings: Findings) -> None:
+def _check_reachable(machine: Machine, top: Section) -> None:
     for source in machine.shape.spaces:
         for target in machine.shape.spaces:
             try:
                 machine.route(source, target)
             except StitchError as error:
-                findings.note("unreachable", "paths", error.what)
+                top.reject("unreachable", "paths", error.what)

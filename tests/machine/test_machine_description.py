@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import subprocess
+import sys
 from pathlib import Path as FilePath
 
 import pytest
@@ -25,11 +28,20 @@ def text_of(name: str) -> str:
 
 
 def problems_of(text: str) -> dict[str, str]:
-    """kind -> place of each problem found in a description."""
+    """kind -> line and dotted place of each problem found in a description."""
     with pytest.raises(FormatError) as caught:
         parse_machine(text.encode(), "mine.yaml")
     assert "mine.yaml" in str(caught.value)
-    return {problem.kind: problem.where for problem in caught.value.problems}
+    found = {}
+    for problem in caught.value.problems:
+        file, _, line = problem.where.partition(":")
+        assert file == "mine.yaml"
+        found[problem.kind] = f"{line} {problem.detail.partition(': ')[0]}"
+    return found
+
+
+def line_of(text: str, part: str) -> int:
+    return text[: text.index(part)].count("\n") + 1
 
 
 def changed(old: str, new: str, name: str = "tiny") -> str:
@@ -176,24 +188,53 @@ def test_an_unknown_key_suggests_the_closest() -> None:
     ],
 )
 def test_an_impossible_figure_is_named(old: str, new: str, kind: str, where: str) -> None:
-    assert problems_of(changed(old, new)).get(kind) == where
+    found = problems_of(changed(old, new))[kind]
+    line, _, place = found.partition(" ")
+    assert place == where
+    at = {"no_room": "base: ", "missing_key": "description"}.get(kind, old)
+    assert int(line) == line_of(text_of("tiny"), at)
+
+
+def test_defects_stand_in_the_order_of_their_lines() -> None:
+    text = changed("banks: 4", "banks: 0").replace("256: 16", "256: 6").replace("tiny", "''")
+    with pytest.raises(FormatError) as caught:
+        parse_machine((text + "colour: red\nname: twice\n").encode(), "mine.yaml")
+    lines = [int(p.where.partition(":")[2]) for p in caught.value.problems]
+    assert lines == sorted(lines) and len(lines) == 5
+    assert lines[-2:] == [text.count("\n") + 1, text.count("\n") + 2]
+
+
+def test_a_curve_over_many_lines_names_the_line_of_the_point() -> None:
+    curve = "bytes_per_cycle:\n    64: 4\n    128: 8\n    256: 6\n"
+    text = re.sub(r"bytes_per_cycle: \S.*\n", curve, text_of("tiny"))
+    where = problems_of(text)["not_rising"]
+    assert where == f"{line_of(text, '256: 6')} noc.bytes_per_cycle.256"
+
+
+def test_the_form_is_shown_by_what_the_error_says() -> None:
+    with pytest.raises(FormatError) as caught:
+        parse_machine(b"name: x", "mine.yaml")
+    assert caught.value.remedy is not None
+    command = caught.value.remedy.partition("python ")[2].split()
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True)
+    assert "core_grid: [rows, columns]" in done.stdout
 
 
 def test_all_problems_are_reported_at_once() -> None:
     text = changed("banks: 4", "banks: 0").replace("256: 16", "256: 6").replace("name: tiny", "")
-    assert {"out_of_range", "not_rising", "missing_key"} <= problems_of(text).keys()
+    assert {"out_of_range", "not_rising", "missing_key"} == problems_of(text).keys()
 
 
 def test_a_space_that_nothing_reaches_is_a_problem() -> None:
     text = "\n".join(line for line in text_of("tiny").splitlines() if ", to: l1" not in line)
-    assert problems_of(text) == {"unreachable": "paths"}
+    assert problems_of(text) == {"unreachable": f"{line_of(text, 'paths:')} paths"}
 
 
 def test_l1_without_dram_is_refused() -> None:
     document = yaml.safe_load(text_of("tiny"))
     del document["dram"]
     document["paths"] = [p for p in document["paths"] if "dram" not in (p["from"], p["to"])]
-    assert problems_of(yaml.safe_dump(document, sort_keys=False)) == {"missing_key": "dram"}
+    assert problems_of(yaml.safe_dump(document, sort_keys=False)) == {"missing_key": "1 dram"}
 
 
 @pytest.mark.parametrize(
