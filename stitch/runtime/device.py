@@ -73,7 +73,7 @@ class Device(TensorAccess):
         self.window = window
         self.strict_types = strict_types
         self.history = History(self.backend.write_counts)
-        self.events = EventStream(self.history, self.records.touch)
+        self.events = EventStream(self.history.count, self.records.touch)
         self.hooks = Hooks(self.records.touch)
         self.constant_cache = ConstantCache()
         self.dropped: deque[ValueRecord] = deque()

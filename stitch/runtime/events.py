@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from stitch.planner import Plan
 from stitch.program import Space, TensorDesc
-
-if TYPE_CHECKING:
-    from stitch.runtime.history import History
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +78,11 @@ Subscriber = Callable[[Event], object]
 class EventStream:
     """The events of one device; `active` is False while nobody but the history listens."""
 
-    __slots__ = ("_changed", "_history", "_subscribers", "active")
+    __slots__ = ("_changed", "_count", "_subscribers", "active")
 
-    def __init__(self, history: History, changed: Callable[[], None]) -> None:
-        self._history = history
+    def __init__(self, count: Subscriber, changed: Callable[[], None]) -> None:
+        """`count` takes what is reported, before it is told; `changed` is called for a listener."""
+        self._count = count
         self._subscribers: list[Subscriber] = []
         self._changed = changed
         self.active = False
@@ -104,7 +102,7 @@ class EventStream:
 
     def report(self, event: Event) -> None:
         """Something happened: it is counted, and everybody is told."""
-        self._history.count(event)
+        self._count(event)
         self.tell(event)
 
     def tell(self, event: Event) -> None:
