@@ -32,11 +32,13 @@ class FolderLock:
     """A folder that this process has to itself until `release`, or until it ends.
 
     Raises `UsageError` naming the owner where another has it, `StitchError` where the folder cannot
-    be written to. `missing`: why there is no lock, where the file system has none.
+    be written to. `other`: what an owner is called there. `missing`: why there is no lock, where
+    the file system has none.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, other: str = "another process") -> None:
         self.folder = folder
+        self.other = other
         self.missing: str | None = None
         self._handle: int | None = None
         try:
@@ -63,11 +65,19 @@ class FolderLock:
                 owner = _owner(handle)
                 system_calls.table.close(handle)
                 if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                    raise _refusal(self.folder, owner) from error
+                    raise self._refusal(owner) from error
                 if errno.errorcode.get(error.errno or 0) not in system_calls.NO_LOCKS:
                     raise
                 self.missing = error.strerror or str(error)
                 return None
+
+    def _refusal(self, owner: str) -> UsageError:
+        return UsageError(
+            f"{self.other} has this folder",
+            where=str(self.folder),
+            got=owner,
+            remedy="wait until it has ended, stop it, or choose another folder",
+        )
 
     def release(self) -> None:
         """Let others have the folder; doing so twice is allowed."""
@@ -127,12 +137,3 @@ def _owner(handle: int) -> str:
         return f"process {pid} on {host}, since {since}: {facts['command']}"
     except (OSError, ValueError, KeyError, TypeError):
         return "another process"
-
-
-def _refusal(folder: Path, owner: str) -> UsageError:
-    return UsageError(
-        "another training has this folder",
-        where=str(folder),
-        got=owner,
-        remedy="wait until it has ended, stop it, or choose another folder",
-    )

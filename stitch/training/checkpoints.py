@@ -160,7 +160,7 @@ class CheckpointFolder:
         """
         make_folder(self.folder)
         if self._lock is None:
-            self._lock = FolderLock(self.folder)
+            self._lock = FolderLock(self.folder, "another training")
         sweep_folder(self.folder)
         for entry in self._entries():
             if _OLD_PART.fullmatch(entry.name):

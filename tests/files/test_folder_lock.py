@@ -48,7 +48,7 @@ def test_the_lock_dies_with_a_killed_owner(tmp_path: Path) -> None:
         [sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True
     ) as owner:
         assert owner.stdout is not None and owner.stdout.readline() == "held\n"
-        with pytest.raises(UsageError, match="another training") as caught:
+        with pytest.raises(UsageError, match="another process") as caught:
             FolderLock(tmp_path)
         assert f"process {owner.pid}" in str(caught.value)
         owner.send_signal(signal.SIGKILL)
