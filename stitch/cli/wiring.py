@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from stitch.cli.modules import Module
 from stitch.errors import LinkError, UsageError
 from stitch.graph.wish import closest
-from stitch.link import Wire, chain_wires, check_link, input_name, output_name
+from stitch.link import Wire, chain_wires, check_wire
 from stitch.program import InputSlot, OutputSlot
 
 FORM = "MODULE.OUTPUT=MODULE.INPUT, such as a.y=b.x or 0.0=1.0"
@@ -47,19 +47,8 @@ def wires_of(
             )
         fed[one.consumer, one.input] = word
     for one in found:
-        _check(modules, one, strict_types)
+        check_wire(programs, one, strict_types)
     return tuple(sorted(found, key=lambda w: (w.consumer, w.input)))
-
-
-def _check(modules: Sequence[Module], one: Wire, strict_types: bool) -> None:
-    producer, consumer = modules[one.producer].program, modules[one.consumer].program
-    check_link(
-        producer.output_desc(one.output),
-        consumer.input_desc(one.input),
-        output=output_name(producer, one.output),
-        input=input_name(consumer, one.input),
-        strict_types=strict_types,
-    )
 
 
 class _Names:

@@ -18,11 +18,11 @@ from stitch.link.scratch import (
     place_intermediates,
 )
 from stitch.link.static import link_programs
-from stitch.link.wires import Port, SharedInput, Wire, chain_wires
+from stitch.link.wires import Port, SharedInput, Wire, chain_wires, check_wire
 
 __all__ = [
     "SCRATCH_ALIGNMENT", "AliasProofs", "Demand", "Interval", "LinkReport", "Packing", "Port",
     "ScratchPlan", "SharedInput", "Wire", "address_problems", "chain_wires", "check_capacity",
-    "check_link", "choose_scratch", "demands", "input_name", "link_programs", "max_load",
-    "output_name", "pack_intervals", "pack_scratch", "place_intermediates", "wire",
+    "check_link", "check_wire", "choose_scratch", "demands", "input_name", "link_programs",
+    "max_load", "output_name", "pack_intervals", "pack_scratch", "place_intermediates", "wire",
 ]  # fmt: skip

@@ -54,7 +54,7 @@ def chain_wires(
         found = _wires_by_name(programs, fed)
         if found is not None:
             for link in found:
-                _check_one(programs, link, strict_types)
+                check_wire(programs, link, strict_types)
             return found
     return tuple(
         Wire(p, output, p + 1, taken)
@@ -106,8 +106,8 @@ def _wires_by_name(
     return tuple(found) if given <= used else None
 
 
-def _check_one(programs: Sequence[Program], link: Wire, strict_types: bool) -> None:
-    """Raises `LinkError` where the wire does not fit."""
+def check_wire(programs: Sequence[Program], link: Wire, strict_types: bool) -> None:
+    """Raises `LinkError` where the slots of a wire do not fit."""
     producer, consumer = programs[link.producer], programs[link.consumer]
     check_link(
         producer.output_desc(link.output),
