@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from stitch.ops.attributes import int_of, ints_of
+from stitch.ops.attributes import ints_of
 from stitch.ops.definition import (
     Attribute,
     InferenceContext,
@@ -26,7 +26,7 @@ from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import require_rank, require_same_type, require_shape, require_type
 from stitch.ops.sliding_positions import maxima, pieces, places_nbytes
 from stitch.ops.steps import copy_steps, fill_step, given, strides_of, workspace
-from stitch.ops.windows import WINDOW_ATTRIBUTES, Windows, check_window_attributes, windows_of
+from stitch.ops.windows import WINDOW_ATTRIBUTES, Windows, check_window_attributes, pool_windows
 from stitch.program import Array, ValueType
 
 #: As many samples are handled at a time as have inputs of this many bytes (at least one).
@@ -42,8 +42,7 @@ def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
     require_rank(context, 1, 3)
     kernel = ints_of(context.attributes, "kernel_shape") or ()
     check_window_attributes(context, x.shape[2:], kernel)
-    ceil = bool(int_of(context.attributes, "ceil_mode"))
-    windows = windows_of(context.attributes, x.shape[2:], kernel, ceil)
+    windows = pool_windows(context.attributes, x.shape[2:])
     for index in (0, 2):
         require_shape(context, index, (*x.shape[:2], *windows.output))
     return (x,)
@@ -54,9 +53,7 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
     out = arguments.outputs[0]
     if gradient.size == 0:
         return (fill_step(out, 0),)
-    kernel = ints_of(arguments.attributes, "kernel_shape") or ()
-    ceil = bool(int_of(arguments.attributes, "ceil_mode"))
-    windows = windows_of(arguments.attributes, x.shape[2:], kernel, ceil)
+    windows = pool_windows(arguments.attributes, x.shape[2:])
     if _is_wide(windows):
         seen, made = (a.reshape(-1, *windows.size) for a in (x, out))
         return [partial(_by_places, gradient.reshape(-1, *windows.output), seen, made, windows)]
@@ -89,9 +86,7 @@ def _is_wide(windows: Windows) -> bool:
 def _taken(context: WorkspaceContext) -> int:
     x = context.inputs[1]
     assert x is not None
-    kernel = ints_of(context.attributes, "kernel_shape") or ()
-    ceil = bool(int_of(context.attributes, "ceil_mode"))
-    windows = windows_of(context.attributes, x.shape[2:], kernel, ceil)
+    windows = pool_windows(context.attributes, x.shape[2:])
     if not _is_wide(windows):
         return twice_the_operands(context)
     return 2 * places_nbytes(windows, math.prod(x.shape[:2]), x.data_type.compute_dtype)

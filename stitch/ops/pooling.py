@@ -28,14 +28,14 @@ from stitch.ops.pooling_gradients import (
     lp_pool_gradient,
     max_pool_gradient,
 )
-from stitch.ops.sliding import PIECE_NBYTES, Sliding, lines_of, sliding_nbytes
+from stitch.ops.sliding import PLANES_NBYTES, Sliding, lines_of, sliding_nbytes
 from stitch.ops.sliding_positions import maxima, pieces, places_nbytes
 from stitch.ops.steps import fill_step, given, scalar, strides_of, workspace
 from stitch.ops.windows import (
     WINDOW_ATTRIBUTES,
     Windows,
     check_window_attributes,
-    windows_of,
+    pool_windows,
 )
 from stitch.ops.workspaces import few
 from stitch.program import Array, DataType, ValueType
@@ -48,18 +48,14 @@ _POOL_ATTRIBUTES = {
 
 
 def _windows(arguments: KernelArguments) -> Windows:
-    kernel = ints_of(arguments.attributes, "kernel_shape") or ()
-    ceil = bool(int_of(arguments.attributes, "ceil_mode"))
-    return windows_of(arguments.attributes, given(arguments, 0).shape[2:], kernel, ceil)
+    return pool_windows(arguments.attributes, given(arguments, 0).shape[2:])
 
 
 def _sliding(context: WorkspaceContext, ufunc: np.ufunc) -> tuple[Windows, int]:
     """The windows of a pool, and what sliding a ufunc over them takes."""
     x, made = context.inputs[0], context.outputs[0]
     assert x is not None
-    kernel = ints_of(context.attributes, "kernel_shape") or ()
-    ceil = bool(int_of(context.attributes, "ceil_mode"))
-    windows = windows_of(context.attributes, x.shape[2:], kernel, ceil)
+    windows = pool_windows(context.attributes, x.shape[2:])
     if 0 in made.shape:
         return windows, 0
     planes, dtype = math.prod(x.shape[:2]), made.data_type.compute_dtype
@@ -77,16 +73,14 @@ def _lp_workspace(context: WorkspaceContext) -> int:
     """Besides, the powers of a few planes."""
     windows, taken = _sliding(context, np.add)
     plane = math.prod(windows.size) * context.outputs[0].data_type.compute_dtype.itemsize
-    return taken + max(PIECE_NBYTES, plane)
+    return taken + max(PLANES_NBYTES, plane)
 
 
 def _max_workspace(context: WorkspaceContext) -> int:
     if len(context.outputs) > 1:
         x = context.inputs[0]
         assert x is not None
-        kernel = ints_of(context.attributes, "kernel_shape") or ()
-        ceil = bool(int_of(context.attributes, "ceil_mode"))
-        windows = windows_of(context.attributes, x.shape[2:], kernel, ceil)
+        windows = pool_windows(context.attributes, x.shape[2:])
         return places_nbytes(windows, math.prod(x.shape[:2]), x.data_type.compute_dtype)
     return _sliding(context, np.maximum)[1]
 
@@ -96,8 +90,7 @@ def _infer_pool(allowed: frozenset[DataType], context: InferenceContext) -> Valu
     require_rank(context, 0, 3)
     kernel = ints_of(context.attributes, "kernel_shape") or ()
     check_window_attributes(context, x.shape[2:], kernel)
-    ceil = bool(int_of(context.attributes, "ceil_mode"))
-    windows = windows_of(context.attributes, x.shape[2:], kernel, ceil)
+    windows = pool_windows(context.attributes, x.shape[2:])
     check_output(context, windows.output)
     return ValueType((*x.shape[:2], *windows.output), x.data_type)
 

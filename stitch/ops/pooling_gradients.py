@@ -14,7 +14,7 @@ from stitch.ops.element_types import onnx_code
 from stitch.ops.gradient import GradientContext
 from stitch.ops.shape_gradients import shaped, weighted
 from stitch.ops.sliding import Line, lines_of, taps_of
-from stitch.ops.windows import Windows, windows_of
+from stitch.ops.windows import Windows, pool_windows
 from stitch.program import Array
 
 #: Up to so many windows times places of an axis, the shares are a constant matrix.
@@ -22,9 +22,7 @@ MOST_SHARES = 1 << 22
 
 
 def _windows(context: GradientContext) -> Windows:
-    kernel = ints_of(context.attributes, "kernel_shape") or ()
-    ceil = bool(int_of(context.attributes, "ceil_mode"))
-    return windows_of(context.attributes, context.type_of(0).shape[2:], kernel, ceil)
+    return pool_windows(context.attributes, context.type_of(0).shape[2:])
 
 
 def max_pool_gradient(context: GradientContext) -> Sequence[Any]:

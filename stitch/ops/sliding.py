@@ -29,7 +29,7 @@ from stitch.program import Array
 
 #: Arrays between two axes, and running results, are at most of this many bytes (or of one plane,
 #: and one line, where these are larger).
-PIECE_NBYTES = 1 << 20
+PLANES_NBYTES = 1 << 20
 #: Kernels up to this length take a step per element; up to the other one, too, if windows overlap
 #: so little that the steps read each element at most so many times.
 SHORT, MEDIUM, OVERLAP = 32, 1024, 8
@@ -319,13 +319,13 @@ def largest_plane(windows: Windows) -> int:
 
 def planes_at_once(windows: Windows, planes: int, itemsize: int) -> int:
     """How many planes pass through all axes together."""
-    return max(1, min(planes, PIECE_NBYTES // (largest_plane(windows) * itemsize)))
+    return max(1, min(planes, PLANES_NBYTES // (largest_plane(windows) * itemsize)))
 
 
 def running_size(windows: Windows, planes: int, itemsize: int) -> int:
     """Elements of running results from one end: a piece, or one line where that is longer."""
     most = planes_at_once(windows, planes, itemsize) * largest_plane(windows)
-    return min(most, max(PIECE_NBYTES // itemsize, 1, *windows.size))
+    return min(most, max(PLANES_NBYTES // itemsize, 1, *windows.size))
 
 
 def sliding_nbytes(ufunc: np.ufunc, windows: Windows, planes: int, dtype: np.dtype[Any]) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from numpy.lib.stride_tricks import as_strided
 
-from stitch.ops.attributes import Attributes, ints_of, string_of
+from stitch.ops.attributes import Attributes, int_of, ints_of, string_of
 from stitch.ops.definition import Attribute, InferenceContext
 from stitch.ops.inference import Shape, spatial_ints
 from stitch.program import Array
@@ -107,6 +107,12 @@ def windows_of(attributes: Attributes, size: Shape, kernel: Shape, ceil: bool = 
         outputs.append(output)
     padding = (tuple(begins), tuple(ends), tuple(overhangs))
     return Windows(size, kernel, strides, dilations, *padding, tuple(outputs))
+
+
+def pool_windows(attributes: Attributes, size: Shape) -> Windows:
+    """The windows of a pool, whose kernel and rounding are attributes too."""
+    kernel = ints_of(attributes, "kernel_shape") or ()
+    return windows_of(attributes, size, kernel, bool(int_of(attributes, "ceil_mode")))
 
 
 def transposed_windows(attributes: Attributes, size: Shape, kernel: Shape) -> Windows:

@@ -88,7 +88,7 @@ def test_every_window_sees_what_it_should(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sliding, "SHORT", short)
         patch.setattr(sliding, "MEDIUM", 0)
-        patch.setattr(sliding, "PIECE_NBYTES", piece)
+        patch.setattr(sliding, "PLANES_NBYTES", piece)
         for ufunc, nothing in ((np.maximum, -np.inf), (np.add, 0.0)):
             out = np.full((3, *windows.output), np.nan, np.float32)
             for step in Sliding(ufunc, nothing, windows, 3, out.dtype).steps(x, out):
