@@ -139,12 +139,12 @@ def stitch_backend(
         decompositions=decompositions(),
         partition_fn=min_cut_rematerialization_partition,
     )
-    with _without_onednn():
+    with without_onednn():
         return backend(module, examples)  # type: ignore[no-any-return]  # torch has no types here
 
 
 @contextmanager
-def _without_onednn() -> Iterator[None]:
+def without_onednn() -> Iterator[None]:
     """Otherwise a recurrent layer becomes one operator of oneDNN, whose gradient is another."""
     # Not torch.backends.mkldnn.flags: that warns of flags that nobody touches.
     before = torch._C._get_mkldnn_enabled()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch_compiled import compiled, without_dropout
 from stitch.errors import InternalError
 from stitch.frontend.torch_aten import LOWERINGS
 from stitch.frontend.torch_call import Call
+from stitch.frontend.torch_compile import without_onednn
 from stitch.frontend.torch_ledger import torch_tensor
 from stitch.graph import SymbolicTensor
 from stitch.program import DataType
@@ -168,17 +169,6 @@ def _assert_trains_as_eager(
     _assert_near(found.gradients, wanted.gradients, tolerance)
 
 
-@contextmanager
-def _torchs_own_kernels() -> Iterator[None]:
-    """Without oneDNN, whose LSTM of float16 not every processor has."""
-    before = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(before)
-
-
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("name", ALONE)
 def test_a_layer_alone_trains_as_in_eager_torch(name: str, precision: str) -> None:
@@ -188,7 +178,8 @@ def test_a_layer_alone_trains_as_in_eager_torch(name: str, precision: str) -> No
 
 @pytest.mark.parametrize(("name", "precision"), _matrix())
 def test_an_architecture_trains_as_in_eager_torch(name: str, precision: str) -> None:
-    with _torchs_own_kernels():
+    # Its LSTM of float16 is not on every processor.
+    with without_onednn():
         _assert_trains_as_eager(*made(name), precision, WIDE_INSIDE.get(name, 0.0))
 
 
