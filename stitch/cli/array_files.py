@@ -16,8 +16,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from stitch.cli.command import read_failure
 from stitch.errors import FormatError, StitchError, UsageError
+from stitch.files import unreadable
 from stitch.frontend.numpy_files import NpzFile, read_npy
 from stitch.program import Array, DataType
 
@@ -90,7 +90,7 @@ def _guarded(path: Path, read: Callable[[], _Made]) -> _Made:
     except StitchError:
         raise
     except OSError as error:
-        raise read_failure(path, error) from error
+        raise unreadable(path, error) from error
     except Exception as error:
         raise _unsound(path, error) from error
 

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from stitch.cli.command import read_failure
 from stitch.errors import FormatError, UsageError
-from stitch.files import read_bytes
+from stitch.files import read_bytes, unreadable
 from stitch.memory import claim, claimed_array, keep
 from stitch.program import Array, DataType, ValueType
 
@@ -73,7 +72,7 @@ def _raw(path: Path, kind: ValueType, count: int) -> Array:
         taken = claim(size if fits else 0, f"reading {str(path)!r}")
         data = read_bytes(path) if fits else b""
     except OSError as error:
-        raise read_failure(path, error) from error
+        raise unreadable(path, error) from error
     if fits:
         size = len(data)
     if size != count * dtype.itemsize:

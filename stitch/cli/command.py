@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 
-from stitch.errors import FormatError, StitchError
+from stitch.errors import StitchError
 from stitch.files import noting_files
 from stitch.memory import allowing
 
@@ -113,16 +113,6 @@ def os_error_text(error: OSError) -> str:
     """What the system said, and about which path."""
     where = "" if error.filename is None else f"\n  where: {error.filename}"
     return (error.strerror or str(error) or type(error).__name__) + where
-
-
-def read_failure(path: object, error: OSError) -> FormatError:
-    """The error for a file that cannot be read (exit code 3)."""
-    return FormatError(
-        "cannot read the file",
-        where=str(path),
-        got=error.strerror or str(error),
-        remedy="check the path and its permissions",
-    )
 
 
 def _failed(prog: str, message: str, code: int, debug: bool) -> int:

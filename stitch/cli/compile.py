@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from stitch import api
-from stitch.cli.command import EXIT_OK, read_failure, run_command, say, say_aside
+from stitch.cli.command import EXIT_OK, run_command, say, say_aside
 from stitch.cli.compile_words import cuts_of, example_inputs, input_shapes, part_path
 from stitch.cli.file_kinds import TTB
 from stitch.cli.output_checks import OutputChecks
 from stitch.cli.parser import add_options, make_parser, positive
 from stitch.compiler import split_graph
 from stitch.errors import CompileError, FormatError, StitchError, UsageError
-from stitch.files import FileBatch, open_file, read_text
+from stitch.files import FileBatch, open_file, read_text, unreadable
 from stitch.frontend.modules import read_graph
 from stitch.graph import ComputationGraph, from_json, parse_wish
 from stitch.program import Program, Role
@@ -184,9 +184,7 @@ def _graph_of_json(path: Path) -> ComputationGraph:
     try:
         text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
-        raise read_failure(
-            path, error if isinstance(error, OSError) else OSError(str(error))
-        ) from error
+        raise unreadable(path, error) from error
     if '"stitch": "model"' in text[:40]:
         model = api.CompiledModel.load(io.StringIO(text))
         return model.graph.with_wishes(*model.wishes)
@@ -269,7 +267,7 @@ def _file_module(path: Path) -> Any:
         open_file(path).close()  # The import opens it by its name, and would wait for a pipe.
         spec.loader.exec_module(module)
     except OSError as error:
-        raise read_failure(path, error) from error
+        raise unreadable(path, error) from error
     except FormatError:
         raise
     except Exception as error:

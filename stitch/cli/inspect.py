@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stitch import api
-from stitch.cli.command import EXIT_FAILURE, EXIT_OK, read_failure, run_command, say
+from stitch.cli.command import EXIT_FAILURE, EXIT_OK, run_command, say
 from stitch.cli.describe import SECTIONS, describe, head_lines, program_lines
 from stitch.cli.modules import machine_for, module_source, read_modules, told_apart
 from stitch.cli.parser import add_options, make_parser
@@ -21,7 +21,7 @@ from stitch.cli.stitching import stitching, stitching_json, stitching_lines
 from stitch.cli.wiring import FORM as WIRE_FORM
 from stitch.cli.wiring import wires_of
 from stitch.errors import UsageError
-from stitch.files import read_text
+from stitch.files import read_text, unreadable
 from stitch.planner import Plan
 from stitch.planner.check import check_plan
 from stitch.report.replay import read_recording
@@ -124,7 +124,7 @@ def _recorded(path: str) -> dict[int, Plan]:
     try:
         text = read_text(path, errors="surrogateescape")
     except OSError as error:
-        raise read_failure(path, error) from error
+        raise unreadable(path, error) from error
     return dict(read_recording(text).plans)
 
 

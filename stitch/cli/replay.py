@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stitch.cli.command import EXIT_OK, read_failure, say
-from stitch.files import read_text
+from stitch.cli.command import EXIT_OK, say
+from stitch.files import read_text, unreadable
 from stitch.report.replay import replay
 
 
@@ -12,7 +12,7 @@ def replay_file(path: str) -> int:
     try:
         text = read_text(path, errors="surrogateescape")
     except OSError as error:
-        raise read_failure(path, error) from error
+        raise unreadable(path, error) from error
     done = replay(text)
     say(
         f"[SUCCESS] {done.events} events replayed on {done.machine}: {done.runs} plan runs, "

@@ -18,6 +18,7 @@ from stitch.files.reading import (
     own_descriptor,
     read_bytes,
     read_text,
+    unreadable,
 )
 from stitch.files.sweeping import sweep_folder
 from stitch.files.writing import (
@@ -30,10 +31,8 @@ from stitch.files.writing import (
 )
 
 __all__ = [
-    "STANDARD_OUTPUT", "Content", "FileBatch", "FolderLock",
-    "Identity", "LineFile", "Sink", "files_read",
-    "head_of",
-    "identity", "kind_of", "make_folder", "naming", "note_standard_input", "noting_files",
-    "open_file", "own_descriptor", "read_bytes", "read_text", "resolved", "sweep_folder",
-    "write_file",
+    "STANDARD_OUTPUT", "Content", "FileBatch", "FolderLock", "Identity", "LineFile", "Sink",
+    "files_read", "head_of", "identity", "kind_of", "make_folder", "naming", "note_standard_input",
+    "noting_files", "open_file", "own_descriptor", "read_bytes", "read_text", "resolved",
+    "sweep_folder", "unreadable", "write_file",
 ]  # fmt: skip

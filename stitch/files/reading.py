@@ -129,6 +129,16 @@ def no_regular_file(path: str | Path, found: str) -> FormatError:
     )
 
 
+def unreadable(path: str | Path, error: Exception) -> FormatError:
+    """The error for a file that the system does not let us read."""
+    return FormatError(
+        "cannot read the file",
+        where=str(path),
+        got=getattr(error, "strerror", None) or str(error),
+        remedy="check the path and its permissions",
+    )
+
+
 def head_of(path: str | Path, nbytes: int) -> bytes:
     """The first bytes of a regular file, which is only looked at: it does not count as read.
 

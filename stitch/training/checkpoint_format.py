@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from stitch.errors import FormatError, Problem, StitchError
-from stitch.files import Sink, read_bytes
+from stitch.files import Sink, read_bytes, unreadable
 from stitch.program import Array, DataType
 
 METADATA = "__metadata__"
@@ -81,9 +81,7 @@ def read_tensors(path: str | Path) -> StoredTensors:
     try:
         data = read_bytes(place)
     except OSError as error:
-        raise FormatError(
-            "cannot read the file", where=str(place), got=error.strerror or str(error)
-        ) from error
+        raise unreadable(place, error) from error
     return tensors_from_bytes(data, str(place))
 
 

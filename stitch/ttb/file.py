@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Literal
 
 from stitch.argument_kinds import Kind
-from stitch.errors import FormatError, IncompatibleError, StitchError
-from stitch.files import Sink, open_file, write_file
+from stitch.errors import IncompatibleError, StitchError
+from stitch.files import Sink, open_file, unreadable, write_file
 from stitch.ttb.binary import CURRENT, FEATURES, Binary, Version
 from stitch.ttb.decode import Decoder
 from stitch.ttb.encode import encode_metadata
@@ -123,12 +123,7 @@ def open_source(source: Source) -> tuple[str, memoryview]:
                 return str(source), memoryview(b"")
             return str(source), memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except (OSError, ValueError) as error:
-        raise FormatError(
-            "cannot read the file",
-            where=str(source),
-            got=getattr(error, "strerror", None) or str(error),
-            remedy="check the path and its permissions",
-        ) from error
+        raise unreadable(source, error) from error
 
 
 def decode_file(where: str, file: memoryview, envelope: Envelope) -> Binary:
