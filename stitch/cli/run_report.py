@@ -18,7 +18,6 @@ from stitch.planner import Allocate, Execute, Free, Plan
 from stitch.program import Space
 from stitch.report import (
     CopyLine,
-    host_memory_line,
     memory_report,
     memory_views,
     other_lines,
@@ -78,7 +77,6 @@ def memory_text(device: api.Device, period: str | None = None) -> str:
     lines = [memory_report(device)]
     for name, size in _peaks_of(device).items():
         lines.append(f"{name}: peak {size} B per bank ({period or device.history.period})")
-    lines.append(host_memory_line(device))
     return "\n".join(lines)
 
 

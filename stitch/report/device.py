@@ -55,7 +55,7 @@ class Device(RuntimeDevice):
         return explain(self)
 
     def memory_report(self) -> str:
-        """What each space holds, in bytes per bank."""
+        """What each space holds, in bytes per bank, and what the host's memory gave."""
         return memory_report(self)
 
     def memory_views(self) -> dict[str, dict[str, Any]]:

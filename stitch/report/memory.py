@@ -57,7 +57,7 @@ def host_memory_line(device: Device) -> str:
 
 
 def memory_report(device: Device) -> str:
-    """The views as text: one line per space, one per live block."""
+    """The views as text: one line per space, one per live block; and the host's own memory."""
     out = []
     for name, view in memory_views(device).items():
         out.append(
@@ -71,4 +71,4 @@ def memory_report(device: Device) -> str:
             for entry in view["block_table"]
             if entry["allocated"]
         ]
-    return "\n".join(out)
+    return "\n".join([*out, host_memory_line(device)])

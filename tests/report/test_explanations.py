@@ -131,6 +131,16 @@ def test_the_memory_report_names_every_block_and_adds_up() -> None:
         assert x.is_allocated
 
 
+def test_the_memory_report_ends_with_what_the_host_gave_as_explain_does() -> None:
+    with stitch.open_device("tiny", max_memory="64MiB") as device:
+        one(device.load(scaled("a", 2.0))(integers())).numpy()
+        line = device.memory_report().splitlines()[-1]
+        peak = device.host_memory.peak_nbytes
+        assert line.startswith(f"host memory: at most {peak} B claimed, {64 << 20} B allowed")
+        assert peak > 0
+        assert line in device.explain()
+
+
 def test_reports_of_an_idle_device_are_empty() -> None:
     with stitch.open_device("wormhole_n150") as device:
         assert device.explain().startswith("wormhole_n150: 0 program runs, 0 copies, 0 B")
