@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from stitch.argument_kinds import LIST, instance_of
 from stitch.errors import TaskError, UsageError
 from stitch.link import check_link
 from stitch.runtime.arrays import capture
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from stitch.runtime.device import Device
 
 READY = Status.READY
+PROGRAM = instance_of("a loaded program (from device.load)", LoadedProgram)
 
 
 def link_arguments(
@@ -35,6 +37,21 @@ def link_arguments(
     if agent.transformation.donated:
         _check_donations(agent, found)
     return found
+
+
+def check_submission(agent: object, arguments: object) -> None:
+    """Looked at after a call has failed only. Raises `UsageError` for what is no program, or for
+    arguments that are no list, or not as many as the program takes."""
+    PROGRAM.check("device.submit", "agent", agent)
+    LIST.check("device.submit", "arguments", arguments)
+    assert isinstance(agent, LoadedProgram)
+    assert isinstance(arguments, Sequence)
+    if len(arguments) != len(agent.ports):
+        raise UsageError(
+            f"device.submit takes a value for each input of {agent.name!r} as arguments",
+            expected=f"{len(agent.ports)}: {', '.join(port.name for port in agent.ports)}",
+            got=str(len(arguments)),
+        )
 
 
 def _check(device: Device, agent: LoadedProgram, port: InputPort, value: ValueRecord) -> None:

@@ -21,7 +21,7 @@ from stitch.errors import StitchError, TaskError, UsageError
 from stitch.machine import Machine, load_machine
 from stitch.planner import PlanRequest, plan
 from stitch.program import Layout, TensorDesc
-from stitch.runtime.arguments import link_arguments
+from stitch.runtime.arguments import check_submission, link_arguments
 from stitch.runtime.backend import LocalBackend
 from stitch.runtime.clearing import make_way
 from stitch.runtime.constant_cache import ConstantCache
@@ -168,6 +168,9 @@ class Device(TensorAccess):
             if agent.is_constant_evaluable:
                 return self._remembered(agent, arguments, borrow)
             return self._queue(agent, link_arguments(self, agent, arguments, borrow))
+        except (AttributeError, TypeError, ValueError, StitchError):
+            check_submission(agent, arguments)
+            raise
         finally:
             lock.release()
 

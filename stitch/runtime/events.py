@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from stitch.argument_kinds import CALLABLE
 from stitch.planner import Plan
 from stitch.program import Space, TensorDesc
 
@@ -89,6 +90,7 @@ class EventStream:
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
         """Call `subscriber(event)` from now on; returns what ends the subscription."""
+        CALLABLE.check("events.subscribe", "subscriber", subscriber)
         self._subscribers.append(subscriber)
         self.active = True
         self._changed()

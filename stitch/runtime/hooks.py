@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import get_args
 
+from stitch.argument_kinds import CALLABLE, optional
 from stitch.errors import UsageError
 from stitch.program import Array, Operation, Program
 from stitch.runtime.events import Moment
@@ -29,6 +30,7 @@ class HookContext:
 
 
 Hook = Callable[[HookContext], object]
+HOOK = optional(CALLABLE)
 
 
 class Hooks:
@@ -48,13 +50,16 @@ class Hooks:
         before_operation: Hook | None = None,
         after_operation: Hook | None = None,
     ) -> Callable[[], None]:
-        """Register any of the four; returns what unregisters them. Raises `UsageError` for none."""
+        """Register any of the four; returns what unregisters them. Raises `UsageError` for none, or
+        what is no function."""
         given: dict[Moment, Hook | None] = {
             "before_program": before_program,
             "after_program": after_program,
             "before_operation": before_operation,
             "after_operation": after_operation,
         }
+        for moment, hook in given.items():
+            HOOK.check("hooks.register", moment, hook)
         hooks = {moment: hook for moment, hook in given.items() if hook is not None}
         if not hooks:
             raise UsageError("register needs a hook", expected=", ".join(get_args(Moment)))

@@ -110,6 +110,16 @@ TABLE: list[Row] = [
     ("device.has_layout", "tensor", lambda w, v: w.device.has_layout(v, LAYOUT), ()),
     ("device.memory", "space", lambda w, v: w.device.memory(v), ("str",)),
     ("device.footprint_of", "tensor", lambda w, v: w.device.footprint_of(v), ()),
+    ("device.submit", "agent", lambda w, v: w.device.submit(v, [X]), ()),
+    ("device.submit", "agent", lambda w, v: w.device.submit(v, []), ()),
+    ("device.submit", "arguments", lambda w, v: w.device.submit(w.program, v), ("list",)),
+    ("device.submit", "arguments", lambda w, v: w.device.submit(w.program, [X, v]), ()),
+    *(
+        ("hooks.register", word, lambda w, v, word=word: w.device.hooks.register(**{word: v}),
+         ("class",))
+        for word in ("before_program", "after_program", "before_operation", "after_operation")
+    ),
+    ("events.subscribe", "subscriber", lambda w, v: w.device.events.subscribe(v), ("class",)),
     ("program", "x", lambda w, v: w.program(v), ()),
     ("program.input_layout", "which", lambda w, v: w.program.input_layout(v), ("int", "str")),
     ("tensor.to_layout", "layout", lambda w, v: w.tensor.to_layout(v), ("layout",)),
