@@ -79,7 +79,8 @@ class _Capture:
         #: Buffers that the forward pass changes.
         self.changed_buffers = frozenset(signature.buffers_to_mutate.values())
         self._states = states | self.changed_buffers
-        self._by_memory: dict[Any, SymbolicTensor] = {}
+        #: By the id of torch's parameter, which the program holds.
+        self._trained_once: dict[int, SymbolicTensor] = {}
         #: The tensors that were read: name, tensor, whether a step changes it.
         self._read: list[tuple[str, Any, bool]] = []
 
@@ -134,11 +135,13 @@ class _Capture:
             return self.builder.parameter(name, array_of(tensor))
 
     def _trained(self, name: str, tensor: Any) -> SymbolicTensor:
-        """A parameter: the same memory in the same order is the same parameter."""
-        key = (tensor.data_ptr() or name, tensor.dtype, tensor.shape, tensor.stride())
-        if key not in self._by_memory:
-            self._by_memory[key] = self._kept(name, tensor, InputKind.PARAMETER)
-        return self._by_memory[key]
+        """A parameter: one object is one parameter, under however many names.
+
+        Two objects on the same bytes are two: torch's optimizers step each of them.
+        """
+        if id(tensor) not in self._trained_once:
+            self._trained_once[id(tensor)] = self._kept(name, tensor, InputKind.PARAMETER)
+        return self._trained_once[id(tensor)]
 
     def _kept(self, name: str, tensor: Any, kind: InputKind) -> SymbolicTensor:
         self._read.append((name, tensor, True))
@@ -191,8 +194,8 @@ def _refuse_overlaps(read: list[tuple[str, Any, bool]], title: str) -> None:
                     f"{name!r} and {other!r} lie on the same bytes, and training changes them",
                     where=title,
                     expected="tensors apart, or one parameter under both names",
-                    remedy="use one parameter in both places (transposed where it is used), or "
-                    "clone one of the two",
+                    remedy="use one nn.Parameter in both places (module.b = module.a, transposed "
+                    "where it is used), or clone one of the two",
                 )
 
 

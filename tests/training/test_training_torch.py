@@ -189,6 +189,12 @@ def _shared(kind: str) -> nn.Module:
     if kind == "transposed":
         square = whole[:4]
         return OnSharedBytes(square, nn.Parameter(square.t()))
+    if kind == "two parameters":
+        return OnSharedBytes(whole[:4], nn.Parameter(whole[:4]))
+    if kind == "tied by data":
+        module = OnSharedBytes(whole[:4], nn.Parameter(torch.randn(4, 4)))
+        module.second.data = module.first.data
+        return module
     if kind == "a buffer":
         module = OnSharedBytes(whole[:4], None)
         del module.second
@@ -199,8 +205,10 @@ def _shared(kind: str) -> nn.Module:
     raise AssertionError(kind)
 
 
-@pytest.mark.parametrize("kind", ["transposed", "a buffer", "a part"])
-def test_trained_tensors_that_share_bytes_in_another_order_are_refused(kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind", ["transposed", "a buffer", "a part", "two parameters", "tied by data"]
+)
+def test_trained_tensors_that_share_bytes_are_refused(kind: str) -> None:
     with pytest.raises(CompileError, match=r"'first' and 'second' lie on the same bytes"):
         compiled_apart(_shared(kind))
 
