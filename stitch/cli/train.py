@@ -20,6 +20,7 @@ from stitch import api
 from stitch.cli.command import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, say, say_aside
 from stitch.cli.output_checks import OutputChecks
 from stitch.cli.run_report import memory_text
+from stitch.cli.train_defects import defects_of
 from stitch.cli.train_evaluation import Evaluation
 from stitch.cli.train_loop import STEADY, Course, StepResult, TrainingLoop, stopping_between_steps
 from stitch.cli.train_model import TrainModel, build_model
@@ -35,9 +36,10 @@ from stitch.cli.train_report import (
 from stitch.cli.train_resume import Keeper, facts_of
 from stitch.errors import FormatError, StitchError, UsageError
 from stitch.files import FileBatch
-from stitch.frontend.train_yaml import TrainFile, load_training
+from stitch.frontend.train_yaml import TrainFile, read_training
 from stitch.frontend.train_yaml_choices import completed_schedule
 from stitch.frontend.train_yaml_data import ModelTypes, TrainData, read_data
+from stitch.machine import load_machine
 from stitch.report.explain import counted, explain, totals_json
 from stitch.runtime import WHOLE_RUN
 from stitch.training import Optimizer, TrainingInstance, optimizer_from_config
@@ -81,13 +83,21 @@ class Run:
 def run_training(words: argparse.Namespace) -> int:
     """Train what the words ask for; gives the exit code. Raises `StitchError`."""
     began = time.perf_counter()
-    file = load_training(words.pipeline)
+    if words.device is not None:
+        load_machine(words.device)
+    draft = read_training(words.pipeline)
+    if draft.file is None:
+        raise defects_of(draft, words.device)
+    file = draft.file
     picture = Picture.of(words.plot)
     outputs = output_paths(file, words.output)
     checks = OutputChecks()
     check_outputs(checks, words, file, outputs)
     optimizer = _optimizer(file)
-    model = build_model(file, optimizer, words.device)
+    try:
+        model = build_model(file, optimizer, words.device)
+    except StitchError as error:
+        raise defects_of(draft, words.device, error) from error
     types = ModelTypes(model.inputs, model.programs.prediction_type, model.training.loss)
     data = read_data(file.data, types, file.file, file.seed)
     course = _course(file, model, data, words.epochs or file.epochs)

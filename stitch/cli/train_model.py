@@ -102,13 +102,14 @@ def _built(file: TrainFile, optimizer: Optimizer, target: str | None) -> TrainMo
             "a model is one file, or its four programs", got=", ".join(file.model),
             expected="model: network.yaml, or the .ttb files of forward, loss, backward, update",
         )  # fmt: skip
-    module, examples, values = _module(file)
+    module, examples, values = module_of(file.folder, file.model[0])
     given = {**values, **read_weights(file.weights)}
     spelled = target or MACHINE
     options = file.options
     compiled = api.compile(
         module, examples, target=spelled, optimizer=optimizer, loss=loss_from_config({**file.loss}),
-        weights=given or None, trainable=file.trainable, input_shapes=_shapes(file),
+        weights=given or None, trainable=file.trainable,
+        input_shapes=shapes_of(file.folder / file.model[0], file.batch_size),
         algorithm=file.algorithm,
         recompute=options.recompute, accumulation_steps=options.accumulation_steps,
         clip_grad_norm=options.clip_grad_norm, precision=options.precision,
@@ -117,15 +118,14 @@ def _built(file: TrainFile, optimizer: Optimizer, target: str | None) -> TrainMo
     return TrainModel(compiled, compiled.training, spelled)
 
 
-def _module(file: TrainFile) -> tuple[Any, Any, dict[str, Array]]:
+def module_of(folder: Path, word: str) -> tuple[Any, Any, dict[str, Array]]:
     """What `api.compile` takes: the module, its examples, and values to start from."""
-    word = file.model[0]
-    path = file.folder / word
+    path = folder / word
     source, colon, factory = word.rpartition(":")
     if colon and factory.isidentifier():
         if source.endswith(".py"):
-            return *from_entry(str(file.folder / source), factory), {}
-        return *from_entry(None, word, file.folder), {}
+            return *from_entry(str(folder / source), factory), {}
+        return *from_entry(None, word, folder), {}
     if path.suffix.lower() == ".json":
         return _dumped(path)
     return path, (), {}
@@ -143,15 +143,15 @@ def _dumped(path: Path) -> tuple[Any, Any, dict[str, Array]]:
     return graph, (), {n: v for n, v in model.training.values.items() if n in wanted}
 
 
-def _shapes(file: TrainFile) -> dict[str, tuple[int, ...]] | None:
+def shapes_of(path: Path, batch_size: int | None) -> dict[str, tuple[int, ...]] | None:
     """An ONNX model's symbolic first dimension is the size of the batch."""
-    if Path(file.model[0]).suffix.lower() != ".onnx" or file.batch_size is None:
+    if path.suffix.lower() != ".onnx" or batch_size is None:
         return None
     try:
         from stitch.frontend.onnx_batch import batched_shapes
     except ModuleNotFoundError:
         return None  # `compile` says which package is missing.
-    return batched_shapes(file.folder / file.model[0], file.batch_size)
+    return batched_shapes(path, batch_size)
 
 
 def read_weights(path: Path | None) -> dict[str, Array]:

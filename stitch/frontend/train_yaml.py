@@ -1,7 +1,7 @@
 """Trainings in YAML: which model, on which data, towards which loss, by which steps; checked.
 
-Comes in: the path of a YAML file. Goes out: a `TrainFile`, or one `FormatError` that lists every
-defect with file and line, what is allowed, and the closest match. Neither model nor data are
+Comes in: the path of a YAML file. Goes out: a `TrainFile`, or every defect of the form with file
+and line, what is allowed, and the closest match, beside what is sound. Neither model nor data are
 opened here. The form::
 
     name: digits                          # the file's name without suffix, if absent
@@ -131,8 +131,30 @@ class TrainFile:
         return f"{self.file}:{self.lines.get(key, 1)}"
 
 
+@dataclass(frozen=True, slots=True)
+class TrainDraft:
+    """A training as far as its form is sound: `file` where all of it is, else the sound parts."""
+
+    log: ProblemLog
+    folder: Path
+    lines: Mapping[str, int]
+    file: TrainFile | None
+    model: tuple[str, ...]
+    data: DataEntry | None
+    weights: Path | None
+    target: str | None
+    batch_size: int | None
+    seed: int
+
+
 def load_training(path: str | Path) -> TrainFile:
     """The training of a YAML file; raises `FormatError` listing every defect of its form."""
+    return _whole(read_training(path))
+
+
+def read_training(path: str | Path) -> TrainDraft:
+    """The training of a YAML file, with the defects of its form; raises `FormatError` where there
+    is no YAML to be read."""
     place = Path(path)
     try:
         text = read_text(place)
@@ -142,18 +164,25 @@ def load_training(path: str | Path) -> TrainFile:
         ) from error
     except UnicodeDecodeError as error:
         raise FormatError(f"not YAML: it is no UTF-8 text ({error})", where=place.name) from error
-    return training_from_text(text, place.parent, place.name)
+    return _draft(text, place.parent, place.name)
 
 
 def training_from_text(text: str, folder: Path, file: str = "train.yaml") -> TrainFile:
     """The training of a YAML text whose files lie in `folder`; raises `FormatError`."""
+    return _whole(_draft(text, folder, file))
+
+
+def _whole(draft: TrainDraft) -> TrainFile:
+    raise_problems(draft.log, "training")
+    assert draft.file is not None, "what is missing has been noted"
+    return draft.file
+
+
+def _draft(text: str, folder: Path, file: str) -> TrainDraft:
     root, defects = read_yaml(text, file)
     log = ProblemLog(file)
     log.problems.extend(defects)
-    found = _Reader(root, folder, log).training()
-    raise_problems(log, "training")
-    assert found is not None, "what is missing has been noted"
-    return found
+    return _Reader(root, folder, log).draft()
 
 
 def parse_every(text: str) -> Every | None:
@@ -177,7 +206,7 @@ class _Reader:
         self.top = Fields(root, "a training", log)
         self.top.only(TOP)
 
-    def training(self) -> TrainFile | None:
+    def draft(self) -> TrainDraft:
         top, log = self.top, self.log
         wanted = {"data": "a mapping", "loss": "the name of a loss, or a mapping",
                   "optimizer": "the name of an optimizer, or a mapping",
@@ -185,16 +214,20 @@ class _Reader:
         for key, what in wanted.items():
             if top.get(key) is None:
                 top.wrong(key, what)
-        data = data_of(top, self.folder)
+        data, model = data_of(top, self.folder), self._model()
         loss, optimizer, schedule = loss_of(top), optimizer_of(top), schedule_of(top)
-        options = self._options()
-        made = self._rest()
-        if data is None or loss is None or optimizer is None or options is None:
-            return None
-        return TrainFile(
-            log.file, self.folder, top.text("name") or Path(log.file).stem, self._model(), data,
-            loss, optimizer, schedule, options, metrics=metrics_of(top, loss), **made,
-            lines={key: node.key_line or node.line for key, node in top.items()},
+        metrics, options, made = metrics_of(top, loss), self._options(), self._rest()
+        lines = {key: node.key_line or node.line for key, node in top.items()}
+        file = None
+        if not (log.problems or data is None or loss is None or optimizer is None
+                or options is None):  # fmt: skip
+            file = TrainFile(
+                log.file, self.folder, top.text("name") or Path(log.file).stem, model, data, loss,
+                optimizer, schedule, options, metrics=metrics, **made, lines=lines,
+            )  # fmt: skip
+        return TrainDraft(
+            log, self.folder, lines, file, model, data, made["weights"], made["target"],
+            made["batch_size"], made["seed"],
         )  # fmt: skip
 
     def _rest(self) -> dict[str, Any]:

@@ -76,11 +76,11 @@ def completed_schedule(config: Mapping[str, Any] | None, steps: int) -> Any:
     return schedule_from_config(given)
 
 
-def metrics_of(top: Fields, loss: Mapping[str, Any]) -> tuple[str, ...]:
-    """The metrics, in order; those that the loss cannot have are noted."""
+def metrics_of(top: Fields, loss: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """The metrics, in order; those that the loss (None: it is defective) cannot have are noted."""
     node = top.get("metrics")
     if node is None:
-        return METRICS if loss["loss"] in CLASSES else ("loss",)
+        return METRICS if loss is not None and loss["loss"] in CLASSES else ("loss",)
     items = node.data if isinstance(node.data, tuple) else (node,)
     found = []
     for item in items:
@@ -88,7 +88,7 @@ def metrics_of(top: Fields, loss: Mapping[str, Any]) -> tuple[str, ...]:
             near = closest(item.raw, METRICS)
             detail = f"there is no metric {item.raw[:40]!r}; allowed: {', '.join(METRICS)}"
             top.log.note("bad_value", item.line, detail + (f"; {near}" if near else ""))
-        elif item.raw == "accuracy" and loss["loss"] not in CLASSES:
+        elif item.raw == "accuracy" and loss is not None and loss["loss"] not in CLASSES:
             detail = f"the loss {loss['loss']} has no classes, so there is no accuracy"
             top.log.note("bad_value", item.line, detail)
         elif item.raw not in found:

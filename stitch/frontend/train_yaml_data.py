@@ -1,7 +1,8 @@
 """The data of a training: arrays read, checked against the model, parted, put into an order.
 
-Comes in: a `DataEntry`, what the model takes. Goes out: `TrainData`, or one `FormatError` that
-lists every defect with file and line: what is not there, does not fit, is NaN, or is counted twice.
+Comes in: a `DataEntry`, what the model takes (if it is known). Goes out: `TrainData`, or one
+`FormatError` that lists every defect with file and line: what is not there, does not fit, is NaN,
+or is counted twice.
 The order of an epoch is a function of seed and epoch. Must not know: optimizers, devices.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -88,13 +90,19 @@ def read_data(entry: DataEntry, model: ModelTypes, file: str, seed: int) -> Trai
     return made
 
 
+def data_defects(entry: DataEntry, model: ModelTypes | None, log: ProblemLog, seed: int) -> None:
+    """Note every defect of the data; without a model, those that need none to be seen."""
+    _Reader(model, log, seed).data(entry)
+
+
 class _Reader:
     """Reads the data of one training."""
 
-    def __init__(self, model: ModelTypes, log: ProblemLog, seed: int) -> None:
+    def __init__(self, model: ModelTypes | None, log: ProblemLog, seed: int) -> None:
         self.model = model
         self.log = log
         self.seed = seed
+        self._refused: set[tuple[Path, str]] = set()
 
     def data(self, entry: DataEntry) -> TrainData | None:
         whole = self._source(entry.source)
@@ -102,10 +110,8 @@ class _Reader:
             key: None if part is None or part.source is None else self._source(part.source)
             for key, part in (("validation", entry.validation), ("held_out", entry.held_out))
         }
-        if whole is None:
-            return None
-        rows = self._rows(entry, len(whole))
-        if rows is None or self.log.problems:
+        rows = self._rows(entry, None if whole is None else len(whole))
+        if whole is None or rows is None or self.log.problems:
             return None
         parts = {
             key: whole.rows(rows[key]) if key in rows else others[key]
@@ -133,6 +139,8 @@ class _Reader:
         return DataPart(kept, labels)
 
     def _named(self, entry: SourceEntry) -> dict[str, ArrayEntry]:
+        if self.model is None:
+            return {name or "of the model": found for name, found in entry.inputs}
         wanted = tuple(self.model.inputs)
         if len(entry.inputs) == 1 and entry.inputs[0][0] is None:
             if len(wanted) == 1:
@@ -156,41 +164,59 @@ class _Reader:
         try:
             return read_array(entry.file, entry.array if entry.file.suffix != ".npy" else None)
         except FormatError as error:
-            self.log.note_error("no_array", entry.line, error)
+            # A file that is not there is one defect, however many arrays are sought in it.
+            if (entry.file, str(error)) not in self._refused:
+                self.log.note_error("no_array", entry.line, error)
+            self._refused.add((entry.file, str(error)))
             return None
 
     def _input(self, name: str, entry: ArrayEntry) -> Array | None:
-        array, kind = self._read(entry), self.model.inputs[name]
-        if array is None:
+        array = self._read(entry)
+        if array is None or not self._fits(name, entry, array):
             return None
+        if array.dtype.kind not in "iub" and np.isnan(array.astype(np.float64)).any():
+            row = int(np.argwhere(np.isnan(array.astype(np.float64)))[0][0])
+            detail = f"array {entry.array!r} holds NaN, first in row {row}"
+            self.log.note("not_a_number", entry.line, detail)
+            return None
+        if (entry.scale, entry.shift) != (1.0, 0.0):
+            array = array.astype(np.float64) * entry.scale + entry.shift
+        return (
+            array if self.model is None else array.astype(self.model.inputs[name].data_type.dtype)
+        )
+
+    def _fits(self, name: str, entry: ArrayEntry, array: Array) -> bool:
+        """Whether an array has rows, of the shape and type that the model takes."""
+        if self.model is None:
+            return self._has_rows(f"input {name}", entry, array)
+        kind = self.model.inputs[name]
         if array.shape[1:] != kind.shape[1:] or not array.ndim:
             detail = (
                 f"input {name} takes rows of {list(kind.shape[1:])}, "
                 f"array {entry.array!r} is {list(array.shape)}"
             )
             self.log.note("wrong_shape", entry.line, detail)
-            return None
+            return False
         scaled = (entry.scale, entry.shift) != (1.0, 0.0)
-        floating = kind.data_type.is_floating
-        is_whole = array.dtype.kind in "iub"
-        if not floating and (scaled or not is_whole):
+        if not kind.data_type.is_floating and (scaled or array.dtype.kind not in "iub"):
             what = "scale and shift" if scaled else f"{array.dtype}"
             detail = f"input {name} takes {kind.data_type.value}: {what} cannot be"
             self.log.note("wrong_type", entry.line, detail)
-            return None
-        if not is_whole and np.isnan(array.astype(np.float64)).any():
-            row = int(np.argwhere(np.isnan(array.astype(np.float64)))[0][0])
-            detail = f"array {entry.array!r} holds NaN, first in row {row}"
-            self.log.note("not_a_number", entry.line, detail)
-            return None
-        if scaled:
-            array = array.astype(np.float64) * entry.scale + entry.shift
-        return array.astype(kind.data_type.dtype)
+            return False
+        return True
+
+    def _has_rows(self, what: str, entry: ArrayEntry, array: Array) -> bool:
+        if not array.ndim:
+            detail = f"{what}: array {entry.array!r} is one number, without rows"
+            self.log.note("wrong_shape", entry.line, detail)
+        return bool(array.ndim)
 
     def _labels(self, entry: ArrayEntry) -> Array | None:
         array = self._read(entry)
-        if array is None:
+        if array is None or not self._has_rows("labels", entry, array):
             return None
+        if self.model is None:
+            return array
         if (entry.scale, entry.shift) != (1.0, 0.0):
             array = array.astype(np.float64) * entry.scale + entry.shift
         loss, pred = self.model.loss, self.model.prediction
@@ -209,16 +235,20 @@ class _Reader:
 
     # -- rows --------------------------------------------------------------------------------------
 
-    def _rows(self, entry: DataEntry, count: int) -> dict[str, Array] | None:
-        """The rows of each part that takes its rows from the whole."""
+    def _rows(self, entry: DataEntry, count: int | None) -> dict[str, Array] | None:
+        """The rows of each part that takes its rows from the whole; `count`: None if unknown."""
         made: dict[str, Array] = {}
+        sound = count is not None
         for key in ("held_out", "validation", "train"):
             part: PartEntry | None = getattr(entry, key)
             if part is not None and part.rows is not None:
                 found = self._numbers(part.rows, key, count)
                 if found is None:
-                    return None
-                made[key] = found
+                    sound = False
+                else:
+                    made[key] = found
+        if count is None or not sound:
+            return None
         taken = np.zeros(count, bool)
         for key, found in made.items():
             if taken[found].any():
@@ -247,7 +277,7 @@ class _Reader:
         made[key] = rows[np.sort(order[:size])]
         made["train"] = rows[np.sort(order[size:])]
 
-    def _numbers(self, entry: ArrayEntry, key: str, count: int) -> Array | None:
+    def _numbers(self, entry: ArrayEntry, key: str, count: int | None) -> Array | None:
         array = self._read(entry)
         if array is None:
             return None
@@ -256,7 +286,7 @@ class _Reader:
             self.log.note("bad_rows", entry.line, detail)
             return None
         rows = array.astype(np.int64)
-        if rows.size and (rows.min() < 0 or rows.max() >= count):
+        if count is not None and rows.size and (rows.min() < 0 or rows.max() >= count):
             detail = f"{key} has row {rows.min() if rows.min() < 0 else rows.max()} of {count}"
             self.log.note("bad_rows", entry.line, detail)
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -102,6 +103,55 @@ def test_a_mistake_is_named_with_its_line_before_the_first_step(
     assert done.code in (2, 3) and said in done.err, done.err
     assert f"train.yaml:{line}" in done.err, done.err
     assert "Traceback" not in done.err and not Path("r.jsonl").exists()
+
+
+def said_by(done: Any) -> list[tuple[int, str]]:
+    """Line and sentence of each defect that was listed."""
+    found = re.findall(r"^  - train\.yaml:(\d+): (.*) \[\w+\]$", done.err, re.MULTILINE)
+    return [(int(line), text) for line, text in found]
+
+
+def test_defects_of_form_machine_weights_model_and_data_are_listed_at_once(
+    cli: Cli, small: Path
+) -> None:
+    changed(
+        ("model: net.yaml", "model: nett.yaml\nweights: gone.npz"),
+        ("labels: ys", "labels: yss"),
+        ("held_out: out", "held_out: 1.5"),
+        ("epochs: 6", "epochs: many"),
+        ("adamw", "adamx"),
+        ("[accuracy, loss]", "[accuracies]"),
+        ("target: tiny", "target: tinny"),
+    )
+    done = cli("run", "train.yaml", "--result_file=r.jsonl")
+    assert done.code == 3 and "Traceback" not in done.err and not Path("r.jsonl").exists()
+    assert "train.yaml is not a sound training: 7 defects" in done.err
+    lines_said = said_by(done)
+    assert [line for line, _ in lines_said] == [2, 3, 9, 11, 14, 16, 17]
+    wanted = ("nett.yaml", "gone.npz", "1.5", "many", "adamx", "accuracies", "'tiny'")
+    for (_, text), part in zip(lines_said, wanted, strict=True):
+        assert part in text, done.err
+
+
+def test_defects_of_a_model_and_of_the_data_are_listed_at_once(cli: Cli, small: Path) -> None:
+    (small / "net.yaml").write_text(NET.replace("Relu(s)", "Reluu(s)"))
+    changed(("labels: ys", "labels: yss"), ("inputs: {x: xs}", "inputs: {x: few}"),
+            ("held_out: out", "held_out: real"))  # fmt: skip
+    done = cli("run", "train.yaml")
+    assert done.code == 3
+    assert [line for line, _ in said_by(done)] == [2, 6, 8], done.err
+    assert "net.yaml:10" in done.err and "did you mean 'Relu'" in done.err
+    assert "did you mean 'ys'" in done.err and "not a list of row numbers" in done.err
+
+
+def test_a_file_of_arrays_that_is_not_there_is_one_defect(cli: Cli, small: Path) -> None:
+    changed(("file: data.npz", "file: dota.npz"), ("target: tiny", "target: tinny"))
+    assert [line for line, _ in said_by(cli("run", "train.yaml"))] == [5, 16]
+
+
+def test_a_machine_of_the_command_line_is_its_own_mistake(cli: Cli, small: Path) -> None:
+    done = cli("run", "train.yaml", "--device=tinny")
+    assert done.code == 2 and "did you mean 'tiny'" in done.err and "train.yaml" not in done.err
 
 
 def test_nan_in_the_data_is_named_with_its_row(cli: Cli, small: Path) -> None:
