@@ -18,12 +18,10 @@ import numpy as np
 
 from stitch.errors import FormatError, StitchError, UsageError
 from stitch.files import unreadable
-from stitch.frontend.numpy_files import NpzFile, read_npy
+from stitch.frontend.numpy_files import NAMELESS, NpzFile, read_npy
 from stitch.program import Array, DataType
 
 SUFFIXES = (".npy", ".npz")
-#: The type under which NumPy reads bfloat16.
-_NAMELESS = np.dtype("V2")
 _Made = TypeVar("_Made")
 
 
@@ -71,9 +69,9 @@ class _Archive(Mapping[str | None, Array]):
 
 
 def _read(path: Path, name: str | None, read: Callable[[], Array]) -> Array:
-    """One array in this machine's order; raises `FormatError` for a type that is not stored."""
-    array = _guarded(path, lambda: _native(read()))
-    if array.dtype != _NAMELESS and not _is_known(array.dtype):
+    """One array; raises `FormatError` for a type that is not stored."""
+    array = _guarded(path, read)
+    if array.dtype != NAMELESS and not _is_known(array.dtype):
         raise FormatError(
             "the file holds an array of a type that Stitch does not store",
             where=str(path) if name is None else f"{path}, array {name!r}",
@@ -108,18 +106,12 @@ def _unsound(path: Path, error: Exception) -> FormatError:
     )
 
 
-def _native(array: Array) -> Array:
-    """Bytes in this machine's order, rows first."""
-    wanted = array.dtype.newbyteorder("=")
-    return np.ascontiguousarray(array, wanted).reshape(array.shape)
-
-
 def typed(array: Array, data_type: DataType, what: str) -> Array:
     """The array as a slot of this type sees it: nameless two-byte elements are bfloat16.
 
     Raises `UsageError` where the slot says that they are something else.
     """
-    if array.dtype != _NAMELESS:
+    if array.dtype != NAMELESS:
         return array
     if data_type is not DataType.BFLOAT16:
         raise UsageError(

@@ -13,15 +13,11 @@ import numpy as np
 
 from stitch.errors import FormatError, LayoutError, OutOfMemoryError
 from stitch.files import open_file
-from stitch.frontend.numpy_files import NpzFile, read_npy
+from stitch.frontend.numpy_files import NAMELESS, NpzFile, read_npy
 from stitch.graph.wish import closest
 from stitch.program import Array, DataType
 
 SUFFIXES = (".npy", ".npz", ".safetensors")
-
-
-#: The type under which NumPy reads bfloat16.
-_NAMELESS = np.dtype("V2")
 
 
 def read_array(path: Path, name: str | None = None, data_type: DataType | None = None) -> Array:
@@ -37,8 +33,7 @@ def read_array(path: Path, name: str | None = None, data_type: DataType | None =
         )
     try:
         array = reader(path, name)
-        array = array.astype(array.dtype.newbyteorder("="), copy=False)
-        if array.dtype == _NAMELESS:
+        if array.dtype == NAMELESS:
             array = _bfloat16(array, data_type)
         DataType.from_dtype(array.dtype)
     except FileNotFoundError as error:

@@ -1,8 +1,9 @@
 """NumPy's files: what they hold is read from their headers first, then only what is asked for.
 
 Comes in: paths of `.npy` and `.npz` files. Goes out: names and arrays; each array is claimed from
-the budget before it is read, so a small archive of zeros does not become gigabytes unasked. Damaged
-files raise what NumPy and zipfile raise, readers say which file it was. Must not know: slots.
+the budget before it is read, so a small archive of zeros does not become gigabytes unasked. Its
+bytes are in this machine's order, rows first. Damaged files raise what NumPy and zipfile raise,
+readers say which file it was. Must not know: slots.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from stitch.files import open_file
 from stitch.memory import claim, keep
 from stitch.program import Array
 
+#: The type under which NumPy reads bfloat16, which it writes as two nameless bytes.
+NAMELESS = np.dtype("V2")
 _MEMBER = ".npy"
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -82,6 +85,6 @@ def _promised(file: IO[bytes], nbytes: int) -> int:
 def _claimed(file: IO[bytes], nbytes: int, what: str) -> Array:
     taken = claim(nbytes, what)
     found: Any = np.lib.format.read_array(file, allow_pickle=False)
-    keep(found, taken)
-    array: Array = found
+    array: Array = np.ascontiguousarray(found, found.dtype.newbyteorder("=")).reshape(found.shape)
+    keep(array, taken)
     return array
