@@ -14,8 +14,8 @@ from stitch.ops.definition import (
     KernelArguments,
     OpDef,
     Thunk,
-    Workspace,
     WorkspaceContext,
+    WorkspaceRule,
 )
 from stitch.ops.element_types import data_type_of_code, onnx_code
 from stitch.ops.evaluation import bind, evaluate, infer_types, kernel_workspace
@@ -29,7 +29,7 @@ from stitch.ops.work import estimated_steps
 __all__ = [
     "Attribute", "Gradient", "GradientBuilder", "GradientContext", "Inference",
     "InferenceContext", "Kernel", "KernelArguments", "KernelMemory", "LINE_NBYTES", "OpDef",
-    "Thunk", "Workspace", "WorkspaceContext", "bind", "bytes_from_a_line", "conversion_steps",
+    "Thunk", "WorkspaceContext", "WorkspaceRule", "bind", "bytes_from_a_line", "conversion_steps",
     "data_type_of_code", "estimated_steps", "evaluate", "infer_types", "kernel_workspace",
     "known_by_type", "lookup", "onnx_code", "operators", "resolve_attributes", "slices_of",
     "workspace", "workspace_nbytes",

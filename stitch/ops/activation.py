@@ -218,7 +218,6 @@ def _activation(name: str, workspaces: int, chain: Chain, **defaults: float) -> 
         elementwise=True,
         gradient=ACTIVATIONS[name],
         workspace=few,
-        keeps_workspace=False,
     )
 
 
@@ -231,7 +230,6 @@ OPERATORS = (
         elementwise=True,
         gradient=ACTIVATIONS["Relu"],
         workspace=few,
-        keeps_workspace=False,
     ),
     OpDef(
         "PRelu",
@@ -251,7 +249,6 @@ OPERATORS = (
         elementwise=True,
         gradient=ACTIVATIONS["Gelu"],
         workspace=few,
-        keeps_workspace=False,
     ),
     _activation("Sigmoid", 0, _sigmoid),
     _activation("Softplus", 1, _softplus),

@@ -247,7 +247,6 @@ OPERATORS = (
             "training_mode": Attribute("int", 0),
         },
         gradient=batch_gradient,
-        workspace=operands(1 / 2),
-        keeps_workspace=False,
+        workspace=operands(1 / 2, is_kept=False),
     ),
 )

@@ -90,6 +90,5 @@ OPERATORS = (
         _kernel,
         attributes={"axis": Attribute("int", -2), "mode": Attribute("string", "linear")},
         workspace=few,
-        keeps_workspace=False,
     ),
 )

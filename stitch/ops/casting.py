@@ -111,7 +111,6 @@ OPERATORS = (
         _bit_cast,
         attributes={"to": Attribute("int", required=True)},
         workspace=few,
-        keeps_workspace=False,
     ),
     OpDef(
         "CastLike",

@@ -56,6 +56,5 @@ OPERATORS = (
         doc="Operand 0 as it is, if operands 1 and 2 are equal; else a TaskError that names what "
         "the attribute says. ONNX expansion: Identity(operand 0), without the check.",
         workspace=few,
-        keeps_workspace=False,
     ),
 )

@@ -124,7 +124,6 @@ OPERATORS = (
         _is_nan,
         elementwise=True,
         workspace=few,
-        keeps_workspace=False,
     ),
     OpDef(
         "IsInf",
@@ -137,7 +136,6 @@ OPERATORS = (
         },
         elementwise=True,
         workspace=few,
-        keeps_workspace=False,
     ),
     OpDef(
         "Where",
@@ -147,7 +145,6 @@ OPERATORS = (
         elementwise=True,
         gradient=where_gradient,
         workspace=few,
-        keeps_workspace=False,
     ),
     OpDef(
         "BitShift",
@@ -157,6 +154,5 @@ OPERATORS = (
         attributes={"direction": Attribute("string", required=True)},
         elementwise=True,
         workspace=few,
-        keeps_workspace=False,
     ),
 )

@@ -26,6 +26,7 @@ from stitch.ops.definition import (
     OpDef,
     Thunk,
     WorkspaceContext,
+    WorkspaceRule,
 )
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import (
@@ -302,7 +303,7 @@ OPERATORS = (
         _conv,
         attributes={**WINDOW_ATTRIBUTES, "group": Attribute("int", 1)},
         gradient=conv_gradient,
-        workspace=_conv_workspace,
+        workspace=WorkspaceRule(_conv_workspace),
     ),
     OpDef(
         "ConvTranspose",
@@ -316,6 +317,6 @@ OPERATORS = (
             "output_shape": Attribute("ints"),
         },
         gradient=conv_transpose_gradient,
-        workspace=_conv_transpose_workspace,
+        workspace=WorkspaceRule(_conv_transpose_workspace),
     ),
 )

@@ -24,6 +24,7 @@ from stitch.ops.definition import (
     OpDef,
     Thunk,
     WorkspaceContext,
+    WorkspaceRule,
     computed_nbytes,
 )
 from stitch.ops.element_types import FLOATS
@@ -178,6 +179,6 @@ OPERATORS = (
             "kernel_shape": Attribute("ints", required=True),
         },
         domain="stitch",
-        workspace=_workspace,
+        workspace=WorkspaceRule(_workspace),
     ),
 )

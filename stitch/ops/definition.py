@@ -79,9 +79,17 @@ class WorkspaceContext:
         return sum(computed_nbytes(t) for t in (*self.inputs, *self.outputs) if t is not None)
 
 
-#: The most bytes that a kernel has at once beside operands and results, at binding or while its
-#: steps run. It may say too much, never too little; a few blocks of a chain are added to it.
-Workspace = Callable[[WorkspaceContext], int]
+@dataclass(frozen=True, slots=True)
+class WorkspaceRule:
+    """The most bytes that a kernel has at once beside operands and results, at binding or while its
+    steps run. It may say too much, never too little; a few blocks of a chain are added to it.
+
+    `is_kept`: from binding on; else what outlives a step lies in the common memory of kernels
+    (`steps.workspace`).
+    """
+
+    nbytes: Callable[[WorkspaceContext], int]
+    is_kept: bool = True
 
 
 def computed_nbytes(found: ValueType) -> int:
@@ -110,8 +118,7 @@ class OpDef:
     `elementwise`: each output element depends on the input elements at its own place only, so an
     output may overwrite an input that nobody reads later. `gradient` is its vector-Jacobian rule
     (`stitch.ops.gradient`), None where it has none. `workspace` says how many bytes the kernel
-    takes for itself (`stitch.ops.workspaces` has rules to choose from); without `keeps_workspace`
-    what it keeps from binding on lies in the common memory of kernels (`steps.workspace`).
+    takes for itself (`stitch.ops.workspaces` has rules to choose from).
     """
 
     name: str
@@ -124,5 +131,4 @@ class OpDef:
     elementwise: bool = False
     doc: str = ""
     gradient: Gradient | None = None
-    workspace: Workspace = twice_the_operands
-    keeps_workspace: bool = True
+    workspace: WorkspaceRule = WorkspaceRule(twice_the_operands)

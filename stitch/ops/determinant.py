@@ -31,4 +31,4 @@ def _det(arguments: KernelArguments) -> Sequence[Thunk]:
     return (run,)
 
 
-OPERATORS = (OpDef("Det", (1, 1), _infer, _det, workspace=operands(3), keeps_workspace=False),)
+OPERATORS = (OpDef("Det", (1, 1), _infer, _det, workspace=operands(3, is_kept=False)),)

@@ -38,7 +38,6 @@ def unary(
         elementwise=True,
         gradient=gradient,
         workspace=few,
-        keeps_workspace=False,
     )
 
 

@@ -73,7 +73,6 @@ def binary(
         elementwise=True,
         gradient=gradient,
         workspace=few,
-        keeps_workspace=False,
     )
 
 
@@ -191,7 +190,6 @@ def _variadic(name: str, kernel: Any, allowed: frozenset[DataType], gradient: Gr
         elementwise=True,
         gradient=gradient,
         workspace=few,
-        keeps_workspace=False,
     )
 
 
@@ -217,7 +215,6 @@ OPERATORS = (
         elementwise=True,
         gradient=mod_gradient,
         workspace=few,
-        keeps_workspace=False,
     ),
     OpDef(
         "Pow",
@@ -227,7 +224,6 @@ OPERATORS = (
         elementwise=True,
         gradient=pow_gradient,
         workspace=few,
-        keeps_workspace=False,
     ),
     _variadic("Max", _fold(np.maximum), NUMERIC, extreme_gradient),
     _variadic("Min", _fold(np.minimum), NUMERIC, extreme_gradient),
@@ -241,7 +237,6 @@ OPERATORS = (
         elementwise=True,
         gradient=clip_gradient,
         workspace=few,
-        keeps_workspace=False,
     ),
     binary("BitwiseAnd", np.bitwise_and, INTEGERS),
     binary("BitwiseOr", np.bitwise_or, INTEGERS),

@@ -114,6 +114,5 @@ OPERATORS = (
         elementwise=True,
         gradient=ELEMENTARY["Erf"],
         workspace=few,
-        keeps_workspace=False,
     ),
 )

@@ -125,7 +125,7 @@ def kernel_workspace(
         resolve_attributes(definition, attributes),
         tuple(outputs),
     )
-    return definition.workspace(context) + ANY_KERNEL_NBYTES
+    return definition.workspace.nbytes(context) + ANY_KERNEL_NBYTES
 
 
 def bind(

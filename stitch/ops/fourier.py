@@ -19,6 +19,7 @@ from stitch.ops.definition import (
     OpDef,
     Thunk,
     WorkspaceContext,
+    WorkspaceRule,
     computed_nbytes,
 )
 from stitch.ops.element_types import FLOATS
@@ -190,8 +191,7 @@ OPERATORS = (
         _infer_dft,
         _dft,
         attributes={"inverse": Attribute("int", 0), "onesided": Attribute("int", 0)},
-        workspace=_dft_workspace,
-        keeps_workspace=False,
+        workspace=WorkspaceRule(_dft_workspace, is_kept=False),
     ),
     OpDef(
         "STFT",
@@ -199,7 +199,6 @@ OPERATORS = (
         _infer_stft,
         _stft,
         attributes={"onesided": Attribute("int", 1)},
-        workspace=_stft_workspace,
-        keeps_workspace=False,
+        workspace=WorkspaceRule(_stft_workspace, is_kept=False),
     ),
 )

@@ -100,7 +100,6 @@ OPERATORS = (
         attributes={"approximate": Attribute("string", "none")},
         domain="stitch",
         workspace=few,
-        keeps_workspace=False,
         # It is elementwise, but does not say so: in the place of an operand ATen's kernel takes 2.0
         # ms where it takes 1.4 elsewhere (4 MiB).
     ),

@@ -191,9 +191,8 @@ OPERATORS = (
         doc="ONNX's tensor attribute `value` is written as its type (an ONNX number) and one of "
         "value_float (float types) and value_int (other types).",
         workspace=few,
-        keeps_workspace=False,
     ),
-    OpDef("Range", (3, 3), _infer_range, _range, workspace=few, keeps_workspace=False),
+    OpDef("Range", (3, 3), _infer_range, _range, workspace=few),
     OpDef(
         "EyeLike",
         (1, 1),
@@ -201,6 +200,5 @@ OPERATORS = (
         _eye,
         attributes={"dtype": Attribute("int"), "k": Attribute("int", 0)},
         workspace=few,
-        keeps_workspace=False,
     ),
 )

@@ -257,7 +257,6 @@ OPERATORS = (
         attributes={"axis": Attribute("int", 0)},
         gradient=gather_gradient,
         workspace=few,
-        keeps_workspace=False,
     ),
     OpDef(
         "GatherElements",
@@ -283,8 +282,7 @@ OPERATORS = (
         _reverse,
         attributes={"batch_axis": Attribute("int", 1), "time_axis": Attribute("int", 0)},
         gradient=reverse_sequence_gradient,
-        workspace=operands(3),
-        keeps_workspace=False,
+        workspace=operands(3, is_kept=False),
     ),
     OpDef(
         "TopK",
@@ -298,7 +296,6 @@ OPERATORS = (
             "sorted": Attribute("int", 1),
         },
         gradient=top_gradient,
-        workspace=operands(4),
-        keeps_workspace=False,
+        workspace=operands(4, is_kept=False),
     ),
 )

@@ -71,7 +71,8 @@ def numpy_bytes(
             computed_nbytes(t) for t, v in zip(outputs, operation.outputs, strict=True) if v < 0
         )
     found = kernel_workspace(operation.op, inputs, outputs, **words)
-    return found + unwanted, lookup(operation.op, operation.domain).keeps_workspace or unwanted > 0
+    rule = lookup(operation.op, operation.domain).workspace
+    return found + unwanted, rule.is_kept or unwanted > 0
 
 
 def operand_nbytes(program: OperationList, operation: Operation) -> int:

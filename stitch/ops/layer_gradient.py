@@ -126,6 +126,5 @@ OPERATORS = (
         attributes={"axis": Attribute("int", -1)},
         domain="stitch",
         workspace=few,
-        keeps_workspace=False,
     ),
 )

@@ -133,7 +133,6 @@ OPERATORS = (
         _matmul,
         gradient=matmul_gradient,
         workspace=few,
-        keeps_workspace=False,
     ),
     OpDef(
         "Gemm",

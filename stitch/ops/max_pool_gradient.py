@@ -20,6 +20,7 @@ from stitch.ops.definition import (
     OpDef,
     Thunk,
     WorkspaceContext,
+    WorkspaceRule,
     twice_the_operands,
 )
 from stitch.ops.element_types import FLOATS
@@ -161,6 +162,6 @@ OPERATORS = (
             "kernel_shape": Attribute("ints", required=True),
         },
         domain="stitch",
-        workspace=_taken,
+        workspace=WorkspaceRule(_taken),
     ),
 )

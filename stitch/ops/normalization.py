@@ -270,8 +270,7 @@ OPERATORS = (
         (1, 3),
         _LAYER,
         gradient=layer_gradient,
-        workspace=operands(1 / 2),
-        keeps_workspace=False,
+        workspace=operands(1 / 2, is_kept=False),
     ),
     OpDef(
         "RMSNormalization",
@@ -280,8 +279,7 @@ OPERATORS = (
         _rms,
         attributes=_LAYER,
         gradient=rms_gradient,
-        workspace=operands(1 / 2),
-        keeps_workspace=False,
+        workspace=operands(1 / 2, is_kept=False),
     ),
     OpDef(
         "InstanceNormalization",
@@ -290,8 +288,7 @@ OPERATORS = (
         _instance,
         attributes={"epsilon": Attribute("float", EPSILON)},
         gradient=group_gradient,
-        workspace=operands(1 / 2),
-        keeps_workspace=False,
+        workspace=operands(1 / 2, is_kept=False),
     ),
     OpDef(
         "GroupNormalization",
@@ -304,8 +301,7 @@ OPERATORS = (
             "stash_type": Attribute("int", 1),
         },
         gradient=group_gradient,
-        workspace=operands(1 / 2),
-        keeps_workspace=False,
+        workspace=operands(1 / 2, is_kept=False),
     ),
     OpDef(
         "LpNormalization",
@@ -314,7 +310,6 @@ OPERATORS = (
         _norm,
         attributes={"axis": Attribute("int", -1), "p": Attribute("int", 2)},
         gradient=norm_gradient,
-        workspace=operands(1 / 2),
-        keeps_workspace=False,
+        workspace=operands(1 / 2, is_kept=False),
     ),
 )

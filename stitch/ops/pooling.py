@@ -18,6 +18,7 @@ from stitch.ops.definition import (
     OpDef,
     Thunk,
     WorkspaceContext,
+    WorkspaceRule,
 )
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import require_rank, require_type
@@ -219,7 +220,7 @@ OPERATORS = (
         _average,
         attributes={**_POOL_ATTRIBUTES, "count_include_pad": Attribute("int", 0)},
         gradient=average_pool_gradient,
-        workspace=_average_workspace,
+        workspace=WorkspaceRule(_average_workspace),
     ),
     OpDef(
         "MaxPool",
@@ -229,7 +230,7 @@ OPERATORS = (
         outputs=(1, 2),
         attributes={**_POOL_ATTRIBUTES, "storage_order": Attribute("int", 0)},
         gradient=max_pool_gradient,
-        workspace=_max_workspace,
+        workspace=WorkspaceRule(_max_workspace),
     ),
     OpDef(
         "LpPool",
@@ -238,8 +239,7 @@ OPERATORS = (
         _lp,
         attributes={**_POOL_ATTRIBUTES, "p": Attribute("int", 2)},
         gradient=lp_pool_gradient,
-        workspace=_lp_workspace,
-        keeps_workspace=False,
+        workspace=WorkspaceRule(_lp_workspace, is_kept=False),
     ),
     OpDef(
         "GlobalAveragePool",
@@ -248,7 +248,6 @@ OPERATORS = (
         _global_average,
         gradient=global_average_gradient,
         workspace=few,
-        keeps_workspace=False,
     ),
     OpDef(
         "GlobalMaxPool",
@@ -257,6 +256,5 @@ OPERATORS = (
         _global_max,
         gradient=global_max_gradient,
         workspace=few,
-        keeps_workspace=False,
     ),
 )

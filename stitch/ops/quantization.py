@@ -187,8 +187,7 @@ OPERATORS = (
             "precision": Attribute("int", 0),
             "saturate": Attribute("int", 1),
         },
-        workspace=operands(4),
-        keeps_workspace=False,
+        workspace=operands(4, is_kept=False),
     ),
     OpDef(
         "DequantizeLinear",
@@ -196,7 +195,6 @@ OPERATORS = (
         _infer_dequantize,
         _dequantize,
         attributes={**_AXIS, "output_dtype": Attribute("int", 0)},
-        workspace=operands(3),
-        keeps_workspace=False,
+        workspace=operands(3, is_kept=False),
     ),
 )

@@ -18,8 +18,8 @@ from stitch.ops.definition import (
     KernelArguments,
     OpDef,
     Thunk,
-    Workspace,
     WorkspaceContext,
+    WorkspaceRule,
 )
 from stitch.ops.inference import (
     Shape,
@@ -233,16 +233,16 @@ def _exact_conv(
     return result, [refresh, *_CONV.kernel(call)]
 
 
-def _conv_workspace(w: int) -> Workspace:
+def _conv_workspace(w: int) -> WorkspaceRule:
     """A rule: operands and result in float64, and what is in between; and what Conv takes."""
 
-    def rule(context: WorkspaceContext) -> int:
+    def nbytes(context: WorkspaceContext) -> int:
         kinds = [context.inputs[0], context.inputs[w], *context.outputs]
         wide = tuple(ValueType(k.shape, DataType.FLOAT64) for k in kinds if k is not None)
         inner = WorkspaceContext(wide[:2], (None, None), context.attributes, wide[2:])
-        return 3 * inner.nbytes + _CONV.workspace(inner)
+        return 3 * inner.nbytes + _CONV.workspace.nbytes(inner)
 
-    return rule
+    return WorkspaceRule(nbytes)
 
 
 def _conv_integer(arguments: KernelArguments) -> Sequence[Thunk]:
@@ -279,16 +279,14 @@ OPERATORS = (
         (2, 4),
         _infer_matmul_integer,
         _matmul_integer,
-        workspace=operands(5),
-        keeps_workspace=False,
+        workspace=operands(5, is_kept=False),
     ),
     OpDef(
         "QLinearMatMul",
         (8, 8),
         _infer_qlinear_matmul,
         _qlinear_matmul,
-        workspace=operands(10),
-        keeps_workspace=False,
+        workspace=operands(10, is_kept=False),
     ),
     OpDef(
         "ConvInteger",

@@ -293,7 +293,6 @@ OPERATORS = (
         attributes={"perm": Attribute("ints")},
         gradient=transpose_gradient,
         workspace=few,
-        keeps_workspace=False,
     ),
     OpDef(
         "Concat",
@@ -303,7 +302,6 @@ OPERATORS = (
         attributes={"axis": Attribute("int", required=True)},
         gradient=concat_gradient,
         workspace=few,
-        keeps_workspace=False,
     ),
     OpDef(
         "Split",
@@ -314,7 +312,6 @@ OPERATORS = (
         attributes={"axis": Attribute("int", 0), "num_outputs": Attribute("int")},
         gradient=split_gradient,
         workspace=few,
-        keeps_workspace=False,
     ),
     OpDef(
         "Slice",
@@ -323,7 +320,6 @@ OPERATORS = (
         _slice,
         gradient=slice_gradient,
         workspace=few,
-        keeps_workspace=False,
     ),
     OpDef(
         "Expand",
@@ -332,7 +328,6 @@ OPERATORS = (
         _expand,
         gradient=expand_gradient,
         workspace=few,
-        keeps_workspace=False,
     ),
     OpDef(
         "Tile",
@@ -341,7 +336,6 @@ OPERATORS = (
         _tile,
         gradient=tile_gradient,
         workspace=few,
-        keeps_workspace=False,
     ),
     OpDef(
         "DepthToSpace",
@@ -354,7 +348,6 @@ OPERATORS = (
         },
         gradient=depth_to_space_gradient,
         workspace=few,
-        keeps_workspace=False,
     ),
     OpDef(
         "SpaceToDepth",
@@ -364,7 +357,6 @@ OPERATORS = (
         attributes={"blocksize": Attribute("int", required=True)},
         gradient=space_to_depth_gradient,
         workspace=few,
-        keeps_workspace=False,
     ),
     OpDef(
         "Trilu",

@@ -27,6 +27,7 @@ from stitch.ops.inference import (
 )
 from stitch.ops.recurrent_gradients import recurrent_gradient
 from stitch.ops.steps import check_lengths, given, optional
+from stitch.ops.workspaces import operands
 from stitch.program import Array, DataType, ValueType
 
 _DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
@@ -264,7 +265,7 @@ def _operator(layer: _Layer, most: int, **more: Attribute) -> OpDef:
         outputs=(1, layer.states + 1),
         attributes={**_ATTRIBUTES, **more},
         gradient=recurrent_gradient,
-        keeps_workspace=False,
+        workspace=operands(2, is_kept=False),
     )
 
 

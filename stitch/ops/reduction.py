@@ -21,7 +21,6 @@ from stitch.ops.definition import (
     KernelArguments,
     OpDef,
     Thunk,
-    twice_the_operands,
 )
 from stitch.ops.element_types import BOOLEAN, INT64, NUMERIC, PRODUCTS
 from stitch.ops.inference import (
@@ -35,7 +34,7 @@ from stitch.ops.inference import (
 from stitch.ops.reduction_gradients import REDUCTIONS
 from stitch.ops.row_statistics import LONG_ROW
 from stitch.ops.steps import fill_step, given, optional, scalar
-from stitch.ops.workspaces import few, integers
+from stitch.ops.workspaces import few, integers, operands
 from stitch.program import Array, DataType, ValueType
 
 
@@ -262,7 +261,7 @@ def _reduce(name: str, body: Body, allowed: frozenset[DataType] = PRODUCTS) -> O
             "noop_with_empty_axes": Attribute("int", 0),
         },
         gradient=REDUCTIONS[name],
-        workspace=integers(3, few if name in _IN_ONE_PASS else twice_the_operands),
+        workspace=integers(3, few if name in _IN_ONE_PASS else operands(2)),
     )
 
 

@@ -151,7 +151,6 @@ OPERATORS = (
             "sampling_ratio": Attribute("int", 0),
             "spatial_scale": Attribute("float", 1.0),
         },
-        workspace=operands(8),
-        keeps_workspace=False,
+        workspace=operands(8, is_kept=False),
     ),
 )

@@ -201,7 +201,6 @@ def _same_order(name: str, inputs: tuple[int, int], infer: Inference, **defaults
         elementwise=True,
         gradient=reshape_gradient,
         workspace=few,
-        keeps_workspace=False,
     )
 
 
@@ -221,7 +220,6 @@ OPERATORS = (
         elementwise=True,
         gradient=reshape_gradient,
         workspace=few,
-        keeps_workspace=False,
     ),
     OpDef(
         "Shape",
@@ -230,7 +228,6 @@ OPERATORS = (
         _shape,
         attributes={"end": Attribute("int"), "start": Attribute("int", 0)},
         workspace=few,
-        keeps_workspace=False,
     ),
-    OpDef("Size", (1, 1), _infer_size, _size, workspace=few, keeps_workspace=False),
+    OpDef("Size", (1, 1), _infer_size, _size, workspace=few),
 )

@@ -21,6 +21,7 @@ from stitch.ops.definition import (
     OpDef,
     Thunk,
     WorkspaceContext,
+    WorkspaceRule,
 )
 from stitch.ops.element_types import EVERY, FLOATS
 from stitch.ops.inference import (
@@ -261,8 +262,7 @@ OPERATORS = (
             "mode": Attribute("string", "linear"),
             "padding_mode": Attribute("string", "zeros"),
         },
-        workspace=_grid_workspace,
-        keeps_workspace=False,
+        workspace=WorkspaceRule(_grid_workspace, is_kept=False),
     ),
     OpDef(
         "DeformConv",
@@ -274,6 +274,6 @@ OPERATORS = (
             "group": Attribute("int", 1),
             "offset_group": Attribute("int", 1),
         },
-        workspace=_deform_workspace,
+        workspace=WorkspaceRule(_deform_workspace),
     ),
 )

@@ -67,7 +67,6 @@ def _operator(
         attributes={"exclusive": Attribute("int", 0), "reverse": Attribute("int", 0)},
         gradient=gradient,
         workspace=few,
-        keeps_workspace=False,
     )
 
 

@@ -151,7 +151,6 @@ OPERATORS = (
         attributes=_LISTS,
         gradient=col2im_gradient,
         workspace=few,
-        keeps_workspace=False,
     ),
     OpDef(
         "MaxUnpool",

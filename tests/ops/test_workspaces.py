@@ -78,7 +78,7 @@ def test_every_operator_has_a_row() -> None:
 def test_a_kernel_takes_no_more_than_is_declared(index: int, constant: bool) -> None:
     found = taken(index, constant)
     assert found.most <= found.declared
-    if not DEFINITIONS[ROWS[index][0]].keeps_workspace:
+    if not DEFINITIONS[ROWS[index][0]].workspace.is_kept:
         assert found.kept <= ANY_KERNEL_NBYTES // 2
 
 
