@@ -27,19 +27,20 @@ def defects_of(
     """All that is wrong, in the order of the file; `error` itself where it is all that is."""
     if isinstance(error, OutOfMemoryError):
         return error  # Reading more would not help.
-    log = draft.log
-    formal = len(log.problems)
-    if device is None and draft.target is not None:
-        target = draft.target
-        _look(draft, "target", lambda: load_machine(target))
-    _look(draft, "weights", lambda: read_weights(draft.weights))
-    _look(draft, "model", lambda: _model(draft))
-    if error is not None and len(log.problems) == formal:
-        log.note_error("bad_model", _line(draft, error), error)
+    log, target = draft.log, draft.target
+    whole = [
+        device is not None
+        or target is None
+        or _is_whole(draft, "target", lambda: load_machine(target)),
+        _is_whole(draft, "weights", lambda: read_weights(draft.weights)),
+        _is_whole(draft, "model", lambda: _model(draft)),
+    ]
+    if error is not None and all(whole):
+        _note(draft, "bad_model", _line(draft, error), error)
     seen = len(log.problems)
     if draft.data is not None:
         data_defects(draft.data, None, log, draft.seed)
-    if error is not None and seen == formal + 1 == len(log.problems):
+    if error is not None and whole.count(False) <= 1 and len(log.problems) == seen:
         return error
     try:
         raise_problems(log, "training")
@@ -48,11 +49,23 @@ def defects_of(
     raise AssertionError("a draft without defects is a training")
 
 
-def _look(draft: TrainDraft, key: str, look: Callable[[], object]) -> None:
+def _is_whole(draft: TrainDraft, key: str, look: Callable[[], object]) -> bool:
+    """Whether a part can be looked at; what is wrong with it is noted."""
     try:
         look()
     except StitchError as error:
-        draft.log.note_error(f"bad_{key}", draft.lines.get(key, 1), error)
+        _note(draft, f"bad_{key}", draft.lines.get(key, 1), error)
+        return False
+    return True
+
+
+def _note(draft: TrainDraft, kind: str, line: int, error: StitchError) -> None:
+    """Note an error, or each defect of the file that it is about, under a line of the training."""
+    if isinstance(error, FormatError) and error.problems:
+        for problem in error.problems:
+            draft.log.note(problem.kind, line, f"{problem.where}: {problem.detail}")
+    else:
+        draft.log.note_error(kind, line, error)
 
 
 def _model(draft: TrainDraft) -> None:

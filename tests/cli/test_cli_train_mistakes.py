@@ -140,8 +140,17 @@ def test_defects_of_a_model_and_of_the_data_are_listed_at_once(cli: Cli, small: 
     done = cli("run", "train.yaml")
     assert done.code == 3
     assert [line for line, _ in said_by(done)] == [2, 6, 8], done.err
-    assert "net.yaml:10" in done.err and "did you mean 'Relu'" in done.err
+    assert said_by(done)[0][1].startswith("net.yaml:10: unknown operator 'Reluu'"), done.err
     assert "did you mean 'ys'" in done.err and "not a list of row numbers" in done.err
+
+
+def test_the_defects_of_a_model_alone_are_told_as_the_module_tells_them(
+    cli: Cli, small: Path
+) -> None:
+    (small / "net.yaml").write_text(NET.replace("Relu(s)", "Reluu(s)").replace("Gemm", "Gem"))
+    done = cli("run", "train.yaml")
+    assert done.code == 3 and "net.yaml is not a sound module: 2 defects" in done.err
+    assert "not a sound training" not in done.err
 
 
 def test_a_file_of_arrays_that_is_not_there_is_one_defect(cli: Cli, small: Path) -> None:
