@@ -75,7 +75,7 @@ def test_a_full_l1_moves_evicts_and_bounces_with_reasons() -> None:
     assert re.search(r"^  move   x1 .*\n +room for 'half'", move, re.MULTILINE)
     assert "evict " not in move and "bounce " not in move
     assert re.search(r"^  evict  x1 .*\[capacity: 18432 B per bank", evict, re.MULTILINE)
-    assert re.search(r"^  bounce x1 .*\[cycle: ", bounce, re.MULTILINE)
+    assert re.search(r"^  bounce x2 .*\[cycle: ", bounce, re.MULTILINE)
     assert "before: 0x400 and 0x2200\nafter:  0x2200 and 0x400\n" in bounce
 
 
