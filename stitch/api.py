@@ -27,11 +27,10 @@ from stitch.argument_kinds import (
     takes,
 )
 from stitch.compiler import CompileOptions
-from stitch.errors import UsageError
+from stitch.errors import UsageError, closest
 from stitch.frontend.modules import read_graph, read_trainable
 from stitch.frontend.pipeline_run import YamlPipeline, read_pipeline
 from stitch.graph import ComputationGraph, Wish, parse_wish
-from stitch.graph.wish import closest
 from stitch.machine import Machine, load_machine
 from stitch.model import PRODUCER, CompiledModel, __version__, compiled, open_device
 from stitch.program import Layout, Role, TensorDesc

@@ -6,6 +6,8 @@ Goes out: one exception whose text says all of that. Knows nothing of any other 
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -119,3 +121,13 @@ class TaskError(StitchError):
 
 class InternalError(StitchError):
     """Stitch broke a rule of its own: a defect of Stitch, not of what it was given: exit code 6."""
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """What to do about an unknown word: the nearest known one as a question, or nothing.
+
+    >>> closest("alignmnet", ("alignment", "base")), closest("x", ())
+    ("did you mean 'alignment'?", '')
+    """
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else ""

@@ -1,23 +1,26 @@
 """YAML that may be hostile, read as plain data with line numbers.
 
-Comes in: text. Goes out: `Node`s, or a `FormatError`: too long, too deep, too many nodes once
-aliases are followed, duplicate keys, tags. Nothing is constructed but numbers, strings, lists and
-mappings (PyYAML's safe loader). Must not know: what the keys mean.
+Comes in: text. Goes out: `Node`s and a `ProblemLog` that begins with the keys given twice, or a
+`FormatError`: too long, too deep, too many nodes once aliases are followed, tags. Nothing is
+constructed but numbers, strings, lists and mappings (PyYAML's safe loader). Must not know: what the
+keys mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import yaml
 
-from stitch.errors import FormatError, Problem
+from stitch.errors import FormatError, Problem, StitchError
 
 MAX_NBYTES = 1 << 20
 MAX_DEPTH = 16
 MAX_EVENTS = 100_000
 MAX_NODES = 100_000
+#: More defects than this are not worth listing.
+MAX_PROBLEMS = 50
 
 Data = bool | int | float | str | tuple["Node", ...] | Mapping[str, "Node"] | None
 
@@ -43,11 +46,47 @@ class Node:
         return "nothing" if self.data is None else repr(self.raw)[:60]
 
 
-def read_yaml(text: str, file: str) -> tuple[Node, tuple[Problem, ...]]:
-    """The document and its recoverable defects; raises `FormatError` for what cannot be read."""
+class ProblemLog:
+    """The defects of one file."""
+
+    def __init__(self, file: str, problems: Iterable[Problem] = ()) -> None:
+        self.file = file
+        self.problems = list(problems)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether more defects would not be listed, so that nobody need look for words."""
+        return len(self.problems) >= MAX_PROBLEMS
+
+    def note(self, kind: str, line: int, detail: str) -> None:
+        """Notes a defect on a line."""
+        if not self.is_full:
+            one_line = "; ".join(part.strip() for part in detail.splitlines())
+            self.problems.append(Problem(kind, f"{self.file}:{line}", one_line))
+
+    def raise_any(self, what: str, remedy: str | None = None) -> None:
+        """Raise `FormatError` with every defect noted so far, in the order of the file."""
+        count = len(self.problems)
+        if count:
+            raise FormatError(
+                f"{self.file} is not a sound {what}: {count} defect{'s' if count != 1 else ''}",
+                problems=tuple(sorted(self.problems, key=_line_of)),
+                remedy=remedy,
+            )
+
+    def note_error(self, kind: str, line: int, error: StitchError) -> None:
+        """Notes what an error of another room says."""
+        self.note(kind, line, str(error))
+
+
+def read_yaml(text: str, file: str) -> tuple[Node, ProblemLog]:
+    """The document, and the log of its recoverable defects, for its reader to go on with.
+
+    Raises `FormatError` for what cannot be read.
+    """
     if len(text) > MAX_NBYTES:
         raise FormatError(
-            "a module in YAML is a short text",
+            "a file in YAML is a short text",
             where=file,
             expected=f"at most {MAX_NBYTES} characters",
             got=str(len(text)),
@@ -66,7 +105,11 @@ def read_yaml(text: str, file: str) -> tuple[Node, tuple[Problem, ...]]:
     if root is None:
         raise FormatError("the file holds nothing", where=file)
     walk = _Walk(file)
-    return walk.node(root, 0), tuple(walk.problems)
+    return walk.node(root, 0), ProblemLog(file, walk.problems)
+
+
+def _line_of(problem: Problem) -> int:
+    return int(problem.where.rpartition(":")[2])
 
 
 def _check_bounds(text: str, file: str) -> None:

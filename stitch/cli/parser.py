@@ -11,8 +11,7 @@ import re
 from typing import Any, NoReturn
 
 from stitch.api import __version__
-from stitch.errors import UsageError
-from stitch.graph.wish import closest
+from stitch.errors import UsageError, closest
 
 EXIT_CODES = """\
 exit codes:

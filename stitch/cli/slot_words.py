@@ -10,8 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from stitch.cli.wiring import slot_index
-from stitch.errors import UsageError
-from stitch.graph.wish import closest
+from stitch.errors import UsageError, closest
 
 
 def split_slot(word: str, is_value: Callable[[str], bool]) -> tuple[str | None, str]:

@@ -15,7 +15,6 @@ from stitch import api
 from stitch.cli.train_model import module_of, read_weights, shapes_of
 from stitch.errors import FormatError, OutOfMemoryError, StitchError
 from stitch.frontend.modules import read_trainable
-from stitch.frontend.pipeline_yaml import raise_problems
 from stitch.frontend.train_yaml import TrainDraft
 from stitch.frontend.train_yaml_data import data_defects
 from stitch.machine import load_machine
@@ -43,7 +42,7 @@ def defects_of(
     if error is not None and whole.count(False) <= 1 and len(log.problems) == seen:
         return error
     try:
-        raise_problems(log, "training")
+        log.raise_any("training")
     except FormatError as found:
         return found
     raise AssertionError("a draft without defects is a training")

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from stitch.cli.modules import Module
-from stitch.errors import LinkError, UsageError
-from stitch.graph.wish import closest
+from stitch.errors import LinkError, UsageError, closest
 from stitch.link import Wire, chain_wires, check_wire
 from stitch.program import InputSlot, OutputSlot
 

@@ -18,11 +18,10 @@ from stitch.compiler.compile_graph import optimize
 from stitch.compiler.forward_values import ForwardValues, Recompute
 from stitch.compiler.matrix_products import fold_transposes
 from stitch.compiler.turned_products import turn_products
-from stitch.errors import CompileError
+from stitch.errors import CompileError, closest
 from stitch.graph.builder import ComputationGraphBuilder
 from stitch.graph.computation_graph import ComputationGraph
 from stitch.graph.symbolic import SymbolicTensor
-from stitch.graph.wish import closest
 from stitch.program import ABSENT, InputKind, Operation
 
 

@@ -18,9 +18,9 @@ from stitch.compiler.constant_folding import fold_constants
 from stitch.compiler.cut_points import narrowest_cuts
 from stitch.compiler.dead_code import drop_unused_values, remove_dead_code
 from stitch.compiler.options import CompileOptions
-from stitch.errors import CompileError
+from stitch.errors import CompileError, closest
 from stitch.graph.computation_graph import ComputationGraph
-from stitch.graph.wish import Wish, closest
+from stitch.graph.wish import Wish
 from stitch.program import (
     ABSENT,
     InputKind,

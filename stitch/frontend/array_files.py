@@ -11,10 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from stitch.errors import FormatError, LayoutError, OutOfMemoryError
+from stitch.errors import FormatError, LayoutError, OutOfMemoryError, closest
 from stitch.files import open_file
 from stitch.frontend.numpy_files import NAMELESS, NpzFile, read_npy
-from stitch.graph.wish import closest
 from stitch.program import Array, DataType
 
 SUFFIXES = (".npy", ".npz", ".safetensors")

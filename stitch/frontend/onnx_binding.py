@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from stitch.errors import CompileError, FormatError, StitchError
+from stitch.errors import CompileError, FormatError, StitchError, closest
 from stitch.frontend.onnx_tensors import element_type
-from stitch.graph.wish import Wish, closest, wishes_of
+from stitch.graph.wish import Wish, wishes_of
 from stitch.program import Array, DataType, TensorDesc, ValueType
 
 Examples = Sequence[Any] | Mapping[str, Any]

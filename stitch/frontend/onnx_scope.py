@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from stitch.errors import CompileError, FormatError
+from stitch.errors import CompileError, FormatError, closest
 from stitch.graph import SymbolicTensor
-from stitch.graph.wish import closest
 
 
 @final

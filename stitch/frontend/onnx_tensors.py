@@ -16,9 +16,8 @@ import numpy as np
 from onnx import TensorProto
 
 from stitch import ops
-from stitch.errors import CompileError, FormatError
+from stitch.errors import CompileError, FormatError, closest
 from stitch.files import open_file
-from stitch.graph.wish import closest
 from stitch.program import Array, DataType
 
 #: The field that holds a tensor's elements where they are not raw bytes.

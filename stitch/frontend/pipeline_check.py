@@ -12,19 +12,17 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TypeAlias
 
-from stitch.errors import LinkError, Problem
+from stitch.errors import LinkError, Problem, closest
 from stitch.frontend.pipeline_yaml import (
     PipelineFile,
     PipelineStep,
     Reference,
     RepeatStep,
     RunStep,
-    raise_problems,
 )
-from stitch.frontend.yaml_fields import ProblemLog
-from stitch.graph.wish import closest
 from stitch.link import check_link
 from stitch.program import Program, TensorDesc, ValueType
+from stitch.yaml_nodes import ProblemLog
 
 #: Names that a message lists.
 MAX_LISTED = 20
@@ -64,7 +62,7 @@ def check_pipeline(
             check.note("bad_output", line, f"output {name!r} is an input: no step makes it")
         elif value is not None:
             found.append(value)
-    raise_problems(check.log, "pipeline")
+    check.log.raise_any("pipeline")
     return tuple(found), tuple(check.converted)
 
 

@@ -13,7 +13,7 @@ from typing import Any, final
 
 import numpy as np
 
-from stitch.errors import FormatError, Problem, StitchError, UsageError
+from stitch.errors import FormatError, Problem, StitchError, UsageError, closest
 from stitch.frontend.array_files import read_array
 from stitch.frontend.pipeline_check import CheckedValue, check_pipeline
 from stitch.frontend.pipeline_flow import defines, unread, uses_of
@@ -26,7 +26,6 @@ from stitch.frontend.pipeline_yaml import (
     RunStep,
     load_pipeline,
 )
-from stitch.graph.wish import closest
 from stitch.machine import machine_names
 from stitch.program import Array, DataType, InputSlot, OutputSlot, Program, ValueType
 from stitch.runtime import Device, LoadedProgram, Tensor

@@ -44,9 +44,9 @@ from typing import TypeAlias
 
 from stitch.errors import FormatError
 from stitch.files import read_text
-from stitch.frontend.yaml_fields import Fields, ProblemLog
+from stitch.frontend.yaml_fields import Fields
 from stitch.program import DataType
-from stitch.yaml_nodes import Node, read_yaml
+from stitch.yaml_nodes import Node, ProblemLog, read_yaml
 
 TOP = ("name", "device", "modules", "inputs", "steps", "outputs", "max_runs")
 _WORD = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -175,22 +175,10 @@ def load_pipeline(path: str | Path) -> PipelineFile:
 
 def pipeline_from_text(text: str, folder: Path, file: str = "pipeline.yaml") -> PipelineFile:
     """The pipeline of a YAML text whose files lie in `folder`; raises `FormatError`."""
-    root, defects = read_yaml(text, file)
-    log = ProblemLog(file)
-    log.problems.extend(defects)
+    root, log = read_yaml(text, file)
     found = _Reader(root, folder, log).pipeline()
-    raise_problems(log, "pipeline")
+    log.raise_any("pipeline")
     return found
-
-
-def raise_problems(log: ProblemLog, what: str) -> None:
-    """Raise `FormatError` with every defect noted so far, in the order of the file."""
-    count = len(log.problems)
-    if count:
-        raise FormatError(
-            f"{log.file} is not a sound {what}: {count} defect{'s' if count != 1 else ''}",
-            problems=tuple(sorted(log.problems, key=lambda p: int(p.where.rpartition(":")[2]))),
-        )
 
 
 def parse_reference(text: str) -> Reference | None:

@@ -47,17 +47,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stitch.errors import FormatError, UsageError
+from stitch.errors import FormatError, UsageError, closest
 from stitch.files import read_text
-from stitch.frontend.pipeline_yaml import raise_problems
 from stitch.frontend.train_yaml_choices import loss_of, metrics_of, optimizer_of, schedule_of
 from stitch.frontend.train_yaml_parts import DataEntry, data_of, files_of
-from stitch.frontend.yaml_fields import Fields, ProblemLog
-from stitch.graph.wish import closest
+from stitch.frontend.yaml_fields import Fields
 from stitch.runtime.executors import EXECUTORS
 from stitch.training import TrainingOptions
 from stitch.training.search import ALGORITHMS
-from stitch.yaml_nodes import Node, read_yaml
+from stitch.yaml_nodes import Node, ProblemLog, read_yaml
 
 TOP = (
     "name", "model", "weights", "trainable", "data", "batch_size", "epochs", "seed", "shuffle",
@@ -173,15 +171,13 @@ def training_from_text(text: str, folder: Path, file: str = "train.yaml") -> Tra
 
 
 def _whole(draft: TrainDraft) -> TrainFile:
-    raise_problems(draft.log, "training")
+    draft.log.raise_any("training")
     assert draft.file is not None, "what is missing has been noted"
     return draft.file
 
 
 def _draft(text: str, folder: Path, file: str) -> TrainDraft:
-    root, defects = read_yaml(text, file)
-    log = ProblemLog(file)
-    log.problems.extend(defects)
+    root, log = read_yaml(text, file)
     return _Reader(root, folder, log).draft()
 
 

@@ -12,9 +12,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stitch.errors import UsageError
+from stitch.errors import UsageError, closest
 from stitch.frontend.yaml_fields import Fields
-from stitch.graph.wish import closest
 from stitch.training import (
     SGD,
     Adam,

@@ -15,14 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from stitch.errors import FormatError, UsageError
+from stitch.errors import FormatError, UsageError, closest
 from stitch.frontend.array_files import read_array
-from stitch.frontend.pipeline_yaml import raise_problems
 from stitch.frontend.train_yaml_parts import ArrayEntry, DataEntry, PartEntry, SourceEntry
-from stitch.frontend.yaml_fields import ProblemLog
-from stitch.graph.wish import closest
 from stitch.program import Array, ValueType
 from stitch.training import Loss
+from stitch.yaml_nodes import ProblemLog
 
 #: What tells the draws of shares from those of epochs.
 _SHARES = 2**32
@@ -85,7 +83,7 @@ def read_data(entry: DataEntry, model: ModelTypes, file: str, seed: int) -> Trai
     """Read, check and part the data; raises `FormatError` listing every defect."""
     reader = _Reader(model, ProblemLog(file), seed)
     made = reader.data(entry)
-    raise_problems(reader.log, "training")
+    reader.log.raise_any("training")
     assert made is not None, "what is missing has been noted"
     return made
 

@@ -8,36 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from stitch.errors import LayoutError, Problem, StitchError
-from stitch.graph.wish import closest
+from stitch.errors import LayoutError, closest
 from stitch.program import MAX_RANK, DataType
-from stitch.yaml_nodes import Node
-
-#: More defects than this are not worth listing.
-MAX_PROBLEMS = 50
-
-
-class ProblemLog:
-    """The defects of one file."""
-
-    def __init__(self, file: str) -> None:
-        self.file = file
-        self.problems: list[Problem] = []
-
-    @property
-    def is_full(self) -> bool:
-        """Whether more defects would not be listed, so that nobody need look for words."""
-        return len(self.problems) >= MAX_PROBLEMS
-
-    def note(self, kind: str, line: int, detail: str) -> None:
-        """Notes a defect on a line."""
-        if not self.is_full:
-            one_line = "; ".join(part.strip() for part in detail.splitlines())
-            self.problems.append(Problem(kind, f"{self.file}:{line}", one_line))
-
-    def note_error(self, kind: str, line: int, error: StitchError) -> None:
-        """Notes what an error of another room says."""
-        self.note(kind, line, str(error))
+from stitch.yaml_nodes import Node, ProblemLog
 
 
 class Fields:

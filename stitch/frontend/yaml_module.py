@@ -39,16 +39,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from stitch.errors import FormatError, LayoutError, Problem, StitchError, UsageError
+from stitch.errors import FormatError, LayoutError, StitchError, UsageError, closest
 from stitch.files import read_text
-from stitch.frontend.yaml_fields import Fields, ProblemLog
+from stitch.frontend.yaml_fields import Fields
 from stitch.frontend.yaml_operations import OperationReader
 from stitch.frontend.yaml_parameters import parameter_array
 from stitch.frontend.yaml_statement import NAME
 from stitch.graph import WISH_FIELDS, ComputationGraph, ComputationGraphBuilder, Wish
-from stitch.graph.wish import Side, closest
+from stitch.graph.wish import Side
 from stitch.program import InputKind, Ownership
-from stitch.yaml_nodes import Node, read_yaml
+from stitch.yaml_nodes import Node, ProblemLog, read_yaml
 
 TOP = ("name", "inputs", "parameters", "operations", "outputs")
 _PLACEMENT = ("space", "data_type", "layout", "memory_layout", "shard_spec", "address")
@@ -73,16 +73,10 @@ def load_module(path: str | Path) -> ComputationGraph:
 
 def module_from_text(text: str, folder: Path, file: str = "module.yaml") -> ComputationGraph:
     """The graph of a YAML text whose weight files lie in `folder`; raises `FormatError`."""
-    root, defects = read_yaml(text, file)
-    log = ProblemLog(file)
-    log.problems.extend(defects)
+    root, log = read_yaml(text, file)
     graph = _ModuleReader(root, folder, log).graph()
-    if log.problems or graph is None:
-        count = len(log.problems)
-        raise FormatError(
-            f"{file} is not a sound module: {count} defect{'s' if count != 1 else ''}",
-            problems=tuple(sorted(log.problems, key=_line_of)),
-        )
+    log.raise_any("module")
+    assert graph is not None, "what is missing has been noted"
     return graph
 
 
@@ -193,10 +187,6 @@ class _ModuleReader:
                 self.builder.wish(Wish(side, name, key, spelled))
             except (UsageError, LayoutError) as error:
                 self.log.note_error("bad_wish", node.line, error)
-
-
-def _line_of(problem: Problem) -> int:
-    return int(problem.where.rpartition(":")[2])
 
 
 _T = TypeVar("_T")

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from stitch import ops
-from stitch.errors import CompileError, LayoutError
-from stitch.frontend.yaml_fields import Fields, ProblemLog
+from stitch.errors import CompileError, LayoutError, closest
+from stitch.frontend.yaml_fields import Fields
 from stitch.frontend.yaml_parameters import plain
 from stitch.frontend.yaml_statement import (
     NAME,
@@ -26,9 +26,8 @@ from stitch.frontend.yaml_statement import (
 )
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 from stitch.graph.emitter import Given, Written
-from stitch.graph.wish import closest
 from stitch.program import DataType
-from stitch.yaml_nodes import Node
+from stitch.yaml_nodes import Node, ProblemLog
 
 _KEYS = ("op", "domain", "inputs", "outputs", "attributes")
 

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from stitch.errors import FormatError, OutOfMemoryError, StitchError
+from stitch.errors import FormatError, OutOfMemoryError, StitchError, closest
 from stitch.frontend.array_files import read_array
 from stitch.frontend.yaml_fields import Fields
-from stitch.graph.wish import closest
 from stitch.memory import claim, claim_for
 from stitch.program import Array, DataType
 from stitch.yaml_nodes import Node

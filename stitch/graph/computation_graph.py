@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stitch import ops
-from stitch.errors import CompileError, Problem
+from stitch.errors import CompileError, Problem, closest
 from stitch.graph.known_values import KnownValues
-from stitch.graph.wish import Side, Wish, WishError, closest
+from stitch.graph.wish import Side, Wish, WishError
 from stitch.program import (
     ABSENT,
     Array,

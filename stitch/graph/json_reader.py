@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from stitch.errors import Problem
-from stitch.graph.wish import closest
+from stitch.errors import Problem, closest
 
 _Choice = TypeVar("_Choice")
 #: More defects than this are not worth listing.

@@ -6,14 +6,13 @@ which the compiler honours or refuses. Must not know: machines (whether a wish f
 
 from __future__ import annotations
 
-import difflib
 import enum
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
-from stitch.errors import CompileError, LayoutError, UsageError
+from stitch.errors import CompileError, LayoutError, UsageError, closest
 from stitch.program import (
     TILE_SHAPE,
     DataType,
@@ -159,12 +158,6 @@ def wished_layout(default: Layout, wishes: Iterable[Wish]) -> Layout:
         return default
     made: Layout = replace(default, **changes)  # type: ignore[arg-type]  # fields checked by Wish
     return made
-
-
-def closest(name: str, allowed: Iterable[str]) -> str:
-    """`did you mean ...?` for the nearest allowed word, or nothing."""
-    near = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else ""
 
 
 def _one_of(what: str, name: str, allowed: Iterable[str], where: str) -> None:

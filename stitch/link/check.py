@@ -7,11 +7,10 @@ does not fit. Must not know: devices, costs.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from stitch.errors import LinkError
+from stitch.errors import LinkError, closest
 from stitch.program import InputKind, Program, TensorDesc
 
 Pairs = tuple[tuple[int, int], ...]
@@ -215,9 +214,8 @@ def _by_name(
 
 
 def _unknown(what: str, name: str, known: Mapping[str, int]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"{what} {name!r} (it has {', '.join(known) or 'none'}{hint})"
+    near = closest(name, known)
+    return f"{what} {name!r} (it has {', '.join(known) or 'none'}{f'; {near}' if near else ''})"
 
 
 def _slots_text(program: Program, side: str) -> str:

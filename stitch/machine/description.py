@@ -32,9 +32,9 @@ from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path as FilePath
 
-from stitch.errors import FormatError, Problem, StitchError, UsageError
+from stitch.errors import FormatError, StitchError, UsageError, closest
 from stitch.files import open_file
-from stitch.machine.figures import Findings, Section, closest
+from stitch.machine.figures import Findings, Section
 from stitch.machine.machine import Machine, Noc, Path
 from stitch.machine.shape import MachineShape, SpaceShape
 from stitch.program import Space
@@ -92,8 +92,9 @@ def _shipped(name: str) -> Machine:
     try:
         names = machine_names()
         if name not in names:
+            near = closest(name, names)
             raise UsageError(
-                f"there is no machine {name!r}{closest(name, names)}",
+                f"there is no machine {name!r}{f'; {near}' if near else ''}",
                 expected="one of " + ", ".join(names),
                 remedy="choose one of these, or give the path of a .yaml description",
             )
@@ -132,21 +133,10 @@ def parse_machine(content: bytes, file_name: str) -> Machine:
         raise FormatError(
             "the machine description is no UTF-8 text", where=file_name, got=error.reason
         ) from error
-    root, defects = read_yaml(text, file_name)
-    findings = Findings(file_name, list(defects))
-    machine = _machine(root, findings)
-    if findings.problems:
-        raise FormatError(
-            f"the machine description has {len(findings.problems)} problem(s)",
-            problems=tuple(sorted(findings.problems, key=_line)),
-            where=file_name,
-            remedy=f"correct the keys named below; {_FORM}",
-        )
+    root, log = read_yaml(text, file_name)
+    machine = _machine(root, Findings(log))
+    log.raise_any("machine description", f"correct the keys named below; {_FORM}")
     return machine
-
-
-def _line(problem: Problem) -> int:
-    return int(problem.where.rpartition(":")[2])
 
 
 def _machine(root: Node, findings: Findings) -> Machine:
@@ -173,7 +163,7 @@ def _machine(root: Node, findings: Findings) -> Machine:
     paths = tuple(_paths(top, spaces, noc))
     shape = MachineShape(name, grid, spaces[Space.HOST], l1, spaces.get(Space.DRAM))
     machine = Machine(shape, paths, tuple(findings.sources), noc)
-    if not findings.problems:
+    if not findings.log.problems:
         _check_reachable(machine, top)
     return machine
 

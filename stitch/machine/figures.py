@@ -8,42 +8,25 @@ Knows nothing of machines.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from stitch.errors import Problem
-from stitch.yaml_nodes import Node, number_of
-
-#: More defects than this are not worth listing.
-MAX_PROBLEMS = 50
+from stitch.errors import closest
+from stitch.yaml_nodes import Node, ProblemLog, number_of
 
 
 @dataclass
 class Findings:
     """What the reading of one file has found so far: problems, and the sources of figures."""
 
-    file: str
-    problems: list[Problem] = field(default_factory=list)
+    log: ProblemLog
     sources: list[tuple[str, str]] = field(default_factory=list)
 
     def note(self, kind: str, line: int, place: str, detail: str) -> None:
         """Record one defect: its machine-readable kind, line, dotted place, and sentence."""
-        if len(self.problems) < MAX_PROBLEMS:
-            said = f"{place}: {detail}" if place else detail
-            self.problems.append(Problem(kind, f"{self.file}:{line}", said))
-
-
-def closest(word: str, known: tuple[str, ...]) -> str:
-    """`"; did you mean 'x'?"` for a word that resembles a known one, else nothing.
-
-    >>> closest("alignmnet", ("alignment", "base"))
-    "; did you mean 'alignment'?"
-    """
-    match = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {match[0]!r}?" if match else ""
+        self.log.note(kind, line, f"{place}: {detail}" if place else detail)
 
 
 class Section:
@@ -65,11 +48,9 @@ class Section:
         known = (*keys, "source")
         for key in self.content:
             if key not in known:
-                self.reject(
-                    "unknown_key",
-                    key,
-                    f"no such key{closest(key, known)} (known: {', '.join(known)})",
-                )
+                near = closest(key, known)
+                hint = f"; {near}" if near else ""
+                self.reject("unknown_key", key, f"no such key{hint} (known: {', '.join(known)})")
         self._note_source(self.content.get("source"), where, self.line)
 
     def _note_source(self, found: Node | None, place: str, line: int) -> None:

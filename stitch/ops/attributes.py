@@ -5,13 +5,12 @@ Comes in: what a front end wrote. Goes out: a mapping with defaults filled in, o
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any
 
-from stitch.errors import CompileError
+from stitch.errors import CompileError, closest
 from stitch.ops.definition import Attribute, OpDef
 from stitch.program import AttributeValue
 
@@ -29,12 +28,11 @@ def resolve_attributes(
     where = definition.name + (f" at {location}" if location else "")
     for name in attributes:
         if name not in definition.attributes:
-            near = difflib.get_close_matches(name, definition.attributes, 1)
             raise CompileError(
                 f"{definition.name} has no attribute {name!r}",
                 where=where,
                 expected=", ".join(definition.attributes) or "no attributes",
-                remedy=f"did you mean {near[0]!r}?" if near else None,
+                remedy=closest(name, definition.attributes) or None,
             )
     resolved: dict[str, AttributeValue] = {}
     for name, declared in definition.attributes.items():

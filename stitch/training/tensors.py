@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from stitch.argument_kinds import MAPPING, takes
-from stitch.errors import UsageError
-from stitch.graph.wish import closest
+from stitch.errors import UsageError, closest
 from stitch.program import Array, InputKind
 from stitch.runtime import Device
 from stitch.training.profiling import capturing
