@@ -32,11 +32,11 @@ from stitch.frontend.modules import read_graph, read_trainable
 from stitch.frontend.pipeline_run import YamlPipeline, read_pipeline
 from stitch.graph import ComputationGraph, Wish, parse_wish
 from stitch.machine import Machine, load_machine
-from stitch.model import PRODUCER, CompiledModel, __version__, compiled, open_device
+from stitch.model import MACHINE, PRODUCER, CompiledModel, __version__, compiled, open_device
 from stitch.program import Layout, Role, TensorDesc
 from stitch.report import Device
+from stitch.runtime import TENSOR, LoadedProgram, Tensor
 from stitch.runtime import Device as RuntimeDevice
-from stitch.runtime import LoadedProgram, Tensor
 from stitch.runtime.pipeline import Pipeline as RuntimePipeline
 from stitch.training import (
     Loss,
@@ -50,8 +50,6 @@ from stitch.ttb import SOURCE, Binary, inspect_sizes
 from stitch.ttb import load as load_binary
 
 _DEVICE = instance_of("an open device", RuntimeDevice)
-_TENSOR = instance_of("a tensor of a device (device.tensor(array) makes one)", Tensor)
-_MACHINE = either(TEXT, PATH, instance_of("a Machine", Machine))
 _WISH = either(TEXT, instance_of("a Wish", Wish))
 _ROLES = tuple(role.value for role in Role)
 _ROLE = Kind(
@@ -65,7 +63,7 @@ _LOSS = instance_of("a loss of stitch.losses, its name, or a mapping", Loss, str
 
 
 @takes(
-    example_inputs=either(LIST, MAPPING), target=_MACHINE, name=optional(TEXT), role=_ROLE,
+    example_inputs=either(LIST, MAPPING), target=MACHINE, name=optional(TEXT), role=_ROLE,
     wishes=either(_WISH, several("a list of wishes", _WISH)), input_shapes=optional(MAPPING),
     optimizer=optional(_OPTIMIZER), loss=optional(_LOSS), weights=optional(MAPPING),
     trainable=optional(WORDS), algorithm=TEXT,
@@ -216,11 +214,11 @@ def submit(
 def wait(tensors: Tensor | Iterable[Tensor]) -> None:
     """Run the queues that these tensors are in; raises what a failed task raised."""
     for tensor in tensors if isinstance(tensors, Iterable) else (tensors,):
-        _TENSOR.check("wait", "tensors", tensor)
+        TENSOR.check("wait", "tensors", tensor)
         tensor.device.settle(tensor._record)
 
 
-@takes(tensor=_TENSOR)
+@takes(tensor=TENSOR)
 def to_layout(tensor: Tensor, layout: Layout | TensorDesc, *, retain: bool | None = None) -> Tensor:
     """The same elements in another layout (any legal one), queued; carries `retain` over.
 
@@ -230,7 +228,7 @@ def to_layout(tensor: Tensor, layout: Layout | TensorDesc, *, retain: bool | Non
     return tensor.to_layout(layout, retain=retain)
 
 
-@takes(tensor=_TENSOR)
+@takes(tensor=TENSOR)
 def has_layout(tensor: Tensor, layout: Layout | TensorDesc) -> bool:
     """Whether a tensor lies as described; an address counts only where one is given."""
     return tensor.has_layout(layout)

@@ -41,6 +41,8 @@ from stitch.ttb import load as load_binary
 
 __version__ = "0.1.0"
 PRODUCER = f"stitch {__version__}"
+#: What a machine is named by.
+MACHINE = either(TEXT, PATH, instance_of("a Machine", Machine))
 #: Programs that a model's `repr` names.
 MAX_SHOWN = 3
 #: The fields of a model's JSON that are always there, beside its graph.
@@ -48,7 +50,7 @@ _FIELDS = ("stitch", "target", "name", "role", "wishes")
 
 
 @takes(
-    machine=either(TEXT, PATH, instance_of("a Machine", Machine)),
+    machine=MACHINE,
     executor=either(TEXT, instance_of("an Executor", Executor)), threads=optional(WHOLE),
     window=WHOLE, max_memory=optional(either(WHOLE, TEXT)),
 )  # fmt: skip

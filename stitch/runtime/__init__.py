@@ -19,9 +19,10 @@ from stitch.runtime.history import WHOLE_RUN, Account, Totals, totals_of
 from stitch.runtime.hooks import HookContext
 from stitch.runtime.program import LoadedProgram
 from stitch.runtime.tensor import Tensor
+from stitch.runtime.tensor_access import TENSOR
 
 __all__ = [
-    "DEFAULT_WINDOW", "WHOLE_RUN", "Account", "Device", "Event", "HookContext", "LoadedProgram",
-    "MovedAside", "PlanMade", "PlanRun", "PlanStopped", "ReadBack", "Tensor", "Totals", "Written",
-    "program_bytes", "program_peak", "totals_of",
+    "DEFAULT_WINDOW", "TENSOR", "WHOLE_RUN", "Account", "Device", "Event", "HookContext",
+    "LoadedProgram", "MovedAside", "PlanMade", "PlanRun", "PlanStopped", "ReadBack", "Tensor",
+    "Totals", "Written", "program_bytes", "program_peak", "totals_of",
 ]  # fmt: skip
