@@ -37,7 +37,7 @@ def make_way(device: Device, ready: ReadyPlan) -> bool:
     if targets is None:
         return False
     if not all(
-        device.host_memory.can_take(block.space, target, block.desc)
+        device.host_memory.try_take_region(block.space, target, block.desc)
         for block, target in zip(in_the_way, targets, strict=True)
     ):
         return False

@@ -130,8 +130,8 @@ class HostMemory:
             self._in_spaces.append(BUDGET.claim(nbytes, what, allowed=self.allowed))
             self._written[space].update([region[1:]])
 
-    def can_take(self, space: Space, address: int, desc: TensorDesc) -> bool:
-        """Whether the bytes of a tensor could be claimed; they are, if so."""
+    def try_take_region(self, space: Space, address: int, desc: TensorDesc) -> bool:
+        """As `take_region`, where that is possible; whether it was."""
         try:
             self.take_region(space, address, desc, f"in the spaces of {self.machine.name!r}")
         except OutOfMemoryError:
