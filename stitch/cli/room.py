@@ -6,7 +6,6 @@ not know: words of the command line, arrays.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from stitch.api import Device
@@ -30,11 +29,10 @@ def _check_inputs(slots: Sequence[RunInput], shape: MachineShape) -> None:
     """A pipeline's inputs may be larger than what its programs see of them at a time."""
     have = shape.host.capacity * shape.host.banks
     for slot in slots:
-        needed = math.prod(slot.type.shape) * slot.type.data_type.dtype.itemsize
-        if needed > have:
+        if slot.type.nbytes > have:
             raise OutOfMemoryError(
                 f"input {slot.name!r} does not fit the host of machine {shape.name!r}",
                 expected=f"at most {have} B",
-                got=f"{needed} B for {slot.type.text()}",
+                got=f"{slot.type.nbytes} B for {slot.type.text()}",
                 remedy="give it in parts, over several runs",
             )

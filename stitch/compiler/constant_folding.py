@@ -65,7 +65,7 @@ def fold_constants(graph: ComputationGraph, growth_nbytes: int) -> ComputationGr
             if v in known and v not in outputs and readers[v] == operation.inputs.count(v)
         }
         growth = sum(
-            _nbytes(graph.values[v].type)
+            graph.values[v].type.nbytes
             for v in operation.outputs
             if v != ABSENT and not _is_index(graph.values[v].type)
         )
@@ -83,10 +83,6 @@ def fold_constants(graph: ComputationGraph, growth_nbytes: int) -> ComputationGr
     made = {v for operation in kept for v in operation.outputs}
     constants = tuple(Constant(v, data) for v, data in known.items() if v not in made)
     return replace(graph, operations=tuple(kept), constants=constants)
-
-
-def _nbytes(kind: ValueType) -> int:
-    return math.prod(kind.shape) * kind.data_type.dtype.itemsize
 
 
 def _is_index(kind: ValueType) -> bool:
@@ -138,7 +134,7 @@ def _fold(
         )
         if taken > workspace_nbytes:
             return None
-        wanted = sum(_nbytes(values[v].type) for v in operation.outputs if v != ABSENT)
+        wanted = sum(values[v].type.nbytes for v in operation.outputs if v != ABSENT)
         claimed = claim(taken + 2 * wanted, f"folding {operation.op}")
         with np.errstate(all="ignore"):
             results = ops.evaluate(

@@ -252,7 +252,7 @@ def _decoded(record: Record, index: int, kind: ValueType) -> Constant | None:
     except (binascii.Error, ValueError) as error:
         record.problem("bad_value", "data", f"not base64: {error}")
         return None
-    wanted = math.prod(kind.shape) * kind.data_type.itemsize
+    wanted = kind.nbytes
     if len(data) != wanted or min(kind.shape, default=0) < 0:
         record.problem("bad_length", "data", f"{kind.text()} is {wanted} bytes, not {len(data)}")
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -28,6 +29,15 @@ class ValueType:
 
     shape: tuple[int, ...]
     data_type: DataType
+
+    @property
+    def nbytes(self) -> int:
+        """What a dense array of it takes; raises `LayoutError` for block formats.
+
+        >>> ValueType((2, 3), DataType.FLOAT32).nbytes
+        24
+        """
+        return math.prod(self.shape) * self.data_type.itemsize
 
     def text(self) -> str:
         """The spelling of IREE.

@@ -253,9 +253,8 @@ class Decoder:
             self._problems.add("constant_type", where, "block formats have no dense elements")
             return None
         dtype = kind.data_type.dtype
-        nbytes = math.prod(kind.shape) * dtype.itemsize
-        if nbytes != segment.nbytes:
-            detail = f"{kind.text()} takes {nbytes} bytes, its segment has {segment.nbytes}"
+        if kind.nbytes != segment.nbytes:
+            detail = f"{kind.text()} takes {kind.nbytes} bytes, its segment has {segment.nbytes}"
             self._problems.add("constant_length", where, detail)
             return None
         if math.prod([d for d in kind.shape if d]) * dtype.itemsize > _MOST_NBYTES:

@@ -6,7 +6,6 @@ is written as it is. Raises `CompileError` where ONNX Runtime would be wrong and
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -230,7 +229,7 @@ def _known_result(writer: FormWriter, operation: Operation, attributes: Attribut
         made: Sequence[Array] = [asked]
     else:
         results = [writer.type_of(value) for value in operation.outputs]
-        if any(math.prod(k.shape) * k.data_type.itemsize > KNOWN_NBYTES for k in results):
+        if any(kind.nbytes > KNOWN_NBYTES for kind in results):
             raise CompileError("a result that would be held beside its place, and is too large")
         operands: list[Array | None] = []
         for value in operation.inputs:
