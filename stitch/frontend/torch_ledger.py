@@ -116,7 +116,7 @@ class Ledger:
             if same() is tensor and tensor.data_ptr() == address and self._held.get(owner) is entry:
                 self.recognised += 1
                 return given
-        if not tensor.is_contiguous() or tensor.numel() == 0:
+        if not tensor.is_contiguous() or tensor.is_neg() or tensor.numel() == 0:
             self.copied += 1
             return array_of(tensor.contiguous())
         storage = tensor.untyped_storage()

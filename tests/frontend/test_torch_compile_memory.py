@@ -284,6 +284,16 @@ def test_storages_at_one_address_are_told_apart(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
+def test_bytes_that_torch_reads_negated_are_read_so(target: str) -> None:
+    run = compiled(lambda x: x + 1, target=target, dynamic=False)
+    plain = torch.randn(2, 3)
+    # One place in one storage, of which a bit of the tensor says how it is read.
+    negated = torch._neg_view(plain)
+    for tensor in (plain, plain, negated, negated, negated, plain):
+        assert_same(run(tensor), tensor + 1)
+
+
+@pytest.mark.parametrize("target", TARGETS)
 def test_places_that_a_parameter_has_left_are_forgotten(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
