@@ -32,8 +32,8 @@ class KernelBytes:
     largest_nbytes: int
 
 
-#: The most bytes that an operation takes for itself, and whether it keeps them from binding on.
-OperationBytes = Callable[[OperationList, Operation, dict[int, Array]], tuple[int, bool]]
+#: The most bytes that an operation takes for itself, and how many it keeps from binding on.
+OperationBytes = Callable[[OperationList, Operation, dict[int, Array]], tuple[int, int]]
 
 
 def kernel_bytes(program: OperationList, bytes_of: OperationBytes) -> KernelBytes:
@@ -42,9 +42,9 @@ def kernel_bytes(program: OperationList, bytes_of: OperationBytes) -> KernelByte
     kept = passing = most = 0
     largest = ""
     for operation in program.operations:
-        nbytes, keeps = bytes_of(program, operation, constants)
+        nbytes, held = bytes_of(program, operation, constants)
         passing = max(passing, nbytes)
-        kept += STEPS_NBYTES + (nbytes if keeps else 0)
+        kept += STEPS_NBYTES + held
         if nbytes > most:
             most, largest = nbytes, operation_text(program, operation)
     return KernelBytes(kept, passing, largest, most)
@@ -52,7 +52,7 @@ def kernel_bytes(program: OperationList, bytes_of: OperationBytes) -> KernelByte
 
 def numpy_bytes(
     program: OperationList, operation: Operation, constants: dict[int, Array]
-) -> tuple[int, bool]:
+) -> tuple[int, int]:
     """What an operation's NumPy kernel takes."""
     values = program.values
     inputs = [None if v == ABSENT else values[v].type for v in operation.inputs]
@@ -70,9 +70,9 @@ def numpy_bytes(
         unwanted = sum(
             computed_nbytes(t) for t, v in zip(outputs, operation.outputs, strict=True) if v < 0
         )
-    found = kernel_workspace(operation.op, inputs, outputs, **words)
-    rule = lookup(operation.op, operation.domain).workspace
-    return found + unwanted, rule.is_kept or unwanted > 0
+    found = kernel_workspace(operation.op, inputs, outputs, **words) + unwanted
+    is_kept = lookup(operation.op, operation.domain).workspace.is_kept or unwanted > 0
+    return found, found if is_kept else 0
 
 
 def operand_nbytes(program: OperationList, operation: Operation) -> int:

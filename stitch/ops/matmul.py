@@ -7,13 +7,23 @@ binding.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 
 from stitch.ops.attributes import float_of, int_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import (
+    Attribute,
+    InferenceContext,
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+    WorkspaceRule,
+    computed_nbytes,
+)
 from stitch.ops.element_types import PRODUCTS
 from stitch.ops.inference import (
     broadcast,
@@ -125,6 +135,23 @@ def _constant_bias(bias: Array, beta: float, out: Array) -> Array:
     return bias
 
 
+def _gemm_nbytes(context: WorkspaceContext) -> int:
+    """Operands that are turned round once, the bias as large as the result, or scaled."""
+    turned = [int_of(context.attributes, name) for name in ("transA", "transB")]
+    found = sum(
+        computed_nbytes(kind)
+        for kind, turns in zip(context.inputs[:2], turned, strict=True)
+        if kind is not None and turns
+    )
+    bias = context.inputs[2] if len(context.inputs) > 2 else None
+    if bias is not None:
+        spread = computed_nbytes(context.outputs[0])
+        # Scaled: in float64 if it has integers, then in its own type.
+        found += 8 * math.prod(bias.shape) + 2 * computed_nbytes(bias)
+        found += spread if spread <= SPREAD_BIAS_NBYTES else 0
+    return found
+
+
 OPERATORS = (
     OpDef(
         "MatMul",
@@ -146,5 +173,6 @@ OPERATORS = (
             "transB": Attribute("int", 0),
         },
         gradient=gemm_gradient,
+        workspace=WorkspaceRule(_gemm_nbytes),
     ),
 )

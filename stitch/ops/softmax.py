@@ -7,25 +7,37 @@ good enough (or an operand is not finite), the row is done again with its maximu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
 
 from stitch.ops.arithmetic_gradients import no_gradient
 from stitch.ops.attributes import int_of
-from stitch.ops.definition import Attribute, InferenceContext, Kernel, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import (
+    Attribute,
+    InferenceContext,
+    Kernel,
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+    WorkspaceRule,
+    computed_nbytes,
+)
 from stitch.ops.element_types import FLOATS
 from stitch.ops.gradient import Gradient
 from stitch.ops.inference import axis_of, require_rank, require_type
 from stitch.ops.reduction_gradients import log_softmax_gradient, softmax_gradient
 from stitch.ops.steps import BLOCK_SIZE, fill_step, given, overlaps, workspace
-from stitch.ops.workspaces import operands
 from stitch.program import Array, ValueType
 
 #: Between these bounds a row's sum of exponentials is as good as one without its maximum: what
 #: underflows is less than 1e-32 of the row.
 LEAST_SUM, MOST_SUM = 1e-6, 1e30
+#: What the steps of one block of rows take as Python objects.
+_BLOCK_NBYTES = 3072
 
 
 def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -114,15 +126,50 @@ def _hardmax(arguments: KernelArguments) -> Sequence[Thunk]:
     )
 
 
-def _operator(name: str, kernel: Kernel, gradient: Gradient) -> OpDef:
+def _rows(context: WorkspaceContext) -> tuple[int, int]:
+    """How many softmaxes there are, and of how many elements each."""
+    shape = context.outputs[0].shape
+    width = max(1, shape[int_of(context.attributes, "axis") % len(shape)])
+    return math.prod(shape) // width, width
+
+
+def _softmax_nbytes(context: WorkspaceContext) -> int:
+    """A number for each softmax, a block of rows, and the steps of each block."""
+    rows, width = _rows(context)
+    at_once = min(rows, max(1, BLOCK_SIZE // width))
+    itemsize = context.outputs[0].data_type.compute_dtype.itemsize
+    # Rows that are done again are gathered first.
+    return (rows + 4 * at_once * width) * itemsize + -(-rows // max(1, at_once)) * _BLOCK_NBYTES
+
+
+def _log_softmax_nbytes(context: WorkspaceContext) -> int:
+    rows, _ = _rows(context)
+    result = context.outputs[0]
+    return rows * result.data_type.compute_dtype.itemsize + computed_nbytes(result)
+
+
+def _hardmax_nbytes(context: WorkspaceContext) -> int:
+    rows, _ = _rows(context)
+    return rows * (context.outputs[0].data_type.compute_dtype.itemsize + np.intp(0).itemsize)
+
+
+def _operator(
+    name: str, kernel: Kernel, gradient: Gradient, nbytes: Callable[[WorkspaceContext], int]
+) -> OpDef:
     axis = {"axis": Attribute("int", -1)}
     return OpDef(
-        name, (1, 1), _infer, kernel, attributes=axis, gradient=gradient, workspace=operands(3 / 4)
+        name,
+        (1, 1),
+        _infer,
+        kernel,
+        attributes=axis,
+        gradient=gradient,
+        workspace=WorkspaceRule(nbytes),
     )
 
 
 OPERATORS = (
-    _operator("Softmax", _softmax, softmax_gradient),
-    _operator("LogSoftmax", _log_softmax, log_softmax_gradient),
-    _operator("Hardmax", _hardmax, no_gradient),
+    _operator("Softmax", _softmax, softmax_gradient, _softmax_nbytes),
+    _operator("LogSoftmax", _log_softmax, log_softmax_gradient, _log_softmax_nbytes),
+    _operator("Hardmax", _hardmax, no_gradient, _hardmax_nbytes),
 )

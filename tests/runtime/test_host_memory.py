@@ -175,6 +175,22 @@ PROGRAMS = {
         size = b.constant(np.array([1, 8, 700, 700]))
         b.output("y", b.op("Resize", x, None, None, size, mode="cubic"))
         """,
+    "deep": """
+        x = b.input("x", (2048, 512), "float32")
+        for i in range(24):
+            w = b.constant(np.full((512, 512), 0.01, np.float32))
+            x = b.softmax(b.op("Gemm", x, w)) + x
+        b.output("y", x)
+        """,
+    "branches": """
+        x = b.input("x", (2048, 512), "float32")
+        found = []
+        for i in range(12):
+            found.append(b.op("Tanh", b.matmul(x, b.constant(np.full((512, 512), i, "f4")))))
+        for value in found[1:]:
+            found[0] = b.op("Add", found[0], value)
+        b.output("y", found[0])
+        """,
     "sorted": """
         x = b.input("x", (1000, 3000), "float32")
         b.output("y", b.apply("TopK", [x, b.constant(np.array([50]))], 2, {})[0])

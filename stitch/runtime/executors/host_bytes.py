@@ -14,6 +14,7 @@ from stitch.machine import MachineShape, footprint
 from stitch.ops.definition import computed_nbytes
 from stitch.ops.kernel_bytes import kernel_bytes, numpy_bytes, operand_nbytes
 from stitch.program import ABSENT, Array, Operation, OperationList, Program, TensorDesc
+from stitch.runtime.executors.any_order import most_inner_nbytes
 from stitch.runtime.executors.element_blocks import BLOCK_SIZE
 from stitch.runtime.executors.places import plan_places
 from stitch.runtime.executors.staging import is_direct
@@ -71,7 +72,7 @@ def program_bytes(program: Program, executor: str) -> ProgramBytes:
     values, kernels = places.nbytes, max(found.passing, blocks)
     if foreign:
         kept += SESSION_NBYTES + _weights(program)
-        values += ARENA_GROWTH * _inner(program)
+        values += ARENA_GROWTH * most_inner_nbytes(program)
     return ProgramBytes(kept, found.kept, values, kernels, found.largest)
 
 
@@ -101,20 +102,20 @@ def committed_nbytes(desc: TensorDesc, machine: MachineShape) -> int:
 
 def _either_bytes(
     program: OperationList, operation: Operation, constants: dict[int, Array]
-) -> tuple[int, bool]:
+) -> tuple[int, int]:
     """The most that an operation takes by whichever kernel: ours, ONNX Runtime's or PyTorch's."""
-    ours, keeps = numpy_bytes(program, operation, constants)
-    return max(ours, _session_bytes(program, operation, constants)[0]), keeps
+    ours, kept = numpy_bytes(program, operation, constants)
+    return max(ours, _session_bytes(program, operation, constants)[0]), kept
 
 
 def _session_bytes(
     program: OperationList, operation: Operation, constants: dict[int, Array]
-) -> tuple[int, bool]:
+) -> tuple[int, int]:
     """The most that ONNX Runtime's kernel takes; what it takes lies in the arena."""
     found = FOREIGN_TIMES * operand_nbytes(program, operation)
     if operation.op in GATHERING:
         found += _columns(program, operation)
-    return found, False
+    return found, 0
 
 
 def _columns(program: OperationList, operation: Operation) -> int:
@@ -160,8 +161,3 @@ def _weights(program: Program) -> int:
     }
     kinds = (program.values[c.value].type for c in program.constants if c.value in weights)
     return sum(computed_nbytes(kind) for kind in kinds)
-
-
-def _inner(program: Program) -> int:
-    made = {v for o in program.operations for v in o.outputs if v != ABSENT}
-    return sum(computed_nbytes(program.values[v].type) for v in made - _slots(program))
