@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 import stitch.cli
-from stitch.errors import StitchError, UsageError
+from stitch.errors import StitchError, UsageError, closest
 
 _PACKAGE = Path(stitch.cli.__file__).resolve().parents[1]
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc")
@@ -31,7 +31,11 @@ def write_example(name: str, folder: str | Path = ".") -> tuple[Path, str]:
     """
     sources = _sources()
     if name not in sources:
-        raise UsageError(f"there is no example {name!r}", expected=", ".join(example_names()))
+        raise UsageError(
+            f"there is no example {name!r}",
+            expected=", ".join(example_names()),
+            remedy=closest(name, example_names()) or None,
+        )
     source = sources[name]
     target = Path(folder) / source.name
     if target.exists() or target.is_symlink():

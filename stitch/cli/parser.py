@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from stitch.api import __version__
 from stitch.errors import UsageError, closest
+from stitch.memory import parse_nbytes
 
 EXIT_CODES = """\
 exit codes:
@@ -62,7 +63,7 @@ def make_parser(prog: str, description: str, examples: str) -> argparse.Argument
     )
     parser.add_argument("--debug", action="store_true", help="show a traceback with an error")
     parser.add_argument(
-        "--max_memory", metavar="SIZE",
+        "--max_memory", metavar="SIZE", type=_size,
         help="bytes of the host's memory that may be taken, such as 2GiB; more is refused before "
         "it is allocated (default: 80%% of the machine's, or of its control group's)",
     )  # fmt: skip
@@ -76,6 +77,15 @@ def add_options(
     """Several options at once, for a parser or a group of its options."""
     for name, how in options:
         parser.add_argument(name, **how)
+
+
+def _size(text: str) -> str:
+    """An amount of memory, as it is written."""
+    try:
+        parse_nbytes(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(f"takes {error.expected}, not {text!r}") from error
+    return text
 
 
 def positive(text: str) -> int:

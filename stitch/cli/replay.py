@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from stitch.cli.command import EXIT_OK, say
+from stitch.errors import FormatError
 from stitch.files import read_text, unreadable
+from stitch.report.explain import counted
 from stitch.report.replay import replay
 
 
@@ -13,10 +15,19 @@ def replay_file(path: str) -> int:
         text = read_text(path, errors="surrogateescape")
     except OSError as error:
         raise unreadable(path, error) from error
-    done = replay(text)
+    try:
+        done = replay(text)
+    except FormatError as error:
+        error.where = ", ".join(filter(None, (path, error.where)))
+        raise
+    numbers = (
+        counted(done.runs, "plan run"),
+        counted(done.allocations, "allocation"),
+        counted(done.frees, "free"),
+        counted(done.moves, "move"),
+    )
     say(
-        f"[SUCCESS] {done.events} events replayed on {done.machine}: {done.runs} plan runs, "
-        f"{done.allocations} allocations, {done.frees} frees, {done.moves} moves; "
-        "every address as recorded"
+        f"[SUCCESS] {counted(done.events, 'event')} replayed on {done.machine}: "
+        f"{', '.join(numbers)}; every address as recorded"
     )
     return EXIT_OK

@@ -24,6 +24,7 @@ from stitch.cli.run_session import run_session
 from stitch.cli.train import run_training
 from stitch.cli.train_words import add_training_words, refuse_strangers
 from stitch.cli.wiring import FORM as WIRE_FORM
+from stitch.errors import UsageError
 from stitch.frontend.yaml_forms import PIPELINE, TRAINING
 from stitch.machine import load_machine, machine_names
 from stitch.runtime import DEFAULT_WINDOW
@@ -154,6 +155,15 @@ def _run(parser: argparse.ArgumentParser, words: argparse.Namespace) -> int:
         say(f"wrote {target}; to run it:\n{how}")
         return EXIT_OK
     if words.replay is not None:
+        alone = {"replay", "debug", "max_memory"}
+        extra = [w for w, value in vars(words).items()
+                 if w not in alone and value not in (parser.get_default(w), [])]  # fmt: skip
+        if extra:
+            raise UsageError(
+                "a replay runs alone: the recording says what ran, and on which machine",
+                got=", ".join([*words.files, *(f"--{w}" for w in extra if w != "files")]),
+                remedy=f"stitch-run --replay={words.replay}",
+            )
         return replay_file(words.replay)
     form = take_files(words)
     refuse_strangers(parser, words, form)

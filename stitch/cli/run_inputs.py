@@ -146,7 +146,11 @@ def _arrays(dealt: Mapping[int, str], slots: Sequence[RunInput]) -> dict[int, Ar
 
 def _array(word: str, name: str) -> Array:
     if not word.startswith("@"):
-        return array_of_text(word)
+        try:
+            return array_of_text(word)
+        except UsageError as error:
+            error.where = error.where or f"--input={name}={word}"[:120]
+            raise
     path = Path(word[1:])
     arrays = read_array_file(path)
     return member(arrays, name, path)

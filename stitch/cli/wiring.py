@@ -6,11 +6,12 @@ Comes in: modules and words such as `a.y=b.x`. Goes out: `Wire`s, checked. Must 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
 
 from stitch.cli.modules import Module
 from stitch.errors import LinkError, UsageError, closest
 from stitch.link import Wire, chain_wires, check_wire
-from stitch.program import InputSlot, OutputSlot
+from stitch.program import InputSlot, OutputSlot, Program
 
 FORM = "MODULE.OUTPUT=MODULE.INPUT, such as a.y=b.x or 0.0=1.0"
 
@@ -27,14 +28,7 @@ def wires_of(
     """
     programs = [module.program for module in modules]
     if not words:
-        try:
-            return chain_wires(programs, strict_types=strict_types)
-        except LinkError:
-            known_names = {slot.name for program in programs[1:] for slot in program.inputs}
-            outside = known_names & set(given)
-            if not outside:
-                raise
-            return chain_wires(programs, strict_types=strict_types, outside=outside)
+        return _chained(modules, strict_types, given)
     known = _Names(modules)
     found = [_parsed(known, word) for word in words]
     fed: dict[tuple[int, int], str] = {}
@@ -48,6 +42,67 @@ def wires_of(
     for one in found:
         check_wire(programs, one, strict_types)
     return tuple(sorted(found, key=lambda w: (w.consumer, w.input)))
+
+
+def _chained(
+    modules: Sequence[Module], strict_types: bool, given: Collection[str]
+) -> tuple[Wire, ...]:
+    programs = [module.program for module in modules]
+    try:
+        return chain_wires(programs, strict_types=strict_types)
+    except LinkError as error:
+        known = _Names(modules)
+        for name in given:
+            _check_input_name(known, name)
+        last = (name.rpartition(".")[2] for name in given)
+        outside = {slot.name for p in programs[1:] for slot in p.inputs} & {*given, *last}
+        if not outside:
+            raise _with_wires(error, modules) from error
+    try:
+        return chain_wires(programs, strict_types=strict_types, outside=outside)
+    except LinkError as error:
+        raise _with_wires(error, modules) from error
+
+
+def _check_input_name(known: _Names, name: str) -> None:
+    """Raise `UsageError` where no module has an input of this name (`mask`, `a.mask`, an index)."""
+    own = [slot.name for module in known.modules for slot in module.program.inputs]
+    if name in own or name.isdecimal():
+        return
+    if "." in name:
+        _slot(known, name, "input", f"--input={name}=...")
+        return
+    near = closest(name, own)
+    raise UsageError(
+        f"no module has an input {name!r}" + (f"; {near}" if near else ""),
+        where=f"--input={name}=...",
+        expected=", ".join(dict.fromkeys(own)) or "none",
+    )
+
+
+def _with_wires(error: LinkError, modules: Sequence[Module]) -> LinkError:
+    """The error of a chain, with the words that connect what can be and leave the rest open."""
+    labels = [module.label for module in modules]
+    called = [name if labels.count(name) == 1 else str(at) for at, name in enumerate(labels)]
+    wires = [
+        f"--wire={made}.{output}={taken}.{wanted}"
+        for (one, other), (made, taken) in zip(pairwise(modules), pairwise(called), strict=True)
+        for output, wanted in _likely_pairs(one.program, other.program)
+    ]
+    words = " ".join(wires[:4]) or "--wire=MODULE.OUTPUT=MODULE.INPUT"
+    return LinkError(
+        error.what, where=error.where, expected=error.expected, got=error.got,
+        remedy=f"connect the slots by name with {words}; other inputs come from outside",
+    )  # fmt: skip
+
+
+def _likely_pairs(producer: Program, consumer: Program) -> list[tuple[str, str]]:
+    """Outputs and inputs of one name; else the first that are alike."""
+    outputs = {s.name: producer.values[s.value].type for s in producer.outputs}
+    inputs = {s.name: consumer.values[s.value].type for s in consumer.inputs}
+    same = [(name, name) for name in outputs if outputs[name] == inputs.get(name)]
+    alike = [(o, i) for o, kind in outputs.items() for i, other in inputs.items() if kind == other]
+    return same or alike[:1]
 
 
 class _Names:

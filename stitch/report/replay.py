@@ -35,7 +35,10 @@ def read_recording(text: str) -> Recording:
     try:
         body = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"this is no recording: {error}") from error
+        raise FormatError(
+            "this is no recording", expected="what stitch-run --record=FILE writes",
+            got=f"no JSON: {error}"[:200],
+        ) from error  # fmt: skip
     if not isinstance(body, dict) or body.get("stitch") != "run":
         raise FormatError("this is no recording", expected="what stitch-run --record=FILE writes")
     if type(body.get("version")) is not int or not 1 <= body["version"] <= VERSION:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,25 @@ def test_one_mask_is_given_to_every_module_that_takes_it_and_copied_once(
     # In each of three passes x and the mask, each once.
     assert "6 program runs, 6 copies" in done.out
     assert cli("run", "p.ttb", "q.ttb", *words, "--max_copies=0").code == 0
+
+
+def test_an_input_that_nothing_feeds_is_answered_with_words_that_work(cli: Cli, here: Path) -> None:
+    masked("p", "q")
+    done = cli("run", "p.ttb", "q.ttb", "--init=ones")
+    assert done.code == 6 and "input 'mask' has no output to feed it" in done.err
+    remedy = re.search(r"with (--wire=\S+);", done.err)
+    assert remedy is not None, done.err
+    assert cli("run", "p.ttb", "q.ttb", "--init=ones", remedy[1]).code == 0
+    of_p, of_q = ("--input=p.mask=4x8xf32=2", "--input=q.mask=4x8xf32=3")
+    assert cli("run", "p.ttb", "q.ttb", "--input=@x.npy", of_p, of_q).code == 0
+
+
+def test_a_misspelled_input_of_a_chain_is_named(cli: Cli, here: Path) -> None:
+    masked("p", "q")
+    for word, said in (("maks", "did you mean 'mask'"), ("q.maks", "did you mean 'mask'"),
+                       ("r.mask", "no module is called 'r'")):  # fmt: skip
+        done = cli("run", "p.ttb", "q.ttb", "--init=ones", f"--input={word}=4x8xf32=1")
+        assert done.code == 2 and said in done.err and f"--input={word}" in done.err, done.err
 
 
 def test_of_two_slots_that_could_be_the_mask_none_is_guessed(cli: Cli, here: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,3 +38,22 @@ def test_a_wrong_word_is_answered_in_one_line(
     (line,) = done.err.splitlines()
     assert line.startswith(f"stitch-{command}: error: ")
     assert said in line
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "parts"),
+    [
+        (("a.ttb", "--input=x=4x8xf32=a"), 2, ("no value of float32", "--input=x=4x8xf32=a")),
+        (("a.ttb", "--input=4x8xf32=1,2,3"), 2, ("3 are given", "--input=x=4x8xf32=1,2,3")),
+        (("a.ttb", "--init=ones", "--max_memory=2GiBB"), 2, ("--max_memory takes", "'2GiBB'")),
+        (("--example=digitz",), 2, ("did you mean 'digits'",)),
+        (("--replay=a.ttb",), 3, ("where: a.ttb", "stitch-run --record=FILE writes")),
+        (("--replay=r.json", "a.ttb"), 2, ("a replay runs alone", "got: a.ttb")),
+        (("--replay=r.json", "--init=ones"), 2, ("a replay runs alone", "got: --init")),
+    ],
+)
+def test_a_mistake_is_said_with_its_word_and_what_is_wanted(
+    cli: Callable[..., Any], here: Path, words: tuple[str, ...], code: int, parts: tuple[str, ...]
+) -> None:
+    done = cli("run", *words)
+    assert done.code == code and all(part in done.err for part in parts), done.err
