@@ -15,7 +15,7 @@ from stitch.errors import StitchError
 from stitch.link import demands
 from stitch.machine.shape import MachineShape
 from stitch.program import ABSENT, Program, Space, TensorDesc
-from stitch.runtime import program_bytes, program_peak
+from stitch.runtime.executors import make_executor, program_peak
 from stitch.ttb import Binary
 from stitch.ttb.file import FileSizes
 
@@ -154,10 +154,10 @@ def _memory(program: Program, shape: MachineShape) -> dict[str, Any]:
         for demand in wanted
     ]
     constants = sum(constant.data.nbytes for constant in program.constants)
-    found = program_bytes(program, HOST_EXECUTOR)
+    found = make_executor(HOST_EXECUTOR).host_bytes(program)
     host = {
         "executor": HOST_EXECUTOR,
-        "peak_nbytes": program_peak(program, shape, HOST_EXECUTOR),
+        "peak_nbytes": program_peak(program, shape, found),
         "kernels_nbytes": found.kernels,
         "largest_operation": found.largest,
     }

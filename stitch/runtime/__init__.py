@@ -14,7 +14,6 @@ from stitch.runtime.events import (
     ReadBack,
     Written,
 )
-from stitch.runtime.executors import program_bytes, program_peak
 from stitch.runtime.history import WHOLE_RUN, Account, Totals, totals_of
 from stitch.runtime.hooks import HookContext
 from stitch.runtime.program import LoadedProgram
@@ -24,5 +23,5 @@ from stitch.runtime.tensor_access import TENSOR
 __all__ = [
     "DEFAULT_WINDOW", "TENSOR", "WHOLE_RUN", "Account", "Device", "Event", "HookContext",
     "LoadedProgram", "MovedAside", "PlanMade", "PlanRun", "PlanStopped", "ReadBack", "Tensor",
-    "Totals", "Written", "program_bytes", "program_peak", "totals_of",
+    "Totals", "Written", "totals_of",
 ]  # fmt: skip

@@ -21,7 +21,7 @@ from stitch.program import (
     ValueType,
     host_layout,
 )
-from stitch.runtime.executors import ProgramBytes, as_bytes, found_once, program_bytes
+from stitch.runtime.executors import ProgramBytes, as_bytes, found_once
 from stitch.task import Transformation, TransformationKind
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class LoadedProgram:
     @found_once
     def host_bytes(self) -> ProgramBytes:
         """What running it takes of the host's memory beside the spaces, by the executor."""
-        return program_bytes(self.program, self.device.executor)
+        return self.device.backend.executor.host_bytes(self.program)
 
     @found_once
     def content_hash(self) -> bytes:

@@ -10,7 +10,7 @@ from stitched_models import model
 
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import Program
-from stitch.runtime.executors import program_bytes
+from stitch.runtime.executors import make_executor
 from stitch.runtime.executors.any_order import most_inner_nbytes
 
 ELEMENTS = 256
@@ -79,7 +79,7 @@ def test_no_order_of_the_operations_takes_more(seed: int) -> None:
 
 @pytest.mark.parametrize("executor", ["numpy", "onnxruntime", "torch"])
 def test_what_a_deep_network_claims_does_not_grow_with_its_depth(executor: str) -> None:
-    shallow, deep = (program_bytes(layers(depth), executor) for depth in (3, 30))
+    shallow, deep = (make_executor(executor).host_bytes(layers(depth)) for depth in (3, 30))
     assert deep.values == shallow.values
     assert deep.kernels == shallow.kernels
     # Weights and steps, a block of rows, but no value of 8 MiB.

@@ -6,14 +6,14 @@ Comes in: programs and regions of bytes. Goes out: steps to call. Must not know 
 from importlib import import_module
 
 from stitch.errors import UsageError
-from stitch.runtime.executors.executor import BoundProgram, Executor, PreparedProgram
-from stitch.runtime.executors.found_once import found_once
-from stitch.runtime.executors.host_bytes import (
+from stitch.runtime.executors.executor import (
+    BoundProgram,
+    Executor,
+    PreparedProgram,
     ProgramBytes,
-    committed_nbytes,
-    program_bytes,
-    program_peak,
 )
+from stitch.runtime.executors.found_once import found_once
+from stitch.runtime.executors.host_bytes import committed_nbytes, program_peak
 from stitch.runtime.executors.null_executor import NullExecutor
 from stitch.runtime.executors.numpy_executor import NumpyExecutor
 from stitch.runtime.executors.staging import as_bytes, dense_view
@@ -72,5 +72,5 @@ def make_executor(name: str | Executor, threads: int | None = None) -> Executor:
 __all__ = [
     "EXECUTORS", "THREADED", "BoundProgram", "Executor", "NullExecutor", "NumpyExecutor",
     "PreparedProgram", "ProgramBytes", "Workspace", "as_bytes", "committed_nbytes", "dense_view",
-    "found_once", "make_executor", "program_bytes", "program_peak",
+    "found_once", "make_executor", "program_peak",
 ]  # fmt: skip

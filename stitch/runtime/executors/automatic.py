@@ -27,7 +27,8 @@ from stitch.errors import CompileError
 from stitch.machine import MachineShape
 from stitch.program import Operation, Program
 from stitch.runtime.executors.division import Division, divide, multiply_adds
-from stitch.runtime.executors.executor import Executor, PreparedProgram
+from stitch.runtime.executors.executor import Executor, PreparedProgram, ProgramBytes
+from stitch.runtime.executors.host_bytes import either_bytes, program_bytes
 from stitch.runtime.executors.kernels import KernelLibrary
 from stitch.runtime.executors.numpy_executor import NumpyExecutor, PreparedKernels
 from stitch.runtime.executors.workspace import Workspace
@@ -65,6 +66,10 @@ class AutomaticExecutor(Executor):
             self.onnxruntime = module.OnnxRuntimeExecutor(intra_op_threads)
             segments = import_module("stitch.runtime.executors.segments")
             self.sessions = segments.Sessions(intra_op_threads)
+
+    def host_bytes(self, program: Program) -> ProgramBytes:
+        """What whichever kernel takes most takes."""
+        return program_bytes(program, either_bytes, in_sessions=True)
 
     def prepare(
         self, program: Program, machine: MachineShape, workspace: Workspace | None = None

@@ -34,6 +34,29 @@ class BoundProgram:
     one_by_one: Callable[[], BoundProgram] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ProgramBytes:
+    """Bytes of the host's memory that running a program takes beside the spaces.
+
+    `kept`: once it is prepared (constants in their compute type, staging, what ONNX Runtime
+    rearranges); `bound`: each time it is bound to addresses; `values`: values inside it, where
+    programs of one device take the same bytes in turn; `kernels`: what one kernel has at a time.
+    `largest` names the operation whose kernel takes most.
+    """
+
+    kept: int
+    bound: int
+    values: int
+    kernels: int
+    largest: str
+
+    @property
+    def peak(self) -> int:
+        """All of them at once; kernels have their common memory and what they take while they
+        run."""
+        return self.kept + self.bound + self.values + 2 * self.kernels
+
+
 class PreparedProgram(ABC):
     """A program made ready by an executor, to be bound to any addresses."""
 
@@ -62,3 +85,7 @@ class Executor(ABC):
 
         `workspace` is the device's; a program that is given none has its own.
         """
+
+    @abstractmethod
+    def host_bytes(self, program: Program) -> ProgramBytes:
+        """What running a program takes of the host's memory, at most; see `host_bytes`."""

@@ -1,27 +1,26 @@
-"""Host bytes of a program: how many bytes of the host's memory an executor takes to run it.
+"""Host bytes: how many bytes of the host's memory an executor takes to run a program.
 
-Comes in: a program, the executor's name. Goes out: bytes, before anything is allocated: what our
-own kernels take as their definitions say it, what others take as a bound for each operator. Bytes
-of the spaces are the plan's, and constants are the file's mapping. Must not know: devices, plans.
+Comes in: a program, what each of its operations takes. Goes out: bytes, before anything is
+allocated: what our own kernels take as their definitions say it, what others take as a bound for
+each operator. Bytes of the spaces are the plan's, and constants are the file's mapping. Must not
+know: which executor asks, devices, plans.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from stitch.machine import MachineShape, footprint
 from stitch.ops.definition import computed_nbytes
-from stitch.ops.kernel_bytes import kernel_bytes, numpy_bytes, operand_nbytes
+from stitch.ops.kernel_bytes import OperationBytes, kernel_bytes, numpy_bytes, operand_nbytes
 from stitch.program import ABSENT, Array, Operation, OperationList, Program, TensorDesc
 from stitch.runtime.executors.any_order import most_inner_nbytes
 from stitch.runtime.executors.element_blocks import BLOCK_SIZE
+from stitch.runtime.executors.executor import ProgramBytes
 from stitch.runtime.executors.places import plan_places
 from stitch.runtime.executors.staging import is_direct
 from stitch.runtime.executors.units import units_of
 
-#: Executors that give operations to ONNX Runtime.
-WITH_SESSIONS = frozenset({"onnxruntime", "auto", "torch"})
 #: What a session, its threads and its arena's first pieces take however small it is.
 SESSION_NBYTES = 16 << 20
 #: Its arena grows by powers of two, so that values take up to twice what they need.
@@ -32,51 +31,26 @@ FOREIGN_TIMES = 2
 GATHERING = frozenset({"Conv", "ConvInteger", "QLinearConv", "DeformConv", "ConvTranspose"})
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramBytes:
-    """Bytes of the host's memory that running a program takes beside the spaces.
+def program_bytes(
+    program: Program, bytes_of: OperationBytes = numpy_bytes, *, in_sessions: bool = False
+) -> ProgramBytes:
+    """What an executor takes to run a program whose operations take what `bytes_of` says, at most.
 
-    `kept`: once it is prepared (constants in their compute type, staging, what ONNX Runtime
-    rearranges); `bound`: each time it is bound to addresses; `values`: values inside it, where
-    programs of one device take the same bytes in turn; `kernels`: what one kernel has at a time.
-    `largest` names the operation whose kernel takes most.
+    `in_sessions`: it may give some to ONNX Runtime.
     """
-
-    kept: int
-    bound: int
-    values: int
-    kernels: int
-    largest: str
-
-    @property
-    def peak(self) -> int:
-        """All of them at once; kernels have their common memory and what they take while they
-        run."""
-        return self.kept + self.bound + self.values + 2 * self.kernels
-
-
-NOTHING = ProgramBytes(0, 0, 0, 0, "")
-
-
-def program_bytes(program: Program, executor: str) -> ProgramBytes:
-    """What an executor takes to run a program, at most."""
-    if executor == "null":
-        return NOTHING
     kept = _computed_constants(program) + _staged(program)
     units = units_of(program, ())
     places = plan_places(program, units, program.constant_data())
-    foreign = executor in WITH_SESSIONS
-    kernels_of = {"onnxruntime": _session_bytes, "auto": _either_bytes, "torch": _either_bytes}
-    found = kernel_bytes(program, kernels_of.get(executor, numpy_bytes))
+    found = kernel_bytes(program, bytes_of)
     blocks = max((len(u.operations) for u in units if u.group), default=0) * BLOCK_SIZE * 8
     values, kernels = places.nbytes, max(found.passing, blocks)
-    if foreign:
+    if in_sessions:
         kept += SESSION_NBYTES + _weights(program)
         values += ARENA_GROWTH * most_inner_nbytes(program)
     return ProgramBytes(kept, found.kept, values, kernels, found.largest)
 
 
-def program_peak(program: Program, machine: MachineShape, executor: str) -> int:
+def program_peak(program: Program, machine: MachineShape, taken: ProgramBytes) -> int:
     """All bytes of the host's memory that one run of a program takes: inputs, outputs and scratch
     in their spaces, and what the executor takes."""
     slots = [program.input_desc(i) for i in range(len(program.inputs))]
@@ -90,7 +64,7 @@ def program_peak(program: Program, machine: MachineShape, executor: str) -> int:
         banks = machine.space(program.scratch.space).banks
         scratch = program.scratch.size_per_bank * banks
     in_spaces = sum(committed_nbytes(desc, machine) for desc in slots) + scratch
-    return in_spaces + program_bytes(program, executor).peak
+    return in_spaces + taken.peak
 
 
 def committed_nbytes(desc: TensorDesc, machine: MachineShape) -> int:
@@ -100,15 +74,15 @@ def committed_nbytes(desc: TensorDesc, machine: MachineShape) -> int:
     return footprint(desc, machine).nbytes
 
 
-def _either_bytes(
+def either_bytes(
     program: OperationList, operation: Operation, constants: dict[int, Array]
 ) -> tuple[int, int]:
     """The most that an operation takes by whichever kernel: ours, ONNX Runtime's or PyTorch's."""
     ours, kept = numpy_bytes(program, operation, constants)
-    return max(ours, _session_bytes(program, operation, constants)[0]), kept
+    return max(ours, session_bytes(program, operation, constants)[0]), kept
 
 
-def _session_bytes(
+def session_bytes(
     program: OperationList, operation: Operation, constants: dict[int, Array]
 ) -> tuple[int, int]:
     """The most that ONNX Runtime's kernel takes; what it takes lies in the arena."""

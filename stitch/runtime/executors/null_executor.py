@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stitch.machine import MachineShape
 from stitch.program import Array, Program
-from stitch.runtime.executors.executor import BoundProgram, Executor, PreparedProgram
+from stitch.runtime.executors.executor import BoundProgram, Executor, PreparedProgram, ProgramBytes
 from stitch.runtime.executors.workspace import Workspace
 
 
@@ -19,6 +19,10 @@ class NullExecutor(Executor):
     ) -> PreparedProgram:
         """Nothing to make ready."""
         return _NullPrepared()
+
+    def host_bytes(self, program: Program) -> ProgramBytes:
+        """Nothing: nothing is computed."""
+        return ProgramBytes(0, 0, 0, 0, "")
 
 
 class _NullPrepared(PreparedProgram):

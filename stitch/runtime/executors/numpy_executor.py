@@ -16,8 +16,14 @@ from functools import cache
 from stitch.machine import MachineShape
 from stitch.program import Array, Program
 from stitch.runtime.executors.bindings import OperationBinding, UnitBinding
-from stitch.runtime.executors.executor import BoundProgram, Executor, PreparedProgram
+from stitch.runtime.executors.executor import (
+    BoundProgram,
+    Executor,
+    PreparedProgram,
+    ProgramBytes,
+)
 from stitch.runtime.executors.found_once import found_once
+from stitch.runtime.executors.host_bytes import program_bytes
 from stitch.runtime.executors.kernels import Kernels
 from stitch.runtime.executors.staging import StagedRegions
 from stitch.runtime.executors.workspace import Workspace
@@ -33,6 +39,10 @@ class NumpyExecutor(Executor):
     ) -> PreparedProgram:
         """Look every operation's kernel up; raises `CompileError` for an unknown operator."""
         return PreparedKernels(program, machine, workspace or Workspace())
+
+    def host_bytes(self, program: Program) -> ProgramBytes:
+        """What our own kernels take, as their definitions say."""
+        return program_bytes(program)
 
 
 class PreparedKernels(Kernels, PreparedProgram):

@@ -32,9 +32,16 @@ from stitch.machine import MachineShape
 from stitch.ops import bind
 from stitch.program import Array, Operation, Program
 from stitch.runtime.executors.denormals import flushing
-from stitch.runtime.executors.executor import BoundProgram, Executor, PreparedProgram, Thunk
+from stitch.runtime.executors.executor import (
+    BoundProgram,
+    Executor,
+    PreparedProgram,
+    ProgramBytes,
+    Thunk,
+)
 from stitch.runtime.executors.forks import keep_in_children
 from stitch.runtime.executors.found_once import found_once
+from stitch.runtime.executors.host_bytes import program_bytes, session_bytes
 from stitch.runtime.executors.numpy_executor import PreparedKernels
 from stitch.runtime.executors.onnx_form import onnx_form, operation_form
 from stitch.runtime.executors.onnx_writer import OnnxForm, value_name
@@ -79,6 +86,10 @@ class OnnxRuntimeExecutor(Executor):
     ) -> PreparedProgram:
         """Make a session; raises `CompileError` listing every operation that it cannot run."""
         return _Prepared(program, machine, self._session_of(program))
+
+    def host_bytes(self, program: Program) -> ProgramBytes:
+        """A bound for each operator of ONNX Runtime, and for its arena."""
+        return program_bytes(program, session_bytes, in_sessions=True)
 
     def _session_of(self, program: Program) -> Session | None:
         if not program.outputs:
