@@ -14,12 +14,19 @@ from typing import Any
 
 from stitch import api
 from stitch.cli.command import EXIT_OK, run_command, say, say_aside
-from stitch.cli.compile_words import cuts_of, example_inputs, input_shapes, part_path
+from stitch.cli.compile_words import (
+    cuts_of,
+    example_inputs,
+    input_shapes,
+    other_source,
+    part_path,
+    refuse_other_forms,
+)
 from stitch.cli.file_kinds import TTB
 from stitch.cli.output_checks import OutputChecks
 from stitch.cli.parser import add_options, make_parser, positive
 from stitch.compiler import split_graph
-from stitch.errors import CompileError, FormatError, StitchError, UsageError
+from stitch.errors import CompileError, FormatError, StitchError, UsageError, closest
 from stitch.files import FileBatch, open_file, read_text, unreadable
 from stitch.frontend.modules import read_graph
 from stitch.graph import ComputationGraph, from_json, parse_wish
@@ -73,6 +80,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _compile(words: argparse.Namespace) -> int:
+    try:
+        return _compile_source(words)
+    except FormatError as error:
+        refuse_other_forms(words.source, error)
+        raise
+
+
+def _compile_source(words: argparse.Namespace) -> int:
     if words.output is None and not words.text and (words.source or words.entry):
         raise UsageError("there is nothing to do", expected="-o FILE, or --text")
     if words.output == "-" and words.text:
@@ -176,7 +191,9 @@ def _module(words: argparse.Namespace) -> tuple[Any, Sequence[Any] | Mapping[str
             "a Python file needs the name of its factory", remedy=f"add --entry=NAME to {source}"
         )
     if suffix not in (".yaml", ".yml"):
-        raise CompileError(f"no front end reads {source!r}", expected=SOURCES)
+        raise CompileError(
+            f"no front end reads {source!r}", expected=SOURCES, remedy=other_source(source)
+        )
     return source, ()
 
 
@@ -214,7 +231,12 @@ def from_entry(
     module = _file_module(Path(source)) if source is not None else _imported(entry, folder)
     factory = getattr(module, name, None)
     if not callable(factory):
-        raise UsageError(f"{module.__name__} has no factory {name!r}", where=f"--entry={entry}")
+        known = [key for key, value in vars(module).items() if callable(value)]
+        raise UsageError(
+            f"{module.__name__} has no factory {name!r}",
+            where=f"--entry={entry}",
+            remedy=closest(name, known) or None,
+        )
     try:
         made = factory()
     except StitchError:

@@ -14,7 +14,9 @@ from stitch.cli.array_files import read_array_file
 from stitch.cli.array_text import array_of_text
 from stitch.cli.run_inputs import is_array_word, member
 from stitch.cli.slot_words import split_slot
-from stitch.errors import UsageError
+from stitch.errors import FormatError, UsageError
+from stitch.files import nearest_file
+from stitch.frontend.yaml_forms import MACHINE, MODULE, form_of
 from stitch.program import Array
 
 _SHAPE = re.compile(r"(?:\d{1,18}(?:x\d{1,18})*)?")
@@ -80,3 +82,30 @@ def part_path(output: str, index: int) -> str:
     """
     path = Path(output)
     return str(path.with_name(f"{path.stem}.{index}{path.suffix}"))
+
+
+def other_source(source: str) -> str | None:
+    """What to do with a source that no front end reads, if it is known.
+
+    >>> other_source("mlp.py:make"), other_source("a.ttb"), other_source("a.txt")
+    ('--entry=mlp.py:make', 'it is compiled: stitch-run a.ttb', None)
+    """
+    module, colon, factory = source.rpartition(":")
+    if colon and module and factory.isidentifier():
+        return f"--entry={source}"
+    if Path(source).suffix.lower() == ".ttb":
+        return f"it is compiled: stitch-run {source}"
+    return nearest_file(source, (".yaml", ".yml", ".onnx", ".json", ".py")) or None
+
+
+def refuse_other_forms(source: str | None, error: FormatError) -> None:
+    """Raise `UsageError` where what is no sound module in YAML is another form of file."""
+    if source is None or Path(source).suffix.lower() not in (".yaml", ".yml"):
+        return
+    form = form_of(source, MODULE)
+    if form != MODULE:
+        how = f"stitch-compile module.yaml --target={source}"
+        raise UsageError(
+            f"{source!r} is a {form}, and only modules are compiled",
+            remedy=how if form == MACHINE else f"stitch-run {source}",
+        ) from error

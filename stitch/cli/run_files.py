@@ -10,7 +10,8 @@ import argparse
 from pathlib import Path
 
 from stitch.errors import UsageError
-from stitch.frontend.yaml_forms import MODULE, PIPELINE, form_of
+from stitch.files import nearest_file
+from stitch.frontend.yaml_forms import MACHINE, MODULE, PIPELINE, form_of
 
 _YAML = (".yaml", ".yml")
 _MODULES = (".ttb", ".onnx")
@@ -35,6 +36,11 @@ def take_files(words: argparse.Namespace) -> str:
         )
     (words.pipeline,) = documents
     form = form_of(words.pipeline)
+    if form == MACHINE:
+        raise UsageError(
+            f"{words.pipeline!r} describes a machine, which runs modules",
+            remedy=f"stitch-run a.ttb --device={words.pipeline}",
+        )
     if form == MODULE:
         made = Path(words.pipeline).with_suffix(".ttb").name
         raise UsageError(
@@ -46,6 +52,13 @@ def take_files(words: argparse.Namespace) -> str:
 
 def _take_modules(words: argparse.Namespace) -> None:
     strangers = [p for p in words.files if p != "-" and Path(p).suffix.lower() not in _MODULES]
+    if strangers and not Path(strangers[0]).is_file():
+        raise UsageError(
+            f"{strangers[0]!r} is a folder, which nothing runs" if Path(strangers[0]).is_dir()
+            else f"there is no file {strangers[0]!r}",
+            expected="modules (.ttb, .onnx), or one pipeline or training (.yaml)",
+            remedy=nearest_file(strangers[0], (*_MODULES, *_YAML)) or None,
+        )  # fmt: skip
     if strangers:
         raise UsageError(
             f"{strangers[0]!r} is nothing that runs, by its name",

@@ -10,6 +10,7 @@ link led to it): a command looks there before it writes.
 
 from __future__ import annotations
 
+import difflib
 import errno
 import os
 import re
@@ -17,6 +18,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
@@ -26,6 +28,8 @@ from stitch.errors import FormatError
 Identity: TypeAlias = tuple[int, int]
 
 _DESCRIPTOR = re.compile(r"/(?:dev/(stdin|stdout|stderr)|(?:dev|proc/self)/fd/(\d{1,9}))")
+#: More files than this are not looked through for a name that resembles another.
+_MOST_LISTED = 1000
 _STANDARD = ("stdin", "stdout", "stderr")
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _NOTED: ContextVar[dict[Identity, str] | None] = ContextVar("files_read", default=None)
@@ -135,8 +139,24 @@ def unreadable(path: str | Path, error: Exception) -> FormatError:
         "cannot read the file",
         where=str(path),
         got=getattr(error, "strerror", None) or str(error),
-        remedy="check the path and its permissions",
-    )
+        remedy=(nearest_file(path, (Path(path).suffix,)) if isinstance(error, FileNotFoundError)
+                else "") or "check the path and its permissions",
+    )  # fmt: skip
+
+
+def nearest_file(path: str | Path, endings: tuple[str, ...]) -> str:
+    """`did you mean ...?` for the file beside a path with one of the endings and the nearest name.
+
+    Nothing where none is near, or the folder cannot be listed.
+    """
+    place = Path(path)
+    try:
+        with os.scandir(place.parent) as entries:
+            names = [e.name for e in islice(entries, _MOST_LISTED) if e.name.endswith(endings)]
+    except OSError:
+        return ""
+    near = difflib.get_close_matches(place.name, names, n=1, cutoff=0.7)
+    return f"did you mean {str(place.with_name(near[0]))!r}?" if near else ""
 
 
 def head_of(path: str | Path, nbytes: int) -> bytes:

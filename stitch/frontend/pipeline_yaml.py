@@ -55,6 +55,7 @@ _REFERENCE = re.compile(rf"({_WORD})(?:\[\s*(?:(-?\d+)|({_WORD})\s*(?:([+-])\s*(
 MAX_REPEAT = 1_000_000
 #: Programs that one pass may run unless the file allows more.
 MAX_RUNS = 1_000_000_000
+_STEP = "{run: encoder, inputs: {x: x}, outputs: {y: h}}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +297,10 @@ class _Reader:
         return tuple(step for step in found if step is not None)
 
     def _step(self, node: Node) -> PipelineStep | None:
+        if not isinstance(node.data, Mapping):
+            detail = f"a step is a mapping such as {_STEP}, not {node.describe()}"
+            self.log.note("bad_value", node.line, detail)
+            return None
         fields = Fields(node, "a step", self.log)
         if fields.get("repeat") is not None:
             return self._repeat(fields)

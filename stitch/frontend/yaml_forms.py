@@ -13,25 +13,31 @@ from stitch.files import read_text
 from stitch.frontend.pipeline_yaml import TOP as PIPELINE_KEYS
 from stitch.frontend.train_yaml import TOP as TRAINING_KEYS
 from stitch.frontend.yaml_module import TOP as MODULE_KEYS
+from stitch.machine.description import TOP as MACHINE_KEYS
 from stitch.yaml_nodes import read_yaml
 
-PIPELINE, TRAINING, MODULE = "pipeline", "training", "module"
-FORMS = {PIPELINE: PIPELINE_KEYS, TRAINING: TRAINING_KEYS, MODULE: MODULE_KEYS}
+PIPELINE, TRAINING, MODULE, MACHINE = "pipeline", "training", "module", "machine"
+FORMS = {
+    PIPELINE: PIPELINE_KEYS,
+    TRAINING: TRAINING_KEYS,
+    MODULE: MODULE_KEYS,
+    MACHINE: MACHINE_KEYS,
+}
 
 
-def form_of(path: str | Path) -> str:
-    """The form of a file; the first form where none knows more keys, or nothing can be read.
+def form_of(path: str | Path, otherwise: str = PIPELINE) -> str:
+    """The form of a file; `otherwise` where none knows more keys, or nothing can be read.
 
     Raises `FormatError` for a text that is no YAML.
     """
     try:
         text = read_text(path)
     except (OSError, ValueError):
-        return PIPELINE  # Its reader says what is wrong with the file.
-    return form_of_text(text, Path(path).name)
+        return otherwise  # Its reader says what is wrong with the file.
+    return form_of_text(text, Path(path).name, otherwise)
 
 
-def form_of_text(text: str, file: str) -> str:
+def form_of_text(text: str, file: str, otherwise: str = PIPELINE) -> str:
     """The form of a text.
 
     >>> form_of_text("name: x\\nmodel: m.yaml\\nepochs: 3", "a.yaml")
@@ -39,4 +45,4 @@ def form_of_text(text: str, file: str) -> str:
     """
     root, _ = read_yaml(text, file)
     keys = set(root.data) if isinstance(root.data, Mapping) else set()
-    return max(FORMS, key=lambda form: len(keys & set(FORMS[form])))
+    return max(FORMS, key=lambda form: (len(keys & set(FORMS[form])), form == otherwise))

@@ -43,7 +43,7 @@ from stitch.yaml_nodes import Node, read_yaml
 #: A description is a page of text; anything longer is another kind of file.
 MAX_FILE_NBYTES = 1 << 20
 
-_TOP_KEYS = ("name", "description", "core_grid", "host", "dram", "l1", "noc", "paths")
+TOP = ("name", "description", "core_grid", "host", "dram", "l1", "noc", "paths")
 _SPACE_KEYS = ("banks", "bank_nbytes", "base", "reserved_top_nbytes", "alignment")
 _NOC_KEYS = ("clock_hz", "bytes_per_cycle", "latency_cycles", "latency_cycles_per_hop")
 _RATE_KEYS = ("bytes_per_second", "curve", "noc_links")
@@ -80,7 +80,13 @@ def load_machine(name_or_path: str | FilePath | Machine) -> Machine:
         )
     if isinstance(name_or_path, FilePath) or _looks_like_path(name_or_path):
         return _read_file(FilePath(name_or_path))
-    return _shipped(name_or_path)
+    try:
+        return _shipped(name_or_path)
+    except UsageError as error:
+        beside = FilePath(f"{name_or_path}.yaml")
+        if beside.is_file():
+            error.remedy = f"the file {str(beside)!r} is named with its ending"
+        raise
 
 
 def _looks_like_path(text: str) -> bool:
@@ -140,7 +146,7 @@ def parse_machine(content: bytes, file_name: str) -> Machine:
 
 
 def _machine(root: Node, findings: Findings) -> Machine:
-    top = Section(root, "", findings, _TOP_KEYS)
+    top = Section(root, "", findings, TOP)
     name = top.text("name")
     grid = _core_grid(top)
     if top.has("description"):
@@ -148,9 +154,12 @@ def _machine(root: Node, findings: Findings) -> Machine:
     sections = {
         space: Section(_section(top, space.value), space.value, findings, _SPACE_KEYS)
         for space in (Space.HOST, Space.DRAM, Space.L1)
-        if top.has(space.value) or space is Space.HOST
+        if top.has(space.value)
     }
     spaces = {space: _space(section) for space, section in sections.items()}
+    if Space.HOST not in spaces:
+        top.reject("missing_key", "host", "this key is needed")
+        spaces[Space.HOST] = SpaceShape(1, 0, 1, 1)
     l1, cores = spaces.get(Space.L1), grid[0] * grid[1]
     if l1 is not None and sections[Space.L1].sound and top.sound and l1.banks != cores:
         detail = f"L1 has one bank for each core: {cores} of core_grid, not {l1.banks}"

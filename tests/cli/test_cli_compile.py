@@ -98,6 +98,42 @@ def test_a_factory_that_gives_no_module_is_refused(
     assert done.code == code and said in done.err and not (here / "e.ttb").exists()
 
 
+OTHERS = {
+    "mine.yaml": "name: m\ncore_grid: [1, 1]\nhost: {banks: 1, bank_nbytes: 64, alignment: 64}\n",
+    "pipe.yaml": "modules: {a: a.ttb}\ninputs: {}\nsteps: []\noutputs: {}\n",
+    "teach.yaml": "model: a.yaml\nloss: mse\noptimizer: sgd\n",
+    "made.py": FACTORIES,
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("mine.yaml",), 2, "try: stitch-compile module.yaml --target=mine.yaml"),
+        (("pipe.yaml",), 2, "'pipe.yaml' is a pipeline, and only modules are compiled"),
+        (("teach.yaml", "--split=2"), 2, "try: stitch-run teach.yaml"),
+        (("a.ttb",), 3, "it is compiled: stitch-run a.ttb"),
+        (("made.py:graph",), 3, "try: --entry=made.py:graph"),
+        (("a.yml2",), 3, "did you mean 'a.yaml'?"),
+        (("--entry=made.py:grap",), 2, "did you mean 'graph'?"),
+    ],
+)
+def test_what_is_meant_for_another_word_or_command_is_said_to_be(
+    cli: Cli, here: Path, words: tuple[str, ...], code: int, said: str
+) -> None:
+    for name, text in OTHERS.items():
+        (here / name).write_text(text)
+    done = cli("compile", *words, "-o", "o.ttb")
+    assert done.code == code and said in done.err, done.err
+    assert not (here / "o.ttb").exists()
+
+
+def test_a_module_with_defects_is_no_pipeline(cli: Cli, here: Path) -> None:
+    (here / "odd.yaml").write_text("name: odd\ninputs: {}\noutputs: []\noperatoins: []\n")
+    done = cli("compile", "odd.yaml", "-o", "o.ttb")
+    assert done.code == 3 and "did you mean 'operations'" in done.err
+
+
 def test_a_graph_in_json_compiles(cli: Cli, here: Path) -> None:
     graph = trace(lambda x: x + x, stitch.TensorDesc((2,), stitch.Layout(stitch.DataType.FLOAT32)))
     (here / "g.json").write_text(as_json(graph))

@@ -48,6 +48,17 @@ def test_a_wrong_word_is_answered_in_one_line(
         (("a.ttb", "--init=ones", "--max_memory=2GiBB"), 2, ("--max_memory takes", "'2GiBB'")),
         (("--example=digitz",), 2, ("did you mean 'digits'",)),
         (("--replay=a.ttb",), 3, ("where: a.ttb", "stitch-run --record=FILE writes")),
+        (("a.tbt",), 2, ("there is no file 'a.tbt'", "did you mean 'a.ttb'?")),
+        ((".",), 2, ("'.' is a folder",)),
+        (("aa.ttb", "--init=ones"), 3, ("where: aa.ttb", "did you mean 'a.ttb'?")),
+        (("a.ttb", "--input=@xx.npy"), 3, ("where: xx.npy", "did you mean 'x.npy'?")),
+        (("own.yaml",), 2, ("describes a machine", "stitch-run a.ttb --device=own.yaml")),
+        (
+            ("a.ttb", "--init=ones", "--device=own"),
+            2,
+            ("'own.yaml' is named with its ending",),
+        ),
+        (("steps.yaml",), 3, ("a step is a mapping such as {run: encoder", "'y = a(x)'")),
         (("--replay=r.json", "a.ttb"), 2, ("a replay runs alone", "got: a.ttb")),
         (("--replay=r.json", "--init=ones"), 2, ("a replay runs alone", "got: --init")),
     ],
@@ -55,5 +66,8 @@ def test_a_wrong_word_is_answered_in_one_line(
 def test_a_mistake_is_said_with_its_word_and_what_is_wanted(
     cli: Callable[..., Any], here: Path, words: tuple[str, ...], code: int, parts: tuple[str, ...]
 ) -> None:
+    grid = "core_grid: [1, 1]\nhost: {banks: 1, bank_nbytes: 4096, alignment: 64}\n"
+    (here / "own.yaml").write_text("name: own\n" + grid + "paths: []\n")
+    (here / "steps.yaml").write_text("modules: {a: a.ttb}\nsteps: [y = a(x)]\noutputs: [y]\n")
     done = cli("run", *words)
     assert done.code == code and all(part in done.err for part in parts), done.err

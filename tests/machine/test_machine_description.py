@@ -181,6 +181,7 @@ def test_an_unknown_key_suggests_the_closest() -> None:
         ("value: [2, 2]", "vlaue: [2, 2]", "wrong_type", "core_grid"),
         ("name: tiny", "name: ''", "wrong_type", "name"),
         ("name: tiny", "", "missing_key", "name"),
+        ("host:", "hots:", "missing_key", "host"),
         ("from: host, to: l1", "from: host, to: l2", "unknown_space", "paths[2](host->l2).to"),
         ("from: host, to: l1", "from: host, to: dram", "duplicate_path", "paths[2](host->dram)"),
         ("noc_links: 4", "bytes_per_second: 1", "rate", "paths[5](dram->l1).hops"),
@@ -191,7 +192,8 @@ def test_an_impossible_figure_is_named(old: str, new: str, kind: str, where: str
     found = problems_of(changed(old, new))[kind]
     line, _, place = found.partition(" ")
     assert place == where
-    at = {"no_room": "base: ", "missing_key": "description"}.get(kind, old)
+    missing = "name: " if where == "host" else "description"
+    at = {"no_room": "base: ", "missing_key": missing}.get(kind, old)
     assert int(line) == line_of(text_of("tiny"), at)
 
 
