@@ -11,7 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from stitch.errors import CompileError
-from stitch.frontend import onnx_classical, onnx_fused_attention, onnx_fusions, onnx_trees
+from stitch.frontend import (
+    onnx_classical,
+    onnx_fused_attention,
+    onnx_fusions,
+    onnx_linear,
+    onnx_tree_classes,
+    onnx_trees,
+)  # fmt: skip
 from stitch.frontend.onnx_upgrades import NodeCall
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 
@@ -47,11 +54,48 @@ _GEMM = "alpha beta transA transB activation activation_alpha activation_beta ac
 _PRODUCT = "alpha transA transB transBatchA transBatchB"
 _HEADS = "num_heads unidirectional mask_filter_value scale"
 
+_VECTORS = "coefficients kernel_params kernel_type post_transform rho support_vectors"
+_CLASS_TREES = (
+    "class_ids class_nodeids class_treeids class_weights class_weights_as_tensor "
+    "classlabels_int64s classlabels_strings"
+)
+_TARGET_TREES = (
+    "aggregate_function n_targets target_ids target_nodeids target_treeids target_weights "
+    "target_weights_as_tensor"
+)
+
 _CLASSICAL: Mapping[str, _Lowering] = {
     "ArrayFeatureExtractor": _one(onnx_classical.feature_extractor, 2),
     "Binarizer": _one(onnx_classical.binarizer, 1, "threshold"),
+    "Imputer": _one(
+        onnx_classical.imputer, 1,
+        "imputed_value_floats imputed_value_int64s replaced_value_float replaced_value_int64",
+    ),
+    "LinearClassifier": _many(
+        onnx_linear.classifier, 1,
+        "classlabels_ints classlabels_strings coefficients intercepts multi_class post_transform",
+    ),
+    "LinearRegressor": _one(
+        onnx_linear.regressor, 1, "coefficients intercepts post_transform targets"
+    ),
+    "Normalizer": _one(onnx_classical.normalizer, 1, "norm"),
+    "SVMClassifier": _many(
+        onnx_linear.vector_classifier, 1,
+        f"{_VECTORS} classlabels_ints classlabels_strings prob_a prob_b vectors_per_class",
+    ),
+    "SVMRegressor": _one(
+        onnx_linear.vector_regressor, 1, f"{_VECTORS} n_supports one_class"
+    ),
+    "Scaler": _one(onnx_classical.scaler, 1, "offset scale"),
     "TreeEnsemble": _one(onnx_trees.lower_trees, 1, onnx_trees.ATTRIBUTES),
-}
+    "TreeEnsembleClassifier": _many(
+        onnx_tree_classes.lower_classifier, 1, f"{onnx_trees.OLDER_ATTRIBUTES} {_CLASS_TREES}"
+    ),
+    "TreeEnsembleRegressor": _one(
+        onnx_trees.lower_regressor, 1, f"{onnx_trees.OLDER_ATTRIBUTES} {_TARGET_TREES}"
+    ),
+    "ZipMap": _one(onnx_classical.zip_map, 1, "classlabels_int64s classlabels_strings"),
+}  # fmt: skip
 #: What the optimizer of ONNX Runtime writes.
 _FUSED: Mapping[str, _Lowering] = {
     "Attention": _many(onnx_fused_attention.attention, 6, f"{_HEADS} qkv_hidden_sizes"),

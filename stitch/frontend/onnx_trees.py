@@ -1,207 +1,223 @@
-"""ONNX's TreeEnsemble as products of matrices.
+"""ONNX's tree ensembles (`ai.onnx.ml`): the newest form, and the two older ones.
 
-Comes in: a node of `ai.onnx.ml` (version 5). Goes out: plain operations. All conditions of all
-nodes are asked at once; a leaf is reached where as many of its path's conditions hold as there are.
-Must not know: scopes, files.
+Comes in: a node. Goes out: scores, and labels for a classifier, in plain operations. Must not know:
+scopes, files, how trees are walked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import numpy as np
 from onnx import TensorProto
 
-from stitch import ops
 from stitch.errors import CompileError, FormatError
+from stitch.frontend.onnx_forest import LEAF, MEMBER, Forest, collected, reached, shape_of
+from stitch.frontend.onnx_scores import TRANSFORMS, named_transform, rows, transformed
+from stitch.frontend.onnx_settings import operand, reals, unfit, whole, wholes, word, words
 from stitch.frontend.onnx_tensors import tensor_array
 from stitch.frontend.onnx_upgrades import NodeCall
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 from stitch.program import Array, DataType
 
-_COMPARISONS = ("LessOrEqual", "Less", "GreaterOrEqual", "Greater", "Equal", "Equal")
-_NOT_EQUAL, _MEMBER = 5, 6
-_AVERAGE, _SUM = 0, 1
 #: What a node may say of itself, hit rates among it, which mean nothing for the result.
 ATTRIBUTES = (
     "aggregate_function leaf_targetids leaf_weights membership_values n_targets nodes_falseleafs "
     "nodes_falsenodeids nodes_featureids nodes_hitrates nodes_missing_value_tracks_true "
     "nodes_modes nodes_splits nodes_trueleafs nodes_truenodeids post_transform tree_roots"
 )
-#: Elements of the matrix of nodes and leaves: 256 MB.
-MAX_SIGNS = 1 << 26
-
-
-@dataclass(frozen=True, slots=True)
-class _Path:
-    """The way to one leaf: the nodes whose condition must hold, and those whose must not."""
-
-    leaf: int
-    holds: tuple[int, ...]
-    fails: tuple[int, ...]
+OLDER_ATTRIBUTES = (
+    "base_values base_values_as_tensor nodes_falsenodeids nodes_featureids nodes_hitrates "
+    "nodes_hitrates_as_tensor nodes_missing_value_tracks_true nodes_modes nodes_nodeids "
+    "nodes_treeids nodes_truenodeids nodes_values nodes_values_as_tensor post_transform"
+)
+_AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
+_MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "LEAF")
+_REDUCTIONS = {"AVERAGE": "ReduceSum", "SUM": "ReduceSum", "MIN": "ReduceMin", "MAX": "ReduceMax"}
+MAX_TARGETS = 1 << 20
 
 
 def lower_trees(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
-    """The scores of each row; raises `CompileError` for what is not sums or means of leaves."""
-    data = call.operand(0)
-    if data is None or len(data.shape) != 2 or not data.data_type.is_floating:
+    """TreeEnsemble: the scores of each row."""
+    data = operand(call, 0)
+    if data.ndim != 2 or not data.data_type.is_floating:
         raise FormatError("operand 0 of TreeEnsemble has rows of real numbers", where=call.where)
-    aggregate = call.attributes.get("aggregate_function", _SUM)
-    if aggregate not in (_AVERAGE, _SUM) or call.attributes.get("post_transform", 0) != 0:
-        raise CompileError(
-            "operator TreeEnsemble is not supported with this aggregate_function or post_transform",
-            where=call.where, expected="AVERAGE or SUM, and NONE",
-        )  # fmt: skip
-    roots = _integers(call, "tree_roots")
-    paths = _paths(call, roots)
-    weights = _weights(call, paths, data.data_type)
-    if aggregate == _AVERAGE:
-        weights = weights / len(roots)
-    answers, order = _answers(builder, call, data)
-    if len(order) * len(paths) > MAX_SIGNS:
-        raise CompileError(
-            "operator TreeEnsemble is not supported with so many nodes: each leaf asks all of them",
-            where=call.where, expected=f"at most {MAX_SIGNS} nodes times leaves",
-            got=f"{len(order)} times {len(paths)}",
-        )  # fmt: skip
-    place = {node: row for row, node in enumerate(order)}
-    signs = np.zeros((len(order), len(paths)), np.float32)
-    for column, path in enumerate(paths):
-        signs[[place[node] for node in path.holds], column] = 1
-        signs[[place[node] for node in path.fails], column] = -1
-    matched = builder.op("MatMul", answers, signs)
-    wanted = np.array([len(path.holds) for path in paths], np.float32)
-    reached = builder.op("Cast", builder.op("Equal", matched, wanted),
-                         to=ops.onnx_code(data.data_type))  # fmt: skip
-    return builder.op("MatMul", reached, weights.astype(data.data_type.dtype))
+    aggregate, transform = whole(call, "aggregate_function", 1), whole(call, "post_transform")
+    if not 0 <= aggregate < len(_AGGREGATES) or not 0 <= transform < len(TRANSFORMS):
+        raise unfit(call, "aggregate_function", "codes of ONNX", (aggregate, transform))
+    return _scores(builder, call, _newest(call), data, np.zeros(0), _AGGREGATES[aggregate],
+                   TRANSFORMS[transform])  # fmt: skip
 
 
-def _integers(call: NodeCall, name: str, count: int | None = None) -> tuple[int, ...]:
-    found = call.attributes.get(name, ())
-    if (
-        not isinstance(found, tuple)
-        or not all(isinstance(v, int) and v >= 0 for v in found)
-        or (count is not None and len(found) != count)
-    ):
-        raise FormatError(
-            f"attribute {name!r} of TreeEnsemble does not fit", where=call.where,
-            expected="a list of whole numbers" if count is None else f"{count} whole numbers",
+def lower_regressor(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
+    """TreeEnsembleRegressor: the scores of each row, in float32."""
+    data, forest = older_forest(builder, call, "target", _targets(call))
+    aggregate = word(call, "aggregate_function", "SUM", _AGGREGATES)
+    base = numbers(call, "base_values")
+    made = _scores(builder, call, forest, data, base, aggregate, named_transform(call))
+    return made.cast(DataType.FLOAT32)
+
+
+def _scores(
+    builder: ComputationGraphBuilder, call: NodeCall, forest: Forest, data: SymbolicTensor,
+    base: Array, aggregate: str, transform: str,
+) -> SymbolicTensor:  # fmt: skip
+    shape, dtype = shape_of(forest, call), data.dtype
+    targets = forest.weights.shape[1]
+    if aggregate in ("MIN", "MAX") and not all(forest.counts[end].all() for end in shape.leaves):
+        raise CompileError(
+            f"operator ai.onnx.ml.{call.op} is not supported with aggregate_function {aggregate} "
+            "where a leaf is without a weight for some target", where=call.where,
         )  # fmt: skip
-    return found
+    leaf = reached(builder, call, forest, data, shape.depth)
+    made = collected(builder, leaf, forest.weights.astype(dtype), _REDUCTIONS[aggregate])
+    made = made / float(len(forest.roots)) if aggregate == "AVERAGE" else made
+    if base.size:
+        if base.size != targets:
+            raise unfit(call, "base_values", f"{targets} numbers, or none", base.size)
+        made = made + base.astype(dtype)
+    return transformed(builder, call, made, transform)
+
+
+def _targets(call: NodeCall) -> int:
+    count = whole(call, "n_targets")
+    if not 0 < count <= MAX_TARGETS:
+        raise unfit(call, "n_targets", f"1 to {MAX_TARGETS}", count)
+    return count
+
+
+def numbers(call: NodeCall, name: str) -> Array:
+    """Numbers that are spelt as a list or, in full precision, as a tensor; perhaps none."""
+    spelt = f"{name}_as_tensor"
+    if spelt in call.attributes:
+        return _tensor(call, spelt).astype(np.float64)
+    return reals(call, name).astype(np.float64)
+
+
+def older_forest(
+    builder: ComputationGraphBuilder, call: NodeCall, side: str, targets: int
+) -> tuple[SymbolicTensor, Forest]:
+    """The rows, and the trees of an older form, whose leaves count for a `target` or a `class`."""
+    double = operand(call, 0).data_type is DataType.FLOAT64
+    data = rows(builder, call, DataType.FLOAT64 if double else DataType.FLOAT32)
+    names = words(call, "nodes_modes")
+    count = len(names)
+    if not count or not set(names) <= set(_MODES):
+        raise unfit(call, "nodes_modes", f"words of {', '.join(_MODES)}", names[:5])
+    modes = np.array([LEAF if name == "LEAF" else _MODES.index(name) for name in names])
+    ids, trees = (np.array(wholes(call, f"nodes_{what}ids", count)) for what in ("node", "tree"))
+    place = {key: index for index, key in enumerate(zip(trees, ids, strict=True))}
+    if len(place) != count:
+        raise FormatError(f"two nodes of {call.op} have one name", where=call.where)
+    children = np.stack(
+        [
+            [place.get(key, -1) for key in zip(trees, wholes(call, name, count), strict=True)]
+            for name in ("nodes_falsenodeids", "nodes_truenodeids")
+        ],
+        axis=1,
+    )
+    splits = numbers(call, "nodes_values")
+    if splits.size != count:
+        raise unfit(call, "nodes_values", f"{count} numbers", splits.size)
+    weights, counts = _weights(call, side, place, targets)
+    return data, Forest(
+        features=np.array(wholes(call, "nodes_featureids", count)), modes=modes, splits=splits,
+        missing=_missing(call, count), children=children, sets={},
+        roots=np.sort(np.unique(trees, return_index=True)[1]), weights=weights, counts=counts,
+    )  # fmt: skip
+
+
+def _weights(
+    call: NodeCall, side: str, place: dict[tuple[int, int], int], targets: int
+) -> tuple[Array, Array]:
+    """What nodes add to targets, and whether they do."""
+    given = numbers(call, f"{side}_weights")
+    ids, nodes, trees = (
+        np.array(wholes(call, f"{side}_{what}", given.size), np.int64)
+        for what in ("ids", "nodeids", "treeids")
+    )
+    where = np.array([place.get(key, -1) for key in zip(trees, nodes, strict=True)], np.int64)
+    if not given.size or where.min() < 0 or ids.min() < 0 or ids.max() >= targets:
+        raise FormatError(f"the weights of {call.op} are of no node, or of no {side}",
+                          where=call.where)  # fmt: skip
+    weights, counts = np.zeros((len(place), targets)), np.zeros((len(place), targets), np.bool_)
+    np.add.at(weights, (where, ids), given)
+    counts[where, ids] = True
+    if counts.sum() != given.size:
+        raise CompileError(
+            f"operator ai.onnx.ml.{call.op} is not supported where a leaf has two weights for one "
+            f"{side}", where=call.where,
+        )  # fmt: skip
+    return weights, counts
+
+
+def _missing(call: NodeCall, count: int) -> Array:
+    """Whether NaN counts as a condition that holds."""
+    found = wholes(call, "nodes_missing_value_tracks_true")
+    if len(found) not in (0, count):
+        raise unfit(call, "nodes_missing_value_tracks_true", f"{count} flags, or none", len(found))
+    return np.array(found or (0,) * count, np.bool_)
 
 
 def _tensor(call: NodeCall, name: str, count: int | None = None) -> Array:
     found = call.attributes.get(name)
     if not isinstance(found, TensorProto):
-        raise FormatError(f"TreeEnsemble lacks {name!r}", where=call.where)
+        raise FormatError(f"{call.op} lacks {name!r}", where=call.where)
     array = tensor_array(found, None, f"{call.where}, attribute {name!r}").reshape(-1)
     if count is not None and array.size != count:
-        raise FormatError(
-            f"attribute {name!r} of TreeEnsemble does not fit", where=call.where,
-            expected=f"{count} elements", got=str(array.size),
-        )  # fmt: skip
+        raise unfit(call, name, f"{count} elements", array.size)
     return array
 
 
-def _paths(call: NodeCall, roots: Sequence[int]) -> list[_Path]:
-    """The ways to all leaves of all trees."""
-    count = len(_integers(call, "nodes_featureids"))
-    sides = [
-        tuple(_integers(call, f"nodes_{side}{what}", count) for what in ("nodeids", "leafs"))
-        for side in ("true", "false")
-    ]
-    found: list[_Path] = []
-    seen: set[int] = set()
-    ways: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = [(r, (), ()) for r in roots]
-    while ways:
-        node, holds, fails = ways.pop()
-        if node >= count or node in seen:
-            raise FormatError(f"node {node} of TreeEnsemble is no node, or in two trees",
+def _newest(call: NodeCall) -> Forest:
+    """The trees of TreeEnsemble; its leaves become nodes behind the others."""
+    features = np.array(wholes(call, "nodes_featureids"), np.int64)
+    count = len(features)
+    modes = _tensor(call, "nodes_modes", count).astype(np.int64)
+    targets = wholes(call, "leaf_targetids")
+    given = _tensor(call, "leaf_weights", len(targets)).astype(np.float64)
+    wanted, leaves = _targets(call), len(targets)
+    if not leaves or not 0 <= min(targets) <= max(targets) < wanted:
+        raise unfit(call, "n_targets", f"above {max(targets, default=0)}", wanted)
+    if not set(modes.tolist()) <= set(range(MEMBER + 1)):
+        raise unfit(call, "nodes_modes", f"0 to {MEMBER}", sorted(set(modes.tolist())))
+    roots = np.array(wholes(call, "tree_roots"), np.int64)
+    if not roots.size or not ((roots >= 0) & (roots < count)).all():
+        raise FormatError(f"a root of {call.op} is no node", where=call.where)
+    counts = np.zeros((count + leaves, wanted), np.bool_)
+    counts[count + np.arange(leaves), targets] = True
+    weights = np.zeros(counts.shape)
+    weights[counts] = given
+    nothing = np.zeros(leaves, np.int64)
+    return Forest(
+        features=np.concatenate([features, nothing]),
+        modes=np.concatenate([modes, nothing + LEAF]),
+        splits=np.concatenate([_tensor(call, "nodes_splits", count), nothing]),
+        missing=np.concatenate([_missing(call, count), nothing != 0]),
+        children=np.concatenate([_sides(call, count, leaves), np.zeros((leaves, 2), np.int64)]),
+        sets=_members(call, modes), roots=roots, weights=weights, counts=counts,
+    )  # fmt: skip
+
+
+def _sides(call: NodeCall, count: int, leaves: int) -> Array:
+    """The nodes where conditions fail and where they hold."""
+    made = []
+    for side in ("false", "true"):
+        ids = np.array(wholes(call, f"nodes_{side}nodeids", count), np.int64)
+        ends = np.array(wholes(call, f"nodes_{side}leafs", count), np.bool_)
+        if not ((ids >= 0) & (ids < np.where(ends, leaves, count))).all():
+            raise FormatError(f"a node of {call.op} leads to no node, or is no node",
                               where=call.where)  # fmt: skip
-        seen.add(node)
-        for (ids, leaves), so in zip(sides, (True, False), strict=True):
-            now = (holds + (node,) * so, fails + (node,) * (not so))
-            if leaves[node]:
-                found.append(_Path(ids[node], *now))
-            else:
-                ways.append((ids[node], *now))
-    return found
+        made.append(ids + ends * count)
+    return np.stack(made, axis=1)
 
 
-def _weights(call: NodeCall, paths: Sequence[_Path], kind: DataType) -> Array:
-    """What each path adds to each target."""
-    targets = _integers(call, "leaf_targetids")
-    weights = _tensor(call, "leaf_weights", len(targets))
-    count = call.attributes.get("n_targets", 0)
-    if not isinstance(count, int) or not max(targets, default=0) < count <= 1 << 20:
-        raise FormatError("n_targets of TreeEnsemble does not fit", where=call.where)
-    if any(path.leaf >= len(targets) for path in paths):
-        raise FormatError("a node of TreeEnsemble names a leaf that is not there", where=call.where)
-    if not np.isfinite(weights.astype(np.float64)).all():
-        raise CompileError("operator TreeEnsemble is not supported with infinite weights",
-                           where=call.where, got=kind.value)  # fmt: skip
-    made = np.zeros((len(paths), count), np.float64)
-    for row, path in enumerate(paths):
-        made[row, targets[path.leaf]] = weights[path.leaf]
-    return made
-
-
-def _answers(
-    builder: ComputationGraphBuilder, call: NodeCall, data: SymbolicTensor
-) -> tuple[SymbolicTensor, list[int]]:
-    """Whether each node's condition holds, 1 or 0, row by row; and the nodes in their order."""
-    features = _integers(call, "nodes_featureids")
-    if max(features, default=0) >= data.shape[1]:
-        raise FormatError("TreeEnsemble asks for a feature that is not there", where=call.where,
-                          expected=f"below {data.shape[1]}", got=str(max(features)))  # fmt: skip
-    modes = _tensor(call, "nodes_modes", len(features)).astype(np.int64).tolist()
-    splits = _tensor(call, "nodes_splits", len(features)).astype(data.dtype)
-    missing = np.array(
-        call.attributes.get("nodes_missing_value_tracks_true", (0,) * len(features)), np.bool_
-    )
-    if missing.shape != (len(features),) or not set(modes) <= set(range(_MEMBER + 1)):
-        raise FormatError("the nodes of TreeEnsemble do not fit", where=call.where)
-    sets = _members(call, modes)
-    parts: list[SymbolicTensor] = []
-    order: list[int] = []
-    for mode in sorted(set(modes)):
-        nodes = [i for i, found in enumerate(modes) if found == mode]
-        columns = builder.op("Gather", data, np.array([features[i] for i in nodes]), axis=1)
-        if mode == _MEMBER:
-            held = _held(builder, columns, [sets[i].astype(data.dtype) for i in nodes])
-        else:
-            held = builder.op(_COMPARISONS[mode], columns, splits[nodes])
-            held = builder.op("Not", held) if mode == _NOT_EQUAL else held
-        if missing[nodes].any():
-            lacking = builder.op("And", builder.op("IsNaN", columns), missing[nodes])
-            held = builder.op("Or", held, lacking)
-        parts.append(builder.op("Cast", held, to=ops.onnx_code(DataType.FLOAT32)))
-        order += nodes
-    return builder.op("Concat", *parts, axis=1), order
-
-
-def _held(
-    builder: ComputationGraphBuilder, columns: SymbolicTensor, sets: Sequence[Array]
-) -> SymbolicTensor:
-    """Whether numbers are members of their columns' sets; unequal sets repeat a member."""
-    longest = max(1, *map(len, sets))
-    # NaN equals nothing, so it fills an empty set.
-    rows = [np.resize(s if s.size else np.array([np.nan], columns.dtype), longest) for s in sets]
-    equal = builder.op("Equal", builder.op("Unsqueeze", columns, [2]), np.stack(rows))
-    ones = builder.op("Cast", equal, to=ops.onnx_code(DataType.INT32))
-    most = builder.op("ReduceMax", ones, [2], keepdims=0)
-    return builder.op("Cast", most, to=ops.onnx_code(DataType.BOOL))
-
-
-def _members(call: NodeCall, modes: Sequence[int]) -> dict[int, Array]:
+def _members(call: NodeCall, modes: Array) -> dict[int, Array]:
     """The set of each node that asks for membership; NaN ends a set."""
-    asking = [i for i, mode in enumerate(modes) if mode == _MEMBER]
+    asking = np.flatnonzero(modes == MEMBER).tolist()
     if not asking:
         return {}
-    values = _tensor(call, "membership_values")
-    ends = np.flatnonzero(np.isnan(values.astype(np.float64)))
-    sets = [part[~np.isnan(part.astype(np.float64))] for part in np.split(values, ends + 1)]
+    values = _tensor(call, "membership_values").astype(np.float64)
+    ends = np.flatnonzero(np.isnan(values))
+    sets = [part[~np.isnan(part)] for part in np.split(values, ends + 1)]
     if len(sets) < len(asking):
         raise FormatError("TreeEnsemble has fewer sets than nodes that ask for them",
                           where=call.where, expected=str(len(asking)),

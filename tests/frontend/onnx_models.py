@@ -72,6 +72,29 @@ def drawn(*shape: int, seed: int = 3) -> Array:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
+_CODES = {"f": FLOAT, "d": 11, "i": 6, "l": INT64, "b": 3, "B": 2, "?": BOOL}
+#: A node of one operator, drawn: operands by position (None: left out), results, attributes.
+Drawn = tuple[list[Array | None], int | list[str], dict[str, Any]]
+
+
+def one_node(
+    op: str, case: Drawn, domain: str, version: int = 1
+) -> tuple[onnx.ModelProto, list[Array]]:
+    """A model of one node, and what to give it."""
+    operands, results, attributes = case
+    names = [f"x{i}" if array is not None else "" for i, array in enumerate(operands)]
+    outputs = results if isinstance(results, list) else [f"y{i}" for i in range(results)]
+    node = helper.make_node(op, names, outputs, domain=domain, **attributes)
+    inputs = [
+        info(name, array.shape, _CODES[array.dtype.char])
+        for name, array in zip(names, operands, strict=True)
+        if array is not None
+    ]
+    wanted = [name for name in outputs if name]
+    proto = model([node], inputs, wanted, opset=21, domains={domain: version} if domain else {})
+    return proto, [array for array in operands if array is not None]
+
+
 def runtime(proto: onnx.ModelProto, arrays: Sequence[Array]) -> list[Array]:
     """The results of ONNX Runtime, its graph as it is."""
     options = SessionOptions()

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
-from onnx_models import FLOAT, assert_as_runtime, drawn, info, model, ours, runtime
+from onnx_models import Drawn, assert_as_runtime, drawn, info, model, one_node, ours, runtime
 from onnxruntime import GraphOptimizationLevel, InferenceSession, SessionOptions
 
 from stitch.errors import CompileError, FormatError
@@ -18,26 +18,10 @@ from stitch.frontend.onnx import from_onnx
 from stitch.program import Array
 
 FUSED = "com.microsoft"
-INT32, INT64 = 6, 7
-_CODES = {"f": FLOAT, "i": INT32, "l": INT64, "b": 3, "B": 2}
-
-#: A node of one operator, drawn: operands by position (None: left out), results, attributes.
-Drawn = tuple[list[Array | None], int | list[str], dict[str, Any]]
 
 
-def model_of(op: str, case: Drawn, domain: str = FUSED) -> tuple[onnx.ModelProto, list[Array]]:
-    operands, results, attributes = case
-    names = [f"x{i}" if array is not None else "" for i, array in enumerate(operands)]
-    outputs = results if isinstance(results, list) else [f"y{i}" for i in range(results)]
-    node = helper.make_node(op, names, outputs, domain=domain, **attributes)
-    inputs = [
-        info(name, array.shape, _CODES[array.dtype.char])
-        for name, array in zip(names, operands, strict=True)
-        if array is not None
-    ]
-    wanted = [name for name in outputs if name]
-    proto = model([node], inputs, wanted, opset=21, domains={FUSED: 1})
-    return proto, [array for array in operands if array is not None]
+def model_of(op: str, case: Drawn) -> tuple[onnx.ModelProto, list[Array]]:
+    return one_node(op, case, FUSED)
 
 
 def normal(random: np.random.Generator, *shape: int) -> Array:
@@ -201,7 +185,7 @@ def test_fused_operators_give_what_onnx_runtime_gives(op: str, seeds: int) -> No
 def test_simplified_layer_normalization_stands_among_the_operators_of_onnx() -> None:
     random = np.random.default_rng(1)
     case: Drawn = ([normal(random, 2, 5), normal(random, 5)], 1, {"axis": -1, "epsilon": 1e-3})
-    assert_as_runtime(*model_of("SimplifiedLayerNormalization", case, ""))
+    assert_as_runtime(*one_node("SimplifiedLayerNormalization", case, ""))
 
 
 def written_by_optimizer() -> tuple[onnx.ModelProto, list[Array]]:

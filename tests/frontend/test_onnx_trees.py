@@ -92,12 +92,20 @@ def test_rows_reach_the_leaves_that_a_walk_reaches(seed: int, aggregate: int) ->
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_scores_of_trees_pass_through_a_transform() -> None:
+    trees = drawn_trees(2, 3, 6)
+    x = np.random.default_rng(2).integers(-4, 5, (40, 4)).astype(np.float32)
+    (found,) = ours(model_of(trees | {"post_transform": 2}), [x])
+    np.testing.assert_allclose(found, 1 / (1 + np.exp(-walked(trees, x))), rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"aggregate_function": 2}, "not supported with this aggregate_function"),
-        ({"post_transform": 1}, "not supported with this aggregate_function or post_transform"),
-        ({"tree_roots": [0, 0]}, "is no node, or in two trees"),
+        ({"aggregate_function": 2}, "not supported with aggregate_function MIN"),
+        ({"aggregate_function": 4}, "aggregate_function"),
+        ({"post_transform": 5}, "aggregate_function"),
+        ({"tree_roots": [0, 0]}, "in two trees"),
         ({"tree_roots": [99]}, "is no node"),
         ({"n_targets": 1}, "n_targets"),
         ({"nodes_featureids": [4] * 6}, "a feature that is not there"),
