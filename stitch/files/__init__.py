@@ -33,7 +33,7 @@ from stitch.files.writing import (
 
 __all__ = [
     "STANDARD_OUTPUT", "Content", "FileBatch", "FolderLock", "Identity", "LineFile", "Sink",
-    "files_read", "head_of", "identity", "kind_of", "make_folder", "naming", "note_standard_input",
-    "noting_files", "open_file", "own_descriptor", "read_bytes", "read_text", "resolved",
-    "nearest_file", "sweep_folder", "unreadable", "write_file",
+    "files_read", "head_of", "identity", "kind_of", "make_folder", "naming", "nearest_file",
+    "note_standard_input", "noting_files", "open_file", "own_descriptor", "read_bytes", "read_text",
+    "resolved", "sweep_folder", "unreadable", "write_file",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from stitch.errors import FormatError, LayoutError, OutOfMemoryError, closest
-from stitch.files import open_file
+from stitch.files import nearest_file, open_file
 from stitch.frontend.numpy_files import NAMELESS, NpzFile, read_npy
 from stitch.program import Array, DataType
 
@@ -36,7 +36,7 @@ def read_array(path: Path, name: str | None = None, data_type: DataType | None =
             array = _bfloat16(array, data_type)
         DataType.from_dtype(array.dtype)
     except FileNotFoundError as error:
-        near = closest(path.name, _siblings(path))
+        near = nearest_file(path, SUFFIXES)
         raise FormatError(f"there is no file {path.name}", remedy=near or None) from error
     except LayoutError as error:
         raise FormatError(f"{_title(path, name)}: {error.what}") from error
@@ -96,10 +96,3 @@ def _chosen(path: Path, name: str | None, names: Iterable[str]) -> str:
             remedy=(closest(name, known) or None) if name is not None else "add name: ...",
         )
     return name
-
-
-def _siblings(path: Path) -> list[str]:
-    try:
-        return [entry.name for entry in path.parent.iterdir()]
-    except OSError:
-        return []

@@ -16,8 +16,8 @@ import numpy as np
 from onnx import TensorProto
 
 from stitch import ops
-from stitch.errors import CompileError, FormatError, closest
-from stitch.files import open_file
+from stitch.errors import CompileError, FormatError
+from stitch.files import nearest_file, open_file
 from stitch.program import Array, DataType
 
 #: The field that holds a tensor's elements where they are not raw bytes.
@@ -127,7 +127,7 @@ def _external(tensor: Any, kind: DataType, count: int, folder: Path | None, wher
                 return np.empty(0, kind.dtype)
             stored = np.memmap(file, np.uint8, "r", start, (nbytes,))
     except OSError as error:
-        near = closest(path.name, _siblings(path))
+        near = nearest_file(path, ("",))
         raise FormatError(
             f"the external data file {path.name} cannot be read: {error.strerror}",
             where=where,
@@ -170,10 +170,3 @@ def _number(entries: dict[str, str], key: str, where: str) -> int | None:
     if not (text.isascii() and text.isdecimal() and len(text) < 19):
         raise FormatError(f"external data: {key} is no number of bytes", where=where, got=text)
     return int(text)
-
-
-def _siblings(path: Path) -> list[str]:
-    try:
-        return [entry.name for entry in path.parent.iterdir()]
-    except OSError:
-        return []
