@@ -61,6 +61,10 @@ COLUMNS_NBYTES = 1 << 20
 #: Up to so many input channels for each output channel, a ConvTranspose without strides gathers
 #: columns; beyond, spreading the few output channels takes less time.
 WIDENING = 4
+#: Kernel elements are spread by a step each up to so many steps of about so many bytes; beyond, by
+#: a loop, which takes longer.
+MOST_STEPS = 1 << 14
+STEP_NBYTES = 640
 
 
 def _check_operands(context: InferenceContext, transposed: bool) -> tuple[Shape, Shape]:
@@ -219,12 +223,12 @@ def _conv_transpose(arguments: KernelArguments) -> Sequence[Thunk]:
     depth = math.prod(w.shape[1:])
     weights = w.reshape(group, w.shape[0] // group, depth)
     taken = math.prod(windows.padded) * out.shape[1] + group * depth * places
-    if is_cut(taken * x.dtype.itemsize):
+    # As many samples at a time as keep their columns in the cache.
+    at_once = _samples_at_once(samples, group * depth * places * x.itemsize)
+    if is_cut(taken * x.dtype.itemsize) or _tap_count(windows, samples, at_once) > MOST_STEPS:
         return [*spread_steps(x, windows, weights, out), *bias]
     weights = weights.transpose(0, 2, 1)
     rows = x.reshape(samples, group, -1, places)
-    # As many samples at a time as keep their columns in the cache.
-    at_once = min(samples, max(1, COLUMNS_NBYTES // (group * depth * places * x.itemsize)))
     columns = np.empty((at_once, group, depth, places), x.dtype)
     inner = tuple(slice(b, b + s) for b, s in zip(windows.begin, windows.size, strict=True))
     direct = windows.padded == windows.size
@@ -255,9 +259,20 @@ def _conv_transpose_workspace(context: WorkspaceContext) -> int:
         return weights + _columns_nbytes(context, turned, x, made.shape[1])
     columns = made.shape[1] * math.prod(w.shape[2:]) * math.prod(x.shape[2:]) * itemsize
     one = columns + math.prod(windows.padded) * made.shape[1] * itemsize
-    if is_cut(one):
+    at_once = _samples_at_once(x.shape[0], columns)
+    taps = _tap_count(windows, x.shape[0], at_once)
+    if is_cut(one) or taps > MOST_STEPS:
         return spread_nbytes(windows, w.shape[1], itemsize)
-    return max(1, min(x.shape[0], COLUMNS_NBYTES // max(1, columns))) * one
+    return at_once * one + STEP_NBYTES * taps
+
+
+def _samples_at_once(samples: int, columns_nbytes: int) -> int:
+    return max(1, min(samples, COLUMNS_NBYTES // max(1, columns_nbytes)))
+
+
+def _tap_count(windows: Windows, samples: int, at_once: int) -> int:
+    """How many steps would spread the kernel's elements of all samples."""
+    return math.prod(windows.kernel) * -(-samples // at_once)
 
 
 def _turned(windows: Windows) -> Windows | None:

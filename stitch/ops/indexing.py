@@ -13,7 +13,15 @@ from functools import partial
 import numpy as np
 
 from stitch.ops.attributes import int_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import (
+    Attribute,
+    InferenceContext,
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+    WorkspaceRule,
+)
 from stitch.ops.element_types import EVERY, INDICES, INT64, NUMERIC
 from stitch.ops.indexing_gradients import (
     gather_elements_gradient,
@@ -31,8 +39,17 @@ from stitch.ops.inference import (
     require_shape,
     require_type,
 )
-from stitch.ops.steps import check_lengths, given, index_steps, is_constant, strides_of
-from stitch.ops.workspaces import few, operands
+from stitch.ops.steps import (
+    PIECE_NBYTES,
+    check_lengths,
+    given,
+    index_steps,
+    is_constant,
+    pieces_of,
+    strides_of,
+    workspace,
+)
+from stitch.ops.workspaces import operands
 from stitch.program import Array, DataType, ValueType
 
 
@@ -53,6 +70,13 @@ def _gather(arguments: KernelArguments) -> Sequence[Thunk]:
         return checks
     # The indices are checked: "clip" spares NumPy the copy that "raise" would buffer through.
     return (*checks, partial(np.take, data, indices, axis, out, "clip"))
+
+
+def _gather_workspace(context: WorkspaceContext) -> int:
+    """Indices checked, and which of them count from the end."""
+    indices = context.inputs[1]
+    assert indices is not None
+    return 18 * math.prod(indices.shape)
 
 
 def check_element_indices(context: InferenceContext) -> int:
@@ -100,6 +124,13 @@ def flat_element_steps(
     for step in steps:
         step()
     return flat, ()
+
+
+def element_index_nbytes(context: WorkspaceContext) -> int:
+    """What `flat_element_steps` takes: indices checked, flat, and what they are made from."""
+    indices = context.inputs[1]
+    assert indices is not None
+    return 34 * math.prod(indices.shape) + 32 * sum(indices.shape)
 
 
 def _gather_elements(arguments: KernelArguments) -> Sequence[Thunk]:
@@ -171,6 +202,16 @@ def flat_row_steps(
     return rows, ()
 
 
+def row_index_nbytes(context: WorkspaceContext) -> int:
+    """What `flat_row_steps` takes: rows, and for each part of an index it checked and scaled."""
+    indices = context.inputs[1]
+    assert indices is not None
+    if 0 in indices.shape:
+        return 0
+    depth = indices.shape[-1]
+    return (26 + 16 * depth) * math.prod(indices.shape[:-1]) + 32 * sum(indices.shape)
+
+
 def _gather_nd(arguments: KernelArguments) -> Sequence[Thunk]:
     data, indices, out = given(arguments, 0), given(arguments, 1), arguments.outputs[0]
     batch = int_of(arguments.attributes, "batch_dims")
@@ -240,12 +281,38 @@ def _top(arguments: KernelArguments) -> Sequence[Thunk]:
     axis = int_of(arguments.attributes, "axis")
     source, values = given(arguments, 0), arguments.outputs[0]
     indices = (
-        arguments.outputs[1] if len(arguments.outputs) > 1 else np.empty(values.shape, np.int64)
+        arguments.outputs[1]
+        if len(arguments.outputs) > 1
+        else workspace(values.shape, np.dtype(np.int64))
     )
     largest = bool(int_of(arguments.attributes, "largest"))
     moved = (np.moveaxis(array, axis, -1) for array in (source, values, indices))
     data, best, places = moved
-    return (partial(_top_into, data, largest, best, places),)
+    if data.ndim == 1:
+        return (partial(_top_into, data, largest, best, places),)
+    return [
+        partial(_top_into, data[part], largest, best[part], places[part])
+        for part in pieces_of(len(data), _top_nbytes(data.shape[1:], best.shape[-1]))
+    ]
+
+
+def _top_nbytes(shape: Shape, k: int) -> int:
+    """What sorting the last axis takes: places before and after, the row turned, what is taken."""
+    return 32 * math.prod(shape) + 24 * math.prod(shape[:-1]) * k
+
+
+def _top_workspace(context: WorkspaceContext) -> int:
+    data, made = context.inputs[0], context.outputs[0]
+    assert data is not None
+    axis = int_of(context.attributes, "axis") % len(data.shape)
+    moved = (*data.shape[:axis], *data.shape[axis + 1 :], data.shape[axis])
+    k = made.shape[axis]
+    whole = _top_nbytes(moved, k)
+    if len(moved) > 1:
+        whole = min(whole, max(PIECE_NBYTES, _top_nbytes(moved[1:], k)))
+    # Places that nobody asked for, and the steps of pieces.
+    unwanted = 8 * math.prod(made.shape) if len(context.outputs) == 1 else 0
+    return whole + unwanted + 512 * -(-_top_nbytes(moved, k) // PIECE_NBYTES)
 
 
 OPERATORS = (
@@ -256,7 +323,7 @@ OPERATORS = (
         _gather,
         attributes={"axis": Attribute("int", 0)},
         gradient=gather_gradient,
-        workspace=few,
+        workspace=WorkspaceRule(_gather_workspace),
     ),
     OpDef(
         "GatherElements",
@@ -265,7 +332,7 @@ OPERATORS = (
         _gather_elements,
         attributes={"axis": Attribute("int", 0)},
         gradient=gather_elements_gradient,
-        workspace=operands(3),
+        workspace=WorkspaceRule(element_index_nbytes),
     ),
     OpDef(
         "GatherND",
@@ -274,6 +341,7 @@ OPERATORS = (
         _gather_nd,
         attributes={"batch_dims": Attribute("int", 0)},
         gradient=gather_nd_gradient,
+        workspace=WorkspaceRule(row_index_nbytes),
     ),
     OpDef(
         "ReverseSequence",
@@ -296,6 +364,6 @@ OPERATORS = (
             "sorted": Attribute("int", 1),
         },
         gradient=top_gradient,
-        workspace=operands(4, is_kept=False),
+        workspace=WorkspaceRule(_top_workspace, is_kept=False),
     ),
 )

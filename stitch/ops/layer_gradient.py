@@ -15,7 +15,15 @@ from functools import partial
 import numpy as np
 
 from stitch.ops.attributes import int_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import (
+    Attribute,
+    InferenceContext,
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+    WorkspaceRule,
+)
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import (
     axis_of,
@@ -25,7 +33,7 @@ from stitch.ops.inference import (
     require_type,
 )
 from stitch.ops.row_statistics import SPREAD_FROM, row_blocks
-from stitch.ops.steps import fill_step, given, scalar, workspace
+from stitch.ops.steps import BLOCK_SIZE, fill_step, given, scalar, workspace
 from stitch.ops.workspaces import few
 from stitch.program import Array, ValueType
 
@@ -116,6 +124,16 @@ class _Blocks:
         return [partial(np.dot, weights, rows, self.more), partial(np.add, total, self.more, total)]
 
 
+def _workspace(context: WorkspaceContext) -> int:
+    """Three blocks of rows, and rows of weights and sums."""
+    x, scale = context.inputs[1], context.inputs[4]
+    assert x is not None
+    assert scale is not None
+    width = math.prod(scale.shape)
+    block = min(math.prod(x.shape), max(BLOCK_SIZE, width))
+    return few.nbytes(context) + (3 * block + 4 * width) * x.data_type.compute_dtype.itemsize
+
+
 OPERATORS = (
     OpDef(
         "LayerNormalizationGradient",
@@ -125,6 +143,6 @@ OPERATORS = (
         (1, 3),
         attributes={"axis": Attribute("int", -1)},
         domain="stitch",
-        workspace=few,
+        workspace=WorkspaceRule(_workspace, is_kept=False),
     ),
 )

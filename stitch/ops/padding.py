@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 
 from stitch.ops.attributes import string_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import (
+    Attribute,
+    InferenceContext,
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+    WorkspaceRule,
+)
 from stitch.ops.element_types import INT64, MOVED
 from stitch.ops.inference import (
     Shape,
@@ -108,6 +117,14 @@ def _pad_constant(
     return [*steps, *copy_steps(source[taken], out[tuple(inner)])]
 
 
+def _workspace(context: WorkspaceContext) -> int:
+    """Where each element comes from, unless what is added is one number."""
+    if string_of(context.attributes, "mode") == "constant":
+        return 0
+    shape = context.outputs[0].shape
+    return 8 * math.prod(shape) + 64 * max(shape, default=0)
+
+
 OPERATORS = (
     OpDef(
         "Pad",
@@ -116,5 +133,6 @@ OPERATORS = (
         _pad,
         attributes={"mode": Attribute("string", "constant")},
         gradient=pad_gradient,
+        workspace=WorkspaceRule(_workspace),
     ),
 )

@@ -34,7 +34,6 @@ from stitch.ops.inference import (
 from stitch.ops.quantization import BYTES, REALS
 from stitch.ops.steps import given, optional
 from stitch.ops.windows import WINDOW_ATTRIBUTES
-from stitch.ops.workspaces import operands
 from stitch.program import Array, DataType, ValueType
 
 _CONV = CONVOLUTIONS[0]
@@ -233,6 +232,18 @@ def _exact_conv(
     return result, [refresh, *_CONV.kernel(call)]
 
 
+def _product_workspace(sides: tuple[int, int], times: int) -> WorkspaceRule:
+    """A rule: both sides in float64, and once more without their zero points; and so many numbers
+    of float64 for each of the result."""
+
+    def nbytes(context: WorkspaceContext) -> int:
+        kinds = [context.inputs[side] for side in sides]
+        sizes = [math.prod(k.shape) for k in kinds if k is not None]
+        return 16 * sum(sizes) + times * 8 * math.prod(context.outputs[0].shape)
+
+    return WorkspaceRule(nbytes, is_kept=False)
+
+
 def _conv_workspace(w: int) -> WorkspaceRule:
     """A rule: operands and result in float64, and what is in between; and what Conv takes."""
 
@@ -240,7 +251,7 @@ def _conv_workspace(w: int) -> WorkspaceRule:
         kinds = [context.inputs[0], context.inputs[w], *context.outputs]
         wide = tuple(ValueType(k.shape, DataType.FLOAT64) for k in kinds if k is not None)
         inner = WorkspaceContext(wide[:2], (None, None), context.attributes, wide[2:])
-        return 3 * inner.nbytes + _CONV.workspace.nbytes(inner)
+        return 4 * inner.nbytes + _CONV.workspace.nbytes(inner)
 
     return WorkspaceRule(nbytes)
 
@@ -279,14 +290,14 @@ OPERATORS = (
         (2, 4),
         _infer_matmul_integer,
         _matmul_integer,
-        workspace=operands(5, is_kept=False),
+        workspace=_product_workspace((0, 1), 2),
     ),
     OpDef(
         "QLinearMatMul",
         (8, 8),
         _infer_qlinear_matmul,
         _qlinear_matmul,
-        workspace=operands(10, is_kept=False),
+        workspace=_product_workspace((0, 3), 6),
     ),
     OpDef(
         "ConvInteger",

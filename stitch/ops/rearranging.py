@@ -9,7 +9,15 @@ from functools import partial
 import numpy as np
 
 from stitch.ops.attributes import Attributes, int_of, ints_of, string_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import (
+    Attribute,
+    InferenceContext,
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+    WorkspaceRule,
+)
 from stitch.ops.element_types import EVERY, INDICES, INT64, MOVED
 from stitch.ops.inference import (
     Shape,
@@ -36,7 +44,7 @@ from stitch.ops.shape_gradients import (
     trilu_gradient,
 )
 from stitch.ops.steps import copy_steps, fill_step, given, ints_at, optional
-from stitch.ops.workspaces import few, operands
+from stitch.ops.workspaces import few
 from stitch.program import ValueType
 
 
@@ -279,9 +287,17 @@ def _trilu(arguments: KernelArguments) -> Sequence[Thunk]:
     source, out = given(arguments, 0), arguments.outputs[0]
     k = ints_at(arguments, 1)[0] if optional(arguments, 1) is not None else 0
     rows, columns = source.shape[-2:]
-    distance = np.arange(columns)[None, :] - np.arange(rows)[:, None]
-    keep = distance >= k if int_of(arguments.attributes, "upper") else distance <= k
+    # A k beyond all columns is as good as one at the last.
+    diagonal = np.arange(rows)[:, None] + min(max(k, -rows - 1), columns + 1)
+    column = np.arange(columns)[None, :]
+    keep = column >= diagonal if int_of(arguments.attributes, "upper") else column <= diagonal
     return (fill_step(out, 0), partial(np.copyto, out, source, where=keep))
+
+
+def _trilu_workspace(context: WorkspaceContext) -> int:
+    """Whether each place of one matrix is kept."""
+    rows, columns = context.outputs[0].shape[-2:]
+    return rows * columns + 32 * (rows + columns)
 
 
 OPERATORS = (
@@ -365,6 +381,6 @@ OPERATORS = (
         _trilu,
         attributes={"upper": Attribute("int", 1)},
         gradient=trilu_gradient,
-        workspace=operands(1),
+        workspace=WorkspaceRule(_trilu_workspace),
     ),
 )

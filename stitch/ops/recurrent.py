@@ -8,6 +8,7 @@ raises `TaskError`. Source: ONNX's RNN, GRU, LSTM.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,15 @@ from functools import partial
 import numpy as np
 
 from stitch.ops.attributes import int_of, string_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import (
+    Attribute,
+    InferenceContext,
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+    WorkspaceRule,
+)
 from stitch.ops.element_types import FLOATS
 from stitch.ops.gate_functions import Gate, check_names, gates_of, names_of
 from stitch.ops.inference import (
@@ -27,7 +36,6 @@ from stitch.ops.inference import (
 )
 from stitch.ops.recurrent_gradients import recurrent_gradient
 from stitch.ops.steps import check_lengths, given, optional
-from stitch.ops.workspaces import operands
 from stitch.program import Array, DataType, ValueType
 
 _DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
@@ -245,6 +253,22 @@ def _of_direction(outputs: Sequence[Array], d: int, by_batch: bool) -> list[Arra
     return whole + [state[:, d] if by_batch else state[d] for state in outputs[1:]]
 
 
+def _workspace(context: WorkspaceContext) -> int:
+    """The inputs' share of the gates of all steps, what one step takes, weights as BLAS wants them,
+    and the input step after step."""
+    x, w, r = context.inputs[:3]
+    assert x is not None
+    assert w is not None
+    assert r is not None
+    by_batch = bool(int_of(context.attributes, "layout"))
+    batch, length = x.shape[:2] if by_batch else x.shape[1::-1]
+    (_, rows, size), hidden = w.shape, r.shape[2]
+    steps = batch * (rows * (length + 6) + 16 * hidden)
+    turned = math.prod(x.shape) if by_batch else 0
+    numbers = steps + turned + rows * (size + hidden + 4)
+    return numbers * x.data_type.compute_dtype.itemsize
+
+
 _ATTRIBUTES = {
     "activation_alpha": Attribute("floats"),
     "activation_beta": Attribute("floats"),
@@ -265,7 +289,7 @@ def _operator(layer: _Layer, most: int, **more: Attribute) -> OpDef:
         outputs=(1, layer.states + 1),
         attributes={**_ATTRIBUTES, **more},
         gradient=recurrent_gradient,
-        workspace=operands(2, is_kept=False),
+        workspace=WorkspaceRule(_workspace, is_kept=False),
     )
 
 

@@ -13,7 +13,15 @@ import numpy as np
 
 from stitch.errors import TaskError
 from stitch.ops.attributes import Attributes, float_of, int_of, string_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import (
+    Attribute,
+    InferenceContext,
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+    WorkspaceRule,
+)
 from stitch.ops.element_types import FLOATS, INT64
 from stitch.ops.inference import (
     Shape,
@@ -24,15 +32,16 @@ from stitch.ops.inference import (
 )
 from stitch.ops.sampling import bilinear
 from stitch.ops.steps import check_indices, given
-from stitch.ops.workspaces import operands
 from stitch.program import Array, ValueType
 
 #: The longest side of a region to align, in longer sides of the image.
 MOST_IMAGES = 4
 #: Places at which an attribute may ask a region to be sampled along one axis.
 MAX_SAMPLES = 1 << 13
-#: Places that are looked at together.
+#: Places that are looked at together (or one row of a bin's samples), and about how many bytes of
+#: channels at them.
 _PIECE = 1 << 14
+_PIECE_NBYTES = 1 << 24
 
 
 def _infer_roi(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -95,19 +104,45 @@ def _one_roi(image: Array, roi: Array, attributes: Attributes, out: Array) -> No
         return
     xs = _places(box[0], lengths[0], out.shape[2], across)
     ys = _places(box[1], lengths[1], out.shape[1], down)
+    channels = _channels(_points(ys.size, xs.size), image.dtype.itemsize)
+    for first in range(0, len(image), channels):
+        part = slice(first, first + channels)
+        _bins(image[part], ys, xs, averages, out[part])
+
+
+def _points(rows: int, columns: int) -> int:
+    """The most places that are looked at together, of so many."""
+    return min(rows * columns, max(_PIECE, columns))
+
+
+def _channel_nbytes(points: int, itemsize: int) -> int:
+    """What the neighbours of so many places take for one channel: as they are, weighed, summed."""
+    return points * (4 * itemsize + 80)
+
+
+def _channels(points: int, itemsize: int) -> int:
+    """How many channels are looked at together."""
+    return max(1, _PIECE_NBYTES // _channel_nbytes(points, itemsize))
+
+
+def _bins(image: Array, ys: Array, xs: Array, averages: bool, out: Array) -> None:
+    """The bins of one region and some channels."""
     if ys.size * xs.size <= _PIECE:
         parts = _weighed(image, ys, xs)
         # ONNX takes the largest weighted neighbour, not the largest interpolated value.
         out[...] = _total(parts).mean((3, 4)) if averages else np.max(parts, 0).max((3, 4))
         return
-    rows = max(1, _PIECE // xs.size)
+    rows, down = max(1, _PIECE // xs.size), ys.shape[1]
     for bin_, places in enumerate(ys):
-        found: list[Array] = []
+        found: Array | None = None
         for first in range(0, down, rows):
             parts = _weighed(image, places[None, first : first + rows], xs)
             one = _total(parts).sum((1, 3, 4)) if averages else np.max(parts, 0).max((1, 3, 4))
-            found.append(one)
-        out[:, bin_] = _total(found) / (down * across) if averages else np.max(found, 0)
+            if found is not None:
+                one = found + one if averages else np.maximum(found, one)
+            found = one
+        assert found is not None
+        out[:, bin_] = found / (down * xs.shape[1]) if averages else found
 
 
 def _total(parts: Sequence[Array]) -> Array:
@@ -137,6 +172,27 @@ def _roi_align(arguments: KernelArguments) -> Sequence[Thunk]:
     return (run,)
 
 
+def _workspace(context: WorkspaceContext) -> int:
+    """The places of a region, their weights, and the channels at those looked at together. Where
+    the regions decide how many places there are: as many as the largest that is not refused has."""
+    x, rois = context.inputs[:2]
+    assert x is not None
+    assert rois is not None
+    ratio, itemsize = (
+        int_of(context.attributes, "sampling_ratio"),
+        x.data_type.compute_dtype.itemsize,
+    )
+    rows, columns = (
+        bins * ratio if ratio > 0 else MOST_IMAGES * max(x.shape[2:]) + bins
+        for bins in context.outputs[0].shape[2:]
+    )
+    points = _points(rows, columns)
+    channels = min(x.shape[1], _channels(points, itemsize))
+    sums = 4 * 8 * math.prod(context.outputs[0].shape[1:])
+    region = channels * _channel_nbytes(points, itemsize) + 200 * points + 40 * (rows + columns)
+    return region + sums + 80 * rois.shape[0]
+
+
 OPERATORS = (
     OpDef(
         "RoiAlign",
@@ -151,6 +207,6 @@ OPERATORS = (
             "sampling_ratio": Attribute("int", 0),
             "spatial_scale": Attribute("float", 1.0),
         },
-        workspace=operands(8, is_kept=False),
+        workspace=WorkspaceRule(_workspace, is_kept=False),
     ),
 )

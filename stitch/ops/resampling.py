@@ -16,7 +16,15 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.attributes import Attributes, float_of, int_of, ints_of, string_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import (
+    Attribute,
+    InferenceContext,
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+    WorkspaceRule,
+)
 from stitch.ops.element_types import EVERY, FLOATS
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import Shape, axes_of, constant, known_ints, operand, require_type
@@ -72,6 +80,23 @@ def _plan(
     return tuple(
         AxisResize(a, shape[a], w, f, r)
         for a, w, f, r in zip(axes, after, factors, regions, strict=True)
+    )
+
+
+def _changes(
+    attributes: Attributes, shape: Shape, known: Sequence[Array | None]
+) -> list[AxisResize]:
+    """The axes that change, given regions, scales and sizes.
+
+    What shrinks goes first: nothing in between is larger than operand and result.
+    """
+    axes = tuple(a % len(shape) for a in ints_of(attributes, "axes") or range(len(shape)))
+    roi, scales, sizes = (None if a is None else a.reshape(-1) for a in known)
+    crops = string_of(attributes, "coordinate_transformation_mode") == _COORDINATES[-1]
+    found = _plan(attributes, shape, axes, roi if crops else None, scales, sizes)
+    return sorted(
+        (one for one in found if one.before != one.after or one.scale != 1.0 or crops),
+        key=lambda one: one.after / max(one.before, 1),
     )
 
 
@@ -169,6 +194,14 @@ def cubic_weight(distance: Array, a: float) -> Array:
     return np.asarray(np.where(x <= 1, near, np.where(x < 2, far, 0.0)))
 
 
+def _first_tap(attributes: Attributes, scale: float) -> tuple[int, float]:
+    """How far before a place the first tap of `linear` and `cubic` lies, and how much wider than
+    without shrinking."""
+    support = 1 if string_of(attributes, "mode") == "linear" else 2
+    shrink = min(scale, 1.0) if int_of(attributes, "antialias") else 1.0
+    return math.floor(-support / shrink) + 1, shrink
+
+
 def _taps(attributes: Attributes, place: Array, scale: float) -> tuple[Array, Array]:
     """Per output element, the input places it reads and their weights: (after, taps) each."""
     base = np.ceil(place) - 1
@@ -183,9 +216,7 @@ def _taps(attributes: Attributes, place: Array, scale: float) -> tuple[Array, Ar
             "ceil": ratio < 0,
         }[rounding]
         return base[:, None] + ~left, np.ones_like(ratio)
-    support = 1 if mode == "linear" else 2
-    shrink = min(scale, 1.0) if int_of(attributes, "antialias") else 1.0
-    first = math.floor(-support / shrink) + 1
+    first, shrink = _first_tap(attributes, scale)
     steps = np.arange(first, 2 - first)
     distance = (steps - ratio) * shrink
     if mode == "linear":
@@ -263,17 +294,7 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
     x, out, attributes = given(arguments, 0), arguments.outputs[0], arguments.attributes
     if out.size == 0:
         return ()
-    axes = tuple(a % x.ndim for a in ints_of(attributes, "axes") or range(x.ndim))
-    flat = [None if a is None else a.reshape(-1) for a in (optional(arguments, i) for i in (2, 3))]
-    crops = string_of(attributes, "coordinate_transformation_mode") == _COORDINATES[-1]
-    roi = optional(arguments, 1) if crops else None
-    plan = [
-        one
-        for one in _plan(attributes, x.shape, axes, roi, flat[0], flat[1])
-        if one.before != one.after or one.scale != 1.0 or crops
-    ]
-    # What shrinks goes first: nothing in between is larger than operand and result.
-    plan.sort(key=lambda one: one.after / max(one.before, 1))
+    plan = _changes(attributes, x.shape, [optional(arguments, index) for index in (1, 2, 3)])
     steps: list[Thunk] = []
     current, outside = x, np.zeros((1,) * x.ndim, np.bool_)
     nearest = string_of(attributes, "mode") == "nearest"
@@ -296,6 +317,29 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
         value = np.array(float_of(attributes, "extrapolation_value")).astype(out.dtype)
         steps.append(partial(np.copyto, out, value, where=np.broadcast_to(outside, out.shape)))
     return steps
+
+
+def _workspace(context: WorkspaceContext) -> int:
+    """Places and weights of every axis, as many at once as making them takes; what lies between
+    two axes, and one tap of each result."""
+    x, made = context.inputs[0], context.outputs[0]
+    assert x is not None
+    if 0 in made.shape:
+        return 0
+    known = (*context.constants, None, None, None)[1:4]
+    nearest = string_of(context.attributes, "mode") == "nearest"
+    itemsize, shape, kept, passing = made.data_type.compute_dtype.itemsize, list(x.shape), 0, 0
+    changes = _changes(context.attributes, x.shape, known)
+    for number, one in enumerate(changes, 1):
+        taps = 1 if nearest else 2 - 2 * _first_tap(context.attributes, one.scale)[0]
+        shape[one.axis] = one.after
+        arrays = (number < len(changes)) + (taps > 1)
+        kept += arrays * math.prod(shape) * itemsize + one.after * taps * (8 + itemsize)
+        # Steps of a tap are objects.
+        kept += 1024 * taps
+        passing = max(passing, 80 * one.after * (taps + 1))
+    crops = string_of(context.attributes, "coordinate_transformation_mode") == _COORDINATES[-1]
+    return kept + passing + (2 * math.prod(made.shape) if crops else 0)
 
 
 def _gradient(context: GradientContext) -> Sequence[Any]:
@@ -343,5 +387,6 @@ OPERATORS = (
             "nearest_mode": Attribute("string", "round_prefer_floor"),
         },
         gradient=_gradient,
+        workspace=WorkspaceRule(_workspace),
     ),
 )

@@ -10,13 +10,23 @@ from functools import partial
 import numpy as np
 
 from stitch.ops.attributes import int_of, string_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import (
+    Attribute,
+    InferenceContext,
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+    WorkspaceRule,
+)
 from stitch.ops.element_types import EVERY, NUMERIC
 from stitch.ops.indexing import (
     check_element_indices,
     check_row_indices,
+    element_index_nbytes,
     flat_element_steps,
     flat_row_steps,
+    row_index_nbytes,
 )
 from stitch.ops.indexing_gradients import (
     one_hot_gradient,
@@ -115,6 +125,15 @@ def _nd(arguments: KernelArguments) -> Sequence[Thunk]:
     return (*copies, *steps, _write_rows(reduction, table, rows.reshape(-1), fresh))
 
 
+def _nd_workspace(context: WorkspaceContext) -> int:
+    """Rows; where these are reduced one by one, an object for each and its place."""
+    indices = context.inputs[1]
+    assert indices is not None
+    by_rows = string_of(context.attributes, "reduction") != "none"
+    objects = 256 * math.prod(indices.shape[:-1]) if by_rows else 0
+    return row_index_nbytes(context) + objects
+
+
 def _infer_one_hot(context: InferenceContext) -> tuple[ValueType, ...]:
     indices = require_type(context, 0, NUMERIC)
     values = require_type(context, 2, EVERY)
@@ -156,6 +175,7 @@ OPERATORS = (
         _elements,
         attributes={"axis": Attribute("int", 0), "reduction": Attribute("string", "none")},
         gradient=scatter_elements_gradient,
+        workspace=WorkspaceRule(element_index_nbytes),
     ),
     OpDef(
         "ScatterND",
@@ -164,6 +184,7 @@ OPERATORS = (
         _nd,
         attributes={"reduction": Attribute("string", "none")},
         gradient=scatter_nd_gradient,
+        workspace=WorkspaceRule(_nd_workspace),
     ),
     OpDef(
         "OneHot",

@@ -149,8 +149,13 @@ def _log_softmax_nbytes(context: WorkspaceContext) -> int:
 
 
 def _hardmax_nbytes(context: WorkspaceContext) -> int:
+    """A number and a place for each softmax. NumPy looks for places along the last axis: what lies
+    otherwise is copied."""
     rows, _ = _rows(context)
-    return rows * (context.outputs[0].data_type.compute_dtype.itemsize + np.intp(0).itemsize)
+    made = context.outputs[0]
+    is_last = int_of(context.attributes, "axis") in (-1, len(made.shape) - 1)
+    turned = 0 if is_last else computed_nbytes(made)
+    return turned + rows * (made.data_type.compute_dtype.itemsize + np.intp(0).itemsize)
 
 
 def _operator(

@@ -12,7 +12,16 @@ from functools import partial
 import numpy as np
 
 from stitch.ops.attributes import int_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import (
+    Attribute,
+    InferenceContext,
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+    WorkspaceRule,
+    computed_nbytes,
+)
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import (
     axis_of,
@@ -63,6 +72,13 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
     return steps
 
 
+def _workspace(context: WorkspaceContext) -> int:
+    """A number for each softmax, or for each of a block of rows."""
+    made = context.outputs[0]
+    length = made.shape[int_of(context.attributes, "axis") % len(made.shape)]
+    return few.nbytes(context) + computed_nbytes(made) // max(length, 1)
+
+
 OPERATORS = (
     OpDef(
         "SoftmaxGradient",
@@ -71,6 +87,6 @@ OPERATORS = (
         _kernel,
         attributes={"axis": Attribute("int", -1)},
         domain="stitch",
-        workspace=few,
+        workspace=WorkspaceRule(_workspace, is_kept=False),
     ),
 )

@@ -237,7 +237,50 @@ def _trainings() -> list[Row]:
     ]  # fmt: skip
 
 
+def _one_long_dimension() -> list[Row]:
+    """Many steps, softmaxes, windows or indices, and little else; one side far from the others."""
+    zero, tenth = np.array(3, np.uint8), np.float32(0.1)
+    regions = np.array([[0, 0, 60, 60]], np.float32)
+    wide = np.array([[0, 0, 8000, 4]], np.float32)
+    twice = {"mode": "linear"}
+    return [
+        *((op, ["f32[1800,1,858]"], {"axis": 1}) for op in ("Softmax", "LogSoftmax", "Hardmax")),
+        ("Hardmax", ["f32[300,56,143]"], {"axis": 1}),
+        ("SoftmaxGradient", ["f32[1800,1,858]", "f32[1800,1,858]"], {"axis": 1}),
+        ("LayerNormalizationGradient",
+         ["f32[1,200200]", "f32[1,200200]", "f32[1,1]", "f32[1,1]", "f32[200200]"], {}, 3),
+        ("MatMulInteger", ["ui8[300,4000]", "ui8[4000,400]", zero], {}),
+        *(("QLinearMatMul", [a, tenth, zero, b, tenth, zero, tenth, zero], {})
+          for a, b in (("ui8[300,4000]", "ui8[4000,400]"), ("ui8[1800,1]", "ui8[1,400]"))),
+        ("LSTM", ["f32[50,400,6]", "f32[1,256,6]1", "f32[1,256,64]1", "f32[1,512]"], {}, 3),
+        ("GRU", ["f32[400,50,6]", "f32[1,192,6]1", "f32[1,192,64]1"], {"layout": 1}, 2),
+        *(("ConvTranspose", ["f32[1,1,1,1]", f"f32[1,1,{size},{size}]"], {"strides": (2, 2)})
+          for size in (90, 130)),
+        ("Resize", ["f32[1,1,4,20000]", None, np.array([1, 1, 2, 1.5], np.float32)], twice),
+        ("Resize", ["f32[1,1,4,20000]", None, None, [1, 1, 4, 50]],
+         {"mode": "linear", "antialias": 1}),
+        ("Resize", ["f32[1,1,1,12200]", None, np.array([1, 1, 2, 1.5], np.float32)],
+         {"mode": "cubic", "antialias": 1, "exclude_outside": 1}),
+        ("Resize", ["f32[1,1,4,20000]", np.array([0, 0, 0, 0, 1, 1, 2, 2], np.float32), None,
+                    [1, 1, 8, 20000]],
+         {"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize"}),
+        ("RoiAlign", ["f32[1,2,60,61]", regions, [0]], {"sampling_ratio": 3000}),
+        ("RoiAlign", ["f32[1,2,60,61]", regions, [0]], {"sampling_ratio": 3000, "mode": "max"}),
+        ("RoiAlign", ["f32[1,200,4,2000]", wide, [0]], {"output_width": 3}),
+        ("RoiAlign", ["f32[1,900,60,61]", regions, [0]], {"output_height": 7, "output_width": 7}),
+        ("Trilu", ["f32[1,1800,1806]", np.array(1)], {}),
+        *(("Pad", ["f32[1,200200]", [3, 2, 1, 4]], {"mode": mode}) for mode in ("edge", "wrap")),
+        ("Gather", ["f32[1001]", "i64[400000]<1001"], {}),
+        ("GatherND", ["f32[300,1001]", "i64[400000,2]<300"], {}),
+        ("ScatterElements", ["f32[300,101]", "i64[300,2200]<101", "f32[300,2200]"], {"axis": 1}),
+        ("ScatterND", ["f32[300,1001]", "i64[400000,2]<300", "f32[400000]"], {}),
+        ("ScatterND", ["f32[30,20]", "i64[20000,1]<30", "f32[20000,20]"], {"reduction": "add"}),
+        ("TopK", ["f32[3000,1001]", [50]], {"axis": 1}, 2),
+        ("TopK", ["f32[300000]", [300000]], {}),
+    ]  # fmt: skip
+
+
 ROWS: list[Row] = [
     *_elementwise(), *_reductions(), *_normalizations(), *_products(), *_windows(), *_movements(),
-    *_trainings(),
+    *_trainings(), *_one_long_dimension(),
 ]  # fmt: skip
