@@ -23,9 +23,9 @@ from stitch.files import (
     Identity,
     files_read,
     identity,
-    kind_of,
     own_descriptor,
     resolved,
+    special_kind,
 )
 
 #: Handles that a command has without opening a file.
@@ -131,7 +131,7 @@ def _check_folder(path: str | Path, folder: Path) -> None:
 def _check_kind(path: str | Path, kind: str, option: str) -> None:
     try:
         status = resolved(path).stat()
-        special = kind_of(status.st_mode)
+        special = special_kind(status.st_mode)
         found = kind_of_file(resolved(path)) if special is None else None
     except FileNotFoundError:
         return

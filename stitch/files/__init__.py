@@ -11,7 +11,6 @@ from stitch.files.reading import (
     files_read,
     head_of,
     identity,
-    kind_of,
     nearest_file,
     note_standard_input,
     noting_files,
@@ -19,6 +18,7 @@ from stitch.files.reading import (
     own_descriptor,
     read_bytes,
     read_text,
+    special_kind,
     unreadable,
 )
 from stitch.files.sweeping import sweep_folder
@@ -33,7 +33,7 @@ from stitch.files.writing import (
 
 __all__ = [
     "STANDARD_OUTPUT", "Content", "FileBatch", "FolderLock", "Identity", "LineFile", "Sink",
-    "files_read", "head_of", "identity", "kind_of", "make_folder", "naming", "nearest_file",
+    "files_read", "head_of", "identity", "make_folder", "naming", "nearest_file",
     "note_standard_input", "noting_files", "open_file", "own_descriptor", "read_bytes", "read_text",
-    "resolved", "sweep_folder", "unreadable", "write_file",
+    "resolved", "special_kind", "sweep_folder", "unreadable", "write_file",
 ]  # fmt: skip

@@ -130,7 +130,7 @@ def _write_owner(handle: int) -> None:
 
 
 def _owner(handle: int) -> str:
-    """Who has it, as far as its file says."""
+    """Which process has the lock, as far as its open file says."""
     try:
         facts = json.loads(os.pread(handle, 4096, 0).decode("utf-8", "replace"))
         pid, host, since = facts["pid"], facts["host"], facts["since"]

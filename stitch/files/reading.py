@@ -92,7 +92,7 @@ def open_file(path: str | Path) -> BinaryIO:
     handle = _opened(path) if own is None else os.dup(own)
     try:
         status = os.fstat(handle)
-        found = kind_of(status.st_mode)
+        found = special_kind(status.st_mode)
         if found is not None and (own is None or found == "a folder"):
             raise no_regular_file(path, found)
         if own is None:
@@ -113,8 +113,8 @@ def _opened(path: str | Path) -> int:
         raise
 
 
-def kind_of(mode: int) -> str | None:
-    """What a path leads to, where that is no regular file."""
+def special_kind(mode: int) -> str | None:
+    """What has this mode (of `stat`), where it is no regular file; else None."""
     kinds = (
         (stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"),
         (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"),
@@ -166,7 +166,7 @@ def head_of(path: str | Path, nbytes: int) -> bytes:
     """
     handle = _opened(path)
     try:
-        found = kind_of(os.fstat(handle).st_mode)
+        found = special_kind(os.fstat(handle).st_mode)
         if found is not None:
             raise no_regular_file(path, found)
         return os.pread(handle, nbytes, 0)

@@ -33,7 +33,7 @@ from stitch.files.parts import (
     write_all,
     write_parts,
 )
-from stitch.files.reading import kind_of, own_descriptor
+from stitch.files.reading import own_descriptor, special_kind
 from stitch.files.sweeping import manifest_path, manifest_text
 
 STANDARD_OUTPUT = "-"
@@ -151,7 +151,7 @@ def _is_direct(path: Path) -> bool:
     if stat.S_ISDIR(mode) or stat.S_ISBLK(mode) or stat.S_ISSOCK(mode):
         raise StitchError(
             "cannot write the file", where=str(path), expected="a file",
-            got=kind_of(mode), remedy="choose another name",
+            got=special_kind(mode), remedy="choose another name",
         )  # fmt: skip
     return not stat.S_ISREG(mode)
 

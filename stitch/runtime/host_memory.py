@@ -131,7 +131,7 @@ class HostMemory:
             self._written[space].update([region[1:]])
 
     def try_take_region(self, space: Space, address: int, desc: TensorDesc) -> bool:
-        """As `take_region`, where that is possible; whether it was."""
+        """Claim as `take_region` does, but for the error: False where the budget has too little."""
         try:
             self.take_region(space, address, desc, f"in the spaces of {self.machine.name!r}")
         except OutOfMemoryError:
