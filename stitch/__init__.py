@@ -6,6 +6,7 @@ from stitch.api import (
     Pipeline,
     __version__,
     compile,
+    device_of,
     forbid_copies,
     get_layout,
     has_layout,
@@ -43,6 +44,6 @@ __all__ = [
     "Device", "FormatError", "Layout", "LayoutError", "LinkError", "LoadedProgram", "LossTensor",
     "MemoryLayout", "OutOfMemoryError", "Pipeline", "SGD", "ShardSpec", "Space", "StitchError",
     "TaskError", "Tensor", "TensorDesc", "TensorFuture", "TrainingInstance", "__version__",
-    "compile", "forbid_copies", "get_layout", "has_layout", "load", "losses", "open_device",
-    "schedules", "submit", "to_layout", "trace", "wait",
+    "compile", "device_of", "forbid_copies", "get_layout", "has_layout", "load", "losses",
+    "open_device", "schedules", "submit", "to_layout", "trace", "wait",
 ]  # fmt: skip

@@ -28,7 +28,7 @@ from stitch.argument_kinds import (
 )
 from stitch.compiler import CompileOptions
 from stitch.errors import UsageError, closest
-from stitch.frontend.modules import read_graph, read_trainable
+from stitch.frontend.modules import read_graph, read_trainable, torch_device
 from stitch.frontend.pipeline_run import YamlPipeline, read_pipeline
 from stitch.graph import ComputationGraph, Wish, parse_wish
 from stitch.machine import Machine, load_machine
@@ -268,3 +268,13 @@ __all__ = [
     "CompiledModel", "Device", "Pipeline", "__version__", "compile", "forbid_copies", "get_layout",
     "has_layout", "inspect_sizes", "load", "open_device", "submit", "to_layout", "wait",
 ]  # fmt: skip
+
+
+@takes(options=optional(MAPPING))
+def device_of(options: Mapping[str, Any] | None = None) -> Device:
+    """The device on which `torch.compile(..., backend="stitch", options=options)` computes: its
+    reports, such as `device_of(options).explain()`, are those of any device.
+
+    Raises `UsageError` for unknown options, `CompileError` where torch is missing.
+    """
+    return torch_device(options)

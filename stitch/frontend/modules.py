@@ -17,6 +17,7 @@ from stitch.errors import CompileError, UsageError
 from stitch.frontend.yaml_module import load_module
 from stitch.graph import ComputationGraph, trace
 from stitch.program import Array
+from stitch.report import Device
 
 #: What makes an object a module for the front end of torch.
 _TORCH_MODULES = {
@@ -71,6 +72,13 @@ def read_trainable(
             from stitch.frontend.torch_training import from_torch_for_training
         return from_torch_for_training(module, examples)
     return read_graph(module, examples, input_shapes), {}, None
+
+
+def torch_device(options: Mapping[str, Any] | None) -> Device:
+    """The device of torch.compile with these options; `CompileError` where torch is missing."""
+    with _torch_is_there():
+        from stitch.frontend.torch_compile import device_of
+    return device_of(options)
 
 
 def _by_position(

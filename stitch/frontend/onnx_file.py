@@ -16,7 +16,7 @@ import onnx
 from onnx import version_converter
 
 from stitch.errors import FormatError, IncompatibleError
-from stitch.files import open_file
+from stitch.files import nearest_file, open_file
 from stitch.ttb.foreign import recognize
 
 #: ONNX's operators are taken as of these opsets.
@@ -86,7 +86,7 @@ def _parsed(path: Path) -> Any:
     except OSError as error:
         raise FormatError(
             f"cannot read the model: {error.strerror}", where=str(path),
-            remedy="check the path and its permissions",
+            remedy=nearest_file(path, (".onnx",)) or "check the path and its permissions",
         ) from error  # fmt: skip
     proto = onnx.ModelProto()
     try:

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
-from stitch.errors import CompileError, UsageError
+from stitch.errors import CompileError, UsageError, closest
 
 try:
     import torch
@@ -70,6 +70,7 @@ class CompileSettings:
             raise UsageError(
                 f"backend 'stitch' has no option {', '.join(map(repr, unknown))}",
                 expected=", ".join(known),
+                remedy=closest(unknown[0], known) or None,
             )
         made = CompileSettings(**{**given, **_spelled(given)})
         if made.algorithm not in ALGORITHMS:

@@ -114,7 +114,11 @@ def _explained(error: Exception, name: str) -> StitchError:
             'backend="stitch"), which breaks the graph there',
         )
     if isinstance(error, TypeError) and line is None:
-        return UsageError(f"the module cannot be called with these examples: {first}", where=name)
+        return UsageError(
+            f"the module cannot be called with these examples: {first}",
+            where=name,
+            remedy="one example for each argument, in a tuple: stitch.compile(module, (x,))",
+        )
     return CompileError(
         f"torch.export cannot capture the module: {first}",
         where=f"{name}, {line}" if line else name,

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from stitch.errors import CompileError, UsageError
+from stitch.errors import CompileError, UsageError, closest
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
 from stitch.program import Array, DataType, ValueType
 
@@ -201,12 +201,14 @@ def loss_from_config(config: Loss | str | dict[str, Any]) -> Loss:
         config = {"loss": config}
         if last in REDUCTIONS and name in _BY_NAME:
             config = {"loss": name, "reduction": last}
-    found = _BY_NAME.get(config.get("loss", "")) if isinstance(config, dict) else None
+    named = config.get("loss", "") if isinstance(config, dict) else ""
+    found = _BY_NAME.get(named)
     if found is None:
         raise UsageError(
             "no such loss",
             expected=", ".join(_BY_NAME) + ", each also with _mean or _sum",
             got=repr(config),
+            remedy=closest(str(named), _BY_NAME) or None,
         )
     return found(config.get("reduction", "mean"))
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol, final
 
 from stitch.argument_kinds import NUMBER, Kind, several
-from stitch.errors import UsageError
+from stitch.errors import UsageError, closest
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import DataType
 from stitch.training.schedules import Schedule, schedule_from_config
@@ -251,9 +251,13 @@ def optimizer_from_config(config: Optimizer | str | dict[str, Any]) -> Optimizer
     if isinstance(config, Optimizer):
         return config
     given: dict[str, Any] = {"optimizer": config} if isinstance(config, str) else dict(config)
-    kind = _BY_NAME.get(str(given.pop("optimizer", "")).lower())
+    named = str(given.pop("optimizer", "")).lower()
+    kind = _BY_NAME.get(named)
     if kind is None:
-        raise UsageError("no such optimizer", expected=", ".join(_BY_NAME), got=repr(config))
+        raise UsageError(
+            "no such optimizer", expected=", ".join(_BY_NAME), got=repr(config),
+            remedy=closest(named, _BY_NAME) or None,
+        )  # fmt: skip
     if "betas" in given:
         given["betas"] = tuple(given["betas"])
     try:

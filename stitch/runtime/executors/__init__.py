@@ -5,7 +5,7 @@ Comes in: programs and regions of bytes. Goes out: steps to call. Must not know 
 
 from importlib import import_module
 
-from stitch.errors import UsageError
+from stitch.errors import UsageError, closest
 from stitch.runtime.executors.executor import (
     BoundProgram,
     Executor,
@@ -44,7 +44,11 @@ def make_executor(name: str | Executor, threads: int | None = None) -> Executor:
     executor that does not take them, and for fewer than one.
     """
     if not isinstance(name, Executor) and name not in EXECUTORS:
-        raise UsageError(f"unknown executor {name!r}", expected=" or ".join(EXECUTORS))
+        raise UsageError(
+            f"unknown executor {name!r}",
+            expected=" or ".join(EXECUTORS),
+            remedy=closest(str(name), EXECUTORS) or None,
+        )
     if threads is not None and name not in THREADED:
         called = name if isinstance(name, str) else name.name
         raise UsageError(
