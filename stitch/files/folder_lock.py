@@ -41,35 +41,54 @@ class FolderLock:
         self.other = other
         self.missing: str | None = None
         self._handle: int | None = None
+        _LOCKS.add(self)
         try:
-            self._handle = self._taken(folder / NAME)
+            self._take(folder / NAME)
         except OSError as error:
             raise StitchError(
                 "the folder cannot be locked", where=str(folder),
                 got=error.strerror or str(error),
                 remedy="choose a folder that exists and is writable",
             ) from error  # fmt: skip
-        _LOCKS.add(self)
 
-    def _taken(self, path: Path) -> int | None:
-        while True:
-            handle = system_calls.table.open(path, _FLAGS, 0o644)
+    def _take(self, path: Path) -> None:
+        while self._handle is None and self.missing is None:
+            # Kept from the first moment: an interrupt must not leave a lock that nobody closes.
+            self._handle = handle = system_calls.table.open(path, _FLAGS, 0o644)
+            is_ours = False
             try:
-                system_calls.table.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Its last owner may have removed the file between our opening and locking it.
-                if _is_at(handle, path):
-                    _write_owner(handle)
-                    return handle
-                system_calls.table.close(handle)
-            except OSError as error:
-                owner = _owner(handle)
-                system_calls.table.close(handle)
-                if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                    raise self._refusal(owner) from error
-                if errno.errorcode.get(error.errno or 0) not in system_calls.NO_LOCKS:
-                    raise
-                self.missing = error.strerror or str(error)
-                return None
+                is_ours = self._is_locked(handle, path)
+            finally:
+                if not is_ours:
+                    self._handle = None
+                    system_calls.table.close(handle)
+
+    def _is_locked(self, handle: int, path: Path) -> bool:
+        """Lock the file; False where its last owner removed it before that, or without locks."""
+        try:
+            system_calls.table.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not _is_at(handle, path):
+                return False
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                raise self._refusal(_owner(handle)) from error
+            if errno.errorcode.get(error.errno or 0) not in system_calls.NO_LOCKS:
+                raise
+            self.missing = error.strerror or str(error)
+            return False
+        _write_owner(handle)
+        return True
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process still has the folder, as far as its file system can tell.
+
+        It has not after a fork, which leaves the lock with the parent, nor where the folder was
+        removed: another may have made it anew, with a lock of its own.
+        """
+        if self.missing is not None:
+            return True
+        return self._handle is not None and _is_at(self._handle, self.folder / NAME)
 
     def _refusal(self, owner: str) -> UsageError:
         return UsageError(
@@ -81,10 +100,15 @@ class FolderLock:
 
     def release(self) -> None:
         """Let others have the folder; doing so twice is allowed."""
-        handle, self._handle = self._handle, None
-        if handle is not None:
+        handle = self._handle
+        if handle is None:
+            return
+        try:
             with contextlib.suppress(OSError):
-                system_calls.table.unlink(self.folder / NAME)
+                if _is_at(handle, self.folder / NAME):  # Else it is another's.
+                    system_calls.table.unlink(self.folder / NAME)
+        finally:
+            self._handle = None
             with contextlib.suppress(OSError):
                 system_calls.table.close(handle)
 
@@ -114,7 +138,7 @@ os.register_at_fork(after_in_child=_after_fork)
 def _is_at(handle: int, path: Path) -> bool:
     try:
         status = path.stat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     return os.path.samestat(status, os.fstat(handle))
 

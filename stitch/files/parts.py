@@ -96,7 +96,7 @@ class Part:
         self.token = token.rpartition("-")[0]
         name = os.fsencode(target.name)[:_NAME_NBYTES].decode("utf-8", "ignore")
         self.path = target.with_name(f".{name}.{token}.part")
-        self._there = False
+        self._there = self._decided = False
         self._handle: int | None = system_calls.table.open(self.path, _PART_FLAGS, 0o666)
         self._there = True
 
@@ -131,6 +131,15 @@ class Part:
             system_calls.table.replace(self.path, self.target)
         self._there = False
 
+    def decide(self) -> None:
+        """A manifest names it: from now on it gets its name, by us or by the next sweep."""
+        self._decided = True
+
+    @property
+    def is_named(self) -> bool:
+        """Whether it has got its name."""
+        return not self._there
+
     def taken(self) -> int:
         """The handle, which is the caller's from now on."""
         assert self._handle is not None
@@ -138,9 +147,9 @@ class Part:
         return handle
 
     def close(self) -> None:
-        """Remove what was not renamed."""
+        """Remove what was not renamed, unless that is decided."""
         handle, self._handle = self._handle, None
-        if self._there:
+        if self._there and not self._decided:
             with contextlib.suppress(OSError):
                 system_calls.table.unlink(self.path)
         if handle is not None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import stat
 import sys
@@ -68,7 +69,8 @@ class FileBatch:
     """Collects files; `commit` writes all of them, or none and raises `StitchError`.
 
     `as_one`: the files of a folder belong together, and are not to be mixed with older ones: where
-    a kill comes between two renames, `sweep_folder` or the next save there finishes them.
+    a kill or an error comes between two renames, `sweep_folder` or the next save there finishes
+    them; after an interrupt they are finished at once.
     """
 
     def __init__(self, *, as_one: bool = False) -> None:
@@ -111,25 +113,31 @@ class FileBatch:
         folders: dict[Path, list[Part]] = {}
         for part in parts:
             folders.setdefault(part.target.parent, []).append(part)
+        sets = [those for those in folders.values() if len(those) > 1] if self._as_one else []
         manifests: list[Part] = []
+        decided = False
         try:
-            if self._as_one:
-                _decide([those for those in folders.values() if len(those) > 1], manifests)
+            _decide(sets, manifests)
+            for part in itertools.chain.from_iterable(sets):
+                part.decide()
+            decided = True
             for part in reversed(parts):
                 part.rename()
             for folder in folders:
                 with naming(folder):
                     sync_folder(folder)
         finally:
+            unnamed = _unnamed(sets) if decided else []
             for manifest in manifests:
                 manifest.close()
-                with contextlib.suppress(OSError):
-                    system_calls.table.unlink(manifest.target)
+                if manifest.target.parent not in unnamed:
+                    with contextlib.suppress(OSError):
+                        system_calls.table.unlink(manifest.target)
 
 
-def _decide(folders: list[list[Part]], manifests: list[Part]) -> None:
+def _decide(sets: list[list[Part]], manifests: list[Part]) -> None:
     """Write the manifests of parts that are complete; those made are in `manifests`."""
-    for parts in folders:
+    for parts in sets:
         folder, token = parts[0].target.parent, parts[0].token
         with naming(folder):
             manifest = Part(manifest_path(folder, token), f"{token}-{len(parts) + len(manifests)}")
@@ -138,6 +146,18 @@ def _decide(folders: list[list[Part]], manifests: list[Part]) -> None:
             manifest.fill(manifest_text(names), keep_open=False)
             manifest.rename()
             sync_folder(folder)
+
+
+def _unnamed(sets: list[list[Part]]) -> list[Path]:
+    """Finish what an error or interrupt stopped; the folders where parts still have no names.
+
+    There the manifest stays, as after a kill: half of a set must not stand beside half of another.
+    """
+    for part in itertools.chain.from_iterable(sets):
+        if not part.is_named:
+            with contextlib.suppress(StitchError):
+                part.rename()
+    return [parts[0].target.parent for parts in sets if not all(part.is_named for part in parts)]
 
 
 def _is_direct(path: Path) -> bool:

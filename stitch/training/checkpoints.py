@@ -159,14 +159,23 @@ class CheckpointFolder:
         Gives why it could not be locked, where the file system has no locks.
         """
         make_folder(self.folder)
-        if self._lock is None:
+        if not self._is_held:
+            self.close()
             self._lock = FolderLock(self.folder, "another training")
+        assert self._lock is not None
         sweep_folder(self.folder)
         for entry in self._entries():
             if _OLD_PART.fullmatch(entry.name):
                 with contextlib.suppress(OSError):
                     entry.unlink()
         return self._lock.missing
+
+    @property
+    def _is_held(self) -> bool:
+        try:
+            return self._lock is not None and self._lock.is_held
+        except OSError:
+            return True  # What is wrong with the folder, saving will say.
 
     def close(self) -> None:
         """Let others have the folder."""
@@ -193,7 +202,7 @@ class CheckpointFolder:
 
     def save(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint, then drop all but the newest; raises `StitchError`."""
-        if self._lock is None:
+        if not self._is_held:  # Not yet, not in this process, or the folder was removed meanwhile.
             self.prepare()
         path = self.folder / f"step-{checkpoint.step:08d}.safetensors"
         save_checkpoint(path, checkpoint)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,3 +94,48 @@ def test_a_file_system_without_locks_gives_none_and_says_why(
 def test_a_folder_that_cannot_be_written_to_is_said(tmp_path: Path) -> None:
     with pytest.raises(StitchError, match="cannot be locked"):
         FolderLock(tmp_path / "none")
+
+
+def test_the_lock_of_a_folder_that_was_made_anew_belongs_to_its_new_owner(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    first = FolderLock(folder)
+    shutil.rmtree(folder)
+    assert not first.is_held
+    folder.mkdir()
+    second = FolderLock(folder)
+    first.release()
+    assert second.is_held and not first.is_held
+    with pytest.raises(UsageError, match="another process has this folder"):
+        FolderLock(folder)
+    second.release()
+
+
+def test_a_child_of_the_owner_knows_that_it_has_no_lock(tmp_path: Path) -> None:
+    lock = FolderLock(tmp_path)
+    child = os.fork()
+    if not child:
+        os._exit(10 + lock.is_held)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 10
+    assert lock.is_held
+    lock.release()
+
+
+@pytest.mark.parametrize("name", ["flock", "write", "unlink"])
+def test_an_interrupt_while_the_folder_is_locked_leaves_it_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    real = getattr(system_calls.table, name)
+
+    def interrupted(*arguments: Any) -> Any:
+        real(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        table = replace(system_calls.table, **{name: interrupted})
+        patch.setattr(system_calls, "table", table)
+        with contextlib.suppress(KeyboardInterrupt):
+            lock = FolderLock(tmp_path)
+            lock.release()
+    FolderLock(tmp_path).release()
+    assert list(tmp_path.iterdir()) == []

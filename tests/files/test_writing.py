@@ -18,7 +18,7 @@ import pytest
 from saves import SAVES
 
 from stitch.errors import StitchError
-from stitch.files import FileBatch, LineFile, parts, system_calls, write_file
+from stitch.files import FileBatch, LineFile, parts, sweep_folder, system_calls, write_file
 from stitch.files.sweeping import manifest_path, manifest_text
 from stitch.files.system_calls import SystemCalls
 
@@ -80,8 +80,9 @@ def check_each_call(
                 assert os.strerror(error) in told, (call, at)
         ages = one.ages(folder)
         assert told or set(ages) == {2}, (call, at)
-        # Several outputs are renamed one after the other.
-        assert set(ages) in ({1}, {2}) or (call == "replace" and len(ages) == 3), (call, at, ages)
+        # A command's outputs are renamed one after the other.
+        apart = call == "replace" and name == "a command's outputs"
+        assert set(ages) in ({1}, {2}) or apart, (call, at, ages)
         one.save(folder, 1)
         assert sorted(folder.iterdir()) == names, (call, at)
 
@@ -142,6 +143,34 @@ def test_a_kill_after_any_system_call_leaves_old_or_new_and_parts_that_the_next_
             assert len(set(one["ages"])) == 1, one
     together = [one for one in found if one["save"] == "programs that belong together"]
     assert {age for one in together if one["killed"] for age in one["ages"]} == {1, 2}
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), OSError(errno.EIO, "stopped")], ids=repr)
+@pytest.mark.parametrize("stays", [False, True], ids=["once", "from then on"])
+@pytest.mark.parametrize("at", range(4))
+def test_files_that_belong_together_are_never_mixed_by_what_stops_between_two_renames(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, stays: bool, stop: BaseException
+) -> None:
+    made: list[str] = []
+
+    def stopping(part: Any, path: Any) -> None:
+        made.append(path)
+        if len(made) == at + 1 or (stays and len(made) > at):
+            raise OSError(errno.EIO, "stopped") if len(made) > at + 1 else stop
+        Path(part).replace(path)
+
+    batch = FileBatch(as_one=True)
+    for name in "abc":
+        (tmp_path / name).write_text("old")
+        batch.add(tmp_path / name, "new")
+    with monkeypatch.context() as patch:
+        patch.setattr(system_calls, "table", replace(system_calls.table, replace=stopping))
+        with pytest.raises((KeyboardInterrupt, StitchError)):
+            batch.commit()
+    sweep_folder(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"]
+    # The manifest is renamed first, and decides.
+    assert {path.read_text() for path in tmp_path.iterdir()} == {"new" if at else "old"}
 
 
 def test_content_and_name_are_on_the_disk_in_this_order(

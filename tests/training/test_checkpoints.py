@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -306,3 +307,34 @@ def test_training_goes_on_from_a_checkpoint_bit_for_bit(tmp_path: Path, optimize
     second.start().load_state_dict(read_checkpoint(tmp_path / "c").state)
     assert train(second, data[2:]) == losses[2:]
     assert same(second.instance.state_dict(), expected)
+
+
+def test_who_saves_from_a_child_is_told_that_the_folder_is_the_parents(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    folder.save(Checkpoint(1, some_state(1)))
+    child = os.fork()
+    if not child:
+        try:
+            folder.save(Checkpoint(2, some_state(2)))
+        except UsageError as error:
+            os._exit(10 if f"process {os.getppid()}" in str(error) else 11)
+        os._exit(12)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 10
+    assert [path.name for path in folder.files] == ["step-00000001.safetensors"]
+    folder.close()
+
+
+def test_a_folder_that_was_removed_is_made_anew_unless_another_training_did(tmp_path: Path) -> None:
+    place = tmp_path / "checkpoints"
+    folder, other = CheckpointFolder(place), CheckpointFolder(place)
+    folder.save(Checkpoint(1, some_state(1)))
+    shutil.rmtree(place)
+    assert folder.save(Checkpoint(2, some_state(2))).exists()
+    shutil.rmtree(place)
+    other.save(Checkpoint(3, some_state(3)))
+    with pytest.raises(UsageError, match="another training has this folder"):
+        folder.save(Checkpoint(4, some_state(4)))
+    assert len(other.files) == 1
+    other.close()
+    assert folder.save(Checkpoint(4, some_state(4))).exists()
+    folder.close()
