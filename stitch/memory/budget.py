@@ -50,7 +50,8 @@ def parse_nbytes(given: int | str) -> int:
     if isinstance(given, int) and not isinstance(given, bool) and given > 0:
         return given
     found = _SIZE.fullmatch(given) if isinstance(given, str) else None
-    nbytes = int(float(found[1]) * _UNITS[(found[2] or "").lower()]) if found else 0
+    amount = float(found[1]) * _UNITS[(found[2] or "").lower()] if found else 0.0
+    nbytes = int(amount) if math.isfinite(amount) else 0
     if nbytes < 1:
         raise UsageError(
             "this is no amount of memory",
@@ -82,33 +83,37 @@ class Claim:
     __slots__ = ("__weakref__", "_budget", "nbytes", "number")
 
     def __init__(self, budget: Budget, number: int, nbytes: int) -> None:
-        self._budget = budget
-        self.number = number
-        self.nbytes = nbytes
+        self.number, self.nbytes, self._budget = number, nbytes, budget
 
     def let_go(self) -> None:
         """The bytes are free; letting go twice is allowed."""
         self._budget.gone.append(self.number)
 
     def __del__(self) -> None:
-        # Collection may happen while the budget is locked by this very thread: leave a note.
-        self._budget.gone.append(self.number)
+        # Collection may happen while the budget counts, in this very thread: leave a note.
+        budget = getattr(self, "_budget", None)
+        if budget is not None:  # Else an interrupt came before it was one.
+            budget.gone.append(self.number)
 
 
 class Budget:
     """The claims of a process. Thread-safe; after a fork the child goes on with its own copy."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        #: One thread may come twice: a finalizer that runs while it counts may close a device.
+        self._lock = threading.RLock()
         self._claims: dict[int, tuple[int, str]] = {}
         self._numbers = itertools.count()
-        self._taken = 0
+        #: The sum of the claims, and whether it is. It is not while claims change, so neither where
+        #: an interrupt came in between; who finds it true at the end of a change was not alone.
+        self._taken, self._is_sum = 0, True
         #: Numbers of claims that were let go, noted here by finalizers too.
         self.gone: deque[int] = deque()
 
     def after_fork(self) -> None:
-        """In the child: a thread of the parent may have held the lock."""
-        self._lock = threading.Lock()
+        """In the child: a thread of the parent may have held the lock, half way through."""
+        self._lock = threading.RLock()
+        self._is_sum = False
 
     @property
     def taken_nbytes(self) -> int:
@@ -162,17 +167,28 @@ class Budget:
     def _try(self, parts: Sequence[tuple[int, str]], allowed: int) -> list[Claim] | None:
         with self._lock:
             wanted = sum(nbytes for nbytes, _ in parts)
-            if wanted and self._settled() + wanted > allowed:
+            if self._settled() + wanted > allowed and wanted:
                 return None
             made = [Claim(self, next(self._numbers), nbytes) for nbytes, _ in parts]
+            self._is_sum = False
             self._claims.update(zip((found.number for found in made), parts, strict=True))
             self._taken += wanted
+            self._is_sum = not self._is_sum
         return made
 
     def _settled(self) -> int:
         gone = self.gone
-        while gone:
-            self._taken -= self._claims.pop(gone.popleft(), (0, ""))[0]
+        if gone or not self._is_sum:
+            was_sum, self._is_sum = self._is_sum, False
+            while gone:
+                number = gone[0]
+                self._taken -= self._claims.pop(number, (0, ""))[0]
+                # Off the list only now: an interrupt must not lose it.
+                if gone and gone[0] == number:
+                    gone.popleft()
+            if not was_sum or self._is_sum:
+                self._taken = sum(nbytes for nbytes, _ in list(self._claims.values()))
+            self._is_sum = True
         return self._taken
 
     def _refusal(self, nbytes: int, what: str, allowed: int) -> OutOfMemoryError:

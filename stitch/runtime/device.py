@@ -113,16 +113,21 @@ class Device(TensorAccess):
         """Run what is queued and give all memory back; closing twice is allowed."""
         with self.lock:
             if self._closed:
+                if not self.is_left_behind:
+                    self._let_go()  # What an interrupt left of it the first time.
                 return
             self.check_idle()
             try:
                 self.flush()
             finally:
                 self._closed = True
-                self.records.touch()
-                self.plans.clear()
-                self.constant_cache.clear()
-                self.host_memory.close(self.records.pinned())
+                self._let_go()
+
+    def _let_go(self) -> None:
+        self.records.touch()
+        self.plans.clear()
+        self.constant_cache.clear()
+        self.host_memory.close(self.records.pinned())
 
     @property
     def executor(self) -> str:

@@ -107,10 +107,11 @@ class HostMemory:
 
         found = BUDGET.claim_parts(parts, what, allowed=self.allowed, make_room=make_room)
         in_spaces, shared, mine, *others = found
-        for space, start, stop in regions:
-            self._written[space].update([(start, stop)])
         # What adds nothing is let go: a device that lives long makes many plans.
         self._in_spaces += [in_spaces] if in_spaces.nbytes else []
+        # After the claim is kept: nothing counts as written that is not claimed.
+        for space, start, stop in regions:
+            self._written[space].update([(start, stop)])
         self._shared += [shared] if shared.nbytes else []
         self._values, self._kernels = max(self._values, values), max(self._kernels, kernels)
         self.backend.workspace.kernels.reserve(self._kernels)
@@ -150,21 +151,26 @@ class HostMemory:
             if block.address is not None:
                 kept += [self._region(block.space, block.address, block.desc)]
         self._in_spaces.clear()
-        for space, memory in self._spaces.items():
-            left = ByteRanges((a, b) for where, a, b in kept if where is space)
-            memory.give_back_all_but(left, self._written[space])
-            self._written[space] = left
+        try:
+            for space, memory in self._spaces.items():
+                left = ByteRanges((a, b) for where, a, b in kept if where is space)
+                memory.give_back_all_but(left, self._written[space])
+                self._written[space] = left
+        finally:
+            nbytes = sum(found.nbytes for found in self._written.values())
             what = f"in the spaces of device {self.machine.name!r}"
             # What was claimed before is claimed again: it always fits.
-            self._in_spaces.append(BUDGET.claim(left.nbytes, what, allowed=1 << 62))
+            self._in_spaces.append(BUDGET.claim(nbytes, what, allowed=1 << 62))
 
     def close(self, pinned: Iterable[BlockRecord]) -> None:
         """Let everything go, and give back all bytes but those of blocks held by others."""
-        self.give_back(pinned)
-        for claimed in (*self._in_spaces, *self._shared, *list(self._regions)):
-            claimed.let_go()
-        self._in_spaces.clear()
-        self._shared.clear()
+        try:
+            self.give_back(pinned)
+        finally:
+            for claimed in (*self._in_spaces, *self._shared, *list(self._regions)):
+                claimed.let_go()
+            self._in_spaces.clear()
+            self._shared.clear()
 
     # -- what a plan writes to ---------------------------------------------------------------------
 

@@ -52,9 +52,14 @@ class Lifetime:
             )
         self.check_idle()
 
+    @property
+    def is_left_behind(self) -> bool:
+        """Whether another process opened it, of which this one is a child."""
+        return self._process != os.getpid()
+
     def check_process(self) -> None:
         """Raise `TaskError` in a process that did not open the device."""
-        if self._process != os.getpid():
+        if self.is_left_behind:
             raise TaskError(
                 f"device {self.machine.name!r} belongs to process {self._process}, which opened it",
                 where=f"process {os.getpid()}, made from it by a fork",

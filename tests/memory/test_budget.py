@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import gc
+import linecache
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
 
 from stitch.errors import OutOfMemoryError, UsageError
-from stitch.memory import Budget, allowed_nbytes, allowing, claim_for, parse_nbytes
+from stitch.memory import Budget, allowed_nbytes, allowing, budget, claim_for, parse_nbytes
 from stitch.memory.budget import BUDGET
 from stitch.memory.byte_ranges import ByteRanges
 from stitch.memory.host_limits import group_limit, machine_nbytes
@@ -148,3 +153,92 @@ def test_ranges_join_and_count_whole_pages_once() -> None:
     assert ranges.covers(5, 45_056)
     assert not ranges.covers(5, 45_057)
     assert ranges.covers(99_999, 99_999)
+
+
+def lines_of(function: Any) -> int:
+    """How many lines a budget runs while it does something."""
+    return interrupted(function, 1 << 30)
+
+
+def interrupted(function: Any, at: int) -> int:
+    """Interrupt it at the `at`-th line that the budget runs; gives how many lines there were."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal count
+        code = frame.f_code
+        if code.co_filename != budget.__file__ or code.co_name == "__del__":
+            return None
+        # A `with` line is seen once more where the block ends: no signal comes there.
+        source = linecache.getline(code.co_filename, frame.f_lineno).strip()
+        if event == "line" and not source.startswith("with "):
+            count += 1
+            if count == at:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_after_an_interrupt_at_any_line_what_is_taken_is_the_sum_of_what_is_claimed() -> None:
+    own, held = Budget(), list[Any]()
+
+    def change() -> None:
+        first = own.claim(1000, "first", allowed=1 << 20)
+        parts = ((10, "a"), (20, "b"))
+        held.extend(own.claim_parts(lambda: parts, "c", allowed=1 << 20, make_room=gc.collect))
+        first.let_go()
+        own.claim(300, "last", allowed=1 << 20).let_go()
+        assert own.taken_nbytes == 30
+
+    lines = lines_of(change)
+    assert lines > 40
+    for at in range(1, lines + 1):
+        held.clear()
+        interrupted(change, at)
+        own.claim(0, "nothing", allowed=1 << 20)
+        assert own.taken_nbytes == sum(n for n, _ in own.live()) in (0, 30), at
+        held.clear()
+        assert own.taken_nbytes == 0, at
+
+
+def test_a_finalizer_that_claims_while_the_budget_counts_does_not_wait_for_itself() -> None:
+    code = """
+import faulthandler, gc
+from stitch.memory import BUDGET
+
+faulthandler.dump_traceback_later(20, exit=True)
+
+class Service:
+    def __init__(self):
+        self.me = self
+    def __del__(self):
+        BUDGET.claim(1, "by a finalizer").let_go()
+
+for later in range(1, 60):
+    gc.disable()
+    gc.collect()
+    Service()
+    gc.set_threshold(gc.get_count()[0] + later)
+    gc.enable()
+    parts = tuple((1, "x") for _ in range(9))
+    BUDGET.claim_parts(lambda: parts, "x", allowed=1 << 40, make_room=gc.collect)
+gc.collect()
+print(BUDGET.taken_nbytes)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "0\n", done.stderr
+
+
+@pytest.mark.parametrize("text", ["9" * 400, "9" * 400 + " GiB", "1" * 10_000])
+def test_more_memory_than_there_are_numbers_for_is_no_amount(text: str) -> None:
+    with pytest.raises(UsageError, match="no amount of memory"):
+        parse_nbytes(text)
