@@ -100,12 +100,20 @@ def _attended(
     added: SymbolicTensor | None,
 ) -> SymbolicTensor:
     """What the queries attend to, heads side by side again."""
+    if query.ndim != 4 or query.shape[-1] == 0 or not query.data_type.is_floating:
+        raise FormatError(f"{call.op} takes heads of real numbers", where=call.where,
+                          got=str(query.type))  # fmt: skip
     scale = real(call, "scale") or 1 / math.sqrt(query.shape[-1])
-    scores = builder.op("MatMul", query, builder.op("Transpose", key, perm=[0, 1, 3, 2])) * scale
+    turned = builder.op("Transpose", key, perm=[0, 1, 3, 2])
+    scores = builder.op("MatMul", query, turned) * scale
     hidden = _hidden(builder, call, mask, scores)
     scores = scores if hidden is None else scores + hidden
     scores = scores if added is None else scores + added
     made = builder.op("MatMul", builder.op("Softmax", scores, axis=-1), value)
+    if made.ndim != 4:
+        raise FormatError(f"the operands of {call.op} do not fit", where=call.where,
+                          expected="[batch, heads, length, width]",
+                          got=str(list(made.shape)))  # fmt: skip
     batch, heads, length, width = made.shape
     side_by_side = builder.op("Transpose", made, perm=[0, 2, 1, 3])
     return builder.op("Reshape", side_by_side, [batch, length, heads * width])
@@ -127,7 +135,8 @@ def _hidden(
         made = builder.op("Where", seen, np.zeros((), dtype), filled)
     if whole(call, "unidirectional"):
         later = np.triu(np.ones((length, total), np.bool_), total - length + 1)
-        least = np.asarray(np.finfo(dtype).min, dtype)
+        # A row sees itself, so that none is -inf all along.
+        least = np.asarray(-np.inf, dtype)
         before = np.zeros((), dtype) if made is None else made
         made = builder.op("Where", builder.constant(later), least, before)
     return made
@@ -142,7 +151,7 @@ def _seen(
         return builder.op("Unsqueeze", mask > 0, [1, 2])
     if mask.shape == (batch, length, total):
         return builder.op("Unsqueeze", mask > 0, [1])
-    places = np.arange(total, dtype=mask.dtype)
+    places = np.arange(total).astype(mask.dtype)
     if mask.shape == (batch,):
         return _before(builder, places, mask)
     if mask.shape == (2 * batch,):

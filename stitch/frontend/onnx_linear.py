@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from stitch import ops
+from stitch.errors import CompileError
 from stitch.frontend.onnx_coupling import coupled
 from stitch.frontend.onnx_scores import (
     both_classes,
@@ -25,6 +26,8 @@ from stitch.frontend.onnx_upgrades import NodeCall
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 from stitch.program import Array, DataType
 
+#: Classes that vote in pairs: of 128 there are 8,128.
+MAX_CLASSES = 128
 _KERNELS = ("LINEAR", "POLY", "RBF", "SIGMOID")
 
 
@@ -112,9 +115,15 @@ def _by_vectors(
     counts = wholes(call, "vectors_per_class", names.size)
     if min(counts) < 0:
         raise unfit(call, "vectors_per_class", "numbers of vectors", counts)
-    pairs = [(i, j) for i in range(names.size) for j in range(i + 1, names.size)]
     factors = reals(call, "coefficients", (names.size - 1) * sum(counts))
-    rho = reals(call, "rho", len(pairs)).astype(np.float64)
+    rho = reals(call, "rho", names.size * (names.size - 1) // 2).astype(np.float64)
+    if names.size > MAX_CLASSES:
+        raise CompileError(
+            "operator ai.onnx.ml.SVMClassifier is not supported with so many classes, each of "
+            "which votes with each", where=call.where, expected=f"at most {MAX_CLASSES}",
+            got=str(names.size),
+        )  # fmt: skip
+    pairs = [(i, j) for i in range(names.size) for j in range(i + 1, names.size)]
     kernel = _kernel(builder, call, rows(builder, call, DataType.FLOAT64), sum(counts))
     weights = _of_pairs(factors.reshape(names.size - 1, -1), counts, pairs)
     scores = builder.op("MatMul", kernel, weights) + rho

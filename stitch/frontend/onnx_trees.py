@@ -33,6 +33,8 @@ _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 _MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "LEAF")
 _REDUCTIONS = {"AVERAGE": "ReduceSum", "SUM": "ReduceSum", "MIN": "ReduceMin", "MAX": "ReduceMax"}
 MAX_TARGETS = 1 << 20
+#: Nodes times targets: what is known of each leaf.
+MAX_WEIGHTS = 1 << 26
 
 
 def lower_trees(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
@@ -138,6 +140,7 @@ def _weights(
     if not given.size or where.min() < 0 or ids.min() < 0 or ids.max() >= targets:
         raise FormatError(f"the weights of {call.op} are of no node, or of no {side}",
                           where=call.where)  # fmt: skip
+    _check_size(call, len(place), targets)
     weights, counts = np.zeros((len(place), targets)), np.zeros((len(place), targets), np.bool_)
     np.add.at(weights, (where, ids), given)
     counts[where, ids] = True
@@ -147,6 +150,16 @@ def _weights(
             f"{side}", where=call.where,
         )  # fmt: skip
     return weights, counts
+
+
+def _check_size(call: NodeCall, nodes: int, targets: int) -> None:
+    """Raises `CompileError` where a few bytes would become a large matrix."""
+    if nodes * targets > MAX_WEIGHTS:
+        raise CompileError(
+            f"operator ai.onnx.ml.{call.op} is not supported with so many nodes and targets",
+            where=call.where, expected=f"at most {MAX_WEIGHTS} nodes times targets",
+            got=f"{nodes} times {targets}",
+        )  # fmt: skip
 
 
 def _missing(call: NodeCall, count: int) -> Array:
@@ -182,6 +195,7 @@ def _newest(call: NodeCall) -> Forest:
     roots = np.array(wholes(call, "tree_roots"), np.int64)
     if not roots.size or not ((roots >= 0) & (roots < count)).all():
         raise FormatError(f"a root of {call.op} is no node", where=call.where)
+    _check_size(call, count + leaves, wanted)
     counts = np.zeros((count + leaves, wanted), np.bool_)
     counts[count + np.arange(leaves), targets] = True
     weights = np.zeros(counts.shape)

@@ -265,6 +265,12 @@ W = np.zeros((8, 24), np.float32)
         ("Attention", ([X, W], 1, {}), "'num_heads'.*does not fit"),
         ("Attention", ([X, W, None, X], 1, {"num_heads": 2}), "mask of this shape"),
         ("Attention", ([X[0], W], 1, {"num_heads": 2}), "has operands"),
+        ("Attention", ([X.astype("i"), W.astype("i")], 1, {"num_heads": 2}), "heads of real"),
+        (
+            "Attention",
+            ([X, W, None, None, None, X[:1, :, :3][None, None]], 1, {"num_heads": 2}),
+            "do not fit",
+        ),
         ("Attention", ([X, W], 1, {"num_heads": 2, "qkv_hidden_sizes": [8, 8]}), "three widths"),
         ("MultiHeadAttention", ([X, X], 1, {"num_heads": 2}), "operand 2"),
         ("SkipLayerNormalization", ([X, X, X[0, 0]], 2, {}), "with result 1"),

@@ -171,6 +171,7 @@ def _classes(weights: list[list[float]], **more: Any) -> dict[str, Any]:
         (CLASSIFIER, _classes([[1], [2]], base_values=[0.1, 0.2]), "passes over"),
         (CLASSIFIER, _classes([[1], [2]], post_transform="SOFTMAX"), "passes over"),
         (REGRESSOR, _stump([[1], [2]]), "'n_targets'"),
+        (REGRESSOR, _stump([[1], [2]]) | {"n_targets": 1 << 21}, "'n_targets'"),
         (REGRESSOR, _stump([[1], [2, 3]]) | {"n_targets": 1}, "of no target"),
         (REGRESSOR, _stump([[1], [2, 3]]) | {"n_targets": 2, "aggregate_function": "MIN"}, "MIN"),
         (REGRESSOR, _stump([[1], [2]]) | {"n_targets": 1, "post_transform": "LOGISTIC"}, "passes"),
