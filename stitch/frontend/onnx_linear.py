@@ -34,7 +34,9 @@ _KERNELS = ("LINEAR", "POLY", "RBF", "SIGMOID")
 def regressor(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
     """LinearRegressor: one sum for each target."""
     x, targets = rows(builder, call), whole(call, "targets", 1)
-    factors = reals(call, "coefficients", targets * x.shape[1]).reshape(targets, -1)
+    if targets < 1:
+        raise unfit(call, "targets", "at least one", targets)
+    factors = reals(call, "coefficients", targets * x.shape[1]).reshape(targets, x.shape[1])
     intercepts = reals(call, "intercepts")
     if intercepts.size not in (0, targets):
         raise unfit(call, "intercepts", f"{targets} numbers, or none", intercepts.size)
@@ -53,7 +55,9 @@ def classifier(builder: ComputationGraphBuilder, call: NodeCall) -> list[Symboli
     if intercepts.size == 0 or names.size != max(2, intercepts.size):
         raise unfit(call, "intercepts", f"{names.size} numbers, or one", intercepts.size)
     factors = reals(call, "coefficients", intercepts.size * x.shape[1])
-    scores = builder.op("Gemm", x, factors.reshape(intercepts.size, -1), intercepts, transB=1)
+    scores = builder.op(
+        "Gemm", x, factors.reshape(intercepts.size, x.shape[1]), intercepts, transB=1
+    )
     if intercepts.size > 1:
         return [chosen(builder, scores, names), transformed(builder, call, scores, transform)]
     if transform != "NONE":
@@ -96,7 +100,7 @@ def _by_planes(
     x, transform, rho = rows(builder, call), named_transform(call), reals(call, "rho")
     if rho.size == 0:
         raise unfit(call, "rho", "at least one number", rho.size)
-    factors = reals(call, "coefficients", names.size * x.shape[1]).reshape(names.size, -1)
+    factors = reals(call, "coefficients", names.size * x.shape[1]).reshape(names.size, x.shape[1])
     scores = builder.op("MatMul", x, factors.T.copy()) + rho[:1]
     label = chosen(builder, scores, names)
     if names.size == 2 and not reals(call, "prob_a").size:
@@ -125,7 +129,7 @@ def _by_vectors(
         )  # fmt: skip
     pairs = [(i, j) for i in range(names.size) for j in range(i + 1, names.size)]
     kernel = _kernel(builder, call, rows(builder, call, DataType.FLOAT64), sum(counts))
-    weights = _of_pairs(factors.reshape(names.size - 1, -1), counts, pairs)
+    weights = _of_pairs(factors.reshape(names.size - 1, sum(counts)), counts, pairs)
     scores = builder.op("MatMul", kernel, weights) + rho
     label = builder.op("Gather", builder.constant(names), _elected(builder, scores, pairs))
     scores, transform = _float32(builder, scores), named_transform(call)
@@ -169,7 +173,7 @@ def _kernel(
 ) -> SymbolicTensor:
     """Each row with each support vector, in float64: distances are differences of large numbers."""
     vectors = reals(call, "support_vectors", count * x.shape[1]).astype(np.float64)
-    vectors = vectors.reshape(count, -1)
+    vectors = vectors.reshape(count, x.shape[1])
     kind, numbers = word(call, "kernel_type", "LINEAR", _KERNELS), reals(call, "kernel_params")
     if numbers.size not in (0, 3):
         raise unfit(call, "kernel_params", "three numbers", numbers.size)

@@ -216,6 +216,7 @@ VECTORS = {
         ("LinearRegressor", ONE | {"post_transform": "CUBE"}, "one of NONE"),
         ("LinearRegressor", {"coefficients": [1.0]}, "'coefficients'"),
         ("LinearRegressor", ONE | {"targets": 2}, "'coefficients'"),
+        ("LinearRegressor", {"targets": 0}, "'targets'"),
         ("SVMClassifier", VECTORS | {"rho": [0.1] * 2}, "'rho'"),
         ("SVMClassifier", VECTORS | {"vectors_per_class": [2]}, "'vectors_per_class'"),
         ("SVMClassifier", VECTORS | {"kernel_type": "COSINE"}, "'kernel_type'"),
