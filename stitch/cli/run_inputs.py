@@ -49,9 +49,17 @@ def is_archive(word: str) -> bool:
 
 
 def given_names(words: Sequence[str]) -> tuple[str, ...]:
-    """The slots that words of `--input` name."""
-    names = (split_slot(word, is_array_word)[0] for word in words)
+    """The slots that words of `--input` name; raises `UsageError` for words that are no input."""
+    names = (split[0] for split in map(_split, words))
     return tuple(name for name in names if name is not None)
+
+
+def _split(word: str) -> tuple[str | None, str]:
+    """The slot that a word names, if any, and its array; raises `UsageError` for another form."""
+    name, rest = split_slot(word, is_array_word)
+    if name is None and not is_array_word(rest):
+        raise UsageError(f"{word[:80]!r} is no input", where="--input", expected=FORM)
+    return name, rest
 
 
 def gather_inputs(
@@ -101,10 +109,7 @@ def gather_inputs(
 
 
 def _dealt(slots: Sequence[RunInput], words: Sequence[str]) -> dict[int, str]:
-    split = [split_slot(word, is_array_word) for word in words if not is_archive(word)]
-    for name, word in split:
-        if name is None and not is_array_word(word):
-            raise UsageError(f"{word[:80]!r} is no input", expected=FORM)
+    split = [_split(word) for word in words if not is_archive(word)]
     return deal(split, [slot.name for slot in slots], "input", [slot.own for slot in slots])
 
 

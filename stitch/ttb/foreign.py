@@ -41,6 +41,8 @@ _MAGICS = (
 _REMEDIES = {
     "onnx": "compile it first: stitch-compile model.onnx -o model.ttb",
     "text": "compile it first: stitch-compile module.yaml -o module.ttb",
+    "json": "a graph is compiled first: stitch-compile graph.json -o graph.ttb; a recording is "
+    "replayed by stitch-run --replay=FILE, and checked by stitch-inspect --check_plan=FILE",
     "": "compile a module with stitch-compile to get a .ttb file",
 }
 
@@ -86,6 +88,7 @@ def _text_or_data(head: bytes) -> tuple[str, str]:
     printable = sum(c.isprintable() or c in "\r\n\t" for c in cut)
     if cut and printable == len(cut) and len(cut.encode()) >= len(head) - 3:
         stripped = cut.lstrip()
-        kind = "JSON text" if stripped[:1] in ("{", "[") else "text (YAML, source code, ...)"
-        return kind, _REMEDIES["text"]
+        if stripped[:1] in ("{", "["):
+            return "JSON text", _REMEDIES["json"]
+        return "text (YAML, source code, ...)", _REMEDIES["text"]
     return "data of an unknown kind", _REMEDIES[""]

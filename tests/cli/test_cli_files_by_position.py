@@ -111,6 +111,12 @@ def test_an_input_that_nothing_feeds_is_answered_with_words_that_work(cli: Cli, 
     assert cli("run", "p.ttb", "q.ttb", "--input=@x.npy", of_p, of_q).code == 0
 
 
+def test_a_word_that_is_no_array_is_said_before_links_are_looked_at(cli: Cli, here: Path) -> None:
+    masked("p", "q")
+    done = cli("run", "p.ttb", "q.ttb", "--input=@x.npy", "--input=mask=4x8xf33=1")
+    assert done.code == 2 and "'mask=4x8xf33=1' is no input" in done.err
+
+
 def test_a_misspelled_input_of_a_chain_is_named(cli: Cli, here: Path) -> None:
     masked("p", "q")
     for word, said in (("maks", "did you mean 'mask'"), ("q.maks", "did you mean 'mask'"),

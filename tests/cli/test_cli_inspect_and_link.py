@@ -220,3 +220,14 @@ def test_what_cannot_be_linked_is_said_and_nothing_is_written(
     done = cli("link", *words, "-o", "o.ttb")
     assert done.code == code and said in done.err, done.err
     assert not (here / "o.ttb").exists()
+
+
+def test_a_recording_that_is_taken_for_a_module_is_sent_where_it_belongs(
+    cli: Cli, here: Path
+) -> None:
+    assert cli("run", "a.ttb", "--init=ones", "--record=r.json").code == 0
+    done = cli("inspect", "r.json")
+    assert done.code == 3 and "got: JSON text" in done.err
+    assert "stitch-inspect --check_plan=FILE" in done.err
+    assert cli("inspect", "--check_plan=r.json").code == 0
+    assert cli("run", "--replay=r.json").code == 0
