@@ -30,7 +30,14 @@ from stitch.ops.pooling_gradients import (
     max_pool_gradient,
 )
 from stitch.ops.sliding import PLANES_NBYTES, Sliding, lines_of, sliding_nbytes
-from stitch.ops.sliding_positions import maxima, pieces, places_nbytes
+from stitch.ops.sliding_positions import (
+    Views,
+    are_viewed,
+    maxima,
+    pieces,
+    places_nbytes,
+    views_nbytes,
+)
 from stitch.ops.steps import fill_step, given, scalar, strides_of, workspace
 from stitch.ops.windows import (
     WINDOW_ATTRIBUTES,
@@ -82,7 +89,9 @@ def _max_workspace(context: WorkspaceContext) -> int:
         x = context.inputs[0]
         assert x is not None
         windows = pool_windows(context.attributes, x.shape[2:])
-        return places_nbytes(windows, math.prod(x.shape[:2]), x.data_type.compute_dtype)
+        planes = math.prod(x.shape[:2])
+        taken = places_nbytes(windows, planes, x.data_type.compute_dtype)
+        return taken + (views_nbytes(windows, planes) if are_viewed(windows) else 0)
     return _sliding(context, np.maximum)[1]
 
 
@@ -171,17 +180,29 @@ def _max(arguments: KernelArguments) -> Sequence[Thunk]:
         largest = Sliding(np.maximum, _lowest(out), windows, len(planes), out.dtype)
         return largest.steps(planes, results)
     column_major = bool(int_of(arguments.attributes, "storage_order"))
-    return [partial(_max_and_places, source, windows, column_major, out, arguments.outputs[1])]
+    counts = strides_of(windows.size[::-1])[::-1] if column_major else strides_of(windows.size)
+    arrays = _planes(source), _planes(out), _planes(arguments.outputs[1])
+    thorough = partial(_max_and_places, windows, counts, *arrays)
+    if not are_viewed(windows):
+        return [thorough]
+    steps = Views(windows, counts, len(arrays[0])).steps(*arrays)
+    if source.dtype.kind != "f":
+        return steps
+    return [*steps, partial(_where_nan, source.reshape(-1), thorough)]
+
+
+def _where_nan(flat: Array, thorough: Thunk) -> None:
+    """A sum of squares is no number if, and only if, one of them is none."""
+    if np.isnan(np.dot(flat, flat)):
+        thorough()
 
 
 def _max_and_places(
-    source: Array, windows: Windows, column_major: bool, out: Array, indices: Array
+    windows: Windows, counts: Sequence[int], planes: Array, values: Array, found: Array
 ) -> None:
     """The maxima, and the index of each in the flat source; -1 where there is but padding."""
-    counts = strides_of(windows.size[::-1])[::-1] if column_major else strides_of(windows.size)
-    planes, values, found = _planes(source), _planes(out), _planes(indices)
     for part in pieces(windows, len(planes)):
-        values[part], places = maxima(planes[part], windows, counts, _lowest(out))
+        values[part], places = maxima(planes[part], windows, counts, _lowest(values))
         before = np.arange(part.start, part.stop) * math.prod(windows.size)
         before = before.reshape(-1, *(1,) * len(windows.size))
         found[part] = np.where(places < 0, -1, places + before)

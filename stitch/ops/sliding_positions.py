@@ -7,22 +7,37 @@ and their places, -1 for a window of padding alone. A NaN is larger than any num
 Axis by axis, the last first. Along an axis, a short kernel takes a step per element. For a long one
 the maxima of all stretches of 1, 2, 4 ... elements are made from each other; a window is two
 stretches that overlap, so that the length of a kernel counts by its logarithm only.
+
+Small windows that hardly overlap and need no padding are compared element by element of their
+kernel, over views and in place (`Views`).
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from stitch.ops.definition import Thunk
 from stitch.ops.sliding import Line, largest_plane, lines_of, planes_at_once, taps_of, undilated
+from stitch.ops.steps import workspace
 from stitch.ops.windows import Windows
 from stitch.program import Array
 
 #: The steps of a stretch of planes take up to so many times what the longest of these takes.
 TIMES = 14
+#: Windows are compared by views where their kernel has at most so many elements, and they read each
+#: element at most so many times.
+VIEWS, READS = 16, 2.5
+#: Results that are compared together stay in the caches.
+_VIEWED = 1 << 16
+#: What the steps of a view take.
+_STEPS_NBYTES = 2048
 
 
 def places_nbytes(windows: Windows, planes: int, dtype: np.dtype[Any]) -> int:
@@ -131,3 +146,72 @@ def _take_larger(into: Sequence[Array], others: Sequence[Array], some_lack: bool
         larger |= into[1] < 0
     for target, source in zip(into, others, strict=True):
         np.copyto(target, source, where=larger)
+
+
+class Views:
+    """Steps that find the maxima of windows element by element of their kernel.
+
+    A NaN loses against any number here: whoever has NaN looks again with `maxima`.
+    """
+
+    def __init__(self, windows: Windows, counts: Sequence[int], planes: int) -> None:
+        self.lines, self.plane = lines_of(windows), math.prod(windows.size)
+        self.planes, self.at_once = planes, _planes_viewed(windows, planes)
+        self.counts = counts
+        self.mask = workspace((self.at_once, *windows.output), np.dtype(np.bool_))
+        #: Where each window of a plane begins.
+        self.begins = np.zeros(windows.output, np.int64)
+        for axis, line in enumerate(self.lines):
+            steps = np.arange(line.output) * (line.stride * counts[axis])
+            self.begins += steps.reshape(-1, *(1,) * (len(self.lines) - 1 - axis))
+
+    def steps(self, x: Array, values: Array, places: Array) -> list[Thunk]:
+        """Planes x; their maxima and places in all of x."""
+        steps: list[Thunk] = []
+        for start in range(0, self.planes, self.at_once):
+            part = slice(start, min(start + self.at_once, self.planes))
+            first = np.arange(part.start, part.stop) * self.plane
+            first = first.reshape(-1, *(1,) * len(self.lines))
+            steps += self._compared(x[part], first, values[part], places[part])
+        return steps
+
+    def _compared(self, x: Array, first: Array, values: Array, places: Array) -> Iterator[Thunk]:
+        mask = self.mask[: len(x)]
+        for number, tap in enumerate(itertools.product(*(range(e.kernel) for e in self.lines))):
+            taps = list(zip(tap, self.lines, strict=True))
+            seen = x[(slice(None), *(line.met(index)[1] for index, line in taps))]
+            offset = sum(
+                index * line.dilation * count
+                for (index, line), count in zip(taps, self.counts, strict=True)
+            )
+            if number == 0:
+                yield partial(np.copyto, values, seen)
+                yield partial(np.copyto, places, first)
+            else:
+                yield partial(np.greater, seen, values, mask)
+                yield partial(np.copyto, values, seen, where=mask)
+                yield partial(np.copyto, places, first + offset, where=mask)
+        yield partial(np.add, places, self.begins, places)
+
+
+def are_viewed(windows: Windows) -> bool:
+    """Whether `Views` takes least time: small windows, none of which reaches beyond."""
+    lines, taps = lines_of(windows), math.prod(windows.kernel)
+    inside = all(
+        line.begin == 0
+        and (line.output - 1) * line.stride + line.dilation * (line.kernel - 1) < line.size
+        for line in lines
+    )
+    reads = taps * math.prod(windows.output)
+    return inside and taps <= VIEWS and reads <= READS * math.prod(windows.size)
+
+
+def views_nbytes(windows: Windows, planes: int) -> int:
+    """What `Views` takes."""
+    output, at_once = math.prod(windows.output), _planes_viewed(windows, planes)
+    taps, pieces = math.prod(windows.kernel), -(-planes // at_once)
+    return output * (at_once + 17) + taps * (8 * planes + _STEPS_NBYTES * pieces)
+
+
+def _planes_viewed(windows: Windows, planes: int) -> int:
+    return max(1, min(planes, _VIEWED // max(1, math.prod(windows.output))))

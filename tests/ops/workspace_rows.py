@@ -268,6 +268,8 @@ def _one_long_dimension() -> list[Row]:
         ("RoiAlign", ["f32[1,2,60,61]", regions, [0]], {"sampling_ratio": 3000, "mode": "max"}),
         ("RoiAlign", ["f32[1,200,4,2000]", wide, [0]], {"output_width": 3}),
         ("RoiAlign", ["f32[1,900,60,61]", regions, [0]], {"output_height": 7, "output_width": 7}),
+        *(("MaxPool", [f"f32[{image}]"], {"kernel_shape": (2, 2), "strides": (2, 2)}, 2)
+          for image in ("1,3000,7,7", "1,2,600,601", "1,20000,2,2", "1,1,2,100000")),
         ("Trilu", ["f32[1,1800,1806]", np.array(1)], {}),
         *(("Pad", ["f32[1,200200]", [3, 2, 1, 4]], {"mode": mode}) for mode in ("edge", "wrap")),
         ("Gather", ["f32[1001]", "i64[400000]<1001"], {}),
