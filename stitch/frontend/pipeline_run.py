@@ -6,7 +6,8 @@ pending. A value is let go of after its last use, so that it takes no room for l
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -141,6 +142,7 @@ class YamlPipeline:
         }
         wanted = frozenset(word for _, word, _ in checked.file.outputs)
         names = frozenset(one.name for one in checked.inputs)
+        self._shared = names & _taken_by_several(checked.file.steps)
         self._steps = tuple(_scheduled(checked.file.steps, names, wanted, checked.programs))
 
     def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
@@ -190,7 +192,8 @@ class YamlPipeline:
         if array is not value:
             # Ours alone: steps need no copies of their own.
             array.flags.writeable = False
-        return array
+        # What several runs take is one tensor, which enters a space once.
+        return self.device.tensor(array, borrow=True) if one.name in self._shared else array
 
     def _run(
         self, steps: Sequence[_Scheduled], scope: dict[str, Value], indices: dict[str, int]
@@ -240,6 +243,26 @@ class YamlPipeline:
     def forget(self) -> None:
         """Drop the loaded programs; the pipeline cannot be called any more."""
         self.programs = {}
+
+
+def _taken_by_several(steps: Sequence[PipelineStep]) -> frozenset[str]:
+    """The names that several runs take, all of them as a whole."""
+    runs: Counter[str] = Counter()
+    parted = set()
+    for times, reference in _taken(steps, 1):
+        runs[reference.name] += times
+        if reference.is_element:
+            parted.add(reference.name)
+    return frozenset(name for name, count in runs.items() if count > 1) - parted
+
+
+def _taken(steps: Sequence[PipelineStep], times: int) -> Iterator[tuple[int, Reference]]:
+    """What runs take, and how often."""
+    for step in steps:
+        if isinstance(step, RepeatStep):
+            yield from _taken(step.steps, times * step.times)
+        else:
+            yield from ((times, reference) for _, reference in step.inputs)
 
 
 def _found(reference: Reference, scope: Mapping[str, Value], indices: Mapping[str, int]) -> Value:

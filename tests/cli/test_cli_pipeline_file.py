@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -402,3 +403,20 @@ def test_what_a_round_makes_may_be_carried_in_a_circle(here: Path) -> None:
         one = np.ones((4, 8), np.float32)
         (found,) = pipeline.run((one, one))
         np.testing.assert_array_equal(found.numpy(), one * 5)
+
+
+def test_an_input_of_several_steps_enters_a_space_once(cli: Cli, here: Path) -> None:
+    steps = "\n".join(
+        f"  - {{run: cell, inputs: {{x: {x}, h: x}}, outputs: {{h_next: {y}}}}}"
+        for x, y in (("x", "p"), ("p", "q"), ("q", "r"))
+    )
+    text = "modules: {cell: cell.ttb}\ninputs: {x: {shape: [4, 8], type: float32}}\n"
+    (here / "p.yaml").write_text(f"{text}steps:\n{steps}\noutputs: {{y: r}}\n")
+    np.save("want.npy", np.load("x.npy") * 4)
+    words = ("--input=@x.npy", "--expected_output=@want.npy", "--num_runs=3", "--explain")
+    for window in ("--window=1", "--window=64"):
+        done = cli("run", "p.yaml", *words, window)
+        assert done.code == 0, done.err
+        entered = re.findall(r"copy   x(\d+) .*:host:\S+ -> \S+$", done.out, re.MULTILINE)
+        # Once a pass, as the cell's x in DRAM; from there to L1, as its state.
+        assert sum(map(int, entered)) == 3, done.out
