@@ -14,7 +14,7 @@ from stitch.program import Array
 
 #: The nearest to 0 and to 1 that an answer of a pair may be.
 _EDGE = np.float32(1e-7)
-#: Rows are near enough after four at most (30,000 drawn, of 2 to 10 classes); what goes on is lost.
+#: Rows are near enough after four at most (7,200 drawn, of 2 to 10 classes); what goes on is lost.
 _ROUNDS = 8
 _NEAR = 0.005
 
