@@ -98,7 +98,8 @@ def _compiled(path: str, target: str, compiling: Callable[[str], None] | None) -
     except CompileError as error:
         raise CompileError(
             error.what, where=error.where or path, expected=error.expected, got=error.got,
-            remedy=f"stitch-compile {path} -o m.ttb takes --input_shape, --input and more",
+            remedy=error.remedy if (error.remedy or "").startswith("pip install")
+            else f"stitch-compile {path} -o m.ttb takes --input_shape, --input and more",
         ) from error  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,18 @@ def test_an_onnx_model_of_open_dimensions_is_compiled_by_the_compiler(cli: Cli, 
     done = cli("run", "n.onnx", "--init=ones")
     assert done.code == 3
     assert "stitch-compile n.onnx -o m.ttb takes --input_shape" in done.err
+
+
+def test_without_the_package_onnx_a_model_says_what_to_install(
+    cli: Cli, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [*sys.modules]:
+        if name.startswith("stitch.frontend.onnx") or name.partition(".")[0] == "onnx":
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    (here / "m.onnx").write_bytes(b"")
+    done = cli("run", "m.onnx", "--init=ones")
+    assert done.code == 3 and "try: pip install stitch-runtime[onnx]" in done.err, done.err
 
 
 def test_one_mask_is_given_to_every_module_that_takes_it_and_copied_once(
