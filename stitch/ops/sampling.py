@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -39,6 +39,8 @@ from stitch.program import Array, ValueType
 
 _GRID_MODES = ("nearest", "linear", "cubic")
 _PADDINGS = ("zeros", "border", "reflection")
+#: About what the rows of a DeformConv that are made together take: a stretch has many steps.
+_DEFORMED_NBYTES = 10 << 20
 
 
 def _infer_grid(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -203,13 +205,21 @@ def _deformed_row_nbytes(w: Array | ValueType, channels: int, width: int) -> int
     return (60 * channels + 150) * kernel * width + 8 * w.shape[0] * width
 
 
+def _deformed_rows(height: int, row: int) -> Iterator[slice]:
+    """Stretches of rows that are made together, alike in length; a row takes so many bytes."""
+    stretches = -(-height // max(1, _DEFORMED_NBYTES // row))
+    at_once = -(-height // stretches)
+    for start in range(0, height, at_once):
+        yield slice(start, min(start + at_once, height))
+
+
 def _deform_workspace(context: WorkspaceContext) -> int:
     x, w = context.inputs[:2]
     assert x is not None
     assert w is not None
     height, width = context.outputs[0].shape[2:]
     row = _deformed_row_nbytes(w, x.shape[1], width)
-    return min(2 * max(PIECE_NBYTES, row), 2 * row * height)
+    return min(2 * max(_DEFORMED_NBYTES, row), 2 * row * height)
 
 
 def _deform(arguments: KernelArguments) -> Sequence[Thunk]:
@@ -233,7 +243,7 @@ def _deform(arguments: KernelArguments) -> Sequence[Thunk]:
 
     def run() -> None:
         for n, image in enumerate(x.reshape(x.shape[0], parts, -1, *x.shape[2:])):
-            for rows in pieces_of(windows.output[0], row):
+            for rows in _deformed_rows(windows.output[0], row):
                 gathered = []
                 for part, channels in enumerate(image):
                     shift = offsets[n, part][..., rows, :]

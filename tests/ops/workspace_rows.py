@@ -268,6 +268,8 @@ def _one_long_dimension() -> list[Row]:
         ("RoiAlign", ["f32[1,2,60,61]", regions, [0]], {"sampling_ratio": 3000, "mode": "max"}),
         ("RoiAlign", ["f32[1,200,4,2000]", wide, [0]], {"output_width": 3}),
         ("RoiAlign", ["f32[1,900,60,61]", regions, [0]], {"output_height": 7, "output_width": 7}),
+        *(("DeformConv", [f"f32[1,{c},{h + 2},{w + 2}]", f"f32[2,{c},3,3]", f"f32[1,18,{h},{w}]1"],
+           {}) for c, h, w in ((200, 38, 39), (2, 1, 4000), (2, 400, 38))),
         *(("MaxPool", [f"f32[{image}]"], {"kernel_shape": (2, 2), "strides": (2, 2)}, 2)
           for image in ("1,3000,7,7", "1,2,600,601", "1,20000,2,2", "1,1,2,100000")),
         ("Trilu", ["f32[1,1800,1806]", np.array(1)], {}),
