@@ -79,6 +79,7 @@ def say_aside(text: str) -> None:
 
 def run_command(parser: argparse.ArgumentParser, body: Body, argv: Sequence[str] | None) -> int:
     """Read the words, run the body, and turn every way of failing into an exit code."""
+    _open_standard_handles()
     words = with_underscores(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     _ASIDE.set(False)
@@ -107,6 +108,18 @@ def run_command(parser: argparse.ArgumentParser, body: Body, argv: Sequence[str]
         what = f"internal error: {type(error).__name__}: {error}"
         hint = "" if debug else "\n  try: --debug shows the traceback; please report it"
         return _failed(parser.prog, what + hint, EXIT_FAILURE, debug)
+
+
+def _open_standard_handles() -> None:
+    """Where standard output or error was closed, what is written there fails, and nothing else.
+
+    Else the next file that is opened would get its number, and a library's messages.
+    """
+    for name, way in (("stdin", os.O_WRONLY), ("stdout", os.O_RDONLY), ("stderr", os.O_WRONLY)):
+        if getattr(sys, name) is None:
+            handle = os.open(os.devnull, way)
+            if name != "stdin":
+                setattr(sys, name, os.fdopen(handle, "w", encoding="utf-8", closefd=False))
 
 
 def os_error_text(error: OSError) -> str:

@@ -30,6 +30,7 @@ from stitch.files import (
 
 #: Handles that a command has without opening a file.
 _STANDARD_OUTPUT = 1
+_STANDARD_OUTPUT_PLACE = Path("/dev/stdout")
 
 
 @final
@@ -91,6 +92,9 @@ class OutputChecks:
                 remedy="write one of them into a file",
             )
         self._standard_output = option
+        # It may lead into a file: `>> a.ttb`.
+        self._files[_STANDARD_OUTPUT_PLACE] = "standard output", option
+        self.refuse_sources()
 
     def is_read(self, path: str | Path) -> bool:
         """Whether a path leads to a file that has been read so far."""

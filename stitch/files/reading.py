@@ -31,6 +31,8 @@ _DESCRIPTOR = re.compile(r"/(?:dev/(stdin|stdout|stderr)|(?:dev|proc/self)/fd/(\
 #: More files than this are not looked through for a name that resembles another.
 _MOST_LISTED = 1000
 _STANDARD = ("stdin", "stdout", "stderr")
+#: The largest text (YAML, JSON) that is read.
+TEXT_NBYTES = 1 << 30
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _NOTED: ContextVar[dict[Identity, str] | None] = ContextVar("files_read", default=None)
 
@@ -111,6 +113,8 @@ def _opened(path: str | Path) -> int:
         if error.errno == errno.ENXIO:  # A socket, or a device that is not there.
             raise no_regular_file(path, "a socket or a device") from error
         raise
+    except ValueError as error:  # A zero in it, or half a surrogate pair.
+        raise OSError(errno.EINVAL, "no file can have this name") from error
 
 
 def special_kind(mode: int) -> str | None:
@@ -181,5 +185,17 @@ def read_bytes(path: str | Path) -> bytes:
 
 
 def read_text(path: str | Path, errors: str = "strict") -> str:
-    """The file as UTF-8; raises what `open_file` raises, and `UnicodeDecodeError`."""
-    return read_bytes(path).decode("utf-8", errors)
+    """The file as UTF-8; raises what `open_file` raises, and `UnicodeDecodeError`.
+
+    Raises `FormatError` beyond `TEXT_NBYTES`: a file with a hole takes nothing on the disk.
+    """
+    with open_file(path) as file:
+        nbytes = os.fstat(file.fileno()).st_size
+        data = b"" if nbytes > TEXT_NBYTES else file.read(TEXT_NBYTES + 1)
+    if max(nbytes, len(data)) > TEXT_NBYTES:
+        raise FormatError(
+            "the file is too large for a text", where=str(path),
+            expected=f"at most {TEXT_NBYTES} bytes", got=f"{max(nbytes, len(data))} bytes",
+            remedy="large arrays belong into files of their own (.npy, .npz, .safetensors)",
+        )  # fmt: skip
+    return data.decode("utf-8", errors)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -282,3 +283,35 @@ def test_of_two_processes_that_train_in_one_folder_the_second_is_refused_until_t
     code, _, err = ran(*words, f"--epochs={epochs}")
     assert code == 0 and f"resumed after step {saved}" in err, err
     assert {path.suffix for path in (small / "c").iterdir()} == {".safetensors"}
+
+
+STITCH_RUN = "import sys; from stitch.cli.run import main; sys.exit(main())"
+
+
+def in_shell(handles: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """`stitch-run` in a process of its own, with these redirections."""
+    line = shlex.join([sys.executable, "-c", STITCH_RUN, "--module=a.ttb", "--init=ones", *words])
+    return subprocess.run(
+        ["/bin/sh", "-c", f"{line} {handles}"], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("words", [("--explain",), ("--output=-",), ("--trace=-",)])
+def test_a_closed_standard_output_is_an_error_of_the_system(
+    small: Path, words: tuple[str, ...]
+) -> None:
+    done = in_shell(">&-", *words)
+    assert (done.returncode, done.stdout) == (6, "")
+    assert "Bad file descriptor" in done.stderr and "internal" not in done.stderr
+
+
+def test_what_goes_to_a_closed_standard_error_goes_nowhere_else(small: Path) -> None:
+    done = in_shell("2>&-", "--trace=missing/t.json")
+    assert (done.returncode, done.stdout, done.stderr) == (6, "", "")
+
+
+def test_standard_output_that_leads_into_a_source_is_not_written_to(small: Path) -> None:
+    before = Path("a.ttb").read_bytes()
+    done = in_shell(">> a.ttb", "--trace=-")
+    assert done.returncode == 2 and "does not write over it" in done.stderr
+    assert Path("a.ttb").read_bytes() == before

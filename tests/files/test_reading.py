@@ -74,3 +74,18 @@ def test_files_that_were_read_are_known_by_whatever_link(tmp_path: Path) -> None
         noted = files_read()
         assert identity(tmp_path / "hard.npy") in noted and len(noted) == 1
     assert files_read() == {}
+
+
+def test_a_text_with_a_hole_that_takes_more_than_any_text_is_refused_unread(tmp_path: Path) -> None:
+    with (tmp_path / "a.yaml").open("wb") as file:
+        file.truncate(100 << 30)
+    for read in (stitch.Pipeline.from_yaml, lambda path: stitch.compile(path, target="tiny")):
+        with pytest.raises(FormatError, match="the file is too large for a text"):
+            read(tmp_path / "a.yaml")
+
+
+@pytest.mark.parametrize("name", ["\0", "a\0b.yaml", "\ud800"])
+def test_what_no_file_can_be_called_is_not_found(name: str) -> None:
+    for read in (stitch.Pipeline.from_yaml, stitch.load):
+        with pytest.raises(FormatError, match="no file can have this name"):
+            read(name)
