@@ -314,6 +314,21 @@ def test_places_that_a_parameter_has_left_are_forgotten(
     assert lent() - before <= 10 + CALLS_BETWEEN_LOOKS + 1
 
 
+def test_a_parameter_whose_place_was_taken_back_is_read_when_it_comes_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch_ledger, "MAX_IDLE_PARTS", 0)
+    idle, busy, x = nn.Linear(4, 4), nn.Linear(4, 4), torch.randn(2, 4)
+    run_idle = compiled(idle, target="host", dynamic=False)
+    run_busy = torch.compile(busy, backend="stitch", options={"target": "host"}, dynamic=False)
+    with torch.no_grad():
+        for _ in range(2):
+            for _ in range(3):
+                assert_same(run_idle(x), idle(x))
+            for _ in range(3 * CALLS_BETWEEN_LOOKS):
+                run_busy(x)
+
+
 def test_a_graph_over_the_budget_is_refused_and_runs_with_a_larger_one() -> None:
     module, x = nn.Linear(64, 64), torch.randn(8, 64)
     refused = torch.compile(module, backend="stitch", options={"max_memory": "64kB"})

@@ -17,8 +17,8 @@ X = np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
 TARGETS = ("host", "wormhole_n150")
 
 
-def _doubled(device: Device, **options: Any) -> Any:
-    example = (np.zeros(X.shape, np.float32),)
+def _doubled(device: Device, shape: tuple[int, ...] = X.shape, **options: Any) -> Any:
+    example = (np.zeros(shape, np.float32),)
     model = stitch.compile(lambda v: v * 2.0, example, target=device.machine, **options)
     program = device.load(model)
     return lambda tensor: one(program(tensor)).numpy()
@@ -55,6 +55,18 @@ def test_writes_to_an_exported_result_void_its_copies_and_nothing_else_does() ->
         shown[0, 7] = -1.0
         np.testing.assert_array_equal(double(tensor), shown * 2)
         assert device.backend.write_counts()[0] == writes + 1
+
+
+def test_what_is_written_to_an_exported_result_is_seen_in_a_view_that_was_made_before() -> None:
+    with stitch.open_device("wormhole_n150") as device:
+        tensor = stitch.to_layout(device.tensor(X), Layout(stitch.DataType.FLOAT32, Space.DRAM))
+        part = tensor[8:40]
+        double = _doubled(device, shape=part.shape)
+        double(part)
+        assert _copies(part) == 1
+        shown = np.from_dlpack(tensor)
+        shown[8, 7] = -1.0
+        np.testing.assert_array_equal(double(part), shown[8:40] * 2)
 
 
 def test_an_array_that_is_let_go_of_leaves_no_stale_copy_behind() -> None:
