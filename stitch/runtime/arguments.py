@@ -31,7 +31,8 @@ def link_arguments(
             if value.desc_key not in port.accepted or value.status > READY or value.consumed:
                 _check(device, agent, port, value)
         else:
-            host = capture(argument, port.shape, port.type.data_type, borrow, port.origin)
+            allowed = device.host_memory.allowed
+            host = capture(argument, port.shape, port.type.data_type, borrow, port.origin, allowed)
             value = ArgumentRecord(device, host, port)
         found.append(value)
     if agent.transformation.donated:

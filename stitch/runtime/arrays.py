@@ -7,23 +7,29 @@ from typing import Any
 import numpy as np
 
 from stitch.errors import LayoutError, LinkError
-from stitch.memory import LARGE_NBYTES, copied
+from stitch.memory import LARGE_NBYTES, claimed_array, copied
 from stitch.program import Array, DataType
 
 
 def capture(
-    array: Any, shape: tuple[int, ...], data_type: DataType, borrow: bool, what: str
+    array: Any,
+    shape: tuple[int, ...],
+    data_type: DataType,
+    borrow: bool,
+    what: str,
+    allowed: int | None = None,
 ) -> Array:
     """An array of the shape and type that a slot wants, safe against later writes.
 
     A writable array is copied unless it is borrowed. Floats convert to floats and integers to
-    integers that can hold them; float ↔ integer and object arrays raise `LinkError`.
+    integers that can hold them; float ↔ integer and object arrays raise `LinkError`. A large copy
+    is claimed: `OutOfMemoryError` where fewer bytes are `allowed` (None: as the process may take).
     """
     dtype = data_type.dtype
     if type(array) is np.ndarray and array.dtype == dtype and array.shape == shape:
         if borrow or _is_frozen(array):
             return array
-        return array.copy() if array.nbytes < LARGE_NBYTES else copied(array, what)
+        return array.copy() if array.nbytes < LARGE_NBYTES else copied(array, what, allowed)
     found = as_array(array, what)
     if found.shape != shape:
         raise LinkError(
@@ -32,7 +38,7 @@ def capture(
             got=f"{list(found.shape)}",
             remedy="reshape the array, or compile the program for this shape",
         )
-    return converted(found, data_type, what)
+    return converted(found, data_type, what, allowed)
 
 
 def _is_frozen(array: Any) -> bool:
@@ -80,18 +86,19 @@ def _taken_over(array: Any, what: str) -> Array:
         ) from error
 
 
-def converted(array: Array, data_type: DataType, what: str) -> Array:
+def converted(array: Array, data_type: DataType, what: str, allowed: int | None = None) -> Array:
     """A dense copy in the wanted type; raises `LinkError` where numbers would change kind."""
     dtype = data_type.dtype
     if array.dtype == dtype:
-        return copied(array, what)
+        return copied(array, what, allowed)
     given = DataType.from_dtype(array.dtype)
     if given.is_floating is not data_type.is_floating or (dtype.kind == "b") is not (
         array.dtype.kind == "b"
     ):
         raise _mismatch(given, data_type, what)
+    made: Array = claimed_array(array.shape, dtype, what, allowed)
     with np.errstate(all="ignore"):
-        made = array.astype(dtype)
+        np.copyto(made, array, casting="unsafe")
     if data_type.is_floating and np.isfinite(made).sum() < np.isfinite(array).sum():
         raise _mismatch(given, data_type, what, "some values are too large for it")
     if not data_type.is_floating and not np.array_equal(made, array):

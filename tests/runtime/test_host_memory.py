@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -266,6 +267,21 @@ def test_large_copies_of_arrays_are_claimed_before_they_are_made() -> None:
         with pytest.raises(OutOfMemoryError, match="reading 10485760xf32"):
             kept.numpy()
         del kept
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+def test_an_argument_over_the_budget_of_its_device_is_refused_before_it_is_copied(
+    kind: str,
+) -> None:
+    x = np.broadcast_to(np.ones((), kind), (64 * MIB,))
+    with stitch.open_device("host", max_memory=BUDGET.taken_nbytes + 200 * MIB) as device:
+        program = device.load(sums("wide", 64 * MIB))
+        tracemalloc.start()
+        with pytest.raises(OutOfMemoryError, match="input 'x'"):
+            program(x)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert most < MIB
 
 
 def test_what_does_not_fit_is_not_folded() -> None:
