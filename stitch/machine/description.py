@@ -33,7 +33,7 @@ from importlib import resources
 from pathlib import Path as FilePath
 
 from stitch.errors import FormatError, StitchError, UsageError, closest
-from stitch.files import open_file
+from stitch.files import identity, open_file
 from stitch.machine.figures import Findings, Section
 from stitch.machine.machine import Machine, Noc, Path
 from stitch.machine.shape import MachineShape, SpaceShape
@@ -84,7 +84,8 @@ def load_machine(name_or_path: str | FilePath | Machine) -> Machine:
         return _shipped(name_or_path)
     except UsageError as error:
         beside = FilePath(f"{name_or_path}.yaml")
-        if beside.is_file():
+        # A name may be too long to ask the system for.
+        if identity(beside) is not None and beside.is_file():
             error.remedy = f"the file {str(beside)!r} is named with its ending"
         raise
 

@@ -290,3 +290,9 @@ def test_a_variant_is_made_with_replace() -> None:
 def test_a_machine_without_dram_says_so() -> None:
     with pytest.raises(LayoutError, match="no dram"):
         load_machine("host").shape.space(Space.DRAM)
+
+
+@pytest.mark.parametrize("name", ["x" * 1000, "a\0b", "\ud800"])
+def test_a_name_that_no_file_can_have_is_no_machine(name: str) -> None:
+    with pytest.raises(UsageError, match="there is no machine"):
+        load_machine(name)
