@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -282,6 +283,23 @@ def test_an_argument_over_the_budget_of_its_device_is_refused_before_it_is_copie
         most = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert most < MIB
+
+
+def test_an_argument_of_a_pipeline_file_is_counted_to_its_device(tmp_path: Path) -> None:
+    sums("wide", 64 * MIB).save(tmp_path / "wide.ttb")
+    (tmp_path / "p.yaml").write_text(
+        f"modules: {{wide: wide.ttb}}\ninputs:\n  x: {{shape: [{64 * MIB}], type: float32}}\n"
+        "steps:\n  - {run: wide, inputs: {x: x}, outputs: {y: y}}\noutputs: [y]\n"
+    )
+    x = np.broadcast_to(np.ones((), np.float64), (64 * MIB,))
+    with stitch.open_device("host", max_memory=BUDGET.taken_nbytes + 200 * MIB) as device:
+        pipeline = stitch.Pipeline.from_yaml(tmp_path / "p.yaml", device=device)
+        tracemalloc.start()
+        with pytest.raises(OutOfMemoryError, match="input 'x'"):
+            pipeline(x)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert most < 4 * MIB
 
 
 def test_what_does_not_fit_is_not_folded() -> None:
