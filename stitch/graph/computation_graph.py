@@ -122,6 +122,11 @@ def graph_problems(graph: ComputationGraph) -> tuple[Problem, ...]:
         if value.layout is not None:
             where = f"value {i} ({value.name})"
             problems.append(Problem("placed", where, "a graph's values have no layout"))
+    for slot in graph.outputs:
+        source = slot.aliases_input
+        if source is not None and not 0 <= source < len(graph.inputs):
+            where = f"output {slot.name!r}"
+            problems.append(Problem("unknown_slot", where, f"it aliases input {source}: none"))
     sides = {"input": _places(graph.inputs), "output": _places(graph.outputs)}
     for wish in graph.wishes:
         problem = _slot_problem(wish.side, wish.slot, sides[wish.side])

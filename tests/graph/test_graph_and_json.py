@@ -254,3 +254,11 @@ def test_big_endian_arrays_become_native_constants() -> None:
     data = b.build().constants[0].data
     assert data.dtype.isnative
     assert data.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("source", [-1, 7, 2**62])
+def test_an_output_that_aliases_an_input_that_is_not_there_is_a_defect(source: int) -> None:
+    form = json.loads(as_json(rich_graph()))
+    form["outputs"][0]["aliases_input"] = source
+    with pytest.raises(FormatError, match=f"it aliases input {source}: none"):
+        from_json(json.dumps(form))
