@@ -102,8 +102,10 @@ def _grid_taps(place: Array, size: int, attributes: Attributes) -> tuple[Array, 
 
 def _grid(arguments: KernelArguments) -> Sequence[Thunk]:
     x, grid, out = given(arguments, 0), given(arguments, 1), arguments.outputs[0]
-    places = grid.reshape(len(grid), -1, grid.shape[-1])
-    results = out.reshape(*out.shape[:2], -1)
+    # Not -1: images may have no channels, and batches no images.
+    points = math.prod(grid.shape[1:-1])
+    places = grid.reshape(len(grid), points, grid.shape[-1])
+    results = out.reshape(*out.shape[:2], points)
     point = _point_nbytes(x.shape, string_of(arguments.attributes, "mode"))
 
     def run() -> None:

@@ -126,7 +126,9 @@ def survive_json(rounds: int, seed: int) -> int:
                     at = at[step] if inside else {}
                 if isinstance(at, dict) and draw.random() < 0.15:
                     at.pop(key, None)
-                elif isinstance(at, dict) or (isinstance(at, list) and key < len(at)):
+                elif isinstance(at, dict) or (
+                    isinstance(at, list) and type(key) is int and key < len(at)
+                ):
                     at[key] = draw.choice(STRANGERS)
             try:
                 stitch.CompiledModel.load(io.StringIO(json.dumps(damaged)))

@@ -72,3 +72,12 @@ def test_what_is_no_number_is_quantized_to_the_least(data_type: Any, least: int)
     x, scale = np.array([np.nan, 1.0], np.float32), np.array(0.5, np.float32)
     (made,) = evaluate("QuantizeLinear", [x, scale, np.array(3, data_type)])
     assert made.tolist() == [least, 5]
+
+
+@pytest.mark.parametrize("shape", [(1, 0, 4, 5), (0, 2, 4, 5)])
+def test_images_without_channels_or_batches_without_images_are_sampled(
+    shape: tuple[int, ...],
+) -> None:
+    x, grid = np.zeros(shape, np.float32), np.zeros((shape[0], 3, 4, 2), np.float32)
+    (made,) = evaluate("GridSample", [x, grid])
+    assert made.shape == (*shape[:2], 3, 4)
