@@ -107,6 +107,8 @@ def _infer_max_unpool(context: InferenceContext) -> tuple[ValueType, ...]:
         spatial_ints(context, name, ones)
     spatial_ints(context, "pads", ones + ones, least=0)
     shape = (*x.shape[:2], *_unpooled(context, x.shape[2:]))
+    if min(shape) < 0:
+        raise context.fail("the padding of MaxUnpool leaves nothing", got=str(list(shape)))
     if present(context, 2) is not None:
         wanted = known_ints(context, 2, "output_shape")
         fits = len(wanted) == rank and all(w >= s for w, s in zip(wanted, shape, strict=True))
@@ -117,8 +119,6 @@ def _infer_max_unpool(context: InferenceContext) -> tuple[ValueType, ...]:
                 got=str(list(wanted)),
             )
         return (ValueType(wanted, x.data_type),)
-    if min(shape) < 0:
-        raise context.fail("the padding of MaxUnpool leaves nothing", got=str(list(shape)))
     return (ValueType(shape, x.data_type),)
 
 

@@ -129,7 +129,8 @@ def survive_json(rounds: int, seed: int) -> int:
                 elif isinstance(at, dict) or (
                     isinstance(at, list) and type(key) is int and key < len(at)
                 ):
-                    at[key] = draw.choice(STRANGERS)
+                    # A copy: the next damage may lie inside it.
+                    at[key] = copy.deepcopy(draw.choice(STRANGERS))
             try:
                 stitch.CompiledModel.load(io.StringIO(json.dumps(damaged)))
                 loaded += 1

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stitch.errors import TaskError
+from stitch.errors import CompileError, TaskError
 from stitch.ops import evaluate
 
 
@@ -81,3 +81,11 @@ def test_images_without_channels_or_batches_without_images_are_sampled(
     x, grid = np.zeros(shape, np.float32), np.zeros((shape[0], 3, 4, 2), np.float32)
     (made,) = evaluate("GridSample", [x, grid])
     assert made.shape == (*shape[:2], 3, 4)
+
+
+def test_padding_that_leaves_nothing_to_unpool_is_refused_whatever_shape_is_asked_for() -> None:
+    x, places = np.ones((1, 1, 2, 2), np.float32), np.zeros((1, 1, 2, 2), np.int64)
+    attributes = {"kernel_shape": (2, 2), "strides": (2, 2), "pads": [1, 1, 0, 5]}
+    for operands in ([x, places], [x, places, np.array([1, 1, 9, 9])]):
+        with pytest.raises(CompileError, match="leaves nothing"):
+            evaluate("MaxUnpool", operands, attributes=attributes)
