@@ -47,6 +47,11 @@ def _check_scale(context: InferenceContext, shape: Shape) -> None:
         return
     axis = axis_of(context, int_of(context.attributes, "axis"), len(shape))
     block = int_of(context.attributes, "block_size")
+    if block < 0:
+        raise context.fail(
+            f"a block of {context.op} has at least one element", expected="0: none, or its size",
+            got=f"block_size={block}",
+        )  # fmt: skip
     wanted: Shape = (shape[axis],)
     if block:
         blocks = -(-shape[axis] // block)

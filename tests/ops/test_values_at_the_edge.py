@@ -89,3 +89,19 @@ def test_padding_that_leaves_nothing_to_unpool_is_refused_whatever_shape_is_aske
     for operands in ([x, places], [x, places, np.array([1, 1, 9, 9])]):
         with pytest.raises(CompileError, match="leaves nothing"):
             evaluate("MaxUnpool", operands, attributes=attributes)
+
+
+@pytest.mark.parametrize("mode", ["wrap", "edge", "constant"])
+def test_as_much_may_be_cut_off_one_side_as_is_padded_on_the_other(mode: str) -> None:
+    x, far = np.arange(4, dtype=np.float32), 2**63 - 1
+    (cut,) = evaluate("Pad", [x, np.array([-far, far])], attributes={"mode": mode})
+    # Element i of the result is element i + far of what is padded; far is one less than 2^63.
+    expected = {"wrap": [3, 0, 1, 2], "edge": [3, 3, 3, 3], "constant": [0, 0, 0, 0]}
+    assert cut.tolist() == expected[mode]
+
+
+@pytest.mark.parametrize("op", ["QuantizeLinear", "DequantizeLinear"])
+def test_a_block_of_less_than_nothing_is_refused(op: str) -> None:
+    x = np.ones((3, 4), np.float32 if op == "QuantizeLinear" else np.int8)
+    with pytest.raises(CompileError, match="at least one element"):
+        evaluate(op, [x, np.ones((3, 0), np.float32)], attributes={"axis": -1, "block_size": -7})
