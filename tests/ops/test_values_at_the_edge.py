@@ -86,7 +86,8 @@ def test_images_without_channels_or_batches_without_images_are_sampled(
 def test_padding_that_leaves_nothing_to_unpool_is_refused_whatever_shape_is_asked_for() -> None:
     x, places = np.ones((1, 1, 2, 2), np.float32), np.zeros((1, 1, 2, 2), np.int64)
     attributes = {"kernel_shape": (2, 2), "strides": (2, 2), "pads": [1, 1, 0, 5]}
-    for operands in ([x, places], [x, places, np.array([1, 1, 9, 9])]):
+    both: list[list[Any]] = [[x, places], [x, places, np.array([1, 1, 9, 9])]]
+    for operands in both:
         with pytest.raises(CompileError, match="leaves nothing"):
             evaluate("MaxUnpool", operands, attributes=attributes)
 
