@@ -42,7 +42,7 @@ class Scratch:
     In L1 it occupies the bottom `[unreserved base, unreserved base + size_per_bank)` of every
     bank; in DRAM and on the host it is a buffer that lives as long as the run. Intermediate
     values lie dense and row-major at their `layout.address`, counted in bytes over all banks
-    from the start of the scratch's footprint.
+    from the start of the scratch's footprint; a multiple of 64.
     """
 
     space: Space

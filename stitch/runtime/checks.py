@@ -10,6 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 
 from stitch.errors import CompileError, FormatError, Problem
+from stitch.link import SCRATCH_ALIGNMENT
 from stitch.machine import MachineShape
 from stitch.ops import infer_types, lookup
 from stitch.program import ABSENT, Program
@@ -55,7 +56,7 @@ def check_types(program: Program) -> None:
 def scratch_problems(program: Program, machine: MachineShape) -> Iterator[Problem]:
     """Every intermediate value that leaves the scratch, or overlaps another that is still read.
 
-    The output of an elementwise operation may take the very place of an input that dies with it.
+    Kernels write elements where they lie, so each value starts at a multiple of 64 bytes. The output of an elementwise operation may take the very place of an input that dies with it.
     """
     scratch = program.scratch
     room = scratch.size_per_bank * machine.space(scratch.space).banks
@@ -72,6 +73,10 @@ def scratch_problems(program: Program, machine: MachineShape) -> Iterator[Proble
             start = desc.layout.address
             if start is None or not desc.layout.is_dense or desc.layout.space is not scratch.space:
                 yield Problem("scratch_form", where, f"{desc.text()} is no place in the scratch")
+                continue
+            if start % SCRATCH_ALIGNMENT:
+                wanted = f"byte {start}, expected a multiple of {SCRATCH_ALIGNMENT}"
+                yield Problem("scratch_alignment", where, wanted)
                 continue
             end = start + desc.layout.data_type.nbytes(desc.elements)
             if end > room:

@@ -40,6 +40,17 @@ def test_an_intermediate_value_outside_the_scratch_is_refused(address: int | Non
         device.load(damaged(program, moved, index))
 
 
+@pytest.mark.parametrize("address", [1, 4, 32])
+def test_an_intermediate_value_between_two_alignments_is_refused(address: int) -> None:
+    program = scaled("a", 2.0).binary.programs[0]
+    index = intermediate(program)
+    value = program.values[index]
+    assert value.layout is not None
+    moved = replace(value, layout=replace(value.layout, address=address))
+    with stitch.open_device("tiny") as device, pytest.raises(FormatError, match="multiple of 64"):
+        device.load(damaged(program, moved, index))
+
+
 def test_types_that_do_not_follow_are_refused() -> None:
     program = scaled("a", 2.0).binary.programs[0]
     index = intermediate(program)
