@@ -14,7 +14,7 @@ from typing import Protocol
 from stitch.api import Device
 from stitch.cli.modules import Module
 from stitch.errors import IncompatibleError
-from stitch.link import Wire
+from stitch.linker import Wire
 from stitch.program import Array, DataType, InputKind, ValueType
 from stitch.runtime import LoadedProgram, Tensor
 from stitch.runtime.pipeline import Pipeline

@@ -12,7 +12,7 @@ from typing import Any
 
 from stitch.api import inspect_sizes
 from stitch.errors import StitchError
-from stitch.link import demands
+from stitch.linker import demands
 from stitch.machine.shape import MachineShape
 from stitch.program import ABSENT, Program, Space, TensorDesc
 from stitch.runtime.executors import make_executor, program_peak

@@ -23,7 +23,7 @@ from stitch.cli.wiring import wires_of
 from stitch.errors import UsageError
 from stitch.files import read_text, unreadable
 from stitch.planner import Plan
-from stitch.planner.check import check_plan
+from stitch.planner.checker.plan_check import check_plan
 from stitch.report.replay import read_recording
 
 EXAMPLES = """\

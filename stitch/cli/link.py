@@ -15,7 +15,7 @@ from stitch.cli.wiring import FORM as WIRE_FORM
 from stitch.cli.wiring import output_port, wires_of
 from stitch.errors import IncompatibleError, UsageError
 from stitch.files import write_file
-from stitch.link import Port, Wire, link_programs
+from stitch.linker import Port, Wire, link_programs
 from stitch.model import PRODUCER
 from stitch.ttb import Binary, content_of
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from stitch.api import Device
 from stitch.cli.chain import RunInput, Runnable
 from stitch.errors import OutOfMemoryError
-from stitch.link import check_capacity, demands
+from stitch.linker import check_capacity, demands
 from stitch.machine import MachineShape
 
 

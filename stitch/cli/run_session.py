@@ -39,8 +39,8 @@ from stitch.cli.wiring import wires_of
 from stitch.errors import StitchError, UsageError
 from stitch.files import FileBatch, write_file
 from stitch.program import Array
+from stitch.report.chrome_trace import ChromeTrace
 from stitch.report.record import Recorder
-from stitch.report.trace import ChromeTrace
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from stitch.cli.passes import copies_inside
 from stitch.cli.room import check_room
 from stitch.cli.run_inputs import gather_inputs
 from stitch.cli.run_report import peaks
-from stitch.link import LinkReport, Wire, check_link
+from stitch.linker import LinkReport, Wire, check_link
 from stitch.machine import Machine
 from stitch.planner import Plan
 from stitch.program import TensorDesc

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from stitch.cli.modules import Module
 from stitch.errors import LinkError, UsageError, closest
-from stitch.link import Wire, chain_wires, check_wire
+from stitch.linker import Wire, chain_wires, check_wire
 from stitch.program import InputSlot, OutputSlot, Program
 
 FORM = "MODULE.OUTPUT=MODULE.INPUT, such as a.y=b.x or 0.0=1.0"

@@ -2,7 +2,7 @@
 
 Comes in: a graph whose outputs are values of their own, and the pairs that were asked for. Goes
 out: the pairs (output, input) that hold. A pair that was asked for and cannot be proved is an
-error that names the reader in the way (see `stitch.link.alias` for the rule).
+error that names the reader in the way (see `stitch.linker.alias_proofs` for the rule).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from stitch.compiler.slot_wishes import SlotWishes
 from stitch.errors import CompileError
 from stitch.graph.computation_graph import ComputationGraph
-from stitch.link.alias import AliasProofs
+from stitch.linker.alias_proofs import AliasProofs
 from stitch.program import Ownership
 
 Pairs = tuple[tuple[int, int], ...]

@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from stitch import ops
-from stitch.compiler.common_subexpressions import merge_common_subexpressions
 from stitch.compiler.compile_graph import optimize
 from stitch.compiler.forward_values import ForwardValues, Recompute
-from stitch.compiler.matrix_products import fold_transposes
-from stitch.compiler.turned_products import turn_products
+from stitch.compiler.passes import fold_transposes, merge_common_subexpressions, turn_products
 from stitch.errors import CompileError, closest
 from stitch.graph.builder import ComputationGraphBuilder
 from stitch.graph.computation_graph import ComputationGraph

@@ -7,12 +7,15 @@ the same program, in every process. Must not know: files, devices, the runtime.
 from __future__ import annotations
 
 from stitch.compiler.aliasing import free_aliases, prove_aliases
-from stitch.compiler.common_subexpressions import merge_common_subexpressions
-from stitch.compiler.constant_folding import fold_constants
-from stitch.compiler.dead_code import drop_unused_values, remove_dead_code
-from stitch.compiler.identity_removal import remove_identities
 from stitch.compiler.options import Compilation, CompileOptions
 from stitch.compiler.output_values import give_outputs_their_values
+from stitch.compiler.passes import (
+    drop_unused_values,
+    fold_constants,
+    merge_common_subexpressions,
+    remove_dead_code,
+    remove_identities,
+)
 from stitch.compiler.placement import place
 from stitch.compiler.slot_wishes import apply_kinds, slot_wishes
 from stitch.errors import CompileError

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Literal
 
 from stitch import ops
-from stitch.compiler.dead_code import drop_unused_values
+from stitch.compiler.passes import drop_unused_values
 from stitch.graph.builder import ComputationGraphBuilder
 from stitch.graph.computation_graph import ComputationGraph
 from stitch.graph.known_values import KnownValues

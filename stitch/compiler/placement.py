@@ -33,15 +33,15 @@ from stitch.compiler.slot_layouts import (
 from stitch.compiler.slot_wishes import SlotWishes
 from stitch.errors import CompileError, OutOfMemoryError
 from stitch.graph.computation_graph import ComputationGraph
-from stitch.link.capacity import Demand, address_problems, check_capacity, demands
-from stitch.link.scratch import (
+from stitch.linker.capacity import Demand, address_problems, check_capacity, demands
+from stitch.linker.scratch import (
     ScratchPlan,
     choose_scratch,
     pack_scratch,
     place_intermediates,
 )
 from stitch.machine.shape import MachineShape, footprint
-from stitch.planner.packing import gaps_between, pack
+from stitch.packing import gaps_between, pack
 from stitch.program import Layout, Program, Scratch, Space, TensorDesc, Value
 
 #: The share of L1 that a program's slots and scratch may take together by default.

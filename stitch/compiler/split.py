@@ -2,7 +2,7 @@
 
 Comes in: a graph, and how many parts, or the nodes after which to cut. Goes out: graphs that take
 and give what they need and make: an output feeds the activations of its name in later parts, which
-need not be the next one (`stitch.link.chain_wires`). In a chain they give the whole's results, to
+need not be the next one (`stitch.linker.chain_wires`). In a chain they give the whole's results, to
 the last bit. Must not know: machines, files.
 """
 
@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
-from stitch.compiler.constant_folding import fold_constants
 from stitch.compiler.cut_points import narrowest_cuts
-from stitch.compiler.dead_code import drop_unused_values, remove_dead_code
 from stitch.compiler.options import CompileOptions
+from stitch.compiler.passes import drop_unused_values, fold_constants, remove_dead_code
 from stitch.errors import CompileError, closest
 from stitch.graph.computation_graph import ComputationGraph
 from stitch.graph.wish import Wish

@@ -20,7 +20,7 @@ from stitch.frontend.pipeline_yaml import (
     RepeatStep,
     RunStep,
 )
-from stitch.link import check_link
+from stitch.linker import check_link
 from stitch.program import Program, TensorDesc, ValueType
 from stitch.yaml_nodes import ProblemLog
 

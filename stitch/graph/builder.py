@@ -21,7 +21,7 @@ from stitch.graph.computation_graph import ComputationGraph
 from stitch.graph.constant_pool import ConstantPool, array_of
 from stitch.graph.emitter import TYPE_NAME, Given, TypeName, Written, data_type_of
 from stitch.graph.known_values import KnownValues
-from stitch.graph.layer_methods import LayerMethods
+from stitch.graph.methods import LayerMethods
 from stitch.graph.source_location import user_location
 from stitch.graph.symbolic import SymbolicTensor
 from stitch.graph.wish import Wish

@@ -15,7 +15,7 @@ import numpy as np
 
 from stitch.errors import CompileError
 from stitch.graph.emitter import axes_of
-from stitch.graph.layer_methods import LayerMethods
+from stitch.graph.methods import LayerMethods
 from stitch.graph.source_location import user_location
 from stitch.graph.symbolic import SymbolicTensor
 

@@ -18,7 +18,7 @@ from stitch.graph.source_location import user_location
 from stitch.program import Array, DataType, ValueType
 
 if TYPE_CHECKING:
-    from stitch.graph.layer_methods import LayerMethods
+    from stitch.graph.methods import LayerMethods
 
 Scalar = bool | int | float | np.generic
 Axes = int | Sequence[int] | None

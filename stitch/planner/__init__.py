@@ -5,8 +5,9 @@ carries its bytes, simulated time, reason and, where bytes leave L1, a certifica
 devices, bytes, kernels or files.
 """
 
-from stitch.planner.check import WARNINGS, check_plan
-from stitch.planner.outcome import outcome
+from stitch.planner.after_steps import after_steps
+from stitch.planner.checker import WARNINGS, check_plan
+from stitch.planner.making_room import copy_cost
 from stitch.planner.plan import (
     Allocate,
     Block,
@@ -23,10 +24,9 @@ from stitch.planner.plan import (
     Transfer,
 )
 from stitch.planner.planner import plan
-from stitch.planner.room import copy_cost
 
 __all__ = [
     "WARNINGS", "Allocate", "Block", "Certificate", "Copy", "Execute", "Free", "Instance", "Plan",
-    "PlanRequest", "Relocate", "Resident", "Step", "Transfer", "check_plan", "copy_cost",
-    "outcome", "plan",
+    "PlanRequest", "Relocate", "Resident", "Step", "Transfer", "after_steps", "check_plan",
+    "copy_cost", "plan",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass
 
-from stitch.planner.packing import gaps_between
+from stitch.packing import gaps_between
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 from stitch.machine import Machine
 from stitch.program import Layout, Space, TensorDesc
-from stitch.task import Task
+from stitch.tasks import Task
 
 
 @dataclass(frozen=True, slots=True)

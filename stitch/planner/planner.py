@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stitch.errors import OutOfMemoryError, StitchError
+from stitch.planner.making_room import Demand, copy_cost, make_room
 from stitch.planner.plan import Copy, Execute, Instance, Plan, PlanRequest
 from stitch.planner.residency import RULES, Residency
-from stitch.planner.room import Demand, copy_cost, make_room
 from stitch.program import DataType, Layout, Scratch, Space, TensorDesc
-from stitch.task import Task, TransformationKind
+from stitch.tasks import Task, TransformationKind
 
 #: L1 first: what it evicts needs room in DRAM before DRAM is dealt out.
 SPACE_ORDER = (Space.L1, Space.DRAM, Space.HOST)

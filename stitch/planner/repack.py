@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from stitch.memory import Allocator
-from stitch.planner.packing import gaps_between, pack
+from stitch.packing import gaps_between, pack
 
 #: With at most so many blocks that may move, the least bytes to move are found for certain.
 EXACT_BLOCKS = 8

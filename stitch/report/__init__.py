@@ -4,7 +4,6 @@ Comes in: a device's history and events. Goes out: text and plain data. Nothing 
 changes nothing.
 """
 
-from stitch.report.device import Device
 from stitch.report.explain import (
     CopyLine,
     copy_lines,
@@ -14,6 +13,7 @@ from stitch.report.explain import (
     totals_json,
 )
 from stitch.report.memory import host_memory_line, memory_report, memory_view, memory_views
+from stitch.report.reported_device import Device
 
 __all__ = [
     "CopyLine", "Device", "copy_lines", "explain", "host_memory_line", "memory_report",

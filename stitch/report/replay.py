@@ -18,7 +18,7 @@ from stitch.planner import Allocate, Block, Copy, Execute, Free, Instance, Plan,
 from stitch.program import Space
 from stitch.report.frozen_json import from_plain
 from stitch.report.record import VERSION
-from stitch.task import TransformationKind
+from stitch.tasks import TransformationKind
 
 
 @dataclass(frozen=True, slots=True)

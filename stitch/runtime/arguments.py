@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from stitch.argument_kinds import LIST, instance_of
 from stitch.errors import TaskError, UsageError
-from stitch.link import check_link
+from stitch.linker import check_link
 from stitch.runtime.arrays import capture
 from stitch.runtime.program import InputPort, LoadedProgram
 from stitch.runtime.state import ArgumentRecord, Status, ValueRecord

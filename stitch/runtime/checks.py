@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 
 from stitch.errors import CompileError, FormatError, Problem
-from stitch.link import SCRATCH_ALIGNMENT
+from stitch.linker import SCRATCH_ALIGNMENT
 from stitch.machine import MachineShape
 from stitch.ops import infer_types, lookup
 from stitch.program import ABSENT, Program

@@ -39,7 +39,7 @@ from stitch.runtime.state import Status, ValueRecord
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.tensor_access import TensorAccess
 from stitch.runtime.window import Key, Window
-from stitch.task import Transformation, TransformationKind
+from stitch.tasks import Transformation, TransformationKind
 from stitch.ttb import SOURCE, Binary, load
 
 #: Tasks that a window holds unless said otherwise.

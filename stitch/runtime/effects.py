@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from stitch.planner import Block, Instance, Plan, outcome
+from stitch.planner import Block, Instance, Plan, after_steps
 from stitch.program import Space, TensorDesc
 
 Place = tuple[Space, int]
@@ -63,7 +63,7 @@ def effects_of(
         blocks: Mapping[int, Block] = {b.number: b for b in plan.final_blocks}
         values = {r.value: r.instances for r in plan.final_values}
     else:
-        blocks, listed = outcome(plan, steps_done)
+        blocks, listed = after_steps(plan, steps_done)
         values = {value: tuple(found) for value, found in listed.items()}
     before = {b.number: b for b in plan.request.blocks}
     freed: list[Place] = []

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from stitch.errors import UsageError
-from stitch.link import chain_wires
+from stitch.linker import chain_wires
 from stitch.program import Array
 from stitch.runtime.program import InputPort, LoadedProgram
 from stitch.runtime.tensor import Tensor

@@ -22,7 +22,7 @@ from stitch.program import (
     host_layout,
 )
 from stitch.runtime.executors import ProgramBytes, as_bytes, found_once
-from stitch.task import Transformation, TransformationKind
+from stitch.tasks import Transformation, TransformationKind
 
 if TYPE_CHECKING:
     from stitch.runtime.device import Device

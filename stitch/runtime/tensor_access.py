@@ -11,7 +11,7 @@ import numpy as np
 
 from stitch.argument_kinds import TEXT, either, instance_of
 from stitch.errors import LayoutError, OutOfMemoryError, TaskError, UsageError
-from stitch.link import check_link
+from stitch.linker import check_link
 from stitch.machine import footprint
 from stitch.memory import LARGE_NBYTES, CopyKernel, claimed_array, copied
 from stitch.planner import copy_cost

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from stitch.program import TensorDesc
 from stitch.runtime.exposure import forget_stale_copies
 from stitch.runtime.state import ValueRecord
-from stitch.task import TaskGraph, Transformation
+from stitch.tasks import TaskGraph, Transformation
 
 if TYPE_CHECKING:
     from stitch.runtime.device import Device

@@ -27,7 +27,7 @@ from stitch.runtime.executors import as_bytes
 from stitch.runtime.history import Tally
 from stitch.runtime.state import Status
 from stitch.runtime.straight import Thunk, straight_code
-from stitch.task import Task
+from stitch.tasks import Task
 from stitch.training.stitching import Cells, Stitched
 
 #: Tensors that an output takes turns between, and references to one that nobody else holds: those

@@ -7,7 +7,7 @@ import pytest
 from gradient_running import Feeds, backward_feeds, run, seeds_of
 
 from stitch.compiler import Differentiated, differentiate
-from stitch.compiler.matrix_products import fold_transposes
+from stitch.compiler.passes.matrix_products import fold_transposes
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.program import InputKind
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from stitch import ops
 from stitch.compiler import CompileOptions, compile_graph
 from stitch.graph.computation_graph import ComputationGraph
-from stitch.link import Wire, link_programs
+from stitch.linker import Wire, link_programs
 from stitch.machine.description import load_machine
 from stitch.program import (
     Array,

@@ -14,7 +14,7 @@ from stitch import ops
 from stitch.compiler import CompileOptions, compile_graph, split_graph
 from stitch.errors import CompileError
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, check_types, parse_wish
-from stitch.link import chain_wires, wire
+from stitch.linker import chain_wires, wire
 from stitch.machine import load_machine
 from stitch.program import ABSENT, Array, InputKind
 

@@ -11,7 +11,7 @@ import pytest
 from stitched_models import one
 
 import stitch
-from stitch.compiler.turned_products import turn_products
+from stitch.compiler.passes.turned_products import turn_products
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 
 Build = Callable[[ComputationGraphBuilder, Any, Any], Any]

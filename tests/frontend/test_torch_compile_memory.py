@@ -19,7 +19,7 @@ import stitch
 from stitch.frontend import torch_ledger
 from stitch.frontend.torch_ledger import CALLS_BETWEEN_LOOKS, ArgumentSlot
 from stitch.memory import BUDGET
-from stitch.planner.check import check_plan
+from stitch.planner.checker.plan_check import check_plan
 from stitch.runtime import Device, Tensor
 
 TARGETS = ("host", "wormhole_n150")

@@ -8,7 +8,7 @@ import pytest
 import stitch
 from stitch.errors import LinkError
 from stitch.graph import ComputationGraphBuilder
-from stitch.link import Wire, chain_wires
+from stitch.linker import Wire, chain_wires
 from stitch.program import Program
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stitch.link import Interval, max_load, pack_intervals
+from stitch.packing import Interval, max_load, pack_intervals
 
 
 @st.composite

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stitch.errors import LinkError
-from stitch.link import check_link, wire
+from stitch.linker import check_link, wire
 from stitch.program import (
     TILE_SHAPE,
     DataType,

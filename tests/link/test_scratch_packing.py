@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stitch.errors import CompileError
-from stitch.link import choose_scratch, pack_scratch, place_intermediates
+from stitch.linker import choose_scratch, pack_scratch, place_intermediates
 from stitch.machine.description import load_machine
 from stitch.program import DataType, Operation, Scratch, Space, Value, ValueType
 

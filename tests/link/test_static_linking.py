@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stitch import ops
 from stitch.errors import LinkError, OutOfMemoryError
-from stitch.link import AliasProofs, SharedInput, Wire, chain_wires, link_programs
+from stitch.linker import AliasProofs, SharedInput, Wire, chain_wires, link_programs
 from stitch.machine.description import load_machine
 from stitch.program import (
     ABSENT,

@@ -11,7 +11,7 @@ from stitch.machine import Machine, footprint, load_machine, shard_layout
 from stitch.memory import Allocator
 from stitch.planner import Block, Instance, PlanRequest, Resident
 from stitch.program import DataType, Layout, MemoryLayout, Scratch, Space, TensorDesc
-from stitch.task import Task, Transformation, TransformationKind
+from stitch.tasks import Task, Transformation, TransformationKind
 
 TINY = load_machine("tiny")
 F32, BF16 = DataType.FLOAT32, DataType.BFLOAT16

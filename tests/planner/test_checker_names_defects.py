@@ -24,8 +24,8 @@ from stitch.planner import (
     check_plan,
     plan,
 )
-from stitch.planner.byte_map import ByteMap, Piece
-from stitch.planner.proof import certificate_defect, packs
+from stitch.planner.checker.byte_map import ByteMap, Piece
+from stitch.planner.checker.proof import certificate_defect, packs
 from stitch.program import Space
 
 HERE = str(Path(__file__).parent)

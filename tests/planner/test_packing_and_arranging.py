@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stitch.planner import packing
-from stitch.planner.packing import gaps_between, pack
-from stitch.planner.proof import packs
+from stitch.packing import bins
+from stitch.packing.bins import gaps_between, pack
+from stitch.planner.checker.proof import packs
 from stitch.planner.repack import Arrangement, SpaceProblem, arrange, place
 
 SIZES = st.lists(st.integers(1, 9), max_size=6)
@@ -45,7 +45,7 @@ def test_packing_finds_an_assignment_exactly_where_there_is_one(
 
 
 def test_a_search_that_is_too_long_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "NODE_LIMIT", 3)
+    monkeypatch.setattr(bins, "NODE_LIMIT", 3)
     with pytest.raises(TimeoutError):
         pack([4, 4, 4, 3, 3], [10, 10])
     assert pack([4, 4], [10, 10], node_limit=2) is not None
@@ -152,7 +152,7 @@ def test_with_many_blocks_the_bytes_moved_stay_near_the_optimum() -> None:
 def test_an_arrangement_that_is_known_survives_a_search_that_gives_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(packing, "NODE_LIMIT", 0)
+    monkeypatch.setattr(bins, "NODE_LIMIT", 0)
     problem = SpaceProblem(0, 64, 16, ((0, 16, 16),), (), (), (32,))
     found = arrange(problem)
     assert found is not None

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from stitch.errors import LayoutError, OutOfMemoryError
 from stitch.machine import footprint
-from stitch.planner import Copy, PlanRequest, Relocate, check_plan, outcome, plan
-from stitch.planner.proof import packs
+from stitch.planner import Copy, PlanRequest, Relocate, after_steps, check_plan, plan
+from stitch.planner.checker.proof import packs
 from stitch.program import Space
 
 HERE = str(Path(__file__).parent)
@@ -147,7 +147,7 @@ def test_what_steps_leave_behind_agrees_with_what_the_plan_says() -> None:
             made = plan(random_request(Random(seed)))
         except (LayoutError, OutOfMemoryError):
             continue
-        blocks, values = outcome(made, len(made.steps))
+        blocks, values = after_steps(made, len(made.steps))
         said = {b.number: b.address for b in made.final_blocks if b.address is not None}
         assert {n: b.address for n, b in blocks.items() if b.address is not None} == said
         for resident in made.final_values:

@@ -16,9 +16,9 @@ from stitched_models import consuming, integers, one, scaled, tiny
 
 import stitch
 from stitch.program import DataType, Layout, Space
+from stitch.report.chrome_trace import ChromeTrace
 from stitch.report.record import Recorder
 from stitch.report.replay import read_recording, replay
-from stitch.report.trace import ChromeTrace
 from stitch.runtime import Device
 
 FIRST_LINE = re.compile(

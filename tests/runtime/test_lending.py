@@ -8,7 +8,7 @@ from stitched_models import one
 
 import stitch
 from stitch.errors import TaskError
-from stitch.planner.check import check_plan
+from stitch.planner.checker.plan_check import check_plan
 from stitch.program import TensorDesc, host_layout
 from stitch.runtime import Device, LoadedProgram
 from stitch.runtime.lending import lend, reshaped, take_back

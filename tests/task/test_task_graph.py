@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from stitch.errors import TaskError
 from stitch.program import DataType, TensorDesc, host_layout
-from stitch.task import Future, TaskGraph, Transformation, TransformationKind
-from stitch.task.task import least_period
+from stitch.tasks import Future, TaskGraph, Transformation, TransformationKind
+from stitch.tasks.task import least_period
 
 DESC = TensorDesc((2,), host_layout(DataType.FLOAT32))
 

@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stitch.link import Interval, pack_intervals
 from stitch.ops import LINE_NBYTES, lookup
+from stitch.packing import Interval, pack_intervals
 from stitch.program import ABSENT, Array, Operation, Program
 from stitch.runtime.executors.movements import Piece, View, pieces
 from stitch.runtime.executors.staging import is_direct

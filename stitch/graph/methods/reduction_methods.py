@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from stitch.errors import CompileError
 from stitch.graph.emitter import axes_of, axis_of
-from stitch.graph.shape_methods import ShapeMethods
+from stitch.graph.methods.shape_methods import ShapeMethods
 from stitch.graph.source_location import user_location
 from stitch.graph.symbolic import Axes, Operand, SymbolicTensor
 

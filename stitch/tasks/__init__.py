@@ -5,6 +5,6 @@ Goes out: a `TaskGraph`, which is also the device's queue. Must not know memory 
 Words follow FlexFlow: an agent defines a task, a backend executes it.
 """
 
-from stitch.task.task import Future, Task, TaskGraph, Transformation, TransformationKind
+from stitch.tasks.task import Future, Task, TaskGraph, Transformation, TransformationKind
 
 __all__ = ["Future", "Task", "TaskGraph", "Transformation", "TransformationKind"]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from stitch.errors import CompileError
-from stitch.graph.reduction_methods import ReductionMethods
+from stitch.graph.methods.reduction_methods import ReductionMethods
 from stitch.graph.source_location import user_location
 from stitch.graph.symbolic import Operand, SymbolicTensor
 from stitch.program import DataType

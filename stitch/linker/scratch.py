@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 
 from stitch import ops
 from stitch.errors import CompileError
-from stitch.link.interval_packing import pack_intervals
-from stitch.link.intervals import Interval
 from stitch.machine.shape import MachineShape, round_up
+from stitch.packing import pack_intervals
+from stitch.packing.intervals import Interval
 from stitch.program import ABSENT, Layout, Operation, Scratch, Space, Value
 
 #: Alignment of intermediate values inside the scratch, in bytes over all banks.

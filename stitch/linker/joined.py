@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from stitch.errors import LinkError
-from stitch.link.wires import Port, SharedInput, Wire
+from stitch.linker.wires import Port, SharedInput, Wire
 from stitch.ops import onnx_code
 from stitch.program import (
     ABSENT,

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 from stitch.errors import Problem
 from stitch.machine import footprint
-from stitch.planner.check_end import end_problems
-from stitch.planner.check_evictions import wanted_in_l1
-from stitch.planner.check_moves import bytes_of, check_relocation
-from stitch.planner.inspection import Inspection
+from stitch.planner.checker.end import end_problems
+from stitch.planner.checker.evictions import wanted_in_l1
+from stitch.planner.checker.inspection import Inspection
+from stitch.planner.checker.proof import certificate_defect
+from stitch.planner.checker.relocations import bytes_of, check_relocation
+from stitch.planner.checker.symbolic_memory import waiting_form
 from stitch.planner.plan import (
     Allocate,
     Copy,
@@ -27,10 +29,8 @@ from stitch.planner.plan import (
     Plan,
     Relocate,
 )
-from stitch.planner.proof import certificate_defect
-from stitch.planner.witness import waiting_form
 from stitch.program import Space, TensorDesc
-from stitch.task import Task, TransformationKind
+from stitch.tasks import Task, TransformationKind
 
 #: Kinds that do not make a plan wrong.
 WARNINGS = frozenset({"uncertified"})
@@ -46,7 +46,7 @@ def check_plan(plan: Plan) -> tuple[Problem, ...]:
     for index, step in enumerate(plan.steps):
         checker.step(index, step)
     for kind, detail in end_problems(
-        plan, checker.witness, frozenset(checker.read), tuple(checker.used)
+        plan, checker.symbolic_memory, frozenset(checker.read), tuple(checker.used)
     ):
         checker.problems.append(Problem(kind, "end", detail))
     if checker.next_task != len(plan.request.tasks):
@@ -79,7 +79,7 @@ class _Checker(Inspection):
 
     def _allocate(self, step: Allocate) -> None:
         block = step.block
-        if block.number in self.witness.blocks:
+        if block.number in self.symbolic_memory.blocks:
             self.say("block", f"block {block.number} exists already")
             return
         if block.address is None or block.pinned or block.desc.layout.space is not block.space:
@@ -88,33 +88,33 @@ class _Checker(Inspection):
         if not self.region(block.origin, block.space, block.address, block.size_per_bank):
             return
         end = block.address + block.size_per_bank
-        taken = self.witness.live_in(block.space, block.address, end)
+        taken = self.symbolic_memory.live_in(block.space, block.address, end)
         if taken:
             self.say("address", f"{block.origin} overlaps {taken[0].origin}")
         if block.size_per_bank < footprint(block.desc, self.machine.shape).size_per_bank:
             self.say("room", f"{block.desc.text()} does not fit {block.size_per_bank} B per bank")
-        self.witness.blocks[block.number] = block
+        self.symbolic_memory.blocks[block.number] = block
         self.used.append((block.space, block.address, end))
-        place, start, stop = self.witness.span(block)
-        self.witness.memory(place).erase(start, stop)
+        place, start, stop = self.symbolic_memory.span(block)
+        self.symbolic_memory.memory(place).erase(start, stop)
 
     def _free(self, step: Free) -> None:
-        block = self.witness.blocks.get(step.block)
+        block = self.symbolic_memory.blocks.get(step.block)
         if block is None or block.address is None:
             self.say("block", f"block {step.block} is freed and is not alive")
             return
         if block.pinned:
             self.say("pinned", f"{block.origin} is pinned and freed")
         self.reads(step.block)
-        place, start, stop = self.witness.span(block)
-        self.witness.memory(place).erase(start, stop)
-        del self.witness.blocks[step.block]
+        place, start, stop = self.symbolic_memory.span(block)
+        self.symbolic_memory.memory(place).erase(start, stop)
+        del self.symbolic_memory.blocks[step.block]
 
     # -- copies ----------------------------------------------------------------------------------
 
     def _copy(self, step: Copy) -> None:
-        witness = self.witness
-        source, target = (witness.blocks.get(i.block) for i in (step.source, step.target))
+        symbolic_memory = self.symbolic_memory
+        source, target = (symbolic_memory.blocks.get(i.block) for i in (step.source, step.target))
         if source is None or target is None:
             missing = step.source.block if source is None else step.target.block
             self.say("block", f"block {missing} is not alive")
@@ -123,7 +123,7 @@ class _Checker(Inspection):
         if target.pinned or target.address is None or target.number == source.number:
             self.say("overlap", f"{target.origin} cannot be written by this copy")
             return
-        if not witness.room(step.target):
+        if not symbolic_memory.room(step.target):
             self.say("room", f"{step.target.desc.text()} does not fit {target.origin}")
             return
         written = footprint(step.target.desc, self.machine.shape)
@@ -131,20 +131,20 @@ class _Checker(Inspection):
             self.say("bytes", f"{step.nbytes} B are claimed, {written.pages} pages are written")
         if step.kind == "evict":
             self._evict(step)
-            witness.carry(source, target)
+            symbolic_memory.carry(source, target)
             return
-        if not witness.holds(step.source, step.value):
+        if not symbolic_memory.holds(step.source, step.value):
             self.say("content", f"value {step.value} does not lie whole in {source.origin}")
-        if step.source.desc.layout.data_type is not witness.made_in.get(step.value):
+        if step.source.desc.layout.data_type is not symbolic_memory.made_in.get(step.value):
             self.say("lossy", f"value {step.value} is read from a copy of another data type")
         if step.source.desc.shape != step.target.desc.shape:
             self.say("layout", "a copy keeps the shape")
         if step.made != step.value:
             self._run_copy_task(step)
-        witness.write(step.target, step.made)
+        symbolic_memory.write(step.target, step.made)
 
     def _evict(self, step: Copy) -> None:
-        block = self.witness.blocks[step.source.block]
+        block = self.symbolic_memory.blocks[step.source.block]
         expected = Instance(step.target.block, 0, waiting_form(block.desc))
         if (
             block.space is not Space.L1
@@ -183,11 +183,11 @@ class _Checker(Inspection):
     # -- tasks -----------------------------------------------------------------------------------
 
     def _in_form(self, what: str, found: Instance, wanted: TensorDesc) -> None:
-        block = self.witness.blocks.get(found.block)
+        block = self.symbolic_memory.blocks.get(found.block)
         if found.desc != _bare(wanted):
             self.say("layout", f"{what} is {found.desc.text()}, wanted {wanted.text()}")
         at = wanted.layout.address
-        if block is None or block.address is None or not self.witness.room(found):
+        if block is None or block.address is None or not self.symbolic_memory.room(found):
             self.say("room", f"{what} has no room in block {found.block}")
         elif at is not None and (block.address != at or found.offset_nbytes):
             self.say("layout", f"{what} lies at {block.address:#x}, wanted {at:#x}")
@@ -197,27 +197,27 @@ class _Checker(Inspection):
         if task is None or task.transformation.kind is not TransformationKind.PROGRAM:
             self.say("order", f"there is no program {step.task} to run")
             return
-        what, witness = task.transformation, self.witness
+        what, symbolic_memory = task.transformation, self.symbolic_memory
         if len(step.inputs) != len(what.inputs) or len(step.outputs) != len(what.outputs):
             self.say("layout", f"{what.name!r} has other slots")
             return
         for i, (found, wanted) in enumerate(zip(step.inputs, what.inputs, strict=True)):
             self.reads(found.block)
             self._in_form(f"input {what.input_name(i)!r} of {what.name!r}", found, wanted)
-            if not witness.holds(found, task.inputs[i]):
+            if not symbolic_memory.holds(found, task.inputs[i]):
                 self.say("content", f"input {what.input_name(i)!r} does not hold its value")
         self._outputs(step, task)
         self._scratch(step, task)
         for found, value in zip(step.outputs, task.outputs, strict=True):
-            if found.block in witness.blocks and witness.room(found):
-                witness.write(found, value)
+            if found.block in symbolic_memory.blocks and symbolic_memory.room(found):
+                symbolic_memory.write(found, value)
 
     def _outputs(self, step: Execute, task: Task) -> None:
         what = task.transformation
         aliases = dict(what.aliases)
         for o, (found, wanted) in enumerate(zip(step.outputs, what.outputs, strict=True)):
             self._in_form(f"output {what.output_name(o)!r} of {what.name!r}", found, wanted)
-            block = self.witness.blocks.get(found.block)
+            block = self.symbolic_memory.blocks.get(found.block)
             if block is not None and block.pinned:
                 self.say("pinned", f"output {what.output_name(o)!r} overwrites {block.origin}")
             given = aliases.get(o)
@@ -243,11 +243,13 @@ class _Checker(Inspection):
         if size < wanted.size_per_bank or (space is Space.L1 and address != shape.base):
             self.say("scratch", f"{size} B per bank at {address:#x} are not what was promised")
         operands = {i.block for i in (*step.inputs, *step.outputs)}
-        for block in self.witness.live_in(space, address, address + size):
+        for block in self.symbolic_memory.live_in(space, address, address + size):
             own = (block.address, block.size_per_bank) == (address, size) and not bytes_of(
                 self, block.number
             )
             if space is Space.L1 or not own or block.number in operands:
                 self.say("scratch", f"scratch overlaps {block.origin}, which is alive")
         self.used.append((space, address, address + size))
-        self.witness.memory(space).erase(address * shape.banks, (address + size) * shape.banks)
+        self.symbolic_memory.memory(space).erase(
+            address * shape.banks, (address + size) * shape.banks
+        )

@@ -19,7 +19,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from stitch.link.intervals import Interval, Packing, max_load
+from stitch.packing.intervals import Interval, Packing, max_load
 
 _SEED = 20
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from stitch.machine import footprint
-from stitch.planner.byte_map import ByteMap
+from stitch.planner.checker.byte_map import ByteMap
 from stitch.planner.plan import Block, Instance, PlanRequest
 from stitch.program import DataType, Layout, Space, TensorDesc
 
@@ -22,7 +22,7 @@ Place = Space | int
 OUTSIDE_NBYTES = 1 << 60
 
 
-class Witness:
+class SymbolicMemory:
     """Blocks alive, bytes, facts about contents; addresses here count bytes over all banks."""
 
     def __init__(self, request: PlanRequest) -> None:

@@ -12,8 +12,8 @@ from itertools import pairwise
 
 from stitch.errors import LayoutError, OutOfMemoryError
 from stitch.machine import Machine, footprint, round_up
+from stitch.packing import gaps_between
 from stitch.planner.moves import STAGE, Move, order_moves
-from stitch.planner.packing import gaps_between
 from stitch.planner.plan import (
     Block,
     Certificate,

@@ -19,7 +19,7 @@ from stitch.planner.plan import (
 Values = dict[int, list[Instance]]
 
 
-def outcome(plan: Plan, steps_done: int) -> tuple[dict[int, Block], Values]:
+def after_steps(plan: Plan, steps_done: int) -> tuple[dict[int, Block], Values]:
     """The blocks, and the instances of each value, after the first `steps_done` steps.
 
     Values are listed while a block of theirs is alive; that somebody can still read them is not

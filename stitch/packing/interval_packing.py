@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from stitch.link.intervals import Interval, Packing, max_load
-from stitch.link.skyline import search_skyline
+from stitch.packing.intervals import Interval, Packing, max_load
+from stitch.packing.skyline import search_skyline
 
 Offsets = npt.NDArray[np.int64]
 

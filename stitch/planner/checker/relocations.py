@@ -3,42 +3,46 @@
 from __future__ import annotations
 
 from stitch.machine import footprint
-from stitch.planner.inspection import Inspection
+from stitch.planner.checker.inspection import Inspection
 from stitch.planner.plan import Certificate, Relocate, Transfer
 from stitch.program import Space
 
 
 def check_relocation(run: Inspection, step: Relocate) -> None:
-    witness, moving = run.witness, dict(step.targets)
-    if len(moving) != len(step.targets) or any(n not in witness.blocks for n in moving):
+    symbolic_memory, moving = run.symbolic_memory, dict(step.targets)
+    if len(moving) != len(step.targets) or any(n not in symbolic_memory.blocks for n in moving):
         run.say("block", "a block that is not alive, or one twice, is moved")
         return
-    before = {b: bytes_of(run, b) for b in witness.blocks}
+    before = {b: bytes_of(run, b) for b in symbolic_memory.blocks}
     shape = run.machine.shape
-    own = sum(footprint(witness.blocks[n].desc, shape).own_nbytes for n in moving)
+    own = sum(footprint(symbolic_memory.blocks[n].desc, shape).own_nbytes for n in moving)
     if step.nbytes != own:
         run.say("bytes", f"{step.nbytes} B are claimed, the tensors have {own} B")
     _stage(run, step)
-    homes = [(b.address or 0, b.size_per_bank) for n, b in witness.blocks.items() if n in moving]
-    homes += [(a, witness.blocks[n].size_per_bank) for n, a in moving.items()]
+    homes = [
+        (b.address or 0, b.size_per_bank) for n, b in symbolic_memory.blocks.items() if n in moving
+    ]
+    homes += [(a, symbolic_memory.blocks[n].size_per_bank) for n, a in moving.items()]
     for transfer in step.transfers:
         _transfer(run, step, transfer, homes)
     for number, address in step.targets:
-        block = witness.blocks[number]
+        block = symbolic_memory.blocks[number]
         run.reads(number)
         if block.pinned or block.address is None or block.space is not step.space:
             run.say("pinned", f"{block.origin} cannot move")
         run.region(block.origin, step.space, address, block.size_per_bank)
         run.used.append((step.space, address, address + block.size_per_bank))
-        witness.place_at(number, address)
+        symbolic_memory.place_at(number, address)
     for number in moving:
-        block, stop = witness.blocks[number], moving[number]
-        others = witness.live_in(block.space, stop, stop + block.size_per_bank)
+        block, stop = symbolic_memory.blocks[number], moving[number]
+        others = symbolic_memory.live_in(block.space, stop, stop + block.size_per_bank)
         if len(others) > 1:
             run.say("overlap", f"{block.origin} is moved onto another block")
     for number, held in before.items():
         if not held <= bytes_of(run, number):
-            run.say("content", f"{witness.blocks[number].origin} is not whole after the moves")
+            run.say(
+                "content", f"{symbolic_memory.blocks[number].origin} is not whole after the moves"
+            )
     _tidy(run, step.space, homes)
     if step.stage is not None:
         _tidy(run, step.stage_space, [step.stage])
@@ -46,17 +50,17 @@ def check_relocation(run: Inspection, step: Relocate) -> None:
 
 def bytes_of(run: Inspection, number: int) -> set[tuple[int, int, int, int]]:
     """What a block holds, counted from its own start."""
-    place, start, end = run.witness.span(run.witness.blocks[number])
+    place, start, end = run.symbolic_memory.span(run.symbolic_memory.blocks[number])
     return {p._replace(start=p.start - start, end=p.end - start)
-            for p in run.witness.memory(place).read(start, end)}  # fmt: skip
+            for p in run.symbolic_memory.memory(place).read(start, end)}  # fmt: skip
 
 
 def _tidy(run: Inspection, space: Space, regions: list[tuple[int, int]]) -> None:
     """What was left behind outside all blocks is garbage."""
     if space not in run.machine.shape.spaces:
         return
-    banks, memory = run.machine.shape.space(space).banks, run.witness.memory(space)
-    blocks = run.witness.live_in(space, 0, run.machine.shape.space(space).limit)
+    banks, memory = run.machine.shape.space(space).banks, run.symbolic_memory.memory(space)
+    blocks = run.symbolic_memory.live_in(space, 0, run.machine.shape.space(space).limit)
     kept = sorted((b.address or 0, b.size_per_bank) for b in blocks)
     for address, size in regions:
         at, end = address, address + size
@@ -77,7 +81,7 @@ def _stage(run: Inspection, step: Relocate) -> None:
     if step.stage is not None:
         address, size = step.stage
         run.region("the stage", step.stage_space, address, size)
-        if run.witness.live_in(step.stage_space, address, address + size):
+        if run.symbolic_memory.live_in(step.stage_space, address, address + size):
             run.say("stage", "the stage overlaps a live block")
         run.used.append((step.stage_space, address, address + size))
     if leaves:
@@ -92,7 +96,7 @@ def _justify(run: Inspection, step: Relocate, certificate: Certificate | None) -
             run.say("certificate", f"the machine has a path inside {step.space.value}")
     elif certificate.kind == "cycle":
         shape = run.machine.shape.space(step.space)
-        full = sum(b.size_per_bank for b in run.witness.live_in(step.space, 0, shape.limit))
+        full = sum(b.size_per_bank for b in run.symbolic_memory.live_in(step.space, 0, shape.limit))
         if full < shape.capacity:
             run.say("certificate", f"{shape.capacity - full} B of {step.space.value} are free")
     else:
@@ -117,12 +121,12 @@ def _transfer(run: Inspection, step: Relocate, t: Transfer, homes: list[tuple[in
         if address < stage[0] or address + size > sum(stage) or space is not step.stage_space:
             run.say("stage", "a transfer goes beside the stage")
     banks = run.machine.shape.space(t.source_space).banks
-    read = run.witness.memory(t.source_space).read(
+    read = run.symbolic_memory.memory(t.source_space).read(
         t.source_address * banks, t.source_address * banks + t.nbytes
     )
     banks_there = run.machine.shape.space(t.target_space).banks
     start = t.target_address * banks_there
-    run.witness.memory(t.target_space).put(
+    run.symbolic_memory.memory(t.target_space).put(
         read, start, start + t.nbytes, start - t.source_address * banks
     )
     if t.target_space is step.space:

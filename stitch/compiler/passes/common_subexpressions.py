@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from stitch.compiler.constant_folding import is_repeatable
+from stitch.compiler.passes.constant_folding import is_repeatable
 from stitch.graph.computation_graph import ComputationGraph
 from stitch.program import ABSENT, Constant, Operation, Value
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from stitch.compiler.dead_code import remove_dead_code
+from stitch.compiler.passes.dead_code import remove_dead_code
 from stitch.graph.computation_graph import ComputationGraph
 from stitch.program import Constant, DataType, Operation, Value, ValueType
 

@@ -17,11 +17,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from stitch.errors import LinkError
-from stitch.link.alias import AliasProofs
-from stitch.link.capacity import address_problems, check_capacity, demands
-from stitch.link.joined import JoinedProgram
-from stitch.link.scratch import ScratchPlan, choose_scratch, pack_scratch, place_intermediates
-from stitch.link.wires import Port, SharedInput, Wire, check_ports, check_wires
+from stitch.linker.alias_proofs import AliasProofs
+from stitch.linker.capacity import address_problems, check_capacity, demands
+from stitch.linker.joined import JoinedProgram
+from stitch.linker.scratch import ScratchPlan, choose_scratch, pack_scratch, place_intermediates
+from stitch.linker.wires import Port, SharedInput, Wire, check_ports, check_wires
 from stitch.machine.shape import MachineShape
 from stitch.program import (
     ABSENT,

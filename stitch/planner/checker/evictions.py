@@ -5,8 +5,8 @@ Found in the steps themselves: the blocks alive, and what the coming task is abo
 
 from __future__ import annotations
 
-from stitch.planner.byte_map import ByteMap
-from stitch.planner.inspection import Inspection
+from stitch.planner.checker.byte_map import ByteMap
+from stitch.planner.checker.inspection import Inspection
 from stitch.planner.plan import Allocate, Copy, Execute
 from stitch.program import Space
 
@@ -38,7 +38,7 @@ def wanted_in_l1(run: Inspection) -> tuple[list[int], list[int]]:
             if step.scratch is not None and step.scratch[0] is Space.L1:
                 stuck.append(step.scratch[1:])
             break
-    blocks = [b for b in run.witness.blocks.values() if b.space is Space.L1]
+    blocks = [b for b in run.symbolic_memory.blocks.values() if b.space is Space.L1]
     pieces = [b.size_per_bank for b in blocks if not b.pinned and b.number not in fixed]
     pieces += [s.block.size_per_bank for s in made if s.block.number not in fixed]
     stuck += [

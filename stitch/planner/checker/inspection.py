@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from stitch.errors import Problem
+from stitch.planner.checker.symbolic_memory import SymbolicMemory
 from stitch.planner.plan import Plan
-from stitch.planner.witness import Witness
 from stitch.program import Space
 
 
@@ -14,7 +14,7 @@ class Inspection:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.machine = plan.request.machine
-        self.witness = Witness(plan.request)
+        self.symbolic_memory = SymbolicMemory(plan.request)
         self.residents = frozenset(b.number for b in plan.request.blocks)
         self.problems: list[Problem] = []
         self.next_task = 0

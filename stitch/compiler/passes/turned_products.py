@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from stitch.compiler.dead_code import remove_dead_code
+from stitch.compiler.passes.dead_code import remove_dead_code
 from stitch.graph.computation_graph import ComputationGraph
 from stitch.program import Operation, Value, ValueType
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from stitch.planner.byte_map import ByteMap
+from stitch.planner.checker.byte_map import ByteMap
+from stitch.planner.checker.symbolic_memory import SymbolicMemory
 from stitch.planner.plan import Plan
-from stitch.planner.witness import Witness
 from stitch.program import Space
 
 Found = tuple[str, str]
@@ -15,16 +15,16 @@ Region = tuple[Space, int, int]
 
 
 def end_problems(
-    plan: Plan, witness: Witness, read: frozenset[int], used: Sequence[Region]
+    plan: Plan, symbolic_memory: SymbolicMemory, read: frozenset[int], used: Sequence[Region]
 ) -> Iterator[Found]:
     """(kind, detail) of every disagreement between a plan's claims and its steps.
 
     `read`: resident blocks that steps read, moved or freed. `used`: regions (space, start, end)
     that steps took, in bytes per bank.
     """
-    yield from _final_blocks(plan, witness)
-    yield from _final_values(plan, witness)
-    yield from _kept(plan, witness)
+    yield from _final_blocks(plan, symbolic_memory)
+    yield from _final_values(plan, symbolic_memory)
+    yield from _kept(plan, symbolic_memory)
     yield from _free_regions(plan, used)
     for number in sorted(read - plan.touched):
         yield "touched", f"resident block {number} is used and not listed"
@@ -32,10 +32,10 @@ def end_problems(
         yield "touched", f"block {number} is listed and no resident"
 
 
-def _final_blocks(plan: Plan, witness: Witness) -> Iterator[Found]:
+def _final_blocks(plan: Plan, symbolic_memory: SymbolicMemory) -> Iterator[Found]:
     said = {b.number: replace(b, origin="") for b in plan.final_blocks}
     in_spaces = {
-        n: replace(b, origin="") for n, b in witness.blocks.items() if b.address is not None
+        n: replace(b, origin="") for n, b in symbolic_memory.blocks.items() if b.address is not None
     }
     for number in sorted({n for n, b in said.items() if b.address is not None} | set(in_spaces)):
         if said.get(number) != in_spaces.get(number):
@@ -49,21 +49,21 @@ def _final_blocks(plan: Plan, witness: Witness) -> Iterator[Found]:
         yield "final", f"block {number} stays alive and holds no value"
 
 
-def _final_values(plan: Plan, witness: Witness) -> Iterator[Found]:
+def _final_values(plan: Plan, symbolic_memory: SymbolicMemory) -> Iterator[Found]:
     for resident in plan.final_values:
         if not resident.instances:
             yield "final", f"value {resident.value} is said to be alive and lies nowhere"
             continue
         for instance in resident.instances:
-            if not witness.holds(instance, resident.value):
+            if not symbolic_memory.holds(instance, resident.value):
                 where = f"block {instance.block} as {instance.desc.text()}"
                 yield "final", f"value {resident.value} does not lie in {where}"
         primary = resident.instances[0].desc.layout.data_type
-        if primary is not witness.made_in.get(resident.value):
+        if primary is not symbolic_memory.made_in.get(resident.value):
             yield "lossy", f"the primary instance of value {resident.value} lost precision"
 
 
-def _kept(plan: Plan, witness: Witness) -> Iterator[Found]:
+def _kept(plan: Plan, symbolic_memory: SymbolicMemory) -> Iterator[Found]:
     request = plan.request
     known = {r.value for r in request.residents if r.instances}
     known |= {v for task in request.tasks for v in task.outputs}
@@ -72,7 +72,8 @@ def _kept(plan: Plan, witness: Witness) -> Iterator[Found]:
         whole = [
             i
             for i in found.get(value, ())
-            if i.desc.layout.data_type is witness.made_in[value] and witness.holds(i, value)
+            if i.desc.layout.data_type is symbolic_memory.made_in[value]
+            and symbolic_memory.holds(i, value)
         ]
         if not whole:
             yield "kept", f"value {value} must survive and does not"

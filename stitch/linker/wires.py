@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from stitch.errors import LinkError
-from stitch.link.check import activations, check_link, input_name, output_name, wire
+from stitch.linker.link_check import activations, check_link, input_name, output_name, wire
 from stitch.program import Program
 
 #: A slot of one of the programs: (index of the program, index of the slot).

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from stitch.errors import CompileError
-from stitch.graph.elementwise_methods import ElementwiseMethods
 from stitch.graph.emitter import axes_of, axis_of
-from stitch.graph.indexing import selection_of
+from stitch.graph.methods.elementwise_methods import ElementwiseMethods
+from stitch.graph.methods.index_selection import selection_of
 from stitch.graph.source_location import user_location
 from stitch.graph.symbolic import Axes, Operand, SymbolicTensor
 

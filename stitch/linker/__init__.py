@@ -1,0 +1,26 @@
+"""Linking: may programs be joined, and several programs joined into one before they run.
+
+Comes in: programs, the wires between their slots, a machine's memory shape. Goes out: reports,
+errors that name both sides, or one program. Serves compiler and runtime alike; must not know
+either, nor files, devices or plans.
+"""
+
+from stitch.linker.alias_proofs import AliasProofs
+from stitch.linker.capacity import Demand, address_problems, check_capacity, demands
+from stitch.linker.link_check import LinkReport, check_link, input_name, output_name, wire
+from stitch.linker.scratch import (
+    SCRATCH_ALIGNMENT,
+    ScratchPlan,
+    choose_scratch,
+    pack_scratch,
+    place_intermediates,
+)
+from stitch.linker.static import link_programs
+from stitch.linker.wires import Port, SharedInput, Wire, chain_wires, check_wire
+
+__all__ = [
+    "SCRATCH_ALIGNMENT", "AliasProofs", "Demand", "LinkReport", "Port", "ScratchPlan",
+    "SharedInput", "Wire", "address_problems", "chain_wires", "check_capacity", "check_link",
+    "check_wire", "choose_scratch", "demands", "input_name", "link_programs", "output_name",
+    "pack_scratch", "place_intermediates", "wire",
+]  # fmt: skip

@@ -1,0 +1,9 @@
+"""The checker: whether a plan does what it says, found by following every byte symbolically.
+
+Comes in: a `Plan`. Goes out: problems, none for a sound plan. Shares nothing with what makes plans
+but the plan's own words (`stitch.planner.plan`), so that one mistake cannot be made twice.
+"""
+
+from stitch.planner.checker.plan_check import WARNINGS, check_plan
+
+__all__ = ["WARNINGS", "check_plan"]
