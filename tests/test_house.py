@@ -132,7 +132,7 @@ FILE_CALLS = {"open", "write_text", "write_bytes", "read_text", "read_bytes", "r
               "fromfile", "tofile"}  # fmt: skip
 OWN_FILES = {
     "stitch/machine/description.py": {"read_bytes"},
-    "stitch/cli/examples.py": {"read_text", "rename", "TemporaryDirectory"},
+    "stitch/cli/run/examples.py": {"read_text", "rename", "TemporaryDirectory"},
     "stitch/memory/host_limits.py": {"read_text"},
     "stitch/frontend/numpy_files.py": {"open"},  # members of an archive
     "stitch/frontend/onnx_tensors.py": {"memmap"},

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stitch.api import Device
-from stitch.cli.modules import Module
+from stitch.cli.module_files import Module
 from stitch.errors import IncompatibleError
 from stitch.linker import Wire
 from stitch.program import Array, DataType, InputKind, ValueType

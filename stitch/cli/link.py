@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from stitch import api
 from stitch.cli.command import EXIT_OK, run_command, say
 from stitch.cli.file_kinds import TTB
-from stitch.cli.modules import Module, read_modules
+from stitch.cli.module_files import Module, read_modules
 from stitch.cli.output_checks import OutputChecks
 from stitch.cli.parser import add_options, make_parser
-from stitch.cli.wiring import FORM as WIRE_FORM
-from stitch.cli.wiring import output_port, wires_of
+from stitch.cli.wire_words import FORM as WIRE_FORM
+from stitch.cli.wire_words import output_port, wires_of
 from stitch.errors import IncompatibleError, UsageError
 from stitch.files import write_file
 from stitch.linker import Port, Wire, link_programs

@@ -11,8 +11,8 @@ from typing import Any
 
 from stitch import api
 from stitch.cli.chain import Runnable
-from stitch.cli.comparison import Verdict
 from stitch.cli.passes import Measured
+from stitch.cli.verdicts import Verdict
 from stitch.model import PRODUCER
 from stitch.planner import Allocate, Execute, Free, Plan
 from stitch.program import Space

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from stitch.cli.wiring import slot_index
+from stitch.cli.wire_words import slot_index
 from stitch.errors import UsageError, closest
 
 

@@ -20,7 +20,7 @@ from killed_saves import killed
 from stitch.api import load
 from stitch.cli import compile as compile_command
 from stitch.cli import run as run_command
-from stitch.cli.array_files import read_array_file
+from stitch.cli.saved_arrays import read_array_file
 from stitch.training.checkpoint_format import read_tensors
 from stitch.training.checkpoints import read_checkpoint
 

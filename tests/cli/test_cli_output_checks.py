@@ -94,7 +94,7 @@ def test_what_would_be_lost_is_refused_before_anything_is_computed(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("computed")
 
-    monkeypatch.setattr("stitch.cli.run_session.run_passes", never)
+    monkeypatch.setattr("stitch.cli.run.run_session.run_passes", never)
     monkeypatch.setattr("stitch.cli.link.link_programs", never)
     _refused(cli, here, words, said)
 
@@ -166,8 +166,8 @@ def test_a_folder_that_is_missing_is_said_before_anything_is_computed(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("computed")
 
-    monkeypatch.setattr("stitch.cli.run_session.run_passes", never)
-    monkeypatch.setattr("stitch.cli.train.build_model", never)
+    monkeypatch.setattr("stitch.cli.run.run_session.run_passes", never)
+    monkeypatch.setattr("stitch.cli.train.train_command.build_model", never)
     for words in ((*RUN, "--output=@gone/y.npy"), (*RUN, "--trace=gone/t.json"),
                   ("run", "train.yaml", "--output=gone/m.ttb"),
                   ("run", "train.yaml", "--checkpoint_dir=c", "--plot=x.npy/l.png")):  # fmt: skip
@@ -212,7 +212,7 @@ def test_a_training_refuses_what_would_be_lost_before_it_compiles(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("compiled")
 
-    monkeypatch.setattr("stitch.cli.train.build_model", never)
+    monkeypatch.setattr("stitch.cli.train.train_command.build_model", never)
     _refused(cli, small, ("run", "train.yaml", *words), said)
 
 

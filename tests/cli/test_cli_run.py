@@ -611,7 +611,7 @@ def test_an_interrupt_ends_with_130(cli: Cli, monkeypatch: pytest.MonkeyPatch) -
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("stitch.cli.run.run_session", interrupted)
+    monkeypatch.setattr("stitch.cli.run.run_command.run_session", interrupted)
     done = cli("run", "--module=b.ttb", "--init=ones")
     assert done.code == 130 and "interrupted" in done.err
 
@@ -622,7 +622,7 @@ def test_a_fault_of_ours_is_one_line_unless_debug_is_on(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr("stitch.cli.run.run_session", broken)
+    monkeypatch.setattr("stitch.cli.run.run_command.run_session", broken)
     done = cli("run", "--module=b.ttb")
     assert done.code == 6 and "internal error: ZeroDivisionError: oops" in done.err
     assert "Traceback" not in done.err

@@ -22,7 +22,7 @@ from matplotlib.image import imread
 from stitched_models import one
 
 import stitch
-from stitch.cli import train_plot
+from stitch.cli.train import loss_picture
 from stitch.training.checkpoint_format import read_tensors, write_tensors
 
 # -- what it can do --------------------------------------------------------------------------------
@@ -217,8 +217,8 @@ def test_a_picture_needs_matplotlib_and_says_which_extra_brings_it(
     cli: Cli, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    monkeypatch.delitem(sys.modules, "stitch.cli.train_plot")
-    monkeypatch.delattr("stitch.cli.train_plot")
+    monkeypatch.delitem(sys.modules, "stitch.cli.train.loss_picture")
+    monkeypatch.delattr("stitch.cli.train.loss_picture")
     done = cli("run", "train.yaml", "--plot=loss.png")
     assert done.code == 2 and "pip install stitch-runtime[plot]" in done.err
 
@@ -227,13 +227,13 @@ def test_a_picture_shows_the_losses_of_all_steps_also_those_before_a_resume(
     cli: Cli, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: dict[str, Any] = {}
-    draw = train_plot.drawn
+    draw = loss_picture.drawn
 
     def noted(title: str, kind: str, losses: Any, validation: Any) -> bytes:
         drawn.update(batch=list(losses), validation=list(validation))
         return draw(title, kind, losses, validation)
 
-    monkeypatch.setattr(train_plot, "drawn", noted)
+    monkeypatch.setattr(loss_picture, "drawn", noted)
     words = ("--checkpoint_dir=c", "--result_file=r.jsonl")
     assert cli("run", "train.yaml", "--epochs=2", *words).code == 0
     done = cli("run", "train.yaml", *words, "--resume", "--plot=loss.png")

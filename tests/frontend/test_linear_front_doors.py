@@ -16,9 +16,9 @@ import pytest
 from onnx import helper
 
 import stitch
-from stitch.cli.modules import Module
+from stitch.cli.module_files import Module
 from stitch.cli.slot_words import deal
-from stitch.cli.wiring import wires_of
+from stitch.cli.wire_words import wires_of
 from stitch.compiler import compile_graph
 from stitch.errors import FormatError
 from stitch.frontend.modules import read_graph

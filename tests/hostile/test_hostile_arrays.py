@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stitch.cli.array_files import read_array_file
+from stitch.cli.saved_arrays import read_array_file
 from stitch.errors import StitchError
 
 

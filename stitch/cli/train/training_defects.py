@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stitch import api
-from stitch.cli.train_model import module_of, read_weights, shapes_of
+from stitch.cli.train.trained_model import module_of, read_weights, shapes_of
 from stitch.errors import FormatError, OutOfMemoryError, StitchError
 from stitch.frontend.modules import read_trainable
 from stitch.frontend.train_yaml import TrainDraft

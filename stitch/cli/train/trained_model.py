@@ -14,9 +14,9 @@ from types import MappingProxyType
 from typing import Any
 
 from stitch import api
-from stitch.cli.array_files import read_array_file
 from stitch.cli.compile import from_entry
-from stitch.cli.modules import known_machine
+from stitch.cli.module_files import known_machine
+from stitch.cli.saved_arrays import read_array_file
 from stitch.compiler import CompileOptions, compile_graph
 from stitch.errors import CompileError, FormatError, StitchError, UsageError
 from stitch.files import read_text, sweep_folder

@@ -10,9 +10,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from stitch.cli.array_files import read_array_file
 from stitch.cli.array_text import array_of_text
 from stitch.cli.run_inputs import is_array_word, member
+from stitch.cli.saved_arrays import read_array_file
 from stitch.cli.slot_words import split_slot
 from stitch.errors import FormatError, UsageError
 from stitch.files import nearest_file

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from stitch.cli.array_files import SUFFIXES, npy_bytes, npz_bytes, read_array_file, typed
 from stitch.cli.array_text import array_of_text, text_of_array
 from stitch.cli.chain import RunOutput
 from stitch.cli.run_inputs import Note, is_archive, is_array_word, member
+from stitch.cli.saved_arrays import SUFFIXES, npy_bytes, npz_bytes, read_array_file, typed
 from stitch.cli.slot_words import deal, split_slot
 from stitch.errors import UsageError
 from stitch.files import FileBatch

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from stitch.cli.train_loop import STEADY, StepResult
+from stitch.cli.train.training_loop import STEADY, StepResult
 from stitch.errors import FormatError
 from stitch.files import STANDARD_OUTPUT, LineFile, naming, read_text
 

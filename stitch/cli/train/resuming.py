@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from stitch.cli.command import say_aside
-from stitch.cli.train_loop import Course
-from stitch.cli.train_model import TrainModel
+from stitch.cli.train.trained_model import TrainModel
+from stitch.cli.train.training_loop import Course
 from stitch.errors import UsageError
 from stitch.frontend.train_yaml import Every, TrainFile
 from stitch.frontend.train_yaml_data import TrainData

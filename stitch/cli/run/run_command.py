@@ -1,6 +1,6 @@
 """`stitch-run`: run `.ttb` modules one after the other on a simulated device, stitched.
 
-A YAML file is a pipeline or a training; trainings are in `stitch/cli/train.py`. Modules are
+A YAML file is a pipeline or a training; trainings are in `stitch/cli/train/`. Modules are
 connected by position, or by `--wire`. `--max_copies=N` bounds, for each pass, the
 writes that the memories of the spaces saw, less those that brought host arrays in: copies between
 programs, moves, evictions, bounces. Without data (`--dry_run`, `--executor=null`) memory sees
@@ -13,17 +13,16 @@ import argparse
 from collections.abc import Sequence
 
 from stitch.cli.command import EXIT_OK, run_command, say
-from stitch.cli.examples import write_example
 from stitch.cli.parser import add_options, count, make_parser, not_negative, positive, real
-from stitch.cli.replay import replay_file
-from stitch.cli.run_files import take_files
+from stitch.cli.run.examples import write_example
+from stitch.cli.run.positional_files import take_files
+from stitch.cli.run.replay_file import replay_file
+from stitch.cli.run.run_outputs import EXPECTED_FORM, OUTPUT_FORM
+from stitch.cli.run.run_session import run_session
 from stitch.cli.run_inputs import FORM as INPUT_FORM
 from stitch.cli.run_inputs import INITS
-from stitch.cli.run_outputs import EXPECTED_FORM, OUTPUT_FORM
-from stitch.cli.run_session import run_session
-from stitch.cli.train import run_training
-from stitch.cli.train_words import add_training_words, refuse_strangers
-from stitch.cli.wiring import FORM as WIRE_FORM
+from stitch.cli.train import add_training_words, refuse_strangers, run_training
+from stitch.cli.wire_words import FORM as WIRE_FORM
 from stitch.errors import UsageError
 from stitch.frontend.yaml_forms import PIPELINE, TRAINING
 from stitch.machine import load_machine, machine_names

@@ -16,7 +16,7 @@ from typing import Any
 from stitch import api
 from stitch.cli.file_kinds import LINES, TTB, model_kind, picture_kind
 from stitch.cli.output_checks import OutputChecks
-from stitch.cli.train_model import TrainModel
+from stitch.cli.train.trained_model import TrainModel
 from stitch.errors import StitchError, UsageError
 from stitch.files import FileBatch, resolved
 from stitch.frontend.train_yaml import OUTPUTS, TrainFile
@@ -104,7 +104,7 @@ class Picture:
         if word is None:
             return None
         try:
-            from stitch.cli import train_plot
+            from stitch.cli.train import loss_picture
         except ImportError as error:
             raise UsageError(
                 "drawing a picture needs matplotlib, which is not installed",
@@ -113,7 +113,7 @@ class Picture:
         if word == "-":
             return Picture(word)
         path = Path(word)
-        known = train_plot.kinds()
+        known = loss_picture.kinds()
         if path.suffix.lower().removeprefix(".") not in known:
             raise UsageError("there are no such pictures", where=f"--plot={word}",
                              expected="." + ", .".join(known))  # fmt: skip
@@ -130,11 +130,11 @@ class Picture:
 
     def add(self, batch: FileBatch, title: str) -> None:
         """Draw it, for what is written at the end; raises `StitchError`."""
-        from stitch.cli import train_plot
+        from stitch.cli.train import loss_picture
 
         kind = Path(self.path).suffix.lower().removeprefix(".") or "png"
         try:
-            data = train_plot.drawn(title, kind, self.losses, self.validation)
+            data = loss_picture.drawn(title, kind, self.losses, self.validation)
         except (ValueError, RuntimeError) as error:
             raise StitchError(f"the picture cannot be drawn: {error}") from error
         batch.add(self.path, data)

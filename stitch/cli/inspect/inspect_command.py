@@ -14,12 +14,12 @@ from typing import Any
 
 from stitch import api
 from stitch.cli.command import EXIT_FAILURE, EXIT_OK, run_command, say
-from stitch.cli.describe import SECTIONS, describe, head_lines, program_lines
-from stitch.cli.modules import machine_for, module_source, read_modules, told_apart
+from stitch.cli.inspect.describe import SECTIONS, describe, head_lines, program_lines
+from stitch.cli.inspect.stitching_cost import stitching, stitching_json, stitching_lines
+from stitch.cli.module_files import machine_for, module_source, read_modules, told_apart
 from stitch.cli.parser import add_options, make_parser
-from stitch.cli.stitching import stitching, stitching_json, stitching_lines
-from stitch.cli.wiring import FORM as WIRE_FORM
-from stitch.cli.wiring import wires_of
+from stitch.cli.wire_words import FORM as WIRE_FORM
+from stitch.cli.wire_words import wires_of
 from stitch.errors import UsageError
 from stitch.files import read_text, unreadable
 from stitch.planner import Plan

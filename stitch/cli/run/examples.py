@@ -12,10 +12,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import stitch.cli
 from stitch.errors import StitchError, UsageError, closest
 
-_PACKAGE = Path(stitch.cli.__file__).resolve().parents[1]
+_PACKAGE = Path(__file__).resolve().parents[2]
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc")
 
 

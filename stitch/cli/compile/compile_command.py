@@ -14,7 +14,7 @@ from typing import Any
 
 from stitch import api
 from stitch.cli.command import EXIT_OK, run_command, say, say_aside
-from stitch.cli.compile_words import (
+from stitch.cli.compile.compile_words import (
     cuts_of,
     example_inputs,
     input_shapes,

@@ -20,12 +20,8 @@ from stitch import api
 from stitch.cli.command import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, say, say_aside
 from stitch.cli.output_checks import OutputChecks
 from stitch.cli.run_report import memory_text
-from stitch.cli.train_defects import defects_of
-from stitch.cli.train_evaluation import Evaluation
-from stitch.cli.train_loop import STEADY, Course, StepResult, TrainingLoop, stopping_between_steps
-from stitch.cli.train_model import TrainModel, build_model
-from stitch.cli.train_outputs import Picture, add_outputs, check_outputs, output_paths
-from stitch.cli.train_report import (
+from stitch.cli.train.metrics import Evaluation
+from stitch.cli.train.progress_report import (
     Bar,
     ResultLines,
     metrics_text,
@@ -33,7 +29,17 @@ from stitch.cli.train_report import (
     progress_bar,
     table_text,
 )
-from stitch.cli.train_resume import Keeper, facts_of
+from stitch.cli.train.resuming import Keeper, facts_of
+from stitch.cli.train.trained_model import TrainModel, build_model
+from stitch.cli.train.trained_outputs import Picture, add_outputs, check_outputs, output_paths
+from stitch.cli.train.training_defects import defects_of
+from stitch.cli.train.training_loop import (
+    STEADY,
+    Course,
+    StepResult,
+    TrainingLoop,
+    stopping_between_steps,
+)
 from stitch.errors import FormatError, StitchError, UsageError
 from stitch.files import FileBatch
 from stitch.frontend.train_yaml import TrainFile, read_training

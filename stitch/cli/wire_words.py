@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from stitch.cli.modules import Module
+from stitch.cli.module_files import Module
 from stitch.errors import LinkError, UsageError, closest
 from stitch.linker import Wire, chain_wires, check_wire
 from stitch.program import InputSlot, OutputSlot, Program

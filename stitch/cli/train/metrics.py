@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from stitch import api
-from stitch.cli.train_model import TrainModel
+from stitch.cli.train.trained_model import TrainModel
 from stitch.frontend.train_yaml_data import DataPart
 from stitch.machine import load_machine
 from stitch.program import Array, DataType, ValueType
