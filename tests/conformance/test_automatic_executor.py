@@ -22,8 +22,8 @@ from stitch.machine import load_machine  # noqa: E402
 from stitch.program import Array, Program  # noqa: E402
 from stitch.runtime.executors import BoundProgram, PreparedProgram, Workspace, as_bytes  # noqa: E402
 from stitch.runtime.executors.division import divide  # noqa: E402
-from stitch.runtime.executors.numpy_executor import NumpyExecutor, PreparedKernels  # noqa: E402
-from stitch.runtime.executors.segments import Sessions  # noqa: E402
+from stitch.runtime.executors.host.numpy_executor import NumpyExecutor, PreparedKernels  # noqa: E402
+from stitch.runtime.executors.onnx.foreign_calls import Sessions  # noqa: E402
 
 MACHINE = load_machine("host").shape
 DRAW = np.random.default_rng(11)

@@ -30,10 +30,10 @@ from stitch.machine import footprint, load_machine  # noqa: E402
 from stitch.memory import prepare_copy  # noqa: E402
 from stitch.program import Array, Ownership, TensorDesc, Value, host_layout  # noqa: E402
 from stitch.runtime.executors import BoundProgram, Workspace, as_bytes  # noqa: E402
-from stitch.runtime.executors.aten_kernels import AtenKernels  # noqa: E402
 from stitch.runtime.executors.automatic import AutomaticExecutor  # noqa: E402
-from stitch.runtime.executors.numpy_executor import PreparedKernels  # noqa: E402
-from stitch.runtime.executors.segments import Segment, Sessions  # noqa: E402
+from stitch.runtime.executors.host.numpy_executor import PreparedKernels  # noqa: E402
+from stitch.runtime.executors.onnx.foreign_calls import Segment, Sessions  # noqa: E402
+from stitch.runtime.executors.torch.aten_kernels import AtenKernels  # noqa: E402
 
 MACHINES = {name: load_machine(name) for name in ("host", "tiny")}
 SESSIONS, ATEN = Sessions(1), AtenKernels()

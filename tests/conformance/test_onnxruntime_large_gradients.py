@@ -14,7 +14,7 @@ import stitch
 from stitch.compiler import differentiate
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.program import Array
-from stitch.runtime.executors.onnx_form import onnx_form
+from stitch.runtime.executors.onnx.model_form import onnx_form
 
 
 @pytest.fixture(scope="module")

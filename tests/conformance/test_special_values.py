@@ -26,8 +26,8 @@ from special_values import CLASSES, WAYS, differences, draws, in_other_integers,
 from stitch.errors import CompileError  # noqa: E402
 from stitch.ops import operators  # noqa: E402
 from stitch.runtime.executors import Workspace, make_executor  # noqa: E402
-from stitch.runtime.executors.aten_kernels import AtenKernels  # noqa: E402
-from stitch.runtime.executors.numpy_executor import PreparedKernels  # noqa: E402
+from stitch.runtime.executors.host.numpy_executor import PreparedKernels  # noqa: E402
+from stitch.runtime.executors.torch.aten_kernels import AtenKernels  # noqa: E402
 
 #: Whose kernels differ from NumPy's.
 KERNELS = ("onnxruntime", "torch")

@@ -24,10 +24,10 @@ from stitch.errors import UsageError  # noqa: E402
 from stitch.ops import KernelArguments, Thunk, infer_types, lookup, resolve_attributes  # noqa: E402
 from stitch.program import NO_ATTRIBUTES, Array, DataType, Operation, Program, ValueType  # noqa: E402
 from stitch.runtime.executors import make_executor  # noqa: E402
-from stitch.runtime.executors.aten_kernels import KERNELS, AtenKernels  # noqa: E402
 from stitch.runtime.executors.division import divide  # noqa: E402
-from stitch.runtime.executors.numpy_executor import PreparedKernels  # noqa: E402
-from stitch.runtime.executors.torch_executor import TorchExecutor  # noqa: E402
+from stitch.runtime.executors.host.numpy_executor import PreparedKernels  # noqa: E402
+from stitch.runtime.executors.torch.aten_kernels import KERNELS, AtenKernels  # noqa: E402
+from stitch.runtime.executors.torch.torch_executor import TorchExecutor  # noqa: E402
 
 ATEN = AtenKernels()
 

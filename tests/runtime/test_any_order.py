@@ -11,7 +11,7 @@ from stitched_models import model
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import Program
 from stitch.runtime.executors import make_executor
-from stitch.runtime.executors.any_order import most_inner_nbytes
+from stitch.runtime.executors.host.any_order import most_inner_nbytes
 
 ELEMENTS = 256
 

@@ -10,7 +10,7 @@ import stitch
 from stitch.graph import ComputationGraphBuilder
 from stitch.ops import KernelArguments, lookup
 from stitch.program import Array
-from stitch.runtime.executors.element_blocks import Member, can_join, joins, steps_by_blocks
+from stitch.runtime.executors.host.chunks import Member, can_join, joins, steps_by_blocks
 
 SHAPE = (64, 32, 128)
 RANDOM = np.random.default_rng(3)

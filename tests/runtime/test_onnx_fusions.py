@@ -11,7 +11,7 @@ import pytest
 
 import stitch
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
-from stitch.runtime.executors.onnx_form import onnx_form
+from stitch.runtime.executors.onnx.model_form import onnx_form
 
 
 def gelu_by_tanh(

@@ -13,19 +13,19 @@ from stitch.runtime.executors.executor import (
     ProgramBytes,
 )
 from stitch.runtime.executors.found_once import found_once
-from stitch.runtime.executors.host_bytes import committed_nbytes, program_peak
-from stitch.runtime.executors.null_executor import NullExecutor
-from stitch.runtime.executors.numpy_executor import NumpyExecutor
-from stitch.runtime.executors.staging import as_bytes, dense_view
+from stitch.runtime.executors.host.host_bytes import committed_nbytes, program_peak
+from stitch.runtime.executors.host.numpy_executor import NumpyExecutor
+from stitch.runtime.executors.host.staging import as_bytes, dense_view
+from stitch.runtime.executors.null import NullExecutor
 from stitch.runtime.executors.workspace import Workspace
 
 #: Executors by name: the module and the class in it; a module is imported when it is asked for.
 EXECUTORS: dict[str, tuple[str, str]] = {
-    "numpy": ("stitch.runtime.executors.numpy_executor", "NumpyExecutor"),
-    "onnxruntime": ("stitch.runtime.executors.onnxruntime", "OnnxRuntimeExecutor"),
+    "numpy": ("stitch.runtime.executors.host.numpy_executor", "NumpyExecutor"),
+    "onnxruntime": ("stitch.runtime.executors.onnx.onnxruntime_executor", "OnnxRuntimeExecutor"),
     "auto": ("stitch.runtime.executors.automatic", "AutomaticExecutor"),
-    "torch": ("stitch.runtime.executors.torch_executor", "TorchExecutor"),
-    "null": ("stitch.runtime.executors.null_executor", "NullExecutor"),
+    "torch": ("stitch.runtime.executors.torch.torch_executor", "TorchExecutor"),
+    "null": ("stitch.runtime.executors.null", "NullExecutor"),
 }
 
 

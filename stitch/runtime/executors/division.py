@@ -21,9 +21,9 @@ from itertools import pairwise
 
 from stitch.program import ABSENT, Operation, Program
 from stitch.runtime.executors.element_runs import element_runs
-from stitch.runtime.executors.kernels import KernelLibrary
-from stitch.runtime.executors.movements import MOVEMENTS, RESHAPING
-from stitch.runtime.executors.units import block_sizes
+from stitch.runtime.executors.host.kernels import KernelLibrary
+from stitch.runtime.executors.host.movements import MOVEMENTS, RESHAPING
+from stitch.runtime.executors.host.units import block_sizes
 
 #: A call of ONNX Runtime, with its inputs and outputs; a node in it; a call of NumPy.
 CALL, NODE, FUNCTION = 5.0, 0.7, 0.6

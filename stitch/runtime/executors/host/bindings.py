@@ -15,17 +15,17 @@ import numpy as np
 
 from stitch.ops import KernelArguments, infer_types
 from stitch.program import ABSENT, Array, DataType, Operation
-from stitch.runtime.executors.element_blocks import (
+from stitch.runtime.executors.executor import BoundProgram, Thunk
+from stitch.runtime.executors.host.arrangement import Seen
+from stitch.runtime.executors.host.chunks import (
     Member,
     can_join,
     joins,
     passing,
     steps_by_blocks,
 )
-from stitch.runtime.executors.executor import BoundProgram, Thunk
-from stitch.runtime.executors.kernels import ForeignCall, Kernels
-from stitch.runtime.executors.places import Seen
-from stitch.runtime.executors.staging import StagedRegions
+from stitch.runtime.executors.host.kernels import ForeignCall, Kernels
+from stitch.runtime.executors.host.staging import StagedRegions
 
 
 class OperationBinding:

@@ -15,7 +15,7 @@ import numpy as np
 from stitch.ops import lookup, resolve_attributes
 from stitch.program import Program, ValueType
 from stitch.runtime.executors.element_runs import ElementRun
-from stitch.runtime.executors.onnx_writer import FormWriter, value_name
+from stitch.runtime.executors.onnx.form_writer import FormWriter, value_name
 
 
 def write_run(writer: FormWriter, program: Program, run: ElementRun) -> None:

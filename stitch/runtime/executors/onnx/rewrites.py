@@ -14,10 +14,10 @@ from stitch.errors import CompileError
 from stitch.ops import evaluate, known_by_type, onnx_code
 from stitch.ops.attributes import int_of
 from stitch.program import ABSENT, Array, AttributeValue, DataType, Operation
-from stitch.runtime.executors import onnx_gradients, onnx_integers
-from stitch.runtime.executors.onnx_integers import scalar
-from stitch.runtime.executors.onnx_writer import FormWriter, value_name
-from stitch.runtime.executors.staging import computable, compute_type
+from stitch.runtime.executors.host.staging import computable, compute_type
+from stitch.runtime.executors.onnx import gradient_expansions, integer_rewrites
+from stitch.runtime.executors.onnx.form_writer import FormWriter, value_name
+from stitch.runtime.executors.onnx.integer_rewrites import scalar
 
 Attributes = Mapping[str, AttributeValue]
 Rewrite = Callable[[FormWriter, Operation, Attributes], bool]
@@ -62,7 +62,7 @@ def _clip(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
     """A bound that is not there is infinite; ONNX Runtime takes the largest finite number."""
     kind = writer.type_of(operation.inputs[0]).data_type
     if kind is DataType.INT64:
-        return onnx_integers.clip(writer, operation)
+        return integer_rewrites.clip(writer, operation)
     bounds = [*operation.inputs[1:], ABSENT, ABSENT][:2]
     if not kind.is_floating or ABSENT not in bounds:
         return False
@@ -277,43 +277,43 @@ REWRITES: Mapping[tuple[str, str], Rewrite] = {
     ("", "Clip"): _clip,
     ("", "ConstantOfShape"): _known_result,
     ("", "DFT"): _less_exact,
-    ("", "Div"): onnx_integers.divide,
+    ("", "Div"): integer_rewrites.divide,
     ("", "Dropout"): _dropout,
-    ("", "Einsum"): onnx_integers.einsum,
+    ("", "Einsum"): integer_rewrites.einsum,
     ("", "EyeLike"): _known_result,
     ("", "Gemm"): _gemm,
     ("", "LayerNormalization"): _layer,
     ("", "MatMul"): _product,
-    ("", "Max"): onnx_integers.extreme,
+    ("", "Max"): integer_rewrites.extreme,
     ("", "MaxUnpool"): _max_unpool,
     ("", "MeanVarianceNormalization"): _mean_variance,
-    ("", "Min"): onnx_integers.extreme,
-    ("", "Mod"): onnx_integers.modulo,
-    ("", "Pow"): onnx_integers.power,
+    ("", "Min"): integer_rewrites.extreme,
+    ("", "Mod"): integer_rewrites.modulo,
+    ("", "Pow"): integer_rewrites.power,
     ("", "QuantizeLinear"): _quantize,
     ("", "Range"): _known_result,
-    ("", "ReduceL1"): onnx_integers.rounded_reduction,
-    ("", "ReduceL2"): onnx_integers.rounded_reduction,
-    ("", "ReduceLogSum"): onnx_integers.rounded_reduction,
-    ("", "ReduceLogSumExp"): onnx_integers.rounded_reduction,
-    ("", "ReduceMax"): onnx_integers.reduced_extreme,
-    ("", "ReduceMean"): onnx_integers.rounded_reduction,
-    ("", "ReduceMin"): onnx_integers.reduced_extreme,
-    ("", "ReduceProd"): onnx_integers.rounded_reduction,
-    ("", "ReduceSum"): onnx_integers.summed,
-    ("", "ReduceSumSquare"): onnx_integers.rounded_reduction,
+    ("", "ReduceL1"): integer_rewrites.rounded_reduction,
+    ("", "ReduceL2"): integer_rewrites.rounded_reduction,
+    ("", "ReduceLogSum"): integer_rewrites.rounded_reduction,
+    ("", "ReduceLogSumExp"): integer_rewrites.rounded_reduction,
+    ("", "ReduceMax"): integer_rewrites.reduced_extreme,
+    ("", "ReduceMean"): integer_rewrites.rounded_reduction,
+    ("", "ReduceMin"): integer_rewrites.reduced_extreme,
+    ("", "ReduceProd"): integer_rewrites.rounded_reduction,
+    ("", "ReduceSum"): integer_rewrites.summed,
+    ("", "ReduceSumSquare"): integer_rewrites.rounded_reduction,
     ("", "Resize"): _resize,
     ("", "STFT"): _less_exact,
     ("", "Shape"): _known_result,
-    ("", "Sign"): onnx_integers.sign,
+    ("", "Sign"): integer_rewrites.sign,
     ("", "Size"): _known_result,
     ("", "Squeeze"): _squeeze,
     ("", "Swish"): _swish,
     ("", "Where"): _where,
-    ("stitch", "ConvWeightGradient"): onnx_gradients.conv_weight_gradient,
+    ("stitch", "ConvWeightGradient"): gradient_expansions.conv_weight_gradient,
     ("stitch", "Expect"): _expect,
-    ("stitch", "GeluGradient"): onnx_gradients.gelu_gradient,
-    ("stitch", "LayerNormalizationGradient"): onnx_gradients.layer_gradient,
-    ("stitch", "MaxPoolGradient"): onnx_gradients.max_pool_gradient,
-    ("stitch", "SoftmaxGradient"): onnx_gradients.softmax_gradient,
+    ("stitch", "GeluGradient"): gradient_expansions.gelu_gradient,
+    ("stitch", "LayerNormalizationGradient"): gradient_expansions.layer_gradient,
+    ("stitch", "MaxPoolGradient"): gradient_expansions.max_pool_gradient,
+    ("stitch", "SoftmaxGradient"): gradient_expansions.softmax_gradient,
 }

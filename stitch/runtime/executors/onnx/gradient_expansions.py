@@ -17,8 +17,8 @@ from stitch.ops.gelu_gradient import CUBE, HEIGHT, RATE
 from stitch.ops.windows import windows_of
 from stitch.program import ABSENT, AttributeValue, Operation, ValueType
 from stitch.runtime.executors.element_runs import block_count
-from stitch.runtime.executors.onnx_blocks import write_blocks
-from stitch.runtime.executors.onnx_writer import FormWriter, value_name
+from stitch.runtime.executors.onnx.chunk_scans import write_blocks
+from stitch.runtime.executors.onnx.form_writer import FormWriter, value_name
 
 Attributes = Mapping[str, AttributeValue]
 

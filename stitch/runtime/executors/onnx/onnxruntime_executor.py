@@ -31,7 +31,6 @@ from stitch.errors import CompileError, TaskError, UsageError
 from stitch.machine import MachineShape
 from stitch.ops import bind
 from stitch.program import Array, Operation, Program
-from stitch.runtime.executors.denormals import flushing
 from stitch.runtime.executors.executor import (
     BoundProgram,
     Executor,
@@ -39,13 +38,14 @@ from stitch.runtime.executors.executor import (
     ProgramBytes,
     Thunk,
 )
-from stitch.runtime.executors.forks import keep_in_children
 from stitch.runtime.executors.found_once import found_once
-from stitch.runtime.executors.host_bytes import program_bytes, session_bytes
-from stitch.runtime.executors.numpy_executor import PreparedKernels
-from stitch.runtime.executors.onnx_form import onnx_form, operation_form
-from stitch.runtime.executors.onnx_writer import OnnxForm, value_name
-from stitch.runtime.executors.staging import StagedRegions, StagingArrays
+from stitch.runtime.executors.host.host_bytes import program_bytes, session_bytes
+from stitch.runtime.executors.host.numpy_executor import PreparedKernels
+from stitch.runtime.executors.host.staging import StagedRegions, StagingArrays
+from stitch.runtime.executors.onnx.denormals import flushing
+from stitch.runtime.executors.onnx.forks import keep_in_children
+from stitch.runtime.executors.onnx.form_writer import OnnxForm, value_name
+from stitch.runtime.executors.onnx.model_form import onnx_form, operation_form
 from stitch.runtime.executors.workspace import Workspace
 
 #: What sessions raise, when they are made and when they run.

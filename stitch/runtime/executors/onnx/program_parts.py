@@ -19,7 +19,7 @@ from stitch.program import (
     Value,
     host_layout,
 )
-from stitch.runtime.executors.staging import compute_type
+from stitch.runtime.executors.host.staging import compute_type
 
 
 class Parts:

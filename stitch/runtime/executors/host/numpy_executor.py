@@ -3,9 +3,10 @@
 Dense values of the compute type are views of the space's bytes, others are staged; float16,
 bfloat16 and the block formats compute in float32 and round once per operator output.
 
-Long elementwise operations that follow each other are computed by blocks (`element_blocks`), and
-values are views of others where nothing but their form differs (`places`). Where an operation must
-be seen by itself, the program is bound plainly, one operation after the other: the same numbers.
+Long elementwise operations that follow each other are computed by blocks (`chunks`), and
+values are views of others where nothing but their form differs (`arrangement`). Where an
+operation must be seen by itself, the program is bound plainly, one operation after the other: the
+same numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from functools import cache
 
 from stitch.machine import MachineShape
 from stitch.program import Array, Program
-from stitch.runtime.executors.bindings import OperationBinding, UnitBinding
 from stitch.runtime.executors.executor import (
     BoundProgram,
     Executor,
@@ -23,9 +23,10 @@ from stitch.runtime.executors.executor import (
     ProgramBytes,
 )
 from stitch.runtime.executors.found_once import found_once
-from stitch.runtime.executors.host_bytes import program_bytes
-from stitch.runtime.executors.kernels import Kernels
-from stitch.runtime.executors.staging import StagedRegions
+from stitch.runtime.executors.host.bindings import OperationBinding, UnitBinding
+from stitch.runtime.executors.host.host_bytes import program_bytes
+from stitch.runtime.executors.host.kernels import Kernels
+from stitch.runtime.executors.host.staging import StagedRegions
 from stitch.runtime.executors.workspace import Workspace
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from stitch.ops import lookup
 from stitch.program import Operation, Program
-from stitch.runtime.executors.element_blocks import FEW_PASSES, LEAST_SIZE
-from stitch.runtime.executors.staging import is_direct
+from stitch.runtime.executors.host.chunks import FEW_PASSES, LEAST_SIZE
+from stitch.runtime.executors.host.staging import is_direct
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import numpy as np
 from stitch.errors import CompileError
 from stitch.ops import onnx_code
 from stitch.program import ABSENT, AttributeValue, DataType, Operation
-from stitch.runtime.executors.onnx_writer import FormWriter, value_name
+from stitch.runtime.executors.onnx.form_writer import FormWriter, value_name
 
 Attributes = Mapping[str, AttributeValue]
 

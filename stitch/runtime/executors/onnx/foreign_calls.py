@@ -18,8 +18,8 @@ import numpy as np
 from stitch.errors import CompileError
 from stitch.program import Array, Operation, Program
 from stitch.runtime.executors.executor import Thunk
-from stitch.runtime.executors.onnx_form import onnx_form, operation_form
-from stitch.runtime.executors.onnxruntime import (
+from stitch.runtime.executors.onnx.model_form import onnx_form, operation_form
+from stitch.runtime.executors.onnx.onnxruntime_executor import (
     EXPECT,
     MASKED,
     REFUSALS,
@@ -27,7 +27,7 @@ from stitch.runtime.executors.onnxruntime import (
     computed_apart,
     session_call,
 )
-from stitch.runtime.executors.parts import Parts
+from stitch.runtime.executors.onnx.program_parts import Parts
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -24,7 +24,7 @@ from stitch.program import (
     Program,
     ValueType,
 )
-from stitch.runtime.executors.staging import computable, compute_type
+from stitch.runtime.executors.host.staging import computable, compute_type
 
 OPSET = 26
 IR_VERSION = 13

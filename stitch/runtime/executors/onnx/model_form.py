@@ -12,10 +12,10 @@ from stitch.errors import CompileError
 from stitch.ops import lookup, resolve_attributes
 from stitch.program import ABSENT, Operation, Program
 from stitch.runtime.executors.element_runs import element_runs
-from stitch.runtime.executors.onnx_blocks import write_run
-from stitch.runtime.executors.onnx_fusions import fusions
-from stitch.runtime.executors.onnx_rewrites import REWRITES
-from stitch.runtime.executors.onnx_writer import FormWriter, OnnxForm, value_name
+from stitch.runtime.executors.onnx.chunk_scans import write_run
+from stitch.runtime.executors.onnx.form_writer import FormWriter, OnnxForm, value_name
+from stitch.runtime.executors.onnx.fused_groups import fusions
+from stitch.runtime.executors.onnx.rewrites import REWRITES
 
 
 def onnx_form(program: Program) -> OnnxForm:

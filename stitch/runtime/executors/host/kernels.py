@@ -1,8 +1,8 @@
 """A program as kernels: what every binding of it to bytes shares.
 
 Comes in: a program, what somebody else computes of it. Goes out: its operators' definitions and
-attributes, its constants, what is computed together (`units`), where values lie (`places`). Must
-not know addresses.
+attributes, its constants, what is computed together (`units`), where values lie (`arrangement`).
+Must not know addresses.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from stitch.ops import KernelArguments, OpDef, lookup, resolve_attributes
 from stitch.program import Array, Operation, Program
 from stitch.runtime.executors.executor import Thunk
 from stitch.runtime.executors.found_once import found_once
-from stitch.runtime.executors.places import Places, plan_places
-from stitch.runtime.executors.staging import StagingArrays, computable
-from stitch.runtime.executors.units import Unit, units_of
+from stitch.runtime.executors.host.arrangement import Places, plan_places
+from stitch.runtime.executors.host.staging import StagingArrays, computable
+from stitch.runtime.executors.host.units import Unit, units_of
 from stitch.runtime.executors.workspace import Workspace
 
 

@@ -14,12 +14,12 @@ from stitch.machine import MachineShape, footprint
 from stitch.ops.definition import computed_nbytes
 from stitch.ops.kernel_bytes import OperationBytes, kernel_bytes, numpy_bytes, operand_nbytes
 from stitch.program import ABSENT, Array, Operation, OperationList, Program, TensorDesc
-from stitch.runtime.executors.any_order import most_inner_nbytes
-from stitch.runtime.executors.element_blocks import BLOCK_SIZE
 from stitch.runtime.executors.executor import ProgramBytes
-from stitch.runtime.executors.places import plan_places
-from stitch.runtime.executors.staging import is_direct
-from stitch.runtime.executors.units import units_of
+from stitch.runtime.executors.host.any_order import most_inner_nbytes
+from stitch.runtime.executors.host.arrangement import plan_places
+from stitch.runtime.executors.host.chunks import BLOCK_SIZE
+from stitch.runtime.executors.host.staging import is_direct
+from stitch.runtime.executors.host.units import units_of
 
 #: What a session, its threads and its arena's first pieces take however small it is.
 SESSION_NBYTES = 16 << 20

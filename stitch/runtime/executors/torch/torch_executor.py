@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from stitch.runtime.executors.aten_kernels import AtenKernels
 from stitch.runtime.executors.automatic import AutomaticExecutor
+from stitch.runtime.executors.torch.aten_kernels import AtenKernels
 
 
 class TorchExecutor(AutomaticExecutor):

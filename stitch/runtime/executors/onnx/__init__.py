@@ -1,0 +1,5 @@
+"""Programs, or runs of their operations, as sessions of ONNX Runtime. Needs the extra `onnx`.
+
+Comes in: programs, regions of bytes. Goes out: steps to call. Imported only when asked for. Must
+not know which operations come here, devices or plans.
+"""
