@@ -4,8 +4,8 @@ Comes in: ONNX names (opset 26), operand types, arrays. Goes out: result types, 
 arrays, results. Must not know: graphs, devices, files.
 """
 
+from stitch.ops.applying import bind, evaluate, infer_types, kernel_workspace
 from stitch.ops.attributes import resolve_attributes
-from stitch.ops.conversions import conversion_steps, workspace_nbytes
 from stitch.ops.definition import (
     Attribute,
     Inference,
@@ -18,12 +18,12 @@ from stitch.ops.definition import (
     WorkspaceRule,
 )
 from stitch.ops.element_types import data_type_of_code, onnx_code
-from stitch.ops.evaluation import bind, evaluate, infer_types, kernel_workspace
 from stitch.ops.gradient import Gradient, GradientBuilder, GradientContext
-from stitch.ops.rearranging import slices_of
 from stitch.ops.registry import lookup, operators
-from stitch.ops.reshaping import known_by_type
+from stitch.ops.shape.rearranging import slices_of
+from stitch.ops.shape.reshaping import known_by_type
 from stitch.ops.steps import LINE_NBYTES, KernelMemory, bytes_from_a_line, workspace
+from stitch.ops.types.conversions import conversion_steps, workspace_nbytes
 from stitch.ops.work import estimated_steps
 
 __all__ = [

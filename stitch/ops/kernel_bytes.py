@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from stitch.ops.applying import infer_types, kernel_workspace
 from stitch.ops.definition import computed_nbytes
-from stitch.ops.evaluation import infer_types, kernel_workspace
 from stitch.ops.registry import lookup
 from stitch.program import ABSENT, Array, Operation, OperationList
 

@@ -1,6 +1,6 @@
-"""The one list of operators: each themed file adds its tuple, and a name may come only once.
+"""The one list of operators: each family adds its tuple, and a name may come only once.
 
-A new operator is one `OpDef` in the tuple `OPERATORS` of the file of its theme, and one row in
+A new operator is one `OpDef` in the tuple `OPERATORS` of a file of its family, and one row in
 the table of cases of a test file: `test_every_operator_has_a_case` asks for it.
 """
 
@@ -13,56 +13,25 @@ from itertools import chain
 from stitch.errors import CompileError
 from stitch.ops import (
     activation,
-    batch_normalization,
-    cache_writing,
-    casting,
-    checking,
-    comparison,
-    convolution,
-    convolution_weights,
-    counting,
-    determinant,
-    einsum,
-    elementary,
-    elementwise,
-    error_function,
-    fourier,
-    gelu_gradient,
-    generating,
+    arithmetic,
     indexing,
-    layer_gradient,
-    matmul,
-    max_pool_gradient,
     normalization,
-    optimizer_steps,
-    padding,
-    pooling,
-    quantization,
-    quantized_products,
-    rearranging,
+    product,
     recurrent,
     reduction,
-    region_sampling,
-    resampling,
-    reshaping,
     sampling,
-    scanning,
-    scattering,
-    softmax,
-    softmax_gradient,
-    unfolding,
+    shape,
+    training,
+    types,
+    window,
 )
 from stitch.ops.definition import OpDef
 
-_THEMES = (
-    elementwise, elementary, comparison, activation, gelu_gradient, error_function, matmul,
-    convolution, convolution_weights, pooling, max_pool_gradient, batch_normalization,
-    normalization, layer_gradient, softmax, softmax_gradient, reduction, scanning, reshaping,
-    rearranging, padding, indexing, scattering, generating, casting, einsum, recurrent, resampling,
-    quantization, quantized_products, fourier, sampling, region_sampling, unfolding, determinant,
-    cache_writing, counting, optimizer_steps, checking,
+_FAMILIES = (
+    arithmetic, shape, reduction, indexing, product, window, normalization, activation, recurrent,
+    sampling, types, training,
 )  # fmt: skip
-_OPERATORS: tuple[OpDef, ...] = tuple(chain.from_iterable(theme.OPERATORS for theme in _THEMES))
+_OPERATORS: tuple[OpDef, ...] = tuple(chain.from_iterable(family.OPERATORS for family in _FAMILIES))
 _BY_NAME = {(definition.domain, definition.name): definition for definition in _OPERATORS}
 
 assert len(_BY_NAME) == len(_OPERATORS), [

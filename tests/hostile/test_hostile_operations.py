@@ -11,7 +11,7 @@ import pytest
 from hostile_operations import Drawn, cases_by_operator, damaged
 
 from stitch.errors import CompileError, StitchError, TaskError
-from stitch.ops.evaluation import evaluate, infer_types, kernel_workspace
+from stitch.ops.applying import evaluate, infer_types, kernel_workspace
 from stitch.ops.registry import operators
 from stitch.program import DataType, ValueType
 
@@ -145,7 +145,7 @@ def test_a_long_region_is_sampled_in_pieces_with_the_same_result(
 ) -> None:
     words = {"mode": mode, "output_height": 3, "output_width": 2}
     whole = roi_align([-2, 1, 13, 14], **words)
-    monkeypatch.setattr("stitch.ops.region_sampling._PIECE", 20)
+    monkeypatch.setattr("stitch.ops.sampling.region_sampling._PIECE", 20)
     np.testing.assert_allclose(roi_align([-2, 1, 13, 14], **words), whole, rtol=1e-6)
 
 

@@ -9,7 +9,8 @@ import pytest
 from gradient_running import Case, case, gradients
 
 from stitch.errors import CompileError
-from stitch.ops import pooling_gradients, resampling
+from stitch.ops.sampling import resampling
+from stitch.ops.window import pooling_gradients
 
 POOLS = [
     case("AveragePool", ["f64[2,3,7,8]"], kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1)),

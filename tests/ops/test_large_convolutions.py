@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stitch.errors import CompileError
-from stitch.ops import bind, convolution_tiles, evaluate, infer_types, kernel_workspace
+from stitch.ops import bind, evaluate, infer_types, kernel_workspace
+from stitch.ops.window import convolution_tiles
 from stitch.program import Array, DataType, ValueType
 
 MIB = 1 << 20

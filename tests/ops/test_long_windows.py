@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stitch.ops import bind, infer_types, kernel_workspace, sliding
-from stitch.ops.sliding import Sliding
-from stitch.ops.sliding_positions import maxima
+from stitch.ops import bind, infer_types, kernel_workspace
 from stitch.ops.steps import strides_of
-from stitch.ops.windows import Windows, windows_of
+from stitch.ops.window import sliding
+from stitch.ops.window.sliding import Sliding
+from stitch.ops.window.sliding_positions import maxima
+from stitch.ops.window.windows import Windows, windows_of
 from stitch.program import Array, DataType, ValueType
 
 MIB = 1 << 20

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from stitch.errors import CompileError
+from stitch.ops.activation.gelu_gradient_operator import CUBE, HEIGHT, RATE
 from stitch.ops.attributes import int_of
-from stitch.ops.gelu_gradient import CUBE, HEIGHT, RATE
-from stitch.ops.windows import windows_of
+from stitch.ops.window.windows import windows_of
 from stitch.program import ABSENT, AttributeValue, Operation, ValueType
 from stitch.runtime.executors.element_runs import block_count
 from stitch.runtime.executors.onnx.chunk_scans import write_blocks

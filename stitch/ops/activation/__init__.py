@@ -1,0 +1,20 @@
+"""Activations: Relu, Gelu, Softmax and their kind, chains of steps over cache-sized blocks.
+
+Comes in: one operand, at times a slope. Goes out: `OPERATORS`, their gradient rules inside them,
+and the gradient operators of Gelu and Softmax. Knows the error function and the statistics of rows.
+"""
+
+from stitch.ops.activation import (
+    activation_functions,
+    gelu_gradient_operator,
+    softmax,
+    softmax_gradient_operator,
+)
+from stitch.ops.definition import OpDef
+
+OPERATORS: tuple[OpDef, ...] = (
+    *activation_functions.OPERATORS,
+    *gelu_gradient_operator.OPERATORS,
+    *softmax.OPERATORS,
+    *softmax_gradient_operator.OPERATORS,
+)

@@ -1,0 +1,265 @@
+"""Activations: chains of NumPy steps over cache-sized blocks, the input read before it is lost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from stitch.ops.activation.activation_gradients import ACTIVATIONS, prelu_gradient
+from stitch.ops.activation.gelu_gradient_operator import CUBE, RATE
+from stitch.ops.arithmetic.error_function import WORKSPACES, erf_steps
+from stitch.ops.attributes import Attributes, float_of, string_of
+from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.element_types import FLOATS, PRODUCTS, SIGNED_NUMERIC
+from stitch.ops.inference import (
+    require_broadcast_to,
+    require_same_type,
+    require_type,
+    same_as_first,
+)
+from stitch.ops.steps import Chain, chain_kernel, copy_steps, given, mask_in, scalar
+from stitch.ops.workspaces import few, operands
+from stitch.program import Array, DataType, ValueType
+
+Work = tuple[Array, ...]
+
+
+def sigmoid_steps(x: Array, out: Array, rate: float = 1.0) -> list[Thunk]:
+    """1 / (1 + exp(-rate x)); an overflow of exp gives the right limit, 0. `out` may be `x`."""
+    scale = partial(np.multiply, x, scalar(-rate, x), out)
+    return [
+        partial(np.negative, x, out) if rate == 1.0 else scale,
+        partial(np.exp, out, out),
+        partial(np.add, out, scalar(1.0, x), out),
+        partial(np.reciprocal, out, out),
+    ]
+
+
+def softplus_steps(x: Array, out: Array, work: Array) -> list[Thunk]:
+    """log(1 + exp(x)) as max(x, 0) + log1p(exp(-|x|)), which cannot overflow."""
+    return [
+        partial(np.absolute, x, work),
+        partial(np.negative, work, work),
+        partial(np.exp, work, work),
+        partial(np.log1p, work, work),
+        partial(np.maximum, x, scalar(0.0, x), out=out),
+        partial(np.add, out, work, out),
+    ]
+
+
+def _exponential_branch(
+    x: Array, out: Array, work: Array, rate: float, scale: float
+) -> list[Thunk]:
+    """max(x, 0) + scale (exp(min(x, 0) / rate) - 1): the common form of Elu, Selu and Celu."""
+    steps: list[Thunk] = [partial(np.minimum, x, scalar(0.0, x), out=work)]
+    if rate != 1.0:
+        steps.append(partial(np.divide, work, scalar(rate, x), work))
+    steps.append(partial(np.expm1, work, work))
+    if scale != 1.0:
+        steps.append(partial(np.multiply, work, scalar(scale, x), work))
+    return [
+        *steps,
+        partial(np.maximum, x, scalar(0.0, x), out=out),
+        partial(np.add, out, work, out),
+    ]
+
+
+def _sigmoid(x: Array, out: Array, _: Work, __: Attributes) -> Sequence[Thunk]:
+    return sigmoid_steps(x, out)
+
+
+def _softplus(x: Array, out: Array, work: Work, _: Attributes) -> Sequence[Thunk]:
+    return softplus_steps(x, out, work[0])
+
+
+def _elu(x: Array, out: Array, work: Work, attributes: Attributes) -> Sequence[Thunk]:
+    return _exponential_branch(x, out, work[0], 1.0, float_of(attributes, "alpha"))
+
+
+def _selu(x: Array, out: Array, work: Work, attributes: Attributes) -> Sequence[Thunk]:
+    steps = _exponential_branch(x, out, work[0], 1.0, float_of(attributes, "alpha"))
+    gamma = scalar(float_of(attributes, "gamma"), x)
+    return [*steps, partial(np.multiply, out, gamma, out)]
+
+
+def _celu(x: Array, out: Array, work: Work, attributes: Attributes) -> Sequence[Thunk]:
+    alpha = float_of(attributes, "alpha")
+    return _exponential_branch(x, out, work[0], alpha, alpha)
+
+
+def _leaky_relu(x: Array, out: Array, work: Work, attributes: Attributes) -> Sequence[Thunk]:
+    alpha = float_of(attributes, "alpha")
+    product, slope = work[0], scalar(alpha, x)
+    if 0.0 < alpha <= 1.0:
+        return [
+            partial(np.multiply, x, slope, product),
+            partial(np.maximum, x, product, out=out),
+        ]
+    mask = mask_in(work[1])
+    return [
+        partial(np.less, x, scalar(0.0, x), mask),
+        partial(np.multiply, x, slope, product),
+        *copy_steps(x, out),
+        partial(np.copyto, out, product, where=mask),
+    ]
+
+
+def _thresholded(x: Array, out: Array, work: Work, attributes: Attributes) -> Sequence[Thunk]:
+    mask, alpha = mask_in(work[0]), scalar(float_of(attributes, "alpha"), x)
+    return [
+        partial(np.greater, x, alpha, mask),
+        partial(np.logical_not, mask, mask),
+        *copy_steps(x, out),
+        partial(np.copyto, out, scalar(0.0, x), where=mask),
+    ]
+
+
+def _softsign(x: Array, out: Array, work: Work, _: Attributes) -> Sequence[Thunk]:
+    return [
+        partial(np.absolute, x, work[0]),
+        partial(np.add, work[0], scalar(1.0, x), work[0]),
+        partial(np.divide, x, work[0], out),
+    ]
+
+
+def _clamped_line(x: Array, out: Array, slope: float, offset: float) -> list[Thunk]:
+    return [
+        partial(np.multiply, x, scalar(slope, x), out),
+        partial(np.add, out, scalar(offset, x), out),
+        partial(np.maximum, out, scalar(0.0, x), out=out),
+        partial(np.minimum, out, scalar(1.0, x), out=out),
+    ]
+
+
+def _hard_sigmoid(x: Array, out: Array, _: Work, attributes: Attributes) -> Sequence[Thunk]:
+    return _clamped_line(x, out, float_of(attributes, "alpha"), float_of(attributes, "beta"))
+
+
+def _hard_swish(x: Array, out: Array, work: Work, _: Attributes) -> Sequence[Thunk]:
+    return [*_clamped_line(x, work[0], 1.0 / 6.0, 0.5), partial(np.multiply, x, work[0], out)]
+
+
+def _mish(x: Array, out: Array, work: Work, _: Attributes) -> Sequence[Thunk]:
+    return [
+        *softplus_steps(x, work[0], work[1]),
+        partial(np.tanh, work[0], work[0]),
+        partial(np.multiply, x, work[0], out),
+    ]
+
+
+def _swish(x: Array, out: Array, work: Work, attributes: Attributes) -> Sequence[Thunk]:
+    rate = float_of(attributes, "alpha")
+    return [*sigmoid_steps(x, work[0], rate), partial(np.multiply, x, work[0], out)]
+
+
+def _gelu(x: Array, out: Array, work: Work, attributes: Attributes) -> Sequence[Thunk]:
+    gate = work[WORKSPACES]
+    if string_of(attributes, "approximate") == "tanh":
+        inner: list[Thunk] = [
+            partial(np.multiply, x, x, gate),
+            partial(np.multiply, gate, scalar(CUBE, x), gate),
+            partial(np.add, gate, scalar(1.0, x), gate),
+            partial(np.multiply, gate, x, gate),
+            partial(np.multiply, gate, scalar(RATE, x), gate),
+            partial(np.tanh, gate, gate),
+        ]
+    else:
+        inner = erf_steps(x, gate, work, math.sqrt(0.5))
+    return [
+        *inner,
+        partial(np.add, gate, scalar(1.0, x), gate),
+        partial(np.multiply, gate, scalar(0.5, x), gate),
+        partial(np.multiply, x, gate, out),
+    ]
+
+
+def _infer_gelu(context: InferenceContext) -> tuple[ValueType, ...]:
+    found = string_of(context.attributes, "approximate")
+    if found not in ("none", "tanh"):
+        raise context.fail("Gelu has no such approximation", expected="none, tanh", got=found)
+    return (require_type(context, 0, FLOATS),)
+
+
+def _infer_prelu(context: InferenceContext) -> tuple[ValueType, ...]:
+    data = require_type(context, 0, PRODUCTS)
+    require_same_type(context, (0, 1))
+    require_broadcast_to(context, 1, data.shape)
+    return (data,)
+
+
+def _prelu(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, slope, out = given(arguments, 0), given(arguments, 1), arguments.outputs[0]
+    product, mask = np.empty_like(out), np.empty(out.shape, np.bool_)
+    return (
+        partial(np.less, x, scalar(0, x), mask),
+        partial(np.multiply, x, slope, product),
+        *copy_steps(x, out),
+        partial(np.copyto, out, product, where=mask),
+    )
+
+
+def _relu(arguments: KernelArguments) -> Sequence[Thunk]:
+    x = given(arguments, 0)
+    return (partial(np.maximum, x, scalar(0, x), out=arguments.outputs[0]),)
+
+
+def _activation(name: str, workspaces: int, chain: Chain, **defaults: float) -> OpDef:
+    # ONNX has Celu for float32 only.
+    allowed = frozenset({DataType.FLOAT32}) if name == "Celu" else FLOATS
+    return OpDef(
+        name,
+        (1, 1),
+        same_as_first(allowed),
+        chain_kernel(workspaces, chain),
+        attributes={key: Attribute("float", value) for key, value in defaults.items()},
+        elementwise=True,
+        gradient=ACTIVATIONS[name],
+        workspace=few,
+    )
+
+
+OPERATORS = (
+    OpDef(
+        "Relu",
+        (1, 1),
+        same_as_first(SIGNED_NUMERIC),
+        _relu,
+        elementwise=True,
+        gradient=ACTIVATIONS["Relu"],
+        workspace=few,
+    ),
+    OpDef(
+        "PRelu",
+        (2, 2),
+        _infer_prelu,
+        _prelu,
+        elementwise=True,
+        gradient=prelu_gradient,
+        workspace=operands(1),
+    ),
+    OpDef(
+        "Gelu",
+        (1, 1),
+        _infer_gelu,
+        chain_kernel(WORKSPACES + 1, _gelu),
+        attributes={"approximate": Attribute("string", "none")},
+        elementwise=True,
+        gradient=ACTIVATIONS["Gelu"],
+        workspace=few,
+    ),
+    _activation("Sigmoid", 0, _sigmoid),
+    _activation("Softplus", 1, _softplus),
+    _activation("Softsign", 1, _softsign),
+    _activation("Mish", 2, _mish),
+    _activation("Swish", 1, _swish, alpha=1.0),
+    _activation("HardSwish", 1, _hard_swish),
+    _activation("HardSigmoid", 0, _hard_sigmoid, alpha=0.20000000298023224, beta=0.5),
+    _activation("LeakyRelu", 2, _leaky_relu, alpha=0.009999999776482582),
+    _activation("ThresholdedRelu", 1, _thresholded, alpha=1.0),
+    _activation("Elu", 1, _elu, alpha=1.0),
+    _activation("Celu", 1, _celu, alpha=1.0),
+    _activation("Selu", 1, _selu, alpha=1.6732631921768188, gamma=1.0507010221481323),
+)

@@ -1,0 +1,149 @@
+"""Gradients of activations: by their results where these tell the slope, else by their operands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from stitch.ops.arithmetic.arithmetic_gradients import kept
+from stitch.ops.attributes import float_of, string_of
+from stitch.ops.gradient import Gradient, GradientContext
+
+
+def _rule(slope: Callable[[GradientContext], Any]) -> Gradient:
+    def gradient(context: GradientContext) -> Sequence[Any]:
+        return (slope(context),)
+
+    return gradient
+
+
+def _number(c: GradientContext, value: float) -> Any:
+    return c.constant(np.array(value, c.type_of(0).data_type.dtype))
+
+
+def _attribute(c: GradientContext, name: str) -> float:
+    return float_of(c.attributes, name)
+
+
+def _relu(c: GradientContext) -> Any:
+    return kept(c, c.apply("Greater", c.output(), 0.0), c.gradient)
+
+
+def _sign_teller(c: GradientContext, slope_below: float) -> Any:
+    """A value that is positive where the operand is: the result, if its slope keeps signs."""
+    return c.output() if slope_below >= 0.0 else c.input(0)
+
+
+def _leaky(c: GradientContext) -> Any:
+    alpha = _attribute(c, "alpha")
+    up = c.apply("Greater", _sign_teller(c, alpha), 0.0)
+    return c.apply("Where", up, c.gradient, c.gradient * alpha)
+
+
+def _thresholded(c: GradientContext) -> Any:
+    alpha = _attribute(c, "alpha")
+    teller = c.output() if alpha >= 0.0 else c.input(0)
+    return kept(c, c.apply("Greater", teller, alpha), c.gradient)
+
+
+def _elu(c: GradientContext) -> Any:
+    """Below zero y = alpha (exp(x) - 1), so its slope is y + alpha."""
+    alpha, y = _attribute(c, "alpha"), c.output()
+    if alpha == 1.0:
+        return c.gradient * (c.apply("Min", y, 0.0) + 1.0)
+    up = c.apply("Greater", _sign_teller(c, alpha), 0.0)
+    return c.apply("Where", up, c.gradient, c.gradient * (y + alpha))
+
+
+def _celu(c: GradientContext) -> Any:
+    below = c.apply("Min", c.output(), 0.0)
+    return c.gradient * (below * (1.0 / _attribute(c, "alpha")) + 1.0)
+
+
+def _selu(c: GradientContext) -> Any:
+    alpha, gamma, y = _attribute(c, "alpha"), _attribute(c, "gamma"), c.output()
+    up = c.apply("Greater", _sign_teller(c, alpha * gamma), 0.0)
+    return c.gradient * c.apply("Where", up, _number(c, gamma), y + alpha * gamma)
+
+
+def _sigmoid(c: GradientContext) -> Any:
+    y = c.output()
+    return c.gradient * (y - y * y)
+
+
+def _softplus(c: GradientContext) -> Any:
+    return c.gradient * c.apply("Sigmoid", c.input(0))
+
+
+def _softsign(c: GradientContext) -> Any:
+    size = c.apply("Abs", c.input(0)) + 1.0
+    return c.gradient / (size * size)
+
+
+def _hard_sigmoid(c: GradientContext) -> Any:
+    y = c.output()
+    inside = c.apply("And", c.apply("Greater", y, 0.0), c.apply("Less", y, 1.0))
+    return kept(c, inside, c.gradient * _attribute(c, "alpha"))
+
+
+def _hard_swish(c: GradientContext) -> Any:
+    x = c.input(0)
+    inner = c.gradient * (x * (1.0 / 3.0) + 0.5)
+    inner = c.apply("Where", c.apply("Greater", x, 3.0), c.gradient, inner)
+    return kept(c, c.apply("Greater", x, -3.0), inner)
+
+
+def _mish(c: GradientContext) -> Any:
+    """y = x t with t = tanh(softplus(x))."""
+    x = c.input(0)
+    t = c.apply("Tanh", c.apply("Softplus", x))
+    return c.gradient * (t + x * c.apply("Sigmoid", x) * (1.0 - t * t))
+
+
+def _swish(c: GradientContext) -> Any:
+    """y = x s with s = sigmoid(rate x): the slope is s + rate (y - y s)."""
+    x, rate = c.input(0), _attribute(c, "alpha")
+    s = c.apply("Sigmoid", x if rate == 1.0 else x * rate)
+    y = x * s
+    rest = y - y * s
+    return c.gradient * (s + (rest if rate == 1.0 else rest * rate))
+
+
+def _gelu(c: GradientContext) -> Any:
+    approximate = string_of(c.attributes, "approximate")
+    return c.apply("GeluGradient", c.gradient, c.input(0), domain="stitch", approximate=approximate)
+
+
+def prelu_gradient(context: GradientContext) -> Sequence[Any]:
+    """Below zero y = slope x."""
+    x, gradient = context.input(0), context.gradient
+    first = second = None
+    if context.wants(0):
+        below = context.apply("Less", x, 0.0)
+        first = context.apply("Where", below, gradient * context.input(1), gradient)
+    if context.wants(1):
+        second = context.reduced(gradient * context.apply("Min", x, 0.0), 1)
+    return first, second
+
+
+ACTIVATIONS: dict[str, Gradient] = {
+    name: _rule(slope)
+    for name, slope in {
+        "Relu": _relu,
+        "LeakyRelu": _leaky,
+        "ThresholdedRelu": _thresholded,
+        "Elu": _elu,
+        "Celu": _celu,
+        "Selu": _selu,
+        "Sigmoid": _sigmoid,
+        "Softplus": _softplus,
+        "Softsign": _softsign,
+        "HardSigmoid": _hard_sigmoid,
+        "HardSwish": _hard_swish,
+        "Mish": _mish,
+        "Swish": _swish,
+        "Gelu": _gelu,
+    }.items()
+}

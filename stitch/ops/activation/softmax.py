@@ -1,0 +1,180 @@
+"""Softmax, LogSoftmax and Hardmax along one axis.
+
+Along the last axis rows are handled block by block. A Softmax first takes exponentials as they
+are: maxima of short rows take as long as all the rest. Where a row's sum shows that this was not
+good enough (or an operand is not finite), the row is done again with its maximum subtracted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from stitch.ops.arithmetic.arithmetic_gradients import no_gradient
+from stitch.ops.attributes import int_of
+from stitch.ops.definition import (
+    Attribute,
+    InferenceContext,
+    Kernel,
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+    WorkspaceRule,
+    computed_nbytes,
+)
+from stitch.ops.element_types import FLOATS
+from stitch.ops.gradient import Gradient
+from stitch.ops.inference import axis_of, require_rank, require_type
+from stitch.ops.reduction.reduction_gradients import log_softmax_gradient, softmax_gradient
+from stitch.ops.steps import BLOCK_SIZE, fill_step, given, overlaps, workspace
+from stitch.program import Array, ValueType
+
+#: Between these bounds a row's sum of exponentials is as good as one without its maximum: what
+#: underflows is less than 1e-32 of the row.
+LEAST_SUM, MOST_SUM = 1e-6, 1e30
+#: What the steps of one block of rows take as Python objects.
+_BLOCK_NBYTES = 3072
+
+
+def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
+    data = require_type(context, 0, FLOATS)
+    axis_of(context, int_of(context.attributes, "axis"), require_rank(context, 0, 1))
+    return (data,)
+
+
+def _operands(arguments: KernelArguments) -> tuple[Array, Array, int, Array]:
+    """Source, output, axis, and a workspace with one element per softmax."""
+    source, out = given(arguments, 0), arguments.outputs[0]
+    axis = int_of(arguments.attributes, "axis") % source.ndim
+    shape = (*source.shape[:axis], 1, *source.shape[axis + 1 :])
+    return source, out, axis, workspace(shape, out.dtype)
+
+
+def _softmax(arguments: KernelArguments) -> Sequence[Thunk]:
+    source, out, axis, row = _operands(arguments)
+    if out.size == 0:
+        return ()
+    if axis != out.ndim - 1 or overlaps(out, source):
+        return (
+            partial(np.maximum.reduce, source, axis, None, row, True),
+            partial(np.subtract, source, row, out),
+            partial(np.exp, out, out),
+            partial(np.add.reduce, out, axis, None, row, True),
+            partial(np.divide, out, row, out),
+        )
+    width = out.shape[-1]
+    rows, results, sums = source.reshape(-1, width), out.reshape(-1, width), row.reshape(-1, 1)
+    ones = np.ones((width, 1), out.dtype)
+    at_once = max(1, BLOCK_SIZE // width)
+    steps: list[Thunk] = []
+    for start in range(0, rows.shape[0], at_once):
+        part = slice(start, start + at_once)
+        steps += _row_block(rows[part], results[part], sums[part], ones)
+    return steps
+
+
+def _row_block(source: Array, out: Array, row: Array, ones: Array) -> tuple[Thunk, ...]:
+    """Softmax of the rows of one block, into another place; `row` gets their sums."""
+    flat = row.reshape(-1)
+    low, high = (np.array(bound, out.dtype) for bound in (LEAST_SUM, MOST_SUM))
+
+    def check() -> None:
+        if low <= np.minimum.reduce(flat) and np.maximum.reduce(flat) <= high:
+            return
+        # Only those rows: what a row gives must not depend on the others.
+        again = np.flatnonzero(~((low <= flat) & (flat <= high)))
+        some = source[again]
+        some = np.exp(some - np.maximum.reduce(some, 1, keepdims=True))
+        out[again], row[again] = some, np.dot(some, ones)
+
+    return (
+        partial(np.exp, source, out),
+        partial(np.dot, out, ones, row),
+        check,
+        partial(np.divide, out, row, out),
+    )
+
+
+def _log_softmax(arguments: KernelArguments) -> Sequence[Thunk]:
+    source, out, axis, row = _operands(arguments)
+    if out.size == 0:
+        return ()
+    work = np.empty_like(out)
+    return (
+        partial(np.maximum.reduce, source, axis, None, row, True),
+        partial(np.subtract, source, row, out),
+        partial(np.exp, out, work),
+        partial(np.add.reduce, work, axis, None, row, True),
+        partial(np.log, row, row),
+        partial(np.subtract, out, row, out),
+    )
+
+
+def _hardmax(arguments: KernelArguments) -> Sequence[Thunk]:
+    source, out, axis, row = _operands(arguments)
+    if out.size == 0:
+        return ()
+    best = np.empty(row.shape, np.intp)
+    return (
+        partial(np.argmax, source, axis, best, keepdims=True),
+        fill_step(out, 0),
+        partial(np.put_along_axis, out, best, 1, axis),
+    )
+
+
+def _rows(context: WorkspaceContext) -> tuple[int, int]:
+    """How many softmaxes there are, and of how many elements each."""
+    shape = context.outputs[0].shape
+    width = max(1, shape[int_of(context.attributes, "axis") % len(shape)])
+    return math.prod(shape) // width, width
+
+
+def _softmax_nbytes(context: WorkspaceContext) -> int:
+    """A number for each softmax, a block of rows, and the steps of each block."""
+    rows, width = _rows(context)
+    at_once = min(rows, max(1, BLOCK_SIZE // width))
+    itemsize = context.outputs[0].data_type.compute_dtype.itemsize
+    # Rows that are done again are gathered first.
+    return (rows + 4 * at_once * width) * itemsize + -(-rows // max(1, at_once)) * _BLOCK_NBYTES
+
+
+def _log_softmax_nbytes(context: WorkspaceContext) -> int:
+    rows, _ = _rows(context)
+    result = context.outputs[0]
+    return rows * result.data_type.compute_dtype.itemsize + computed_nbytes(result)
+
+
+def _hardmax_nbytes(context: WorkspaceContext) -> int:
+    """A number and a place for each softmax. NumPy looks for places along the last axis: what lies
+    otherwise is copied."""
+    rows, _ = _rows(context)
+    made = context.outputs[0]
+    is_last = int_of(context.attributes, "axis") in (-1, len(made.shape) - 1)
+    turned = 0 if is_last else computed_nbytes(made)
+    return turned + rows * (made.data_type.compute_dtype.itemsize + np.intp(0).itemsize)
+
+
+def _operator(
+    name: str, kernel: Kernel, gradient: Gradient, nbytes: Callable[[WorkspaceContext], int]
+) -> OpDef:
+    axis = {"axis": Attribute("int", -1)}
+    return OpDef(
+        name,
+        (1, 1),
+        _infer,
+        kernel,
+        attributes=axis,
+        gradient=gradient,
+        workspace=WorkspaceRule(nbytes),
+    )
+
+
+OPERATORS = (
+    _operator("Softmax", _softmax, softmax_gradient, _softmax_nbytes),
+    _operator("LogSoftmax", _log_softmax, log_softmax_gradient, _log_softmax_nbytes),
+    _operator("Hardmax", _hardmax, no_gradient, _hardmax_nbytes),
+)

@@ -1,0 +1,92 @@
+"""`stitch.SoftmaxGradient`: the operand's gradient of a Softmax, dx = y (dy - sum(dy y)).
+
+Operands are the result's gradient and the result. Along the last axis rows are handled block by
+block and stay in the caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from stitch.ops.attributes import int_of
+from stitch.ops.definition import (
+    Attribute,
+    InferenceContext,
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+    WorkspaceRule,
+    computed_nbytes,
+)
+from stitch.ops.element_types import FLOATS
+from stitch.ops.inference import (
+    axis_of,
+    require_rank,
+    require_same_type,
+    require_shape,
+    require_type,
+)
+from stitch.ops.reduction.row_statistics import row_blocks
+from stitch.ops.steps import given, workspace
+from stitch.ops.workspaces import few
+from stitch.program import ValueType
+
+
+def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
+    y = require_type(context, 1, FLOATS)
+    require_same_type(context, (0, 1))
+    require_shape(context, 0, y.shape)
+    axis_of(context, int_of(context.attributes, "axis"), require_rank(context, 1, 1))
+    return (y,)
+
+
+def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
+    gradient, y, out = given(arguments, 0), given(arguments, 1), arguments.outputs[0]
+    if out.size == 0:
+        return ()
+    axis = int_of(arguments.attributes, "axis") % y.ndim
+    if axis != y.ndim - 1:
+        total = workspace((*y.shape[:axis], 1, *y.shape[axis + 1 :]), out.dtype)
+        return (
+            partial(np.multiply, gradient, y, out),
+            partial(np.add.reduce, out, axis, None, total, True),
+            partial(np.subtract, gradient, total, out),
+            partial(np.multiply, out, y, out),
+        )
+    shape = (y.size // y.shape[-1], y.shape[-1])
+    parts = row_blocks(shape)
+    total = workspace(parts[0].stop, out.dtype)
+    steps: list[Thunk] = []
+    for part in parts:
+        dy, result, made = (array.reshape(shape)[part] for array in (gradient, y, out))
+        sums = total[: part.stop - part.start]
+        steps += [
+            partial(np.vecdot, dy, result, sums),
+            partial(np.subtract, dy, sums[:, None], made),
+            partial(np.multiply, made, result, made),
+        ]
+    return steps
+
+
+def _workspace(context: WorkspaceContext) -> int:
+    """A number for each softmax, or for each of a block of rows."""
+    made = context.outputs[0]
+    length = made.shape[int_of(context.attributes, "axis") % len(made.shape)]
+    return few.nbytes(context) + computed_nbytes(made) // max(length, 1)
+
+
+OPERATORS = (
+    OpDef(
+        "SoftmaxGradient",
+        (2, 2),
+        _infer,
+        _kernel,
+        attributes={"axis": Attribute("int", -1)},
+        domain="stitch",
+        workspace=WorkspaceRule(_workspace, is_kept=False),
+    ),
+)

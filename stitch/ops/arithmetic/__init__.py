@@ -1,0 +1,15 @@
+"""Arithmetic, functions of one operand, comparisons, logic and choices: element by element.
+
+Comes in: operands that broadcast to one shape. Goes out: `OPERATORS`, their gradient rules inside
+them, and `erf_steps` for activations that are made of it. Must not know: other families.
+"""
+
+from stitch.ops.arithmetic import elementary, elementwise, error_function, logic
+from stitch.ops.definition import OpDef
+
+OPERATORS: tuple[OpDef, ...] = (
+    *elementwise.OPERATORS,
+    *elementary.OPERATORS,
+    *error_function.OPERATORS,
+    *logic.OPERATORS,
+)

@@ -1,0 +1,14 @@
+"""Reading and writing at places that are data: Gather, Scatter, TopK, OneHot.
+
+Comes in: operands and indices, which are checked before anything is read. Goes out: `OPERATORS`,
+their gradient rules inside them. Must not know: other families.
+"""
+
+from stitch.ops.definition import OpDef
+from stitch.ops.indexing import cache_writing, gathering, scattering
+
+OPERATORS: tuple[OpDef, ...] = (
+    *gathering.OPERATORS,
+    *scattering.OPERATORS,
+    *cache_writing.OPERATORS,
+)

@@ -1,0 +1,369 @@
+"""Reading by index: Gather, GatherElements, GatherND, ReverseSequence, TopK.
+
+An index out of range raises `TaskError` when the step runs, or at binding where the indices are
+constant.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from stitch.ops.attributes import int_of
+from stitch.ops.definition import (
+    Attribute,
+    InferenceContext,
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+    WorkspaceRule,
+)
+from stitch.ops.element_types import EVERY, INDICES, INT64, NUMERIC
+from stitch.ops.indexing.indexing_gradients import (
+    gather_elements_gradient,
+    gather_gradient,
+    gather_nd_gradient,
+    reverse_sequence_gradient,
+    top_gradient,
+)
+from stitch.ops.inference import (
+    Shape,
+    axis_of,
+    known_scalar,
+    operand,
+    require_rank,
+    require_shape,
+    require_type,
+)
+from stitch.ops.steps import (
+    PIECE_NBYTES,
+    check_lengths,
+    given,
+    index_steps,
+    is_constant,
+    pieces_of,
+    strides_of,
+    workspace,
+)
+from stitch.ops.workspaces import operands
+from stitch.program import Array, DataType, ValueType
+
+
+def _infer_gather(context: InferenceContext) -> tuple[ValueType, ...]:
+    data, indices = require_type(context, 0, EVERY), require_type(context, 1, INDICES)
+    axis = axis_of(context, int_of(context.attributes, "axis"), require_rank(context, 0, 1))
+    shape = (*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :])
+    return (ValueType(shape, data.data_type),)
+
+
+def _gather(arguments: KernelArguments) -> Sequence[Thunk]:
+    data, out = given(arguments, 0), arguments.outputs[0]
+    axis = int_of(arguments.attributes, "axis") % data.ndim
+    indices, checks = index_steps(
+        "Gather", given(arguments, 1), data.shape[axis], is_constant(arguments, 1)
+    )
+    if out.size == 0:
+        return checks
+    # The indices are checked: "clip" spares NumPy the copy that "raise" would buffer through.
+    return (*checks, partial(np.take, data, indices, axis, out, "clip"))
+
+
+def _gather_workspace(context: WorkspaceContext) -> int:
+    """Indices checked, and which of them count from the end."""
+    indices = context.inputs[1]
+    assert indices is not None
+    return 18 * math.prod(indices.shape)
+
+
+def check_element_indices(context: InferenceContext) -> int:
+    """Axis of a GatherElements or ScatterElements whose indices fit inside the data."""
+    data, indices = require_type(context, 0, EVERY), require_type(context, 1, INDICES)
+    rank = require_rank(context, 0, 1)
+    require_rank(context, 1, rank, rank)
+    axis = axis_of(context, int_of(context.attributes, "axis"), rank)
+    for i, (size, count) in enumerate(zip(data.shape, indices.shape, strict=True)):
+        if i != axis and count > size:
+            raise context.fail(
+                f"the indices of {context.op} reach beyond axis {i}",
+                expected=f"at most {size}",
+                got=str(count),
+            )
+    return axis
+
+
+def _infer_elements(context: InferenceContext) -> tuple[ValueType, ...]:
+    check_element_indices(context)
+    shape = operand(context, 1).shape
+    return (ValueType(shape, operand(context, 0).data_type),)
+
+
+def flat_element_steps(
+    op: str, shape: Shape, indices: Array, axis: int, fixed: bool
+) -> tuple[Array, Sequence[Thunk]]:
+    """Indices along one axis as indices into the flat data, and the steps that refresh them."""
+    checked, checks = index_steps(op, indices, shape[axis], fixed)
+    strides = strides_of(shape)
+    base = np.zeros(indices.shape, np.intp)
+    for i, (length, stride) in enumerate(zip(indices.shape, strides, strict=True)):
+        if i != axis:
+            along = [1] * indices.ndim
+            along[i] = length
+            base += (np.arange(length) * stride).reshape(along)
+    flat = np.empty(indices.shape, np.intp)
+    steps: Sequence[Thunk] = (
+        *checks,
+        partial(np.multiply, checked, strides[axis], flat),
+        partial(np.add, flat, base, flat),
+    )
+    if not fixed:
+        return flat, steps
+    for step in steps:
+        step()
+    return flat, ()
+
+
+def element_index_nbytes(context: WorkspaceContext) -> int:
+    """What `flat_element_steps` takes: indices checked, flat, and what they are made from."""
+    indices = context.inputs[1]
+    assert indices is not None
+    return 34 * math.prod(indices.shape) + 32 * sum(indices.shape)
+
+
+def _gather_elements(arguments: KernelArguments) -> Sequence[Thunk]:
+    data, out = given(arguments, 0), arguments.outputs[0]
+    axis = int_of(arguments.attributes, "axis") % data.ndim
+    fixed = is_constant(arguments, 1)
+    flat, steps = flat_element_steps("GatherElements", data.shape, given(arguments, 1), axis, fixed)
+    if out.size == 0:
+        return ()
+    return (*steps, partial(np.take, data.reshape(-1), flat, None, out, "clip"))
+
+
+def check_row_indices(context: InferenceContext, batch: int) -> int:
+    """How many leading axes (after `batch`) the last axis of the indices selects from."""
+    data, indices = require_type(context, 0, EVERY), require_type(context, 1, INT64)
+    require_rank(context, 0, 1)
+    require_rank(context, 1, 1)
+    depth = indices.shape[-1]
+    if not 0 <= batch < min(len(data.shape), len(indices.shape)):
+        raise context.fail(f"{context.op} has no {batch} batch axes")
+    if data.shape[:batch] != indices.shape[:batch]:
+        raise context.fail(
+            "the batch axes of data and indices differ",
+            expected=str(list(data.shape[:batch])),
+            got=str(list(indices.shape[:batch])),
+        )
+    if not 1 <= depth <= len(data.shape) - batch:
+        raise context.fail(
+            f"the last axis of the indices of {context.op} does not fit the data",
+            expected=f"1 to {len(data.shape) - batch}",
+            got=str(depth),
+        )
+    return depth
+
+
+def _infer_gather_nd(context: InferenceContext) -> tuple[ValueType, ...]:
+    batch = int_of(context.attributes, "batch_dims")
+    depth = check_row_indices(context, batch)
+    data, indices = operand(context, 0), operand(context, 1)
+    shape = (*indices.shape[:-1], *data.shape[batch + depth :])
+    return (ValueType(shape, data.data_type),)
+
+
+def flat_row_steps(
+    op: str, shape: Shape, indices: Array, batch: int, fixed: bool
+) -> tuple[Array, Sequence[Thunk]]:
+    """Index tuples as rows of the data seen as (rows, row size), and the steps to refresh them."""
+    depth = indices.shape[-1]
+    strides = strides_of(shape[: batch + depth])
+    rows = np.empty(indices.shape[:-1], np.intp)
+    base = np.zeros(rows.shape, np.intp)
+    for i in range(batch):
+        along = [1] * rows.ndim
+        along[i] = shape[i]
+        base += (np.arange(shape[i]) * strides[i]).reshape(along)
+    steps: list[Thunk] = [partial(np.copyto, rows, base)]
+    for i in range(depth):
+        checked, checks = index_steps(op, indices[..., i], shape[batch + i], fixed)
+        scaled = np.empty(rows.shape, np.intp)
+        steps += [
+            *checks,
+            partial(np.multiply, checked, strides[batch + i], scaled),
+            partial(np.add, rows, scaled, rows),
+        ]
+    if not fixed:
+        return rows, steps
+    for step in steps:
+        step()
+    return rows, ()
+
+
+def row_index_nbytes(context: WorkspaceContext) -> int:
+    """What `flat_row_steps` takes: rows, and for each part of an index it checked and scaled."""
+    indices = context.inputs[1]
+    assert indices is not None
+    if 0 in indices.shape:
+        return 0
+    depth = indices.shape[-1]
+    return (26 + 16 * depth) * math.prod(indices.shape[:-1]) + 32 * sum(indices.shape)
+
+
+def _gather_nd(arguments: KernelArguments) -> Sequence[Thunk]:
+    data, indices, out = given(arguments, 0), given(arguments, 1), arguments.outputs[0]
+    batch = int_of(arguments.attributes, "batch_dims")
+    fixed = is_constant(arguments, 1)
+    rows, steps = flat_row_steps("GatherND", data.shape, indices, batch, fixed)
+    if out.size == 0:
+        return ()
+    taken = batch + indices.shape[-1]
+    table = data.reshape(math.prod(data.shape[:taken]), math.prod(data.shape[taken:]))
+    target = out.reshape(*rows.shape, table.shape[1])
+    return (*steps, partial(np.take, table, rows, 0, target, "clip"))
+
+
+def _infer_reverse(context: InferenceContext) -> tuple[ValueType, ...]:
+    data = require_type(context, 0, EVERY)
+    require_rank(context, 0, 2)
+    require_type(context, 1, INT64)
+    axes = int_of(context.attributes, "time_axis"), int_of(context.attributes, "batch_axis")
+    if sorted(axes) != [0, 1]:
+        raise context.fail("time_axis and batch_axis are 0 and 1, in some order", got=str(axes))
+    require_shape(context, 1, (data.shape[axes[1]],))
+    return (data,)
+
+
+def _reverse_into(data: Array, lengths: Array, positions: Array, out: Array) -> None:
+    """All arrays lead with (time, batch); raises `TaskError` for a length out of range."""
+    time, batch = data.shape[:2]
+    check_lengths("ReverseSequence", lengths, time)
+    turned = np.where(positions < lengths, lengths - 1 - positions, positions)
+    out[...] = data[turned, np.arange(batch)]
+
+
+def _reverse(arguments: KernelArguments) -> Sequence[Thunk]:
+    data, lengths, out = given(arguments, 0), given(arguments, 1), arguments.outputs[0]
+    if int_of(arguments.attributes, "time_axis") == 1:
+        data, out = data.swapaxes(0, 1), out.swapaxes(0, 1)
+    positions = np.arange(data.shape[0])[:, None]
+    return (partial(_reverse_into, data, lengths, positions, out),)
+
+
+def _infer_top(context: InferenceContext) -> tuple[ValueType, ...]:
+    data = require_type(context, 0, NUMERIC)
+    axis = axis_of(context, int_of(context.attributes, "axis"), require_rank(context, 0, 1))
+    require_type(context, 1, INT64)
+    k = known_scalar(context, 1, "K")
+    if not 0 <= k <= data.shape[axis]:
+        raise context.fail(
+            f"TopK cannot take {k} elements", expected=f"0 to {data.shape[axis]}", got=str(k)
+        )
+    shape = (*data.shape[:axis], k, *data.shape[axis + 1 :])
+    return (ValueType(shape, data.data_type), ValueType(shape, DataType.INT64))[: context.outputs]
+
+
+def _top_into(source: Array, largest: bool, values: Array, indices: Array) -> None:
+    """Along the last axis, sorted; of equal values the lower index comes first."""
+    k, last = values.shape[-1], source.shape[-1] - 1
+    if largest:
+        # A stable ascending sort of the reversed row, read backwards.
+        order = last - np.argsort(source[..., ::-1], -1, "stable")[..., ::-1]
+    else:
+        order = np.argsort(source, -1, "stable")
+    indices[...] = order[..., :k]
+    values[...] = np.take_along_axis(source, order[..., :k], -1)
+
+
+def _top(arguments: KernelArguments) -> Sequence[Thunk]:
+    axis = int_of(arguments.attributes, "axis")
+    source, values = given(arguments, 0), arguments.outputs[0]
+    indices = (
+        arguments.outputs[1]
+        if len(arguments.outputs) > 1
+        else workspace(values.shape, np.dtype(np.int64))
+    )
+    largest = bool(int_of(arguments.attributes, "largest"))
+    moved = (np.moveaxis(array, axis, -1) for array in (source, values, indices))
+    data, best, places = moved
+    if data.ndim == 1:
+        return (partial(_top_into, data, largest, best, places),)
+    return [
+        partial(_top_into, data[part], largest, best[part], places[part])
+        for part in pieces_of(len(data), _top_nbytes(data.shape[1:], best.shape[-1]))
+    ]
+
+
+def _top_nbytes(shape: Shape, k: int) -> int:
+    """What sorting the last axis takes: places before and after, the row turned, what is taken."""
+    return 32 * math.prod(shape) + 24 * math.prod(shape[:-1]) * k
+
+
+def _top_workspace(context: WorkspaceContext) -> int:
+    data, made = context.inputs[0], context.outputs[0]
+    assert data is not None
+    axis = int_of(context.attributes, "axis") % len(data.shape)
+    moved = (*data.shape[:axis], *data.shape[axis + 1 :], data.shape[axis])
+    k = made.shape[axis]
+    whole = _top_nbytes(moved, k)
+    if len(moved) > 1:
+        whole = min(whole, max(PIECE_NBYTES, _top_nbytes(moved[1:], k)))
+    # Places that nobody asked for, and the steps of pieces.
+    unwanted = 8 * math.prod(made.shape) if len(context.outputs) == 1 else 0
+    return whole + unwanted + 512 * -(-_top_nbytes(moved, k) // PIECE_NBYTES)
+
+
+OPERATORS = (
+    OpDef(
+        "Gather",
+        (2, 2),
+        _infer_gather,
+        _gather,
+        attributes={"axis": Attribute("int", 0)},
+        gradient=gather_gradient,
+        workspace=WorkspaceRule(_gather_workspace),
+    ),
+    OpDef(
+        "GatherElements",
+        (2, 2),
+        _infer_elements,
+        _gather_elements,
+        attributes={"axis": Attribute("int", 0)},
+        gradient=gather_elements_gradient,
+        workspace=WorkspaceRule(element_index_nbytes),
+    ),
+    OpDef(
+        "GatherND",
+        (2, 2),
+        _infer_gather_nd,
+        _gather_nd,
+        attributes={"batch_dims": Attribute("int", 0)},
+        gradient=gather_nd_gradient,
+        workspace=WorkspaceRule(row_index_nbytes),
+    ),
+    OpDef(
+        "ReverseSequence",
+        (2, 2),
+        _infer_reverse,
+        _reverse,
+        attributes={"batch_axis": Attribute("int", 1), "time_axis": Attribute("int", 0)},
+        gradient=reverse_sequence_gradient,
+        workspace=operands(3, is_kept=False),
+    ),
+    OpDef(
+        "TopK",
+        (2, 2),
+        _infer_top,
+        _top,
+        outputs=(1, 2),
+        attributes={
+            "axis": Attribute("int", -1),
+            "largest": Attribute("int", 1),
+            "sorted": Attribute("int", 1),
+        },
+        gradient=top_gradient,
+        workspace=WorkspaceRule(_top_workspace, is_kept=False),
+    ),
+)

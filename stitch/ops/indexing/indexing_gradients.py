@@ -1,0 +1,158 @@
+"""Gradients of reading and writing by index: what one does, the other undoes.
+
+Several places may read one element, so gradients are added where they meet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from stitch.ops.arithmetic.arithmetic_gradients import zeros
+from stitch.ops.attributes import int_of, string_of
+from stitch.ops.gradient import GradientContext
+from stitch.ops.shape.shape_gradients import padded, shaped
+
+
+def gather_gradient(context: GradientContext) -> Sequence[Any]:
+    """Rows are added where they came from: axes [positions, rest] into [size, rest]."""
+    data, indices = context.type_of(0), context.type_of(1).shape
+    gradient, known = context.gradient, context.constants[1]
+    axis = int_of(context.attributes, "axis") % len(data.shape)
+    size = data.shape[axis]
+    if known is not None and known.size == 1:
+        return _one_place(context, axis, int(known.reshape(())) % size), None
+    before, after = math.prod(data.shape[:axis]), math.prod(data.shape[axis + 1 :])
+    count = math.prod(indices)
+    rows = shaped(context, gradient, (before, count, after))
+    if before > 1:
+        rows = context.apply("Transpose", rows, perm=[1, 0, 2])
+    rows = shaped(context, rows, (count, before * after))
+    places = shaped(context, context.input(1), (count, 1))
+    if places.data_type.value != "int64":
+        places = context.apply("Cast", places, to=7)
+    table = zeros(context, (size, before * after), data.data_type)
+    made = context.apply("ScatterND", table, places, rows, reduction="add")
+    if before > 1:
+        made = shaped(context, made, (size, before, after))
+        made = context.apply("Transpose", made, perm=[1, 0, 2])
+    return shaped(context, made, data.shape), None
+
+
+def _one_place(context: GradientContext, axis: int, place: int) -> Any:
+    """The gradient of one known index along an axis: zeros around it."""
+    shape = context.type_of(0).shape
+    kept_shape = (*shape[:axis], 1, *shape[axis + 1 :])
+    begins, ends = [0] * len(shape), [0] * len(shape)
+    begins[axis], ends[axis] = place, shape[axis] - 1 - place
+    return padded(context, shaped(context, context.gradient, kept_shape), begins, ends)
+
+
+def gather_elements_gradient(context: GradientContext) -> Sequence[Any]:
+    """Elements are added where they came from."""
+    data = context.type_of(0)
+    made = context.apply(
+        "ScatterElements",
+        zeros(context, data.shape, data.data_type),
+        context.input(1),
+        context.gradient,
+        axis=int_of(context.attributes, "axis"),
+        reduction="add",
+    )
+    return made, None
+
+
+def gather_nd_gradient(context: GradientContext) -> Sequence[Any]:
+    """Slices are added where they came from; batch axes become leading indices."""
+    data, indices = context.type_of(0), context.input(1)
+    for axis in reversed(range(int_of(context.attributes, "batch_dims"))):
+        shape = indices.shape
+        along = [1] * len(shape)
+        along[axis] = shape[axis]
+        count = np.arange(shape[axis], dtype=np.int64).reshape(along)
+        leading = context.constant(np.broadcast_to(count, (*shape[:-1], 1)).copy())
+        indices = context.apply("Concat", leading, indices, axis=-1)
+    table = zeros(context, data.shape, data.data_type)
+    made = context.apply("ScatterND", table, indices, context.gradient, reduction="add")
+    return made, None
+
+
+def reverse_sequence_gradient(context: GradientContext) -> Sequence[Any]:
+    """A reversal undoes itself."""
+    made = context.apply(
+        "ReverseSequence",
+        context.gradient,
+        context.input(1),
+        batch_axis=int_of(context.attributes, "batch_axis"),
+        time_axis=int_of(context.attributes, "time_axis"),
+    )
+    return made, None
+
+
+def top_gradient(context: GradientContext) -> Sequence[Any]:
+    """Values' gradients go to the places that they were taken from."""
+    data, axis = context.type_of(0), int_of(context.attributes, "axis")
+    if context.gradient is None:
+        return None, None
+    places = context.output(1)
+    table = zeros(context, data.shape, data.data_type)
+    return context.apply("ScatterElements", table, places, context.gradient, axis=axis), None
+
+
+def scatter_elements_gradient(context: GradientContext) -> Sequence[Any]:
+    """Written places read the updates' gradient; the data keeps the rest (all, where added)."""
+    axis, reduction = int_of(context.attributes, "axis"), string_of(context.attributes, "reduction")
+    _check_reduction(context, reduction)
+    first = second = None
+    indices = context.input(1)
+    if context.wants(0):
+        first = context.gradient
+        if reduction == "none":
+            kind = context.type_of(2)
+            nothing = zeros(context, kind.shape, kind.data_type)
+            first = context.apply("ScatterElements", first, indices, nothing, axis=axis)
+    if context.wants(2):
+        second = context.apply("GatherElements", context.gradient, indices, axis=axis)
+    return first, None, second
+
+
+def scatter_nd_gradient(context: GradientContext) -> Sequence[Any]:
+    """As `scatter_elements_gradient`, with slices."""
+    reduction = string_of(context.attributes, "reduction")
+    _check_reduction(context, reduction)
+    first = second = None
+    indices = context.input(1)
+    if context.wants(0):
+        first = context.gradient
+        if reduction == "none":
+            kind = context.type_of(2)
+            nothing = zeros(context, kind.shape, kind.data_type)
+            first = context.apply("ScatterND", first, indices, nothing)
+    if context.wants(2):
+        second = context.apply("GatherND", context.gradient, indices)
+    return first, None, second
+
+
+def _check_reduction(context: GradientContext, reduction: str) -> None:
+    if reduction not in ("none", "add"):
+        raise context.fail(
+            f"its reduction {reduction!r} mixes old and new values",
+            "use reduction 'none' or 'add' on the way to parameters",
+        )
+
+
+def one_hot_gradient(context: GradientContext) -> Sequence[Any]:
+    """Of the two values: what flows back to places that are off, and on."""
+    gradient = context.gradient
+    depth = context.constants[1]
+    assert depth is not None
+    off_on = context.constant(np.array([0, 1], gradient.data_type.dtype))
+    axis = int_of(context.attributes, "axis")
+    hit = context.apply("OneHot", context.input(0), depth, off_on, axis=axis)
+    on = context.apply("ReduceSum", gradient * hit, keepdims=0)
+    off = context.apply("ReduceSum", gradient, keepdims=0) - on
+    parts = [context.apply("Unsqueeze", part, [0]) for part in (off, on)]
+    return None, None, context.apply("Concat", *parts, axis=0)

@@ -1,0 +1,18 @@
+"""Normalizations: by the statistics of rows, groups, batches, or of neighbours.
+
+Comes in: operands, scales, biases, stored statistics. Goes out: `OPERATORS`, their gradient rules
+inside them, and the gradient operator of LayerNormalization. Knows the statistics of rows.
+"""
+
+from stitch.ops.definition import OpDef
+from stitch.ops.normalization import (
+    batch_normalization,
+    layer_normalization,
+    layer_normalization_gradient_operator,
+)
+
+OPERATORS: tuple[OpDef, ...] = (
+    *batch_normalization.OPERATORS,
+    *layer_normalization.OPERATORS,
+    *layer_normalization_gradient_operator.OPERATORS,
+)

@@ -1,0 +1,252 @@
+"""BatchNormalization: by stored statistics, or by those of the batch (training mode); LRN."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from stitch.ops.attributes import float_of, int_of
+from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.element_types import FLOATS
+from stitch.ops.inference import require_rank, require_same_type, require_shape, require_type
+from stitch.ops.normalization.layer_normalization import EPSILON
+from stitch.ops.normalization.normalization_gradients import batch_gradient, response_gradient
+from stitch.ops.reduction.row_statistics import SPREAD_FROM, inverse_deviation, row_means
+from stitch.ops.steps import BLOCK_SIZE, fill_step, given, is_constant, scalar, workspace
+from stitch.ops.workspaces import operands
+from stitch.program import Array, ValueType
+
+#: From this many places on, the sum of a channel's squares is a product of its row by itself.
+SHORT_ROW = 16
+
+
+def _infer_batch(context: InferenceContext) -> tuple[ValueType, ...]:
+    x = require_type(context, 0, FLOATS)
+    rank = require_rank(context, 0, 1)
+    channels = (x.shape[1] if rank > 1 else 1,)
+    for index in range(1, 5):
+        require_type(context, index, FLOATS)
+        require_shape(context, index, channels)
+    require_same_type(context, (1, 2))
+    require_same_type(context, (3, 4))
+    training = int_of(context.attributes, "training_mode")
+    if context.outputs > 1 and not training:
+        raise context.fail(
+            "BatchNormalization gives running statistics in training mode only",
+            expected="1 output",
+            got=str(context.outputs),
+        )
+    statistics = ValueType(channels, require_type(context, 3, FLOATS).data_type)
+    return (x, statistics, statistics)[: context.outputs]
+
+
+def _batch(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, scale, shift, mean, variance = (given(arguments, i) for i in range(5))
+    out, epsilon = arguments.outputs[0], float_of(arguments.attributes, "epsilon")
+    dtype, steps = out.dtype, []
+    if out.size == 0:
+        return _without_samples(arguments)
+    planes = _Planes(x)
+    if int_of(arguments.attributes, "training_mode"):
+        old = mean, variance
+        mean, variance = np.empty(mean.shape, dtype), np.empty(mean.shape, dtype)
+        steps += planes.statistics(mean, variance)
+        momentum = float_of(arguments.attributes, "momentum")
+        fresh = zip(arguments.outputs[1:], old, (mean, variance), strict=False)
+        for running, before, now in fresh:
+            steps += _running_statistics(running, before, now, momentum)
+    factor, offset = np.empty(scale.shape, dtype), np.empty(scale.shape, dtype)
+    fold: list[Thunk] = [
+        partial(np.copyto, factor, variance, "unsafe"),
+        *inverse_deviation(factor, epsilon),
+        partial(np.multiply, factor, scale, factor, casting="unsafe"),
+        partial(np.multiply, mean, factor, offset, casting="unsafe"),
+        partial(np.subtract, shift, offset, offset, casting="unsafe"),
+    ]
+    if not steps and all(is_constant(arguments, i) for i in range(1, 5)):
+        for step in fold:
+            step()
+        fold = []
+    return [*steps, *fold, *planes.scale_and_shift(factor, offset, out)]
+
+
+def _without_samples(arguments: KernelArguments) -> list[Thunk]:
+    """Of nothing there are no statistics."""
+    return [fill_step(out, math.nan) for out in arguments.outputs[1:]]
+
+
+class _Planes:
+    """A batch as (samples, channels, places), cut into dense blocks that stay in the caches.
+
+    A number per channel is spread over a block's places once: whole arrays are twice as fast to
+    combine as arrays that broadcast. A few blocks only would not make up for it.
+    """
+
+    def __init__(self, x: Array) -> None:
+        samples, channels = x.shape[0], x.shape[1] if x.ndim > 1 else 1
+        self.x = x.reshape(samples, channels, -1)
+        places = self.x.shape[2]
+        at_once = min(samples, max(1, BLOCK_SIZE // (channels * places)))
+        whole = at_once > 1 or channels * places <= BLOCK_SIZE
+        wide = channels if whole else max(1, BLOCK_SIZE // places)
+        self.blocks = [
+            (slice(i, min(i + at_once, samples)), slice(j, min(j + wide, channels)))
+            for j in range(0, channels, wide)
+            for i in range(0, samples, at_once)
+        ]
+        # One channel at a time needs no more than its number.
+        self.spreads = samples >= SPREAD_FROM * at_once and wide > 1
+        self.wide = (at_once, channels, places if self.spreads else 1)
+
+    def over_places(self, vector: Array) -> tuple[Array, list[Thunk]]:
+        """A number per channel for all blocks, and the steps that refresh it."""
+        column = vector.reshape(1, -1, 1)
+        if not self.spreads:
+            return np.broadcast_to(column, self.wide), []
+        spread = workspace(self.wide, vector.dtype)
+        return spread, [partial(np.copyto, spread, column)]
+
+    def statistics(self, mean: Array, variance: Array) -> list[Thunk]:
+        """Mean and variance per channel."""
+        samples, channels, places = self.x.shape
+        if places < SHORT_ROW:
+            return self._over_samples(mean, variance)
+        sums = np.empty((samples, channels), mean.dtype)
+        made: list[Thunk] = [
+            *row_means(self.x.reshape(-1, places), sums.reshape(-1)),
+            partial(np.add.reduce, sums, 0, None, mean),
+            partial(np.divide, mean, scalar(samples, mean), mean),
+        ]
+        before, centered = self._centered(mean)
+        made += before
+        for (part, some), (here, center) in zip(self.blocks, centered, strict=True):
+            made += [center, partial(np.vecdot, here, here, sums[part, some])]
+        return [
+            *made,
+            partial(np.add.reduce, sums, 0, None, variance),
+            partial(np.divide, variance, scalar(samples * places, variance), variance),
+        ]
+
+    def _over_samples(self, mean: Array, variance: Array) -> list[Thunk]:
+        """The same where channels have few places, or one: sums go over a block's samples first."""
+        samples, channels, places = self.x.shape
+        at_once = self.wide[0]
+        sums = np.empty((-(-samples // at_once), channels, places), mean.dtype)
+        ones, count = np.ones((1, samples), mean.dtype), scalar(samples * places, mean)
+        made: list[Thunk] = [
+            partial(np.dot, ones, self.x.reshape(samples, -1), sums[:1].reshape(1, -1)),
+            partial(np.add.reduce, sums[0], 1, None, mean),
+            partial(np.divide, mean, count, mean),
+        ]
+        before, centered = self._centered(mean)
+        made += before
+        for (part, some), (here, center) in zip(self.blocks, centered, strict=True):
+            flat, row = here.reshape(here.shape[0], -1), sums[part.start // at_once, some]
+            made += [
+                center,
+                partial(np.multiply, here, here, here),
+                partial(np.dot, ones[:, : here.shape[0]], flat, row.reshape(1, -1)),
+            ]
+        return [
+            *made,
+            partial(np.add.reduce, sums, (0, 2), None, variance),
+            partial(np.divide, variance, count, variance),
+        ]
+
+    def _centered(self, mean: Array) -> tuple[list[Thunk], list[tuple[Array, Thunk]]]:
+        """Steps before; then per block its workspace and the step that subtracts the means."""
+        means, before = self.over_places(mean)
+        wide = self.blocks[0][1].stop
+        work = workspace((self.wide[0], wide, self.x.shape[2]), mean.dtype)
+        blocks: list[tuple[Array, Thunk]] = []
+        for part, some in self.blocks:
+            count = part.stop - part.start
+            here = work[:count, : some.stop - some.start]
+            step = partial(np.subtract, self.x[part, some], means[:count, some], here)
+            blocks.append((here, step))
+        return before, blocks
+
+    def scale_and_shift(self, factor: Array, offset: Array, out: Array) -> list[Thunk]:
+        """out = factor x + offset, with a number of each per channel."""
+        result = out.reshape(self.x.shape)
+        (factors, steps), (offsets, more) = map(self.over_places, (factor, offset))
+        made = [*steps, *more]
+        for part, some in self.blocks:
+            target, count = result[part, some], part.stop - part.start
+            made += [
+                partial(np.multiply, self.x[part, some], factors[:count, some], target),
+                partial(np.add, target, offsets[:count, some], target),
+            ]
+        return made
+
+
+def _running_statistics(out: Array, before: Array, now: Array, momentum: float) -> list[Thunk]:
+    work = np.empty(out.shape, out.dtype)
+    return [
+        partial(np.multiply, now, scalar(1.0 - momentum, now), work, casting="unsafe"),
+        partial(np.multiply, before, scalar(momentum, before), out, casting="unsafe"),
+        partial(np.add, out, work, out),
+    ]
+
+
+def _infer_lrn(context: InferenceContext) -> tuple[ValueType, ...]:
+    x = require_type(context, 0, FLOATS)
+    require_rank(context, 0, 3)
+    if int_of(context.attributes, "size") < 1:
+        raise context.fail("size of LRN is at least 1", got=str(context.attributes["size"]))
+    return (x,)
+
+
+def _lrn(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, out, attributes = given(arguments, 0), arguments.outputs[0], arguments.attributes
+    size, channels = int_of(attributes, "size"), x.shape[1]
+    squares, total = np.empty_like(x), np.empty_like(x)
+    before, after = (size - 1) // 2, size // 2
+    steps: list[Thunk] = [partial(np.multiply, x, x, squares), fill_step(total, 0)]
+    for shift in range(max(-before, -channels), min(after, channels) + 1):
+        here = slice(max(0, -shift), min(channels, channels - shift))
+        there = slice(max(0, shift), min(channels, channels + shift))
+        target = total[:, here]
+        steps.append(partial(np.add, target, squares[:, there], target))
+    factor = scalar(float_of(attributes, "alpha") / size, x)
+    return [
+        *steps,
+        partial(np.multiply, total, factor, total),
+        partial(np.add, total, scalar(float_of(attributes, "bias"), x), total),
+        partial(np.power, total, scalar(float_of(attributes, "beta"), x), total),
+        partial(np.divide, x, total, out),
+    ]
+
+
+OPERATORS = (
+    OpDef(
+        "LRN",
+        (1, 1),
+        _infer_lrn,
+        _lrn,
+        attributes={
+            "alpha": Attribute("float", 9.999999747378752e-05),
+            "beta": Attribute("float", 0.75),
+            "bias": Attribute("float", 1.0),
+            "size": Attribute("int", required=True),
+        },
+        gradient=response_gradient,
+    ),
+    OpDef(
+        "BatchNormalization",
+        (5, 5),
+        _infer_batch,
+        _batch,
+        outputs=(1, 3),
+        attributes={
+            "epsilon": Attribute("float", EPSILON),
+            "momentum": Attribute("float", 0.8999999761581421),
+            "training_mode": Attribute("int", 0),
+        },
+        gradient=batch_gradient,
+        workspace=operands(1 / 2, is_kept=False),
+    ),
+)

@@ -1,0 +1,315 @@
+"""Normalizations over a layer, an instance, a group, or by a norm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from stitch.ops.attributes import float_of, int_of, ints_of
+from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.element_types import FLOATS, data_type_of_code
+from stitch.ops.inference import (
+    axes_of,
+    axis_of,
+    present,
+    require_broadcast_to,
+    require_rank,
+    require_same_type,
+    require_shape,
+    require_type,
+)
+from stitch.ops.normalization.normalization_gradients import (
+    group_gradient,
+    layer_gradient,
+    mean_variance_gradient,
+    norm_gradient,
+    rms_gradient,
+)
+from stitch.ops.reduction.row_statistics import (
+    SPREAD_FROM,
+    inverse_deviation,
+    row_blocks,
+    standardize,
+)
+from stitch.ops.steps import (
+    copy_steps,
+    given,
+    is_constant,
+    optional,
+    scalar,
+    workspace,
+)
+from stitch.ops.workspaces import operands
+from stitch.program import Array, ValueType
+
+EPSILON = 9.999999747378752e-06  # 1e-5 as the float32 that ONNX's schema holds
+
+
+def _scale_and_shift(out: Array, scale: Array, shift: Array | None) -> list[Thunk]:
+    steps: list[Thunk] = [partial(np.multiply, out, scale, out)]
+    return steps if shift is None else [*steps, partial(np.add, out, shift, out)]
+
+
+def per_channel(vector: Array, rank: int) -> Array:
+    """A vector over axis 1 of an array of `rank` dimensions, ready to broadcast."""
+    return vector.reshape(-1, *(1,) * (rank - 2))
+
+
+def _infer_layer(context: InferenceContext) -> tuple[ValueType, ...]:
+    x = require_type(context, 0, FLOATS)
+    require_same_type(context, range(len(context.inputs)))
+    axis = axis_of(context, int_of(context.attributes, "axis"), require_rank(context, 0, 1))
+    require_broadcast_to(context, 1, x.shape)
+    if present(context, 2) is not None:
+        require_broadcast_to(context, 2, x.shape)
+    where = f"stash_type of {context.op}"
+    stash = data_type_of_code(int_of(context.attributes, "stash_type"), where)
+    if stash not in FLOATS:
+        raise context.fail("stash_type must be a float", got=stash.value)
+    row = ValueType((*x.shape[:axis], *(1,) * (len(x.shape) - axis)), stash)
+    return (x, row, row)[: context.outputs]
+
+
+def _rows(x: Array, axis: int) -> tuple[int, int]:
+    return math.prod(x.shape[:axis]), math.prod(x.shape[axis:])
+
+
+def _layer(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, out = given(arguments, 0), arguments.outputs[0]
+    axis = int_of(arguments.attributes, "axis") % x.ndim
+    shape = _rows(x, axis)
+    if x.size == 0:
+        return [partial(np.copyto, row, np.nan) for row in arguments.outputs[1:]]
+    mean, inverse = np.empty(shape[0], out.dtype), np.empty(shape[0], out.dtype)
+    epsilon = float_of(arguments.attributes, "epsilon")
+    rows, results, blocks = x.reshape(shape), out.reshape(shape), row_blocks(shape)
+    steps, operands, after = _spread_operands(arguments, shape, blocks)
+    for part in blocks:
+        steps += standardize(rows[part], results[part], mean[part], inverse[part], epsilon)
+        for function, operand in operands:
+            block = results[part]
+            steps.append(partial(function, block, operand[: block.shape[0]], block))
+    for row, found in zip(arguments.outputs[1:], (mean, inverse), strict=False):
+        steps += copy_steps(found.reshape(row.shape), row)
+    return [*steps, *after]
+
+
+def _spread_operands(
+    arguments: KernelArguments, shape: tuple[int, int], blocks: Sequence[slice]
+) -> tuple[list[Thunk], list[tuple[np.ufunc, Array]], list[Thunk]]:
+    """Scale and shift of a layer: steps before, what to apply to each block, steps at the end.
+
+    One row of numbers is spread over as many rows as a block has: whole arrays multiply twice as
+    fast as rows do. A few blocks only would not make up for it.
+    """
+    before: list[Thunk] = []
+    operands: list[tuple[np.ufunc, Array]] = []
+    after: list[Thunk] = []
+    out = arguments.outputs[0]
+    for index, function in ((1, np.multiply), (2, np.add)):
+        operand = optional(arguments, index)
+        if operand is None:
+            continue
+        if operand.size != shape[1] or after:
+            after.append(partial(function, out, operand, out))
+            continue
+        row, fixed = operand.reshape(1, -1), is_constant(arguments, index)
+        if fixed or len(blocks) >= SPREAD_FROM:
+            spread = workspace((blocks[0].stop, shape[1]), out.dtype)
+            fill = partial(np.copyto, spread, row)
+            before.append(fill)
+            row = spread
+        operands.append((function, row))
+    return before, operands, after
+
+
+def _rms(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, scale, out = given(arguments, 0), given(arguments, 1), arguments.outputs[0]
+    if x.size == 0:
+        return ()
+    shape = _rows(x, int_of(arguments.attributes, "axis") % x.ndim)
+    row = np.empty(shape[0], out.dtype)
+    source, result = x.reshape(shape), out.reshape(shape)
+    return [
+        partial(np.vecdot, source, source, row),
+        partial(np.divide, row, scalar(shape[1], row), row),
+        *inverse_deviation(row, float_of(arguments.attributes, "epsilon")),
+        partial(np.multiply, source, row[:, None], result),
+        *_scale_and_shift(out, scale, None),
+    ]
+
+
+def _infer_instance(context: InferenceContext) -> tuple[ValueType, ...]:
+    x = require_type(context, 0, FLOATS)
+    require_same_type(context, (0, 1, 2))
+    require_rank(context, 0, 3)
+    for index in (1, 2):
+        require_shape(context, index, x.shape[1:2])
+    return (x,)
+
+
+def _infer_group(context: InferenceContext) -> tuple[ValueType, ...]:
+    x = require_type(context, 0, FLOATS)
+    require_same_type(context, (0, 1, 2))
+    require_rank(context, 0, 2)
+    for index in (1, 2):
+        require_shape(context, index, x.shape[1:2])
+    groups = int_of(context.attributes, "num_groups")
+    if groups < 1 or x.shape[1] % groups:
+        raise context.fail(
+            "num_groups must divide the channels", expected=f"a divisor of {x.shape[1]}",
+            got=str(groups),
+        )  # fmt: skip
+    return (x,)
+
+
+def _by_groups(arguments: KernelArguments, groups: int) -> Sequence[Thunk]:
+    x, out = given(arguments, 0), arguments.outputs[0]
+    if x.size == 0:
+        return ()
+    shape = (x.shape[0] * groups, x.size // (x.shape[0] * groups))
+    mean, inverse = np.empty(shape[0], out.dtype), np.empty(shape[0], out.dtype)
+    epsilon = float_of(arguments.attributes, "epsilon")
+    scale, shift = (per_channel(given(arguments, i), x.ndim) for i in (1, 2))
+    rows, results = x.reshape(shape), out.reshape(shape)
+    steps: list[Thunk] = []
+    for part in row_blocks(shape):
+        steps += standardize(rows[part], results[part], mean[part], inverse[part], epsilon)
+    return [*steps, *_scale_and_shift(out, scale, shift)]
+
+
+def _instance(arguments: KernelArguments) -> Sequence[Thunk]:
+    return _by_groups(arguments, given(arguments, 0).shape[1])
+
+
+def _group(arguments: KernelArguments) -> Sequence[Thunk]:
+    return _by_groups(arguments, int_of(arguments.attributes, "num_groups"))
+
+
+def _infer_norm(context: InferenceContext) -> tuple[ValueType, ...]:
+    data = require_type(context, 0, FLOATS)
+    axis_of(context, int_of(context.attributes, "axis"), require_rank(context, 0, 1))
+    if int_of(context.attributes, "p") not in (1, 2):
+        raise context.fail("LpNormalization has p = 1 and p = 2", got=str(context.attributes["p"]))
+    return (data,)
+
+
+def _norm(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, out = given(arguments, 0), arguments.outputs[0]
+    if x.size == 0:
+        return ()
+    axis = int_of(arguments.attributes, "axis") % x.ndim
+    row = np.empty((*x.shape[:axis], 1, *x.shape[axis + 1 :]), out.dtype)
+    zero = np.empty(row.shape, np.bool_)
+    if int_of(arguments.attributes, "p") == 1:
+        steps: list[Thunk] = [partial(np.absolute, x, out)]
+        root: list[Thunk] = []
+    else:
+        steps = [partial(np.multiply, x, x, out)]
+        root = [partial(np.sqrt, row, row)]
+    return [
+        *steps,
+        partial(np.add.reduce, out, axis, None, row, True),
+        *root,
+        partial(np.equal, row, scalar(0, row), zero),
+        partial(np.copyto, row, scalar(1, row), where=zero),  # 0 / 1: the result is defined as 0
+        partial(np.divide, x, row, out),
+    ]
+
+
+def _infer_mean_variance(context: InferenceContext) -> tuple[ValueType, ...]:
+    data = require_type(context, 0, FLOATS)
+    axes_of(context, ints_of(context.attributes, "axes") or (), len(data.shape))
+    return (data,)
+
+
+def _mean_variance(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, out = given(arguments, 0), arguments.outputs[0]
+    axes = tuple(a % x.ndim for a in ints_of(arguments.attributes, "axes") or ())
+    if x.size == 0:
+        return ()
+    shape = tuple(1 if i in axes else size for i, size in enumerate(x.shape))
+    row, square = np.empty(shape, out.dtype), np.empty_like(out)
+    count = scalar(math.prod(x.shape[i] for i in axes), row)
+    return [
+        partial(np.add.reduce, x, axes, None, row, True),
+        partial(np.divide, row, count, row),
+        partial(np.subtract, x, row, out),
+        partial(np.multiply, out, out, square),
+        partial(np.add.reduce, square, axes, None, row, True),
+        partial(np.divide, row, count, row),
+        partial(np.sqrt, row, row),
+        partial(np.add, row, scalar(1e-9, row), row),  # the epsilon of ONNX's function body
+        partial(np.divide, out, row, out),
+    ]
+
+
+_LAYER = {
+    "axis": Attribute("int", -1),
+    "epsilon": Attribute("float", EPSILON),
+    "stash_type": Attribute("int", 1),
+}
+
+OPERATORS = (
+    OpDef(
+        "MeanVarianceNormalization",
+        (1, 1),
+        _infer_mean_variance,
+        _mean_variance,
+        attributes={"axes": Attribute("ints", (0, 2, 3))},
+        gradient=mean_variance_gradient,
+    ),
+    OpDef(
+        "LayerNormalization",
+        (2, 3),
+        _infer_layer,
+        _layer,
+        (1, 3),
+        _LAYER,
+        gradient=layer_gradient,
+        workspace=operands(1 / 2, is_kept=False),
+    ),
+    OpDef(
+        "RMSNormalization",
+        (2, 2),
+        _infer_layer,
+        _rms,
+        attributes=_LAYER,
+        gradient=rms_gradient,
+        workspace=operands(1 / 2, is_kept=False),
+    ),
+    OpDef(
+        "InstanceNormalization",
+        (3, 3),
+        _infer_instance,
+        _instance,
+        attributes={"epsilon": Attribute("float", EPSILON)},
+        gradient=group_gradient,
+        workspace=operands(1 / 2, is_kept=False),
+    ),
+    OpDef(
+        "GroupNormalization",
+        (3, 3),
+        _infer_group,
+        _group,
+        attributes={
+            "epsilon": Attribute("float", EPSILON),
+            "num_groups": Attribute("int", required=True),
+            "stash_type": Attribute("int", 1),
+        },
+        gradient=group_gradient,
+        workspace=operands(1 / 2, is_kept=False),
+    ),
+    OpDef(
+        "LpNormalization",
+        (1, 1),
+        _infer_norm,
+        _norm,
+        attributes={"axis": Attribute("int", -1), "p": Attribute("int", 2)},
+        gradient=norm_gradient,
+        workspace=operands(1 / 2, is_kept=False),
+    ),
+)

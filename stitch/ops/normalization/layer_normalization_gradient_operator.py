@@ -1,0 +1,148 @@
+"""`stitch.LayerNormalizationGradient`: operand's, scale's and shift's gradients of a layer.
+
+Operands are the result's gradient, the operand, the mean and inverse deviation of its rows (as
+LayerNormalization gives them), and the scale. With c = x - mean and h = dy scale:
+dx = (h - mean(h) - c mean(h c) / deviation^2) / deviation. In ONNX's words it is a dozen passes;
+here rows are handled block by block and stay in the caches. Libraries have it as one kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from stitch.ops.attributes import int_of
+from stitch.ops.definition import (
+    Attribute,
+    InferenceContext,
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+    WorkspaceRule,
+)
+from stitch.ops.element_types import FLOATS
+from stitch.ops.inference import (
+    axis_of,
+    require_rank,
+    require_same_type,
+    require_shape,
+    require_type,
+)
+from stitch.ops.reduction.row_statistics import SPREAD_FROM, row_blocks
+from stitch.ops.steps import BLOCK_SIZE, fill_step, given, scalar, workspace
+from stitch.ops.workspaces import few
+from stitch.program import Array, ValueType
+
+
+def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
+    x = require_type(context, 1, FLOATS)
+    require_same_type(context, range(5))
+    axis = axis_of(context, int_of(context.attributes, "axis"), require_rank(context, 1, 1))
+    row = (*x.shape[:axis], *(1,) * (len(x.shape) - axis))
+    for index, shape in ((0, x.shape), (2, row), (3, row), (4, x.shape[axis:])):
+        require_shape(context, index, shape)
+    weights = ValueType(x.shape[axis:], x.data_type)
+    return (x, weights, weights)[: context.outputs]
+
+
+def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
+    gradient, x, mean, inverse, scale = (given(arguments, i) for i in range(5))
+    out, *sums = arguments.outputs
+    if x.size == 0:
+        return [fill_step(total, 0) for total in sums]
+    axis = int_of(arguments.attributes, "axis") % x.ndim
+    shape = math.prod(x.shape[:axis]), math.prod(x.shape[axis:])
+    blocks = _Blocks(shape, scale.reshape(1, -1), [s.reshape(1, -1) for s in sums])
+    steps = blocks.before()
+    rows = mean.reshape(-1, 1), inverse.reshape(-1, 1)
+    for part in blocks.parts:
+        operands = gradient.reshape(shape)[part], x.reshape(shape)[part]
+        steps += blocks.steps(*operands, rows[0][part], rows[1][part], out.reshape(shape)[part])
+    return steps
+
+
+class _Blocks:
+    """What the blocks of rows of one layer share."""
+
+    def __init__(self, shape: tuple[int, int], scale: Array, sums: Sequence[Array]) -> None:
+        self.parts = row_blocks(shape)
+        self.scale, self.sums, self.first = scale, sums, True
+        wide, dtype = (self.parts[0].stop, shape[1]), scale.dtype
+        self.centred, self.product = (workspace(wide, dtype) for _ in range(2))
+        #: The scale over the length of a row: a product with it is a mean.
+        self.share = workspace((shape[1], 1), dtype)
+        self.slant, self.mean = (workspace((wide[0], 1), dtype) for _ in range(2))
+        self.more, self.ones = workspace((1, shape[1]), dtype), np.ones((1, wide[0]), dtype)
+        # One row of numbers multiplies half as fast as a whole block of them does.
+        self.spread = workspace(wide, dtype) if len(self.parts) >= SPREAD_FROM else None
+
+    def before(self) -> list[Thunk]:
+        """Steps ahead of all blocks."""
+        width = scalar(self.share.size, self.share)
+        steps: list[Thunk] = [partial(np.divide, self.scale.T, width, self.share)]
+        return (
+            steps if self.spread is None else [*steps, partial(np.copyto, self.spread, self.scale)]
+        )
+
+    def steps(
+        self, gradient: Array, x: Array, mean: Array, inverse: Array, out: Array
+    ) -> list[Thunk]:
+        """The steps of one block of rows; `mean` and `inverse` are columns."""
+        count = len(x)
+        c, p = self.centred[:count], self.product[:count]
+        slant, average = self.slant[:count], self.mean[:count]
+        scale = self.scale if self.spread is None else self.spread[:count]
+        steps: list[Thunk] = [
+            partial(np.subtract, x, mean, c),
+            partial(np.multiply, gradient, c, p),
+            *self._summed(inverse.T, p, 0),
+            *self._summed(self.ones[:, :count], gradient, 1),
+            partial(np.dot, p, self.share, slant),
+            partial(np.multiply, slant, inverse, slant),
+            partial(np.multiply, slant, inverse, slant),
+            partial(np.multiply, c, slant, c),
+            partial(np.multiply, gradient, scale, out),
+            partial(np.subtract, out, c, out),
+            partial(np.dot, gradient, self.share, average),
+            partial(np.subtract, out, average, out),
+            partial(np.multiply, out, inverse, out),
+        ]
+        self.first = False
+        return steps
+
+    def _summed(self, weights: Array, rows: Array, index: int) -> list[Thunk]:
+        """A weighted sum of rows, on top of that of the blocks before."""
+        if index >= len(self.sums):
+            return []
+        total = self.sums[index]
+        if self.first:
+            return [partial(np.dot, weights, rows, total)]
+        return [partial(np.dot, weights, rows, self.more), partial(np.add, total, self.more, total)]
+
+
+def _workspace(context: WorkspaceContext) -> int:
+    """Three blocks of rows, and rows of weights and sums."""
+    x, scale = context.inputs[1], context.inputs[4]
+    assert x is not None
+    assert scale is not None
+    width = math.prod(scale.shape)
+    block = min(math.prod(x.shape), max(BLOCK_SIZE, width))
+    return few.nbytes(context) + (3 * block + 4 * width) * x.data_type.compute_dtype.itemsize
+
+
+OPERATORS = (
+    OpDef(
+        "LayerNormalizationGradient",
+        (5, 5),
+        _infer,
+        _kernel,
+        (1, 3),
+        attributes={"axis": Attribute("int", -1)},
+        domain="stitch",
+        workspace=WorkspaceRule(_workspace, is_kept=False),
+    ),
+)

@@ -1,0 +1,178 @@
+"""Matrix products: MatMul and Gemm.
+
+`ndarray.dot` with a contiguous result is the fastest call that NumPy has for two matrices (`np.dot`
+adds its dispatch, 0.1 us); what never changes (a transposed weight, a bias) is rearranged once, at
+binding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from stitch.ops.attributes import float_of, int_of
+from stitch.ops.definition import (
+    Attribute,
+    InferenceContext,
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+    WorkspaceRule,
+    computed_nbytes,
+)
+from stitch.ops.element_types import PRODUCTS
+from stitch.ops.inference import (
+    broadcast,
+    present,
+    require_broadcast_to,
+    require_rank,
+    require_same_type,
+    require_type,
+)
+from stitch.ops.product.product_gradients import gemm_gradient, matmul_gradient
+from stitch.ops.steps import fill_step, given, is_constant, optional, remembered, scalar
+from stitch.ops.workspaces import few
+from stitch.program import Array, ValueType
+
+#: A constant bias is spread to the result's shape up to this size: adding equal shapes is faster
+#: than broadcasting while both stay in the cache, and slower when memory has to deliver them.
+SPREAD_BIAS_NBYTES = 1 << 20
+
+
+def _infer_matmul(context: InferenceContext) -> tuple[ValueType, ...]:
+    a, b = require_type(context, 0, PRODUCTS), require_type(context, 1, PRODUCTS)
+    require_same_type(context, (0, 1))
+    require_rank(context, 0, 1)
+    require_rank(context, 1, 1)
+    inner = b.shape[-2] if len(b.shape) > 1 else b.shape[0]
+    if a.shape[-1] != inner:
+        raise context.fail(
+            "the inner dimensions of a MatMul differ", expected=str(a.shape[-1]), got=str(inner)
+        )
+    batch = broadcast(context, a.shape[:-2], b.shape[:-2])
+    rows, columns = a.shape[-2:-1], b.shape[-1:] if len(b.shape) > 1 else ()
+    return (ValueType((*batch, *rows, *columns), a.data_type),)
+
+
+def _matmul(arguments: KernelArguments) -> Sequence[Thunk]:
+    a, b, out = given(arguments, 0), given(arguments, 1), arguments.outputs[0]
+    if out.size == 0:
+        return ()
+    if a.shape[-1] == 0:
+        return (fill_step(out, 0),)
+    if b.ndim == 2 and a.ndim > 2:
+        # One matrix on the right: all rows on the left are one tall matrix.
+        a, out = a.reshape(-1, a.shape[-1]), out.reshape(-1, b.shape[1])
+    if a.ndim <= 2 and b.ndim <= 2:
+        return (partial(a.dot, b, out),)
+    return (partial(np.matmul, a, b, out),)
+
+
+def _infer_gemm(context: InferenceContext) -> tuple[ValueType, ...]:
+    a, b = require_type(context, 0, PRODUCTS), require_type(context, 1, PRODUCTS)
+    require_same_type(context, range(len(context.inputs)))
+    require_rank(context, 0, 2, 2)
+    require_rank(context, 1, 2, 2)
+    rows, inner = a.shape[::-1] if int_of(context.attributes, "transA") else a.shape
+    other, columns = b.shape[::-1] if int_of(context.attributes, "transB") else b.shape
+    if inner != other:
+        raise context.fail(
+            "the inner dimensions of a Gemm differ", expected=str(inner), got=str(other)
+        )
+    if present(context, 2) is not None:
+        require_broadcast_to(context, 2, (rows, columns))
+    return (ValueType((rows, columns), a.data_type),)
+
+
+def _transposed(arguments: KernelArguments, index: int, transpose: bool) -> Array:
+    found = given(arguments, index)
+    if not transpose:
+        return found
+    if not is_constant(arguments, index):
+        return found.T
+    return remembered(arguments, f"transposed {index}", lambda: np.ascontiguousarray(found.T))
+
+
+def _scale(source: Array, factor: float, out: Array) -> list[Thunk]:
+    if factor == 1.0:
+        return []
+    if out.dtype.kind == "f":
+        return [partial(np.multiply, source, scalar(factor, out), out)]
+    return [partial(np.multiply, source, factor, out, casting="unsafe")]
+
+
+def _gemm(arguments: KernelArguments) -> Sequence[Thunk]:
+    out, attributes = arguments.outputs[0], arguments.attributes
+    a = _transposed(arguments, 0, bool(int_of(attributes, "transA")))
+    b = _transposed(arguments, 1, bool(int_of(attributes, "transB")))
+    if out.size == 0:
+        return ()
+    product: Thunk = partial(a.dot, b, out) if a.shape[1] else fill_step(out, 0)
+    steps = [product, *_scale(out, float_of(attributes, "alpha"), out)]
+    bias, beta = optional(arguments, 2), float_of(attributes, "beta")
+    if bias is None or beta == 0.0:
+        return steps
+    if is_constant(arguments, 2):
+        given_bias = bias
+        bias = remembered(arguments, "bias", lambda: _constant_bias(given_bias, beta, out))
+    elif beta != 1.0:
+        scaled = np.empty_like(bias)
+        steps += _scale(bias, beta, scaled)
+        bias = scaled
+    return [*steps, partial(np.add, out, bias, out)]
+
+
+def _constant_bias(bias: Array, beta: float, out: Array) -> Array:
+    if beta != 1.0:
+        factor = np.asarray(beta, bias.dtype if bias.dtype.kind == "f" else None)
+        bias = (bias * factor).astype(bias.dtype)
+    if out.nbytes <= SPREAD_BIAS_NBYTES:
+        bias = np.broadcast_to(bias, out.shape).copy()
+    return bias
+
+
+def _gemm_nbytes(context: WorkspaceContext) -> int:
+    """Operands that are turned round once, the bias as large as the result, or scaled."""
+    turned = [int_of(context.attributes, name) for name in ("transA", "transB")]
+    found = sum(
+        computed_nbytes(kind)
+        for kind, turns in zip(context.inputs[:2], turned, strict=True)
+        if kind is not None and turns
+    )
+    bias = context.inputs[2] if len(context.inputs) > 2 else None
+    if bias is not None:
+        spread = computed_nbytes(context.outputs[0])
+        # Scaled: in float64 if it has integers, then in its own type.
+        found += 8 * math.prod(bias.shape) + 2 * computed_nbytes(bias)
+        found += spread if spread <= SPREAD_BIAS_NBYTES else 0
+    return found
+
+
+OPERATORS = (
+    OpDef(
+        "MatMul",
+        (2, 2),
+        _infer_matmul,
+        _matmul,
+        gradient=matmul_gradient,
+        workspace=few,
+    ),
+    OpDef(
+        "Gemm",
+        (2, 3),
+        _infer_gemm,
+        _gemm,
+        attributes={
+            "alpha": Attribute("float", 1.0),
+            "beta": Attribute("float", 1.0),
+            "transA": Attribute("int", 0),
+            "transB": Attribute("int", 0),
+        },
+        gradient=gemm_gradient,
+        workspace=WorkspaceRule(_gemm_nbytes),
+    ),
+)

@@ -1,0 +1,318 @@
+"""Products of 8-bit integers: MatMulInteger, ConvInteger, QLinearMatMul, QLinearConv.
+
+They are summed in float64, which holds every such sum exactly, and wrap to int32 as ONNX's do, or
+are scaled and rounded to 8 bits again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from stitch.ops.definition import (
+    Attribute,
+    InferenceContext,
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+    WorkspaceRule,
+)
+from stitch.ops.inference import (
+    Shape,
+    broadcast,
+    operand,
+    present,
+    require_rank,
+    require_same_type,
+    require_shape,
+    require_type,
+)
+from stitch.ops.steps import given, optional
+from stitch.ops.types.quantization import BYTES, REALS
+from stitch.ops.window.convolution import OPERATORS as CONVOLUTIONS
+from stitch.ops.window.windows import WINDOW_ATTRIBUTES
+from stitch.program import Array, DataType, ValueType
+
+_CONV = CONVOLUTIONS[0]
+
+
+def _infer_product(context: InferenceContext, b: int, made: DataType) -> tuple[ValueType, ...]:
+    """The type of operand 0 times operand `b`, as MatMul shapes it."""
+    left, right = require_type(context, 0, BYTES), require_type(context, b, BYTES)
+    require_rank(context, 0, 1)
+    require_rank(context, b, 1)
+    rows, columns = left.shape[-2:-1], right.shape[-1:] if len(right.shape) > 1 else ()
+    inner = right.shape[-2] if len(right.shape) > 1 else right.shape[0]
+    if left.shape[-1] != inner:
+        raise context.fail(
+            f"the inner dimensions of a {context.op} differ",
+            expected=str(left.shape[-1]),
+            got=str(inner),
+        )
+    batch = broadcast(context, left.shape[:-2], right.shape[:-2])
+    return (ValueType((*batch, *rows, *columns), made),)
+
+
+def _check_points(context: InferenceContext, index: int, shape: Shape, axis: int) -> None:
+    """Zero points or scales: one number, or one for each row (axis -2) or column (axis -1)."""
+    found = present(context, index)
+    if found is None or (math.prod(found.shape) == 1 and len(found.shape) <= 1):
+        return
+    rows = len(shape) > 1 and axis == -2
+    wide = (*shape[:-2], shape[-2], 1) if rows else (*shape[:-2], 1, *shape[-1:])
+    if len(shape) > 1 and found.shape in ((shape[axis],), wide):
+        return
+    raise context.fail(
+        f"operand {index} of {context.op} does not fit",
+        expected=f"one number, or {shape[axis]}" if len(shape) > 1 else "one number",
+        got=str(list(found.shape)),
+    )
+
+
+def _points(values: Array | None, rows: bool) -> Array | None:
+    """As columns (one per row) or as they are; float64."""
+    if values is None:
+        return None
+    wide = values.astype(np.float64)
+    if wide.size == 1 and wide.ndim <= 1:
+        return wide.reshape(())
+    return wide[:, None] if rows and wide.ndim == 1 else wide
+
+
+def _exact_product(a: Array, a_zero: Array | None, b: Array, b_zero: Array | None) -> Array:
+    left, right = a.astype(np.float64), b.astype(np.float64)
+    rows, columns = _points(a_zero, True), _points(b_zero, False)
+    if rows is not None:
+        left = left - rows
+    if columns is not None:
+        right = right - columns
+    return np.asarray(np.matmul(left, right))
+
+
+def _infer_matmul_integer(context: InferenceContext) -> tuple[ValueType, ...]:
+    found = _infer_product(context, 1, DataType.INT32)
+    require_same_type(context, (0, 2))
+    require_same_type(context, (1, 3))
+    _check_points(context, 2, operand(context, 0).shape, -2)
+    _check_points(context, 3, operand(context, 1).shape, -1)
+    return found
+
+
+def _matmul_integer(arguments: KernelArguments) -> Sequence[Thunk]:
+    a, b, out = given(arguments, 0), given(arguments, 1), arguments.outputs[0]
+    points = optional(arguments, 2), optional(arguments, 3)
+
+    def run() -> None:
+        out[...] = _exact_product(a, points[0], b, points[1]).astype(np.int64)
+
+    return (run,)
+
+
+def _infer_qlinear_matmul(context: InferenceContext) -> tuple[ValueType, ...]:
+    made = require_type(context, 7, BYTES).data_type
+    found = _infer_product(context, 3, made)
+    require_same_type(context, (0, 2))
+    require_same_type(context, (3, 5))
+    for index in (1, 4, 6):
+        require_type(context, index, REALS)
+    require_same_type(context, (1, 4, 6))
+    for index, side, axis in ((1, 0, -2), (2, 0, -2), (4, 3, -1), (5, 3, -1)):
+        _check_points(context, index, operand(context, side).shape, axis)
+    for index in (6, 7):
+        _check_points(context, index, found[0].shape, -2)
+    return found
+
+
+def _requantize(exact: Array, scale: Array, zero: Array, out: Array) -> None:
+    limits = np.iinfo(out.dtype)
+    whole = np.rint(exact * scale) + zero
+    # What is no number becomes the least one; a cast would leave it open.
+    np.copyto(out, np.minimum(np.fmax(whole, limits.min), limits.max), casting="unsafe")
+
+
+def _qlinear_matmul(arguments: KernelArguments) -> Sequence[Thunk]:
+    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = (
+        given(arguments, index) for index in range(8)
+    )
+    out = arguments.outputs[0]
+
+    def run() -> None:
+        left, right, made = _points(a_scale, True), _points(b_scale, False), _points(y_scale, True)
+        zero = _points(y_zero, True)
+        assert left is not None
+        assert right is not None
+        assert made is not None
+        assert zero is not None
+        exact = _exact_product(a, a_zero, b, b_zero)
+        _requantize(exact, left * right / made, zero, out)
+
+    return (run,)
+
+
+def _conv_context(context: InferenceContext, w: int, bias: int | None) -> InferenceContext:
+    """What Conv would be asked: the same shapes, of float64."""
+    picked = [0, w, *([] if bias is None else [bias])]
+    types = [present(context, index) for index in picked]
+    floats = [None if t is None else ValueType(t.shape, DataType.FLOAT64) for t in types]
+    none = (None,) * len(floats)
+    return InferenceContext(
+        context.op, tuple(floats), none, context.attributes, 1, context.location
+    )
+
+
+def _check_channels(context: InferenceContext, index: int, w: int) -> None:
+    """One number, or one for each filter."""
+    found = present(context, index)
+    filters = operand(context, w).shape[:1]
+    if found is not None and found.shape != filters and math.prod(found.shape) != 1:
+        require_shape(context, index, filters)
+
+
+def _infer_conv_integer(context: InferenceContext) -> tuple[ValueType, ...]:
+    require_type(context, 0, BYTES)
+    require_type(context, 1, BYTES)
+    require_same_type(context, (0, 2))
+    require_same_type(context, (1, 3))
+    (made,) = _CONV.infer(_conv_context(context, 1, None))
+    if present(context, 2) is not None and math.prod(operand(context, 2).shape) != 1:
+        require_shape(context, 2, ())
+    _check_channels(context, 3, 1)
+    return (ValueType(made.shape, DataType.INT32),)
+
+
+def _infer_qlinear_conv(context: InferenceContext) -> tuple[ValueType, ...]:
+    require_type(context, 0, BYTES)
+    require_type(context, 3, BYTES)
+    require_same_type(context, (0, 2))
+    require_same_type(context, (3, 5))
+    for index in (1, 4, 6):
+        require_type(context, index, frozenset({DataType.FLOAT32}))
+    if present(context, 8) is not None:
+        require_type(context, 8, frozenset({DataType.INT32}))
+    (made,) = _CONV.infer(_conv_context(context, 3, 8))
+    for index in (1, 2, 6, 7):
+        if math.prod(operand(context, index).shape) != 1:
+            require_shape(context, index, ())
+    for index in (4, 5):
+        _check_channels(context, index, 3)
+    return (ValueType(made.shape, require_type(context, 7, BYTES).data_type),)
+
+
+def _per_filter(values: Array, rank: int) -> Array:
+    """One number, or one per filter, against weights (filter first) of some rank."""
+    wide = values.astype(np.float64)
+    return wide.reshape(()) if wide.size == 1 else wide.reshape(-1, *(1,) * (rank - 1))
+
+
+def _exact_conv(
+    arguments: KernelArguments,
+    x: Array,
+    x_zero: Array | None,
+    w: Array,
+    w_zero: Array | None,
+    bias: Array | None,
+) -> tuple[Array, list[Thunk]]:
+    """The convolution of the integers in float64, and the steps that refresh it."""
+    left, right = np.empty(x.shape), np.empty(w.shape)
+    result = np.empty(arguments.outputs[0].shape)
+    wide = None if bias is None else np.empty(bias.shape)
+
+    def refresh() -> None:
+        left[...] = x if x_zero is None else x.astype(np.float64) - x_zero.reshape(())
+        right[...] = w if w_zero is None else w - _per_filter(w_zero, w.ndim)
+        if wide is not None and bias is not None:
+            wide[...] = bias
+
+    call = KernelArguments(
+        (left, right, wide), (result,), arguments.attributes, (False, False, False)
+    )
+    return result, [refresh, *_CONV.kernel(call)]
+
+
+def _product_workspace(sides: tuple[int, int], times: int) -> WorkspaceRule:
+    """A rule: both sides in float64, and once more without their zero points; and so many numbers
+    of float64 for each of the result."""
+
+    def nbytes(context: WorkspaceContext) -> int:
+        kinds = [context.inputs[side] for side in sides]
+        sizes = [math.prod(k.shape) for k in kinds if k is not None]
+        return 16 * sum(sizes) + times * 8 * math.prod(context.outputs[0].shape)
+
+    return WorkspaceRule(nbytes, is_kept=False)
+
+
+def _conv_workspace(w: int) -> WorkspaceRule:
+    """A rule: operands and result in float64, and what is in between; and what Conv takes."""
+
+    def nbytes(context: WorkspaceContext) -> int:
+        kinds = [context.inputs[0], context.inputs[w], *context.outputs]
+        wide = tuple(ValueType(k.shape, DataType.FLOAT64) for k in kinds if k is not None)
+        inner = WorkspaceContext(wide[:2], (None, None), context.attributes, wide[2:])
+        return 4 * inner.nbytes + _CONV.workspace.nbytes(inner)
+
+    return WorkspaceRule(nbytes)
+
+
+def _conv_integer(arguments: KernelArguments) -> Sequence[Thunk]:
+    points = optional(arguments, 2), optional(arguments, 3)
+    out = arguments.outputs[0]
+    x, w = given(arguments, 0), given(arguments, 1)
+    result, steps = _exact_conv(arguments, x, points[0], w, points[1], None)
+
+    def wrap() -> None:
+        out[...] = result.astype(np.int64)
+
+    return [*steps, wrap]
+
+
+def _qlinear_conv(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = (
+        given(arguments, index) for index in range(8)
+    )
+    out = arguments.outputs[0]
+    result, steps = _exact_conv(arguments, x, x_zero, w, w_zero, optional(arguments, 8))
+
+    def requantize() -> None:
+        scale = x_scale.reshape(()) * _per_filter(w_scale, w.ndim - 1) / y_scale.reshape(())
+        _requantize(result, np.asarray(scale), y_zero.reshape(()), out)
+
+    return [*steps, requantize]
+
+
+_CONV_ATTRIBUTES = {**WINDOW_ATTRIBUTES, "group": Attribute("int", 1)}
+
+OPERATORS = (
+    OpDef(
+        "MatMulInteger",
+        (2, 4),
+        _infer_matmul_integer,
+        _matmul_integer,
+        workspace=_product_workspace((0, 1), 2),
+    ),
+    OpDef(
+        "QLinearMatMul",
+        (8, 8),
+        _infer_qlinear_matmul,
+        _qlinear_matmul,
+        workspace=_product_workspace((0, 3), 6),
+    ),
+    OpDef(
+        "ConvInteger",
+        (2, 4),
+        _infer_conv_integer,
+        _conv_integer,
+        attributes=_CONV_ATTRIBUTES,
+        workspace=_conv_workspace(1),
+    ),
+    OpDef(
+        "QLinearConv",
+        (8, 9),
+        _infer_qlinear_conv,
+        _qlinear_conv,
+        attributes=_CONV_ATTRIBUTES,
+        workspace=_conv_workspace(3),
+    ),
+)

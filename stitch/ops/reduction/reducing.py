@@ -1,0 +1,329 @@
+"""Reductions over axes, ArgMax and ArgMin.
+
+Axes are an operand and must be known at compile time; without axes everything is reduced, or
+nothing (`noop_with_empty_axes`), in which case the steps around the reduction still happen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from stitch.ops.attributes import int_of
+from stitch.ops.definition import (
+    Attribute,
+    InferenceContext,
+    KernelArguments,
+    OpDef,
+    Thunk,
+)
+from stitch.ops.element_types import BOOLEAN, INT64, NUMERIC, PRODUCTS
+from stitch.ops.inference import (
+    axes_of,
+    axis_of,
+    known_ints,
+    present,
+    require_rank,
+    require_type,
+)
+from stitch.ops.reduction.reduction_gradients import REDUCTIONS
+from stitch.ops.reduction.row_statistics import LONG_ROW
+from stitch.ops.steps import fill_step, given, optional, scalar
+from stitch.ops.workspaces import few, integers, operands
+from stitch.program import Array, DataType, ValueType
+
+
+def _reduced_shape(shape: tuple[int, ...], axes: tuple[int, ...], keep: bool) -> tuple[int, ...]:
+    if keep:
+        return tuple(1 if i in axes else size for i, size in enumerate(shape))
+    return tuple(size for i, size in enumerate(shape) if i not in axes)
+
+
+def _chosen(axes: tuple[int, ...], rank: int, noop: bool) -> tuple[int, ...]:
+    return axes if axes or noop else tuple(range(rank))
+
+
+def _infer(allowed: frozenset[DataType], context: InferenceContext) -> tuple[ValueType, ...]:
+    data = require_type(context, 0, allowed)
+    axes: tuple[int, ...] = ()
+    if present(context, 1) is not None:
+        require_type(context, 1, INT64)
+        axes = axes_of(context, known_ints(context, 1, "axes"), len(data.shape))
+    noop = bool(int_of(context.attributes, "noop_with_empty_axes"))
+    chosen = _chosen(axes, len(data.shape), noop)
+    keep = bool(int_of(context.attributes, "keepdims"))
+    return (ValueType(_reduced_shape(data.shape, chosen, keep), data.data_type),)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reduction:
+    """A reduction bound to arrays; `result` has the rank of `source`."""
+
+    source: Array
+    result: Array
+    axes: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """Elements that go into each result."""
+        return math.prod(self.source.shape[axis] for axis in self.axes)
+
+    def by(self, function: np.ufunc, source: Array | None = None) -> Thunk:
+        """The reducing step itself."""
+        read = self.source if source is None else source
+        reduce: Callable[..., object] = function.reduce
+        return partial(reduce, read, self.axes, self.result.dtype, self.result, True)
+
+    def sum(self, source: Array | None = None) -> tuple[Thunk, ...]:
+        """Steps of a sum: of floats, as products with ones where rows are short or stay whole.
+
+        Along long rows, and over everything, NumPy adds pairs, which rounds less.
+        """
+        read = self.source if source is None else source
+        if read.dtype.kind != "f" or read.dtype != self.result.dtype or not read.size:
+            return (self.by(np.add, source),)
+        before, kept, after = self._merged(read.shape)
+        if kept < 2 or after > LONG_ROW or not read.flags.c_contiguous:
+            return (self.by(np.add, source),)
+        out = self.result.reshape(-1)
+        if after == 1:
+            ones = np.ones((1, before), read.dtype)
+            return (partial(np.dot, ones, read.reshape(before, kept), out.reshape(1, -1)),)
+        ones, rows = np.ones((after, 1), read.dtype), read.reshape(-1, after)
+        if before == 1:
+            return (partial(np.dot, rows, ones, out.reshape(-1, 1)),)
+        sums = np.empty((before * kept, 1), read.dtype)
+        total = partial(np.add.reduce, sums.reshape(before, kept), 0, None, out)
+        return (partial(np.dot, rows, ones, sums), total)
+
+    def _merged(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
+        """Reduced, kept and reduced elements where that is all there is; else (0, 0, 0)."""
+        kept = [i for i in range(len(shape)) if i not in self.axes]
+        if not kept or any(i in self.axes and shape[i] > 1 for i in range(kept[0], kept[-1])):
+            return (0, 0, 0)
+        first, last = kept[0], kept[-1] + 1
+        return math.prod(shape[:first]), math.prod(shape[first:last]), math.prod(shape[last:])
+
+
+Body = Callable[[_Reduction], Sequence[Thunk]]
+
+
+def _kernel(body: Body) -> Callable[[KernelArguments], Sequence[Thunk]]:
+    def kernel(arguments: KernelArguments) -> Sequence[Thunk]:
+        source, listed = given(arguments, 0), optional(arguments, 1)
+        axes = () if listed is None else tuple(int(a) % source.ndim for a in listed.ravel())
+        noop = bool(int_of(arguments.attributes, "noop_with_empty_axes"))
+        chosen = _chosen(axes, source.ndim, noop)
+        result = arguments.outputs[0].reshape(_reduced_shape(source.shape, chosen, True))
+        return () if result.size == 0 else body(_Reduction(source, result, chosen))
+
+    return kernel
+
+
+def _lowest(dtype: np.dtype[Any]) -> float:
+    if dtype.kind == "f":
+        return -math.inf
+    return 0 if dtype.kind == "b" else int(np.iinfo(dtype).min)
+
+
+def _highest(dtype: np.dtype[Any]) -> float:
+    if dtype.kind == "f":
+        return math.inf
+    return 1 if dtype.kind == "b" else int(np.iinfo(dtype).max)
+
+
+def _sum(r: _Reduction) -> Sequence[Thunk]:
+    return r.sum()
+
+
+def _product(r: _Reduction) -> Sequence[Thunk]:
+    return (r.by(np.multiply),)
+
+
+def _maximum(r: _Reduction) -> Sequence[Thunk]:
+    if r.count == 0:
+        return (fill_step(r.result, _lowest(r.result.dtype)),)
+    return (r.by(np.maximum),)
+
+
+def _minimum(r: _Reduction) -> Sequence[Thunk]:
+    if r.count == 0:
+        return (fill_step(r.result, _highest(r.result.dtype)),)
+    return (r.by(np.minimum),)
+
+
+def _mean(r: _Reduction) -> Sequence[Thunk]:
+    if r.result.dtype.kind == "f":
+        return (*r.sum(), partial(np.divide, r.result, scalar(r.count, r.result), r.result))
+    return (fill_step(r.result, 0),) if r.count == 0 else _integer_mean(r)
+
+
+def _integer_mean(r: _Reduction) -> Sequence[Thunk]:
+    """The exact mean, truncated: the sum of quotients, and the quotient of the remainders' sum.
+
+    Quotients round down, so that no remainder is negative; the sum itself may exceed 64 bits.
+    """
+    count = np.array(r.count, r.source.dtype)
+    quotients, remainders = np.empty_like(r.source), np.empty_like(r.source)
+    rest, more = np.empty(r.result.shape, np.int64), np.empty(r.result.shape, np.int64)
+    added, upwards = np.empty_like(r.result), np.empty(r.result.shape, np.bool_)
+    none = np.zeros((), r.result.dtype)
+    return (
+        partial(np.divmod, r.source, count, quotients, remainders),
+        r.by(np.add, quotients),
+        partial(np.add.reduce, remainders, r.axes, np.int64, rest, True),
+        partial(np.divmod, rest, r.count, more, rest),
+        partial(np.copyto, added, more, "unsafe"),
+        partial(np.add, r.result, added, r.result),
+        # Down is not toward zero where the mean is negative and something is left.
+        partial(np.less, r.result, none, upwards),
+        partial(np.logical_and, upwards, rest, upwards),
+        partial(np.add, r.result, upwards, r.result, casting="unsafe"),
+    )
+
+
+def _absolute_sum(r: _Reduction) -> Sequence[Thunk]:
+    work = np.empty_like(r.source)
+    return (partial(np.absolute, r.source, work), *r.sum(work))
+
+
+def _square_sum(r: _Reduction) -> Sequence[Thunk]:
+    work = np.empty_like(r.source)
+    return (partial(np.multiply, r.source, r.source, work), *r.sum(work))
+
+
+def _in_float(r: _Reduction, body: Callable[[_Reduction], Sequence[Thunk]]) -> Sequence[Thunk]:
+    """Run a body that needs real numbers; integers go through float64 and are truncated."""
+    if r.source.dtype.kind == "f":
+        return body(r)
+    wide = np.empty(r.source.shape, np.float64)
+    inner = _Reduction(wide, np.empty(r.result.shape, np.float64), r.axes)
+    return (
+        partial(np.copyto, wide, r.source),
+        *body(inner),
+        partial(np.copyto, r.result, inner.result, "unsafe"),
+    )
+
+
+def _norm(r: _Reduction) -> Sequence[Thunk]:
+    def body(real: _Reduction) -> Sequence[Thunk]:
+        return (*_square_sum(real), partial(np.sqrt, real.result, real.result))
+
+    return _in_float(r, body)
+
+
+def _log_sum(r: _Reduction) -> Sequence[Thunk]:
+    def body(real: _Reduction) -> Sequence[Thunk]:
+        return (*real.sum(), partial(np.log, real.result, real.result))
+
+    return _in_float(r, body)
+
+
+def _finite(row: Array) -> None:
+    np.nan_to_num(row, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _log_sum_exp(r: _Reduction) -> Sequence[Thunk]:
+    def body(real: _Reduction) -> Sequence[Thunk]:
+        if real.count == 0:
+            return (fill_step(real.result, -math.inf),)
+        work, row = np.empty_like(real.source), np.empty_like(real.result)
+        return (
+            partial(np.maximum.reduce, real.source, real.axes, None, row, True),
+            partial(_finite, row),  # an infinite maximum must not be subtracted from itself
+            partial(np.subtract, real.source, row, work),
+            partial(np.exp, work, work),
+            *real.sum(work),
+            partial(np.log, real.result, real.result),
+            partial(np.add, real.result, row, real.result),
+        )
+
+    return _in_float(r, body)
+
+
+#: These read their operand as it is.
+_IN_ONE_PASS = {"ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd"}
+
+
+def _reduce(name: str, body: Body, allowed: frozenset[DataType] = PRODUCTS) -> OpDef:
+    return OpDef(
+        name,
+        (1, 2),
+        partial(_infer, allowed),
+        _kernel(body),
+        attributes={
+            "keepdims": Attribute("int", 1),
+            "noop_with_empty_axes": Attribute("int", 0),
+        },
+        gradient=REDUCTIONS[name],
+        workspace=integers(3, few if name in _IN_ONE_PASS else operands(2)),
+    )
+
+
+def _infer_argument(context: InferenceContext) -> tuple[ValueType, ...]:
+    data = require_type(context, 0, NUMERIC)
+    axis = axis_of(context, int_of(context.attributes, "axis"), require_rank(context, 0, 1))
+    keep = bool(int_of(context.attributes, "keepdims"))
+    shape = _reduced_shape(data.shape, (axis,), keep)
+    if data.shape[axis] == 0 and 0 not in shape:
+        raise context.fail(f"{context.op} over an empty axis has no answer", got=f"axis {axis}")
+    return (ValueType(shape, DataType.INT64),)
+
+
+def _reverse_count(out: Array, last: int) -> None:
+    np.subtract(last, out, out)
+
+
+def _argument(function: Callable[..., object]) -> Callable[[KernelArguments], Sequence[Thunk]]:
+    def kernel(arguments: KernelArguments) -> Sequence[Thunk]:
+        source, out = given(arguments, 0), arguments.outputs[0]
+        axis = int_of(arguments.attributes, "axis") % source.ndim
+        if out.size == 0:
+            return ()
+        result = out.reshape(_reduced_shape(source.shape, (axis,), True))
+        if not int_of(arguments.attributes, "select_last_index"):
+            return (partial(function, source, axis, result, keepdims=True),)
+        turned = np.flip(source, axis)
+        return (
+            partial(function, turned, axis, result, keepdims=True),
+            partial(_reverse_count, result, source.shape[axis] - 1),
+        )
+
+    return kernel
+
+
+def _argument_operator(name: str, function: Callable[..., object]) -> OpDef:
+    return OpDef(
+        name,
+        (1, 1),
+        _infer_argument,
+        _argument(function),
+        attributes={
+            "axis": Attribute("int", 0),
+            "keepdims": Attribute("int", 1),
+            "select_last_index": Attribute("int", 0),
+        },
+    )
+
+
+_EXTREMES = PRODUCTS | {DataType.INT8, DataType.UINT8} | BOOLEAN
+
+OPERATORS = (
+    _reduce("ReduceSum", _sum),
+    _reduce("ReduceMean", _mean),
+    _reduce("ReduceMax", _maximum, _EXTREMES),
+    _reduce("ReduceMin", _minimum, _EXTREMES),
+    _reduce("ReduceProd", _product),
+    _reduce("ReduceL1", _absolute_sum),
+    _reduce("ReduceL2", _norm),
+    _reduce("ReduceLogSum", _log_sum),
+    _reduce("ReduceLogSumExp", _log_sum_exp),
+    _reduce("ReduceSumSquare", _square_sum),
+    _argument_operator("ArgMax", np.argmax),
+    _argument_operator("ArgMin", np.argmin),
+)

@@ -1,0 +1,14 @@
+"""Values read between elements: Resize, GridSample, DeformConv, RoiAlign.
+
+Comes in: images, and where they are sampled. Goes out: `OPERATORS`, their gradient rules inside
+them. Knows windows: a deformed convolution has some.
+"""
+
+from stitch.ops.definition import OpDef
+from stitch.ops.sampling import grid_sampling, region_sampling, resampling
+
+OPERATORS: tuple[OpDef, ...] = (
+    *resampling.OPERATORS,
+    *grid_sampling.OPERATORS,
+    *region_sampling.OPERATORS,
+)

@@ -1,0 +1,296 @@
+"""Values read between elements: GridSample and DeformConv.
+
+Both gather the neighbours of real places and weigh them; places outside count as 0 or are
+brought back inside. Source: ONNX's GridSample, DeformConv.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from stitch.ops.attributes import Attributes, int_of, ints_of, string_of
+from stitch.ops.definition import (
+    Attribute,
+    InferenceContext,
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+    WorkspaceRule,
+)
+from stitch.ops.element_types import EVERY, FLOATS
+from stitch.ops.inference import (
+    Shape,
+    present,
+    require_rank,
+    require_same_type,
+    require_shape,
+    require_type,
+)
+from stitch.ops.sampling.resampling import cubic_weight
+from stitch.ops.steps import PIECE_NBYTES, given, optional, pieces_of
+from stitch.ops.window.convolution import bias_steps, check_output
+from stitch.ops.window.windows import (
+    WINDOW_ATTRIBUTES,
+    Windows,
+    check_window_attributes,
+    windows_of,
+)
+from stitch.program import Array, ValueType
+
+_GRID_MODES = ("nearest", "linear", "cubic")
+_PADDINGS = ("zeros", "border", "reflection")
+#: About what the rows of a DeformConv that are made together take: a stretch has many steps.
+_DEFORMED_NBYTES = 10 << 20
+
+
+def _infer_grid(context: InferenceContext) -> tuple[ValueType, ...]:
+    mode = string_of(context.attributes, "mode")
+    padding = string_of(context.attributes, "padding_mode")
+    if mode not in _GRID_MODES or padding not in _PADDINGS:
+        raise context.fail(
+            "GridSample has no such mode",
+            expected=f"{', '.join(_GRID_MODES)}; {', '.join(_PADDINGS)}",
+            got=f"{mode}; {padding}",
+        )
+    x = require_type(context, 0, EVERY if mode == "nearest" else FLOATS)
+    grid = require_type(context, 1, FLOATS)
+    rank = require_rank(context, 0, 3)
+    require_rank(context, 1, rank, rank)
+    require_shape(context, 1, (x.shape[0], *grid.shape[1:-1], rank - 2))
+    if 0 in x.shape[2:]:
+        raise context.fail("an empty image cannot be sampled", got=str(list(x.shape)))
+    return (ValueType((*x.shape[:2], *grid.shape[1:-1]), x.data_type),)
+
+
+def _reflect(place: Array, low: float, high: float) -> Array:
+    """Places mirrored at both borders until they are inside."""
+    span = high - low
+    if span <= 0:
+        return np.full_like(place, low)
+    folded = np.mod(place - low, 2 * span)
+    return np.asarray(low + np.where(folded > span, 2 * span - folded, folded))
+
+
+def _grid_taps(place: Array, size: int, attributes: Attributes) -> tuple[Array, Array]:
+    """Per sampled place along one axis: indices (taps first), weights; weight 0 outside."""
+    mode, padding = string_of(attributes, "mode"), string_of(attributes, "padding_mode")
+    corners = bool(int_of(attributes, "align_corners"))
+    low, high = (0.0, size - 1.0) if corners else (-0.5, size - 0.5)
+    place = (place + 1) / 2 * (size - 1) if corners else ((place + 1) * size - 1) / 2
+    place = np.rint(place) if mode == "nearest" else place
+    # Places between the first element and the border are left to the clamping of their taps.
+    beyond = (place < low) | (place > high)
+    if padding == "border":
+        place = np.where(beyond, np.clip(place, 0, size - 1), place)
+    elif padding == "reflection":
+        place = np.where(beyond, _reflect(place, low, high), place)
+    if mode == "nearest":
+        # Reflection at half an element leaves a place between two.
+        taps, weights = np.trunc(place)[None], np.ones((1, *place.shape))
+    else:
+        base = np.floor(place)
+        span = np.arange(0, 2) if mode == "linear" else np.arange(-1, 3)
+        taps = base + span.reshape(-1, *(1,) * place.ndim)
+        distance = np.abs(place - taps)
+        weights = np.clip(1 - distance, 0, 1) if mode == "linear" else cubic_weight(distance, -0.75)
+    if padding == "zeros":
+        weights = np.where((taps < 0) | (taps >= size), 0, weights)
+    elif padding == "reflection":
+        taps = np.trunc(_reflect(taps, low, high))
+    return np.clip(np.nan_to_num(taps), 0, size - 1).astype(np.intp), weights
+
+
+def _grid(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, grid, out = given(arguments, 0), given(arguments, 1), arguments.outputs[0]
+    # Not -1: images may have no channels, and batches no images.
+    points = math.prod(grid.shape[1:-1])
+    places = grid.reshape(len(grid), points, grid.shape[-1])
+    results = out.reshape(*out.shape[:2], points)
+    point = _point_nbytes(x.shape, string_of(arguments.attributes, "mode"))
+
+    def run() -> None:
+        for part in pieces_of(places.shape[1], point):
+            results[:, :, part] = _sampled(x, places[:, part], arguments.attributes)
+
+    return (run,) if out.size else ()
+
+
+def _point_nbytes(image: Shape, mode: str) -> int:
+    """What one sampled point of every image takes: channels and neighbours."""
+    taps = {"nearest": 1, "linear": 2, "cubic": 4}[mode]
+    return image[0] * (40 * image[1] + 60 * taps * (len(image) - 2) + 60)
+
+
+def _grid_workspace(context: WorkspaceContext) -> int:
+    x, grid = context.inputs[:2]
+    assert x is not None
+    assert grid is not None
+    point = _point_nbytes(x.shape, string_of(context.attributes, "mode"))
+    return min(2 * max(PIECE_NBYTES, point), 2 * point * math.prod(grid.shape[1:-1]))
+
+
+def _sampled(x: Array, places: Array, attributes: Attributes) -> Array:
+    """Images x at places (samples, points, axes): (samples, channels, points)."""
+    samples = np.arange(len(x)).reshape(-1, 1)
+    axes = [
+        _grid_taps(places[..., -1 - axis].astype(np.float64), size, attributes)
+        for axis, size in enumerate(x.shape[2:])
+    ]
+    total = np.zeros(
+        (*places.shape[:2], x.shape[1]), np.float64 if x.dtype.kind == "f" else x.dtype
+    )
+    for chosen in itertools.product(*(range(len(taps)) for taps, _ in axes)):
+        index = tuple(taps[i] for i, (taps, _) in zip(chosen, axes, strict=True))
+        weight = math.prod(
+            (weights[i] for i, (_, weights) in zip(chosen, axes, strict=True)), start=1.0
+        )
+        values = np.moveaxis(x, 1, -1)[(samples, *index)]
+        if string_of(attributes, "mode") == "nearest":
+            total[...] = np.where(np.asarray(weight)[..., None] != 0, values, 0)
+        else:
+            total += values * np.asarray(weight)[..., None]
+    return np.moveaxis(total, -1, 1)
+
+
+def bilinear(image: Array, y: Array, x: Array) -> list[tuple[Array, Array]]:
+    """The four neighbours of places in an image (channels, height, width): values and weights."""
+    height, width = image.shape[1:]
+    top, left = np.floor(y), np.floor(x)
+    found = []
+    for row, column in itertools.product((top, top + 1), (left, left + 1)):
+        weight = (1 - np.abs(y - row)) * (1 - np.abs(x - column))
+        inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+        rows = np.clip(np.nan_to_num(row), 0, height - 1).astype(np.intp)
+        columns = np.clip(np.nan_to_num(column), 0, width - 1).astype(np.intp)
+        found.append((image[:, rows, columns], np.where(inside, weight, 0)))
+    return found
+
+
+def _deform_windows(attributes: Attributes, size: Shape, kernel: Shape) -> Windows:
+    return windows_of({**attributes, "auto_pad": "NOTSET"}, size, kernel)
+
+
+def _infer_deform(context: InferenceContext) -> tuple[ValueType, ...]:
+    x, w = require_type(context, 0, FLOATS), require_type(context, 1, FLOATS)
+    require_same_type(context, range(5))
+    require_rank(context, 0, 4, 4)
+    require_rank(context, 1, 4, 4)
+    group, parts = (int_of(context.attributes, name) for name in ("group", "offset_group"))
+    fits = group > 0 and parts > 0 and x.shape[1] == w.shape[1] * group
+    if not fits or w.shape[0] % group or x.shape[1] % parts or min(w.shape) < 1:
+        raise context.fail(
+            "channels and groups of a DeformConv do not fit",
+            got=f"{x.shape[1]} channels, weights {list(w.shape)}",
+        )
+    filled = InferenceContext(
+        context.op, context.inputs, context.constants,
+        {**context.attributes, "auto_pad": "NOTSET"}, context.outputs, context.location,
+    )  # fmt: skip
+    check_window_attributes(filled, x.shape[2:], w.shape[2:])
+    kernel = ints_of(context.attributes, "kernel_shape")
+    if kernel is not None and kernel != w.shape[2:]:
+        raise context.fail("kernel_shape differs from the weights", got=str(list(kernel)))
+    output = _deform_windows(context.attributes, x.shape[2:], w.shape[2:]).output
+    check_output(context, output)
+    places = parts * math.prod(w.shape[2:])
+    require_shape(context, 2, (x.shape[0], 2 * places, *output))
+    if present(context, 3) is not None:
+        require_shape(context, 3, w.shape[:1])
+    if present(context, 4) is not None:
+        require_shape(context, 4, (x.shape[0], places, *output))
+    return (ValueType((x.shape[0], w.shape[0], *output), x.data_type),)
+
+
+def _deformed_row_nbytes(w: Array | ValueType, channels: int, width: int) -> int:
+    """What one row of the result takes: the neighbours of all places, weighed, and the sums."""
+    kernel = math.prod(w.shape[2:])
+    return (60 * channels + 150) * kernel * width + 8 * w.shape[0] * width
+
+
+def _deformed_rows(height: int, row: int) -> Iterator[slice]:
+    """Stretches of rows that are made together, alike in length; a row takes so many bytes."""
+    stretches = -(-height // max(1, _DEFORMED_NBYTES // row))
+    at_once = -(-height // stretches)
+    for start in range(0, height, at_once):
+        yield slice(start, min(start + at_once, height))
+
+
+def _deform_workspace(context: WorkspaceContext) -> int:
+    x, w = context.inputs[:2]
+    assert x is not None
+    assert w is not None
+    height, width = context.outputs[0].shape[2:]
+    row = _deformed_row_nbytes(w, x.shape[1], width)
+    return min(2 * max(_DEFORMED_NBYTES, row), 2 * row * height)
+
+
+def _deform(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, w, offset = (given(arguments, index) for index in range(3))
+    out, mask = arguments.outputs[0], optional(arguments, 4)
+    parts = int_of(arguments.attributes, "offset_group")
+    group = int_of(arguments.attributes, "group")
+    windows = _deform_windows(arguments.attributes, x.shape[2:], w.shape[2:])
+    rows, columns = (
+        (np.arange(windows.output[a]) * windows.strides[a] - windows.begin[a])
+        + (np.arange(windows.kernel[a]) * windows.dilations[a])[:, None]
+        for a in (0, 1)
+    )
+    grid_y, grid_x = rows[:, None, :, None], columns[None, :, None, :]
+    shape = (x.shape[0], parts, *windows.kernel, 2, *windows.output)
+    offsets = offset.reshape(shape)
+    masks = None if mask is None else mask.reshape(*shape[:4], *windows.output)
+    weights = w.reshape(group, w.shape[0] // group, -1)
+
+    row = _deformed_row_nbytes(w, x.shape[1], windows.output[1])
+
+    def run() -> None:
+        for n, image in enumerate(x.reshape(x.shape[0], parts, -1, *x.shape[2:])):
+            for rows in _deformed_rows(windows.output[0], row):
+                gathered = []
+                for part, channels in enumerate(image):
+                    shift = offsets[n, part][..., rows, :]
+                    places = grid_y[:, :, rows] + shift[:, :, 0], grid_x + shift[:, :, 1]
+                    found = sum((v * k for v, k in bilinear(channels, *places)), start=np.zeros(()))
+                    gathered.append(
+                        found if masks is None else found * masks[n, part][..., rows, :]
+                    )
+                taps = np.concatenate(gathered).reshape(group, weights.shape[2], -1)
+                into = out[n][:, rows]
+                into[...] = np.matmul(weights, taps).reshape(into.shape)
+
+    return (run, *bias_steps(optional(arguments, 3), out)) if out.size else ()
+
+
+_DEFORM_ATTRIBUTES = {k: v for k, v in WINDOW_ATTRIBUTES.items() if k != "auto_pad"}
+
+OPERATORS = (
+    OpDef(
+        "GridSample",
+        (2, 2),
+        _infer_grid,
+        _grid,
+        attributes={
+            "align_corners": Attribute("int", 0),
+            "mode": Attribute("string", "linear"),
+            "padding_mode": Attribute("string", "zeros"),
+        },
+        workspace=WorkspaceRule(_grid_workspace, is_kept=False),
+    ),
+    OpDef(
+        "DeformConv",
+        (3, 5),
+        _infer_deform,
+        _deform,
+        attributes={
+            **_DEFORM_ATTRIBUTES,
+            "group": Attribute("int", 1),
+            "offset_group": Attribute("int", 1),
+        },
+        workspace=WorkspaceRule(_deform_workspace),
+    ),
+)

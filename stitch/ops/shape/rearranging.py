@@ -1,0 +1,386 @@
+"""Operators that move elements and compute nothing: Transpose, Concat, Slice, Split, Tile ..."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from stitch.ops.attributes import Attributes, int_of, ints_of, string_of
+from stitch.ops.definition import (
+    Attribute,
+    InferenceContext,
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+    WorkspaceRule,
+)
+from stitch.ops.element_types import EVERY, INDICES, INT64, MOVED
+from stitch.ops.inference import (
+    Shape,
+    axes_of,
+    axis_of,
+    broadcast,
+    constant,
+    known_ints,
+    operand,
+    present,
+    require_rank,
+    require_same_type,
+    require_type,
+)
+from stitch.ops.shape.shape_gradients import (
+    concat_gradient,
+    depth_to_space_gradient,
+    expand_gradient,
+    slice_gradient,
+    space_to_depth_gradient,
+    split_gradient,
+    tile_gradient,
+    transpose_gradient,
+    trilu_gradient,
+)
+from stitch.ops.steps import copy_steps, fill_step, given, ints_at, optional
+from stitch.ops.workspaces import few
+from stitch.program import ValueType
+
+
+def _infer_transpose(context: InferenceContext) -> tuple[ValueType, ...]:
+    data = require_type(context, 0, MOVED)
+    order = _permutation(context.attributes, len(data.shape))
+    if sorted(order) != list(range(len(data.shape))):
+        raise context.fail(
+            "perm must name every axis once",
+            expected=f"a permutation of {list(range(len(data.shape)))}",
+            got=str(list(order)),
+        )
+    return (ValueType(tuple(data.shape[i] for i in order), data.data_type),)
+
+
+def _permutation(attributes: Attributes, rank: int) -> Shape:
+    order = ints_of(attributes, "perm")
+    return tuple(range(rank))[::-1] if order is None else order
+
+
+def _transpose(arguments: KernelArguments) -> Sequence[Thunk]:
+    source = given(arguments, 0)
+    order = _permutation(arguments.attributes, source.ndim)
+    return copy_steps(source.transpose(order), arguments.outputs[0])
+
+
+def _infer_concat(context: InferenceContext) -> tuple[ValueType, ...]:
+    every = range(len(context.inputs))
+    first = require_type(context, 0, EVERY)
+    require_same_type(context, every)
+    rank = require_rank(context, 0, 1)
+    axis = axis_of(context, int_of(context.attributes, "axis"), rank)
+    others = (*first.shape[:axis], *first.shape[axis + 1 :])
+    total = 0
+    for index in every:
+        shape = operand(context, index).shape
+        if len(shape) != rank or (*shape[:axis], *shape[axis + 1 :]) != others:
+            raise context.fail(
+                f"the operands of a Concat may differ in axis {axis} only",
+                expected=str(list(first.shape)),
+                got=str(list(shape)),
+            )
+        total += shape[axis]
+    shape = (*first.shape[:axis], total, *first.shape[axis + 1 :])
+    return (ValueType(shape, first.data_type),)
+
+
+def _concat(arguments: KernelArguments) -> Sequence[Thunk]:
+    axis = int_of(arguments.attributes, "axis")
+    parts = tuple(given(arguments, i) for i in range(len(arguments.inputs)))
+    return (partial(np.concatenate, parts, axis, arguments.outputs[0]),)
+
+
+def _infer_split(context: InferenceContext) -> tuple[ValueType, ...]:
+    data = require_type(context, 0, EVERY)
+    axis = axis_of(context, int_of(context.attributes, "axis"), require_rank(context, 0, 1))
+    count, size = context.attributes.get("num_outputs"), data.shape[axis]
+    if present(context, 1) is not None:
+        require_type(context, 1, INT64)
+        if count is not None:
+            raise context.fail("Split takes the operand split or num_outputs, not both")
+        sizes = list(known_ints(context, 1, "split"))
+    else:
+        if count is not None and count != context.outputs:
+            raise context.fail(
+                "num_outputs of a Split differs from its outputs",
+                expected=str(context.outputs), got=str(count),
+            )  # fmt: skip
+        part = -(-size // context.outputs)
+        sizes = [max(0, min(part, size - i * part)) for i in range(context.outputs)]
+    if len(sizes) != context.outputs or sum(sizes) != size or min(sizes, default=0) < 0:
+        raise context.fail(
+            "the parts of a Split do not fit",
+            expected=f"{context.outputs} parts that sum to {size}",
+            got=str(sizes),
+        )
+    return tuple(
+        ValueType((*data.shape[:axis], part, *data.shape[axis + 1 :]), data.data_type)
+        for part in sizes
+    )
+
+
+def _split(arguments: KernelArguments) -> Sequence[Thunk]:
+    source = given(arguments, 0)
+    axis = int_of(arguments.attributes, "axis") % source.ndim
+    steps: list[Thunk] = []
+    start = 0
+    for out in arguments.outputs:
+        stop = start + out.shape[axis]
+        steps += copy_steps(source[(slice(None),) * axis + (slice(start, stop),)], out)
+        start = stop
+    return steps
+
+
+def slices_of(
+    shape: Shape, starts: Shape, ends: Shape, axes: Shape, steps: Shape
+) -> tuple[slice, ...]:
+    """Slice's operands, clamped as ONNX says, as one Python slice per dimension."""
+    found = [slice(None)] * len(shape)
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        size = shape[axis]
+        start, end = (value + size if value < 0 else value for value in (start, end))
+        if step > 0:
+            found[axis] = slice(min(max(start, 0), size), min(max(end, 0), size), step)
+        else:
+            first, last = min(max(start, 0), size - 1), min(max(end, -1), size - 1)
+            # A negative stop would count from the end; None runs past the first element.
+            found[axis] = slice(first, None if last < 0 else last, step)
+            if size == 0:
+                found[axis] = slice(0, 0)
+    return tuple(found)
+
+
+def _infer_slice(context: InferenceContext) -> tuple[ValueType, ...]:
+    data = require_type(context, 0, EVERY)
+    for index in range(1, len(context.inputs)):
+        if present(context, index) is not None:
+            require_type(context, index, INDICES)
+    starts, ends = known_ints(context, 1, "starts"), known_ints(context, 2, "ends")
+    axes: Shape = tuple(range(len(starts)))
+    if present(context, 3) is not None:
+        axes = known_ints(context, 3, "axes")
+    steps: Shape = (1,) * len(starts)
+    if present(context, 4) is not None:
+        steps = known_ints(context, 4, "steps")
+    if not len(starts) == len(ends) == len(axes) == len(steps) or 0 in steps:
+        raise context.fail(
+            "the operands of a Slice have one entry per axis, and no step is 0",
+            got=f"starts {starts}, ends {ends}, axes {axes}, steps {steps}",
+        )
+    axes = axes_of(context, axes, len(data.shape))
+    found = slices_of(data.shape, starts, ends, axes, steps)
+    sizes = (len(range(*s.indices(size))) for s, size in zip(found, data.shape, strict=True))
+    return (ValueType(tuple(sizes), data.data_type),)
+
+
+def _slice(arguments: KernelArguments) -> Sequence[Thunk]:
+    source = given(arguments, 0)
+    starts, ends = ints_at(arguments, 1), ints_at(arguments, 2)
+    axes: Shape = tuple(range(len(starts)))
+    if optional(arguments, 3) is not None:
+        axes = tuple(axis % source.ndim for axis in ints_at(arguments, 3))
+    steps: Shape = (1,) * len(starts)
+    if optional(arguments, 4) is not None:
+        steps = ints_at(arguments, 4)
+    return copy_steps(
+        source[slices_of(source.shape, starts, ends, axes, steps)], arguments.outputs[0]
+    )
+
+
+def _infer_expand(context: InferenceContext) -> tuple[ValueType, ...]:
+    data = require_type(context, 0, EVERY)
+    require_type(context, 1, INT64)
+    wanted = known_ints(context, 1, "shape")
+    if any(size < 0 for size in wanted):
+        raise context.fail("Expand needs sizes of at least 0", got=str(list(wanted)))
+    return (ValueType(broadcast(context, data.shape, wanted), data.data_type),)
+
+
+def _expand(arguments: KernelArguments) -> Sequence[Thunk]:
+    return copy_steps(given(arguments, 0), arguments.outputs[0])
+
+
+def _infer_tile(context: InferenceContext) -> tuple[ValueType, ...]:
+    data = require_type(context, 0, EVERY)
+    require_type(context, 1, INT64)
+    repeats = known_ints(context, 1, "repeats")
+    if len(repeats) != len(data.shape) or any(count < 0 for count in repeats):
+        raise context.fail(
+            "Tile repeats each axis",
+            expected=f"{len(data.shape)} counts of at least 0",
+            got=str(list(repeats)),
+        )
+    shape = tuple(size * count for size, count in zip(data.shape, repeats, strict=True))
+    return (ValueType(shape, data.data_type),)
+
+
+def _tile(arguments: KernelArguments) -> Sequence[Thunk]:
+    source, repeats, out = given(arguments, 0), ints_at(arguments, 1), arguments.outputs[0]
+    if out.size == 0:
+        return ()
+    pairs = zip(repeats, source.shape, strict=True)
+    target = out.reshape(tuple(itertools.chain.from_iterable(pairs)))
+    view = source.reshape(tuple(itertools.chain.from_iterable((1, s) for s in source.shape)))
+    return copy_steps(view, target)
+
+
+def _infer_blocks(to_depth: bool, context: InferenceContext) -> tuple[ValueType, ...]:
+    data = require_type(context, 0, EVERY)
+    require_rank(context, 0, 4, 4)
+    block = int_of(context.attributes, "blocksize")
+    n, c, h, w = data.shape
+    fits = block >= 1 and (
+        h % block == 0 and w % block == 0 if to_depth else c % (block * block) == 0
+    )
+    if not fits:
+        raise context.fail(f"blocksize {block} does not divide the operand of {context.op}")
+    if to_depth:
+        shape = (n, c * block * block, h // block, w // block)
+    else:
+        if string_of(context.attributes, "mode") not in ("DCR", "CRD"):
+            raise context.fail(
+                "DepthToSpace has no such mode", expected="DCR, CRD",
+                got=string_of(context.attributes, "mode"),
+            )  # fmt: skip
+        shape = (n, c // (block * block), h * block, w * block)
+    return (ValueType(shape, data.data_type),)
+
+
+def _depth_to_space(arguments: KernelArguments) -> Sequence[Thunk]:
+    source, out = given(arguments, 0), arguments.outputs[0]
+    b = int_of(arguments.attributes, "blocksize")
+    n, c, h, w = source.shape
+    if string_of(arguments.attributes, "mode") == "DCR":
+        view = source.reshape(n, b, b, c // (b * b), h, w).transpose(0, 3, 4, 1, 5, 2)
+    else:
+        view = source.reshape(n, c // (b * b), b, b, h, w).transpose(0, 1, 4, 2, 5, 3)
+    return copy_steps(view, out.reshape(view.shape))
+
+
+def _space_to_depth(arguments: KernelArguments) -> Sequence[Thunk]:
+    source, out = given(arguments, 0), arguments.outputs[0]
+    b = int_of(arguments.attributes, "blocksize")
+    n, c, h, w = source.shape
+    view = source.reshape(n, c, h // b, b, w // b, b).transpose(0, 3, 5, 1, 2, 4)
+    return copy_steps(view, out.reshape(view.shape))
+
+
+def _infer_trilu(context: InferenceContext) -> tuple[ValueType, ...]:
+    data = require_type(context, 0, EVERY)
+    require_rank(context, 0, 2)
+    if present(context, 1) is not None:
+        require_type(context, 1, INT64)
+        if constant(context, 1) is None or operand(context, 1).shape not in ((), (1,)):
+            raise context.fail("operand 1 (k) of Trilu is one number known at compile time")
+    return (data,)
+
+
+def _trilu(arguments: KernelArguments) -> Sequence[Thunk]:
+    source, out = given(arguments, 0), arguments.outputs[0]
+    k = ints_at(arguments, 1)[0] if optional(arguments, 1) is not None else 0
+    rows, columns = source.shape[-2:]
+    # A k beyond all columns is as good as one at the last.
+    diagonal = np.arange(rows)[:, None] + min(max(k, -rows - 1), columns + 1)
+    column = np.arange(columns)[None, :]
+    keep = column >= diagonal if int_of(arguments.attributes, "upper") else column <= diagonal
+    return (fill_step(out, 0), partial(np.copyto, out, source, where=keep))
+
+
+def _trilu_workspace(context: WorkspaceContext) -> int:
+    """Whether each place of one matrix is kept."""
+    rows, columns = context.outputs[0].shape[-2:]
+    return rows * columns + 32 * (rows + columns)
+
+
+OPERATORS = (
+    OpDef(
+        "Transpose",
+        (1, 1),
+        _infer_transpose,
+        _transpose,
+        attributes={"perm": Attribute("ints")},
+        gradient=transpose_gradient,
+        workspace=few,
+    ),
+    OpDef(
+        "Concat",
+        (1, -1),
+        _infer_concat,
+        _concat,
+        attributes={"axis": Attribute("int", required=True)},
+        gradient=concat_gradient,
+        workspace=few,
+    ),
+    OpDef(
+        "Split",
+        (1, 2),
+        _infer_split,
+        _split,
+        outputs=(1, -1),
+        attributes={"axis": Attribute("int", 0), "num_outputs": Attribute("int")},
+        gradient=split_gradient,
+        workspace=few,
+    ),
+    OpDef(
+        "Slice",
+        (3, 5),
+        _infer_slice,
+        _slice,
+        gradient=slice_gradient,
+        workspace=few,
+    ),
+    OpDef(
+        "Expand",
+        (2, 2),
+        _infer_expand,
+        _expand,
+        gradient=expand_gradient,
+        workspace=few,
+    ),
+    OpDef(
+        "Tile",
+        (2, 2),
+        _infer_tile,
+        _tile,
+        gradient=tile_gradient,
+        workspace=few,
+    ),
+    OpDef(
+        "DepthToSpace",
+        (1, 1),
+        partial(_infer_blocks, False),
+        _depth_to_space,
+        attributes={
+            "blocksize": Attribute("int", required=True),
+            "mode": Attribute("string", "DCR"),
+        },
+        gradient=depth_to_space_gradient,
+        workspace=few,
+    ),
+    OpDef(
+        "SpaceToDepth",
+        (1, 1),
+        partial(_infer_blocks, True),
+        _space_to_depth,
+        attributes={"blocksize": Attribute("int", required=True)},
+        gradient=space_to_depth_gradient,
+        workspace=few,
+    ),
+    OpDef(
+        "Trilu",
+        (1, 2),
+        _infer_trilu,
+        _trilu,
+        attributes={"upper": Attribute("int", 1)},
+        gradient=trilu_gradient,
+        workspace=WorkspaceRule(_trilu_workspace),
+    ),
+)

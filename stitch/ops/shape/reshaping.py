@@ -1,0 +1,233 @@
+"""Operators that keep every element in its order: Identity, Reshape, Flatten, Squeeze, Dropout ...
+
+Their result may take the memory of their operand; then nothing is left to do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from stitch.ops.attributes import Attributes, int_of
+from stitch.ops.definition import (
+    Attribute,
+    Inference,
+    InferenceContext,
+    KernelArguments,
+    OpDef,
+    Thunk,
+)
+from stitch.ops.element_types import BOOLEAN, FLOATS, INT64, MOVED
+from stitch.ops.inference import (
+    Shape,
+    axes_of,
+    constant,
+    known_ints,
+    operand,
+    present,
+    require_rank,
+    require_shape,
+    require_type,
+    same_as_first,
+)
+from stitch.ops.shape.shape_gradients import reshape_gradient
+from stitch.ops.steps import copy_steps, fill_step, given
+from stitch.ops.workspaces import few
+from stitch.program import Array, DataType, ValueType
+
+
+def reinterpret(arguments: KernelArguments) -> Sequence[Thunk]:
+    """The operand's elements, in order, in the output's shape."""
+    out = arguments.outputs[0]
+    return copy_steps(given(arguments, 0).reshape(out.shape), out)
+
+
+def _infer_reshape(context: InferenceContext) -> tuple[ValueType, ...]:
+    data = require_type(context, 0, MOVED)
+    require_type(context, 1, INT64)
+    wanted = list(known_ints(context, 1, "shape"))
+    keep_zero = bool(int_of(context.attributes, "allowzero"))
+    if (
+        wanted.count(-1) > 1
+        or any(size < -1 for size in wanted)
+        or (keep_zero and -1 in wanted and 0 in wanted)
+    ):
+        raise context.fail("Reshape cannot read this shape", got=str(wanted))
+    if not keep_zero:
+        if any(size == 0 and i >= len(data.shape) for i, size in enumerate(wanted)):
+            raise context.fail("Reshape has no dimension to copy for a 0", got=str(wanted))
+        wanted = [data.shape[i] if size == 0 else size for i, size in enumerate(wanted)]
+    count = math.prod(data.shape)
+    if -1 in wanted:
+        others = math.prod(size for size in wanted if size != -1)
+        fits = others and count % others == 0
+        wanted[wanted.index(-1)] = count // others if fits else 0
+    if math.prod(wanted) != count:
+        raise context.fail(
+            "Reshape must keep the number of elements",
+            expected=f"{count} elements",
+            got=f"shape {list(known_ints(context, 1, 'shape'))}",
+        )
+    return (ValueType(tuple(wanted), data.data_type),)
+
+
+def _infer_flatten(context: InferenceContext) -> tuple[ValueType, ...]:
+    data = require_type(context, 0, MOVED)
+    rank, axis = len(data.shape), int_of(context.attributes, "axis")
+    if not -rank <= axis <= rank:
+        raise context.fail(
+            f"Flatten has no axis {axis}", expected=f"{-rank} to {rank}", got=str(axis)
+        )
+    axis += rank if axis < 0 else 0
+    shape = (math.prod(data.shape[:axis]), math.prod(data.shape[axis:]))
+    return (ValueType(shape, data.data_type),)
+
+
+def _infer_squeeze(context: InferenceContext) -> tuple[ValueType, ...]:
+    data = require_type(context, 0, MOVED)
+    if present(context, 1) is None:
+        axes = tuple(i for i, size in enumerate(data.shape) if size == 1)
+    else:
+        require_type(context, 1, INT64)
+        axes = axes_of(context, known_ints(context, 1, "axes"), len(data.shape))
+    wrong = [axis for axis in axes if data.shape[axis] != 1]
+    if wrong:
+        raise context.fail(f"Squeeze removes dimensions of size 1 only, not axis {wrong[0]}")
+    shape: Shape = tuple(size for i, size in enumerate(data.shape) if i not in axes)
+    return (ValueType(shape, data.data_type),)
+
+
+def _infer_unsqueeze(context: InferenceContext) -> tuple[ValueType, ...]:
+    data = require_type(context, 0, MOVED)
+    require_type(context, 1, INT64)
+    listed = known_ints(context, 1, "axes")
+    rank = len(data.shape) + len(listed)
+    axes = axes_of(context, listed, rank)
+    sizes = iter(data.shape)
+    shape = tuple(1 if i in axes else next(sizes) for i in range(rank))
+    return (ValueType(shape, data.data_type),)
+
+
+def _infer_dropout(context: InferenceContext) -> tuple[ValueType, ...]:
+    data = require_type(context, 0, FLOATS)
+    if present(context, 1) is not None:
+        require_type(context, 1, FLOATS)
+        require_shape(context, 1, ())
+    if present(context, 2) is not None:
+        require_type(context, 2, BOOLEAN)
+        training, ratio = constant(context, 2), constant(context, 1)
+        still = present(context, 1) is not None and ratio is not None and not ratio.any()
+        if (training is None or training.any()) and not still:
+            raise context.fail(
+                "Dropout in training mode draws random numbers, and ONNX's Dropout takes no key "
+                "to draw them from",
+                expected="training_mode known to be false, or ratio known to be 0",
+                got="training_mode " + ("computed" if training is None else "true"),
+            )
+    return (data, ValueType(data.shape, DataType.BOOL))[: context.outputs]
+
+
+def _dropout(arguments: KernelArguments) -> Sequence[Thunk]:
+    mask = (fill_step(out, 1) for out in arguments.outputs[1:])
+    return (*reinterpret(arguments), *mask)
+
+
+def _infer_shape(context: InferenceContext) -> tuple[ValueType, ...]:
+    rank = len(operand(context, 0).shape)
+    start, end = shape_range(context.attributes, rank)
+    return (ValueType((max(0, end - start),), DataType.INT64),)
+
+
+def shape_range(attributes: object, rank: int) -> tuple[int, int]:
+    """The first dimension that Shape lists, and the one at which it stops."""
+    assert hasattr(attributes, "get")
+    start, end = attributes.get("start", 0), attributes.get("end")
+    first = min(max(start + rank if start < 0 else start, 0), rank)
+    if end is None:
+        return first, rank
+    return first, min(max(end + rank if end < 0 else end, 0), rank)
+
+
+def _shape(arguments: KernelArguments) -> Sequence[Thunk]:
+    shape = given(arguments, 0).shape
+    start, end = shape_range(arguments.attributes, len(shape))
+    out = arguments.outputs[0]
+    sizes = out.copy()
+    sizes[...] = shape[start:end]
+    return copy_steps(sizes, out)
+
+
+def known_by_type(
+    op: str, kind: ValueType | None, *, domain: str = "", attributes: Attributes
+) -> Array | None:
+    """The result of an operator that asks for the shape of its operand only, else None.
+
+    >>> from stitch.program import DataType
+    >>> known_by_type("Size", ValueType((10**6, 10**6), DataType.FLOAT32), attributes={}).item()
+    1000000000000
+    """
+    if domain or kind is None or op not in ("Shape", "Size"):
+        return None
+    if op == "Size":
+        return np.array(math.prod(kind.shape), np.int64)
+    start, end = shape_range(attributes, len(kind.shape))
+    return np.array(kind.shape[start:end], np.int64)
+
+
+def _infer_size(context: InferenceContext) -> tuple[ValueType, ...]:
+    operand(context, 0)
+    return (ValueType((), DataType.INT64),)
+
+
+def _size(arguments: KernelArguments) -> Sequence[Thunk]:
+    return (fill_step(arguments.outputs[0], given(arguments, 0).size),)
+
+
+def _require_any(context: InferenceContext) -> tuple[ValueType, ...]:
+    require_rank(context, 0, 0)
+    return same_as_first(MOVED)(context)
+
+
+def _same_order(name: str, inputs: tuple[int, int], infer: Inference, **defaults: int) -> OpDef:
+    attributes = {key: Attribute("int", value) for key, value in defaults.items()}
+    return OpDef(
+        name,
+        inputs,
+        infer,
+        reinterpret,
+        attributes=attributes,
+        elementwise=True,
+        gradient=reshape_gradient,
+        workspace=few,
+    )
+
+
+OPERATORS = (
+    _same_order("Identity", (1, 1), _require_any),
+    _same_order("Reshape", (2, 2), _infer_reshape, allowzero=0),
+    _same_order("Flatten", (1, 1), _infer_flatten, axis=1),
+    _same_order("Squeeze", (1, 2), _infer_squeeze),
+    _same_order("Unsqueeze", (2, 2), _infer_unsqueeze),
+    OpDef(
+        "Dropout",
+        (1, 3),
+        _infer_dropout,
+        _dropout,
+        outputs=(1, 2),
+        attributes={"seed": Attribute("int")},
+        elementwise=True,
+        gradient=reshape_gradient,
+        workspace=few,
+    ),
+    OpDef(
+        "Shape",
+        (1, 1),
+        _infer_shape,
+        _shape,
+        attributes={"end": Attribute("int"), "start": Attribute("int", 0)},
+        workspace=few,
+    ),
+    OpDef("Size", (1, 1), _infer_size, _size, workspace=few),
+)

@@ -1,0 +1,177 @@
+"""Gradients of operators that only move, repeat or drop elements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from stitch.ops.arithmetic.arithmetic_gradients import zeros
+from stitch.ops.attributes import int_of, ints_of, string_of
+from stitch.ops.gradient import GradientContext
+
+
+def shaped(context: GradientContext, value: Any, shape: Sequence[int]) -> Any:
+    """The same elements in another shape, where it is another."""
+    if value.shape == tuple(shape):
+        return value
+    # No 0 of an empty tensor may be read as "as before".
+    return context.apply("Reshape", value, list(shape), allowzero=int(0 in shape))
+
+
+def ints_at(context: GradientContext, index: int) -> tuple[int, ...] | None:
+    """The integers of an operand that inference has asked for, None where it is absent."""
+    if not context.has(index):
+        return None
+    data = context.constants[index]
+    assert data is not None
+    return tuple(int(value) for value in data.ravel())
+
+
+def reshape_gradient(context: GradientContext) -> Sequence[Any]:
+    """The gradient in the operand's shape: Reshape, Flatten, Squeeze, Unsqueeze, Identity."""
+    made = shaped(context, context.gradient, context.type_of(0).shape)
+    return (made, *(None,) * (len(context.input_types) - 1))
+
+
+def transpose_gradient(context: GradientContext) -> Sequence[Any]:
+    """The inverse permutation."""
+    order = ints_of(context.attributes, "perm")
+    if order is None:
+        return (context.apply("Transpose", context.gradient),)
+    inverse = [int(i) for i in np.argsort(order)]
+    return (context.apply("Transpose", context.gradient, perm=inverse),)
+
+
+def concat_gradient(context: GradientContext) -> Sequence[Any]:
+    """Every operand gets its part."""
+    count, gradient = len(context.input_types), context.gradient
+    axis = int_of(context.attributes, "axis") % len(gradient.shape)
+    sizes = [context.type_of(i).shape[axis] for i in range(count)]
+    wanted = [i for i in range(count) if context.wants(i)]
+    if len(wanted) == count and count > 1:
+        return context.apply_many("Split", count, gradient, sizes, axis=axis)
+    made: list[Any] = [None] * count
+    for index in wanted:
+        start = sum(sizes[:index])
+        made[index] = gradient
+        if count > 1:
+            end = start + sizes[index]
+            made[index] = context.apply("Slice", gradient, [start], [end], [axis])
+    return made
+
+
+def split_gradient(context: GradientContext) -> Sequence[Any]:
+    """The parts' gradients, one after the other; zeros where none flows back."""
+    axis = int_of(context.attributes, "axis")
+    parts = []
+    for gradient, kind in zip(context.gradients, context.output_types, strict=True):
+        assert kind is not None
+        missing = gradient is None
+        parts.append(zeros(context, kind.shape, kind.data_type) if missing else gradient)
+    made = parts[0] if len(parts) == 1 else context.apply("Concat", *parts, axis=axis)
+    return made, None
+
+
+def slice_gradient(context: GradientContext) -> Sequence[Any]:
+    """The gradient among zeros; what was skipped by steps gets zeros between."""
+    shape, gradient = context.type_of(0).shape, context.gradient
+    starts = ints_at(context, 1) or ()
+    axes = ints_at(context, 3) or tuple(range(len(starts)))
+    steps = ints_at(context, 4) or (1,) * len(starts)
+    begins, ends = [0] * len(shape), [0] * len(shape)
+    for start, axis, step in zip(starts, axes, steps, strict=True):
+        axis, size = axis % len(shape), shape[axis % len(shape)]
+        count = gradient.shape[axis]
+        if count == 0:
+            return (zeros(context, shape, gradient.data_type),) + (None,) * 4
+        least = 0 if step > 0 else size - 1
+        first = start + size if start < 0 else start
+        first = max(first, 0) if step > 0 else min(first, least)
+        if step < 0:
+            gradient = context.apply("Slice", gradient, [count - 1], [-count - 1], [axis], [-1])
+            first, step = first + step * (count - 1), -step
+        if step > 1 and count > 1:
+            gradient = _apart(context, gradient, axis, step)
+        begins[axis] = first
+        ends[axis] = size - first - gradient.shape[axis]
+    made = padded(context, gradient, begins, ends)
+    return (made, *(None,) * (len(context.input_types) - 1))
+
+
+def _apart(context: GradientContext, value: Any, axis: int, step: int) -> Any:
+    """The elements along an axis with `step - 1` zeros between them."""
+    shape, count = value.shape, value.shape[axis]
+    split = context.apply("Unsqueeze", value, [axis + 1])
+    ends = [0] * len(shape)
+    ends.insert(axis + 1, step - 1)
+    wide = padded(context, split, [0] * len(ends), ends)
+    wide = shaped(context, wide, (*shape[:axis], count * step, *shape[axis + 1 :]))
+    return context.apply("Slice", wide, [0], [(count - 1) * step + 1], [axis])
+
+
+def padded(context: GradientContext, value: Any, begins: Sequence[int], ends: Sequence[int]) -> Any:
+    """Zeros around a value."""
+    if not any(begins) and not any(ends):
+        return value
+    return context.apply("Pad", value, [*begins, *ends], 0.0)
+
+
+def expand_gradient(context: GradientContext) -> Sequence[Any]:
+    """Sums over what was repeated."""
+    return context.reduced(context.gradient, 0), None
+
+
+def tile_gradient(context: GradientContext) -> Sequence[Any]:
+    """Sums over the repeats."""
+    shape = context.type_of(0).shape
+    if 0 in context.gradient.shape:
+        return zeros(context, shape, context.gradient.data_type), None
+    repeats = ints_at(context, 1) or ()
+    if all(count == 1 for count in repeats):
+        return context.gradient, None
+    pairs = [size for pair in zip(repeats, shape, strict=True) for size in pair]
+    split = shaped(context, context.gradient, pairs)
+    axes = [2 * i for i, count in enumerate(repeats)]
+    return context.apply("ReduceSum", split, axes, keepdims=0), None
+
+
+def depth_to_space_gradient(context: GradientContext) -> Sequence[Any]:
+    """The inverse rearrangement."""
+    block, gradient = int_of(context.attributes, "blocksize"), context.gradient
+    if string_of(context.attributes, "mode") == "DCR":
+        return (context.apply("SpaceToDepth", gradient, blocksize=block),)
+    n, c, h, w = context.type_of(0).shape
+    fine = shaped(context, gradient, (n, c // block**2, h, block, w, block))
+    moved = context.apply("Transpose", fine, perm=[0, 1, 3, 5, 2, 4])
+    return (shaped(context, moved, (n, c, h, w)),)
+
+
+def space_to_depth_gradient(context: GradientContext) -> Sequence[Any]:
+    """The inverse rearrangement."""
+    block = int_of(context.attributes, "blocksize")
+    return (context.apply("DepthToSpace", context.gradient, blocksize=block),)
+
+
+def trilu_gradient(context: GradientContext) -> Sequence[Any]:
+    """The same triangle."""
+    upper = int_of(context.attributes, "upper")
+    k = context.input(1) if context.has(1) else None
+    return context.apply("Trilu", context.gradient, k, upper=upper), None
+
+
+def weighted(context: GradientContext, value: Any, axis: int, table: Any) -> Any:
+    """One axis of a value times a matrix [axis, new axis]."""
+    rank = len(value.shape)
+    matrix = context.constant(np.ascontiguousarray(table, value.data_type.dtype))
+    if axis == rank - 1:
+        return context.apply("MatMul", value, matrix)
+    # From the left instead: [..., axis, rest] as matrices.
+    shape = value.shape
+    rest = math.prod(shape[axis + 1 :])
+    turned = context.constant(np.ascontiguousarray(table.T, value.data_type.dtype))
+    flat = shaped(context, value, (*shape[:axis], shape[axis], rest))
+    made = context.apply("MatMul", turned, flat)
+    return shaped(context, made, (*shape[:axis], table.shape[1], *shape[axis + 1 :]))

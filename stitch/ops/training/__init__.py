@@ -1,0 +1,9 @@
+"""Steps of optimizers as operators: Adagrad, Adam, Momentum.
+
+Comes in: parameters, gradients, states. Goes out: `OPERATORS`. Must not know: other families.
+"""
+
+from stitch.ops.definition import OpDef
+from stitch.ops.training import optimizer_steps
+
+OPERATORS: tuple[OpDef, ...] = (*optimizer_steps.OPERATORS,)

@@ -1,0 +1,13 @@
+"""Changes of data type: casts, and numbers kept as scaled integers.
+
+Comes in: operands and the type that is wanted. Goes out: `OPERATORS`, their gradient rules inside
+them, and the conversions that copies between layouts use too. Must not know: other families.
+"""
+
+from stitch.ops.definition import OpDef
+from stitch.ops.types import casting, quantization
+
+OPERATORS: tuple[OpDef, ...] = (
+    *casting.OPERATORS,
+    *quantization.OPERATORS,
+)

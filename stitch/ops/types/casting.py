@@ -1,0 +1,124 @@
+"""Changes of data type: Cast and CastLike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from stitch.ops.arithmetic.arithmetic_gradients import cast_gradient
+from stitch.ops.attributes import int_of, string_of
+from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.element_types import MOVED, data_type_of_code
+from stitch.ops.inference import require_type
+from stitch.ops.steps import BLOCK_SIZE, copy_steps, given
+from stitch.ops.types.conversions import conversion_steps, workspace_nbytes
+from stitch.ops.types.narrow_conversions import Rounding
+from stitch.ops.workspaces import few, operands
+from stitch.program import DataType, ValueType
+
+_NARROW = (DataType.FLOAT16, DataType.BFLOAT16)
+
+
+_MODES = ("up", "down", "nearest")
+
+
+def _check_rounding(context: InferenceContext) -> None:
+    mode = string_of(context.attributes, "round_mode")
+    if mode not in _MODES:
+        raise context.fail(
+            f"{context.op} has no such round_mode", expected=" or ".join(_MODES), got=mode
+        )
+
+
+def _infer_cast(context: InferenceContext) -> tuple[ValueType, ...]:
+    data = require_type(context, 0, MOVED)
+    _check_rounding(context)
+    target = data_type_of_code(int_of(context.attributes, "to"), context.op)
+    return (ValueType(data.shape, target),)
+
+
+def _infer_cast_like(context: InferenceContext) -> tuple[ValueType, ...]:
+    data, like = require_type(context, 0, MOVED), require_type(context, 1, MOVED)
+    _check_rounding(context)
+    return (ValueType(data.shape, like.data_type),)
+
+
+def _cast(arguments: KernelArguments) -> Sequence[Thunk]:
+    source, out = given(arguments, 0), arguments.outputs[0]
+    narrow = bool(arguments.types) and arguments.types[0] in _NARROW
+    if source.dtype == out.dtype and not narrow:
+        return copy_steps(source, out)
+    rounding = Rounding(
+        bool(int_of(arguments.attributes, "saturate")),
+        string_of(arguments.attributes, "round_mode"),
+    )
+    per_element = workspace_nbytes(source.dtype, out.dtype, narrow)
+    if not per_element:
+        return copy_steps(source, out)
+    flat, goal = source.reshape(-1), out.reshape(-1)
+    workspace = np.empty(per_element * min(goal.size, BLOCK_SIZE), np.uint8)
+    steps: list[Thunk] = []
+    for start in range(0, goal.size, BLOCK_SIZE):
+        part = slice(start, start + BLOCK_SIZE)
+        steps += conversion_steps(
+            flat[part], goal[part], workspace, rounds_again=narrow, rounding=rounding
+        )
+    return steps
+
+
+#: Those whose bits a kernel sees: 16-bit floats are computed in float32.
+_PLAIN = MOVED.difference(_NARROW)
+
+
+def _infer_bit_cast(context: InferenceContext) -> tuple[ValueType, ...]:
+    data = require_type(context, 0, _PLAIN)
+    made = data_type_of_code(int_of(context.attributes, "to"), context.op)
+    if made not in _PLAIN or made.bits != data.data_type.bits:
+        raise context.fail(
+            "BitCast does not make this type of that one",
+            expected=" or ".join(sorted(t.value for t in _PLAIN if t.bits == data.data_type.bits)),
+            got=made.value,
+        )
+    return (ValueType(data.shape, made),)
+
+
+def _bit_cast(arguments: KernelArguments) -> Sequence[Thunk]:
+    source, out = given(arguments, 0), arguments.outputs[0]
+    return copy_steps(source.reshape(-1).view(out.dtype), out.reshape(-1))
+
+
+_ROUNDING = {"round_mode": Attribute("string", "up"), "saturate": Attribute("int", 1)}
+
+OPERATORS = (
+    OpDef(
+        "Cast",
+        (1, 1),
+        _infer_cast,
+        _cast,
+        attributes={"to": Attribute("int", required=True), **_ROUNDING},
+        elementwise=True,
+        gradient=cast_gradient,
+        doc="saturate concerns float8 types, round_mode float8_e8m0 alone. From floating to "
+        "integer, where ONNX leaves it undefined: out of range saturates, and NaN becomes 0; "
+        "int4 and int2 then keep the low bits.",
+        workspace=operands(1 / 2),
+    ),
+    OpDef(
+        "BitCast",
+        (1, 1),
+        _infer_bit_cast,
+        _bit_cast,
+        attributes={"to": Attribute("int", required=True)},
+        workspace=few,
+    ),
+    OpDef(
+        "CastLike",
+        (2, 2),
+        _infer_cast_like,
+        _cast,
+        attributes=_ROUNDING,
+        gradient=cast_gradient,
+        workspace=operands(1 / 2),
+    ),
+)

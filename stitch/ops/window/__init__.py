@@ -1,0 +1,23 @@
+"""What slides: convolutions and pools of any rank, and what is put together from windows.
+
+Comes in: batches [samples, channels, *size] and how kernels lie over them. Goes out: `OPERATORS`,
+their gradient rules inside them, gradient operators, and where windows lie. Must not know: other
+families.
+"""
+
+from stitch.ops.definition import OpDef
+from stitch.ops.window import (
+    convolution,
+    convolution_weight_gradient_operator,
+    max_pool_gradient_operator,
+    pooling,
+    unfolding,
+)
+
+OPERATORS: tuple[OpDef, ...] = (
+    *convolution.OPERATORS,
+    *convolution_weight_gradient_operator.OPERATORS,
+    *pooling.OPERATORS,
+    *max_pool_gradient_operator.OPERATORS,
+    *unfolding.OPERATORS,
+)

@@ -1,0 +1,275 @@
+"""Convolutions whose columns are too many to be held at once: tile by tile.
+
+Comes in: a batch, the windows over it, weights as one matrix per group. Goes out: steps that write
+the products. A tile is a stretch of output rows of one sample and group. Where one row's columns
+are still too many, they are gathered piece by piece, channels or kernel elements that follow each
+other, and the products of the pieces are summed. Must not know attributes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from stitch.ops.definition import Thunk
+from stitch.ops.inference import Shape
+from stitch.ops.steps import workspace
+from stitch.ops.window.sliding import Line, lines_of
+from stitch.ops.window.windows import Windows
+from stitch.program import Array
+
+#: Columns of a tile are at most of this many bytes (or of one row and kernel element).
+TILE_NBYTES = 1 << 22
+#: Samples whose columns take no more than this are not cut.
+MOST_NBYTES = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """How the columns of one sample and group are cut."""
+
+    #: Output rows of a tile, that is places along the first spatial axis.
+    rows: int
+    #: The sizes of a column: channels of a group, then the kernel's.
+    column: Shape
+    #: Pieces are `length` indices of this axis of a column, with all of the later axes.
+    axis: int
+    length: int
+
+    def pieces(self) -> Iterator[tuple[slice, tuple[slice, ...]]]:
+        """Where each piece lies in a flat column, and in a column."""
+        inner = math.prod(self.column[self.axis + 1 :])
+        rest = tuple(slice(0, size) for size in self.column[self.axis + 1 :])
+        for index, place in enumerate(np.ndindex(*self.column[: self.axis])):
+            before = tuple(slice(at, at + 1) for at in place)
+            for start in range(0, self.column[self.axis], self.length):
+                stop = min(start + self.length, self.column[self.axis])
+                flat = index * self.column[self.axis] + start
+                flat_stop = flat + stop - start
+                yield (
+                    slice(flat * inner, flat_stop * inner),
+                    (*before, slice(start, stop), *rest),
+                )
+
+    def stretches(self, windows: Windows) -> Iterator[slice]:
+        """The output rows of each tile."""
+        for start in range(0, windows.output[0], self.rows):
+            yield slice(start, min(start + self.rows, windows.output[0]))
+
+    def elements(self, windows: Windows) -> int:
+        """Of the columns of a tile and piece."""
+        inner = math.prod(self.column[self.axis + 1 :])
+        return self.rows * math.prod(windows.output[1:]) * self.length * inner
+
+
+def is_cut(nbytes: int) -> bool:
+    """Whether one sample's columns are too many to be held at once."""
+    return nbytes > MOST_NBYTES
+
+
+def weight_nbytes(windows: Windows, channels: int, filters: int, itemsize: int) -> int:
+    """What the steps of a weights' gradient take, for so many channels and filters in a group."""
+    tiles = tiles_of(windows, channels, itemsize)
+    products = math.prod(tiles.column) * filters
+    return (tiles.elements(windows) + products) * itemsize + TILE_NBYTES
+
+
+def one_sample_nbytes(windows: Windows, channels: int, itemsize: int) -> int:
+    """What the columns of one sample take, and the images that they are gathered from."""
+    columns = math.prod(windows.kernel) * math.prod(windows.output)
+    images = math.prod(windows.kernel[1:]) * math.prod((windows.padded[0], *windows.output[1:]))
+    return channels * (columns + max(images, math.prod(windows.padded))) * itemsize
+
+
+def tiles_of(windows: Windows, channels: int, itemsize: int) -> Tiles:
+    """Tiles for so many channels in a group."""
+    column = (channels, *windows.kernel)
+    row = math.prod(windows.output[1:]) * itemsize
+    rows = TILE_NBYTES // (row * math.prod(column))
+    if rows:
+        return Tiles(min(rows, windows.output[0]), column, 0, channels)
+    axis, length = _cut(column, row)
+    return Tiles(1, column, axis, length)
+
+
+def _cut(column: Shape, nbytes: int) -> tuple[int, int]:
+    """The axis and length of pieces of a column whose elements take so many bytes each."""
+    axis = 0
+    while axis < len(column) - 1 and nbytes * math.prod(column[axis + 1 :]) > TILE_NBYTES:
+        axis += 1
+    length = TILE_NBYTES // max(1, nbytes * math.prod(column[axis + 1 :]))
+    return axis, min(max(1, length), column[axis])
+
+
+def tile_nbytes(windows: Windows, channels: int, filters: int, itemsize: int) -> int:
+    """What the steps of tiles take, for so many channels and filters in a group."""
+    tiles = tiles_of(windows, channels, itemsize)
+    row = math.prod(windows.output[1:])
+    products = filters * row if tiles.length < channels or tiles.axis else 0
+    return (tiles.elements(windows) + products) * itemsize + TILE_NBYTES
+
+
+def tile_steps(x: Array, windows: Windows, weights: Array, result: Array) -> list[Thunk]:
+    """result[n, g] = weights[g] @ the columns of sample n and group g, without any bias."""
+    samples, group, filters, _ = result.shape
+    grouped = x.reshape(samples, group, -1, *windows.size)
+    tiles, gather = _gathering(grouped, windows)
+    row = math.prod(windows.output[1:])
+    whole = tiles.axis == 0 and tiles.length == grouped.shape[2]
+    products = workspace(0 if whole else filters * row, x.dtype)
+
+    def run() -> None:
+        for n, g in np.ndindex(samples, group):
+            for rows in tiles.stretches(windows):
+                into = result[n, g][:, rows.start * row : rows.stop * row]
+                for flat, (channels, *kernel) in tiles.pieces():
+                    columns = gather(grouped[n, g, channels], kernel, rows)
+                    if flat.start == 0:
+                        np.matmul(weights[g][:, flat], columns, into)
+                    else:
+                        product = products.reshape(into.shape)
+                        np.matmul(weights[g][:, flat], columns, product)
+                        np.add(into, product, into)
+
+    return [run]
+
+
+def spread_nbytes(windows: Windows, filters: int, itemsize: int) -> int:
+    """What the steps that spread tiles take, for so many filters in a group."""
+    places = math.prod(windows.output) * itemsize
+    column = (filters, *windows.kernel)
+    axis, length = _cut(column, places)
+    return length * math.prod(column[axis + 1 :]) * places
+
+
+def spread_steps(x: Array, windows: Windows, weights: Array, out: Array) -> list[Thunk]:
+    """The reverse of gathering: columns of a sample and group, weights[g] transposed @ x, added to
+    `out` where the windows that slide over it see them."""
+    group, channels, _ = weights.shape
+    samples, filters = out.shape[0], out.shape[1] // group
+    lines, places = lines_of(windows), math.prod(windows.output)
+    column = (filters, *windows.kernel)
+    axis, length = _cut(column, places * x.dtype.itemsize)
+    tiles = Tiles(windows.output[0], column, axis, length)
+    room = workspace(tiles.elements(windows), x.dtype)
+    rows = x.reshape(samples, group, channels, places)
+    result = out.reshape(samples, group, filters, *windows.size)
+
+    def run() -> None:
+        out.fill(0)
+        for n, g in np.ndindex(samples, group):
+            for flat, (some, *kernel) in tiles.pieces():
+                columns = room[: (flat.stop - flat.start) * places].reshape(-1, places)
+                np.matmul(weights[g][:, flat].T, rows[n, g], columns)
+                sizes = [k.stop - k.start for k in kernel]
+                taps = columns.reshape(-1, *sizes, *windows.output)
+                for place in np.ndindex(*sizes):
+                    met = [
+                        line.met(k.start + at)
+                        for line, k, at in zip(lines, kernel, place, strict=True)
+                    ]
+                    into = result[(n, g, some, *(places for _, places in met))]
+                    np.add(into, taps[(slice(None), *place, *(which for which, _ in met))], into)
+
+    return [run]
+
+
+def weight_steps(x: Array, windows: Windows, gradient: Array, sums: Array) -> list[Thunk]:
+    """sums[g] = columns of group g @ the gradient of its filters, over samples and places."""
+    group, depth, filters = sums.shape
+    grouped = x.reshape(len(x), group, -1, *windows.size)
+    tiles, gather = _gathering(grouped, windows)
+    row = math.prod(windows.output[1:])
+    products = workspace(depth * filters, x.dtype)
+    made = gradient.reshape(len(x), group, filters, -1)
+
+    def run() -> None:
+        sums.fill(0)
+        for n, g in np.ndindex(len(x), group):
+            for rows in tiles.stretches(windows):
+                seen = made[n, g][:, rows.start * row : rows.stop * row].T
+                for flat, (channels, *kernel) in tiles.pieces():
+                    into = sums[g][flat]
+                    product = products[: into.size].reshape(into.shape)
+                    np.matmul(gather(grouped[n, g, channels], kernel, rows), seen, product)
+                    np.add(into, product, into)
+
+    return [run]
+
+
+def _gathering(grouped: Array, windows: Windows) -> tuple[Tiles, _Gather]:
+    """Tiles over (samples, groups, channels, *size), and what gathers them."""
+    tiles = tiles_of(windows, grouped.shape[2], grouped.dtype.itemsize)
+    columns = workspace(tiles.elements(windows), grouped.dtype)
+    padded = workspace(TILE_NBYTES // grouped.dtype.itemsize, grouped.dtype)
+    return tiles, _Gather(lines_of(windows), columns, padded)
+
+
+@dataclass(frozen=True, slots=True)
+class _Gather:
+    """Gathers columns of one tile and piece into `columns`; `padded` is room for what they see."""
+
+    lines: tuple[Line, ...]
+    columns: Array
+    padded: Array
+
+    def __call__(self, x: Array, kernel: Sequence[slice], rows: slice) -> Array:
+        """Of channels x, for some kernel elements and output rows; 0 where no x is."""
+        made = (rows, *(slice(0, line.output) for line in self.lines[1:]))
+        shape = (len(x), *(k.stop - k.start for k in kernel), *(m.stop - m.start for m in made))
+        depth = math.prod(shape[: len(kernel) + 1])
+        flat = self.columns[: math.prod(shape)].reshape(depth, -1)
+        # The places of x, from and to, that these windows see.
+        seen = [
+            (
+                m.start * line.stride + k.start * line.dilation - line.begin,
+                (m.stop - 1) * line.stride + (k.stop - 1) * line.dilation - line.begin + 1,
+            )
+            for line, k, m in zip(self.lines, kernel, made, strict=True)
+        ]
+        target = flat.reshape(shape)
+        if all(a >= 0 and b <= line.size for (a, b), line in zip(seen, self.lines, strict=True)):
+            read = x[(slice(None), *(slice(a, b) for a, b in seen))]
+            np.copyto(target, self._windows(read, shape))
+        elif len(x) * math.prod(b - a for a, b in seen) <= self.padded.size:
+            np.copyto(target, self._windows(self._padded(x, seen), shape))
+        else:
+            self._by_elements(x, kernel, made, target)
+        return flat
+
+    def _padded(self, x: Array, seen: Sequence[tuple[int, int]]) -> Array:
+        shape = (len(x), *(b - a for a, b in seen))
+        room = self.padded[: math.prod(shape)].reshape(shape)
+        room.fill(0)
+        inside = [
+            (max(a, 0), min(b, line.size)) for (a, b), line in zip(seen, self.lines, strict=True)
+        ]
+        if all(b > a for a, b in inside):
+            there = (slice(i - a, j - a) for (i, j), (a, _) in zip(inside, seen, strict=True))
+            room[(slice(None), *there)] = x[(slice(None), *(slice(i, j) for i, j in inside))]
+        return room
+
+    def _windows(self, read: Array, shape: Shape) -> Array:
+        """Every window over what is read, as a view."""
+        channel, *spatial = read.strides
+        kernel = (s * line.dilation for s, line in zip(spatial, self.lines, strict=True))
+        output = (s * line.stride for s, line in zip(spatial, self.lines, strict=True))
+        return as_strided(read, shape, (channel, *kernel, *output), writeable=False)
+
+    def _by_elements(
+        self, x: Array, kernel: Sequence[slice], made: Sequence[slice], target: Array
+    ) -> None:
+        """Where windows lie so far apart that what lies between them would be too much."""
+        target.fill(0)
+        for place in np.ndindex(*target.shape[1 : len(kernel) + 1]):
+            there: list[slice] = []
+            read: list[slice] = []
+            for line, k, m, at in zip(self.lines, kernel, made, place, strict=True):
+                which, places = line.met(k.start + at, m)
+                there.append(slice(which.start - m.start, which.stop - m.start))
+                read.append(places)
+            target[(slice(None), *place, *there)] = x[(slice(None), *read)]

@@ -1,0 +1,189 @@
+"""`stitch.ConvWeightGradient`: the gradient of a convolution's weights.
+
+Operands are the convolution's input [N, C, *size] and its output's gradient [N, O, *places]; the
+result is [O, C / group, *kernel_shape]. As ONNX has it: Pad, one Slice per kernel element, Concat,
+and one MatMul. A convolution with the gradient as its kernel would be slow everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from stitch.ops.attributes import int_of, ints_of
+from stitch.ops.definition import (
+    Attribute,
+    InferenceContext,
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+    WorkspaceRule,
+    computed_nbytes,
+)
+from stitch.ops.element_types import FLOATS
+from stitch.ops.inference import require_rank, require_same_type, require_type
+from stitch.ops.steps import fill_step, given, workspace
+from stitch.ops.window.columns import Columns
+from stitch.ops.window.convolution_tiles import (
+    is_cut,
+    one_sample_nbytes,
+    weight_nbytes,
+    weight_steps,
+)
+from stitch.ops.window.windows import (
+    WINDOW_ATTRIBUTES,
+    check_window_attributes,
+    windows_of,
+)
+from stitch.program import Array, ValueType
+
+#: Columns are gathered for as many samples at a time as fit in this many bytes (at least one).
+COLUMNS_NBYTES = 1 << 19
+#: From this many places on, a product per sample is long enough; below, samples are joined.
+LONG_PRODUCT = 256
+
+
+def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
+    x, gradient = require_type(context, 0, FLOATS), require_type(context, 1, FLOATS)
+    require_same_type(context, (0, 1))
+    rank = require_rank(context, 0, 3)
+    require_rank(context, 1, rank, rank)
+    kernel, group = ints_of(context.attributes, "kernel_shape"), int_of(context.attributes, "group")
+    assert kernel is not None
+    check_window_attributes(context, x.shape[2:], kernel)
+    windows = windows_of(context.attributes, x.shape[2:], kernel)
+    # A transposed convolution may have had fewer places than there are windows.
+    fits = gradient.shape[0] == x.shape[0] and all(
+        made <= room for made, room in zip(gradient.shape[2:], windows.output, strict=True)
+    )
+    if group < 1 or x.shape[1] % group or gradient.shape[1] % group or not fits:
+        raise context.fail(
+            "the gradient does not fit the input",
+            expected=f"{x.shape[0]} samples, channels divisible by {group}, "
+            f"at most {list(windows.output)} places",
+            got=str(list(gradient.shape)),
+        )
+    shape = (gradient.shape[1], x.shape[1] // group, *kernel)
+    return (ValueType(shape, x.data_type),)
+
+
+def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, gradient, out = given(arguments, 0), given(arguments, 1), arguments.outputs[0]
+    group = int_of(arguments.attributes, "group")
+    samples, places = gradient.shape[0], math.prod(gradient.shape[2:])
+    depth = math.prod(out.shape[1:])
+    if out.size == 0:
+        return ()
+    if samples * places == 0:
+        return (fill_step(out, 0),)
+    windows = windows_of(arguments.attributes, x.shape[2:], out.shape[2:])
+    seen = replace(windows, output=gradient.shape[2:])
+    if is_cut(one_sample_nbytes(seen, x.shape[1], x.itemsize)):
+        totals = np.empty((group, depth, gradient.shape[1] // group), out.dtype)
+        last = partial(np.copyto, out.reshape(group, -1, depth), totals.transpose(0, 2, 1))
+        return [*weight_steps(x, seen, gradient, totals), last]
+    at_once = min(samples, max(1, COLUMNS_NBYTES // (group * depth * places * x.itemsize)))
+    columns = Columns(x, seen, at_once)
+    parts = [slice(i, min(i + at_once, samples)) for i in range(0, samples, at_once)]
+    make = _by_sample if places >= LONG_PRODUCT else _joined
+    sums, products = make(columns, gradient, parts, group)
+    # Columns by gradients, not gradients by columns: a product with the longer side first takes
+    # two thirds of the time.
+    total = np.empty_like(sums)
+    steps: list[Thunk] = []
+    for index, step in enumerate(products):
+        steps += step
+        first = partial(np.copyto, total, sums)
+        steps.append(partial(np.add, total, sums, total) if index else first)
+    return [*steps, partial(np.copyto, out.reshape(group, -1, depth), total.transpose(0, 2, 1))]
+
+
+def _workspace(context: WorkspaceContext) -> int:
+    x, gradient = context.inputs[:2]
+    assert x is not None
+    assert gradient is not None
+    made, itemsize = context.outputs[0], x.data_type.compute_dtype.itemsize
+    group = int_of(context.attributes, "group")
+    if 0 in (*x.shape, *gradient.shape):
+        return 0
+    windows = windows_of(context.attributes, x.shape[2:], made.shape[2:])
+    seen = replace(windows, output=gradient.shape[2:])
+    sums, one = computed_nbytes(made), one_sample_nbytes(seen, x.shape[1], itemsize)
+    if is_cut(one):
+        filters = made.shape[0] // group
+        return 2 * sums + weight_nbytes(seen, x.shape[1] // group, filters, itemsize)
+    places = math.prod(gradient.shape[2:])
+    columns = group * math.prod(made.shape[1:]) * places * itemsize
+    at_once = min(x.shape[0], max(1, COLUMNS_NBYTES // columns))
+    return at_once * (one + sums + gradient.shape[1] * places * itemsize) + 2 * sums
+
+
+def _by_sample(
+    columns: Columns, gradient: Array, parts: Sequence[slice], group: int
+) -> tuple[Array, list[list[Thunk]]]:
+    """One product per sample and group, then their sum."""
+    samples, channels, places = *gradient.shape[:2], math.prod(gradient.shape[2:])
+    depth = math.prod(columns.shape) // (places * group)
+    count = parts[0].stop
+    work = workspace((count, *columns.shape), gradient.dtype)
+    products = np.empty((count, group, depth, channels // group), gradient.dtype)
+    sums = np.empty(products.shape[1:], gradient.dtype)
+    rows = gradient.reshape(samples, group, channels // group, places).transpose(0, 1, 3, 2)
+    steps: list[list[Thunk]] = []
+    for part in parts:
+        size = part.stop - part.start
+        flat = work[:size].reshape(size, group, depth, places)
+        steps.append([
+            *columns.steps(part, work[:size]),
+            partial(np.matmul, flat, rows[part], products[:size]),
+            partial(np.add.reduce, products[:size], 0, None, sums),
+        ])  # fmt: skip
+    return sums, steps
+
+
+def _joined(
+    columns: Columns, gradient: Array, parts: Sequence[slice], group: int
+) -> tuple[Array, list[list[Thunk]]]:
+    """One product per part: channels go first, so that samples and places are one long axis."""
+    channels, count = gradient.shape[1], parts[0].stop
+    places, before = math.prod(gradient.shape[2:]), gradient.ndim - 1
+    depth = math.prod(columns.shape) // (places * group)
+    work = workspace(group * depth * count * places, gradient.dtype)
+    seen = workspace(channels * count * places, gradient.dtype)
+    sums = np.empty((group, depth, channels // group), gradient.dtype)
+    turned = gradient.swapaxes(0, 1)
+    steps: list[list[Thunk]] = []
+    for part in parts:
+        count = part.stop - part.start
+        long = count * places
+        gathered, rows = work[: group * depth * long], seen[: channels * long]
+        wide = gathered.reshape(*columns.shape[:before], count, *columns.shape[before:])
+        across = rows.reshape(group, -1, long).transpose(0, 2, 1)
+        steps.append([
+            *columns.steps(part, np.moveaxis(wide, before, 0)),
+            partial(np.copyto, rows.reshape(turned[:, part].shape), turned[:, part]),
+            partial(np.matmul, gathered.reshape(group, depth, long), across, sums),
+        ])  # fmt: skip
+    return sums, steps
+
+
+OPERATORS = (
+    OpDef(
+        "ConvWeightGradient",
+        (2, 2),
+        _infer,
+        _kernel,
+        attributes={
+            **WINDOW_ATTRIBUTES,
+            "group": Attribute("int", 1),
+            "kernel_shape": Attribute("ints", required=True),
+        },
+        domain="stitch",
+        workspace=WorkspaceRule(_workspace),
+    ),
+)

@@ -1,0 +1,172 @@
+"""`stitch.MaxPoolGradient`: each gradient goes to the first place that holds its window's maximum.
+
+Operands are the pool's result gradient, its input and its result, so that no indices are saved;
+attributes are those of the pool. As ONNX has it: MaxPool with its indices, and ScatterElements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from stitch.ops.attributes import ints_of
+from stitch.ops.definition import (
+    Attribute,
+    InferenceContext,
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+    WorkspaceRule,
+    twice_the_operands,
+)
+from stitch.ops.element_types import FLOATS
+from stitch.ops.inference import require_rank, require_same_type, require_shape, require_type
+from stitch.ops.steps import copy_steps, fill_step, given, strides_of, workspace
+from stitch.ops.window.sliding_positions import maxima, pieces, places_nbytes
+from stitch.ops.window.windows import (
+    WINDOW_ATTRIBUTES,
+    Windows,
+    check_window_attributes,
+    pool_windows,
+)
+from stitch.program import Array, ValueType
+
+#: As many samples are handled at a time as have inputs of this many bytes (at least one).
+SAMPLES_NBYTES = 1 << 18
+#: From more kernel elements on, places are looked for first.
+MANY = 64
+_BITS = {4: np.int32, 8: np.int64}
+
+
+def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
+    x = require_type(context, 1, FLOATS)
+    require_same_type(context, range(3))
+    require_rank(context, 1, 3)
+    kernel = ints_of(context.attributes, "kernel_shape") or ()
+    check_window_attributes(context, x.shape[2:], kernel)
+    windows = pool_windows(context.attributes, x.shape[2:])
+    for index in (0, 2):
+        require_shape(context, index, (*x.shape[:2], *windows.output))
+    return (x,)
+
+
+def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
+    gradient, x, y = (given(arguments, i) for i in range(3))
+    out = arguments.outputs[0]
+    if gradient.size == 0:
+        return (fill_step(out, 0),)
+    windows = pool_windows(arguments.attributes, x.shape[2:])
+    if _is_wide(windows):
+        seen, made = (a.reshape(-1, *windows.size) for a in (x, out))
+        return [partial(_by_places, gradient.reshape(-1, *windows.output), seen, made, windows)]
+    per_sample = x.nbytes // x.shape[0]
+    at_once = min(x.shape[0], max(1, SAMPLES_NBYTES // per_sample))
+    direct = not windows.needs_padding
+    wide = (at_once, x.shape[1], *windows.padded)
+    source = x if direct else np.full(wide, -np.inf, x.dtype)
+    target = out if direct else np.empty(wide, out.dtype)
+    work = _Workspace(gradient, at_once)
+    inner = tuple(slice(b, b + s) for b, s in zip(windows.begin, windows.size, strict=True))
+    inside = (slice(None), slice(None), *inner)
+    steps: list[Thunk] = []
+    for start in range(0, x.shape[0], at_once):
+        part = slice(start, min(start + at_once, x.shape[0]))
+        here = part if direct else slice(0, part.stop - part.start)
+        if not direct:
+            steps += copy_steps(x[part], source[here][inside])
+        steps += work.steps(source[here], target[here], gradient[part], y[part], windows)
+        if not direct:
+            steps += copy_steps(target[here][inside], out[part])
+    return steps
+
+
+def _is_wide(windows: Windows) -> bool:
+    padded, size = math.prod(windows.padded), math.prod(windows.size)
+    return math.prod(windows.kernel) > MANY or padded > 4 * size
+
+
+def _taken(context: WorkspaceContext) -> int:
+    x = context.inputs[1]
+    assert x is not None
+    windows = pool_windows(context.attributes, x.shape[2:])
+    if not _is_wide(windows):
+        return twice_the_operands(context)
+    return 2 * places_nbytes(windows, math.prod(x.shape[:2]), x.data_type.compute_dtype)
+
+
+def _by_places(gradient: Array, x: Array, out: Array, windows: Windows) -> None:
+    """The places of all maxima first: however long the kernel, an element is looked at a few
+    times. A NaN equals no maximum, so nothing goes to it."""
+    size = math.prod(windows.size)
+    for part in pieces(windows, len(x)):
+        values, places = maxima(x[part], windows, strides_of(windows.size), -np.inf)
+        numbers = np.arange(len(places)).reshape(-1, *(1,) * len(windows.size)) * size
+        hit = (places >= 0) & (values == values)
+        flat = out[part].reshape(-1)
+        flat[...] = 0
+        np.add.at(flat, (places + numbers)[hit], gradient[part][hit])
+
+
+class _Workspace:
+    """What one stretch of samples needs: whose gradient is still free, who takes it now."""
+
+    def __init__(self, gradient: Array, samples: int) -> None:
+        shape = (samples, *gradient.shape[1:])
+        self.bits = _BITS[gradient.dtype.itemsize]
+        self.taken = workspace(shape, gradient.dtype)
+        self.free, self.hit = (workspace(shape, np.dtype(np.bool_)) for _ in range(2))
+
+    def steps(
+        self, x: Array, out: Array, gradient: Array, y: Array, windows: Windows
+    ) -> list[Thunk]:
+        """Bit masks choose, as in Where: what one kernel element takes is not free for the next."""
+        count = gradient.shape[0]
+        taken, free, hit = (a[:count] for a in (self.taken, self.free, self.hit))
+        mask, bits = hit.view(np.int8), gradient.view(self.bits)
+        # No place lies in two windows: what it gets is written where it belongs at once.
+        apart = all(
+            stride > dilation * (kernel - 1)
+            for stride, dilation, kernel in zip(
+                windows.strides, windows.dilations, windows.kernel, strict=True
+            )
+        )
+        tiled = apart and math.prod(windows.kernel) * y[0].size == out[0].size
+        made: list[Thunk] = [] if tiled else [fill_step(out, 0)]
+        last = math.prod(windows.kernel) - 1
+        for index, tap in enumerate(windows.taps()):
+            place = (slice(None), slice(None), *tap)
+            given_bits = (out[place] if apart else taken).view(self.bits)
+            made.append(partial(np.equal, x[place], y, hit))
+            if index:
+                made.append(partial(np.logical_and, hit, free, hit))
+            if index < last:
+                previous = free if index else np.True_
+                made.append(partial(np.not_equal, hit, previous, free))
+            made += [
+                partial(np.negative, mask, mask),
+                partial(np.bitwise_and, mask, bits, given_bits),
+            ]
+            if not apart:
+                made.append(partial(np.add, out[place], taken, out[place]))
+        return made
+
+
+OPERATORS = (
+    OpDef(
+        "MaxPoolGradient",
+        (3, 3),
+        _infer,
+        _kernel,
+        attributes={
+            **WINDOW_ATTRIBUTES,
+            "ceil_mode": Attribute("int", 0),
+            "kernel_shape": Attribute("ints", required=True),
+        },
+        domain="stitch",
+        workspace=WorkspaceRule(_taken),
+    ),
+)

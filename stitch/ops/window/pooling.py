@@ -1,0 +1,281 @@
+"""Pools: one step per kernel element over strided views, so nothing is gathered."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from stitch.ops.attributes import int_of, ints_of
+from stitch.ops.definition import (
+    Attribute,
+    InferenceContext,
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+    WorkspaceRule,
+)
+from stitch.ops.element_types import FLOATS
+from stitch.ops.inference import require_rank, require_type
+from stitch.ops.steps import fill_step, given, scalar, strides_of, workspace
+from stitch.ops.window.convolution import check_output
+from stitch.ops.window.pooling_gradients import (
+    average_pool_gradient,
+    global_average_gradient,
+    global_max_gradient,
+    lp_pool_gradient,
+    max_pool_gradient,
+)
+from stitch.ops.window.sliding import PLANES_NBYTES, Sliding, lines_of, sliding_nbytes
+from stitch.ops.window.sliding_positions import (
+    Views,
+    are_viewed,
+    maxima,
+    pieces,
+    places_nbytes,
+    views_nbytes,
+)
+from stitch.ops.window.windows import (
+    WINDOW_ATTRIBUTES,
+    Windows,
+    check_window_attributes,
+    pool_windows,
+)
+from stitch.ops.workspaces import few
+from stitch.program import Array, DataType, ValueType
+
+_POOL_ATTRIBUTES = {
+    **WINDOW_ATTRIBUTES,
+    "ceil_mode": Attribute("int", 0),
+    "kernel_shape": Attribute("ints", required=True),
+}
+
+
+def _windows(arguments: KernelArguments) -> Windows:
+    return pool_windows(arguments.attributes, given(arguments, 0).shape[2:])
+
+
+def _sliding(context: WorkspaceContext, ufunc: np.ufunc) -> tuple[Windows, int]:
+    """The windows of a pool, and what sliding a ufunc over them takes."""
+    x, made = context.inputs[0], context.outputs[0]
+    assert x is not None
+    windows = pool_windows(context.attributes, x.shape[2:])
+    if 0 in made.shape:
+        return windows, 0
+    planes, dtype = math.prod(x.shape[:2]), made.data_type.compute_dtype
+    return windows, sliding_nbytes(ufunc, windows, planes, dtype)
+
+
+def _average_workspace(context: WorkspaceContext) -> int:
+    """Besides, how many elements each window of a plane has."""
+    windows, taken = _sliding(context, np.add)
+    counts = 2 * math.prod(windows.output) * context.outputs[0].data_type.compute_dtype.itemsize
+    return taken + counts + 64 * sum(windows.output)
+
+
+def _lp_workspace(context: WorkspaceContext) -> int:
+    """Besides, the powers of a few planes."""
+    windows, taken = _sliding(context, np.add)
+    plane = math.prod(windows.size) * context.outputs[0].data_type.compute_dtype.itemsize
+    return taken + max(PLANES_NBYTES, plane)
+
+
+def _max_workspace(context: WorkspaceContext) -> int:
+    if len(context.outputs) > 1:
+        x = context.inputs[0]
+        assert x is not None
+        windows = pool_windows(context.attributes, x.shape[2:])
+        planes = math.prod(x.shape[:2])
+        taken = places_nbytes(windows, planes, x.data_type.compute_dtype)
+        return taken + (views_nbytes(windows, planes) if are_viewed(windows) else 0)
+    return _sliding(context, np.maximum)[1]
+
+
+def _infer_pool(allowed: frozenset[DataType], context: InferenceContext) -> ValueType:
+    x = require_type(context, 0, allowed)
+    require_rank(context, 0, 3)
+    kernel = ints_of(context.attributes, "kernel_shape") or ()
+    check_window_attributes(context, x.shape[2:], kernel)
+    windows = pool_windows(context.attributes, x.shape[2:])
+    check_output(context, windows.output)
+    return ValueType((*x.shape[:2], *windows.output), x.data_type)
+
+
+def _infer_average(context: InferenceContext) -> tuple[ValueType, ...]:
+    return (_infer_pool(FLOATS, context),)
+
+
+def _infer_max(context: InferenceContext) -> tuple[ValueType, ...]:
+    values = _infer_pool(FLOATS | {DataType.INT8, DataType.UINT8}, context)
+    return (values, ValueType(values.shape, DataType.INT64))[: context.outputs]
+
+
+def _planes(array: Array) -> Array:
+    return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
+
+
+def _counts(windows: Windows, include: bool, dtype: np.dtype[Any]) -> Array:
+    """How many elements each window averages: one number, or an array of the output's size."""
+    total = np.ones((1,) * len(windows.size), dtype)
+    for axis, line in enumerate(lines_of(windows)):
+        # Padding that ceil_mode adds beyond what was declared never counts.
+        counts = line.count_padded(windows.end[axis]) if include else line.count_inside()
+        if (counts == counts[0]).all():
+            counts = counts[:1]
+        total = total * counts.astype(dtype).reshape(-1, *(1,) * (len(windows.size) - 1 - axis))
+    return total.reshape(()) if total.size == 1 else total
+
+
+def _average(arguments: KernelArguments) -> Sequence[Thunk]:
+    source, out, windows = given(arguments, 0), arguments.outputs[0], _windows(arguments)
+    if out.size == 0:
+        return ()
+    include = bool(int_of(arguments.attributes, "count_include_pad"))
+    planes, sums = _planes(source), _planes(out)
+    steps = Sliding(np.add, 0, windows, len(planes), out.dtype).steps(planes, sums)
+    return [*steps, partial(np.divide, out, _counts(windows, include, out.dtype), out)]
+
+
+def _lp(arguments: KernelArguments) -> Sequence[Thunk]:
+    source, out, windows = given(arguments, 0), arguments.outputs[0], _windows(arguments)
+    if out.size == 0:
+        return ()
+    p = int_of(arguments.attributes, "p")
+    planes, results = _planes(source), _planes(out)
+    sums = Sliding(np.add, 0, windows, len(planes), out.dtype)
+    powers = workspace((sums.at_once, *windows.size), out.dtype)
+    steps: list[Thunk] = []
+    for start in range(0, len(planes), sums.at_once):
+        part = slice(start, start + sums.at_once)
+        seen, made = planes[part], results[part]
+        raised = powers[: len(seen)]
+        steps += [
+            partial(np.absolute, seen, raised),
+            partial(np.power, raised, scalar(p, raised), raised),
+            *sums.steps(raised, made),
+        ]
+    return [*steps, partial(np.power, out, scalar(1 / p, out), out)]
+
+
+def _infer_lp(context: InferenceContext) -> tuple[ValueType, ...]:
+    if int_of(context.attributes, "p") < 1:
+        raise context.fail("p of LpPool is at least 1", got=str(context.attributes["p"]))
+    return (_infer_pool(FLOATS, context),)
+
+
+def _lowest(like: Array) -> float:
+    return -np.inf if like.dtype.kind == "f" else int(np.iinfo(like.dtype).min)
+
+
+def _max(arguments: KernelArguments) -> Sequence[Thunk]:
+    source, out, windows = given(arguments, 0), arguments.outputs[0], _windows(arguments)
+    if out.size == 0:
+        return ()
+    if len(arguments.outputs) == 1:
+        planes, results = _planes(source), _planes(out)
+        largest = Sliding(np.maximum, _lowest(out), windows, len(planes), out.dtype)
+        return largest.steps(planes, results)
+    column_major = bool(int_of(arguments.attributes, "storage_order"))
+    counts = strides_of(windows.size[::-1])[::-1] if column_major else strides_of(windows.size)
+    arrays = _planes(source), _planes(out), _planes(arguments.outputs[1])
+    thorough = partial(_max_and_places, windows, counts, *arrays)
+    if not are_viewed(windows):
+        return [thorough]
+    steps = Views(windows, counts, len(arrays[0])).steps(*arrays)
+    if source.dtype.kind != "f":
+        return steps
+    return [*steps, partial(_where_nan, source.reshape(-1), thorough)]
+
+
+def _where_nan(flat: Array, thorough: Thunk) -> None:
+    """A sum of squares is no number if, and only if, one of them is none."""
+    if np.isnan(np.dot(flat, flat)):
+        thorough()
+
+
+def _max_and_places(
+    windows: Windows, counts: Sequence[int], planes: Array, values: Array, found: Array
+) -> None:
+    """The maxima, and the index of each in the flat source; -1 where there is but padding."""
+    for part in pieces(windows, len(planes)):
+        values[part], places = maxima(planes[part], windows, counts, _lowest(values))
+        before = np.arange(part.start, part.stop) * math.prod(windows.size)
+        before = before.reshape(-1, *(1,) * len(windows.size))
+        found[part] = np.where(places < 0, -1, places + before)
+
+
+def _infer_global(context: InferenceContext) -> tuple[ValueType, ...]:
+    x = require_type(context, 0, FLOATS)
+    rank = require_rank(context, 0, 3)
+    return (ValueType((*x.shape[:2], *(1,) * (rank - 2)), x.data_type),)
+
+
+def _global_average(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, out = given(arguments, 0), arguments.outputs[0]
+    count = math.prod(x.shape[2:])
+    flat, result = x.reshape(*x.shape[:2], count), out.reshape(x.shape[:2])
+    return (
+        partial(np.add.reduce, flat, 2, None, result),
+        partial(np.divide, result, scalar(count, out), result),
+    )
+
+
+def _global_max(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, out = given(arguments, 0), arguments.outputs[0]
+    count = math.prod(x.shape[2:])
+    if count == 0:
+        return (fill_step(out, -np.inf),)
+    flat, result = x.reshape(*x.shape[:2], count), out.reshape(x.shape[:2])
+    return (partial(np.maximum.reduce, flat, 2, None, result),)
+
+
+OPERATORS = (
+    OpDef(
+        "AveragePool",
+        (1, 1),
+        _infer_average,
+        _average,
+        attributes={**_POOL_ATTRIBUTES, "count_include_pad": Attribute("int", 0)},
+        gradient=average_pool_gradient,
+        workspace=WorkspaceRule(_average_workspace),
+    ),
+    OpDef(
+        "MaxPool",
+        (1, 1),
+        _infer_max,
+        _max,
+        outputs=(1, 2),
+        attributes={**_POOL_ATTRIBUTES, "storage_order": Attribute("int", 0)},
+        gradient=max_pool_gradient,
+        workspace=WorkspaceRule(_max_workspace),
+    ),
+    OpDef(
+        "LpPool",
+        (1, 1),
+        _infer_lp,
+        _lp,
+        attributes={**_POOL_ATTRIBUTES, "p": Attribute("int", 2)},
+        gradient=lp_pool_gradient,
+        workspace=WorkspaceRule(_lp_workspace, is_kept=False),
+    ),
+    OpDef(
+        "GlobalAveragePool",
+        (1, 1),
+        _infer_global,
+        _global_average,
+        gradient=global_average_gradient,
+        workspace=few,
+    ),
+    OpDef(
+        "GlobalMaxPool",
+        (1, 1),
+        _infer_global,
+        _global_max,
+        gradient=global_max_gradient,
+        workspace=few,
+    ),
+)

@@ -1,0 +1,167 @@
+"""From windows back to what they slid over: Col2Im, MaxUnpool."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from stitch.ops.attributes import Attributes, ints_of
+from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.element_types import FLOATS, INT64, NUMERIC
+from stitch.ops.inference import (
+    Shape,
+    known_ints,
+    present,
+    require_rank,
+    require_shape,
+    require_type,
+    spatial_ints,
+)
+from stitch.ops.steps import check_places, copy_steps, fill_step, given, ints_at
+from stitch.ops.window.sliding import lines_of
+from stitch.ops.window.unfolding_gradients import col2im_gradient, max_unpool_gradient
+from stitch.ops.window.windows import WINDOW_ATTRIBUTES, Windows, windows_of
+from stitch.ops.workspaces import few
+from stitch.program import Array, ValueType
+
+_LISTS = {name: WINDOW_ATTRIBUTES[name] for name in ("dilations", "pads", "strides")}
+
+
+#: The views of so many kernel elements are kept from binding on.
+_KEPT = 1024
+
+
+def _block_windows(attributes: Attributes, image: Shape, block: Shape) -> Windows:
+    return windows_of({**attributes, "auto_pad": "NOTSET"}, image, block)
+
+
+def _infer_col2im(context: InferenceContext) -> tuple[ValueType, ...]:
+    x = require_type(context, 0, NUMERIC)
+    require_rank(context, 0, 3, 3)
+    image = known_ints(context, 1, "image_shape")
+    block = known_ints(context, 2, "block_shape")
+    if len(image) != len(block) or not image or min(*image, *block) < 1:
+        raise context.fail(
+            "image_shape and block_shape of a Col2Im are sizes of at least 1, one per axis",
+            got=f"{list(image)} and {list(block)}",
+        )
+    ones = (1,) * len(image)
+    for name in ("strides", "dilations"):
+        spatial_ints(context, name, ones)
+    spatial_ints(context, "pads", ones + ones, least=0)
+    windows = _block_windows(context.attributes, image, block)
+    taps, places = math.prod(block), math.prod(windows.output)
+    if min(windows.output) < 1 or x.shape[1] % taps or x.shape[2] != places:
+        raise context.fail(
+            "the columns of a Col2Im do not fit its image",
+            expected=f"a multiple of {taps} rows, {places} columns",
+            got=str(list(x.shape[1:])),
+        )
+    return (ValueType((x.shape[0], x.shape[1] // taps, *image), x.data_type),)
+
+
+def _col2im(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, out = given(arguments, 0), arguments.outputs[0]
+    windows = _block_windows(arguments.attributes, out.shape[2:], ints_at(arguments, 2))
+    taps = x.reshape(*out.shape[:2], *windows.kernel, *windows.output)
+    lines = lines_of(windows)
+
+    def added() -> Iterator[tuple[Array, Array]]:
+        """For each kernel element, where it is added, and what."""
+        for place in np.ndindex(*windows.kernel):
+            met = [line.met(at) for line, at in zip(lines, place, strict=True)]
+            columns = (slice(None), slice(None), *place, *(which for which, _ in met))
+            yield out[(slice(None), slice(None), *(places for _, places in met))], taps[columns]
+
+    # Views are made once, but for kernels so large that views would be what takes room.
+    kept = list(added()) if math.prod(windows.kernel) <= _KEPT else None
+
+    def run() -> None:
+        out.fill(0)
+        for into, columns in kept if kept is not None else added():
+            np.add(into, columns, into)
+
+    return [run]
+
+
+def _unpooled(context: InferenceContext | KernelArguments, size: Shape) -> Shape:
+    """The spatial shape that a pool with these windows was given, as far as it can be told."""
+    kernel = ints_of(context.attributes, "kernel_shape") or ()
+    strides = ints_of(context.attributes, "strides") or (1,) * len(kernel)
+    pads = ints_of(context.attributes, "pads") or (0,) * (2 * len(kernel))
+    return tuple(
+        (size[i] - 1) * strides[i] - pads[i] - pads[len(kernel) + i] + kernel[i]
+        for i in range(len(kernel))
+    )
+
+
+def _infer_max_unpool(context: InferenceContext) -> tuple[ValueType, ...]:
+    x = require_type(context, 0, FLOATS)
+    require_type(context, 1, INT64)
+    rank = require_rank(context, 0, 3)
+    require_shape(context, 1, x.shape)
+    ones = (1,) * (rank - 2)
+    for name in ("kernel_shape", "strides"):
+        spatial_ints(context, name, ones)
+    spatial_ints(context, "pads", ones + ones, least=0)
+    shape = (*x.shape[:2], *_unpooled(context, x.shape[2:]))
+    if min(shape) < 0:
+        raise context.fail("the padding of MaxUnpool leaves nothing", got=str(list(shape)))
+    if present(context, 2) is not None:
+        wanted = known_ints(context, 2, "output_shape")
+        fits = len(wanted) == rank and all(w >= s for w, s in zip(wanted, shape, strict=True))
+        if not fits:
+            raise context.fail(
+                "output_shape of MaxUnpool is smaller than what is unpooled",
+                expected=f"at least {list(shape)}",
+                got=str(list(wanted)),
+            )
+        return (ValueType(wanted, x.data_type),)
+    return (ValueType(shape, x.data_type),)
+
+
+def _max_unpool(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, indices, out = given(arguments, 0), given(arguments, 1), arguments.outputs[0]
+    shape = (*x.shape[:2], *_unpooled(arguments, x.shape[2:]))
+    # Indices count in the shape that the pool was given, which may be a corner of the result.
+    whole = out if shape == out.shape else np.empty(shape, out.dtype)
+    flat, places = whole.reshape(-1), np.empty(indices.size, np.intp)
+    values, chosen = x.reshape(-1), indices.reshape(-1)
+
+    def scatter() -> None:
+        check_places("MaxUnpool", chosen, flat.size)
+        np.copyto(places, chosen)
+        flat[...] = 0
+        flat[places] = values
+
+    if whole is out:
+        return (scatter,)
+    corner = out[tuple(slice(0, size) for size in shape)]
+    return (scatter, fill_step(out, 0), *copy_steps(whole, corner))
+
+
+OPERATORS = (
+    OpDef(
+        "Col2Im",
+        (3, 3),
+        _infer_col2im,
+        _col2im,
+        attributes=_LISTS,
+        gradient=col2im_gradient,
+        workspace=few,
+    ),
+    OpDef(
+        "MaxUnpool",
+        (2, 3),
+        _infer_max_unpool,
+        _max_unpool,
+        attributes={
+            "kernel_shape": Attribute("ints", required=True),
+            "pads": Attribute("ints"),
+            "strides": Attribute("ints"),
+        },
+        gradient=max_unpool_gradient,
+    ),
+)
