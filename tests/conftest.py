@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import importlib.util
-import re
 from functools import cache
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import pytest
 
 #: Seconds that a long campaign may take; other tests: `timeout` in pyproject.toml.
 CAMPAIGN_SECONDS = 1200
+TESTS = Path(__file__).parent
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 
 
@@ -21,18 +22,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @cache
 def files_of_torch() -> frozenset[Path]:
-    """Test files that name PyTorch, or a module of the tests that does."""
-    texts = {p: p.read_text(encoding="utf-8") for p in Path(__file__).parent.rglob("*.py")}
-    here = texts.pop(Path(__file__))
-    assert "torch" in here
-    found = {p for p, text in texts.items() if "torch" in text}
+    """Files that name PyTorch, or import a module of the tests that does."""
+    files = {p: p.read_text(encoding="utf-8") for p in TESTS.rglob("*.py")}
+    assert "torch" in files.pop(Path(__file__))
+    found = {p for p, text in files.items() if "torch" in text}
+    imported = {p: modules_named(text) for p, text in files.items()}
     while True:
-        names = "|".join(sorted(p.stem for p in found))
-        imports = re.compile(rf"^ *(from|import) ({names})\b", re.MULTILINE)
-        more = {p for p, text in texts.items() if imports.search(text)} - found
+        names = {".".join(p.relative_to(TESTS.parent).with_suffix("").parts) for p in found}
+        more = {p for p, named in imported.items() if named & names} - found
         if not more:
             return frozenset(found)
         found |= more
+
+
+def modules_named(text: str) -> frozenset[str]:
+    """What a file imports, by its full name: modules, and their names, which may be modules."""
+    named = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            named |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return frozenset(named)
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

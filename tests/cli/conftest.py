@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_training import NET, TRAIN
 
 from stitch.cli import compile as compile_command
 from stitch.cli import inspect as inspect_command
 from stitch.cli import link as link_command
 from stitch.cli import run as run_command
+from tests.support.training.commands import NET, TRAIN
 
 COMMANDS = {
     "compile": compile_command.main,

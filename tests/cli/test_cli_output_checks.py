@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_training import changed, ran, started, wait_for_step
 
 from stitch.api import load
 from stitch.cli import compile as compile_command
 from stitch.cli import link as link_command
 from stitch.cli import run as run_command
 from stitch.training import TrainingInstance
+from tests.support.training.commands import changed, ran, started, wait_for_step
 
 Cli = Callable[..., Any]
 RUN = ("run", "--module=a.ttb", "--input=x=@x.npy")
@@ -253,10 +253,9 @@ def test_the_second_training_in_a_folder_is_refused_and_told_who_has_it(
 
 @pytest.mark.full
 def test_commands_killed_after_any_system_call_leave_whole_files_and_go_on(small: Path) -> None:
-    tests = Path(__file__).resolve().parents[1]
-    paths = [str(tests / "files"), str(tests.parent), os.environ.get("PYTHONPATH", "")]
+    paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
-        [sys.executable, str(tests / "cli" / "killed_commands.py"), str(small)],
+        [sys.executable, "-m", "tests.support.files.killed_commands", str(small)],
         capture_output=True, text=True, check=False,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
     )  # fmt: skip

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_training import changed
+
+from tests.support.training.commands import changed
 
 Cli = Callable[..., Any]
 ARRAYS = ("run", "--module=a.ttb")

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stitched_models import one
 
 import stitch
 from stitch.errors import FormatError
 from stitch.report.frozen_json import from_plain, to_plain
 from stitch.report.record import Recorder
 from stitch.report.replay import read_recording, replay
+from tests.support.stitched_models import one
 
 Cli = Callable[..., Any]
 

@@ -17,13 +17,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from stitched_models import one
 
 import stitch
 from stitch.cli.chain import Chain, RunInput
 from stitch.cli.run_inputs import INITS, made_up
 from stitch.program import DataType, InputKind, ValueType
 from stitch.ttb import encode
+from tests.support.stitched_models import one
 
 Cli = Callable[..., Any]
 

@@ -9,7 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_training import (
+
+from stitch.frontend.train_yaml import load_training
+from stitch.training.checkpoint_format import read_tensors
+from stitch.training.checkpoints import read_checkpoint
+from tests.support.training.commands import (
     DIGITS,
     SEED,
     lines,
@@ -18,10 +22,6 @@ from cli_training import (
     started,
     wait_for_step,
 )
-
-from stitch.frontend.train_yaml import load_training
-from stitch.training.checkpoint_format import read_tensors
-from stitch.training.checkpoints import read_checkpoint
 
 # -- the example -----------------------------------------------------------------------------------
 

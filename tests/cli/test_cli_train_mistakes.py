@@ -9,7 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_training import (
+
+import stitch
+from stitch.frontend.yaml_forms import form_of_text
+from stitch.training.checkpoints import read_checkpoint
+from tests.support.training.commands import (
     NET,
     SEED,
     TRAIN,
@@ -18,10 +22,6 @@ from cli_training import (
     lines,
     npz_of,
 )
-
-import stitch
-from stitch.frontend.yaml_forms import form_of_text
-from stitch.training.checkpoints import read_checkpoint
 
 JUNK = (
     "", "~", "-1", "0", "1e400", ".nan", "true", "[]", "{}", "[1, 2]", "{a: 1}", "'", "&a", "*a",

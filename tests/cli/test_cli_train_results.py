@@ -8,7 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_training import (
+from matplotlib.image import imread
+
+import stitch
+from stitch.cli.train import loss_picture
+from stitch.training.checkpoint_format import read_tensors, write_tensors
+from tests.support.stitched_models import one
+from tests.support.training.commands import (
     NET,
     RANDOM_NET,
     TRAIN,
@@ -18,12 +24,6 @@ from cli_training import (
     losses,
     npz_of,
 )
-from matplotlib.image import imread
-from stitched_models import one
-
-import stitch
-from stitch.cli.train import loss_picture
-from stitch.training.checkpoint_format import read_tensors, write_tensors
 
 # -- what it can do --------------------------------------------------------------------------------
 

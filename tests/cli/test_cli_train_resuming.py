@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_training import (
+
+from stitch.training import TrainingInstance
+from stitch.training.checkpoint_format import read_tensors
+from stitch.training.checkpoints import read_checkpoint
+from tests.support.training.commands import (
     DIGITS,
     RANDOM_NET,
     SEED,
@@ -22,10 +26,6 @@ from cli_training import (
     started,
     wait_for_step,
 )
-
-from stitch.training import TrainingInstance
-from stitch.training.checkpoint_format import read_tensors
-from stitch.training.checkpoints import read_checkpoint
 
 VARIANTS = {
     "plain": (),

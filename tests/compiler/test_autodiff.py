@@ -7,12 +7,12 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from gradient_running import Feeds, backward_feeds, run, seeds_of
 
 from stitch.compiler import Differentiated, Recompute, differentiate
 from stitch.errors import CompileError
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.program import Array, InputKind
+from tests.support.gradients.running import Feeds, backward_feeds, run, seeds_of
 
 Build = Callable[[ComputationGraphBuilder], None]
 

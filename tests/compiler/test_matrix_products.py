@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from gradient_running import Feeds, backward_feeds, run, seeds_of
 
 from stitch.compiler import Differentiated, differentiate
 from stitch.compiler.passes.matrix_products import fold_transposes
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.program import InputKind
+from tests.support.gradients.running import Feeds, backward_feeds, run, seeds_of
 
 
 def layer(shape: tuple[int, ...], data_type: str = "float32") -> ComputationGraph:

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stitched_models import one
 
 import stitch
 from stitch.compiler.passes.turned_products import turn_products
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
+from tests.support.stitched_models import one
 
 Build = Callable[[ComputationGraphBuilder, Any, Any], Any]
 EXCHANGE = (0, 1, 3, 2)

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-HERE = str(Path(__file__).parent)
-if HERE not in sys.path:
-    sys.path.insert(0, HERE)
-from executor_suite import ExecutorSuite  # noqa: E402
-from stitched_models import model, one  # noqa: E402
-
-import stitch  # noqa: E402
-from stitch import ComputationGraphBuilder  # noqa: E402
-from stitch.machine import load_machine  # noqa: E402
-from stitch.program import Array, Program  # noqa: E402
-from stitch.runtime.executors import BoundProgram, PreparedProgram, Workspace, as_bytes  # noqa: E402
-from stitch.runtime.executors.division import divide  # noqa: E402
-from stitch.runtime.executors.host.numpy_executor import NumpyExecutor, PreparedKernels  # noqa: E402
-from stitch.runtime.executors.onnx.foreign_calls import Sessions  # noqa: E402
+import stitch
+from stitch import ComputationGraphBuilder
+from stitch.machine import load_machine
+from stitch.program import Array, Program
+from stitch.runtime.executors import BoundProgram, PreparedProgram, Workspace, as_bytes
+from stitch.runtime.executors.division import divide
+from stitch.runtime.executors.host.numpy_executor import NumpyExecutor, PreparedKernels
+from stitch.runtime.executors.onnx.foreign_calls import Sessions
+from tests.support.executors.suite import ExecutorSuite
+from tests.support.stitched_models import model, one
 
 MACHINE = load_machine("host").shape
 DRAW = np.random.default_rng(11)

@@ -7,9 +7,7 @@ is to write: outputs, scratch, the workspace, and what kernels use for themselve
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -17,23 +15,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-HERE = str(Path(__file__).parent)
-if HERE not in sys.path:
-    sys.path.insert(0, HERE)
-from drawn_programs import DrawnProgram, drawn_program  # noqa: E402
-from stitched_models import model  # noqa: E402
-
-from stitch import ComputationGraphBuilder  # noqa: E402
-from stitch.compiler import CompileOptions, compile_graph  # noqa: E402
-from stitch.errors import CompileError, LayoutError, OutOfMemoryError  # noqa: E402
-from stitch.machine import footprint, load_machine  # noqa: E402
-from stitch.memory import prepare_copy  # noqa: E402
-from stitch.program import Array, Ownership, TensorDesc, Value, host_layout  # noqa: E402
-from stitch.runtime.executors import BoundProgram, Workspace, as_bytes  # noqa: E402
-from stitch.runtime.executors.automatic import AutomaticExecutor  # noqa: E402
-from stitch.runtime.executors.host.numpy_executor import PreparedKernels  # noqa: E402
-from stitch.runtime.executors.onnx.foreign_calls import Segment, Sessions  # noqa: E402
-from stitch.runtime.executors.torch.aten_kernels import AtenKernels  # noqa: E402
+from stitch import ComputationGraphBuilder
+from stitch.compiler import CompileOptions, compile_graph
+from stitch.errors import CompileError, LayoutError, OutOfMemoryError
+from stitch.machine import footprint, load_machine
+from stitch.memory import prepare_copy
+from stitch.program import Array, Ownership, TensorDesc, Value, host_layout
+from stitch.runtime.executors import BoundProgram, Workspace, as_bytes
+from stitch.runtime.executors.automatic import AutomaticExecutor
+from stitch.runtime.executors.host.numpy_executor import PreparedKernels
+from stitch.runtime.executors.onnx.foreign_calls import Segment, Sessions
+from stitch.runtime.executors.torch.aten_kernels import AtenKernels
+from tests.support.executors.drawn_programs import DrawnProgram, drawn_program
+from tests.support.stitched_models import model
 
 MACHINES = {name: load_machine(name) for name in ("host", "tiny")}
 SESSIONS, ATEN = Sessions(1), AtenKernels()

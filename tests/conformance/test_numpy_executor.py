@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import ClassVar
 
-HERE = str(Path(__file__).parent)
-if HERE not in sys.path:
-    sys.path.insert(0, HERE)
-from executor_suite import ExecutorSuite  # noqa: E402
+from tests.support.executors.suite import ExecutorSuite
 
 
 class TestNumpyExecutor(ExecutorSuite):

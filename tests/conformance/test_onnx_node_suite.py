@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-import onnx_node_tests as suite
 import pytest
-from onnx_node_tests import CRASH, REFUSED, RIGHT, WRONG, Verdict
+
+from tests.support.onnx import node_tests as suite
+from tests.support.onnx.node_tests import CRASH, REFUSED, RIGHT, WRONG, Verdict
 
 
 @cache
@@ -25,7 +26,7 @@ def test_at_least_1538_cases_are_right_with_our_own_kernels() -> None:
 
 
 def test_the_checked_in_table_says_what_holds() -> None:
-    """`python tests/conformance/onnx_node_tests.py --write` renews it."""
+    """`python -m tests.support.onnx.node_tests --write` renews it."""
     assert suite.TABLE.read_text(encoding="utf-8") == suite.table_text(verdicts())
 
 

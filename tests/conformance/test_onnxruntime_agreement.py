@@ -5,20 +5,15 @@ The tables are those of `tests/ops`; each row is one program of one operation, r
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
 
-HERE = str(Path(__file__).parent)
-if HERE not in sys.path:
-    sys.path.insert(0, HERE)
-from one_operation import CASES, MACHINE, Binding, Row, one_operation, table_rows  # noqa: E402
-
-from stitch.errors import CompileError  # noqa: E402
-from stitch.program import Array  # noqa: E402
-from stitch.runtime.executors import Executor, make_executor  # noqa: E402
+from stitch.errors import CompileError
+from stitch.program import Array
+from stitch.runtime.executors import Executor, make_executor
+from tests.support.operators.against_onnx import assert_close
+from tests.support.operators.one_operation import MACHINE, Binding, Row, one_operation, table_rows
 
 ROWS: dict[str, list[Row]] = defaultdict(list)
 for _row in table_rows("elementwise", "structured"):
@@ -44,6 +39,6 @@ def test_every_row_agrees_or_is_refused_by_name(op: str) -> None:
             assert op in str(error), row
             continue
         for ours, theirs in zip(second_run(numpy, row), found, strict=True):
-            CASES.assert_close(theirs, ours)
+            assert_close(theirs, ours)
         right += 1
     assert right > 0, f"no row of {op} runs"

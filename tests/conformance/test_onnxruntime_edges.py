@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-HERE = str(Path(__file__).parent)
-if HERE not in sys.path:
-    sys.path.insert(0, HERE)
-from one_operation import MACHINE, Binding, Row, one_operation  # noqa: E402
-from stitched_models import model, one  # noqa: E402
-
-import stitch  # noqa: E402
-from stitch import ComputationGraphBuilder  # noqa: E402
-from stitch.program import Array  # noqa: E402
-from stitch.runtime.executors import make_executor  # noqa: E402
+import stitch
+from stitch import ComputationGraphBuilder
+from stitch.program import Array
+from stitch.runtime.executors import make_executor
+from tests.support.operators.one_operation import MACHINE, Binding, Row, one_operation
+from tests.support.stitched_models import model, one
 
 WIDE = np.array([2**31, -(2**31) - 1, 2**40, 5, -7, 2**63 - 1, -(2**63), 2**32 + 3] * 3)
 OTHER = np.array([5, 3, -2, 2**32, 2**50, 1, 0, 3] * 3)

@@ -10,13 +10,14 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-import gradient_layer_rows
-import gradient_moving_rows
-import gradient_recurrent_rows
-import gradient_rows
 import numpy as np
 import pytest
-from gradient_running import (
+
+import stitch
+from stitch.compiler import differentiate
+from stitch.graph import ComputationGraph
+from tests.support.gradients import elementwise_rows, layer_rows, moving_rows, recurrent_rows
+from tests.support.gradients.running import (
     Case,
     Feeds,
     backward_feeds,
@@ -27,16 +28,12 @@ from gradient_running import (
     wanted_names,
 )
 
-import stitch
-from stitch.compiler import differentiate
-from stitch.graph import ComputationGraph
-
 ROWS: dict[str, list[Case]] = defaultdict(list)
 for _row in (
-    *gradient_rows.ROWS,
-    *gradient_moving_rows.ROWS,
-    *gradient_layer_rows.ROWS,
-    *gradient_recurrent_rows.ROWS,
+    *elementwise_rows.ROWS,
+    *moving_rows.ROWS,
+    *layer_rows.ROWS,
+    *recurrent_rows.ROWS,
 ):
     ROWS[_row.op].append(_row)
 

@@ -8,13 +8,13 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from stitched_models import one, several
 
 import stitch
 from stitch.compiler import differentiate
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.program import Array
 from stitch.runtime.executors.onnx.model_form import onnx_form
+from tests.support.stitched_models import one, several
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-import onnx_node_tests as suite
-from onnx_node_tests import CRASH, REFERENCE, REFUSED, RIGHT, WRONG
-
 import stitch
+from tests.support.onnx import node_tests as suite
+from tests.support.onnx.node_tests import CRASH, REFERENCE, REFUSED, RIGHT, WRONG
 
 
 def test_at_least_1390_cases_are_right_none_is_wrong_and_refusals_say_why() -> None:

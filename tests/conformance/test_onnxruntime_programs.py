@@ -11,20 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-HERE = str(Path(__file__).parent)
-if HERE not in sys.path:
-    sys.path.insert(0, HERE)
-from stitched_models import integers, model, one, several  # noqa: E402
-
-import stitch  # noqa: E402
-from stitch import ComputationGraphBuilder  # noqa: E402
-from stitch.cli.run import main as run_command  # noqa: E402
-from stitch.errors import CompileError, TaskError, UsageError  # noqa: E402
-from stitch.machine import load_machine  # noqa: E402
-from stitch.program import Array, Ownership, Program  # noqa: E402
-from stitch.runtime.executors import BoundProgram, as_bytes, dense_view, make_executor  # noqa: E402
-from stitch.runtime.executors.automatic import AutomaticExecutor, points  # noqa: E402
-from stitch.runtime.executors.onnx.onnxruntime_executor import OnnxRuntimeExecutor, bound_call  # noqa: E402
+import stitch
+from stitch import ComputationGraphBuilder
+from stitch.cli.run import main as run_command
+from stitch.errors import CompileError, TaskError, UsageError
+from stitch.machine import load_machine
+from stitch.program import Array, Ownership, Program
+from stitch.runtime.executors import BoundProgram, as_bytes, dense_view, make_executor
+from stitch.runtime.executors.automatic import AutomaticExecutor, points
+from stitch.runtime.executors.onnx.onnxruntime_executor import OnnxRuntimeExecutor, bound_call
+from tests.support.stitched_models import integers, model, one, several
 
 MACHINE = load_machine("host").shape
 

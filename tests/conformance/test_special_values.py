@@ -7,27 +7,28 @@ are compared with, by ONNX Runtime's, and by PyTorch's; and as `auto` and `torch
 from __future__ import annotations
 
 import math
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-HERE = str(Path(__file__).parent)
-if HERE not in sys.path:
-    sys.path.insert(0, HERE)
-from executor_differences import PAGE, Line, lines  # noqa: E402
-from one_operation import MACHINE, Binding, OneOperation, Row, one_operation  # noqa: E402
-from special_values import CLASSES, WAYS, differences, draws, in_other_integers, rows  # noqa: E402
-
-from stitch.errors import CompileError  # noqa: E402
-from stitch.ops import operators  # noqa: E402
-from stitch.runtime.executors import Workspace, make_executor  # noqa: E402
-from stitch.runtime.executors.host.numpy_executor import PreparedKernels  # noqa: E402
-from stitch.runtime.executors.torch.aten_kernels import AtenKernels  # noqa: E402
+from stitch.errors import CompileError
+from stitch.ops import operators
+from stitch.runtime.executors import Workspace, make_executor
+from stitch.runtime.executors.host.numpy_executor import PreparedKernels
+from stitch.runtime.executors.torch.aten_kernels import AtenKernels
+from tests.support.executors.differences import PAGE, Line, lines
+from tests.support.operators.one_operation import MACHINE, Binding, OneOperation, Row, one_operation
+from tests.support.operators.special_values import (
+    CLASSES,
+    WAYS,
+    differences,
+    draws,
+    in_other_integers,
+    rows,
+)
 
 #: Whose kernels differ from NumPy's.
 KERNELS = ("onnxruntime", "torch")

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 
-HERE = str(Path(__file__).parent)
-if HERE not in sys.path:
-    sys.path.insert(0, HERE)
-from executor_suite import ExecutorSuite  # noqa: E402
-from stitched_models import model, one  # noqa: E402
-
-import stitch  # noqa: E402
-from stitch import ComputationGraphBuilder  # noqa: E402
-from stitch.errors import UsageError  # noqa: E402
-from stitch.ops import KernelArguments, Thunk, infer_types, lookup, resolve_attributes  # noqa: E402
-from stitch.program import NO_ATTRIBUTES, Array, DataType, Operation, Program, ValueType  # noqa: E402
-from stitch.runtime.executors import make_executor  # noqa: E402
-from stitch.runtime.executors.division import divide  # noqa: E402
-from stitch.runtime.executors.host.numpy_executor import PreparedKernels  # noqa: E402
-from stitch.runtime.executors.torch.aten_kernels import KERNELS, AtenKernels  # noqa: E402
-from stitch.runtime.executors.torch.torch_executor import TorchExecutor  # noqa: E402
+import stitch
+from stitch import ComputationGraphBuilder
+from stitch.errors import UsageError
+from stitch.ops import KernelArguments, Thunk, infer_types, lookup, resolve_attributes
+from stitch.program import NO_ATTRIBUTES, Array, DataType, Operation, Program, ValueType
+from stitch.runtime.executors import make_executor
+from stitch.runtime.executors.division import divide
+from stitch.runtime.executors.host.numpy_executor import PreparedKernels
+from stitch.runtime.executors.torch.aten_kernels import KERNELS, AtenKernels
+from stitch.runtime.executors.torch.torch_executor import TorchExecutor
+from tests.support.executors.suite import ExecutorSuite
+from tests.support.stitched_models import model, one
 
 ATEN = AtenKernels()
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from stitched_models import binary_op, integers, model, one, scaled, tiny
 
 import stitch
 from stitch.program import TILE_SHAPE, Array, DataType, InputKind, Layout, Space, TensorDesc
 from stitch.report import copy_lines
+from tests.support.stitched_models import binary_op, integers, model, one, scaled, tiny
 
 F32 = DataType.FLOAT32
 N150 = "wormhole_n150"

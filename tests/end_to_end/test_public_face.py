@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from stitched_models import integers, model, one, scaled
 
 import stitch
 from stitch.errors import CompileError, UsageError
 from stitch.program import DataType, Space
 from stitch.ttb import Binary
+from tests.support.stitched_models import integers, model, one, scaled
 
 
 def test_two_files_that_never_met_are_stitched(tmp_path: Path) -> None:

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from saves import SAVES
 
 from stitch.errors import StitchError
 from stitch.files import FileBatch, LineFile, parts, sweep_folder, system_calls, write_file
 from stitch.files.sweeping import manifest_path, manifest_text
 from stitch.files.system_calls import SystemCalls
+from tests.support.files.saves import SAVES
 
-HERE = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parents[2]
 CALLS = tuple(field.name for field in fields(SystemCalls))
 ERRORS = (errno.EIO, errno.ENOSPC, errno.EMFILE)
 
@@ -128,9 +128,9 @@ def test_a_write_that_takes_nothing_is_an_error_and_no_endless_loop(
 def test_a_kill_after_any_system_call_leaves_old_or_new_and_parts_that_the_next_save_sweeps(
     tmp_path: Path,
 ) -> None:
-    paths = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
-        [sys.executable, str(HERE / "killed_saves.py"), str(tmp_path)],
+        [sys.executable, "-m", "tests.support.files.killed_saves", str(tmp_path)],
         capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": paths},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

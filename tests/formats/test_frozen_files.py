@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 from pathlib import Path
 
 import pytest
 
 from stitch.ttb import CURRENT, load
+from tests.formats.write_frozen_files import golden_text
 
 HERE = Path(__file__).resolve().parent
-if str(HERE) not in sys.path:
-    sys.path.insert(0, str(HERE))
-from write_frozen_files import golden_text  # noqa: E402
 
 #: The hashes of the frozen files: nobody changes one by accident.
 FROZEN = {

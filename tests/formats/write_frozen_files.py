@@ -1,6 +1,6 @@
 """Write the frozen file of the current format version, once, when the version is released.
 
-    python tests/formats/write_frozen_files.py
+    python -m tests.formats.write_frozen_files
 
 Writes `v<major>.<minor>.ttb` and the golden text beside it, and refuses to touch a frozen file
 that is already there. With `--text` only the golden texts are written again: for when the text
@@ -12,12 +12,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from stitch.ttb import CURRENT, Binary, load, save
+from tests.support.files.specimens import rich_binary
+
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "hostile"))
-
-from specimens import rich_binary  # noqa: E402
-
-from stitch.ttb import CURRENT, Binary, load, save  # noqa: E402
 
 
 def golden_text(binary: Binary) -> str:

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import helper
-from onnx_models import Drawn, assert_as_runtime, drawn, info, model, one_node, ours
 from onnxruntime import InferenceSession
 
 from stitch.errors import CompileError, FormatError
 from stitch.frontend.onnx import from_onnx
 from stitch.program import Array
+from tests.support.onnx.models import Drawn, assert_as_runtime, drawn, info, model, one_node, ours
 
 ML = "ai.onnx.ml"
 TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO")

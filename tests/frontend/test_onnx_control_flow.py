@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import helper
-from onnx_models import BOOL, INT64, drawn, info, model, ours, theirs
-from stitched_models import one
 
 import stitch
 from stitch.errors import CompileError, FormatError, TaskError
 from stitch.frontend.onnx import from_onnx
 from stitch.program import Array
+from tests.support.onnx.models import BOOL, INT64, drawn, info, model, ours, theirs
+from tests.support.stitched_models import one
 
 node = helper.make_node
 

@@ -10,12 +10,21 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
-from onnx_models import Drawn, assert_as_runtime, drawn, info, model, one_node, ours, runtime
 from onnxruntime import GraphOptimizationLevel, InferenceSession, SessionOptions
 
 from stitch.errors import CompileError, FormatError
 from stitch.frontend.onnx import from_onnx
 from stitch.program import Array
+from tests.support.onnx.models import (
+    Drawn,
+    assert_as_runtime,
+    drawn,
+    info,
+    model,
+    one_node,
+    ours,
+    runtime,
+)
 
 FUSED = "com.microsoft"
 

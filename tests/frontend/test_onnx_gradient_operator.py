@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import helper
-from onnx_models import INT64, drawn, info, model, ours
 
 from stitch.errors import CompileError
 from stitch.frontend.onnx import from_onnx
+from tests.support.onnx.models import INT64, drawn, info, model, ours
 
 node = helper.make_node
 TRAINING, ML = "ai.onnx.preview.training", "ai.onnx.ml"

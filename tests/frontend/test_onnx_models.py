@@ -11,15 +11,25 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
-from onnx_models import BOOL, FLOAT, INT64, assert_agree, drawn, info, model, ours, theirs
 from onnxruntime import InferenceSession
-from stitched_models import one
 
 import stitch
 from stitch.errors import CompileError, TaskError
 from stitch.frontend.onnx import from_onnx
 from stitch.ops import onnx_code
 from stitch.program import ValueType
+from tests.support.onnx.models import (
+    BOOL,
+    FLOAT,
+    INT64,
+    assert_agree,
+    drawn,
+    info,
+    model,
+    ours,
+    theirs,
+)
+from tests.support.stitched_models import one
 
 node = helper.make_node
 

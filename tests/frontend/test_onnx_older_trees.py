@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import numpy_helper
-from onnx_models import Drawn, assert_as_runtime, one_node, ours
 
 from stitch.errors import CompileError, FormatError
 from stitch.frontend.onnx import from_onnx
 from stitch.program import Array
+from tests.support.onnx.models import Drawn, assert_as_runtime, one_node, ours
 
 ML = "ai.onnx.ml"
 FEATURES = 4

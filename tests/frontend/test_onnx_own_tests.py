@@ -16,13 +16,13 @@ import onnx
 import pytest
 from onnx import numpy_helper
 from onnx.backend.test.loader import load_model_tests
-from onnx_node_tests import flat
 
 import stitch
 from stitch.errors import StitchError
 from stitch.frontend.onnx import from_onnx
 from stitch.frontend.onnx_file import NEWEST_OPSET
 from stitch.program import Array
+from tests.support.onnx.node_tests import flat
 
 Verdict = tuple[str, str]
 

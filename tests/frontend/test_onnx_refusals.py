@@ -10,12 +10,12 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnx_models import BOOL, INT64, drawn, info, model
 
 import stitch
 from stitch.errors import CompileError, FormatError, IncompatibleError
 from stitch.frontend import onnx_file
 from stitch.frontend.onnx import from_onnx
+from tests.support.onnx.models import BOOL, INT64, drawn, info, model
 
 node = helper.make_node
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
-from onnx_models import FLOAT, INT64, drawn, info, model, theirs
 
 import stitch
 from stitch.errors import CompileError, FormatError
 from stitch.frontend.onnx import from_onnx
 from stitch.program import Array
+from tests.support.onnx.models import FLOAT, INT64, drawn, info, model, theirs
 
 node = helper.make_node
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
-from onnx_models import info, model, ours
 
 from stitch.errors import CompileError, FormatError
 from stitch.frontend.onnx import from_onnx
+from tests.support.onnx.models import info, model, ours
 
 ML = "ai.onnx.ml"
 COMPARE = [np.less_equal, np.less, np.greater_equal, np.greater, np.equal, np.not_equal]

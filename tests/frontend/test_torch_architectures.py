@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from torch_agreement import assert_agrees
-from torch_architectures import ARCHITECTURES, IDS, Tied, made
+
+from tests.support.torch.agreement import assert_agrees
+from tests.support.torch.architectures import ARCHITECTURES, IDS, Tied, made
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch_architectures import ARCHITECTURES
-from torch_compiled import assert_same, compiled, ledger
+
+from tests.support.torch.architectures import ARCHITECTURES
+from tests.support.torch.compiled import assert_same, compiled, ledger
 
 
 def _called(run: Any, examples: Any) -> Any:

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch_compiled import assert_same, compiled, gradients
+
+from tests.support.torch.compiled import assert_same, compiled, gradients
 
 Case = tuple[Callable[..., Any], tuple[Any, ...]]
 

@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from stitched_models import one
 from torch import nn
-from torch_compiled import assert_same, compiled, ledger
 
 import stitch
 from stitch.frontend import torch_ledger
@@ -21,6 +19,8 @@ from stitch.frontend.torch_ledger import CALLS_BETWEEN_LOOKS, ArgumentSlot
 from stitch.memory import BUDGET
 from stitch.planner.checker.plan_check import check_plan
 from stitch.runtime import Device, Tensor
+from tests.support.stitched_models import one
+from tests.support.torch.compiled import assert_same, compiled, ledger
 
 TARGETS = ("host", "wormhole_n150")
 

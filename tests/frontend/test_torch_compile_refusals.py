@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from torch._dynamo.exc import BackendCompilerFailed
-from torch_compiled import assert_same, compiled
 
 from stitch.errors import CompileError, StitchError, UsageError
+from tests.support.torch.compiled import assert_same, compiled
 
 
 def _refusal(run: Any, *operands: Any) -> StitchError:

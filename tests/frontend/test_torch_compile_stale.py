@@ -17,9 +17,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch_agreement import TOLERANCE
-from torch_compiled import assert_same, compiled, ledger, train
-from torch_writers import IN_PLACE, WRITERS
+
+from tests.support.torch.agreement import TOLERANCE
+from tests.support.torch.compiled import assert_same, compiled, ledger, train
+from tests.support.torch.writers import IN_PLACE, WRITERS
 
 TARGETS = ("host", "wormhole_n150")
 SEED = int(os.environ.get("STITCH_SEED", "0"))

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-from torch_agreement import tensors_of
-from torch_architectures import ARCHITECTURES, made
-from torch_compiled import (
+
+from tests.support.torch.agreement import tensors_of
+from tests.support.torch.architectures import ARCHITECTURES, made
+from tests.support.torch.compiled import (
     assert_same,
     assert_trains_alike,
     compiled,

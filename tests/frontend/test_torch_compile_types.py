@@ -15,9 +15,6 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
-from torch_agreement import tensors_of
-from torch_architectures import ARCHITECTURES, made
-from torch_compiled import compiled, without_dropout
 
 from stitch.errors import InternalError
 from stitch.frontend.torch_aten import LOWERINGS
@@ -26,6 +23,9 @@ from stitch.frontend.torch_compile import without_onednn
 from stitch.frontend.torch_ledger import torch_tensor
 from stitch.graph import SymbolicTensor
 from stitch.program import DataType
+from tests.support.torch.agreement import tensors_of
+from tests.support.torch.architectures import ARCHITECTURES, made
+from tests.support.torch.compiled import compiled, without_dropout
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch_agreement import Outcome, assert_close, outcomes_of
+
+from tests.support.torch.agreement import Outcome, assert_close, outcomes_of
 
 torch.manual_seed(7)
 X = torch.randn(2, 3)

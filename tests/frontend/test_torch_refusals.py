@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch_agreement import Applied, assert_agrees, run_graph
 
 import stitch
 from stitch.cli.compile import main
 from stitch.errors import CompileError, UsageError
+from tests.support.torch.agreement import Applied, assert_agrees, run_graph
 
 X = torch.tensor([[1.0, -2.0, 3.0], [-4.0, 5.0, -6.0], [0.5, 0.0, -0.5]])
 

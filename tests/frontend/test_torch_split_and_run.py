@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch_agreement import assert_close, tensors_of
-from torch_architectures import ARCHITECTURES, made
 
 import stitch
 from stitch.cli import compile as compile_command
 from stitch.compiler import split_graph
+from tests.support.torch.agreement import assert_close, tensors_of
+from tests.support.torch.architectures import ARCHITECTURES, made
 
 #: Compiled by a process of their own as well; the others by the same command, in this process.
 APART = ("BERT", "tied weights")
@@ -29,7 +29,9 @@ APART = ("BERT", "tied weights")
 def command(name: str, *words: str, folder: Path) -> str:
     """Run an installed command as a shell would, in a folder; gives what it printed."""
     script = Path(sysconfig.get_path("scripts")) / name
-    search = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    search = os.pathsep.join(
+        [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+    )
     found = subprocess.run(
         [str(script), *words],
         cwd=folder, env=os.environ | {"PYTHONPATH": search, "OMP_NUM_THREADS": "1"},
@@ -41,9 +43,9 @@ def command(name: str, *words: str, folder: Path) -> str:
 
 def export(name: str, folder: Path) -> Any:
     """Split an architecture in two, `m.0.ttb` and `m.1.ttb`; gives its examples and results."""
-    text = "from torch_architectures import made\n\n\ndef make():\n    return made({!r})\n"
+    imports = "from tests.support.torch.architectures import made"
     source = folder / "exported.py"
-    source.write_text(text.format(name))
+    source.write_text(f"{imports}\n\n\ndef make():\n    return made({name!r})\n")
     if name in APART:
         words = ["--entry=exported:make", "--split=2", "-o", "m.ttb"]
         command("stitch-compile", *words, folder=folder)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import struct
-import sys
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -18,12 +16,8 @@ import pytest
 from stitch.errors import FormatError, IncompatibleError
 from stitch.ttb import CURRENT, Version, encode, load
 from stitch.ttb.generated import flatbuffer
-
-HERE = str(Path(__file__).parent)
-if HERE not in sys.path:
-    sys.path.insert(0, HERE)
-from file_surgery import Surgery  # noqa: E402
-from specimens import rich_binary  # noqa: E402
+from tests.support.files.specimens import rich_binary
+from tests.support.files.surgery import Surgery
 
 fb: Any = flatbuffer
 FILE = encode(rich_binary())

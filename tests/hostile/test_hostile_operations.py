@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hostile_operations import Drawn, cases_by_operator, damaged
 
 from stitch.errors import CompileError, StitchError, TaskError
 from stitch.ops.applying import evaluate, infer_types, kernel_workspace
 from stitch.ops.registry import operators
 from stitch.program import DataType, ValueType
+from tests.support.operators.hostile_operations import Drawn, cases_by_operator, damaged
 
 CASES = cases_by_operator()
 #: Results of more elements are inferred, and not computed.

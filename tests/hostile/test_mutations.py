@@ -5,20 +5,14 @@ from __future__ import annotations
 import contextlib
 import random
 import struct
-import sys
 import tracemalloc
-from pathlib import Path
 from zlib import crc32
 
 import pytest
 
 from stitch.errors import FormatError
 from stitch.ttb import encode, load
-
-HERE = str(Path(__file__).parent)
-if HERE not in sys.path:
-    sys.path.insert(0, HERE)
-from specimens import rich_binary  # noqa: E402
+from tests.support.files.specimens import rich_binary
 
 FILE = encode(rich_binary())
 METADATA_NBYTES = 4 + struct.unpack_from("<I", FILE)[0]

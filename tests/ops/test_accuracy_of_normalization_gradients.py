@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from gradient_running import backward_feeds, run
 
 from stitch.compiler import differentiate
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import Array
+from tests.support.gradients.running import backward_feeds, run
 
 ROWS, WIDTH = 512, 96
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drawn_operands import operands_of
 
 from stitch.ops import bind, evaluate, infer_types, kernel_workspace, steps
 from stitch.program import DataType, ValueType
+from tests.support.operators.drawn_operands import operands_of
 
 MIB = 1 << 20
 CASES: list[tuple[str, list[Any], dict[str, Any]]] = [

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-import gradient_layer_rows
-import gradient_moving_rows
-import gradient_recurrent_rows
-import gradient_rows
 import numpy as np
 import pytest
 import torch
-from gradient_running import Case, gradients, operands_of
 
 from stitch import ops
 from stitch.program import Array
+from tests.support.gradients import elementwise_rows, layer_rows, moving_rows, recurrent_rows
+from tests.support.gradients.running import Case, gradients, operands_of
 
 ROWS = [
-    *gradient_rows.ROWS,
-    *gradient_moving_rows.ROWS,
-    *gradient_layer_rows.ROWS,
-    *gradient_recurrent_rows.ROWS,
+    *elementwise_rows.ROWS,
+    *moving_rows.ROWS,
+    *layer_rows.ROWS,
+    *recurrent_rows.ROWS,
 ]
 
 

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 
-import gradient_layer_rows
-import gradient_moving_rows
-import gradient_recurrent_rows
-import gradient_rows
 import numpy as np
 import pytest
-from gradient_running import Case, gradients, graph_of, operands_of, run, wanted_names
 
 from stitch.program import Array, DataType
+from tests.support.gradients import elementwise_rows, layer_rows, moving_rows, recurrent_rows
+from tests.support.gradients.running import (
+    Case,
+    gradients,
+    graph_of,
+    operands_of,
+    run,
+    wanted_names,
+)
 
 ROWS = [
-    *gradient_rows.ROWS,
-    *gradient_moving_rows.ROWS,
-    *gradient_layer_rows.ROWS,
-    *gradient_recurrent_rows.ROWS,
+    *elementwise_rows.ROWS,
+    *moving_rows.ROWS,
+    *layer_rows.ROWS,
+    *recurrent_rows.ROWS,
 ]
 DIRECTIONS = 3
 

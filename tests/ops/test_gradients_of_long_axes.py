@@ -6,11 +6,11 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from gradient_running import Case, case, gradients
 
 from stitch.errors import CompileError
 from stitch.ops.sampling import resampling
 from stitch.ops.window import pooling_gradients
+from tests.support.gradients.running import Case, case, gradients
 
 POOLS = [
     case("AveragePool", ["f64[2,3,7,8]"], kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1)),

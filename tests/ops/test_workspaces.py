@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drawn_operands import in_compute_type, operands_of
-from workspace_rows import ROWS
 
 from stitch.ops import KernelMemory, bind, infer_types, kernel_workspace, operators
 from stitch.ops.workspaces import ANY_KERNEL_NBYTES
 from stitch.program import DataType, ValueType
+from tests.support.operators.drawn_operands import in_compute_type, operands_of
+from tests.support.operators.workspace_rows import ROWS
 
 DEFINITIONS = {d.name: d for d in operators()}
 

@@ -8,23 +8,17 @@ lost, nothing overlaps, and memory ends exactly as the plan says.
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 
 import pytest
 
 from stitch.errors import StitchError
 from stitch.planner import WARNINGS, Allocate, Free, Plan, Relocate, Step, check_plan, plan
-
-HERE = str(Path(__file__).parent)
-if HERE not in sys.path:
-    sys.path.insert(0, HERE)
-from byte_machine import ByteMachine  # noqa: E402
-from cases import CASES  # noqa: E402
-from small_requests import MACHINES, random_request  # noqa: E402
+from tests.support.planner.byte_machine import ByteMachine
+from tests.support.planner.cases import CASES
+from tests.support.planner.small_requests import MACHINES, random_request
 
 NAMED = sorted(CASES.keys() - {"phi_2"})
 

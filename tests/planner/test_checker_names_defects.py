@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -27,12 +25,8 @@ from stitch.planner import (
 from stitch.planner.checker.byte_map import ByteMap, Piece
 from stitch.planner.checker.proof import certificate_defect, packs
 from stitch.program import Space
-
-HERE = str(Path(__file__).parent)
-if HERE not in sys.path:
-    sys.path.insert(0, HERE)
-import cases  # noqa: E402
-from small_requests import BF16, DRAM, L1, Scene, desc_of, program  # noqa: E402
+from tests.support.planner import cases
+from tests.support.planner.small_requests import BF16, DRAM, L1, Scene, desc_of, program
 
 Kind = TypeVar("Kind", Allocate, Copy, Execute, Free, Relocate)
 

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
 from stitch.errors import LayoutError, OutOfMemoryError
-from stitch.planner import Allocate, Copy, Execute, Free, Plan, Relocate, check_plan, plan
-from stitch.program import Space
-
-HERE = str(Path(__file__).parent)
-if HERE not in sys.path:
-    sys.path.insert(0, HERE)
-import cases  # noqa: E402
-from byte_machine import ByteMachine  # noqa: E402
-from small_requests import BF16, DRAM, F32, L1, Scene, desc_of, machine_with, program  # noqa: E402
-
-from stitch.planner import Instance, PlanRequest  # noqa: E402
-from stitch.program import Layout, TensorDesc  # noqa: E402
+from stitch.planner import (
+    Allocate,
+    Copy,
+    Execute,
+    Free,
+    Instance,
+    Plan,
+    PlanRequest,
+    Relocate,
+    check_plan,
+    plan,
+)
+from stitch.program import Layout, Space, TensorDesc
+from tests.support.planner import cases
+from tests.support.planner.byte_machine import ByteMachine
+from tests.support.planner.small_requests import (
+    BF16,
+    DRAM,
+    F32,
+    L1,
+    Scene,
+    desc_of,
+    machine_with,
+    program,
+)
 
 
 def moves(made: Plan) -> list[Relocate]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -17,12 +15,8 @@ from stitch.machine import footprint
 from stitch.planner import Copy, PlanRequest, Relocate, after_steps, check_plan, plan
 from stitch.planner.checker.proof import packs
 from stitch.program import Space
-
-HERE = str(Path(__file__).parent)
-if HERE not in sys.path:
-    sys.path.insert(0, HERE)
-from byte_machine import ByteMachine  # noqa: E402
-from small_requests import MACHINES, bare, random_request  # noqa: E402
+from tests.support.planner.byte_machine import ByteMachine
+from tests.support.planner.small_requests import MACHINES, bare, random_request
 
 QUICK = settings(
     max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-HERE = str(Path(__file__).parent.parent / "runtime")
-if HERE not in sys.path:
-    sys.path.insert(0, HERE)
-from stitched_models import memory_comes_back  # noqa: E402
+from tests.support.stitched_models import memory_comes_back
 
 __all__ = ["memory_comes_back"]

@@ -6,12 +6,12 @@ import json
 
 import numpy as np
 import pytest
-from stitched_models import integers, one, scaled, tiny
 
 import stitch
 from stitch.memory import BUDGET
 from stitch.program import DataType, Layout, Space
 from stitch.report import copy_lines, explain, memory_view, memory_views, plan_json
+from tests.support.stitched_models import integers, one, scaled, tiny
 
 F32 = DataType.FLOAT32
 KEYS = {

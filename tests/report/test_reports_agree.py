@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from stitched_models import consuming, integers, one, scaled, tiny
 
 import stitch
 from stitch.program import DataType, Layout, Space
@@ -20,6 +19,7 @@ from stitch.report.chrome_trace import ChromeTrace
 from stitch.report.record import Recorder
 from stitch.report.replay import read_recording, replay
 from stitch.runtime import Device
+from tests.support.stitched_models import consuming, integers, one, scaled, tiny
 
 FIRST_LINE = re.compile(
     r"^tiny: (\d+) program runs?, (\d+) cop(?:y|ies), (\d+) B, [\d.]+ us simulated \((.*)\)$"

@@ -6,12 +6,12 @@ import random
 
 import numpy as np
 import pytest
-from stitched_models import model
 
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import Program
 from stitch.runtime.executors import make_executor
 from stitch.runtime.executors.host.any_order import most_inner_nbytes
+from tests.support.stitched_models import model
 
 ELEMENTS = 256
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from stitched_models import model, several
 
 import stitch
 from stitch.graph import ComputationGraphBuilder
 from stitch.ops import KernelArguments, lookup
 from stitch.program import Array
 from stitch.runtime.executors.host.chunks import Member, can_join, joins, steps_by_blocks
+from tests.support.stitched_models import model, several
 
 SHAPE = (64, 32, 128)
 RANDOM = np.random.default_rng(3)

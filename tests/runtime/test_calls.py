@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from stitched_models import binary_op, integers, model, one, scaled, several
 
 import stitch
 from stitch.errors import StitchError, UsageError
 from stitch.program import Array, DataType, Layout, Space
+from tests.support.stitched_models import binary_op, integers, model, one, scaled, several
 
 
 def test_a_writable_array_is_captured_at_the_call() -> None:

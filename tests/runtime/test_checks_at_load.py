@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from stitched_models import scaled
 
 import stitch
 from stitch.errors import CompileError, FormatError
 from stitch.program import Program, Value
 from stitch.ttb import Binary, encode
+from tests.support.stitched_models import scaled
 
 
 def damaged(program: Program, value: Value, index: int) -> bytes:

@@ -8,11 +8,11 @@ import pickle
 
 import numpy as np
 import pytest
-from stitched_models import binary_op, consuming, integers, one, scaled, tiny, used
 
 import stitch
 from stitch.program import DataType, InputKind, Layout, Space
 from stitch.program import host_layout as host
+from tests.support.stitched_models import binary_op, consuming, integers, one, scaled, tiny, used
 
 F32 = DataType.FLOAT32
 STORAGES = {"host": host(F32), "dram": Layout(F32, Space.DRAM), "l1": Layout(F32, Space.L1)}

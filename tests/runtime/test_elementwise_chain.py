@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from stitched_models import binary_op, one, together
 
 import stitch
 from stitch.program import Array
+from tests.support.stitched_models import binary_op, one, together
 
 SHAPE = (64, 128)
 OPS = ("Add", "Mul", "Sub")

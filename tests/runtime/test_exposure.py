@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from stitched_models import integers, one, parameters_only
 
 import stitch
 from stitch.program import Array, Layout, Space
 from stitch.runtime import Device, Tensor
+from tests.support.stitched_models import integers, one, parameters_only
 
 X = np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
 TARGETS = ("host", "wormhole_n150")

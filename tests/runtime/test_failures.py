@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from stitched_models import consuming, integers, one, scaled, tiny, used
 
 import stitch
 from stitch.program import DataType, Layout, Space, TensorDesc
 from stitch.runtime import HookContext
+from tests.support.stitched_models import consuming, integers, one, scaled, tiny, used
 
 F32 = DataType.FLOAT32
 

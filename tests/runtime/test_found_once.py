@@ -5,10 +5,9 @@ from __future__ import annotations
 import gc
 from dataclasses import dataclass
 
-from stitched_models import integers, scaled
-
 import stitch
 from stitch.runtime.executors.found_once import found_once
+from tests.support.stitched_models import integers, scaled
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from stitched_models import integers, one, scaled
 
 import stitch
 from stitch.errors import UsageError
 from stitch.runtime import HookContext
+from tests.support.stitched_models import integers, one, scaled
 
 MOMENTS = ("before_program", "after_program", "before_operation", "after_operation")
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stitched_models import one
 
 import stitch
 from stitch.errors import OutOfMemoryError
 from stitch.memory import BUDGET, Budget, allowing
+from tests.support.stitched_models import one
 
 MIB = 1 << 20
 

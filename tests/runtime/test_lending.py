@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from stitched_models import one
 
 import stitch
 from stitch.errors import TaskError
@@ -12,6 +11,7 @@ from stitch.planner.checker.plan_check import check_plan
 from stitch.program import TensorDesc, host_layout
 from stitch.runtime import Device, LoadedProgram
 from stitch.runtime.lending import lend, reshaped, take_back
+from tests.support.stitched_models import one
 
 X = np.arange(32, dtype=np.float32).reshape(4, 8)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from stitched_models import one
 
 import stitch
 from stitch.errors import UsageError
@@ -12,6 +11,7 @@ from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.program import Array
 from stitch.runtime.executors import make_executor
 from stitch.runtime.executors.onnx.denormals import flushing, has_effect
+from tests.support.stitched_models import one
 
 TINY = 5e-324
 

@@ -9,11 +9,11 @@ import random
 
 import numpy as np
 import pytest
-from stitched_models import integers, one, scaled
 
 import stitch
 from stitch.program import DataType, Layout, Space, TensorDesc
 from stitch.runtime import LoadedProgram
+from tests.support.stitched_models import integers, one, scaled
 
 F32 = DataType.FLOAT32
 

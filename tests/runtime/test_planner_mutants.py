@@ -13,12 +13,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from stitched_models import consuming, integers, one, scaled, tiny
 
 import stitch
 from stitch.planner import Allocate, Copy, Execute, Plan, PlanRequest, Relocate, plan
 from stitch.program import TILE_SHAPE, Array, DataType, Layout, Space
 from stitch.runtime import device as device_module
+from tests.support.stitched_models import consuming, integers, one, scaled, tiny
 
 SHAPE = (8, 64)
 F32 = DataType.FLOAT32

@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 
 import numpy as np
-from stitched_models import integers, one, parameters_only, scaled, used
 
 import stitch
+from tests.support.stitched_models import integers, one, parameters_only, scaled, used
 
 
 def counts(device: stitch.Device) -> tuple[int, int, int]:

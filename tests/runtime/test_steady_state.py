@@ -7,12 +7,21 @@ import itertools
 
 import numpy as np
 import pytest
-from stitched_models import binary_op, integers, model, one, parameters_only, scaled, several, used
 
 import stitch
 from stitch.errors import UsageError
 from stitch.program import Array, InputKind
 from stitch.runtime import LoadedProgram
+from tests.support.stitched_models import (
+    binary_op,
+    integers,
+    model,
+    one,
+    parameters_only,
+    scaled,
+    several,
+    used,
+)
 
 FACTORS = (2.0, 3.0, 5.0)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from stitched_models import integers, one, scaled, several
 
 import stitch
 from stitch import ComputationGraphBuilder, DataType
 from stitch.program import Array
 from stitch.runtime import straight
+from tests.support.stitched_models import integers, one, scaled, several
 
 F32 = DataType.FLOAT32
 

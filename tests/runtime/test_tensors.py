@@ -7,12 +7,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from stitched_models import integers, one, scaled
 
 import stitch
 from stitch.errors import StitchError, UsageError
 from stitch.program import TILE_SHAPE, Array, DataType, Layout, MemoryLayout, Space, TensorDesc
 from stitch.program import host_layout as host
+from tests.support.stitched_models import integers, one, scaled
 
 F32, BF16 = DataType.FLOAT32, DataType.BFLOAT16
 SHAPES = ((64, 128), (4, 4))

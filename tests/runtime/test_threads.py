@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from stitched_models import integers, one, scaled, used
 
 import stitch
 from stitch.program import DataType, Layout, Space
 from stitch.runtime import LoadedProgram
+from tests.support.stitched_models import integers, one, scaled, used
 
 ROUNDS = 60
 DRAM = Layout(DataType.FLOAT32, Space.DRAM)

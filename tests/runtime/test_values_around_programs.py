@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from stitched_models import one
 
 import stitch
 from stitch.cli import compile as compile_command
@@ -14,6 +13,7 @@ from stitch.cli import link as link_command
 from stitch.cli import run as run_command
 from stitch.compiler import split_graph
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
+from tests.support.stitched_models import one
 
 X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)
 

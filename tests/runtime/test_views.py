@@ -6,11 +6,11 @@ import gc
 
 import numpy as np
 import pytest
-from stitched_models import integers, one, scaled, tiny, used
 
 import stitch
 from stitch.machine import shard_layout
 from stitch.program import TILE_SHAPE, DataType, Layout, MemoryLayout, Space
+from tests.support.stitched_models import integers, one, scaled, tiny, used
 
 F32 = DataType.FLOAT32
 L1, DRAM = Layout(F32, Space.L1), Layout(F32, Space.DRAM)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from stitched_models import binary_op, consuming, one, scaled, tiny
 
 import stitch
 from stitch.program import TILE_SHAPE, Array, DataType, InputKind, Layout, Space
 from stitch.report import copy_lines
 from stitch.runtime import LoadedProgram
+from tests.support.stitched_models import binary_op, consuming, one, scaled, tiny
 
 F32 = DataType.FLOAT32
 SHAPE = (8, 64)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from stitched_models import consuming, integers, one, scaled
 
 import stitch
 from stitch.program import DataType, Layout, Space
+from tests.support.stitched_models import consuming, integers, one, scaled
 
 F32 = DataType.FLOAT32
 

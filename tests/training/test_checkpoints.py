@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 from safetensors.numpy import save
-from training_models import batches, compiled, train
 
 import stitch
 from stitch.errors import FormatError, IncompatibleError, StitchError, UsageError
@@ -35,6 +34,7 @@ from stitch.training.checkpoints import (
     refuse_other,
     save_checkpoint,
 )
+from tests.support.training.models import batches, compiled, train
 
 TYPES = ("float64", "float32", "float16", "int64", "int32", "int16", "int8",
          "uint64", "uint32", "uint16", "uint8", "bool")  # fmt: skip

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from training_models import batches, compiled, mlp, values_of
 
 import stitch
 from stitch.program import Array, DataType
 from stitch.training import TrainingInstance
+from tests.support.training.models import batches, compiled, mlp, values_of
 
 STEPS = 14
 Meddling = Callable[[TrainingInstance, int, Any], None]

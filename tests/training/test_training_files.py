@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from training_models import batches, compiled, mlp, train, values_of
 
 import stitch
 from stitch.errors import FormatError
 from stitch.program import Array, Ownership, Role
+from tests.support.training.models import batches, compiled, mlp, train, values_of
 
 RUN = "import sys; from stitch.cli.run import main; sys.exit(main())"
 

@@ -10,11 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from training_models import batches, compiled, mlp, torch_mlp, torch_train, train, values_of
 
 import stitch
 from stitch.program import DataType, InputKind
 from stitch.report import explain
+from tests.support.training.models import (
+    batches,
+    compiled,
+    mlp,
+    torch_mlp,
+    torch_train,
+    train,
+    values_of,
+)
 
 OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
     ("SGD", {"lr": 0.05}),

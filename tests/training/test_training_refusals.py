@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from training_models import batches, compiled, mlp, train, values_of
 
 import stitch
 from stitch.errors import CompileError, TaskError, UsageError
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import InputKind
+from tests.support.training.models import batches, compiled, mlp, train, values_of
 
 
 def classifier() -> stitch.CompiledModel:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from stitched_models import tiny
-from training_models import batches, compiled, mlp, train
 
 import stitch
 from stitch.errors import OutOfMemoryError, UsageError
@@ -23,6 +21,8 @@ from stitch.training import (
     optimize,
 )
 from stitch.training.search import _best, _Candidate
+from tests.support.stitched_models import tiny
+from tests.support.training.models import batches, compiled, mlp, train
 
 N150 = load_machine("wormhole_n150")
 

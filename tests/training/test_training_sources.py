@@ -10,13 +10,13 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
-from training_models import FEATURES, batches, compiled, mlp, train
 
 import stitch
 from stitch.errors import UsageError
 from stitch.program import Array, InputKind
 from stitch.training import as_trainable, optimizer_from_config
 from stitch.training.losses import Loss
+from tests.support.training.models import FEATURES, batches, compiled, mlp, train
 
 RNG = np.random.default_rng(9)
 INDICES = RNG.integers(0, 3, 16)

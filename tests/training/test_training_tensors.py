@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from training_models import batches, compiled, torch_mlp, train
 
 import stitch
 from stitch.errors import LinkError, StitchError, UsageError
 from stitch.training import LayerTime
+from tests.support.training.models import batches, compiled, torch_mlp, train
 
 
 def test_gradients_and_activations_are_those_of_torch() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from stitched_models import several
 
 import stitch
 from stitch.errors import FormatError
@@ -12,6 +11,7 @@ from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.graph.json_form import as_json, from_json
 from stitch.program import DataType
 from stitch.ttb import encode, load
+from tests.support.stitched_models import several
 
 NARROW = [t for t in DataType if not t.is_block and t.is_narrow]
 

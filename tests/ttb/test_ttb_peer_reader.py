@@ -8,16 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-if str(HERE) not in sys.path:
-    sys.path.insert(0, str(HERE))
-import numpy as np  # noqa: E402
-from test_ttb_round_trip import binary_of  # noqa: E402
+import numpy as np
 
-from stitch.ttb import encode  # noqa: E402
-from stitch.ttb.generated import flatbuffer  # noqa: E402
+from stitch.ttb import encode
+from stitch.ttb.generated import flatbuffer
+from tests.ttb.test_ttb_round_trip import binary_of
 
-BENCH = HERE.parents[1] / "tools" / "bench" / "load.py"
+BENCH = Path(__file__).resolve().parents[2] / "tools" / "bench" / "load.py"
 
 
 def test_flatc_accessors_find_every_part_of_a_written_file() -> None:

@@ -32,12 +32,9 @@ from stitch.program import (
     ValueType,
 )
 from stitch.ttb import Binary, Version, encode, inspect_sizes, load, save
+from tests.support.files.random_programs import binaries
 
-HERE = str(Path(__file__).parent)
-if HERE not in sys.path:
-    sys.path.insert(0, HERE)
-from random_programs import binaries  # noqa: E402
-
+ROOT = Path(__file__).resolve().parents[2]
 MACHINE = MachineShape("box", (2, 3), SpaceShape(1, 0, 2**40, 64), SpaceShape(6, 64, 4096, 16))
 
 
@@ -237,7 +234,7 @@ def test_a_path_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 def test_two_processes_with_different_hash_seeds_write_the_same_bytes(tmp_path: Path) -> None:
     script = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from test_ttb_round_trip import *;"
+        "import sys; sys.path.insert(0, sys.argv[1]); from tests.ttb.test_ttb_round_trip import *;"
         "save(binary_of(np.arange(9), np.ones(4), attributes=dict(zip('zyxabc', 'abcdef'))),"
         "sys.argv[2])"
     )
@@ -245,7 +242,7 @@ def test_two_processes_with_different_hash_seeds_write_the_same_bytes(tmp_path: 
     for seed in ("1", "2"):
         path = tmp_path / f"{seed}.ttb"
         subprocess.run(
-            [sys.executable, "-c", script, HERE, str(path)],
+            [sys.executable, "-c", script, str(ROOT), str(path)],
             env={**os.environ, "PYTHONHASHSEED": seed},
             check=True,
         )

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from gradient_running import Case, case
 from torch.nn import functional as F
+
+from tests.support.gradients.running import Case, case
 
 M = "f64[3,4]"
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from gradient_running import Case, case
+
+from tests.support.gradients.running import Case, case
 
 C = "f64[2,3,4]"
 

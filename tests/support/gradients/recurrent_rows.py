@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from gradient_running import Case, case
+
+from tests.support.gradients.running import Case, case
 
 H = 3
 

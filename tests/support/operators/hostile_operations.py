@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from drawn_operands import operands_of
 
 from stitch.ops.definition import OpDef
 from stitch.ops.registry import operators
 from stitch.program import Array, DataType
+from tests.support.operators.drawn_operands import operands_of
 
 #: Operands of more elements than this make a case too slow to be drawn thousands of times.
 SMALL = 3000
@@ -56,8 +56,8 @@ def sound_cases() -> tuple[Drawn, ...]:
     """A table's cases, of every operator of ONNX's own domain, and some of ours."""
     known = {(d.domain, d.name): d for d in operators()}
     found = []
-    for path in sorted((Path(__file__).parent.parent / "ops").glob("test_*_operators.py")):
-        for op, specs, attributes, *more in importlib.import_module(path.stem).CASES:
+    for path in sorted((Path(__file__).parents[2] / "ops").glob("test_*_operators.py")):
+        for op, specs, attributes, *more in importlib.import_module(f"tests.ops.{path.stem}").CASES:
             found.append(
                 Drawn(known["", op], tuple(operands_of(specs)), attributes, *(more[:1] or [1]))
             )

@@ -27,7 +27,7 @@ from stitch.errors import StitchError
 from stitch.frontend import onnx_constants
 from stitch.program import Array
 
-TABLE = Path(__file__).parent / "onnx_coverage.md"
+TABLE = Path(__file__).parents[2] / "conformance" / "onnx_coverage.md"
 NEWEST_OPSET = 26
 RIGHT, REFERENCE, REFUSED = "right", "right by ONNX's reference", "refused"
 #: Several operators round several times, what made the expected values sometimes only once: their
@@ -182,7 +182,7 @@ def table_text(verdicts: Sequence[Verdict]) -> str:
     totals = Counter(v.outcome for v in verdicts)
     lines = [
         "# What holds of ONNX's node tests", "",
-        "Written by `python tests/conformance/onnx_node_tests.py --write`; a test compares it.", "",
+        "Written by `python -m tests.support.onnx.node_tests --write`; a test compares it.", "",
         "Executor: numpy. Cases of newer opsets are refused by the version of the model.", "",
         "| outcome | cases |", "|---|---:|",
         *(f"| {o} | {totals[o]} |" for o in (RIGHT, REFERENCE, REFUSED, WRONG, CRASH, NEWER)), "",

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from small_requests import (
+from stitch.machine import load_machine
+from stitch.planner import Instance, PlanRequest
+from stitch.program import Layout, TensorDesc
+from tests.support.planner.small_requests import (
     BF16,
     DRAM,
     F32,
@@ -18,10 +21,6 @@ from small_requests import (
     program,
     to_layout,
 )
-
-from stitch.machine import load_machine
-from stitch.planner import Instance, PlanRequest
-from stitch.program import Layout, TensorDesc
 
 #: 4096 usable bytes in each bank of L1, from address 1024.
 SMALL = machine_with(l1_nbytes=4096)

@@ -1,8 +1,9 @@
 """Kills commands after each of their system calls of writing; prints what was found as JSON.
 
-A process of its own, since it forks: `python killed_commands.py FOLDER`, in a folder with `a.ttb`,
-`a.yaml`, `x.npy` and a small training. Of each command a child is killed (SIGKILL) after its n-th
-call; then every file that was there, or is there, is looked at, and the command is run again.
+A process of its own, since it forks: `python -m tests.support.files.killed_commands FOLDER`, in a
+folder with `a.ttb`, `a.yaml`, `x.npy` and a small training. Of each command a child is killed
+(SIGKILL) after its n-th call; then every file that was there, or is there, is looked at, and the
+command is run again.
 """
 
 from __future__ import annotations
@@ -15,14 +16,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from killed_saves import killed
-
 from stitch.api import load
 from stitch.cli import compile as compile_command
 from stitch.cli import run as run_command
 from stitch.cli.saved_arrays import read_array_file
 from stitch.training.checkpoint_format import read_tensors
 from stitch.training.checkpoints import read_checkpoint
+from tests.support.files.killed_saves import killed
 
 Main = Callable[[list[str]], int]
 COMMANDS: dict[str, tuple[Main, list[str], int]] = {

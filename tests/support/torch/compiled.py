@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch_agreement import TOLERANCE, tensors_of
 
 from stitch.frontend.torch_compile import CompileSettings, ledger_of
 from stitch.frontend.torch_ledger import Ledger
+from tests.support.torch.agreement import TOLERANCE, tensors_of
 
 
 def compiled(function: Any, dynamic: bool | None = None, **options: Any) -> Any:

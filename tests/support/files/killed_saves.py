@@ -1,7 +1,8 @@
 """Kills processes that save, after each of their system calls; prints what was found as JSON.
 
-A process of its own, since it forks: `python killed_saves.py FOLDER`. For each way to save and each
-system call, a child is killed (SIGKILL) right after the call; then it is looked at what is there.
+A process of its own, since it forks: `python -m tests.support.files.killed_saves FOLDER`. For each
+way to save and each system call, a child is killed (SIGKILL) right after the
+call; then it is looked at what is there.
 """
 
 from __future__ import annotations
@@ -16,10 +17,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from saves import SAVES
-
 from stitch.files import system_calls
 from stitch.files.system_calls import SystemCalls
+from tests.support.files.saves import SAVES
 
 
 def killing(at: int) -> SystemCalls:

@@ -17,7 +17,7 @@ import numpy as np
 from stitch.program import Array
 
 Cli = Callable[..., Any]
-DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
+DIGITS = Path(__file__).resolve().parents[3] / "examples" / "digits"
 RUN = "import sys; from stitch.cli.run import main; sys.exit(main())"
 SEED = int(os.environ.get("STITCH_SEED", random.randrange(2**30)))
 NET = """\

@@ -13,11 +13,12 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from one_operation import CASES, OneOperation, Row, table_rows
 
 from stitch.errors import TaskError
 from stitch.ops import evaluate
 from stitch.program import Array, DataType
+from tests.support.operators.against_onnx import tolerance
+from tests.support.operators.one_operation import OneOperation, Row, table_rows
 
 #: Classes of values, as the table of differences names them.
 CLASSES = ("NaN", "infinity", "huge", "denormal", "zero", "integer")
@@ -178,7 +179,7 @@ def _of_reals(ours: Array, theirs: Array) -> set[str]:
     a, b = a[whole], b[whole]
     if not a.size:
         return found
-    relative, absolute = CASES.tolerance(data_type)
+    relative, absolute = tolerance(data_type)
     most = float(np.maximum(abs(a), abs(b)).max())
     near = SLACK * (relative * abs(a) + absolute) + relative * most
     if (abs(a - b) > near).any():

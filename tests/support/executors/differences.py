@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "executor_differences.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "executor_differences.md"
 HEADER = ["operators", "kernels", "values", "differ in", "why"]
 
 

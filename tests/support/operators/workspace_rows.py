@@ -1,5 +1,5 @@
 """Operations large enough that what their kernels take shows: (operator, operands, attributes,
-number of outputs), operands as in `conftest`. At least one row for every operator.
+number of outputs), operands as in `drawn_operands`. At least one row for every operator.
 
 An operator whose workspace has a rule of its own has rows in which the rule's parts differ.
 """

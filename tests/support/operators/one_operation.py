@@ -6,17 +6,13 @@ out: programs, operands for their inputs, and bindings that run again and again 
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
-from types import ModuleType
+from importlib import import_module
 from typing import Any
 
 import numpy as np
-from drawn_operands import operands_of
 
 from stitch.errors import CompileError, TaskError
 from stitch.machine import load_machine
@@ -37,21 +33,9 @@ from stitch.program import (
     host_layout,
 )
 from stitch.runtime.executors import PreparedProgram, as_bytes, dense_view
+from tests.support.operators.drawn_operands import operands_of
 
-TABLES = Path(__file__).parent.parent / "ops"
 MACHINE = load_machine("tiny").shape
-
-
-def _table(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"operator_tables_{name}", TABLES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-CASES = _table("conftest")
 
 
 @dataclass(frozen=True)
@@ -68,7 +52,8 @@ class Row:
 @cache
 def table_rows(*names: str) -> tuple[Row, ...]:
     """The rows of some tables of `tests/ops`."""
-    return tuple(Row(*row) for name in names for row in _table(f"test_{name}_operators").CASES)
+    tables = [import_module(f"tests.ops.test_{name}_operators").CASES for name in names]
+    return tuple(Row(*row) for table in tables for row in table)
 
 
 @dataclass(frozen=True, eq=False)

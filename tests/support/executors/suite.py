@@ -14,12 +14,12 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from stitched_models import integers, model, one, tiny
 
 import stitch
 from stitch.machine import Machine, shard_layout
 from stitch.program import TILE_SHAPE, Array, DataType, Layout, MemoryLayout, Space
 from stitch.runtime.executors import Executor
+from tests.support.stitched_models import integers, model, one, tiny
 
 SHAPE = (64, 96)
 F32, BF16, BFP8 = DataType.FLOAT32, DataType.BFLOAT16, DataType.BFP8

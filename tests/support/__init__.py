@@ -1,0 +1,1 @@
+"""What tests share: models, machines, tables of cases, oracles. No tests."""

@@ -1,0 +1,1 @@
+"""Executors: what each must do, drawn programs, and the table of their differences."""

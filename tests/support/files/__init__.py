@@ -1,0 +1,1 @@
+"""Files: binaries drawn and damaged, ways to save, and processes killed while they do."""

@@ -1,0 +1,1 @@
+"""ONNX: small models, and the node tests that ONNX brings."""

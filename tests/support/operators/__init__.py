@@ -1,0 +1,1 @@
+"""Operators: operands from texts, tables of cases, programs of one operation, peers."""

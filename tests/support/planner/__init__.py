@@ -1,0 +1,1 @@
+"""Requests to the planner, and a machine of bytes that runs its plans."""

@@ -1,0 +1,1 @@
+"""Trainings: small models, and small trainings from the shell."""
