@@ -69,7 +69,7 @@ def read_trainable(
     """
     if _is_torch(module) and not input_shapes:
         with _torch_is_there():
-            from stitch.frontend.torch_training import from_torch_for_training
+            from stitch.frontend.torch import from_torch_for_training
         return from_torch_for_training(module, examples)
     return read_graph(module, examples, input_shapes), {}, None
 
@@ -77,7 +77,7 @@ def read_trainable(
 def torch_device(options: Mapping[str, Any] | None) -> Device:
     """The device of torch.compile with these options; `CompileError` where torch is missing."""
     with _torch_is_there():
-        from stitch.frontend.torch_compile import device_of
+        from stitch.frontend.torch import device_of
     return device_of(options)
 
 
@@ -128,7 +128,7 @@ def _is_torch(module: object) -> bool:
 
 def _torch_graph(module: Any, examples: Sequence[Any] | Mapping[str, Any]) -> ComputationGraph:
     with _torch_is_there():
-        from stitch.frontend.torch_fx import from_fx
+        from stitch.frontend.torch import from_fx
     return from_fx(module, examples)
 
 

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import stitch
-from stitch.frontend import torch_ledger
-from stitch.frontend.torch_ledger import CALLS_BETWEEN_LOOKS, ArgumentSlot
+from stitch.frontend.torch.compile import shared_storage
+from stitch.frontend.torch.compile.shared_storage import CALLS_BETWEEN_LOOKS, ArgumentSlot
 from stitch.memory import BUDGET
 from stitch.planner.checker.plan_check import check_plan
 from stitch.runtime import Device, Tensor
@@ -298,7 +298,7 @@ def test_bytes_that_torch_reads_negated_are_read_so(target: str) -> None:
 def test_places_that_a_parameter_has_left_are_forgotten(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_ledger, "MAX_IDLE_PARTS", 10)
+    monkeypatch.setattr(shared_storage, "MAX_IDLE_PARTS", 10)
     module, flat = nn.Linear(2, 1, bias=False), torch.randn(600)
     run, account = compiled(module, target=target), ledger(target=target)
     x = torch.randn(2, 2)
@@ -318,7 +318,7 @@ def test_places_that_a_parameter_has_left_are_forgotten(
 def test_a_parameter_whose_place_was_taken_back_is_read_when_it_comes_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(torch_ledger, "MAX_IDLE_PARTS", 0)
+    monkeypatch.setattr(shared_storage, "MAX_IDLE_PARTS", 0)
     idle, busy, x = nn.Linear(4, 4), nn.Linear(4, 4), torch.randn(2, 4)
     run_idle = compiled(idle, target="host", dynamic=False)
     run_busy = torch.compile(busy, backend="stitch", options={"target": "host"}, dynamic=False)

@@ -87,7 +87,7 @@ def test_without_torch_the_extra_to_install_is_named() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "from stitch.errors import CompileError\n"
-        "try:\n    import stitch.frontend.torch_compile\n"
+        "try:\n    import stitch.frontend.torch.compile\n"
         "except CompileError as error:\n    print(error.remedy)\n"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -17,10 +17,10 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from stitch.errors import InternalError
-from stitch.frontend.torch_aten import LOWERINGS
-from stitch.frontend.torch_call import Call
-from stitch.frontend.torch_compile import without_onednn
-from stitch.frontend.torch_ledger import torch_tensor
+from stitch.frontend.torch.aten_call import Call
+from stitch.frontend.torch.compile import without_onednn
+from stitch.frontend.torch.compile.shared_storage import torch_tensor
+from stitch.frontend.torch.lowering import LOWERINGS
 from stitch.graph import SymbolicTensor
 from stitch.program import DataType
 from tests.support.torch.agreement import tensors_of

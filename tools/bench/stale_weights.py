@@ -29,7 +29,7 @@ os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 import torch
 from train_ways.models import Sizes, subjects
 
-from stitch.frontend.torch_compile import device_of
+from stitch.frontend.torch.compile import device_of
 from stitch.runtime import exposure, window
 
 #: `copied` over `compared`, at least.

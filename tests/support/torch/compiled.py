@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from stitch.frontend.torch_compile import CompileSettings, ledger_of
-from stitch.frontend.torch_ledger import Ledger
+from stitch.frontend.torch.compile import CompileSettings, ledger_of
+from stitch.frontend.torch.compile.shared_storage import Ledger
 from tests.support.torch.agreement import TOLERANCE, tensors_of
 
 

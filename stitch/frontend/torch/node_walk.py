@@ -17,9 +17,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from stitch.errors import CompileError, InternalError, StitchError
-from stitch.frontend.torch_aten import CHECKS, LOWERINGS
-from stitch.frontend.torch_call import Call, data_type_of
-from stitch.frontend.torch_locations import location_of
+from stitch.frontend.torch.aten_call import Call, data_type_of
+from stitch.frontend.torch.lowering import CHECKS, LOWERINGS
+from stitch.frontend.torch.user_lines import location_of
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 from stitch.program import ValueType
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from stitch.errors import CompileError
-from stitch.frontend.torch_call import Call, Lowering, Number, Value, data_type_of
+from stitch.frontend.torch.aten_call import Call, Lowering, Number, Value, data_type_of
 from stitch.graph import SymbolicTensor
 from stitch.program import DataType
 

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from stitch.errors import CompileError
-from stitch.frontend.torch_call import Call, Lowering, Number, Value
-from stitch.frontend.torch_indexing import index_put, index_tensor
+from stitch.frontend.torch.aten_call import Call, Lowering, Number, Value
+from stitch.frontend.torch.lowering.tensor_indices import index_put, index_tensor
 from stitch.graph import SymbolicTensor
 
 aten = torch.ops.aten

@@ -3,7 +3,7 @@
 Comes in: the module and example inputs (a tuple, or a dict by name). Goes out: a
 `ComputationGraph`: weights and buffers as constants named as in the module's state dict, tied ones
 once, user's lines as locations. Graphs of modules and functions (`symbolic_trace`) are captured
-again by torch.export, so one table of ATen operators (`torch_aten`) serves all. Importing this
+again by torch.export, so one table of ATen operators (`lowering`) serves all. Importing this
 module needs the package torch (an optional extra). Must not know: machines.
 """
 
@@ -17,9 +17,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from stitch.errors import CompileError
-from stitch.frontend.torch_call import array_of, data_type_of
-from stitch.frontend.torch_export import Examples, exported
-from stitch.frontend.torch_walk import EVAL_REMEDY, lower_graph
+from stitch.frontend.torch.aten_call import array_of, data_type_of
+from stitch.frontend.torch.export import Examples, exported
+from stitch.frontend.torch.node_walk import EVAL_REMEDY, lower_graph
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
 
 _INPUT = torch.export.graph_signature.InputKind

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from stitch.frontend.torch_call import Call, Lowering
+from stitch.frontend.torch.aten_call import Call, Lowering
 from stitch.graph import SymbolicTensor
 
 aten = torch.ops.aten

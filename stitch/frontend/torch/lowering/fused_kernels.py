@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from stitch.errors import CompileError
-from stitch.frontend.torch_attention import attention, repeated
-from stitch.frontend.torch_call import Call, Lowering, rounded_once
+from stitch.frontend.torch.aten_call import Call, Lowering, rounded_once
+from stitch.frontend.torch.lowering.attention import attention, repeated
 from stitch.graph import SymbolicTensor
 
 aten = torch.ops.aten

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from stitch.frontend.torch_call import Call, Lowering
+from stitch.frontend.torch.aten_call import Call, Lowering
 from stitch.graph import SymbolicTensor
 from stitch.program import Array
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from stitch.errors import CompileError
-from stitch.frontend.torch_call import Call, Lowering, rounded_once
-from stitch.frontend.torch_elementwise import truth
+from stitch.frontend.torch.aten_call import Call, Lowering, rounded_once
+from stitch.frontend.torch.lowering.single_elements import truth
 from stitch.graph import SymbolicTensor
 from stitch.program import DataType
 

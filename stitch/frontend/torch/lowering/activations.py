@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from stitch.frontend.torch_call import Call, Lowering, Number, rounded_once
+from stitch.frontend.torch.aten_call import Call, Lowering, Number, rounded_once
 from stitch.graph import SymbolicTensor
 
 aten = torch.ops.aten

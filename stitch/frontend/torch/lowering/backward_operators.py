@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from stitch.frontend.torch_call import Call, Lowering, in_one_type
-from stitch.frontend.torch_pooling import spread, window_weights
-from stitch.frontend.torch_shapes import slice_scatter
+from stitch.frontend.torch.aten_call import Call, Lowering, in_one_type
+from stitch.frontend.torch.lowering.pooled_windows import spread, window_weights
+from stitch.frontend.torch.lowering.shapes import slice_scatter
 from stitch.graph import SymbolicTensor
 from stitch.program import Array
 

@@ -16,12 +16,17 @@ import torch
 
 from stitch.compiler import CompileOptions, compile_graph
 from stitch.errors import CompileError
-from stitch.frontend.torch_call import array_of, data_type_of
-from stitch.frontend.torch_ledger import ArgumentSlot, Ledger
-from stitch.frontend.torch_outputs import Result, axes_in_memory, shown, sorted_outputs
-from stitch.frontend.torch_random import KEY_LIMIT, KEY_NAME, give_key
-from stitch.frontend.torch_static import fuse_transposed_products, join_selected
-from stitch.frontend.torch_walk import lower_graph
+from stitch.frontend.torch.aten_call import array_of, data_type_of
+from stitch.frontend.torch.compile.graph_outputs import (
+    Result,
+    axes_in_memory,
+    shown,
+    sorted_outputs,
+)
+from stitch.frontend.torch.compile.shared_storage import ArgumentSlot, Ledger
+from stitch.frontend.torch.known_sizes import fuse_transposed_products, join_selected
+from stitch.frontend.torch.lowering.random_numbers import KEY_LIMIT, KEY_NAME, give_key
+from stitch.frontend.torch.node_walk import lower_graph
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor, parse_wish
 from stitch.program import DataType, InputKind
 from stitch.runtime import Tensor

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from stitch.frontend.torch_call import Call, rounded_once
+from stitch.frontend.torch.aten_call import Call, rounded_once
 from stitch.graph import SymbolicTensor
 from stitch.program import DataType
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from stitch.errors import CompileError
-from stitch.frontend.torch_call import Call, Lowering
+from stitch.frontend.torch.aten_call import Call, Lowering
 from stitch.graph import SymbolicTensor
 from stitch.program import Array
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 
-from stitch.frontend.torch_aten import KEPT_WHOLE
+from stitch.frontend.torch.lowering import KEPT_WHOLE
 
 aten = torch.ops.aten
 #: Taken apart by torch, these would lose what their gradients need, or take more steps.

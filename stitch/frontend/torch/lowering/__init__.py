@@ -10,37 +10,37 @@ from typing import Any
 
 import torch
 
-from stitch.frontend import (
-    torch_activations,
-    torch_backward,
-    torch_batch_norm,
-    torch_elementwise,
-    torch_fused_attention,
-    torch_layers,
-    torch_pooling,
-    torch_random,
-    torch_reductions,
-    torch_resizing,
-    torch_shapes,
-    torch_static,
+from stitch.frontend.torch import known_sizes
+from stitch.frontend.torch.aten_call import Lowering
+from stitch.frontend.torch.lowering import (
+    activations,
+    backward_operators,
+    fused_kernels,
+    layer_products,
+    norms,
+    pooled_windows,
+    random_numbers,
+    reductions,
+    resizing,
+    shapes,
+    single_elements,
 )
-from stitch.frontend.torch_call import Lowering
 
 aten = torch.ops.aten
 
 LOWERINGS: dict[Any, Lowering] = {
-    **torch_elementwise.LOWERINGS,
-    **torch_activations.LOWERINGS,
-    **torch_reductions.LOWERINGS,
-    **torch_shapes.LOWERINGS,
-    **torch_resizing.LOWERINGS,
-    **torch_layers.LOWERINGS,
-    **torch_batch_norm.LOWERINGS,
-    **torch_pooling.LOWERINGS,
-    **torch_backward.LOWERINGS,
-    **torch_fused_attention.LOWERINGS,
-    **torch_random.LOWERINGS,
-    **torch_static.LOWERINGS,
+    **single_elements.LOWERINGS,
+    **activations.LOWERINGS,
+    **reductions.LOWERINGS,
+    **shapes.LOWERINGS,
+    **resizing.LOWERINGS,
+    **layer_products.LOWERINGS,
+    **norms.LOWERINGS,
+    **pooled_windows.LOWERINGS,
+    **backward_operators.LOWERINGS,
+    **fused_kernels.LOWERINGS,
+    **random_numbers.LOWERINGS,
+    **known_sizes.LOWERINGS,
 }
 #: Taken apart, these would cost steps (a Linear becomes views around addmm) or digits.
 KEPT_WHOLE = (
@@ -49,7 +49,7 @@ KEPT_WHOLE = (
     aten.hardsigmoid.default, aten.mish.default, aten.softplus.default, aten.elu.default,
     aten.leaky_relu.default, aten.hardtanh.default, aten.gelu.default, aten.stack.default,
     aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default,
-    *torch_resizing.LOWERINGS,
+    *resizing.LOWERINGS,
 )  # fmt: skip
 #: Checks of what export already knows: they make nothing.
 CHECKS = frozenset((

@@ -22,7 +22,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from stitch.errors import InternalError
-from stitch.frontend.torch_call import array_of, data_type_of
+from stitch.frontend.torch.aten_call import array_of, data_type_of
 from stitch.program import Array, DataType, TensorDesc, host_layout
 from stitch.report import Device
 from stitch.runtime import Tensor

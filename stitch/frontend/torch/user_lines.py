@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
-_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
+_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 
 
 def location_of(node: Any) -> str:

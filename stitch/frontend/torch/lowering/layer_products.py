@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from stitch.frontend.torch_attention import attention
-from stitch.frontend.torch_call import Call, Lowering, Number, in_one_type, rounded_once
-from stitch.frontend.torch_pooling import spread
+from stitch.frontend.torch.aten_call import Call, Lowering, Number, in_one_type, rounded_once
+from stitch.frontend.torch.lowering.attention import attention
+from stitch.frontend.torch.lowering.pooled_windows import spread
 from stitch.graph import SymbolicTensor
 from stitch.ops import onnx_code
 from stitch.program import DataType

@@ -12,7 +12,7 @@ import math
 
 import torch
 
-from stitch.frontend.torch_call import Call, Lowering, rounded_once
+from stitch.frontend.torch.aten_call import Call, Lowering, rounded_once
 from stitch.graph import SymbolicTensor
 
 aten = torch.ops.aten

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from stitch.errors import CompileError, StitchError, UsageError
-from stitch.frontend.torch_aten import KEPT_WHOLE
-from stitch.frontend.torch_call import torch_type_of
-from stitch.frontend.torch_locations import failure_location
+from stitch.frontend.torch.aten_call import torch_type_of
+from stitch.frontend.torch.lowering import KEPT_WHOLE
+from stitch.frontend.torch.user_lines import failure_location
 from stitch.program import TensorDesc, ValueType
 
 Examples = Sequence[Any] | Mapping[str, Any]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stitch.errors import CompileError
-from stitch.frontend.torch_call import Call
+from stitch.frontend.torch.aten_call import Call
 from stitch.graph import SymbolicTensor
 from stitch.program import DataType
 

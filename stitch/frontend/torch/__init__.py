@@ -1,0 +1,31 @@
+"""PyTorch's front end: torch modules become computation graphs, and torch.compile has a backend.
+
+Comes in: an nn.Module, an fx GraphModule or an ExportedProgram with its examples; graphs of dynamo.
+Goes out: `from_fx` (a graph with constant weights), `from_torch_for_training` (weights as inputs),
+`device_of` (where torch.compile's graphs run). `lowering/` has one table of ATen operators, which
+all of them share; `compile/` is the backend. Names are loaded when they are asked for: this face
+does without the package torch (an optional extra), what it hands on does not.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stitch.frontend.torch.compile import device_of
+    from stitch.frontend.torch.fx import from_fx
+    from stitch.frontend.torch.training_capture import from_torch_for_training
+
+_HOMES = {"device_of": "compile", "from_fx": "fx", "from_torch_for_training": "training_capture"}
+
+__all__ = ["device_of", "from_fx", "from_torch_for_training"]
+
+# Hidden from type checkers, which would take any name from a module that has one.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.{home}"), name)

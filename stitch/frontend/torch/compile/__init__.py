@@ -1,0 +1,16 @@
+"""The backend of torch.compile: graphs of dynamo run as stitched programs.
+
+Comes in: fx graphs by way of aot_autograd, torch tensors at every call. Goes out: `stitch_backend`
+(torch's entry point `stitch` names it) and `device_of`, the device on which it runs them. Importing
+this package needs the package torch (an optional extra). Must not know: exported programs.
+"""
+
+from stitch.frontend.torch.compile.dynamo_backend import (
+    CompileSettings,
+    device_of,
+    ledger_of,
+    stitch_backend,
+    without_onednn,
+)
+
+__all__ = ["CompileSettings", "device_of", "ledger_of", "stitch_backend", "without_onednn"]
