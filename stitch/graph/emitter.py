@@ -15,7 +15,8 @@ import numpy as np
 from stitch.argument_kinds import Kind
 from stitch.errors import CompileError
 from stitch.graph.source_location import user_location
-from stitch.graph.symbolic import Axes, Operand, SymbolicTensor
+from stitch.graph.symbolic import Operand, SymbolicTensor
+from stitch.graph.tensor_operations import Axes
 from stitch.program import AttributeValue, DataType, ValueType
 
 #: An attribute as people write it: lists for tuples, booleans for ints, None for absent.

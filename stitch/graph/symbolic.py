@@ -9,19 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
 from stitch.errors import CompileError
 from stitch.graph.source_location import user_location
+from stitch.graph.tensor_operations import Axes, Scalar, TensorOperations
 from stitch.program import Array, DataType, ValueType
 
-if TYPE_CHECKING:
-    from stitch.graph.methods import LayerMethods
-
-Scalar = bool | int | float | np.generic
-Axes = int | Sequence[int] | None
 #: `type` is a property of tensors, so Python's own needs another name inside the class.
 Class = type
 IndexPart = int | slice | EllipsisType | None | Sequence[int] | Array
@@ -36,7 +32,7 @@ class SymbolicTensor:
     __slots__ = ("builder", "index")
     __hash__ = object.__hash__
 
-    def __init__(self, builder: LayerMethods, index: int) -> None:
+    def __init__(self, builder: TensorOperations[SymbolicTensor], index: int) -> None:
         self.builder = builder
         self.index = index
 

@@ -9,7 +9,8 @@ from stitch.errors import CompileError
 from stitch.graph.emitter import axes_of, axis_of
 from stitch.graph.methods.shape_methods import ShapeMethods
 from stitch.graph.source_location import user_location
-from stitch.graph.symbolic import Axes, Operand, SymbolicTensor
+from stitch.graph.symbolic import Operand, SymbolicTensor
+from stitch.graph.tensor_operations import Axes
 
 
 class ReductionMethods(ShapeMethods):

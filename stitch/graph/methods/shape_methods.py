@@ -16,7 +16,8 @@ from stitch.graph.emitter import axes_of, axis_of
 from stitch.graph.methods.elementwise_methods import ElementwiseMethods
 from stitch.graph.methods.index_selection import selection_of
 from stitch.graph.source_location import user_location
-from stitch.graph.symbolic import Axes, Operand, SymbolicTensor
+from stitch.graph.symbolic import Operand, SymbolicTensor
+from stitch.graph.tensor_operations import Axes
 
 
 class ShapeMethods(ElementwiseMethods):
