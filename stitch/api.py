@@ -27,9 +27,9 @@ from stitch.argument_kinds import (
     takes,
 )
 from stitch.compiler import CompileOptions
+from stitch.documents.pipelines.yaml_pipeline import YamlPipeline, read_pipeline
 from stitch.errors import UsageError, closest
 from stitch.frontend.modules import read_graph, read_trainable, torch_device
-from stitch.frontend.pipeline_run import YamlPipeline, read_pipeline
 from stitch.graph import ComputationGraph, Wish, parse_wish
 from stitch.machine import Machine, load_machine
 from stitch.model import MACHINE, PRODUCER, CompiledModel, __version__, compiled, open_device
@@ -160,7 +160,7 @@ class Pipeline(RuntimePipeline):
     def from_yaml(
         path: str | Path, *, device: Device | None = None, **options: Any
     ) -> YamlPipeline:
-        """A pipeline file (its form: `stitch.frontend.pipeline_yaml`), ready to be called.
+        """A pipeline file (form: `stitch.documents.pipelines.pipeline_form`), ready to be called.
 
         Without a device one is opened, with `options` as for `open_device`: on the machine that the
         file names, else the one its first module was compiled for. Raises `FormatError` with every

@@ -1,5 +1,5 @@
 """Front ends: foreign modules become computation graphs.
 
 Comes in: YAML files, ONNX models, PyTorch modules. Goes out: `ComputationGraph`. Each front end is
-a module of its own and is imported on demand. Must not know: compiler, runtime.
+a folder of its own and is imported on demand. Must not know: compiler, runtime.
 """

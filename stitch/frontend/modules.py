@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stitch.errors import CompileError, UsageError
-from stitch.frontend.yaml_module import load_module
+from stitch.frontend.yaml.module_file import load_module
 from stitch.graph import ComputationGraph, trace
 from stitch.program import Array
 from stitch.report import Device

@@ -34,11 +34,11 @@ from pathlib import Path as FilePath
 
 from stitch.errors import FormatError, StitchError, UsageError, closest
 from stitch.files import identity, open_file
+from stitch.forms.nodes import Node, read_yaml
 from stitch.machine.figures import Findings, Section
 from stitch.machine.machine import Machine, Noc, Path
 from stitch.machine.shape import MachineShape, SpaceShape
 from stitch.program import Space
-from stitch.yaml_nodes import Node, read_yaml
 
 #: A description is a page of text; anything longer is another kind of file.
 MAX_FILE_NBYTES = 1 << 20

@@ -4,8 +4,7 @@ Comes in: sizes, addresses, tensor descriptions, arrays. Goes out: addresses, vi
 prepared copies. Must not know: tasks, plans, programs, executors.
 """
 
-from stitch.memory.allocator import Allocator
-from stitch.memory.budget import (
+from stitch.budget import (
     BUDGET,
     LARGE_NBYTES,
     SMALL_NBYTES,
@@ -20,6 +19,7 @@ from stitch.memory.budget import (
     keep,
     parse_nbytes,
 )
+from stitch.memory.allocator import Allocator
 from stitch.memory.conversion import CopyKernel, prepare_copy, read_array, write_array
 from stitch.memory.space_memory import (
     LENT_ADDRESSES,

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import stitch
+from stitch.documents.pipelines.yaml_pipeline import YamlPipeline, read_pipeline
 from stitch.errors import FormatError, UsageError
-from stitch.frontend.pipeline_run import YamlPipeline, read_pipeline
 
 Cli = Callable[..., Any]
 PIPELINE = """\

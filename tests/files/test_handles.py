@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 import stitch
+from stitch.documents.pipelines.pipeline_form import load_pipeline
+from stitch.documents.trainings.training_form import load_training
 from stitch.errors import StitchError
 from stitch.files import FolderLock, LineFile, write_file
-from stitch.frontend.array_files import read_array
+from stitch.forms.array_files import read_array
 from stitch.frontend.modules import read_graph
-from stitch.frontend.pipeline_yaml import load_pipeline
-from stitch.frontend.train_yaml import load_training
 from stitch.machine import description
 from stitch.training.checkpoints import Checkpoint, CheckpointFolder
 

@@ -13,8 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import stitch
 from stitch.errors import CompileError, FormatError, IncompatibleError
-from stitch.frontend import onnx_file
 from stitch.frontend.onnx import from_onnx
+from stitch.frontend.onnx.protos import model_file as onnx_file
 from tests.support.onnx.models import BOOL, INT64, drawn, info, model
 
 node = helper.make_node
@@ -221,7 +221,7 @@ def test_a_function_that_calls_itself_is_refused() -> None:
 
 
 def test_functions_that_multiply_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stitch.frontend.onnx_walk.MAX_NODES", 2000)
+    monkeypatch.setattr("stitch.frontend.onnx.node_walk.MAX_NODES", 2000)
     imports = [helper.make_opsetid("mine", 1), helper.make_opsetid("", 26)]
     bombs = [helper.make_function("mine", "F0", ["a"], ["b"], [node("Neg", ["a"], ["b"])], imports)]
     for k in range(1, 30):

@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from stitch import frontend, ops
+from stitch import forms, ops
 from stitch.errors import FormatError
-from stitch.frontend.yaml_module import load_module, module_from_text
-from stitch.frontend.yaml_statement import Name, StatementError, parse_statement
+from stitch.frontend.yaml.module_file import load_module, module_from_text
+from stitch.frontend.yaml.statement import Name, StatementError, parse_statement
 from stitch.graph import ComputationGraph, check_types
 from stitch.program import ABSENT, Array, DataType, InputKind, Ownership
 
@@ -430,8 +430,8 @@ def test_arrays_of_types_that_are_not_stored_are_refused(tmp_path: Path) -> None
 def test_without_safetensors_the_error_says_what_to_install(
     weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "stitch.frontend.safetensors", raising=False)
-    monkeypatch.delattr(frontend, "safetensors", raising=False)
+    monkeypatch.delitem(sys.modules, "stitch.forms.safetensors", raising=False)
+    monkeypatch.delattr(forms, "safetensors", raising=False)
     monkeypatch.setitem(sys.modules, "safetensors", None)
     with pytest.raises(FormatError, match="pip install safetensors"):
         module(one("['y = Add(x, w)']", "w: {file: w.safetensors, name: w}"), weights)

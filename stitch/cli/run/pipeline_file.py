@@ -1,7 +1,7 @@
 """`stitch-run pipeline.yaml`: a pipeline file as something that a run can run.
 
-The form of the file is in `stitch/frontend/pipeline_yaml.py`. Comes in: parsed words. Goes out: a
-device, and what loads the pipeline on it.
+The form of the file is in `stitch/documents/pipelines/pipeline_form.py`. Comes in: parsed words.
+Goes out: a device, and what loads the pipeline on it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from stitch.api import Device
 from stitch.cli.chain import RunInput, Runnable, RunOutput
 from stitch.cli.command import say_aside
-from stitch.frontend.pipeline_run import CheckedPipeline, YamlPipeline, read_pipeline
+from stitch.documents.pipelines.yaml_pipeline import CheckedPipeline, YamlPipeline, read_pipeline
 from stitch.machine import Machine, load_machine
 from stitch.program import Array
 from stitch.runtime import LoadedProgram, Tensor

@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from stitch.documents.recognition import MACHINE, MODULE, PIPELINE, form_of
 from stitch.errors import UsageError
 from stitch.files import nearest_file
-from stitch.frontend.yaml_forms import MACHINE, MODULE, PIPELINE, form_of
 
 _YAML = (".yaml", ".yml")
 _MODULES = (".ttb", ".onnx")

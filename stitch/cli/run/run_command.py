@@ -23,8 +23,8 @@ from stitch.cli.run_inputs import FORM as INPUT_FORM
 from stitch.cli.run_inputs import INITS
 from stitch.cli.train import add_training_words, refuse_strangers, run_training
 from stitch.cli.wire_words import FORM as WIRE_FORM
+from stitch.documents.recognition import PIPELINE, TRAINING
 from stitch.errors import UsageError
-from stitch.frontend.yaml_forms import PIPELINE, TRAINING
 from stitch.machine import load_machine, machine_names
 from stitch.runtime import DEFAULT_WINDOW
 from stitch.runtime.executors import EXECUTORS

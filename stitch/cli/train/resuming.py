@@ -15,9 +15,9 @@ from typing import Any
 from stitch.cli.command import say_aside
 from stitch.cli.train.trained_model import TrainModel
 from stitch.cli.train.training_loop import Course
+from stitch.documents.trainings.training_data import TrainData
+from stitch.documents.trainings.training_form import Every, TrainFile
 from stitch.errors import UsageError
-from stitch.frontend.train_yaml import Every, TrainFile
-from stitch.frontend.train_yaml_data import TrainData
 from stitch.graph import ComputationGraph
 from stitch.program import ABSENT
 from stitch.training import TrainingInstance

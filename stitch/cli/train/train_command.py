@@ -2,7 +2,7 @@
 
 Comes in: parsed words. Goes out: checkpoints, lines of results, the trained model, a table, an
 exit code. All that can be wrong with the words, the file, the data and the checkpoint is found
-before the first step. The form of the file is in `stitch/frontend/train_yaml.py`.
+before the first step. The form of the file is in `stitch/documents/trainings/training_form.py`.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from stitch.cli.train.training_loop import (
     TrainingLoop,
     stopping_between_steps,
 )
+from stitch.documents.trainings.choices import completed_schedule
+from stitch.documents.trainings.training_data import ModelTypes, TrainData, read_data
+from stitch.documents.trainings.training_form import TrainFile, read_training
 from stitch.errors import FormatError, StitchError, UsageError
 from stitch.files import FileBatch
-from stitch.frontend.train_yaml import TrainFile, read_training
-from stitch.frontend.train_yaml_choices import completed_schedule
-from stitch.frontend.train_yaml_data import ModelTypes, TrainData, read_data
 from stitch.machine import load_machine
 from stitch.report.explain import counted, explain, totals_json
 from stitch.runtime import WHOLE_RUN

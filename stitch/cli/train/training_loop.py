@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from stitch.cli.passes import entries
+from stitch.documents.trainings.training_data import DataPart, shuffled
 from stitch.errors import StitchError
-from stitch.frontend.train_yaml_data import DataPart, shuffled
 from stitch.program import Array
 from stitch.training import TrainingInstance
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import argparse
 
 from stitch.cli.parser import add_options, positive
+from stitch.documents.trainings.training_form import Every, parse_every
 from stitch.errors import UsageError
-from stitch.frontend.train_yaml import Every, parse_every
 
 #: Words of all kinds of runs that a training takes as well; `output` has another form there.
 SHARED = (
@@ -27,10 +27,10 @@ def add_training_words(parser: argparse.ArgumentParser) -> None:
     """Adds the options that only trainings have."""
     group = parser.add_argument_group(
         "training (stitch-run train.yaml)",
-        "The form of the file: docstring of stitch/frontend/train_yaml.py. --output=FILE.ttb "
-        "writes the trained model for inference, --output=FILE.safetensors its weights; "
-        "--result_file is written as JSON lines; --max_copies counts for each step after the "
-        "third. Ctrl-C finishes the step, saves, and ends with exit code 130 (SIGTERM: 143).",
+        "The form of the file: docstring of stitch/documents/trainings/training_form.py. "
+        "--output=FILE.ttb writes the trained model for inference, --output=FILE.safetensors its "
+        "weights; --result_file is written as JSON lines; --max_copies counts for each step after "
+        "the third. Ctrl-C finishes the step, saves, and ends with exit code 130 (SIGTERM: 143).",
     )
     add_options(
         group,

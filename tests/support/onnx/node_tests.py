@@ -24,7 +24,7 @@ from onnx.backend.test.loader import load_model_tests
 
 import stitch
 from stitch.errors import StitchError
-from stitch.frontend import onnx_constants
+from stitch.frontend.onnx.calls import constant_nodes
 from stitch.program import Array
 
 TABLE = Path(__file__).parents[2] / "conformance" / "onnx_coverage.md"
@@ -72,14 +72,14 @@ def operator_of(case: Any) -> str:
 def _counting_reference() -> Iterator[list[str]]:
     """Inside, the operators that the front end gives to ONNX's reference implementation."""
     used: list[str] = []
-    plain = onnx_constants.reference_results
+    plain = constant_nodes.reference_results
 
     def noted(node: Any, *rest: Any) -> Any:
         used.append(node.op_type)
         return plain(node, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stitch.frontend.onnx_walk.reference_results", noted)
+        patch.setattr("stitch.frontend.onnx.node_walk.reference_results", noted)
         yield used
 
 

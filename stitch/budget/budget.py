@@ -1,0 +1,258 @@
+"""The budget: how many bytes of the host's memory this process takes, and how many it may.
+
+Comes in: requests, each before anything of it is allocated. Goes out: claims, which count until
+they are let go, or an `OutOfMemoryError` that says what else is there. One budget serves all
+devices and readers of files of the process; nothing of it is on the way of a call that runs again.
+Must not know: devices, programs, files.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import math
+import os
+import re
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+
+from stitch.budget.host_limits import machine_nbytes
+from stitch.errors import OutOfMemoryError, UsageError
+from stitch.program import Array
+
+#: The part of the machine's memory, or of its control group's, that is used unless said otherwise.
+DEFAULT_PART = 0.8
+#: Who asks again and again (arguments, results of calls) does so from this size on.
+LARGE_NBYTES = 32 << 20
+#: What is smaller than this is not worth a claim by itself.
+SMALL_NBYTES = 1 << 16
+#: Claims that an error lists.
+_LISTED = 5
+_UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
+          "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}  # fmt: skip
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
+_allowed: ContextVar[int | None] = ContextVar("allowed bytes of host memory", default=None)
+
+
+def parse_nbytes(given: int | str) -> int:
+    """A number of bytes from an integer or a text such as `512MiB` or `2GB`; raises `UsageError`.
+
+    >>> parse_nbytes("2GiB"), parse_nbytes("1.5 kB"), parse_nbytes(4096)
+    (2147483648, 1500, 4096)
+    """
+    if isinstance(given, int) and not isinstance(given, bool) and given > 0:
+        return given
+    found = _SIZE.fullmatch(given) if isinstance(given, str) else None
+    amount = float(found[1]) * _UNITS[(found[2] or "").lower()] if found else 0.0
+    nbytes = int(amount) if math.isfinite(amount) else 0
+    if nbytes < 1:
+        raise UsageError(
+            "this is no amount of memory",
+            expected='a positive number of bytes, or a text such as "512MiB" or "2GB"',
+            got=repr(given),
+        )
+    return nbytes
+
+
+def allowed_nbytes() -> int:
+    """What is allowed where nobody says otherwise: see `allowing`, else 80 % of the machine's."""
+    said = _allowed.get()
+    return int(DEFAULT_PART * machine_nbytes()) if said is None else said
+
+
+@contextmanager
+def allowing(nbytes: int | str | None) -> Iterator[None]:
+    """Inside, so many bytes are allowed where nobody says otherwise; None changes nothing."""
+    token = _allowed.set(_allowed.get() if nbytes is None else parse_nbytes(nbytes))
+    try:
+        yield
+    finally:
+        _allowed.reset(token)
+
+
+class Claim:
+    """Bytes that somebody takes; they count until this is let go, or is collected."""
+
+    __slots__ = ("__weakref__", "_budget", "nbytes", "number")
+
+    def __init__(self, budget: Budget, number: int, nbytes: int) -> None:
+        self.number, self.nbytes, self._budget = number, nbytes, budget
+
+    def let_go(self) -> None:
+        """The bytes are free; letting go twice is allowed."""
+        self._budget.gone.append(self.number)
+
+    def __del__(self) -> None:
+        # Collection may happen while the budget counts, in this very thread: leave a note.
+        budget = getattr(self, "_budget", None)
+        if budget is not None:  # Else an interrupt came before it was one.
+            budget.gone.append(self.number)
+
+
+class Budget:
+    """The claims of a process. Thread-safe; after a fork the child goes on with its own copy."""
+
+    def __init__(self) -> None:
+        #: One thread may come twice: a finalizer that runs while it counts may close a device.
+        self._lock = threading.RLock()
+        self._claims: dict[int, tuple[int, str]] = {}
+        self._numbers = itertools.count()
+        #: The sum of the claims, and whether it is. It is not while claims change, so neither where
+        #: an interrupt came in between; who finds it true at the end of a change was not alone.
+        self._taken, self._is_sum = 0, True
+        #: Numbers of claims that were let go, noted here by finalizers too.
+        self.gone: deque[int] = deque()
+
+    def after_fork(self) -> None:
+        """In the child: a thread of the parent may have held the lock, half way through."""
+        self._lock = threading.RLock()
+        self._is_sum = False
+
+    @property
+    def taken_nbytes(self) -> int:
+        """What all live claims take."""
+        with self._lock:
+            return self._settled()
+
+    def live(self) -> tuple[tuple[int, str], ...]:
+        """Bytes and names of what is claimed, the largest first."""
+        with self._lock:
+            self._settled()
+            return tuple(sorted(self._claims.values(), reverse=True))
+
+    def claim(
+        self,
+        nbytes: int,
+        what: str,
+        *,
+        allowed: int | None = None,
+        make_room: Callable[[], object] = gc.collect,
+    ) -> Claim:
+        """Take so many bytes for `what`; raises `OutOfMemoryError` where too few are left.
+
+        `make_room` is called before it gives up, once: by default what is garbage is collected.
+        """
+        allowed = allowed_nbytes() if allowed is None else allowed
+        parts = ((nbytes, what),)
+        return self.claim_parts(lambda: parts, what, allowed=allowed, make_room=make_room)[0]
+
+    def claim_parts(
+        self,
+        parts: Callable[[], Sequence[tuple[int, str]]],
+        what: str,
+        *,
+        allowed: int,
+        make_room: Callable[[], object],
+    ) -> list[Claim]:
+        """Take several amounts, all or none, as claims of their own names; see `claim`.
+
+        `parts` is asked again once room was made; `what` is what the error names.
+        """
+        made = self._try(parts(), allowed)
+        if made is None:
+            make_room()
+            wanted = parts()
+            made = self._try(wanted, allowed)
+            if made is None:
+                raise self._refusal(sum(n for n, _ in wanted), what, allowed)
+        return made
+
+    def _try(self, parts: Sequence[tuple[int, str]], allowed: int) -> list[Claim] | None:
+        with self._lock:
+            wanted = sum(nbytes for nbytes, _ in parts)
+            if self._settled() + wanted > allowed and wanted:
+                return None
+            made = [Claim(self, next(self._numbers), nbytes) for nbytes, _ in parts]
+            self._is_sum = False
+            self._claims.update(zip((found.number for found in made), parts, strict=True))
+            self._taken += wanted
+            self._is_sum = not self._is_sum
+        return made
+
+    def _settled(self) -> int:
+        gone = self.gone
+        if gone or not self._is_sum:
+            was_sum, self._is_sum = self._is_sum, False
+            while gone:
+                number = gone[0]
+                self._taken -= self._claims.pop(number, (0, ""))[0]
+                # Off the list only now: an interrupt must not lose it.
+                if gone and gone[0] == number:
+                    gone.popleft()
+            if not was_sum or self._is_sum:
+                self._taken = sum(nbytes for nbytes, _ in list(self._claims.values()))
+            self._is_sum = True
+        return self._taken
+
+    def _refusal(self, nbytes: int, what: str, allowed: int) -> OutOfMemoryError:
+        live = [(n, name) for n, name in self.live() if n]
+        taken = sum(n for n, _ in live)
+        others = "; ".join(f"{n} B {name}" for n, name in live[:_LISTED])
+        if len(live) > _LISTED:
+            others += f"; and {len(live) - _LISTED} more"
+        return OutOfMemoryError(
+            f"{what} needs {nbytes} bytes of the host's memory, and {max(0, allowed - taken)} of "
+            f"{allowed} allowed are left",
+            expected=f"at most {max(0, allowed - taken)} bytes",
+            got=f"{nbytes} bytes" + (f", beside {others}" if others else ", beside nothing else"),
+            remedy="drop what is not needed, use smaller shapes, or allow more: "
+            "open_device(max_memory=), --max_memory (default: 80 % of the machine's memory)",
+        )
+
+
+#: The budget of this process.
+BUDGET = Budget()
+os.register_at_fork(after_in_child=BUDGET.after_fork)
+
+
+def claim(nbytes: int, what: str, *, allowed: int | None = None) -> Claim:
+    """Take so many bytes of the process's; raises `OutOfMemoryError`. See `Budget.claim`."""
+    return BUDGET.claim(nbytes, what, allowed=allowed)
+
+
+def claim_for(owner: Any, nbytes: int, what: str) -> None:
+    """Take bytes for as long as `owner`, an array or another object, is alive."""
+    keep(owner, claim(nbytes, what))
+
+
+def claimed_array(
+    shape: tuple[int, ...], dtype: Any, what: str, allowed: int | None = None
+) -> Array:
+    """An uninitialized array; a large one is claimed for as long as it lives, or refused."""
+    kind: np.dtype[Any] = np.dtype(dtype)
+    nbytes = math.prod(shape) * kind.itemsize
+    if nbytes < SMALL_NBYTES:
+        return np.empty(shape, kind)
+    taken = claim(nbytes, what, allowed=allowed)
+    made: Array = np.empty(shape, kind)
+    keep(made, taken)
+    return made
+
+
+def copied(array: Array, what: str, allowed: int | None = None) -> Array:
+    """A dense copy; a large one is claimed for as long as it lives, or refused beforehand."""
+    if array.nbytes < LARGE_NBYTES:
+        return array.copy()
+    taken = claim(array.nbytes, what, allowed=allowed)
+    made: Array = array.copy()
+    keep(made, taken)
+    return made
+
+
+def keep(owner: Any, taken: Claim) -> None:
+    """A claim counts for as long as its owner is alive, and what is viewed by it."""
+    base = owner
+    while getattr(base, "base", None) is not None:
+        base = base.base
+    try:
+        weakref.finalize(base, taken.let_go).atexit = False
+    except TypeError:
+        # Bytes and mappings take no finalizers: the array over them stands for them.
+        weakref.finalize(owner, taken.let_go).atexit = False

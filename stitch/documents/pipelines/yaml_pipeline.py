@@ -1,0 +1,342 @@
+"""`YamlPipeline`: a pipeline file on a device, called with its inputs.
+
+Comes in: a `PipelineFile`, binaries, a device, arrays or tensors. Goes out: tensors, perhaps
+pending. A value is let go of after its last use, so that it takes no room for longer than needed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from stitch.documents.pipelines.dataflow import defines, unread, uses_of
+from stitch.documents.pipelines.fitting import CheckedValue, check_pipeline
+from stitch.documents.pipelines.pipeline_form import (
+    InputEntry,
+    PipelineFile,
+    PipelineStep,
+    Reference,
+    RepeatStep,
+    RunStep,
+    load_pipeline,
+)
+from stitch.errors import FormatError, Problem, StitchError, UsageError, closest
+from stitch.forms.array_files import read_array
+from stitch.machine import machine_names
+from stitch.program import Array, DataType, InputSlot, OutputSlot, Program, ValueType
+from stitch.runtime import Device, LoadedProgram, Tensor
+from stitch.runtime.arrays import capture
+from stitch.ttb import Binary, load
+
+Value = Tensor | Array
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineInput:
+    """An input: its type, and the array of its file, if it has one."""
+
+    name: str
+    type: ValueType
+    given: Array | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CheckedPipeline:
+    """A pipeline file with its binaries and input files, checked; opens on any fitting device.
+
+    `warnings`: what is no error and worth a look, such as a result that nobody reads.
+    """
+
+    file: PipelineFile
+    binaries: Mapping[str, Binary]
+    programs: Mapping[str, Program]
+    inputs: tuple[PipelineInput, ...]
+    outputs: tuple[CheckedValue, ...]
+    warnings: tuple[Problem, ...] = ()
+
+    @property
+    def machine(self) -> str:
+        """The machine that the file names, else the one its first module was compiled for.
+
+        Raises `UsageError` where that is none that Stitch ships.
+        """
+        if self.file.device is not None:
+            return self.file.device
+        name = next(iter(self.binaries.values())).machine.name
+        if name not in machine_names():
+            raise UsageError(
+                f"{self.file.file} names no device, and its modules were compiled for {name!r}",
+                expected="`device: machine.yaml` in the file, or a device to run on",
+            )
+        return name
+
+
+def read_pipeline(path: str | Path, *, strict_types: bool = False) -> CheckedPipeline:
+    """Read a pipeline file, its binaries and its arrays; check all before anything runs.
+
+    Raises `FormatError` with every defect, `IncompatibleError` for a binary of another version.
+    """
+    file = load_pipeline(path)
+    binaries = {module.name: load(module.file) for module in file.modules}
+    programs: dict[str, Program] = {}
+    for module in file.modules:
+        try:
+            programs[module.name] = binaries[module.name].program(module.program or 0)
+        except StitchError as error:
+            where = f"{file.file}:{module.line}"
+            raise FormatError(error.what, where=where, expected=error.expected) from error
+    converted: list[Problem] = []
+    inputs = tuple(_input(entry, file.file, converted) for entry in file.inputs)
+    if strict_types and converted:
+        raise FormatError(
+            f"{file.file}: strict types convert no input file", problems=tuple(converted)
+        )
+    types = {one.name: one.type for one in inputs}
+    outputs, changed = check_pipeline(file, programs, types, strict_types=strict_types)
+    warnings = (*converted, *changed, *unread(file))
+    return CheckedPipeline(file, binaries, programs, inputs, outputs, warnings)
+
+
+def _input(entry: InputEntry, file: str, converted: list[Problem]) -> PipelineInput:
+    """An input with the array of its file, if it has one; notes where that changes its type."""
+    if entry.file is None:
+        assert entry.shape is not None and entry.data_type is not None
+        return PipelineInput(entry.name, ValueType(entry.shape, entry.data_type))
+    array = read_array(entry.file, entry.array, entry.data_type)
+    found = DataType.from_dtype(array.dtype)
+    kind = found if entry.data_type is None else entry.data_type
+    shape = array.shape if entry.shape is None else entry.shape
+    try:
+        fitted = capture(array, shape, kind, True, f"input {entry.name!r}")
+    except StitchError as error:
+        raise FormatError(
+            error.what, where=f"{file}:{entry.line}", expected=error.expected, got=error.got
+        ) from error
+    if found is not kind and kind.is_floating:
+        detail = f"input {entry.name!r} is converted from {found.value} to {kind.value}"
+        converted.append(Problem("converted", f"{file}:{entry.line}", detail))
+    fitted.flags.writeable = False
+    return PipelineInput(entry.name, ValueType(shape, kind), fitted)
+
+
+@final
+class YamlPipeline:
+    """A pipeline file, loaded on a device; `pipeline(x=...)` gives a tensor or a tuple of them.
+
+    `inputs` and `output_names` say what it takes and gives.
+    """
+
+    def __init__(self, checked: CheckedPipeline, device: Device) -> None:
+        self.device = device
+        self.checked = checked
+        self.inputs = checked.inputs
+        self.output_names = tuple(name for name, _, _ in checked.file.outputs)
+        self.programs: dict[str, LoadedProgram] = {
+            module.name: device.load(checked.binaries[module.name], module.program or 0)
+            for module in checked.file.modules
+        }
+        wanted = frozenset(word for _, word, _ in checked.file.outputs)
+        names = frozenset(one.name for one in checked.inputs)
+        self._shared = names & _taken_by_several(checked.file.steps)
+        self._steps = tuple(_scheduled(checked.file.steps, names, wanted, checked.programs))
+
+    def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
+        """Queue one run; gives a tensor, or a tuple of them.
+
+        Raises `UsageError` for missing or surplus inputs, `LinkError`.
+        """
+        made = self.run(self._arranged(arguments, named))
+        return made[0] if len(made) == 1 else made
+
+    def _arranged(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+        names = [one.name for one in self.inputs]
+        unknown = sorted(named.keys() - set(names))
+        given = dict(zip(names, arguments, strict=False)) | named
+        missing = [i.name for i in self.inputs if i.name not in given and i.given is None]
+        twice = sorted(set(names[: len(arguments)]) & named.keys())
+        if unknown or missing or twice or len(arguments) > len(names):
+            near = closest(unknown[0], names) if unknown else ""
+            parts = (("missing", missing), ("surplus", unknown), ("given twice", twice))
+            raise UsageError(
+                f"wrong inputs for pipeline {self.checked.file.name!r}: "
+                + "; ".join(f"{word}: {', '.join(found)}" for word, found in parts if found)
+                + (f" ({near})" if near else ""),
+                expected=", ".join(f"{i.name}: {i.type.text()}" for i in self.inputs),
+                got=f"{len(arguments)} by position, {len(named)} by name",
+            )
+        return tuple(given.get(one.name, one.given) for one in self.inputs)
+
+    def run(self, values: Sequence[Any], *, borrow: bool = False) -> tuple[Tensor, ...]:
+        """Queue one run on a value for each input, in order; `borrow` as for a loaded program."""
+        scope: dict[str, Value] = {
+            one.name: self._entered(one, value, borrow)
+            for one, value in zip(self.inputs, values, strict=True)
+        }
+        self._run(self._steps, scope, {})
+        found = [scope[word] for _, word, _ in self.checked.file.outputs]
+        return tuple(value for value in found if isinstance(value, Tensor))
+
+    def _entered(self, one: PipelineInput, value: Any, borrow: bool) -> Value:
+        if isinstance(value, Tensor):
+            if value.shape != one.type.shape:
+                raise UsageError(f"input {one.name!r} has another shape",
+                                 expected=str(one.type.shape), got=str(value.shape))  # fmt: skip
+            return value
+        what = f"input {one.name!r}"
+        allowed = self.device.host_memory.allowed
+        array = capture(value, one.type.shape, one.type.data_type, borrow, what, allowed)
+        if array is not value:
+            # Ours alone: steps need no copies of their own.
+            array.flags.writeable = False
+        # What several runs take is one tensor, which enters a space once.
+        return self.device.tensor(array, borrow=True) if one.name in self._shared else array
+
+    def _run(
+        self, steps: Sequence[_Scheduled], scope: dict[str, Value], indices: dict[str, int]
+    ) -> None:
+        for scheduled in steps:
+            step = scheduled.step
+            if isinstance(step, RepeatStep):
+                self._repeat(step, scheduled, scope, indices)
+            else:
+                self._run_one(step, scheduled, scope, indices)
+            for name in scheduled.drops:
+                scope.pop(name, None)
+
+    def _repeat(
+        self,
+        step: RepeatStep,
+        scheduled: _Scheduled,
+        scope: dict[str, Value],
+        indices: dict[str, int],
+    ) -> None:
+        # In the one scope: a name is defined once, so a round overwrites nothing of the outside,
+        # and leaves behind only what it carries over.
+        for number in range(step.times):
+            self._run(scheduled.body, scope, {**indices, step.index: number})
+            carried = {name: scope[after] for name, after in step.carry}
+            for name in scheduled.ends:
+                del scope[name]
+            scope.update(carried)
+
+    def _run_one(
+        self,
+        step: RunStep,
+        scheduled: _Scheduled,
+        scope: dict[str, Value],
+        indices: Mapping[str, int],
+    ) -> None:
+        program = self.programs[step.module]
+        arguments: list[Any] = [None] * len(program.ports)
+        for at, (_, reference) in zip(scheduled.inputs, step.inputs, strict=True):
+            arguments[at] = _found(reference, scope, indices)
+        # Arrays of a run are our own or read-only; writable borrowed ones are the caller's say.
+        made = self.device.submit(program, arguments, True)
+        results = made if isinstance(made, tuple) else (made,)
+        for at, (_, name) in zip(scheduled.outputs, step.outputs, strict=True):
+            scope[name] = results[at]
+
+    def forget(self) -> None:
+        """Drop the loaded programs; the pipeline cannot be called any more."""
+        self.programs = {}
+
+
+def _taken_by_several(steps: Sequence[PipelineStep]) -> frozenset[str]:
+    """The names that several runs take, all of them as a whole."""
+    runs: Counter[str] = Counter()
+    parted = set()
+    for times, reference in _taken(steps, 1):
+        runs[reference.name] += times
+        if reference.is_element:
+            parted.add(reference.name)
+    return frozenset(name for name, count in runs.items() if count > 1) - parted
+
+
+def _taken(steps: Sequence[PipelineStep], times: int) -> Iterator[tuple[int, Reference]]:
+    """What runs take, and how often."""
+    for step in steps:
+        if isinstance(step, RepeatStep):
+            yield from _taken(step.steps, times * step.times)
+        else:
+            yield from ((times, reference) for _, reference in step.inputs)
+
+
+def _found(reference: Reference, scope: Mapping[str, Value], indices: Mapping[str, int]) -> Value:
+    value = scope[reference.name]
+    if not reference.is_element:
+        return value
+    start = 0 if reference.index is None else indices[reference.index]
+    element: Value = value[start + reference.offset]
+    return element if isinstance(element, Tensor) else np.asarray(element)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scheduled:
+    """A step with its slots by index, and the names that nobody needs after it.
+
+    `ends`: what a round of a repeat defines and still has at its end, to be carried over.
+    """
+
+    step: PipelineStep
+    drops: tuple[str, ...]
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    body: tuple[_Scheduled, ...] = ()
+    ends: tuple[str, ...] = ()
+
+
+def _scheduled(
+    steps: Sequence[PipelineStep],
+    known: frozenset[str],
+    wanted: frozenset[str],
+    programs: Mapping[str, Program],
+) -> list[_Scheduled]:
+    """The steps, each with the names of `known` and of earlier steps that are not used later.
+
+    `wanted` names what is needed after the last step.
+    """
+    live = set(wanted)
+    #: Where a name is defined first; a step can drop only what is defined by then.
+    defined_at = dict.fromkeys(known, -1)
+    for at, step in enumerate(steps):
+        for name in defines(step):
+            defined_at.setdefault(name, at)
+    found: list[_Scheduled] = []
+    for at in reversed(range(len(steps))):
+        step = steps[at]
+        uses, made = uses_of(step), defines(step)
+        drops = tuple(sorted(
+            name for name in uses | made
+            if name not in live and defined_at.get(name, len(steps)) <= at
+        ))  # fmt: skip
+        if isinstance(step, RunStep):
+            program = programs[step.module]
+            inputs = _indices(step.inputs, program.inputs)
+            outputs = _indices(step.outputs, program.outputs)
+            found.append(_Scheduled(step, drops, inputs, outputs))
+        else:
+            # A round may drop what it defines, and the carried names; the rest is not its own.
+            own = frozenset(name for name, _ in step.carry)
+            after = frozenset(name for _, name in step.carry)
+            body = _scheduled(step.steps, own, after, programs)
+            inner = {name for s in step.steps for name in defines(s)}
+            ends = tuple(sorted(after & inner))
+            found.append(_Scheduled(step, drops, body=tuple(body), ends=ends))
+        live -= made
+        live |= uses
+    return found[::-1]
+
+
+def _indices(
+    bindings: Sequence[tuple[str | None, object]], slots: Sequence[InputSlot | OutputSlot]
+) -> tuple[int, ...]:
+    places = {slot.name: at for at, slot in enumerate(slots)}
+    return tuple(
+        at if slot is None else places[slot] if slot in places else int(slot)
+        for at, (slot, _) in enumerate(bindings)
+    )

@@ -1,0 +1,48 @@
+"""What a YAML file is: its form is the one that knows most of its keys.
+
+Comes in: a path. Goes out: the name of a form. A new form of file is one line here. Must not know:
+what forms mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from stitch.documents.pipelines.pipeline_form import TOP as PIPELINE_KEYS
+from stitch.documents.trainings.training_form import TOP as TRAINING_KEYS
+from stitch.files import read_text
+from stitch.forms.nodes import read_yaml
+from stitch.frontend.yaml.module_file import TOP as MODULE_KEYS
+from stitch.machine.description import TOP as MACHINE_KEYS
+
+PIPELINE, TRAINING, MODULE, MACHINE = "pipeline", "training", "module", "machine"
+FORMS = {
+    PIPELINE: PIPELINE_KEYS,
+    TRAINING: TRAINING_KEYS,
+    MODULE: MODULE_KEYS,
+    MACHINE: MACHINE_KEYS,
+}
+
+
+def form_of(path: str | Path, otherwise: str = PIPELINE) -> str:
+    """The form of a file; `otherwise` where none knows more keys, or nothing can be read.
+
+    Raises `FormatError` for a text that is no YAML.
+    """
+    try:
+        text = read_text(path)
+    except (OSError, ValueError):
+        return otherwise  # Its reader says what is wrong with the file.
+    return form_of_text(text, Path(path).name, otherwise)
+
+
+def form_of_text(text: str, file: str, otherwise: str = PIPELINE) -> str:
+    """The form of a text.
+
+    >>> form_of_text("name: x\\nmodel: m.yaml\\nepochs: 3", "a.yaml")
+    'training'
+    """
+    root, _ = read_yaml(text, file)
+    keys = set(root.data) if isinstance(root.data, Mapping) else set()
+    return max(FORMS, key=lambda form: (len(keys & set(FORMS[form])), form == otherwise))

@@ -1,0 +1,92 @@
+"""Values that are known when the model is read: Constant nodes, and nodes on constants alone.
+
+Comes in: a `NodeCall`, and the data of its operands. Goes out: arrays. Operators that Stitch lacks
+are computed here by ONNX's reference implementation, where all their operands are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+
+from stitch.errors import CompileError, FormatError, LayoutError
+from stitch.frontend.onnx.calls.upgrades import NodeCall
+from stitch.frontend.onnx.protos.model_file import NEWEST_IR
+from stitch.frontend.onnx.protos.tensor_protos import tensor_array
+from stitch.program import Array, DataType
+
+_FORMS: Mapping[str, Callable[[Any], Array]] = {
+    "value_int": lambda value: np.asarray(value, np.int64),
+    "value_ints": lambda value: np.asarray(value, np.int64),
+    "value_float": lambda value: np.asarray(value, np.float32),
+    "value_floats": lambda value: np.asarray(value, np.float32),
+}
+#: Their results are not decided by their operands.
+_UNDECIDED = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial",
+     "Bernoulli", "Loop", "Scan", "If", "ImageDecoder"}
+)  # fmt: skip
+
+
+def constant_array(call: NodeCall, folder: Path | None) -> Array:
+    """What a Constant node holds; raises `FormatError`, or `CompileError` for strings."""
+    if len(call.attributes) != 1:
+        raise FormatError(
+            "a Constant has exactly one attribute", where=call.where,
+            expected=f"value, {', '.join(_FORMS)}", got=", ".join(call.attributes) or "none",
+        )  # fmt: skip
+    ((form, value),) = call.attributes.items()
+    if form == "value" and isinstance(value, onnx.TensorProto):
+        return tensor_array(value, folder, f"{call.where}, attribute 'value'")
+    if form in _FORMS and not isinstance(value, str | onnx.TensorProto):
+        return _FORMS[form](value)
+    raise CompileError(
+        f"a Constant with the attribute {form!r} is not supported", where=call.where,
+        expected=f"value, {', '.join(_FORMS)}",
+    )  # fmt: skip
+
+
+def reference_results(
+    node: Any, call: NodeCall, operands: Sequence[Array | None]
+) -> Sequence[Array] | None:
+    """The results of ONNX's reference implementation; None where it gives no plain arrays."""
+    if call.domain or call.op in _UNDECIDED or not any(node.output):
+        return None
+    names = ["" if data is None else f"x{i}" for i, data in enumerate(operands)]
+    wanted = [f"y{i}" if name else "" for i, name in enumerate(node.output)]
+    try:
+        single = helper.make_node(call.op, names, wanted, **call.attributes)
+        model = helper.make_model(
+            helper.make_graph(
+                [single],
+                "one_node",
+                [helper.make_empty_tensor_value_info(name) for name in names if name],
+                [helper.make_empty_tensor_value_info(name) for name in wanted if name],
+            ),
+            opset_imports=[helper.make_opsetid("", call.version)],
+            ir_version=NEWEST_IR,
+        )
+        feeds = {f"x{i}": np.array(data) for i, data in enumerate(operands) if data is not None}
+        with np.errstate(all="ignore"):
+            results = iter(ReferenceEvaluator(model).run(None, feeds))
+    except Exception:
+        # The reference raises what it likes for nodes that it cannot compute.
+        return None
+    arrays = [next(results) if name else np.zeros(0, np.float32) for name in wanted]
+    return arrays if all(_is_plain(array) for array in arrays) else None
+
+
+def _is_plain(result: object) -> bool:
+    if not isinstance(result, np.ndarray | np.generic):
+        return False
+    try:
+        DataType.from_dtype(result.dtype)
+    except LayoutError:
+        return False
+    return True

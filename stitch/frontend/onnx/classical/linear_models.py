@@ -1,0 +1,193 @@
+"""Linear models and support vector machines of `ai.onnx.ml` as products of matrices.
+
+Comes in: a node. Goes out: what plain operations make of its operands. Must not know: scopes,
+files, trees.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stitch import ops
+from stitch.errors import CompileError
+from stitch.frontend.onnx.calls.node_settings import reals, unfit, whole, wholes, word
+from stitch.frontend.onnx.calls.upgrades import NodeCall
+from stitch.frontend.onnx.classical.coupling import coupled
+from stitch.frontend.onnx.classical.scores import (
+    both_classes,
+    chosen,
+    labels,
+    named_transform,
+    one_of_two,
+    passed_over,
+    rows,
+    transformed,
+)  # fmt: skip
+from stitch.graph import ComputationGraphBuilder, SymbolicTensor
+from stitch.program import Array, DataType
+
+#: Classes that vote in pairs: of 128 there are 8,128.
+MAX_CLASSES = 128
+_KERNELS = ("LINEAR", "POLY", "RBF", "SIGMOID")
+
+
+def regressor(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
+    """LinearRegressor: one sum for each target."""
+    x, targets = rows(builder, call), whole(call, "targets", 1)
+    if targets < 1:
+        raise unfit(call, "targets", "at least one", targets)
+    factors = reals(call, "coefficients", targets * x.shape[1]).reshape(targets, x.shape[1])
+    intercepts = reals(call, "intercepts")
+    if intercepts.size not in (0, targets):
+        raise unfit(call, "intercepts", f"{targets} numbers, or none", intercepts.size)
+    made = builder.op("MatMul", x, factors.T.copy())
+    made = made + intercepts if intercepts.size else made
+    return transformed(builder, call, made, named_transform(call))
+
+
+def classifier(builder: ComputationGraphBuilder, call: NodeCall) -> list[SymbolicTensor]:
+    """LinearClassifier: labels, and the scores of classes."""
+    x, intercepts = rows(builder, call), reals(call, "intercepts")
+    names, transform = (
+        labels(call, "classlabels_ints", "classlabels_strings"),
+        named_transform(call),
+    )
+    if intercepts.size == 0 or names.size != max(2, intercepts.size):
+        raise unfit(call, "intercepts", f"{names.size} numbers, or one", intercepts.size)
+    factors = reals(call, "coefficients", intercepts.size * x.shape[1])
+    scores = builder.op(
+        "Gemm", x, factors.reshape(intercepts.size, x.shape[1]), intercepts, transB=1
+    )
+    if intercepts.size > 1:
+        return [chosen(builder, scores, names), transformed(builder, call, scores, transform)]
+    if transform != "NONE":
+        raise passed_over(call, transform)
+    flags = builder.op("Greater", builder.op("Reshape", scores, [-1]), 0.0)
+    label = one_of_two(builder, flags, int(names[1]), int(names[0]))
+    return [label, both_classes(builder, call, scores, transform, signed=False)]
+
+
+def vector_regressor(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
+    """SVMRegressor: one number a row; with `one_class` 1 or -1."""
+    count, transform = whole(call, "n_supports"), named_transform(call)
+    if transform != "NONE":
+        raise passed_over(call, transform)
+    x = rows(builder, call, DataType.FLOAT64)
+    rho = reals(call, "rho", 1).astype(np.float64)
+    if count > 0:
+        x = _kernel(builder, call, x, count)
+    factors = reals(call, "coefficients", x.shape[1]).astype(np.float64)
+    made = _float32(builder, builder.op("MatMul", x, factors.reshape(-1, 1)) + rho)
+    if not whole(call, "one_class"):
+        return made
+    above = builder.op("Greater", made, 0.0)
+    return builder.op("Where", above, np.array(1, np.float32), np.array(-1, np.float32))
+
+
+def vector_classifier(builder: ComputationGraphBuilder, call: NodeCall) -> list[SymbolicTensor]:
+    """SVMClassifier: labels, and scores: of classes, or of pairs of classes."""
+    names = labels(call, "classlabels_ints", "classlabels_strings")
+    if names.size < 2:
+        raise unfit(call, "classlabels_ints", "two labels or more", names.size)
+    counts = wholes(call, "vectors_per_class")
+    return (_by_vectors if sum(counts) > 0 else _by_planes)(builder, call, names)
+
+
+def _by_planes(
+    builder: ComputationGraphBuilder, call: NodeCall, names: Array
+) -> list[SymbolicTensor]:
+    """Without support vectors: a linear classifier with one intercept."""
+    x, transform, rho = rows(builder, call), named_transform(call), reals(call, "rho")
+    if rho.size == 0:
+        raise unfit(call, "rho", "at least one number", rho.size)
+    factors = reals(call, "coefficients", names.size * x.shape[1]).reshape(names.size, x.shape[1])
+    scores = builder.op("MatMul", x, factors.T.copy()) + rho[:1]
+    label = chosen(builder, scores, names)
+    if names.size == 2 and not reals(call, "prob_a").size:
+        # ONNX Runtime takes the second class wherever the larger score is large.
+        most = builder.op("ReduceMax", scores, [1], keepdims=0)
+        positive = bool((factors >= 0).all())
+        large = builder.op("GreaterOrEqual", most, 0.5) if positive else most > 0
+        label = builder.op("Where", large, np.array(names[1]), label)
+    return [label, transformed(builder, call, scores, transform)]
+
+
+def _by_vectors(
+    builder: ComputationGraphBuilder, call: NodeCall, names: Array
+) -> list[SymbolicTensor]:
+    """Each pair of classes has a vote; Platt's sigmoids make probabilities of their scores."""
+    counts = wholes(call, "vectors_per_class", names.size)
+    if min(counts) < 0:
+        raise unfit(call, "vectors_per_class", "numbers of vectors", counts)
+    factors = reals(call, "coefficients", (names.size - 1) * sum(counts))
+    rho = reals(call, "rho", names.size * (names.size - 1) // 2).astype(np.float64)
+    if names.size > MAX_CLASSES:
+        raise CompileError(
+            "operator ai.onnx.ml.SVMClassifier is not supported with so many classes, each of "
+            "which votes with each", where=call.where, expected=f"at most {MAX_CLASSES}",
+            got=str(names.size),
+        )  # fmt: skip
+    pairs = [(i, j) for i in range(names.size) for j in range(i + 1, names.size)]
+    kernel = _kernel(builder, call, rows(builder, call, DataType.FLOAT64), sum(counts))
+    weights = _of_pairs(factors.reshape(names.size - 1, sum(counts)), counts, pairs)
+    scores = builder.op("MatMul", kernel, weights) + rho
+    label = builder.op("Gather", builder.constant(names), _elected(builder, scores, pairs))
+    scores, transform = _float32(builder, scores), named_transform(call)
+    slopes = reals(call, "prob_a")
+    if slopes.size:
+        slopes, shifts = reals(call, "prob_a", len(pairs)), reals(call, "prob_b", len(pairs))
+        chances = coupled(builder, scores * slopes + shifts, pairs, names.size)
+        return [label, transformed(builder, call, chances, transform)]
+    if len(pairs) > 1:
+        return [label, transformed(builder, call, scores, transform)]
+    if transform != "NONE":
+        raise passed_over(call, transform)
+    return [label, both_classes(builder, call, scores, transform, signed=True)]
+
+
+def _of_pairs(factors: Array, counts: tuple[int, ...], pairs: list[tuple[int, int]]) -> Array:
+    """What each vector counts in each pair of classes: those of either class, by the other."""
+    ends = np.cumsum(counts)
+    made = np.zeros((ends[-1], len(pairs)), np.float64)
+    for column, (i, j) in enumerate(pairs):
+        for own, row in ((i, j - 1), (j, i)):
+            vectors = slice(ends[own] - counts[own], ends[own])
+            made[vectors, column] = factors[row, vectors]
+    return made
+
+
+def _elected(
+    builder: ComputationGraphBuilder, scores: SymbolicTensor, pairs: list[tuple[int, int]]
+) -> SymbolicTensor:
+    """The class with most votes, the first of several."""
+    classes = np.arange(pairs[-1][1] + 1)
+    first, second = (np.array(side)[:, None] == classes for side in zip(*pairs, strict=True))
+    won = builder.op("Cast", builder.op("Greater", scores, 0.0), to=ops.onnx_code(DataType.FLOAT32))
+    votes = builder.op("MatMul", won, (first * 1.0 - second).astype(np.float32))
+    votes = votes + second.sum(0).astype(np.float32)
+    return builder.op("ArgMax", votes, axis=1, keepdims=0)
+
+
+def _kernel(
+    builder: ComputationGraphBuilder, call: NodeCall, x: SymbolicTensor, count: int
+) -> SymbolicTensor:
+    """Each row with each support vector, in float64: distances are differences of large numbers."""
+    vectors = reals(call, "support_vectors", count * x.shape[1]).astype(np.float64)
+    vectors = vectors.reshape(count, x.shape[1])
+    kind, numbers = word(call, "kernel_type", "LINEAR", _KERNELS), reals(call, "kernel_params")
+    if numbers.size not in (0, 3):
+        raise unfit(call, "kernel_params", "three numbers", numbers.size)
+    gamma, shift, degree = map(float, numbers) if numbers.size else (0.0, 0.0, 0.0)
+    products = builder.op("MatMul", x, vectors.T.copy())
+    if kind == "LINEAR":
+        return products
+    if kind == "RBF":
+        squares = builder.op("ReduceSumSquare", x, [1], keepdims=1)
+        apart = squares + (vectors**2).sum(1) - 2 * products
+        return builder.op("Exp", -gamma * builder.op("Relu", apart))
+    made = products * gamma + shift
+    return builder.op("Tanh", made) if kind == "SIGMOID" else builder.op("Pow", made, degree)
+
+
+def _float32(builder: ComputationGraphBuilder, x: SymbolicTensor) -> SymbolicTensor:
+    return builder.op("Cast", x, to=ops.onnx_code(DataType.FLOAT32))

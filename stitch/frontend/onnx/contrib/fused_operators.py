@@ -1,0 +1,172 @@
+"""Operators that ONNX Runtime's optimizer makes of several (`com.microsoft`), as several again.
+
+Comes in: a node. Goes out: what plain operations make of its operands. Must not know: scopes,
+files, heads of attention.
+"""
+
+from __future__ import annotations
+
+from stitch import ops
+from stitch.errors import CompileError, FormatError
+from stitch.frontend.onnx.calls.node_settings import operand, real, reals, unfit, whole
+from stitch.frontend.onnx.calls.upgrades import NodeCall
+from stitch.graph import ComputationGraphBuilder, SymbolicTensor
+from stitch.program import DataType
+
+#: Activations that follow a Conv or Gemm, with the numbers that each takes, in this order.
+_ACTIVATIONS = {
+    "Elu": ("alpha",),
+    "HardSigmoid": ("alpha", "beta"),
+    "HardSwish": (),
+    "LeakyRelu": ("alpha",),
+    "Relu": (),
+    "Selu": ("alpha", "gamma"),
+    "Sigmoid": (),
+    "Softplus": (),
+    "Softsign": (),
+    "Tanh": (),
+    "ThresholdedRelu": ("alpha",),
+}
+
+
+def product(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
+    """A scaled product of matrices, perhaps transposed."""
+    both = [operand(call, 0), operand(call, 1)]
+    batched = whole(call, "transBatchA") or whole(call, "transBatchB")
+    if batched and (both[0].ndim != both[1].ndim or both[0].ndim < 3):
+        raise FormatError(
+            f"{call.op} takes transBatchA and transBatchB on operands of one rank, 3 or more",
+            where=call.where, got=", ".join(str(list(one.shape)) for one in both),
+        )  # fmt: skip
+    sides = [
+        _turned(builder, both[index], whole(call, f"transBatch{side}") != 0,
+                whole(call, f"trans{side}") != 0)
+        for index, side in enumerate("AB")
+    ]  # fmt: skip
+    made = builder.op("MatMul", *sides)
+    alpha = real(call, "alpha", 1.0)
+    return made if alpha == 1 else made * alpha
+
+
+def _turned(
+    builder: ComputationGraphBuilder, x: SymbolicTensor, batch: bool, matrix: bool
+) -> SymbolicTensor:
+    """With its first axis behind those of the batch, then the matrices transposed."""
+    axes = list(range(x.ndim))
+    if batch:
+        axes = [*axes[1:-1], 0, axes[-1]]
+    if matrix and x.ndim > 1:
+        axes[-2:] = axes[:-3:-1]
+    return x if axes == sorted(axes) else builder.op("Transpose", x, perm=axes)
+
+
+def gemm(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
+    """Gemm, then an activation."""
+    plain = {k: v for k, v in call.attributes.items() if not k.startswith("activation")}
+    made = builder.apply("Gemm", call.inputs, 1, plain)[0]
+    name = call.attributes.get("activation")
+    numbers = {
+        known: real(call, f"activation_{known}")
+        for known in ("alpha", "beta", "gamma") if f"activation_{known}" in call.attributes
+    }  # fmt: skip
+    takes = _ACTIVATIONS.get(str(name))
+    if takes is None:
+        raise _strange_activation(call, name)
+    return builder.apply(str(name), [made], 1, {k: v for k, v in numbers.items() if k in takes})[0]
+
+
+def convolution(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
+    """Conv, then another tensor added, then an activation."""
+    plain = {k: v for k, v in call.attributes.items() if not k.startswith("activation")}
+    made = builder.apply("Conv", call.inputs[:3], 1, plain)[0]
+    added = call.operand(3)
+    made = made if added is None else made + added
+    name = call.attributes.get("activation", "")
+    numbers = [float(number) for number in reals(call, "activation_params")]
+    if name == "":
+        return made
+    if name == "Clip" and len(numbers) == 2:
+        return builder.op("Clip", made, *numbers)
+    takes = _ACTIVATIONS.get(str(name))
+    if takes is None:
+        raise _strange_activation(call, name)
+    if len(takes) != len(numbers):
+        raise unfit(call, "activation_params", f"{len(takes)} numbers", len(numbers))
+    return builder.apply(str(name), [made], 1, dict(zip(takes, numbers, strict=True)))[0]
+
+
+def _strange_activation(call: NodeCall, name: object) -> CompileError:
+    return CompileError(f"operator {call.op} is not supported with this activation",
+                        where=call.where, expected=f"one of {', '.join(_ACTIVATIONS)}",
+                        got=str(name)[:80])  # fmt: skip
+
+
+def gelu(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
+    """Gelu, of a sum if there are two operands."""
+    return builder.op("Gelu", _sum(call, 0, 1))
+
+
+def fast_gelu(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
+    """Gelu by Tanh, of a sum if there are two operands."""
+    return builder.op("Gelu", _sum(call, 0, 1), approximate="tanh")
+
+
+def quick_gelu(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
+    """Gelu by a Sigmoid; with alpha 1 it is Swish."""
+    x = operand(call, 0)
+    return builder.op("Swish", x, alpha=real(call, "alpha", 1.702))
+
+
+def _sum(call: NodeCall, *indices: int) -> SymbolicTensor:
+    """The sum of the operands that are there; the first must be."""
+    made = operand(call, indices[0])
+    for index in indices[1:]:
+        more = call.operand(index)
+        made = made if more is None else made + more
+    return made
+
+
+def skip_layer_normalization(
+    builder: ComputationGraphBuilder, call: NodeCall
+) -> list[SymbolicTensor | None]:
+    """A sum of up to three, normalized; and the sum."""
+    operand(call, 1)
+    added, epsilon = _sum(call, 0, 1, 4), real(call, "epsilon", 1e-12)
+    made = builder.op("LayerNormalization", added, operand(call, 2), call.operand(3), axis=-1,
+                      epsilon=epsilon)  # fmt: skip
+    return [made, None, None, added]
+
+
+def skip_root_mean_square(
+    builder: ComputationGraphBuilder, call: NodeCall
+) -> list[SymbolicTensor | None]:
+    """A sum of up to three over the root of its squares' mean; and the sum."""
+    operand(call, 1)
+    added, epsilon = _sum(call, 0, 1, 3), real(call, "epsilon", 1e-12)
+    made = builder.op("RMSNormalization", added, operand(call, 2), axis=-1, epsilon=epsilon)
+    return [made, None, None, added]
+
+
+def root_mean_square(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
+    """RMSNormalization, as ONNX Runtime called it before ONNX had it."""
+    both = [operand(call, 0), operand(call, 1)]
+    return builder.apply("RMSNormalization", both, 1, call.attributes)[0]
+
+
+def scaled_product(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
+    """A product of small whole numbers, scaled, with a bias."""
+    a, b = operand(call, 0), operand(call, 1)
+    points = [_zero_point(call, index) for index in (4, 5)]
+    counted = builder.op("MatMulInteger", a, b, *points)
+    bias = call.operand(6)
+    made = builder.op("Cast", counted, to=ops.onnx_code(DataType.FLOAT32))
+    made = made * (operand(call, 2) * operand(call, 3))
+    return made if bias is None else made + bias
+
+
+def _zero_point(call: NodeCall, index: int) -> SymbolicTensor | None:
+    point = call.operand(index)
+    if point is not None and point.size != 1 and point.ndim != 1:
+        raise FormatError(f"operand {index} of {call.op} is a number or a vector",
+                          where=call.where)  # fmt: skip
+    return point

@@ -1,0 +1,94 @@
+"""Nodes with bodies, and the means to write a body into the graph.
+
+Comes in: a node whose attributes are graphs. Goes out: those graphs, and what decides which of
+them run. Must not know: which operators there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from stitch.errors import FormatError
+from stitch.frontend.onnx.node_refusals import Unsupported
+from stitch.frontend.onnx.values.deciding import Dependencies
+from stitch.frontend.onnx.values.lists import kind_of
+from stitch.frontend.onnx.values.scope import Bound, Given, Scope
+from stitch.graph import ComputationGraphBuilder, SymbolicTensor
+from stitch.program import Array
+
+
+@dataclass(frozen=True, slots=True)
+class ControlCall:
+    """A node with bodies; `scope` is where a body looks up names that are not its own."""
+
+    op: str
+    operands: tuple[Given, ...]
+    outputs: int
+    attributes: Mapping[str, Any]
+    scope: Scope
+    where: str
+
+    def operand(self, index: int) -> Given:
+        """An operand of any kind, None where it is absent."""
+        return self.operands[index] if index < len(self.operands) else None
+
+    def body(self, name: str) -> Any:
+        """A graph that is an attribute."""
+        found = self.attributes.get(name)
+        if found is None or not hasattr(found, "node"):
+            missing = "a branch" if self.op == "If" else f"its {name}"
+            raise FormatError(f"{self.op} lacks {missing}", where=self.where)
+        return found
+
+    def integers(self, name: str, count: int) -> tuple[int, ...]:
+        """A list of integers, zeros where it is not written."""
+        found = self.attributes.get(name) or (0,) * count
+        if not isinstance(found, tuple) or len(found) != count:
+            raise FormatError(
+                f"attribute {name!r} of {self.op} does not fit", where=self.where,
+                expected=f"{count} integers", got=repr(found),
+            )  # fmt: skip
+        return found
+
+
+class Bodies(Protocol):
+    """What writes bodies into a graph: the walk over a model."""
+
+    builder: ComputationGraphBuilder
+    dependencies: Dependencies
+
+    def body_scope(self, body: Any, call: ControlCall) -> Scope:
+        """The names that every run of a body shares."""
+
+    def body(
+        self, body: Any, shared: Scope, operands: Sequence[Given], call: ControlCall
+    ) -> list[Bound]:
+        """Writes a body once and gives its outputs."""
+
+
+def known_number(
+    bodies: Bodies, call: ControlCall, value: Given, *, integers_only: bool = True
+) -> Array:
+    """The one element of a condition or trip count.
+
+    Where it is not known the inputs that decide it are wanted, with `integers_only` those of real
+    numbers not.
+    """
+    if not isinstance(value, SymbolicTensor):
+        raise FormatError(
+            f"{call.op} is given no tensor where it wants one", where=call.where, got=kind_of(value)
+        )
+    data = bodies.builder.known_data(value)
+    if data is None or data.size != 1:
+        bodies.dependencies.want(value, integers_only=integers_only)
+        raise Unsupported(call.op)
+    return data.reshape(())
+
+
+def run_once(
+    bodies: Bodies, body: Any, operands: Sequence[Given], call: ControlCall
+) -> list[Bound]:
+    """The outputs of a body that is written once."""
+    return bodies.body(body, bodies.body_scope(body, call), operands, call)

@@ -1,0 +1,199 @@
+"""Loops of ONNX, unrolled; and the list of operators with bodies.
+
+Comes in: If, Loop, Scan, SequenceMap. Goes out: what the last of the bodies made. A trip count or
+condition of a loop that is computed from data is refused. Must not know: files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from stitch.errors import CompileError, FormatError
+from stitch.frontend.onnx.control.bodies import Bodies, ControlCall, known_number
+from stitch.frontend.onnx.control.branch_nodes import lower_branch
+from stitch.frontend.onnx.protos.tensor_protos import element_type
+from stitch.frontend.onnx.values.lists import kind_of
+from stitch.frontend.onnx.values.scope import FAILED, Bound, Failed, Given, TensorList
+from stitch.graph import SymbolicTensor
+
+#: Most rounds of one loop: every round is a copy of its body.
+MAX_ROUNDS = 4096
+
+
+def lower_control(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
+    """What a node makes; raises `Unsupported` where data decides."""
+    return _HANDLERS[call.op](bodies, call)
+
+
+def _loop(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
+    body, builder = call.body("body"), bodies.builder
+    states: list[Given] = list(call.operands[2:])
+    _check_body(call, body, 2 + len(states), 1 + len(states))
+    limit, first = call.operand(0), call.operand(1)
+    rounds = None
+    if limit is not None:
+        rounds = int(known_number(bodies, call, limit, integers_only=False))
+    goes_on = first is None or bool(known_number(bodies, call, first))
+    collected: list[list[Bound]] = [[] for _ in body.output[1 + len(states) :]]
+    shared, index = bodies.body_scope(body, call), 0
+    while goes_on and (rounds is None or index < rounds):
+        _check_rounds(call, index + 1)
+        counter = builder.constant(np.full(_shape_of(body.input[0]), index, np.int64))
+        asked = builder.constant(np.full(_shape_of(body.input[1]), True))
+        made = bodies.body(body, shared, (counter, asked, *states), call)
+        if any(isinstance(value, Failed) for value in made):
+            return [FAILED] * call.outputs
+        goes_on = bool(known_number(bodies, call, _given(made[0])))
+        states = [_given(value) for value in made[1 : 1 + len(states)]]
+        for values, value in zip(collected, made[1 + len(states) :], strict=True):
+            values.append(value)
+        index += 1
+    infos = body.output[1 + len(states) :]
+    pairs = zip(collected, infos, strict=True)
+    return [*states, *(_stacked(bodies, call, values, info, 0) for values, info in pairs)]
+
+
+def _scan(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
+    body, builder = call.body("body"), bodies.builder
+    scanned = call.attributes.get("num_scan_inputs", 0)
+    if not isinstance(scanned, int) or not 1 <= scanned <= len(call.operands):
+        raise FormatError(
+            "num_scan_inputs of Scan does not fit", where=call.where,
+            expected=f"1 to {len(call.operands)}", got=repr(scanned),
+        )  # fmt: skip
+    count = len(call.operands) - scanned
+    states: list[Given] = list(call.operands[:count])
+    _check_body(call, body, len(call.operands), count)
+    axes, backward = (call.integers(f"scan_input_{n}", scanned) for n in ("axes", "directions"))
+    results = len(body.output) - count
+    out_axes, prepend = (call.integers(f"scan_output_{n}", results) for n in ("axes", "directions"))
+    sources = [_scanned(call, value, axis) for value, axis in zip(
+        call.operands[count:], axes, strict=True)]  # fmt: skip
+    lengths = {tensor.shape[axis] for tensor, axis in sources}
+    if len(lengths) != 1:
+        raise FormatError("the inputs that Scan goes along differ in length", where=call.where,
+                          got=str(sorted(lengths)))  # fmt: skip
+    (rounds,) = lengths
+    _check_rounds(call, rounds)
+    collected: list[list[Bound]] = [[] for _ in range(results)]
+    shared = bodies.body_scope(body, call)
+    for index in range(rounds):
+        slices = [
+            builder.op(
+                "Gather", tensor, np.asarray(rounds - 1 - index if back else index), axis=axis
+            )
+            for (tensor, axis), back in zip(sources, backward, strict=True)
+        ]
+        made = bodies.body(body, shared, (*states, *slices), call)
+        if any(isinstance(value, Failed) for value in made):
+            return [FAILED] * call.outputs
+        states = [_given(value) for value in made[:count]]
+        for values, value, front in zip(collected, made[count:], prepend, strict=True):
+            values.insert(0 if front else len(values), value)
+    outputs = zip(collected, body.output[count:], out_axes, strict=True)
+    return [
+        *states,
+        *(_stacked(bodies, call, values, info, axis) for values, info, axis in outputs),
+    ]
+
+
+def _scanned(call: ControlCall, value: Given, axis: int) -> tuple[SymbolicTensor, int]:
+    if not isinstance(value, SymbolicTensor) or not -len(value.shape) <= axis < len(value.shape):
+        raise FormatError(f"Scan cannot go along axis {axis}", where=call.where, got=kind_of(value))
+    return value, axis % len(value.shape)
+
+
+def _sequence_map(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
+    body, first = call.body("body"), call.operand(0)
+    if not isinstance(first, TensorList):
+        raise FormatError("operand 0 of SequenceMap is a sequence", where=call.where,
+                          got=kind_of(first))  # fmt: skip
+    _check_body(call, body, len(call.operands), 0)
+    lists = [value for value in call.operands if isinstance(value, TensorList)]
+    if any(len(one.items) != len(first.items) for one in lists):
+        raise FormatError("the sequences of SequenceMap differ in length", where=call.where)
+    collected: list[list[SymbolicTensor]] = [[] for _ in body.output]
+    shared = bodies.body_scope(body, call)
+    for index in range(len(first.items)):
+        operands = [v.items[index] if isinstance(v, TensorList) else v for v in call.operands]
+        made = bodies.body(body, shared, operands, call)
+        for values, value in zip(collected, made, strict=True):
+            if isinstance(value, Failed):
+                return [FAILED] * call.outputs
+            if not isinstance(value, SymbolicTensor):
+                raise FormatError("the body of SequenceMap makes tensors", where=call.where)
+            values.append(value)
+    return [TensorList(tuple(values)) for values in collected]
+
+
+def _given(value: Bound) -> Given:
+    assert not isinstance(value, Failed)
+    return value
+
+
+def _check_body(call: ControlCall, body: Any, inputs: int, outputs: int) -> None:
+    if len(body.input) != inputs or len(body.output) < outputs:
+        raise FormatError(
+            f"the body of {call.op} does not fit its operands", where=call.where,
+            expected=f"{inputs} inputs and at least {outputs} outputs",
+            got=f"{len(body.input)} and {len(body.output)}",
+        )  # fmt: skip
+
+
+def _check_rounds(call: ControlCall, rounds: int) -> None:
+    if rounds > MAX_ROUNDS:
+        raise CompileError(
+            f"operator {call.op} is not supported for more than {MAX_ROUNDS} rounds: "
+            "every round becomes operations of its own",
+            where=call.where,
+        )
+
+
+def _shape_of(info: Any) -> tuple[int, ...]:
+    """The shape of one number, as a body declares it."""
+    tensor = info.type.tensor_type
+    return (1,) * len(tensor.shape.dim) if tensor.HasField("shape") else ()
+
+
+def _stacked(
+    bodies: Bodies, call: ControlCall, values: Sequence[Bound], info: Any, axis: int
+) -> SymbolicTensor:
+    """What rounds made, along a new axis."""
+    tensors = [value for value in values if isinstance(value, SymbolicTensor)]
+    if len(tensors) != len(values) or len({tensor.shape for tensor in tensors}) > 1:
+        raise CompileError(
+            f"operator {call.op} is not supported where the rounds make values of different shapes",
+            where=call.where,
+            got=", ".join(sorted({kind_of(_given(value)) for value in values})),
+        )
+    if tensors:
+        rows = [bodies.builder.op("Unsqueeze", tensor, [axis]) for tensor in tensors]
+        return bodies.builder.op("Concat", *rows, axis=axis)
+    declared = info.type.tensor_type
+    shape = [int(d.dim_value) if d.HasField("dim_value") else -1 for d in declared.shape.dim]
+    if (
+        not declared.HasField("shape")
+        or -1 in shape
+        or not -len(shape) <= axis + 1 <= len(shape) + 1
+    ):
+        raise CompileError(
+            f"operator {call.op} is not supported where it runs no round and the body does not "
+            "say the shapes of its results",
+            where=call.where,
+        )
+    shape.insert(axis if axis >= 0 else axis + len(shape) + 1, 0)
+    return bodies.builder.constant(
+        np.zeros(shape, element_type(declared.elem_type, call.where).dtype)
+    )
+
+
+_HANDLERS: dict[str, Callable[[Bodies, ControlCall], Sequence[Bound]]] = {
+    "If": lower_branch,
+    "Loop": _loop,
+    "Scan": _scan,
+    "SequenceMap": _sequence_map,
+}
+CONTROL_OPERATORS = frozenset(_HANDLERS)

@@ -1,0 +1,234 @@
+"""The inputs of an ONNX graph with every dimension known.
+
+Comes in: the graph's declared inputs, example inputs, shapes given by hand. Goes out: one
+`BoundInput` per input, or one `CompileError` that lists every input that cannot be bound. Must not
+know: what the graph computes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stitch.errors import CompileError, FormatError, StitchError, closest
+from stitch.frontend.onnx.protos.tensor_protos import element_type
+from stitch.graph.wish import Wish, wishes_of
+from stitch.program import Array, DataType, TensorDesc, ValueType
+
+Examples = Sequence[Any] | Mapping[str, Any]
+Shapes = Mapping[str, Sequence[int]]
+#: A declared dimension: its size, its name, or nothing.
+Dimension = int | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class BoundInput:
+    """An input: its type, the example that was given for it, and the wishes of its descriptor."""
+
+    name: str
+    type: ValueType
+    example: Array | None = None
+    wishes: tuple[Wish, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    name: str
+    data_type: DataType
+    dimensions: tuple[Dimension, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    shape: tuple[int, ...]
+    data_type: DataType | None = None
+    example: Array | None = None
+    wishes: tuple[Wish, ...] = ()
+
+
+def bind_inputs(
+    graph: Any, examples: Examples, shapes: Shapes, title: str
+) -> tuple[BoundInput, ...]:
+    """The graph's inputs in order; those with an initializer only where an example names them.
+
+    A symbolic dimension of an input without an example takes the size that the examples give to its
+    name; names that are no identifiers (`?`, `-1`) are nobody's. Examples may give one name two
+    sizes, as ONNX Runtime lets them. Raises `CompileError`, and `FormatError` for two
+    inputs of one name.
+    """
+    defaults = {tensor.name for tensor in graph.initializer}
+    defaults |= {tensor.values.name for tensor in graph.sparse_initializer}
+    named = set(examples) if isinstance(examples, Mapping) else set()
+    wanted = [i for i in graph.input if i.name not in defaults or i.name in (named | set(shapes))]
+    names = [info.name for info in wanted]
+    twice = sorted(name for name, times in Counter(names).items() if times > 1)
+    if twice:
+        raise FormatError(f"two inputs are called {twice[0]!r}", where=title)
+    _check_names(names, named | set(shapes), title)
+    given = dict(examples) if isinstance(examples, Mapping) else _by_position(
+        names, examples, title
+    )  # fmt: skip
+    problems: list[str] = []
+    declared: list[_Declared] = []
+    known: dict[str, _Given] = {}
+    for info in wanted:
+        try:
+            one = _declared(info)
+            declared.append(one)
+            found = _given(one, given.get(info.name), shapes.get(info.name))
+            if found is not None:
+                known[info.name] = found
+        except StitchError as error:
+            problems.append(_line(info.name, error))
+    sizes = _sizes(declared, known)
+    bound = [_bound(one, known.get(one.name), sizes, problems) for one in declared]
+    if problems:
+        raise CompileError(
+            "the inputs of the model cannot be bound:\n  - " + "\n  - ".join(problems),
+            where=title,
+            remedy="give example inputs, or shapes: --input_shape NAME=1x3x224x224 "
+            "(input_shapes={...} in Python)",
+        )
+    return tuple(one for one in bound if one is not None)
+
+
+def _check_names(names: list[str], asked: set[str], title: str) -> None:
+    unknown = sorted(asked - set(names))
+    if unknown:
+        near = closest(unknown[0], names)
+        raise CompileError(
+            f"the model has no input {unknown[0]!r}", where=title,
+            expected=", ".join(names) or "no inputs", remedy=near or None,
+        )  # fmt: skip
+
+
+def _by_position(names: list[str], examples: Sequence[Any], title: str) -> dict[str, Any]:
+    if examples and len(examples) != len(names):
+        raise CompileError(
+            f"{len(examples)} example inputs for a model of {len(names)}", where=title,
+            expected=", ".join(names) or "none",
+        )  # fmt: skip
+    return dict(zip(names, examples, strict=False))
+
+
+def _line(name: str, error: StitchError) -> str:
+    got = f" (expected {error.expected}, got {error.got})" if error.got else ""
+    return f"input {name!r}: {error.what}{got}"
+
+
+def _declared(info: Any) -> _Declared:
+    kind = info.type.WhichOneof("value")
+    if kind != "tensor_type":
+        spelled = str(kind or "no type").removesuffix("_type").replace("_", " ")
+        if spelled in ("sequence", "optional"):
+            raise CompileError(
+                f"{spelled} values take the form of their example, which is lacking or no list"
+            )
+        raise CompileError(f"only tensors are supported, not {spelled}")
+    tensor = info.type.tensor_type
+    data_type = element_type(tensor.elem_type, "")
+    if not tensor.HasField("shape"):
+        return _Declared(info.name, data_type, None)
+    dimensions = tuple(_dimension(d) for d in tensor.shape.dim)
+    return _Declared(info.name, data_type, dimensions)
+
+
+def _dimension(dim: Any) -> Dimension:
+    if dim.HasField("dim_value"):
+        return int(dim.dim_value) if dim.dim_value >= 0 else None
+    # Exporters write "?" and "-1" for sizes that they do not know: two have nothing in common.
+    return dim.dim_param if dim.dim_param.isidentifier() else None
+
+
+def _given(declared: _Declared, example: Any, shape: Sequence[int] | None) -> _Given | None:
+    """What the caller said of an input, checked against its declaration."""
+    found = None if example is None else _described(declared, example)
+    if shape is not None:
+        asked = tuple(int(size) for size in shape)
+        if found is not None and found.shape != asked:
+            raise CompileError(
+                "the example has another shape", expected=str(list(asked)),
+                got=str(list(found.shape)),
+            )  # fmt: skip
+        found = found or _Given(asked)
+    if found is None:
+        return None
+    if found.data_type not in (None, declared.data_type):
+        raise CompileError(
+            "the example has another type", expected=declared.data_type.value,
+            got=found.data_type.value if found.data_type else None,
+        )  # fmt: skip
+    dimensions = declared.dimensions
+    if dimensions is not None and not (
+        len(dimensions) == len(found.shape)
+        and all(
+            size == wanted or not isinstance(wanted, int)
+            for size, wanted in zip(found.shape, dimensions, strict=True)
+        )
+    ):
+        raise CompileError(
+            "the shape does not fit", expected=_shape_text(dimensions), got=str(list(found.shape))
+        )
+    return found
+
+
+def _described(declared: _Declared, example: Any) -> _Given:
+    if isinstance(example, ValueType):
+        return _Given(example.shape, example.data_type)
+    if isinstance(example, TensorDesc):
+        stored = example.layout.data_type
+        logical = declared.data_type if stored.is_floating else stored
+        return _Given(example.shape, logical, None, wishes_of("input", declared.name, example))
+    try:
+        typed = hasattr(example, "dtype")
+        array = np.asarray(example) if typed else np.asarray(example, declared.data_type.dtype)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise CompileError(f"the example is no array: {error}") from error
+    return _Given(array.shape, DataType.from_dtype(array.dtype), array)
+
+
+def _sizes(declared: Sequence[_Declared], known: Mapping[str, _Given]) -> dict[str, set[int]]:
+    """The sizes that examples give to each symbolic dimension."""
+    sizes: dict[str, set[int]] = {}
+    for one in declared:
+        given = known.get(one.name)
+        if given is None or one.dimensions is None:
+            continue
+        for dimension, size in zip(one.dimensions, given.shape, strict=True):
+            if isinstance(dimension, str):
+                sizes.setdefault(dimension, set()).add(size)
+    return sizes
+
+
+def _bound(
+    declared: _Declared, given: _Given | None, sizes: Mapping[str, set[int]], problems: list[str]
+) -> BoundInput | None:
+    if given is not None:
+        kind = ValueType(given.shape, declared.data_type)
+        return BoundInput(declared.name, kind, given.example, given.wishes)
+    if declared.dimensions is None:
+        problems.append(f"input {declared.name!r}: the model does not say its shape")
+        return None
+    shape: list[int] = []
+    for axis, dimension in enumerate(declared.dimensions):
+        found = sizes.get(dimension, set()) if isinstance(dimension, str) else set()
+        if isinstance(dimension, int) or len(found) == 1:
+            shape += [dimension] if isinstance(dimension, int) else found
+            continue
+        spelled = dimension or f"axis {axis}"
+        several = f" (in other inputs it is {' and '.join(map(str, sorted(found)))})"
+        problems.append(
+            f"input {declared.name!r} {_shape_text(declared.dimensions)}: "
+            f"dynamic dimension left unbound: {spelled}{several if found else ''}"
+        )
+    if len(shape) < len(declared.dimensions):
+        return None
+    return BoundInput(declared.name, ValueType(tuple(shape), declared.data_type))
+
+
+def _shape_text(dimensions: Sequence[Dimension]) -> str:
+    return "[" + ", ".join("?" if d is None else str(d) for d in dimensions) + "]"

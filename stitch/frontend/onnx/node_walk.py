@@ -1,0 +1,281 @@
+"""Nodes of an ONNX graph into a builder, one after the other.
+
+Comes in: nodes, the scope of their names. Goes out: operations; what cannot be compiled is noted,
+and the walk goes on, so that all of it is reported at once. Must not know: files, inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+
+from stitch import ops
+from stitch.errors import CompileError, FormatError, StitchError
+from stitch.frontend.onnx.calls.constant_nodes import constant_array, reference_results
+from stitch.frontend.onnx.calls.function_nodes import Expansion, Functions
+from stitch.frontend.onnx.calls.upgrades import NodeCall, upgraded
+from stitch.frontend.onnx.control.bodies import ControlCall
+from stitch.frontend.onnx.control.loop_nodes import CONTROL_OPERATORS, lower_control
+from stitch.frontend.onnx.gradient_node import gradients
+from stitch.frontend.onnx.node_refusals import Refusals, Unsupported
+from stitch.frontend.onnx.other_domains import is_lowered, lowered
+from stitch.frontend.onnx.protos.attribute_protos import attributes_of
+from stitch.frontend.onnx.protos.model_file import NEWEST_OPSET, OnnxModel, opsets_of, plain_domain
+from stitch.frontend.onnx.protos.tensor_protos import tensor_array
+from stitch.frontend.onnx.values.deciding import Dependencies, asked_operand
+from stitch.frontend.onnx.values.lists import (
+    LIST_OPERATORS,
+    ListCall,
+    is_listed,
+    kind_of,
+    lower_list,
+)
+from stitch.frontend.onnx.values.scope import FAILED, Bound, Failed, Given, Scope
+from stitch.graph import ComputationGraphBuilder, SymbolicTensor
+
+#: Functions that call functions can describe any number of nodes in a few bytes.
+MAX_NODES = 1 << 18
+MAX_DEPTH = 50
+
+GRADIENT = ("ai.onnx.preview.training", "Gradient")
+_KNOWN = frozenset((d.domain, d.name) for d in ops.operators())
+_OWN = frozenset(("", name) for name in {"Constant"} | CONTROL_OPERATORS | LIST_OPERATORS)
+
+
+class Walk:
+    """Writes the nodes of one model into one builder."""
+
+    def __init__(self, model: OnnxModel, builder: ComputationGraphBuilder) -> None:
+        self.model = model
+        self.builder = builder
+        self.refusals = Refusals(model.title)
+        self.dependencies = Dependencies()
+        self._functions = Functions(model.proto, model.title)
+        self._nodes = 0
+        self._inside_of: list[str] = []
+
+    def nodes(self, nodes: Iterable[Any], scope: Scope) -> None:
+        """Every node, in order."""
+        for index, node in enumerate(nodes):
+            self._nodes += 1
+            if self._nodes > MAX_NODES:
+                raise CompileError(
+                    f"the model expands to more than {MAX_NODES} nodes", where=self.model.title
+                )
+            where = scope.place or f"{self.model.title}:{node.name or f'#{index}'}"
+            made: Sequence[Bound] = [FAILED] * len(node.output)
+            try:
+                with self.builder.at(where):
+                    made = self._node(node, scope, where)
+            except Unsupported as error:
+                self.refusals.unsupported(error.what, where)
+            except StitchError as error:
+                self.refusals.failed(where, error)
+            self._define(node, made, scope, where)
+
+    def look_up(self, name: str, scope: Scope, where: str) -> Bound:
+        """What a name stands for in a scope; raises `StitchError`."""
+        return scope.look_up(name, where, self._parameter)
+
+    def _parameter(self, tensor: Any) -> SymbolicTensor:
+        where = f"{self.model.title}: initializer {tensor.name!r}"
+        return self.builder.parameter(tensor.name, tensor_array(tensor, self.model.folder, where))
+
+    def _define(self, node: Any, made: Sequence[Bound], scope: Scope, where: str) -> None:
+        for index, name in enumerate(node.output):
+            if not name:
+                continue
+            try:
+                scope.define(name, made[index] if index < len(made) else FAILED, where)
+                if index >= len(made):
+                    raise FormatError(f"{node.op_type} has no output {index}", where=where)
+            except FormatError as error:
+                self.refusals.failed(where, error)
+
+    def _node(self, node: Any, scope: Scope, where: str) -> Sequence[Bound]:
+        domain = plain_domain(node.domain)
+        version = scope.opsets.get(domain)
+        if version is None:
+            raise FormatError(
+                f"{node.op_type} is of domain {node.domain or 'ai.onnx'!r}, "
+                "which the model does not import",
+                where=where,
+            )
+        operands = [self.look_up(name, scope, where) for name in node.input]
+        attributes = attributes_of(node.attribute, scope.called_with, where)
+        local = self._functions.local(node, attributes, where)
+        if any(operand is FAILED for operand in operands):
+            if local is None and not self._is_supported(node.op_type, domain, version):
+                raise Unsupported(_title(node.op_type, domain))
+            return [FAILED] * len(node.output)
+        given = tuple(o for o in operands if not isinstance(o, Failed))
+        names = [scope.titles.get(name, name) for name in node.output]
+        while names and not names[-1]:
+            names.pop()
+        tensors = tuple(o if isinstance(o, SymbolicTensor) else None for o in given)
+        call = NodeCall(node.op_type, domain, version, tensors, tuple(names), attributes, where)
+        if local is not None:
+            return self._expanded(local, call, given)
+        if not domain and call.op in CONTROL_OPERATORS:
+            control = ControlCall(call.op, given, len(names), attributes, scope, where)
+            return lower_control(self, control)
+        if not domain and is_listed(call.op, given):
+            listed = ListCall(call.op, given, attributes, where, self.builder, self.dependencies)
+            return lower_list(listed)
+        self._check_plain(call, given)
+        if (domain, call.op) == ("", "Constant"):
+            return self._constant(call)
+        if (domain, call.op) == GRADIENT:
+            return self._gradient(call, scope)
+        if is_lowered(call.op, domain):
+            return lowered(self.builder, call)
+        inputs = tensors
+        if (domain, node.op_type) in _KNOWN:
+            if (domain, call.op) == ("", "Size") and inputs and inputs[0] is not None:
+                return [self.builder.constant(np.asarray(inputs[0].size, np.int64))]
+            written = replace(call, version=min(version, self.model.written_opset))
+            return self._apply(upgraded(self.builder, written))
+        return self._without_definition(node, call)
+
+    def _check_plain(self, call: NodeCall, given: Sequence[Given]) -> None:
+        for index, value in enumerate(given):
+            if value is not None and not isinstance(value, SymbolicTensor):
+                raise CompileError(
+                    f"operator {_title(call.op, call.domain)} is not supported on "
+                    f"{kind_of(value)} (operand {index})",
+                    where=call.where,
+                )
+
+    def _is_supported(self, op: str, domain: str, version: int) -> bool:
+        known = (domain, op) in _KNOWN | _OWN | {GRADIENT} or is_lowered(op, domain)
+        return known or self._functions.has_schema(op, domain, version)
+
+    def _apply(self, call: NodeCall) -> Sequence[Bound]:
+        for name, value in call.attributes.items():
+            if not isinstance(value, int | float | str | tuple):
+                raise CompileError(
+                    f"{call.op} takes no {type(value).__name__} as attribute {name!r}",
+                    where=call.where,
+                )
+        names = [name or "unused" for name in call.outputs] or ["unused"]
+        try:
+            made = self.builder.apply(call.op, call.inputs, names, call.attributes, call.domain)
+        except CompileError:
+            self._note_deciding_inputs(call, len(names))
+            raise
+        self.dependencies.note(call.op, call.inputs, made)
+        return made
+
+    def _note_deciding_inputs(self, call: NodeCall, outputs: int) -> None:
+        known = [None if t is None else self.builder.known_data(t) for t in call.inputs]
+        asked = asked_operand(call, known, outputs)
+        operand = None if asked is None else call.operand(asked)
+        if operand is not None:
+            self.dependencies.want(operand)
+
+    def _without_definition(self, node: Any, call: NodeCall) -> Sequence[Bound]:
+        types = [None if t is None else t.type for t in call.inputs]
+        found = self._functions.of_schema(node, call.version, call.attributes, types, call.where)
+        if found is not None:
+            return self._expanded(found, call, call.inputs)
+        known = [None if t is None else self.builder.known_data(t) for t in call.inputs]
+        if all(t is None or data is not None for t, data in zip(call.inputs, known, strict=True)):
+            results = reference_results(node, call, known)
+            if results is not None:
+                return [self.builder.constant(array) for array in results]
+        raise Unsupported(_title(call.op, call.domain))
+
+    def _gradient(self, call: NodeCall, scope: Scope) -> Sequence[Bound]:
+        """Only of the graph as it is: the operands are the values that `xs` and `zs` name."""
+        names = (*call.attributes.get("xs", ()), *call.attributes.get("zs", ()))
+        named = [self.look_up(name, scope, call.where) for name in names]
+        result = self.look_up(str(call.attributes.get("y", "")), scope, call.where)
+        same = [_same(a, b) for a, b in zip_longest(named, call.inputs)]
+        if not all(same) or not isinstance(result, SymbolicTensor):
+            raise CompileError(
+                "operator Gradient is not supported at other values than those that it names",
+                where=call.where, expected=", ".join(names),
+            )  # fmt: skip
+        count = len(call.attributes.get("xs", ()))
+        sources = [value for value in call.inputs[:count] if value is not None]
+        return gradients(self.builder, result, sources, call.where)
+
+    def _constant(self, call: NodeCall) -> Sequence[Bound]:
+        array = constant_array(call, self.model.folder)
+        return [self.builder.parameter(call.outputs[0] if call.outputs else "constant", array)]
+
+    def body_scope(self, body: Any, call: ControlCall) -> Scope:
+        """The names that every run of a body shares: those around it and its initializers."""
+        outer = call.scope
+        shared = Scope(outer.opsets, outer=outer, called_with=outer.called_with, place=outer.place)
+        shared.add_initializers(body.initializer, body.sparse_initializer)
+        return shared
+
+    def body(
+        self, body: Any, shared: Scope, operands: Sequence[Given], call: ControlCall
+    ) -> list[Bound]:
+        """Writes the body of a branch or loop once."""
+        inner = Scope(
+            shared.opsets, outer=shared, called_with=shared.called_with, place=shared.place
+        )
+        for info, operand in zip(body.input, operands, strict=False):
+            inner.define(info.name, operand, call.where)
+        outputs = [o.name for o in body.output]
+        return self._inside(body.node, outputs, inner, call.op, call.where)
+
+    def _expanded(
+        self, expansion: Expansion, call: NodeCall, operands: Sequence[Given]
+    ) -> Sequence[Bound]:
+        body = expansion.body
+        if len(operands) > len(body.input) or len(call.outputs) > len(body.output):
+            raise FormatError(
+                f"{call.op} has too many operands or outputs", where=call.where,
+                expected=f"at most {len(body.input)} and {len(body.output)}",
+                got=f"{len(operands)} and {len(call.outputs)}",
+            )  # fmt: skip
+        # Bodies of ONNX's own functions may leave out what their domain imports anyway.
+        opsets = {} if expansion.is_local else {"": NEWEST_OPSET} | dict(self.model.opsets)
+        inner = Scope(
+            opsets | opsets_of(body.opset_import),
+            called_with=expansion.attributes,
+            titles=dict(zip(body.output, call.outputs, strict=False)),
+            place=call.where,
+        )
+        for index, name in enumerate(body.input):
+            given = operands[index] if index < len(operands) else None
+            inner.define(name, given, call.where)
+        pairs = zip(call.outputs, body.output, strict=False)
+        outputs = [name if wanted else "" for wanted, name in pairs]
+        title = _title(call.op, call.domain)
+        return self._inside(body.node, outputs, inner, title, call.where)
+
+    def _inside(
+        self, nodes: Iterable[Any], outputs: Sequence[str], inner: Scope, title: str, where: str
+    ) -> list[Bound]:
+        if title in self._inside_of and title not in CONTROL_OPERATORS:
+            raise FormatError(f"the function {title} calls itself", where=where)
+        if len(self._inside_of) >= MAX_DEPTH:
+            raise FormatError(
+                f"functions and branches are nested more than {MAX_DEPTH} deep", where=where
+            )
+        self._inside_of.append(title)
+        try:
+            self.nodes(nodes, inner)
+        finally:
+            self._inside_of.pop()
+        return [self.look_up(name, inner, where) for name in outputs]
+
+
+def _same(a: object, b: object) -> bool:
+    """Whether both are one value of the graph (`==` on tensors is an operation)."""
+    if isinstance(a, SymbolicTensor) and isinstance(b, SymbolicTensor):
+        return a.index == b.index
+    return a is b
+
+
+def _title(op: str, domain: str) -> str:
+    return f"{domain}.{op}" if domain else op

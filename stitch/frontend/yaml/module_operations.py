@@ -1,0 +1,197 @@
+"""The operations of a YAML module, compact or long, added to a graph builder.
+
+Comes in: nodes of the `operations` list. Goes out: values by name; every defect is noted with its
+line, and what depends on a defective operation is passed over in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from stitch import ops
+from stitch.errors import CompileError, LayoutError, closest
+from stitch.forms.fields import Fields
+from stitch.forms.nodes import Node, ProblemLog
+from stitch.frontend.yaml.module_parameters import plain
+from stitch.frontend.yaml.statement import (
+    NAME,
+    Literal,
+    Name,
+    Operand,
+    Statement,
+    StatementError,
+    parse_statement,
+    split_operator,
+)
+from stitch.graph import ComputationGraphBuilder, SymbolicTensor
+from stitch.graph.emitter import Given, Written
+from stitch.program import DataType
+
+_KEYS = ("op", "domain", "inputs", "outputs", "attributes")
+
+
+class OperationReader:
+    """Names that are defined so far, and the operations that define more."""
+
+    def __init__(self, builder: ComputationGraphBuilder, log: ProblemLog) -> None:
+        self.builder = builder
+        self.log = log
+        self._lines: dict[str, int] = {}
+        self._tensors: dict[str, SymbolicTensor] = {}
+
+    def declare(self, name: str, line: int) -> None:
+        """A name that is about to be defined; it stays known where its definition is defective."""
+        if NAME.fullmatch(name) is None or name in ("_", "true", "false"):
+            rule = "letters, digits and . / - after a letter or _"
+            self.log.note("bad_name", line, f"{name!r} cannot be the name of a value; {rule}")
+        elif name in self._lines:
+            detail = f"{name!r} is defined on line {self._lines[name]} already"
+            self.log.note("duplicate_name", line, detail)
+        self._lines.setdefault(name, line)
+
+    def define(self, name: str, tensor: SymbolicTensor) -> None:
+        """Gives a declared name its value."""
+        self._tensors.setdefault(name, tensor)
+
+    def value(self, name: str, line: int) -> SymbolicTensor | None:
+        """The value of a name; notes a name that is not defined above this line."""
+        if name not in self._lines and not self.log.is_full:
+            near = closest(name, self._lines)
+            hint = near or f"defined: {', '.join(list(self._lines)[:12])}"
+            self.log.note("unknown_name", line, f"{name!r} is not defined above; {hint}")
+        return self._tensors.get(name)
+
+    def read(self, node: Node) -> None:
+        """Adds one operation."""
+        statement = self._long(node) if isinstance(node.data, Mapping) else self._compact(node)
+        if statement is None:
+            return
+        operands = [self._operand(operand, node.line) for operand in statement.operands]
+        for name in statement.outputs:
+            if name != "_":
+                self.declare(name, node.line)
+        attributes = self._attributes(statement, node.line)
+        if attributes is None or any(operand is _MISSING for operand in operands):
+            return
+        names = ["unused" if name == "_" else name for name in statement.outputs]
+        try:
+            with self.builder.at(f"{self.log.file}:{node.line}"):
+                given: list[Given] = [o for o in operands if not isinstance(o, _Missing)]
+                made = self.builder.apply(statement.op, given, names, attributes, statement.domain)
+        except (CompileError, LayoutError) as error:
+            self.log.note_error("bad_operation", node.line, error)
+            return
+        for name, tensor in zip(statement.outputs, made, strict=True):
+            self.define(name, tensor)
+
+    def _compact(self, node: Node) -> Statement | None:
+        if not isinstance(node.data, str):
+            detail = f"an operation is written y = Relu(x), not {node.describe()}"
+            self.log.note("bad_operation", node.line, detail)
+            return None
+        try:
+            return parse_statement(node.data)
+        except StatementError as error:
+            self.log.note("bad_operation", node.line, f"in {node.data[:60]!r}: {error}")
+            return None
+
+    def _long(self, node: Node) -> Statement | None:
+        assert isinstance(node.data, Mapping)
+        fused = next((key for key in node.data if "=" in key and "(" in key), None)
+        if fused is not None:
+            detail = f"{fused[:60]!r} holds ': '; write attributes as name=value in the brackets"
+            self.log.note("bad_operation", node.line, detail)
+            return None
+        fields = Fields(node, "an operation", self.log)
+        fields.only(_KEYS)
+        op, domain = fields.text("op"), fields.text("domain") or ""
+        if op is None:
+            fields.wrong("op", "the name of an operator")
+            return None
+        if not domain:
+            domain, op = split_operator(op)
+        operands = self._listed(fields, "inputs")
+        outputs = self._listed(fields, "outputs")
+        if fields.get("outputs") is None:
+            fields.wrong("outputs", "a list of names")
+            return None
+        names = [o.text if isinstance(o, Name) else "_" for o in outputs]
+        attributes = Fields(fields.get("attributes"), f"attributes of {op}", self.log)
+        written: list[tuple[str, Literal]] = []
+        for key, item in attributes.items():
+            value = self._plain(item, f"attribute {key!r}")
+            if value is not None:
+                written.append((key, value))
+        return Statement(tuple(names), op, domain, tuple(operands), tuple(written))
+
+    def _listed(self, fields: Fields, key: str) -> list[Operand]:
+        node = fields.get(key)
+        if node is None:
+            return []
+        if not isinstance(node.data, tuple):
+            fields.wrong(key, "a list")
+            return []
+        found: list[Operand] = []
+        for item in node.data:
+            if item.data is None or item.raw in ("_", ""):
+                value = None if not isinstance(item.data, tuple) else self._plain(item, key)
+            elif isinstance(item.data, str):
+                value = Name(item.raw)  # type: ignore[assignment]  # one of Operand's kinds
+            else:
+                value = self._plain(item, key)
+            found.append(value)  # type: ignore[arg-type]  # strings became names above
+        return found
+
+    def _plain(self, item: Node, what: str) -> Literal | None:
+        try:
+            return plain(item)  # type: ignore[return-value]  # nested lists of scalars
+        except ValueError as error:
+            self.log.note("bad_value", item.line, f"{what}: {error}")
+            return None
+
+    def _operand(self, operand: Operand, line: int) -> Given | _Missing:
+        if isinstance(operand, Name):
+            found = self.value(operand.text, line)
+            return _MISSING if found is None else found
+        if isinstance(operand, list):
+            return self._list(operand, line)
+        return operand
+
+    def _list(self, operand: list[Literal], line: int) -> Given | _Missing:
+        try:
+            array = np.asarray(operand)
+        except ValueError:
+            array = np.asarray("unequal lists")
+        if array.dtype.kind not in "biuf":
+            self.log.note("bad_operand", line, f"{operand!r:.60} is no list of numbers")
+            return _MISSING
+        return operand  # type: ignore[return-value]  # a rectangular list of numbers
+
+    def _attributes(self, statement: Statement, line: int) -> dict[str, Written] | None:
+        """Attributes with data types by name where the operator wants ONNX's number."""
+        found: dict[str, Written] = {}
+        try:
+            declared = ops.lookup(statement.op, statement.domain).attributes
+        except CompileError as error:
+            self.log.note_error("unknown_operator", line, error)
+            return None
+        for name, value in statement.attributes:
+            written: Written = value  # type: ignore[assignment]  # nested lists fail in `apply`
+            if isinstance(value, str) and name in declared and declared[name].kind == "int":
+                try:
+                    written = DataType.parse(value)
+                except LayoutError:
+                    detail = f"attribute {name!r} of {statement.op} is a whole number"
+                    self.log.note("bad_attribute", line, f"{detail}, not {value!r}")
+                    return None
+            found[name] = written
+        return found
+
+
+class _Missing:
+    """Stands for an operand whose definition is defective."""
+
+
+_MISSING = _Missing()
