@@ -1,0 +1,122 @@
+"""Findings: where a package breaks a rule of the house, one line each.
+
+Comes in: modules. Goes out: deep imports, circles, private reaches, files of one name, full folders,
+uses of reference counts. Must not know: which of them are allowed for now.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+
+from house.modules import Module, imports_of, is_private
+
+Modules = dict[str, Module]
+#: Files that one folder may hold, its face among them.
+FOLDER_FILES = 20
+
+
+def deep_imports(modules: Modules) -> list[str]:
+    """Imports past a folder's face: of `A.C.D`, where A is the deepest folder that holds both."""
+    found = []
+    for module in modules.values():
+        for line, name in imports_of(module, modules):
+            shared = 0
+            for mine, theirs in zip(module.folder.split("."), name.split("."), strict=False):
+                if mine != theirs:
+                    break
+                shared += 1
+            if name.count(".") > shared:
+                found.append(f"{module.name}:{line} imports {name}")
+    return found
+
+
+def circles(modules: Modules) -> list[tuple[str, ...]]:
+    """Files that import each other, however long the way round: the strongly connected ones."""
+    graph = {
+        name: {other for _, other in imports_of(module, modules) if other != name}
+        for name, module in modules.items()
+    }
+    reach = {name: _reached(graph, name) for name in graph}
+    groups = {tuple(sorted(b for b in reach[a] if a in reach[b])) for a in graph if a in reach[a]}
+    return sorted(groups)
+
+
+def _reached(graph: Mapping[str, set[str]], start: str) -> set[str]:
+    reached: set[str] = set()
+    waiting = [start]
+    while waiting:
+        for name in graph[waiting.pop()]:
+            if name not in reached:
+                reached.add(name)
+                waiting.append(name)
+    return reached
+
+
+def private_reaches(modules: Modules) -> list[str]:
+    """Uses of a private name that another file defines; what a class inherits is its own."""
+    owners: defaultdict[str, set[str]] = defaultdict(set)
+    for module in modules.values():
+        for name in module.private_names:
+            owners[name].add(module.name)
+    return [
+        f"{module.name}:{line} reaches for {name}"
+        for module in modules.values()
+        for line, name in _private_uses(module)
+        if name in owners and module.name not in owners[name]
+    ]
+
+
+def _private_uses(module: Module) -> Iterator[tuple[int, str]]:
+    for node in module.nodes:
+        match node:
+            case ast.Attribute(value=ast.Name(id="self" | "cls" | "sys" | "os")):
+                continue
+            case ast.Attribute(value=ast.Call(func=ast.Name(id="super"))):
+                continue
+            case ast.Attribute(attr=name) if is_private(name):
+                yield node.lineno, name
+            case ast.ImportFrom(module=str(source)) if source.startswith("stitch"):
+                yield from ((node.lineno, a.name) for a in node.names if is_private(a.name))
+
+
+def files_of_one_name(modules: Modules) -> list[str]:
+    """Files that share their name with another one, faces aside."""
+    named: defaultdict[str, list[str]] = defaultdict(list)
+    for module in modules.values():
+        if not module.is_face:
+            named[module.file.name].append(module.name)
+    return [", ".join(names) for _, names in sorted(named.items()) if len(names) > 1]
+
+
+def folder_sizes(modules: Modules) -> dict[str, int]:
+    """Python files in each folder, fullest first."""
+    sizes = Counter(module.folder for module in modules.values())
+    return dict(sizes.most_common())
+
+
+def full_folders(modules: Modules) -> list[str]:
+    """Folders that hold more files than one can take in."""
+    return [
+        f"{folder} holds {count} files"
+        for folder, count in folder_sizes(modules).items()
+        if count > FOLDER_FILES
+    ]
+
+
+def reference_counts(modules: Modules) -> list[str]:
+    """Uses of `sys.getrefcount`: who holds a thing is counted by handles."""
+    word = "getrefcount"
+    return [
+        f"{module.name}:{node.lineno} uses {word}"
+        for module in modules.values()
+        for node in module.nodes
+        if (isinstance(node, ast.Attribute) and node.attr == word)
+        or (isinstance(node, ast.Name) and node.id == word)
+    ]
+
+
+def lines(modules: Modules) -> int:
+    """Lines of all files."""
+    return sum(len(module.text.splitlines()) for module in modules.values())
