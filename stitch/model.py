@@ -28,8 +28,15 @@ from stitch.argument_kinds import (
 from stitch.compiler import CompileOptions, CompileWarning, compile_graph
 from stitch.errors import FormatError, Problem, UsageError
 from stitch.files import FileBatch, make_folder
-from stitch.graph import ComputationGraph, Wish, as_json, from_json, parse_wish
-from stitch.graph.json_reader import Record, objects_without_duplicates
+from stitch.graph import (
+    ComputationGraph,
+    JsonObject,
+    Wish,
+    as_json,
+    from_json,
+    objects_without_duplicates,
+    parse_wish,
+)
 from stitch.machine import Machine, load_machine
 from stitch.program import Role, summary
 from stitch.report import Device
@@ -147,7 +154,7 @@ class CompiledModel:
         except (RecursionError, ValueError) as error:
             raise _no_model(f"it is no JSON, or nested too deeply ({error})") from error
         problems: list[Problem] = []
-        root = Record(body, "model", problems)
+        root = JsonObject(body, "model", problems)
         root.refuse_other_keys((*_FIELDS, "graph", "programs", "training"))
         name, target, wishes = root.text("name"), root.text("target"), root.texts("wishes")
         role = root.choice("role", {role.value: role for role in Role}, Role.FORWARD)

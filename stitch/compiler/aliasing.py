@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from stitch.compiler.slot_wishes import SlotWishes
 from stitch.errors import CompileError
-from stitch.graph.computation_graph import ComputationGraph
-from stitch.linker.alias_proofs import AliasProofs
+from stitch.graph import ComputationGraph
+from stitch.linker import AliasProofs
 from stitch.program import Ownership
 
 Pairs = tuple[tuple[int, int], ...]

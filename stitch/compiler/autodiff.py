@@ -17,9 +17,7 @@ from stitch.compiler.compile_graph import optimize
 from stitch.compiler.forward_values import ForwardValues, Recompute
 from stitch.compiler.passes import fold_transposes, merge_common_subexpressions, turn_products
 from stitch.errors import CompileError, closest
-from stitch.graph.builder import ComputationGraphBuilder
-from stitch.graph.computation_graph import ComputationGraph
-from stitch.graph.symbolic import SymbolicTensor
+from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
 from stitch.program import ABSENT, InputKind, Operation
 
 

@@ -19,8 +19,8 @@ from stitch.compiler.passes import (
 from stitch.compiler.placement import place
 from stitch.compiler.slot_wishes import apply_kinds, slot_wishes
 from stitch.errors import CompileError
-from stitch.graph.computation_graph import ComputationGraph, check_types
-from stitch.machine.machine import Machine
+from stitch.graph import ComputationGraph, check_types
+from stitch.machine import Machine
 
 _DEFAULTS = CompileOptions()
 

@@ -13,7 +13,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from stitch.graph.computation_graph import ComputationGraph
+from stitch.graph import ComputationGraph
 from stitch.program import ABSENT, Operation, Value
 
 #: How far a part's cost may lie from the mean; wider only where no cuts lie within.

@@ -11,10 +11,7 @@ from typing import Literal
 
 from stitch import ops
 from stitch.compiler.passes import drop_unused_values
-from stitch.graph.builder import ComputationGraphBuilder
-from stitch.graph.computation_graph import ComputationGraph
-from stitch.graph.known_values import KnownValues
-from stitch.graph.symbolic import SymbolicTensor
+from stitch.graph import ComputationGraph, ComputationGraphBuilder, KnownValues, SymbolicTensor
 from stitch.program import ABSENT, InputKind, Operation, OutputSlot, Value
 
 #: What backward computes again: nothing, what costs no more than reading it, or everything.

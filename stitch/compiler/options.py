@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stitch.graph.wish import Wish
+from stitch.graph import Wish
 from stitch.program import Program, Role
 
 

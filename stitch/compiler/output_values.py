@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from stitch.graph.computation_graph import ComputationGraph
+from stitch.graph import ComputationGraph
 from stitch.program import Operation, OutputSlot, Value
 
 

@@ -32,15 +32,18 @@ from stitch.compiler.slot_layouts import (
 )
 from stitch.compiler.slot_wishes import SlotWishes
 from stitch.errors import CompileError, OutOfMemoryError
-from stitch.graph.computation_graph import ComputationGraph
-from stitch.linker.capacity import Demand, address_problems, check_capacity, demands
-from stitch.linker.scratch import (
+from stitch.graph import ComputationGraph
+from stitch.linker import (
+    Demand,
     ScratchPlan,
+    address_problems,
+    check_capacity,
     choose_scratch,
+    demands,
     pack_scratch,
     place_intermediates,
 )
-from stitch.machine.shape import MachineShape, footprint
+from stitch.machine import MachineShape, footprint
 from stitch.packing import gaps_between, pack
 from stitch.program import Layout, Program, Scratch, Space, TensorDesc, Value
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from stitch.compiler.options import CompileWarning
 from stitch.compiler.slot_wishes import ByField
 from stitch.errors import LayoutError
-from stitch.graph.wish import Wish, WishError, wished_layout
-from stitch.machine.shape import MachineShape, footprint, round_up, shard_layout
+from stitch.graph import Wish, WishError, wished_layout
+from stitch.machine import MachineShape, footprint, round_up, shard_layout
 from stitch.program import (
     BLOCK_ELEMENTS,
     TILE_SHAPE,

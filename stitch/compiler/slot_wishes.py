@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from stitch.errors import CompileError
-from stitch.graph.computation_graph import ComputationGraph
-from stitch.graph.wish import Wish
+from stitch.graph import ComputationGraph, Wish
 from stitch.program import DataType, InputKind, Ownership, ValueType
 
 #: The fields that say where and how a tensor lies; the others say what it is for.

@@ -18,8 +18,7 @@ from stitch.compiler.cut_points import narrowest_cuts
 from stitch.compiler.options import CompileOptions
 from stitch.compiler.passes import drop_unused_values, fold_constants, remove_dead_code
 from stitch.errors import CompileError, closest
-from stitch.graph.computation_graph import ComputationGraph
-from stitch.graph.wish import Wish
+from stitch.graph import ComputationGraph, Wish
 from stitch.program import (
     ABSENT,
     InputKind,

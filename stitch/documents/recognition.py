@@ -14,7 +14,7 @@ from stitch.documents.trainings.training_form import TOP as TRAINING_KEYS
 from stitch.files import read_text
 from stitch.forms.nodes import read_yaml
 from stitch.frontend.yaml.module_file import TOP as MODULE_KEYS
-from stitch.machine.description import TOP as MACHINE_KEYS
+from stitch.machine import MACHINE_KEYS
 
 PIPELINE, TRAINING, MODULE, MACHINE = "pipeline", "training", "module", "machine"
 FORMS = {

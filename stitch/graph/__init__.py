@@ -6,13 +6,25 @@ Comes in: Python functions, calls of a builder, JSON. Goes out: checked, frozen
 
 from stitch.graph.builder import ComputationGraphBuilder
 from stitch.graph.computation_graph import ComputationGraph, check_types, graph_problems
+from stitch.graph.emitter import Given, Written
 from stitch.graph.json_form import as_json, from_json
+from stitch.graph.json_reader import JsonObject, objects_without_duplicates
+from stitch.graph.known_values import MAX_KNOWN_ELEMENTS, KnownValues
 from stitch.graph.symbolic import SymbolicTensor
 from stitch.graph.trace import trace
-from stitch.graph.wish import WISH_FIELDS, Wish, parse_wish, wished_layout, wishes_of
+from stitch.graph.wish import (
+    WISH_FIELDS,
+    Side,
+    Wish,
+    WishError,
+    parse_wish,
+    wished_layout,
+    wishes_of,
+)
 
 __all__ = [
-    "WISH_FIELDS", "ComputationGraph", "ComputationGraphBuilder", "SymbolicTensor", "Wish",
-    "as_json", "check_types", "from_json", "graph_problems", "parse_wish", "trace",
-    "wished_layout", "wishes_of",
+    "MAX_KNOWN_ELEMENTS", "WISH_FIELDS", "ComputationGraph", "ComputationGraphBuilder", "Given",
+    "JsonObject", "KnownValues", "Side", "SymbolicTensor", "Wish", "WishError", "Written",
+    "as_json", "check_types", "from_json", "graph_problems", "objects_without_duplicates",
+    "parse_wish", "trace", "wished_layout", "wishes_of",
 ]  # fmt: skip

@@ -25,7 +25,7 @@ import numpy as np
 
 from stitch.errors import CompileError, FormatError, LayoutError, Problem, UsageError
 from stitch.graph.computation_graph import ComputationGraph
-from stitch.graph.json_reader import Record, objects_without_duplicates
+from stitch.graph.json_reader import JsonObject, objects_without_duplicates
 from stitch.graph.wish import parse_wish
 from stitch.program import (
     Array,
@@ -86,7 +86,7 @@ def from_json(text: str | bytes, constants: Mapping[str, Array] | None = None) -
     `constants` gives the arrays, by the name of their value, that the text holds no data for.
     """
     problems: list[Problem] = []
-    root = Record(_parsed(text), "graph", problems)
+    root = JsonObject(_parsed(text), "graph", problems)
     if root.text("format") != FORMAT or root.integer("version") != VERSION:
         raise FormatError(
             "not a computation graph that this version reads",
@@ -125,11 +125,11 @@ def _defects(problems: list[Problem]) -> FormatError:
     return FormatError("not a sound computation graph", problems=tuple(problems))
 
 
-def _all(root: Record, key: str, read: Callable[[Record], _Part]) -> tuple[_Part, ...]:
+def _all(root: JsonObject, key: str, read: Callable[[JsonObject], _Part]) -> tuple[_Part, ...]:
     return tuple(read(record) for record in root.records(key))
 
 
-def _value_in(record: Record) -> Value:
+def _value_in(record: JsonObject) -> Value:
     record.refuse_other_keys(("name", "shape", "data_type"))
     shape = record.integers("shape")
     if any(d < 0 or d >= 2**63 for d in shape):
@@ -138,20 +138,20 @@ def _value_in(record: Record) -> Value:
     return Value(record.text("name"), ValueType(shape, kind))
 
 
-def _input_in(record: Record) -> InputSlot:
+def _input_in(record: JsonObject) -> InputSlot:
     record.refuse_other_keys(("name", "value", "kind", "ownership"))
     kind = record.choice("kind", {k.value: k for k in InputKind}, InputKind.ACTIVATION)
     owner = record.choice("ownership", {o.value: o for o in Ownership}, Ownership.BORROW)
     return InputSlot(record.text("name"), record.integer("value"), kind, owner)
 
 
-def _output_in(record: Record) -> OutputSlot:
+def _output_in(record: JsonObject) -> OutputSlot:
     record.refuse_other_keys(("name", "value", "aliases_input"))
     alias = None if record.get("aliases_input") is None else record.integer("aliases_input")
     return OutputSlot(record.text("name"), record.integer("value"), alias)
 
 
-def _operation_in(record: Record) -> Operation:
+def _operation_in(record: JsonObject) -> Operation:
     record.refuse_other_keys(("op", "domain", "inputs", "outputs", "attributes", "location"))
     attributes = {
         name: _attribute_in(part) for name, part in record.named_records("attributes").items()
@@ -191,7 +191,7 @@ def _number_out(value: int | float | str) -> int | float | str:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _attribute_in(record: Record) -> AttributeValue:
+def _attribute_in(record: JsonObject) -> AttributeValue:
     record.refuse_other_keys(("kind", "value"))
     kinds = ("int", "float", "string", "ints", "floats", "strings")
     kind = record.choice("kind", {k: k for k in kinds}, "int")
@@ -211,7 +211,7 @@ def _attribute_in(record: Record) -> AttributeValue:
     return tuple(str(item) for item in items)
 
 
-def _float_in(record: Record, value: object) -> float:
+def _float_in(record: JsonObject, value: object) -> float:
     if value in ("nan", "inf", "-inf") and isinstance(value, str):
         return float(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e308 * 1.7:
@@ -227,7 +227,9 @@ def _constant_out(constant: Constant, with_data: bool) -> dict[str, Any]:
     return {"value": constant.value, "data": base64.b64encode(data.tobytes()).decode("ascii")}
 
 
-def _constant_in(record: Record, values: tuple[Value, ...], given: Mapping[str, Array]) -> Constant:
+def _constant_in(
+    record: JsonObject, values: tuple[Value, ...], given: Mapping[str, Array]
+) -> Constant:
     record.refuse_other_keys(("value", "data"))
     index = record.integer("value")
     nothing = Constant(index, np.zeros(0, np.uint8))
@@ -246,7 +248,7 @@ def _constant_in(record: Record, values: tuple[Value, ...], given: Mapping[str, 
     return _decoded(record, index, value.type) or nothing
 
 
-def _decoded(record: Record, index: int, kind: ValueType) -> Constant | None:
+def _decoded(record: JsonObject, index: int, kind: ValueType) -> Constant | None:
     try:
         data = base64.b64decode(record.text("data"), validate=True)
     except (binascii.Error, ValueError) as error:
@@ -264,7 +266,7 @@ def _decoded(record: Record, index: int, kind: ValueType) -> Constant | None:
     return Constant(index, np.frombuffer(data, kind.data_type.dtype).reshape(kind.shape))
 
 
-def _wishes_in(root: Record) -> Any:
+def _wishes_in(root: JsonObject) -> Any:
     for text in root.items("wishes"):
         try:
             yield parse_wish(text if isinstance(text, str) else repr(text))

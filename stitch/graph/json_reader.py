@@ -24,7 +24,7 @@ def objects_without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, obj
     return found
 
 
-class Record:
+class JsonObject:
     """A JSON object with the place where it stands."""
 
     __slots__ = ("_fields", "_problems", "where")
@@ -86,21 +86,21 @@ class Record:
         self._wrong(key, "a list of strings", items)
         return ()
 
-    def records(self, key: str) -> list[Record]:
+    def records(self, key: str) -> list[JsonObject]:
         """A list of objects."""
         return [
-            Record(item, f"{self.where}.{key}[{i}]", self._problems)
+            JsonObject(item, f"{self.where}.{key}[{i}]", self._problems)
             for i, item in enumerate(self.items(key))
         ]
 
-    def named_records(self, key: str) -> dict[str, Record]:
+    def named_records(self, key: str) -> dict[str, JsonObject]:
         """An object of objects."""
         value = self._fields.get(key)
         if not isinstance(value, dict):
             self._wrong(key, "an object", value)
             return {}
         return {
-            str(name): Record(item, f"{self.where}.{key}.{name}", self._problems)
+            str(name): JsonObject(item, f"{self.where}.{key}.{name}", self._problems)
             for name, item in value.items()
         }
 

@@ -15,7 +15,7 @@ from stitch.errors import StitchError
 from stitch.program import ABSENT, Array, Operation, ValueType
 
 #: Shapes, axes and indices are small; larger results are data and stay unknown.
-MAX_ELEMENTS = 4096
+MAX_KNOWN_ELEMENTS = 4096
 #: And they are made in few elementary steps: a few operands can ask for more than there is time.
 MAX_STEPS = 1 << 24
 
@@ -71,7 +71,7 @@ class KnownValues:
     def _is_unknown(self, index: int) -> bool:
         if index in self._arrays:
             data = self._arrays[index]
-            return data is None or data.size > MAX_ELEMENTS
+            return data is None or data.size > MAX_KNOWN_ELEMENTS
         return index not in self._makers
 
     def _compute(self, operation: Operation, operands: tuple[ValueType | None, ...]) -> None:
@@ -107,7 +107,7 @@ class KnownValues:
             domain=operation.domain,
             attributes=operation.attributes,
         )
-        if steps > MAX_STEPS or any(math.prod(kind.shape) > MAX_ELEMENTS for kind in types):
+        if steps > MAX_STEPS or any(math.prod(kind.shape) > MAX_KNOWN_ELEMENTS for kind in types):
             return [None] * count
         return ops.evaluate(
             operation.op,

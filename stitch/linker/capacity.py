@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from stitch.errors import OutOfMemoryError
-from stitch.machine.shape import MachineShape, footprint
+from stitch.machine import MachineShape, footprint
 from stitch.program import Constant, InputSlot, OutputSlot, Scratch, Space, Value
 
 #: More pairs than this are not worth listing: of n regions in one place there are n².

@@ -18,9 +18,8 @@ from dataclasses import dataclass, replace
 
 from stitch import ops
 from stitch.errors import CompileError
-from stitch.machine.shape import MachineShape, round_up
-from stitch.packing import pack_intervals
-from stitch.packing.intervals import Interval
+from stitch.machine import MachineShape, round_up
+from stitch.packing import Interval, pack_intervals
 from stitch.program import ABSENT, Layout, Operation, Scratch, Space, Value
 
 #: Alignment of intermediate values inside the scratch, in bytes over all banks.

@@ -22,7 +22,7 @@ from stitch.linker.capacity import address_problems, check_capacity, demands
 from stitch.linker.joined import JoinedProgram
 from stitch.linker.scratch import ScratchPlan, choose_scratch, pack_scratch, place_intermediates
 from stitch.linker.wires import Port, SharedInput, Wire, check_ports, check_wires
-from stitch.machine.shape import MachineShape
+from stitch.machine import MachineShape
 from stitch.program import (
     ABSENT,
     Constant,

@@ -3,7 +3,7 @@
 Comes in: YAML descriptions. Goes out: `Machine`. Must not know tensors' values, plans or devices.
 """
 
-from stitch.machine.description import load_machine, machine_names, parse_machine
+from stitch.machine.description import MACHINE_KEYS, load_machine, machine_names, parse_machine
 from stitch.machine.machine import Machine, Noc, Path
 from stitch.machine.shape import (
     Footprint,
@@ -17,7 +17,8 @@ from stitch.machine.shape import (
 )
 
 __all__ = [
-    "Footprint", "Machine", "MachineShape", "Noc", "Path", "SpaceShape", "footprint",
+    "MACHINE_KEYS", "Footprint", "Machine", "MachineShape", "Noc", "Path", "SpaceShape",
+    "footprint",
     "load_machine", "machine_names", "page_shape", "parse_machine", "round_up", "shard_counts",
     "shard_layout",
 ]  # fmt: skip

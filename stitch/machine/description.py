@@ -43,7 +43,7 @@ from stitch.program import Space
 #: A description is a page of text; anything longer is another kind of file.
 MAX_FILE_NBYTES = 1 << 20
 
-TOP = ("name", "description", "core_grid", "host", "dram", "l1", "noc", "paths")
+MACHINE_KEYS = ("name", "description", "core_grid", "host", "dram", "l1", "noc", "paths")
 _SPACE_KEYS = ("banks", "bank_nbytes", "base", "reserved_top_nbytes", "alignment")
 _NOC_KEYS = ("clock_hz", "bytes_per_cycle", "latency_cycles", "latency_cycles_per_hop")
 _RATE_KEYS = ("bytes_per_second", "curve", "noc_links")
@@ -147,7 +147,7 @@ def parse_machine(content: bytes, file_name: str) -> Machine:
 
 
 def _machine(root: Node, findings: Findings) -> Machine:
-    top = Section(root, "", findings, TOP)
+    top = Section(root, "", findings, MACHINE_KEYS)
     name = top.text("name")
     grid = _core_grid(top)
     if top.has("description"):

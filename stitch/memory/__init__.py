@@ -20,6 +20,7 @@ from stitch.budget import (
     parse_nbytes,
 )
 from stitch.memory.allocator import Allocator
+from stitch.memory.byte_ranges import ByteRanges
 from stitch.memory.conversion import CopyKernel, prepare_copy, read_array, write_array
 from stitch.memory.space_memory import (
     LENT_ADDRESSES,
@@ -31,7 +32,8 @@ from stitch.memory.space_memory import (
 
 __all__ = [
     "LARGE_NBYTES", "BUDGET", "LENT_ADDRESSES", "PADDING_BYTE", "POISON_BYTE", "SMALL_NBYTES",
-    "Allocator", "Claim", "CopyKernel", "Budget", "SpaceMemory", "WriteCounter", "allowed_nbytes",
+    "Allocator", "Budget", "ByteRanges", "Claim", "CopyKernel", "SpaceMemory", "WriteCounter",
+    "allowed_nbytes",
     "allowing", "claim", "claim_for", "claimed_array", "copied", "keep", "parse_nbytes",
     "prepare_copy", "read_array", "write_array",
 ]  # fmt: skip

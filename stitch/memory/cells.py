@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stitch.machine.shape import Footprint, MachineShape, footprint, shard_counts
+from stitch.machine import Footprint, MachineShape, footprint, shard_counts
 from stitch.program import Array, MemoryLayout, Orientation, ShardSpec, TensorDesc
 
 Bytes = npt.NDArray[np.uint8]

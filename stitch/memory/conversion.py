@@ -18,7 +18,7 @@ from functools import lru_cache, partial
 import numpy as np
 
 from stitch.errors import LayoutError
-from stitch.machine.shape import Footprint, MachineShape
+from stitch.machine import Footprint, MachineShape
 from stitch.memory.cells import Bytes, CellMap, map_cells, paired_views, shared_parts
 from stitch.memory.space_memory import WriteCounter
 from stitch.memory.stages import Call, Staging, Strip, bind_strips

@@ -12,7 +12,7 @@ import mmap
 import numpy as np
 
 from stitch.errors import LayoutError, OutOfMemoryError, TaskError
-from stitch.machine.shape import MachineShape, SpaceShape, footprint
+from stitch.machine import MachineShape, SpaceShape, footprint
 from stitch.memory.allocator import Allocator
 from stitch.memory.byte_ranges import ByteRanges
 from stitch.memory.cells import Bytes, used_bytes

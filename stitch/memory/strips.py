@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from stitch.machine.shape import MachineShape
+from stitch.machine import MachineShape
 from stitch.memory.block_float import decode_stage, encode_stage
 from stitch.memory.casts import cast_stages
 from stitch.memory.cells import (

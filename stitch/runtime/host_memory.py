@@ -17,8 +17,15 @@ from typing import TYPE_CHECKING
 
 from stitch.errors import OutOfMemoryError
 from stitch.machine import footprint
-from stitch.memory import BUDGET, LARGE_NBYTES, LENT_ADDRESSES, Claim, allowed_nbytes, parse_nbytes
-from stitch.memory.byte_ranges import ByteRanges
+from stitch.memory import (
+    BUDGET,
+    LARGE_NBYTES,
+    LENT_ADDRESSES,
+    ByteRanges,
+    Claim,
+    allowed_nbytes,
+    parse_nbytes,
+)
 from stitch.planner import Allocate, Copy, Execute, Plan, Relocate
 from stitch.program import Space, TensorDesc
 from stitch.runtime.backend import LocalBackend

@@ -22,7 +22,7 @@ from typing import Protocol, get_args
 from stitch.compiler import Recompute
 from stitch.errors import OutOfMemoryError, UsageError
 from stitch.graph import ComputationGraph
-from stitch.linker.scratch import pack_scratch
+from stitch.linker import pack_scratch
 from stitch.machine import Machine, footprint
 from stitch.program import ABSENT, Layout, Space, TensorDesc, ValueType
 from stitch.training.losses import Loss

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from stitch.errors import CompileError, StitchError
-from stitch.machine.shape import MachineShape
+from stitch.machine import MachineShape
 from stitch.program import Array, DataType, Program
 from stitch.ttb.problems import ProblemList
 

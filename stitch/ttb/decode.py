@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from stitch.errors import StitchError
-from stitch.machine.shape import MachineShape, SpaceShape
+from stitch.machine import MachineShape, SpaceShape
 from stitch.program import (
     NO_ATTRIBUTES,
     Array,

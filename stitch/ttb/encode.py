@@ -16,7 +16,7 @@ import flatbuffers
 import numpy as np
 
 from stitch.errors import StitchError
-from stitch.machine.shape import MachineShape, SpaceShape
+from stitch.machine import MachineShape, SpaceShape
 from stitch.program import (
     AttributeValue,
     Constant,

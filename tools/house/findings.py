@@ -1,7 +1,7 @@
 """Findings: where a package breaks a rule of the house, one line each.
 
-Comes in: modules. Goes out: deep imports, circles, private reaches, files of one name, full folders,
-uses of reference counts. Must not know: which of them are allowed for now.
+Comes in: modules. Goes out: deep imports, circles, private reaches, files of one name, full
+folders, uses of reference counts. Must not know: which of them are allowed for now.
 """
 
 from __future__ import annotations

@@ -13,11 +13,10 @@ from typing import Any
 from stitch.api import inspect_sizes
 from stitch.errors import StitchError
 from stitch.linker import demands
-from stitch.machine.shape import MachineShape
+from stitch.machine import MachineShape
 from stitch.program import ABSENT, Program, Space, TensorDesc
 from stitch.runtime.executors import make_executor, program_peak
-from stitch.ttb import Binary
-from stitch.ttb.file import FileSizes
+from stitch.ttb import Binary, FileSizes
 
 #: Whose kernels the host's memory is told of.
 HOST_EXECUTOR = "numpy"

@@ -22,8 +22,7 @@ from stitch.cli.wire_words import FORM as WIRE_FORM
 from stitch.cli.wire_words import wires_of
 from stitch.errors import UsageError
 from stitch.files import read_text, unreadable
-from stitch.planner import Plan
-from stitch.planner.checker.plan_check import check_plan
+from stitch.planner import Plan, check_plan
 from stitch.report.replay import read_recording
 
 EXAMPLES = """\

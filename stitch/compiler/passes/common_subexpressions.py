@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from stitch.compiler.passes.constant_folding import is_repeatable
-from stitch.graph.computation_graph import ComputationGraph
+from stitch.graph import ComputationGraph
 from stitch.program import ABSENT, Constant, Operation, Value
 
 

@@ -19,8 +19,7 @@ import numpy as np
 
 from stitch import ops
 from stitch.errors import StitchError
-from stitch.graph.computation_graph import ComputationGraph
-from stitch.graph.known_values import MAX_ELEMENTS
+from stitch.graph import MAX_KNOWN_ELEMENTS, ComputationGraph
 from stitch.memory import SMALL_NBYTES, claim, claim_for
 from stitch.program import ABSENT, Array, Constant, Operation, Value, ValueType
 
@@ -87,7 +86,7 @@ def fold_constants(graph: ComputationGraph, growth_nbytes: int) -> ComputationGr
 
 def _is_index(kind: ValueType) -> bool:
     """Whether the data may be a shape, axes or indices: small, and integers."""
-    return kind.data_type.dtype.kind in "iub" and math.prod(kind.shape) <= MAX_ELEMENTS
+    return kind.data_type.dtype.kind in "iub" and math.prod(kind.shape) <= MAX_KNOWN_ELEMENTS
 
 
 def _steps(operation: Operation, values: tuple[Value, ...]) -> int:

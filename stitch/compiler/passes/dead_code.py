@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stitch.graph.computation_graph import ComputationGraph
+from stitch.graph import ComputationGraph
 from stitch.program import ABSENT, Operation
 
 

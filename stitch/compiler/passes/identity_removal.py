@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stitch.graph.computation_graph import ComputationGraph
+from stitch.graph import ComputationGraph
 from stitch.program import ABSENT, Operation, Value
 
 #: Operators that never change the elements or their order, only the shape.

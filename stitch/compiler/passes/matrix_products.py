@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from stitch.compiler.passes.dead_code import remove_dead_code
-from stitch.graph.computation_graph import ComputationGraph
+from stitch.graph import ComputationGraph
 from stitch.program import Constant, DataType, Operation, Value, ValueType
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from stitch.compiler.passes.dead_code import remove_dead_code
-from stitch.graph.computation_graph import ComputationGraph
+from stitch.graph import ComputationGraph
 from stitch.program import Operation, Value, ValueType
 
 

@@ -46,8 +46,7 @@ from stitch.forms.nodes import Node, ProblemLog, read_yaml
 from stitch.frontend.yaml.module_operations import OperationReader
 from stitch.frontend.yaml.module_parameters import parameter_array
 from stitch.frontend.yaml.statement import NAME
-from stitch.graph import WISH_FIELDS, ComputationGraph, ComputationGraphBuilder, Wish
-from stitch.graph.wish import Side
+from stitch.graph import WISH_FIELDS, ComputationGraph, ComputationGraphBuilder, Side, Wish
 from stitch.program import InputKind, Ownership
 
 TOP = ("name", "inputs", "parameters", "operations", "outputs")

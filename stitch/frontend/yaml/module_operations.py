@@ -25,8 +25,7 @@ from stitch.frontend.yaml.statement import (
     parse_statement,
     split_operator,
 )
-from stitch.graph import ComputationGraphBuilder, SymbolicTensor
-from stitch.graph.emitter import Given, Written
+from stitch.graph import ComputationGraphBuilder, Given, SymbolicTensor, Written
 from stitch.program import DataType
 
 _KEYS = ("op", "domain", "inputs", "outputs", "attributes")

@@ -16,7 +16,7 @@ import numpy as np
 
 from stitch.errors import CompileError, FormatError, StitchError, closest
 from stitch.frontend.onnx.protos.tensor_protos import element_type
-from stitch.graph.wish import Wish, wishes_of
+from stitch.graph import Wish, wishes_of
 from stitch.program import Array, DataType, TensorDesc, ValueType
 
 Examples = Sequence[Any] | Mapping[str, Any]

@@ -17,7 +17,7 @@ from onnx import version_converter
 
 from stitch.errors import FormatError, IncompatibleError
 from stitch.files import nearest_file, open_file
-from stitch.ttb.foreign import recognize
+from stitch.ttb import recognize
 
 #: ONNX's operators are taken as of these opsets.
 OLDEST_OPSET, NEWEST_OPSET = 13, 26
