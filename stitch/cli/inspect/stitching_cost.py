@@ -12,11 +12,9 @@ from typing import Any
 
 from stitch import api
 from stitch.cli.chain import Chain
+from stitch.cli.device_costs import check_room, copies_inside, peaks
 from stitch.cli.module_files import Module
-from stitch.cli.passes import copies_inside
-from stitch.cli.room_check import check_room
 from stitch.cli.run_inputs import gather_inputs
-from stitch.cli.run_report import peaks
 from stitch.linker import LinkReport, Wire, check_link
 from stitch.machine import Machine
 from stitch.planner import Plan

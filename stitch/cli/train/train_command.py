@@ -18,8 +18,8 @@ from typing import Any
 
 from stitch import api
 from stitch.cli.command import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, say, say_aside
+from stitch.cli.device_costs import memory_text
 from stitch.cli.output_checks import OutputChecks
-from stitch.cli.run_report import memory_text
 from stitch.cli.train.metrics import Evaluation
 from stitch.cli.train.progress_report import (
     Bar,

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from rich.console import Console
@@ -18,9 +18,8 @@ from rich.progress import Progress
 
 from stitch.api import Device
 from stitch.cli.chain import Runnable
-from stitch.planner import Allocate, Copy, Plan
+from stitch.cli.device_costs import entries
 from stitch.program import Array
-from stitch.report import CopyLine, copy_lines, other_lines
 
 
 @dataclass(slots=True)
@@ -91,33 +90,6 @@ def run_passes(
     if not device.backend.executor.computes:
         return []
     return [tensor.numpy() for tensor in tensors]
-
-
-def entries(device: Device) -> int:
-    """How often a call's host array has entered a space so far."""
-    return device.history.whole().entries
-
-
-def copies_inside(device: Device) -> tuple[CopyLine, ...]:
-    """The copies of what was in memory already: all but the inputs' way in."""
-    account = device.account()
-    found = copy_lines([(_without_entries(plan), times) for plan, times in account.plans])
-    return found + tuple(line for line in other_lines(account) if line.kind != "write")
-
-
-def _without_entries(plan: Plan) -> Plan:
-    inside = {block.number for block in plan.request.blocks if block.address is not None}
-    inside |= {step.block.number for step in plan.steps if isinstance(step, Allocate)}
-    steps = tuple(
-        step for step in plan.steps if not isinstance(step, Copy) or step.source.block in inside
-    )
-    return replace(plan, steps=steps)
-
-
-def planned_copies(device: Device) -> int:
-    """For runs without data: the most copies that one plan makes of what is in memory already."""
-    inside = (_without_entries(plan).copies for plan, _ in device.history.plans)
-    return max((sum(step.count for step in copies) for copies in inside), default=0)
 
 
 def leaks(device: Device) -> list[str]:

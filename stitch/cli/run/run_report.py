@@ -1,4 +1,4 @@
-"""What `stitch-run` says about a run: statistics, memory, copies, and all of it as JSON.
+"""What `stitch-run` says about a run: statistics, copies, and all of it as JSON.
 
 Comes in: a device after the run, measurements, verdicts. Goes out: text and plain data.
 """
@@ -11,14 +11,12 @@ from typing import Any
 
 from stitch import api
 from stitch.cli.chain import Runnable
-from stitch.cli.passes import Measured
-from stitch.cli.verdicts import Verdict
+from stitch.cli.device_costs import peaks_of
+from stitch.cli.run.passes import Measured
+from stitch.cli.run.verdicts import Verdict
 from stitch.model import PRODUCER
-from stitch.planner import Allocate, Execute, Free, Plan
-from stitch.program import Space
 from stitch.report import (
     CopyLine,
-    memory_report,
     memory_views,
     other_lines,
     plan_json,
@@ -40,52 +38,6 @@ def copies_text(lines: Sequence[CopyLine]) -> str:
         f"    {line.reason}"
         for line in lines
     )
-
-
-def peaks(plans: Sequence[Plan]) -> dict[Space, int]:
-    """The most bytes per bank that any plan needed at one time, by space (scratch included)."""
-    most: dict[Space, int] = {}
-    for plan in plans:
-        sizes = {b.number: (b.space, b.size_per_bank) for b in plan.request.blocks
-                 if b.address is not None}  # fmt: skip
-        used: dict[Space, int] = {}
-        for space, size in sizes.values():
-            used[space] = used.get(space, 0) + size
-        _raise_to(most, used)
-        for step in plan.steps:
-            if isinstance(step, Allocate):
-                block = step.block
-                sizes[block.number] = (block.space, block.size_per_bank)
-                used[block.space] = used.get(block.space, 0) + block.size_per_bank
-            elif isinstance(step, Free) and step.block in sizes:
-                space, size = sizes.pop(step.block)
-                used[space] -= size
-            elif isinstance(step, Execute) and step.scratch is not None:
-                space, _, size = step.scratch
-                _raise_to(most, used | {space: used.get(space, 0) + size})
-            _raise_to(most, used)
-    return most
-
-
-def _raise_to(most: dict[Space, int], used: Mapping[Space, int]) -> None:
-    for space, size in used.items():
-        most[space] = max(most.get(space, 0), size)
-
-
-def memory_text(device: api.Device, period: str | None = None) -> str:
-    """The memory report, and the peak of each space in a period (the device's, unless said)."""
-    lines = [memory_report(device)]
-    for name, size in _peaks_of(device).items():
-        lines.append(f"{name}: peak {size} B per bank ({period or device.history.period})")
-    return "\n".join(lines)
-
-
-def _peaks_of(device: api.Device) -> dict[str, int]:
-    """The peaks of the period's plans, and what is held now, in bytes per bank by space."""
-    with device.lock:
-        most = peaks([plan for plan, _ in device.history.plans])
-        _raise_to(most, {s: a.used_nbytes for s, a in device.records.allocators.items()})
-    return {space.value: size for space, size in most.items() if size}
 
 
 def result_json(
@@ -130,7 +82,7 @@ def result_json(
             "times": sum(read.times for read in account.reads),
             "nbytes": sum(read.times * read.nbytes for read in account.reads),
         },
-        "peak_bytes_per_bank": _peaks_of(device),
+        "peak_bytes_per_bank": peaks_of(device),
         "memory": memory_views(device),
         "host_memory": {
             "peak_nbytes": device.host_memory.peak_nbytes,

@@ -1,0 +1,116 @@
+"""What a run costs its device: the room that it needs, the peaks and copies that it had.
+
+Comes in: a device, programs and slots before a run; its history after. Goes out: an
+`OutOfMemoryError` before arrays are made rather than when memory is full; peaks, copies, text. Must
+not know: words of the command line, arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from stitch.api import Device
+from stitch.cli.chain import RunInput, Runnable
+from stitch.errors import OutOfMemoryError
+from stitch.linker import check_capacity, demands
+from stitch.machine import MachineShape
+from stitch.planner import Allocate, Copy, Execute, Free, Plan
+from stitch.program import Space
+from stitch.report import CopyLine, copy_lines, memory_report, other_lines
+
+
+def check_room(device: Device, runnable: Runnable) -> None:
+    """Raise `OutOfMemoryError` where a program, or an input, is larger than the machine."""
+    shape = device.machine.shape
+    for loaded in runnable.programs:
+        one = loaded.program
+        wanted = demands(one.inputs, one.outputs, one.constants, one.values, one.scratch, shape)
+        check_capacity(wanted, shape, f"program {one.name!r}")
+    _check_inputs(runnable.inputs, shape)
+
+
+def _check_inputs(slots: Sequence[RunInput], shape: MachineShape) -> None:
+    """A pipeline's inputs may be larger than what its programs see of them at a time."""
+    have = shape.host.capacity * shape.host.banks
+    for slot in slots:
+        if slot.type.nbytes > have:
+            raise OutOfMemoryError(
+                f"input {slot.name!r} does not fit the host of machine {shape.name!r}",
+                expected=f"at most {have} B",
+                got=f"{slot.type.nbytes} B for {slot.type.text()}",
+                remedy="give it in parts, over several runs",
+            )
+
+
+def peaks(plans: Sequence[Plan]) -> dict[Space, int]:
+    """The most bytes per bank that any plan needed at one time, by space (scratch included)."""
+    most: dict[Space, int] = {}
+    for plan in plans:
+        sizes = {b.number: (b.space, b.size_per_bank) for b in plan.request.blocks
+                 if b.address is not None}  # fmt: skip
+        used: dict[Space, int] = {}
+        for space, size in sizes.values():
+            used[space] = used.get(space, 0) + size
+        _raise_to(most, used)
+        for step in plan.steps:
+            if isinstance(step, Allocate):
+                block = step.block
+                sizes[block.number] = (block.space, block.size_per_bank)
+                used[block.space] = used.get(block.space, 0) + block.size_per_bank
+            elif isinstance(step, Free) and step.block in sizes:
+                space, size = sizes.pop(step.block)
+                used[space] -= size
+            elif isinstance(step, Execute) and step.scratch is not None:
+                space, _, size = step.scratch
+                _raise_to(most, used | {space: used.get(space, 0) + size})
+            _raise_to(most, used)
+    return most
+
+
+def _raise_to(most: dict[Space, int], used: Mapping[Space, int]) -> None:
+    for space, size in used.items():
+        most[space] = max(most.get(space, 0), size)
+
+
+def memory_text(device: Device, period: str | None = None) -> str:
+    """The memory report, and the peak of each space in a period (the device's, unless said)."""
+    lines = [memory_report(device)]
+    for name, size in peaks_of(device).items():
+        lines.append(f"{name}: peak {size} B per bank ({period or device.history.period})")
+    return "\n".join(lines)
+
+
+def peaks_of(device: Device) -> dict[str, int]:
+    """The peaks of the period's plans, and what is held now, in bytes per bank by space."""
+    with device.lock:
+        most = peaks([plan for plan, _ in device.history.plans])
+        _raise_to(most, {s: a.used_nbytes for s, a in device.records.allocators.items()})
+    return {space.value: size for space, size in most.items() if size}
+
+
+def entries(device: Device) -> int:
+    """How often a call's host array has entered a space so far."""
+    return device.history.whole().entries
+
+
+def copies_inside(device: Device) -> tuple[CopyLine, ...]:
+    """The copies of what was in memory already: all but the inputs' way in."""
+    account = device.account()
+    found = copy_lines([(_without_entries(plan), times) for plan, times in account.plans])
+    return found + tuple(line for line in other_lines(account) if line.kind != "write")
+
+
+def _without_entries(plan: Plan) -> Plan:
+    inside = {block.number for block in plan.request.blocks if block.address is not None}
+    inside |= {step.block.number for step in plan.steps if isinstance(step, Allocate)}
+    steps = tuple(
+        step for step in plan.steps if not isinstance(step, Copy) or step.source.block in inside
+    )
+    return replace(plan, steps=steps)
+
+
+def planned_copies(device: Device) -> int:
+    """For runs without data: the most copies that one plan makes of what is in memory already."""
+    inside = (_without_entries(plan).copies for plan, _ in device.history.plans)
+    return max((sum(step.count for step in copies) for copies in inside), default=0)
