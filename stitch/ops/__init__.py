@@ -1,11 +1,14 @@
 """Operators: one definition per operator, and the three ways of using one.
 
 Comes in: ONNX names (opset 26), operand types, arrays. Goes out: result types, steps bound to
-arrays, results. Must not know: graphs, devices, files.
+arrays, results, gradients said in operators, what computing takes. Must not know: graphs, devices,
+files. A family of operators is a folder, with their gradient rules and the operators that compute a
+gradient; what all families use lies above them.
 """
 
+from stitch.ops.activation import GELU_CUBE, GELU_HEIGHT, GELU_RATE
 from stitch.ops.applying import bind, evaluate, infer_types, kernel_workspace
-from stitch.ops.attributes import resolve_attributes
+from stitch.ops.attributes import int_of, resolve_attributes
 from stitch.ops.definition import (
     Attribute,
     Inference,
@@ -14,23 +17,30 @@ from stitch.ops.definition import (
     KernelArguments,
     OpDef,
     Thunk,
-    WorkspaceContext,
-    WorkspaceRule,
 )
 from stitch.ops.element_types import data_type_of_code, onnx_code
 from stitch.ops.gradient import Gradient, GradientBuilder, GradientContext
+from stitch.ops.program_workspaces import (
+    KernelBytes,
+    OperationBytes,
+    kernel_bytes,
+    numpy_bytes,
+    operand_nbytes,
+)
 from stitch.ops.registry import lookup, operators
-from stitch.ops.shape.rearranging import slices_of
-from stitch.ops.shape.reshaping import known_by_type
+from stitch.ops.shape import known_by_type, slices_of
 from stitch.ops.steps import LINE_NBYTES, KernelMemory, bytes_from_a_line, workspace
-from stitch.ops.types.conversions import conversion_steps, workspace_nbytes
+from stitch.ops.types import conversion_steps, workspace_nbytes
+from stitch.ops.window import windows_of
 from stitch.ops.work import estimated_steps
+from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes
 
 __all__ = [
-    "Attribute", "Gradient", "GradientBuilder", "GradientContext", "Inference",
-    "InferenceContext", "Kernel", "KernelArguments", "KernelMemory", "LINE_NBYTES", "OpDef",
-    "Thunk", "WorkspaceContext", "WorkspaceRule", "bind", "bytes_from_a_line", "conversion_steps",
-    "data_type_of_code", "estimated_steps", "evaluate", "infer_types", "kernel_workspace",
-    "known_by_type", "lookup", "onnx_code", "operators", "resolve_attributes", "slices_of",
-    "workspace", "workspace_nbytes",
+    "Attribute", "GELU_CUBE", "GELU_HEIGHT", "GELU_RATE", "Gradient", "GradientBuilder",
+    "GradientContext", "Inference", "InferenceContext", "Kernel", "KernelArguments", "KernelBytes",
+    "KernelMemory", "LINE_NBYTES", "OpDef", "OperationBytes", "Thunk", "WorkspaceContext",
+    "WorkspaceRule", "bind", "bytes_from_a_line", "computed_nbytes", "conversion_steps",
+    "data_type_of_code", "estimated_steps", "evaluate", "infer_types", "int_of", "kernel_bytes",
+    "kernel_workspace", "known_by_type", "lookup", "numpy_bytes", "onnx_code", "operand_nbytes",
+    "operators", "resolve_attributes", "slices_of", "windows_of", "workspace", "workspace_nbytes",
 ]  # fmt: skip

@@ -14,15 +14,9 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.attributes import resolve_attributes
-from stitch.ops.definition import (
-    InferenceContext,
-    KernelArguments,
-    OpDef,
-    Thunk,
-    WorkspaceContext,
-)
+from stitch.ops.definition import InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.registry import lookup
-from stitch.ops.workspaces import ANY_KERNEL_NBYTES
+from stitch.ops.workspaces import ANY_KERNEL_NBYTES, WorkspaceContext
 from stitch.program import MAX_RANK, NO_ATTRIBUTES, Array, DataType, ValueType
 
 #: No result is larger: sums of sizes, padded to tiles and banks, stay far from 64 bits.

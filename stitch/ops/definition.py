@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stitch.errors import CompileError
 from stitch.ops.gradient import Gradient
+from stitch.ops.workspaces import WorkspaceRule, twice
 from stitch.program import Array, AttributeValue, DataType, ValueType
 
 #: A prepared step: called with nothing, it reads and writes the arrays it was bound to.
@@ -65,44 +65,6 @@ Inference = Callable[[InferenceContext], tuple[ValueType, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class WorkspaceContext:
-    """What the bytes that a kernel takes may depend on: as `InferenceContext`, results known."""
-
-    inputs: tuple[ValueType | None, ...]
-    constants: tuple[Array | None, ...]
-    attributes: Mapping[str, AttributeValue]
-    outputs: tuple[ValueType, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """What operands and results take in the types in which kernels compute."""
-        return sum(computed_nbytes(t) for t in (*self.inputs, *self.outputs) if t is not None)
-
-
-@dataclass(frozen=True, slots=True)
-class WorkspaceRule:
-    """The most bytes that a kernel has at once beside operands and results, at binding or while its
-    steps run. It may say too much, never too little; a few blocks of a chain are added to it.
-
-    `is_kept`: from binding on; else what outlives a step lies in the common memory of kernels
-    (`steps.workspace`).
-    """
-
-    nbytes: Callable[[WorkspaceContext], int]
-    is_kept: bool = True
-
-
-def computed_nbytes(found: ValueType) -> int:
-    """What a value takes where kernels read it: float32 stands in for narrower floats."""
-    return math.prod(found.shape) * found.data_type.compute_dtype.itemsize
-
-
-def twice_the_operands(context: WorkspaceContext) -> int:
-    """The rule of operators that declare none: twice what operands and results take."""
-    return 2 * context.nbytes
-
-
-@dataclass(frozen=True, slots=True)
 class Attribute:
     """One attribute: its Python type as written in files, and its default (`required` if none)."""
 
@@ -131,4 +93,4 @@ class OpDef:
     elementwise: bool = False
     doc: str = ""
     gradient: Gradient | None = None
-    workspace: WorkspaceRule = WorkspaceRule(twice_the_operands)
+    workspace: WorkspaceRule = twice

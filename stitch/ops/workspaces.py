@@ -1,4 +1,4 @@
-"""How many bytes a NumPy kernel takes beside its operands and results: rules that many share.
+"""How many bytes a NumPy kernel takes beside its operands and results: rules, and some to choose.
 
 Comes in: types, known data and attributes of an operation. Goes out: bytes. A rule may say more
 than a kernel takes, never less: `tests/ops/test_workspaces.py` measures every operator.
@@ -6,10 +6,47 @@ than a kernel takes, never less: `tests/ops/test_workspaces.py` measures every o
 
 from __future__ import annotations
 
-from stitch.ops.definition import WorkspaceContext, WorkspaceRule
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-#: What any kernel may take besides: a few blocks of a chain, and the steps themselves.
+from stitch.program import Array, AttributeValue, ValueType
+
+#: What any kernel may take besides: a few chunks of a chain, and the steps themselves.
 ANY_KERNEL_NBYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceContext:
+    """What the bytes that a kernel takes may depend on: as `InferenceContext`, results known."""
+
+    inputs: tuple[ValueType | None, ...]
+    constants: tuple[Array | None, ...]
+    attributes: Mapping[str, AttributeValue]
+    outputs: tuple[ValueType, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """What operands and results take in the types in which kernels compute."""
+        return sum(computed_nbytes(t) for t in (*self.inputs, *self.outputs) if t is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceRule:
+    """The most bytes that a kernel has at once beside operands and results, at binding or while its
+    steps run. It may say too much, never too little; a few chunks of a chain are added to it.
+
+    `is_kept`: from binding on; else what outlives a step lies in the common memory of kernels
+    (`steps.workspace`).
+    """
+
+    nbytes: Callable[[WorkspaceContext], int]
+    is_kept: bool = True
+
+
+def computed_nbytes(kind: ValueType) -> int:
+    """What a value takes where kernels read it: float32 stands in for narrower floats."""
+    return math.prod(kind.shape) * kind.data_type.compute_dtype.itemsize
 
 
 def operands(times: float, *, is_kept: bool = True) -> WorkspaceRule:
@@ -21,7 +58,9 @@ def operands(times: float, *, is_kept: bool = True) -> WorkspaceRule:
     return WorkspaceRule(nbytes, is_kept)
 
 
-#: A rule for kernels that go through their operands once, with steps for each block of them.
+#: The rule of operators that declare none.
+twice = operands(2)
+#: A rule for kernels that go through their operands once, with steps for each chunk of them.
 few = operands(1 / 8, is_kept=False)
 
 

@@ -10,7 +10,10 @@ from stitch.ops.activation import (
     softmax,
     softmax_gradient_operator,
 )
+from stitch.ops.activation.gelu_gradient_operator import GELU_CUBE, GELU_HEIGHT, GELU_RATE
 from stitch.ops.definition import OpDef
+
+__all__ = ["GELU_CUBE", "GELU_HEIGHT", "GELU_RATE", "OPERATORS"]
 
 OPERATORS: tuple[OpDef, ...] = (
     *activation_functions.OPERATORS,

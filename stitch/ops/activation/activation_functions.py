@@ -9,8 +9,8 @@ from functools import partial
 import numpy as np
 
 from stitch.ops.activation.activation_gradients import ACTIVATIONS, prelu_gradient
-from stitch.ops.activation.gelu_gradient_operator import CUBE, RATE
-from stitch.ops.arithmetic.error_function import WORKSPACES, erf_steps
+from stitch.ops.activation.gelu_gradient_operator import GELU_CUBE, GELU_RATE
+from stitch.ops.arithmetic import ERF_WORKSPACES, erf_steps
 from stitch.ops.attributes import Attributes, float_of, string_of
 from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS, PRODUCTS, SIGNED_NUMERIC
@@ -156,14 +156,14 @@ def _swish(x: Array, out: Array, work: Work, attributes: Attributes) -> Sequence
 
 
 def _gelu(x: Array, out: Array, work: Work, attributes: Attributes) -> Sequence[Thunk]:
-    gate = work[WORKSPACES]
+    gate = work[ERF_WORKSPACES]
     if string_of(attributes, "approximate") == "tanh":
         inner: list[Thunk] = [
             partial(np.multiply, x, x, gate),
-            partial(np.multiply, gate, scalar(CUBE, x), gate),
+            partial(np.multiply, gate, scalar(GELU_CUBE, x), gate),
             partial(np.add, gate, scalar(1.0, x), gate),
             partial(np.multiply, gate, x, gate),
-            partial(np.multiply, gate, scalar(RATE, x), gate),
+            partial(np.multiply, gate, scalar(GELU_RATE, x), gate),
             partial(np.tanh, gate, gate),
         ]
     else:
@@ -244,7 +244,7 @@ OPERATORS = (
         "Gelu",
         (1, 1),
         _infer_gelu,
-        chain_kernel(WORKSPACES + 1, _gelu),
+        chain_kernel(ERF_WORKSPACES + 1, _gelu),
         attributes={"approximate": Attribute("string", "none")},
         elementwise=True,
         gradient=ACTIVATIONS["Gelu"],

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.arithmetic.arithmetic_gradients import kept
 from stitch.ops.attributes import float_of, string_of
-from stitch.ops.gradient import Gradient, GradientContext
+from stitch.ops.gradient import Gradient, GradientContext, kept
 
 
 def _rule(slope: Callable[[GradientContext], Any]) -> Gradient:

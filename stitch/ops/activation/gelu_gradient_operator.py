@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from stitch.ops.arithmetic.error_function import WORKSPACES, erf_steps
+from stitch.ops.arithmetic import ERF_WORKSPACES, erf_steps
 from stitch.ops.attributes import string_of
 from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS
@@ -23,9 +23,9 @@ from stitch.ops.workspaces import few
 from stitch.program import Array, ValueType
 
 #: tanh(RATE (x + CUBE x^3)) stands for the error function in the approximate form.
-RATE, CUBE = math.sqrt(2.0 / math.pi), 0.044715
+GELU_RATE, GELU_CUBE = math.sqrt(2.0 / math.pi), 0.044715
 #: The height of the normal distribution's density.
-HEIGHT = 1.0 / math.sqrt(2.0 * math.pi)
+GELU_HEIGHT = 1.0 / math.sqrt(2.0 * math.pi)
 
 
 def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -43,7 +43,7 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
     out = arguments.outputs[0].reshape(-1)
     slope_steps = _exact if string_of(arguments.attributes, "approximate") == "none" else _by_tanh
     size = min(out.size, BLOCK_SIZE)
-    work = tuple(workspace(size, out.dtype) for _ in range(WORKSPACES + 1))
+    work = tuple(workspace(size, out.dtype) for _ in range(ERF_WORKSPACES + 1))
     steps: list[Thunk] = []
     for start in range(0, out.size, BLOCK_SIZE):
         part = slice(start, min(start + BLOCK_SIZE, out.size))
@@ -64,7 +64,7 @@ def _exact(x: Array, slope: Array, work: tuple[Array, ...]) -> list[Thunk]:
         *square,
         partial(np.multiply, density, scalar(-0.5, x), density),
         partial(np.exp, density, density),
-        partial(np.multiply, density, scalar(HEIGHT, x), density),
+        partial(np.multiply, density, scalar(GELU_HEIGHT, x), density),
         partial(np.multiply, density, x, density),
         partial(np.add, slope, density, slope),
     ]
@@ -75,12 +75,12 @@ def _by_tanh(x: Array, slope: Array, work: tuple[Array, ...]) -> list[Thunk]:
     square, tangent = work[:2]
     return [
         partial(np.multiply, x, x, square),
-        partial(np.multiply, square, scalar(CUBE * RATE, x), tangent),
-        partial(np.add, tangent, scalar(RATE, x), tangent),
+        partial(np.multiply, square, scalar(GELU_CUBE * GELU_RATE, x), tangent),
+        partial(np.add, tangent, scalar(GELU_RATE, x), tangent),
         partial(np.multiply, tangent, x, tangent),
         partial(np.tanh, tangent, tangent),
-        partial(np.multiply, square, scalar(1.5 * CUBE * RATE, x), square),
-        partial(np.add, square, scalar(0.5 * RATE, x), square),
+        partial(np.multiply, square, scalar(1.5 * GELU_CUBE * GELU_RATE, x), square),
+        partial(np.add, square, scalar(0.5 * GELU_RATE, x), square),
         partial(np.multiply, square, x, square),
         partial(np.multiply, tangent, tangent, slope),
         partial(np.subtract, scalar(1.0, x), slope, slope),

@@ -10,27 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from stitch.ops.arithmetic.arithmetic_gradients import no_gradient
 from stitch.ops.attributes import int_of
-from stitch.ops.definition import (
-    Attribute,
-    InferenceContext,
-    Kernel,
-    KernelArguments,
-    OpDef,
-    Thunk,
-    WorkspaceContext,
-    WorkspaceRule,
-    computed_nbytes,
-)
+from stitch.ops.definition import Attribute, InferenceContext, Kernel, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS
-from stitch.ops.gradient import Gradient
+from stitch.ops.gradient import Gradient, GradientContext, no_gradient
 from stitch.ops.inference import axis_of, require_rank, require_type
-from stitch.ops.reduction.reduction_gradients import log_softmax_gradient, softmax_gradient
 from stitch.ops.steps import BLOCK_SIZE, fill_step, given, overlaps, workspace
+from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes
 from stitch.program import Array, ValueType
 
 #: Between these bounds a row's sum of exponentials is as good as one without its maximum: what
@@ -124,6 +114,21 @@ def _hardmax(arguments: KernelArguments) -> Sequence[Thunk]:
         fill_step(out, 0),
         partial(np.put_along_axis, out, best, 1, axis),
     )
+
+
+def softmax_gradient(context: GradientContext) -> Sequence[Any]:
+    """By the result alone."""
+    axis = int_of(context.attributes, "axis")
+    operands = context.gradient, context.output()
+    return (context.apply("SoftmaxGradient", *operands, domain="stitch", axis=axis),)
+
+
+def log_softmax_gradient(context: GradientContext) -> Sequence[Any]:
+    """dx = dy - exp(y) sum(dy)."""
+    total = context.apply(
+        "ReduceSum", context.gradient, [int_of(context.attributes, "axis")], keepdims=1
+    )
+    return (context.gradient - context.apply("Exp", context.output()) * total,)
 
 
 def _rows(context: WorkspaceContext) -> tuple[int, int]:

@@ -12,16 +12,7 @@ from functools import partial
 import numpy as np
 
 from stitch.ops.attributes import int_of
-from stitch.ops.definition import (
-    Attribute,
-    InferenceContext,
-    KernelArguments,
-    OpDef,
-    Thunk,
-    WorkspaceContext,
-    WorkspaceRule,
-    computed_nbytes,
-)
+from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import (
     axis_of,
@@ -30,9 +21,9 @@ from stitch.ops.inference import (
     require_shape,
     require_type,
 )
-from stitch.ops.reduction.row_statistics import row_blocks
+from stitch.ops.reduction import row_blocks
 from stitch.ops.steps import given, workspace
-from stitch.ops.workspaces import few
+from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes, few
 from stitch.program import ValueType
 
 

@@ -5,7 +5,10 @@ them, and `erf_steps` for activations that are made of it. Must not know: other 
 """
 
 from stitch.ops.arithmetic import elementary, elementwise, error_function, logic
+from stitch.ops.arithmetic.error_function import ERF_WORKSPACES, erf_steps
 from stitch.ops.definition import OpDef
+
+__all__ = ["ERF_WORKSPACES", "OPERATORS", "erf_steps"]
 
 OPERATORS: tuple[OpDef, ...] = (
     *elementwise.OPERATORS,

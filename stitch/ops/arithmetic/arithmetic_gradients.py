@@ -5,39 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from stitch.ops.element_types import onnx_code
-from stitch.ops.gradient import GradientContext
-from stitch.program import Array, DataType
-
-
-def kept(context: GradientContext, condition: Any, gradient: Any) -> Any:
-    """The gradient where a condition holds, else zero (also where the gradient is infinite)."""
-    return context.apply("Where", condition, gradient, zero_like(context, gradient))
-
-
-def zero_like(context: GradientContext, value: Any) -> Any:
-    """Zero, in a value's type, to be broadcast."""
-    return context.constant(np.zeros((), value.data_type.dtype))
-
-
-def zeros(context: GradientContext, shape: Sequence[int], data_type: DataType) -> Any:
-    """A value of zeros that takes no room in a file."""
-    zero = context.constant(np.zeros((), data_type.dtype))
-    return context.apply("Expand", zero, list(shape)) if shape else zero
-
-
-def in_type(context: GradientContext, value: Any, data_type: DataType) -> Any:
-    """A value in another floating type, where it has another."""
-    if value.data_type == data_type:
-        return value
-    return context.apply("Cast", value, to=onnx_code(data_type))
-
-
-def no_gradient(context: GradientContext) -> Sequence[Any]:
-    """The gradient is zero wherever there is one: steps, signs."""
-    return (None,) * len(context.input_types)
+from stitch.ops.gradient import GradientContext, in_type, kept, zero_like
+from stitch.program import Array
 
 
 def add_gradient(context: GradientContext) -> Sequence[Any]:
@@ -163,18 +133,6 @@ def extreme_gradient(context: GradientContext) -> Sequence[Any]:
     return made
 
 
-def where_gradient(context: GradientContext) -> Sequence[Any]:
-    """Each choice gets the gradient of the places where it was chosen."""
-    condition, gradient = context.input(0), context.gradient
-    first = second = None
-    if context.wants(1):
-        first = context.reduced(kept(context, condition, gradient), 1)
-    if context.wants(2):
-        rest = context.apply("Where", condition, zero_like(context, gradient), gradient)
-        second = context.reduced(rest, 2)
-    return None, first, second
-
-
 def clip_gradient(context: GradientContext) -> Sequence[Any]:
     """The operand where it is inside, bounds included; a bound where it replaced the operand."""
     x, gradient = context.input(0), context.gradient
@@ -195,10 +153,3 @@ def clip_gradient(context: GradientContext) -> Sequence[Any]:
         assert below is not None
         low = context.reduced(kept(context, below, gradient), 1)
     return inner, low, high
-
-
-def cast_gradient(context: GradientContext) -> Sequence[Any]:
-    """Between floats: the gradient in the operand's type."""
-    return (in_type(context, context.gradient, context.type_of(0).data_type), None)[
-        : len(context.input_types)
-    ]

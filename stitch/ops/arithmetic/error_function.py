@@ -10,21 +10,24 @@ Computation 23 (1969): his first region, and his second beyond 0.46875, whose fo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from stitch.ops.arithmetic.elementary_gradients import ELEMENTARY
 from stitch.ops.attributes import Attributes
 from stitch.ops.definition import OpDef, Thunk
 from stitch.ops.element_types import FLOATS
+from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import same_as_first
 from stitch.ops.steps import chain_kernel, mask_in, polynomial, scalar
 from stitch.ops.workspaces import few
 from stitch.program import Array
 
-WORKSPACES = 5
+#: Arrays as large as the operand that `erf_steps` works in.
+ERF_WORKSPACES = 5
 
 _SINGLE = (
     1.4184687176174744e-07, -5.668375191494787e-06, 8.763666465824283e-05,
@@ -105,14 +108,20 @@ def _erf(x: Array, out: Array, work: tuple[Array, ...], _: Attributes) -> Sequen
     return erf_steps(x, out, work)
 
 
+def _gradient(context: GradientContext) -> Sequence[Any]:
+    """d erf(x) = 2 / sqrt(pi) exp(-x^2) dx."""
+    scaled, x = context.gradient * (2.0 / math.sqrt(math.pi)), context.input(0)
+    return (scaled * context.apply("Exp", -(x * x)),)
+
+
 OPERATORS = (
     OpDef(
         "Erf",
         (1, 1),
         same_as_first(FLOATS),
-        chain_kernel(WORKSPACES, _erf),
+        chain_kernel(ERF_WORKSPACES, _erf),
         elementwise=True,
-        gradient=ELEMENTARY["Erf"],
+        gradient=_gradient,
         workspace=few,
     ),
 )

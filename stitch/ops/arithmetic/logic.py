@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from stitch.ops.arithmetic.arithmetic_gradients import where_gradient
 from stitch.ops.arithmetic.elementwise import binary, infer_broadcast
 from stitch.ops.attributes import int_of, string_of
 from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import BOOLEAN, EVERY, FLOATS, FLOATS8, NUMERIC, UNSIGNED
+from stitch.ops.gradient import GradientContext, kept, zero_like
 from stitch.ops.inference import broadcast, operand, require_same_type, require_type
 from stitch.ops.steps import copy_steps, fill_step, given, is_constant, overlaps, scalar, workspace
 from stitch.ops.workspaces import few
@@ -106,6 +107,18 @@ def _shift(arguments: KernelArguments) -> Sequence[Thunk]:
     left = string_of(arguments.attributes, "direction") == "LEFT"
     function = np.left_shift if left else np.right_shift
     return (partial(function, given(arguments, 0), given(arguments, 1), arguments.outputs[0]),)
+
+
+def where_gradient(context: GradientContext) -> Sequence[Any]:
+    """Each choice gets the gradient of the places where it was chosen."""
+    condition, gradient = context.input(0), context.gradient
+    first = second = None
+    if context.wants(1):
+        first = context.reduced(kept(context, condition, gradient), 1)
+    if context.wants(2):
+        rest = context.apply("Where", condition, zero_like(context, gradient), gradient)
+        second = context.reduced(rest, 2)
+    return None, first, second
 
 
 OPERATORS = (

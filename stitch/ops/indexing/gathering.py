@@ -13,15 +13,7 @@ from functools import partial
 import numpy as np
 
 from stitch.ops.attributes import int_of
-from stitch.ops.definition import (
-    Attribute,
-    InferenceContext,
-    KernelArguments,
-    OpDef,
-    Thunk,
-    WorkspaceContext,
-    WorkspaceRule,
-)
+from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import EVERY, INDICES, INT64, NUMERIC
 from stitch.ops.indexing.indexing_gradients import (
     gather_elements_gradient,
@@ -49,7 +41,7 @@ from stitch.ops.steps import (
     strides_of,
     workspace,
 )
-from stitch.ops.workspaces import operands
+from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, operands
 from stitch.program import Array, DataType, ValueType
 
 

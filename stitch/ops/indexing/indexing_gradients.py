@@ -11,10 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.arithmetic.arithmetic_gradients import zeros
 from stitch.ops.attributes import int_of, string_of
-from stitch.ops.gradient import GradientContext
-from stitch.ops.shape.shape_gradients import padded, shaped
+from stitch.ops.gradient import GradientContext, padded, shaped, zeros
 
 
 def gather_gradient(context: GradientContext) -> Sequence[Any]:

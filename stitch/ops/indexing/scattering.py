@@ -10,15 +10,7 @@ from functools import partial
 import numpy as np
 
 from stitch.ops.attributes import int_of, string_of
-from stitch.ops.definition import (
-    Attribute,
-    InferenceContext,
-    KernelArguments,
-    OpDef,
-    Thunk,
-    WorkspaceContext,
-    WorkspaceRule,
-)
+from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import EVERY, NUMERIC
 from stitch.ops.indexing.gathering import (
     check_element_indices,
@@ -42,7 +34,7 @@ from stitch.ops.inference import (
     require_type,
 )
 from stitch.ops.steps import copy_steps, given, ints_at, is_constant
-from stitch.ops.workspaces import operands
+from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, operands
 from stitch.program import Array, ValueType
 
 REDUCTIONS = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}

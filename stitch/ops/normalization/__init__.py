@@ -11,6 +11,8 @@ from stitch.ops.normalization import (
     layer_normalization_gradient_operator,
 )
 
+__all__ = ["OPERATORS"]
+
 OPERATORS: tuple[OpDef, ...] = (
     *batch_normalization.OPERATORS,
     *layer_normalization.OPERATORS,

@@ -14,7 +14,7 @@ from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import require_rank, require_same_type, require_shape, require_type
 from stitch.ops.normalization.layer_normalization import EPSILON
 from stitch.ops.normalization.normalization_gradients import batch_gradient, response_gradient
-from stitch.ops.reduction.row_statistics import SPREAD_FROM, inverse_deviation, row_means
+from stitch.ops.reduction import SPREAD_FROM, inverse_deviation, row_means
 from stitch.ops.steps import BLOCK_SIZE, fill_step, given, is_constant, scalar, workspace
 from stitch.ops.workspaces import operands
 from stitch.program import Array, ValueType

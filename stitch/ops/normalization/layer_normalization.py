@@ -28,7 +28,7 @@ from stitch.ops.normalization.normalization_gradients import (
     norm_gradient,
     rms_gradient,
 )
-from stitch.ops.reduction.row_statistics import (
+from stitch.ops.reduction import (
     SPREAD_FROM,
     inverse_deviation,
     row_blocks,

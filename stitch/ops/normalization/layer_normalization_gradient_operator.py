@@ -15,15 +15,7 @@ from functools import partial
 import numpy as np
 
 from stitch.ops.attributes import int_of
-from stitch.ops.definition import (
-    Attribute,
-    InferenceContext,
-    KernelArguments,
-    OpDef,
-    Thunk,
-    WorkspaceContext,
-    WorkspaceRule,
-)
+from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import (
     axis_of,
@@ -32,9 +24,9 @@ from stitch.ops.inference import (
     require_shape,
     require_type,
 )
-from stitch.ops.reduction.row_statistics import SPREAD_FROM, row_blocks
+from stitch.ops.reduction import SPREAD_FROM, row_blocks
 from stitch.ops.steps import BLOCK_SIZE, fill_step, given, scalar, workspace
-from stitch.ops.workspaces import few
+from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, few
 from stitch.program import Array, ValueType
 
 

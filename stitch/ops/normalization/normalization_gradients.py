@@ -11,10 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.arithmetic.arithmetic_gradients import in_type, kept
 from stitch.ops.attributes import float_of, int_of, ints_of
-from stitch.ops.gradient import GradientContext
-from stitch.ops.shape.shape_gradients import shaped, weighted
+from stitch.ops.gradient import GradientContext, in_type, kept, shaped, weighted
 
 
 def mean_over(context: GradientContext, value: Any, axes: Sequence[int]) -> Any:

@@ -7,6 +7,8 @@ Knows windows and types: a product of quantized numbers may be a convolution.
 from stitch.ops.definition import OpDef
 from stitch.ops.product import determinant, einsum, fourier, matmul, quantized_products
 
+__all__ = ["OPERATORS"]
+
 OPERATORS: tuple[OpDef, ...] = (
     *matmul.OPERATORS,
     *einsum.OPERATORS,

@@ -12,16 +12,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from stitch.ops.attributes import int_of
-from stitch.ops.definition import (
-    Attribute,
-    InferenceContext,
-    KernelArguments,
-    OpDef,
-    Thunk,
-    WorkspaceContext,
-    WorkspaceRule,
-    computed_nbytes,
-)
+from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import (
     axis_of,
@@ -34,6 +25,7 @@ from stitch.ops.inference import (
     require_type,
 )
 from stitch.ops.steps import PIECE_NBYTES, given, ints_at, optional, pieces_of
+from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes
 from stitch.program import Array, ValueType
 
 

@@ -11,15 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stitch.ops.definition import (
-    Attribute,
-    InferenceContext,
-    KernelArguments,
-    OpDef,
-    Thunk,
-    WorkspaceContext,
-    WorkspaceRule,
-)
+from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.inference import (
     Shape,
     broadcast,
@@ -31,12 +23,10 @@ from stitch.ops.inference import (
     require_type,
 )
 from stitch.ops.steps import given, optional
-from stitch.ops.types.quantization import BYTES, REALS
-from stitch.ops.window.convolution import OPERATORS as CONVOLUTIONS
-from stitch.ops.window.windows import WINDOW_ATTRIBUTES
+from stitch.ops.types import BYTES, REALS
+from stitch.ops.window import CONVOLUTION, WINDOW_ATTRIBUTES
+from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
 from stitch.program import Array, DataType, ValueType
-
-_CONV = CONVOLUTIONS[0]
 
 
 def _infer_product(context: InferenceContext, b: int, made: DataType) -> tuple[ValueType, ...]:
@@ -176,7 +166,7 @@ def _infer_conv_integer(context: InferenceContext) -> tuple[ValueType, ...]:
     require_type(context, 1, BYTES)
     require_same_type(context, (0, 2))
     require_same_type(context, (1, 3))
-    (made,) = _CONV.infer(_conv_context(context, 1, None))
+    (made,) = CONVOLUTION.infer(_conv_context(context, 1, None))
     if present(context, 2) is not None and math.prod(operand(context, 2).shape) != 1:
         require_shape(context, 2, ())
     _check_channels(context, 3, 1)
@@ -192,7 +182,7 @@ def _infer_qlinear_conv(context: InferenceContext) -> tuple[ValueType, ...]:
         require_type(context, index, frozenset({DataType.FLOAT32}))
     if present(context, 8) is not None:
         require_type(context, 8, frozenset({DataType.INT32}))
-    (made,) = _CONV.infer(_conv_context(context, 3, 8))
+    (made,) = CONVOLUTION.infer(_conv_context(context, 3, 8))
     for index in (1, 2, 6, 7):
         if math.prod(operand(context, index).shape) != 1:
             require_shape(context, index, ())
@@ -229,7 +219,7 @@ def _exact_conv(
     call = KernelArguments(
         (left, right, wide), (result,), arguments.attributes, (False, False, False)
     )
-    return result, [refresh, *_CONV.kernel(call)]
+    return result, [refresh, *CONVOLUTION.kernel(call)]
 
 
 def _product_workspace(sides: tuple[int, int], times: int) -> WorkspaceRule:
@@ -251,7 +241,7 @@ def _conv_workspace(w: int) -> WorkspaceRule:
         kinds = [context.inputs[0], context.inputs[w], *context.outputs]
         wide = tuple(ValueType(k.shape, DataType.FLOAT64) for k in kinds if k is not None)
         inner = WorkspaceContext(wide[:2], (None, None), context.attributes, wide[2:])
-        return 4 * inner.nbytes + _CONV.workspace.nbytes(inner)
+        return 4 * inner.nbytes + CONVOLUTION.workspace.nbytes(inner)
 
     return WorkspaceRule(nbytes)
 

@@ -7,4 +7,6 @@ not know: other families.
 from stitch.ops.definition import OpDef
 from stitch.ops.recurrent import recurrent_layers
 
+__all__ = ["OPERATORS"]
+
 OPERATORS: tuple[OpDef, ...] = (*recurrent_layers.OPERATORS,)

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stitch.ops.arithmetic.arithmetic_gradients import kept, zeros
 from stitch.ops.attributes import int_of
-from stitch.ops.gradient import GradientContext
+from stitch.ops.gradient import GradientContext, kept, zeros
 
 
 @dataclass(frozen=True, slots=True)

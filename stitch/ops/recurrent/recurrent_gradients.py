@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from stitch.ops.arithmetic.arithmetic_gradients import zeros
 from stitch.ops.attributes import int_of, string_of
-from stitch.ops.gradient import GradientContext
+from stitch.ops.gradient import GradientContext, shaped, zeros
 from stitch.ops.recurrent.gate_functions import names_of
 from stitch.ops.recurrent.recurrent_cell_gradients import (
     Direction,
@@ -19,7 +18,6 @@ from stitch.ops.recurrent.recurrent_cell_gradients import (
     lstm_flow,
     rnn_flow,
 )
-from stitch.ops.shape.shape_gradients import shaped
 
 _CELLS = {"RNN": rnn_flow, "GRU": gru_flow, "LSTM": lstm_flow}
 _DEFAULTS = {"RNN": ("tanh",), "GRU": ("sigmoid", "tanh"), "LSTM": ("sigmoid", "tanh", "tanh")}

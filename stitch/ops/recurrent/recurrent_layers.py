@@ -16,15 +16,7 @@ from functools import partial
 import numpy as np
 
 from stitch.ops.attributes import int_of, string_of
-from stitch.ops.definition import (
-    Attribute,
-    InferenceContext,
-    KernelArguments,
-    OpDef,
-    Thunk,
-    WorkspaceContext,
-    WorkspaceRule,
-)
+from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import (
     present,
@@ -36,6 +28,7 @@ from stitch.ops.inference import (
 from stitch.ops.recurrent.gate_functions import Gate, check_names, gates_of, names_of
 from stitch.ops.recurrent.recurrent_gradients import recurrent_gradient
 from stitch.ops.steps import check_lengths, given, optional
+from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
 from stitch.program import Array, DataType, ValueType
 
 _DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}

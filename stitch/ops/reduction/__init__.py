@@ -6,6 +6,22 @@ statistics of rows that normalizations need too. Must not know: other families.
 
 from stitch.ops.definition import OpDef
 from stitch.ops.reduction import counting, reducing, scanning
+from stitch.ops.reduction.row_statistics import (
+    SPREAD_FROM,
+    inverse_deviation,
+    row_blocks,
+    row_means,
+    standardize,
+)
+
+__all__ = [
+    "OPERATORS",
+    "SPREAD_FROM",
+    "inverse_deviation",
+    "row_blocks",
+    "row_means",
+    "standardize",
+]
 
 OPERATORS: tuple[OpDef, ...] = (
     *reducing.OPERATORS,

@@ -1,4 +1,4 @@
-"""Gradients of reductions, running sums and softmaxes."""
+"""Gradients of reductions: what became one is spread over what it was made of."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.arithmetic.arithmetic_gradients import kept, zero_like
 from stitch.ops.attributes import int_of
 from stitch.ops.element_types import onnx_code
-from stitch.ops.gradient import Gradient, GradientContext
+from stitch.ops.gradient import Gradient, GradientContext, kept, zero_like
 
 
 def _axes(context: GradientContext) -> tuple[int, ...]:
@@ -123,51 +122,3 @@ REDUCTIONS: dict[str, Gradient] = {
         "ReduceSumSquare": _square_sum,
     }.items()
 }
-
-
-def cumulative_sum_gradient(context: GradientContext) -> Sequence[Any]:
-    """The sum that runs the other way."""
-    attributes = context.attributes
-    made = context.apply(
-        "CumSum",
-        context.gradient,
-        context.input(1),
-        exclusive=int_of(attributes, "exclusive"),
-        reverse=1 - int_of(attributes, "reverse"),
-    )
-    return made, None
-
-
-def cumulative_product_gradient(context: GradientContext) -> Sequence[Any]:
-    """Sums of dy y that run the other way, over x; the first zero gets the product without it."""
-    x, axis, gradient = context.input(0), context.input(1), context.gradient
-    exclusive, reverse = (int_of(context.attributes, name) for name in ("exclusive", "reverse"))
-    zero = context.apply("Equal", x, 0.0)
-    count = context.apply("Cast", zero, to=onnx_code(x.data_type))
-    before = context.apply("CumSum", count, axis, exclusive=1, reverse=reverse)
-    first = context.apply("And", zero, context.apply("Equal", before, 0.0))
-    one = context.constant(np.ones((), x.data_type.dtype))
-    without = context.apply("Where", first, one, x)
-    product = context.apply("CumProd", without, axis, exclusive=exclusive, reverse=reverse)
-
-    def back(value: Any) -> Any:
-        return context.apply("CumSum", value, axis, exclusive=exclusive, reverse=1 - reverse)
-
-    share = back(gradient * context.output()) / context.apply("Where", zero, one, x)
-    rest = context.apply("Where", zero, zero_like(context, share), share)
-    return context.apply("Where", first, back(gradient * product), rest), None
-
-
-def softmax_gradient(context: GradientContext) -> Sequence[Any]:
-    """By the result alone."""
-    axis = int_of(context.attributes, "axis")
-    operands = context.gradient, context.output()
-    return (context.apply("SoftmaxGradient", *operands, domain="stitch", axis=axis),)
-
-
-def log_softmax_gradient(context: GradientContext) -> Sequence[Any]:
-    """dx = dy - exp(y) sum(dy)."""
-    total = context.apply(
-        "ReduceSum", context.gradient, [int_of(context.attributes, "axis")], keepdims=1
-    )
-    return (context.gradient - context.apply("Exp", context.output()) * total,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -16,13 +17,9 @@ from stitch.ops.definition import (
     OpDef,
     Thunk,
 )
-from stitch.ops.element_types import INDICES, PRODUCTS
-from stitch.ops.gradient import Gradient
+from stitch.ops.element_types import INDICES, PRODUCTS, onnx_code
+from stitch.ops.gradient import Gradient, GradientContext, zero_like
 from stitch.ops.inference import axis_of, known_scalar, require_rank, require_type
-from stitch.ops.reduction.reduction_gradients import (
-    cumulative_product_gradient,
-    cumulative_sum_gradient,
-)
 from stitch.ops.steps import fill_step, given, ints_at
 from stitch.ops.workspaces import few
 from stitch.program import ValueType
@@ -54,6 +51,39 @@ def _running(function: np.ufunc, neutral: int) -> Kernel:
         return (first, partial(function.accumulate, rest, axis, out.dtype, shifted))
 
     return kernel
+
+
+def cumulative_sum_gradient(context: GradientContext) -> Sequence[Any]:
+    """The sum that runs the other way."""
+    attributes = context.attributes
+    made = context.apply(
+        "CumSum",
+        context.gradient,
+        context.input(1),
+        exclusive=int_of(attributes, "exclusive"),
+        reverse=1 - int_of(attributes, "reverse"),
+    )
+    return made, None
+
+
+def cumulative_product_gradient(context: GradientContext) -> Sequence[Any]:
+    """Sums of dy y that run the other way, over x; the first zero gets the product without it."""
+    x, axis, gradient = context.input(0), context.input(1), context.gradient
+    exclusive, reverse = (int_of(context.attributes, name) for name in ("exclusive", "reverse"))
+    zero = context.apply("Equal", x, 0.0)
+    count = context.apply("Cast", zero, to=onnx_code(x.data_type))
+    before = context.apply("CumSum", count, axis, exclusive=1, reverse=reverse)
+    first = context.apply("And", zero, context.apply("Equal", before, 0.0))
+    one = context.constant(np.ones((), x.data_type.dtype))
+    without = context.apply("Where", first, one, x)
+    product = context.apply("CumProd", without, axis, exclusive=exclusive, reverse=reverse)
+
+    def back(value: Any) -> Any:
+        return context.apply("CumSum", value, axis, exclusive=exclusive, reverse=1 - reverse)
+
+    share = back(gradient * context.output()) / context.apply("Where", zero, one, x)
+    rest = context.apply("Where", zero, zero_like(context, share), share)
+    return context.apply("Where", first, back(gradient * product), rest), None
 
 
 def _operator(

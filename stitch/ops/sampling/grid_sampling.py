@@ -13,15 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from stitch.ops.attributes import Attributes, int_of, ints_of, string_of
-from stitch.ops.definition import (
-    Attribute,
-    InferenceContext,
-    KernelArguments,
-    OpDef,
-    Thunk,
-    WorkspaceContext,
-    WorkspaceRule,
-)
+from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import EVERY, FLOATS
 from stitch.ops.inference import (
     Shape,
@@ -33,13 +25,15 @@ from stitch.ops.inference import (
 )
 from stitch.ops.sampling.resampling import cubic_weight
 from stitch.ops.steps import PIECE_NBYTES, given, optional, pieces_of
-from stitch.ops.window.convolution import bias_steps, check_output
-from stitch.ops.window.windows import (
+from stitch.ops.window import (
     WINDOW_ATTRIBUTES,
     Windows,
+    bias_steps,
+    check_output,
     check_window_attributes,
     windows_of,
 )
+from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
 from stitch.program import Array, ValueType
 
 _GRID_MODES = ("nearest", "linear", "cubic")

@@ -13,15 +13,7 @@ import numpy as np
 
 from stitch.errors import TaskError
 from stitch.ops.attributes import Attributes, float_of, int_of, string_of
-from stitch.ops.definition import (
-    Attribute,
-    InferenceContext,
-    KernelArguments,
-    OpDef,
-    Thunk,
-    WorkspaceContext,
-    WorkspaceRule,
-)
+from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS, INT64
 from stitch.ops.inference import (
     Shape,
@@ -32,6 +24,7 @@ from stitch.ops.inference import (
 )
 from stitch.ops.sampling.grid_sampling import bilinear
 from stitch.ops.steps import check_indices, given
+from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
 from stitch.program import Array, ValueType
 
 #: The longest side of a region to align, in longer sides of the image.

@@ -16,20 +16,12 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.attributes import Attributes, float_of, int_of, ints_of, string_of
-from stitch.ops.definition import (
-    Attribute,
-    InferenceContext,
-    KernelArguments,
-    OpDef,
-    Thunk,
-    WorkspaceContext,
-    WorkspaceRule,
-)
+from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import EVERY, FLOATS
-from stitch.ops.gradient import GradientContext
+from stitch.ops.gradient import GradientContext, shaped, weighted
 from stitch.ops.inference import Shape, axes_of, constant, known_ints, operand, require_type
-from stitch.ops.shape.shape_gradients import shaped, weighted
 from stitch.ops.steps import copy_steps, given, optional, workspace
+from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
 from stitch.program import Array, ValueType
 
 #: The gradient of an axis is a product with a constant matrix of at most so many numbers.

@@ -6,6 +6,10 @@ rules inside them. Must not know: other families.
 
 from stitch.ops.definition import OpDef
 from stitch.ops.shape import checking, generating, padding, rearranging, reshaping
+from stitch.ops.shape.rearranging import slices_of
+from stitch.ops.shape.reshaping import known_by_type
+
+__all__ = ["OPERATORS", "known_by_type", "slices_of"]
 
 OPERATORS: tuple[OpDef, ...] = (
     *reshaping.OPERATORS,

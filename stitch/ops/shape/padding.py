@@ -5,20 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from stitch.ops.attributes import string_of
-from stitch.ops.definition import (
-    Attribute,
-    InferenceContext,
-    KernelArguments,
-    OpDef,
-    Thunk,
-    WorkspaceContext,
-    WorkspaceRule,
-)
+from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import INT64, MOVED
+from stitch.ops.gradient import GradientContext, constant_ints, padded, shaped, weighted
 from stitch.ops.inference import (
     Shape,
     axes_of,
@@ -29,12 +23,28 @@ from stitch.ops.inference import (
     require_shape,
     require_type,
 )
-from stitch.ops.shape.padded_positions import source_positions
-from stitch.ops.shape.padding_gradients import pad_gradient
 from stitch.ops.steps import copy_steps, given, ints_at, optional, strides_of
+from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
 from stitch.program import Array, ValueType
 
 PAD_MODES = ("constant", "edge", "reflect", "wrap")
+
+
+def source_positions(mode: str, size: int, begin: int, length: int) -> Array:
+    """For each padded position along an axis, the source position that it repeats."""
+    # Reduced as Python's integers first: what is cut away may be as long as 64 bits can say.
+    if mode == "edge":
+        begin = min(max(begin, -size), length)
+        return np.arange(-begin, length - begin).clip(0, size - 1)
+    if mode == "wrap":
+        start = -begin % size
+        return np.arange(start, start + length) % size
+    if size == 1:
+        return np.zeros(length, np.intp)
+    period = 2 * (size - 1)
+    start = -begin % period
+    folded = np.arange(start, start + length) % period
+    return np.minimum(folded, period - folded)
 
 
 def _infer_pad(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -123,6 +133,52 @@ def _workspace(context: WorkspaceContext) -> int:
         return 0
     shape = context.outputs[0].shape
     return 8 * math.prod(shape) + 64 * max(shape, default=0)
+
+
+def pad_gradient(context: GradientContext) -> Sequence[Any]:
+    """What is inside; a padded value gets all the rest, a repeated element all its copies."""
+    shape, gradient = context.type_of(0).shape, context.gradient
+    pads = constant_ints(context, 1) or ()
+    axes = constant_ints(context, 3) or tuple(range(len(shape)))
+    begins = [0] * len(shape)
+    for index, axis in enumerate(axes):
+        begins[axis % len(shape)] = pads[index]
+    if string_of(context.attributes, "mode") != "constant":
+        return _unrepeated(context, begins), None, None, None
+    first = [max(begin, 0) for begin in begins]
+    last = [
+        min(begin + size, length)
+        for begin, size, length in zip(begins, shape, gradient.shape, strict=True)
+    ]
+    if any(end <= start for start, end in zip(first, last, strict=True)):
+        raise context.fail("nothing of the operand is left", "take this operator out of the graph")
+    inner = gradient
+    if any(first) or tuple(last) != gradient.shape:
+        inner = context.apply("Slice", gradient, first, last, list(range(len(shape))))
+    value = None
+    if context.wants(2):
+        value = context.apply("ReduceSum", gradient, keepdims=0)
+        value = value - context.apply("ReduceSum", inner, keepdims=0)
+        value = shaped(context, value, context.type_of(2).shape)
+    low = [start - begin for start, begin in zip(first, begins, strict=True)]
+    high = [
+        size + begin - end for size, begin, end in zip(shape, begins, last, strict=True)
+    ]  # cropped at the end
+    return padded(context, inner, low, high), None, value, None
+
+
+def _unrepeated(context: GradientContext, begins: Sequence[int]) -> Any:
+    """Per padded axis a product with the matrix that says which element each place repeats."""
+    shape, made = context.type_of(0).shape, context.gradient
+    mode = string_of(context.attributes, "mode")
+    for axis, (size, begin) in enumerate(zip(shape, begins, strict=True)):
+        length = context.gradient.shape[axis]
+        if length == size and begin == 0:
+            continue
+        table = np.zeros((length, size), np.bool_)
+        table[np.arange(length), source_positions(mode, size, begin, length)] = True
+        made = weighted(context, made, axis, table)
+    return made
 
 
 OPERATORS = (

@@ -9,15 +9,7 @@ from functools import partial
 import numpy as np
 
 from stitch.ops.attributes import Attributes, int_of, ints_of, string_of
-from stitch.ops.definition import (
-    Attribute,
-    InferenceContext,
-    KernelArguments,
-    OpDef,
-    Thunk,
-    WorkspaceContext,
-    WorkspaceRule,
-)
+from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import EVERY, INDICES, INT64, MOVED
 from stitch.ops.inference import (
     Shape,
@@ -44,7 +36,7 @@ from stitch.ops.shape.shape_gradients import (
     trilu_gradient,
 )
 from stitch.ops.steps import copy_steps, fill_step, given, ints_at, optional
-from stitch.ops.workspaces import few
+from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, few
 from stitch.program import ValueType
 
 

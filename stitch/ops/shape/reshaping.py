@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from stitch.ops.definition import (
     Thunk,
 )
 from stitch.ops.element_types import BOOLEAN, FLOATS, INT64, MOVED
+from stitch.ops.gradient import GradientContext, shaped
 from stitch.ops.inference import (
     Shape,
     axes_of,
@@ -32,7 +34,6 @@ from stitch.ops.inference import (
     require_type,
     same_as_first,
 )
-from stitch.ops.shape.shape_gradients import reshape_gradient
 from stitch.ops.steps import copy_steps, fill_step, given
 from stitch.ops.workspaces import few
 from stitch.program import Array, DataType, ValueType
@@ -202,6 +203,12 @@ def _same_order(name: str, inputs: tuple[int, int], infer: Inference, **defaults
         gradient=reshape_gradient,
         workspace=few,
     )
+
+
+def reshape_gradient(context: GradientContext) -> Sequence[Any]:
+    """The gradient in the operand's shape: Reshape, Flatten, Squeeze, Unsqueeze, Identity."""
+    made = shaped(context, context.gradient, context.type_of(0).shape)
+    return (made, *(None,) * (len(context.input_types) - 1))
 
 
 OPERATORS = (

@@ -2,38 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from stitch.ops.arithmetic.arithmetic_gradients import zeros
 from stitch.ops.attributes import int_of, ints_of, string_of
-from stitch.ops.gradient import GradientContext
-
-
-def shaped(context: GradientContext, value: Any, shape: Sequence[int]) -> Any:
-    """The same elements in another shape, where it is another."""
-    if value.shape == tuple(shape):
-        return value
-    # No 0 of an empty tensor may be read as "as before".
-    return context.apply("Reshape", value, list(shape), allowzero=int(0 in shape))
-
-
-def ints_at(context: GradientContext, index: int) -> tuple[int, ...] | None:
-    """The integers of an operand that inference has asked for, None where it is absent."""
-    if not context.has(index):
-        return None
-    data = context.constants[index]
-    assert data is not None
-    return tuple(int(value) for value in data.ravel())
-
-
-def reshape_gradient(context: GradientContext) -> Sequence[Any]:
-    """The gradient in the operand's shape: Reshape, Flatten, Squeeze, Unsqueeze, Identity."""
-    made = shaped(context, context.gradient, context.type_of(0).shape)
-    return (made, *(None,) * (len(context.input_types) - 1))
+from stitch.ops.gradient import GradientContext, constant_ints, padded, shaped, zeros
 
 
 def transpose_gradient(context: GradientContext) -> Sequence[Any]:
@@ -78,9 +53,9 @@ def split_gradient(context: GradientContext) -> Sequence[Any]:
 def slice_gradient(context: GradientContext) -> Sequence[Any]:
     """The gradient among zeros; what was skipped by steps gets zeros between."""
     shape, gradient = context.type_of(0).shape, context.gradient
-    starts = ints_at(context, 1) or ()
-    axes = ints_at(context, 3) or tuple(range(len(starts)))
-    steps = ints_at(context, 4) or (1,) * len(starts)
+    starts = constant_ints(context, 1) or ()
+    axes = constant_ints(context, 3) or tuple(range(len(starts)))
+    steps = constant_ints(context, 4) or (1,) * len(starts)
     begins, ends = [0] * len(shape), [0] * len(shape)
     for start, axis, step in zip(starts, axes, steps, strict=True):
         axis, size = axis % len(shape), shape[axis % len(shape)]
@@ -112,13 +87,6 @@ def _apart(context: GradientContext, value: Any, axis: int, step: int) -> Any:
     return context.apply("Slice", wide, [0], [(count - 1) * step + 1], [axis])
 
 
-def padded(context: GradientContext, value: Any, begins: Sequence[int], ends: Sequence[int]) -> Any:
-    """Zeros around a value."""
-    if not any(begins) and not any(ends):
-        return value
-    return context.apply("Pad", value, [*begins, *ends], 0.0)
-
-
 def expand_gradient(context: GradientContext) -> Sequence[Any]:
     """Sums over what was repeated."""
     return context.reduced(context.gradient, 0), None
@@ -129,7 +97,7 @@ def tile_gradient(context: GradientContext) -> Sequence[Any]:
     shape = context.type_of(0).shape
     if 0 in context.gradient.shape:
         return zeros(context, shape, context.gradient.data_type), None
-    repeats = ints_at(context, 1) or ()
+    repeats = constant_ints(context, 1) or ()
     if all(count == 1 for count in repeats):
         return context.gradient, None
     pairs = [size for pair in zip(repeats, shape, strict=True) for size in pair]
@@ -160,18 +128,3 @@ def trilu_gradient(context: GradientContext) -> Sequence[Any]:
     upper = int_of(context.attributes, "upper")
     k = context.input(1) if context.has(1) else None
     return context.apply("Trilu", context.gradient, k, upper=upper), None
-
-
-def weighted(context: GradientContext, value: Any, axis: int, table: Any) -> Any:
-    """One axis of a value times a matrix [axis, new axis]."""
-    rank = len(value.shape)
-    matrix = context.constant(np.ascontiguousarray(table, value.data_type.dtype))
-    if axis == rank - 1:
-        return context.apply("MatMul", value, matrix)
-    # From the left instead: [..., axis, rest] as matrices.
-    shape = value.shape
-    rest = math.prod(shape[axis + 1 :])
-    turned = context.constant(np.ascontiguousarray(table.T, value.data_type.dtype))
-    flat = shaped(context, value, (*shape[:axis], shape[axis], rest))
-    made = context.apply("MatMul", turned, flat)
-    return shaped(context, made, (*shape[:axis], table.shape[1], *shape[axis + 1 :]))

@@ -6,4 +6,6 @@ Comes in: parameters, gradients, states. Goes out: `OPERATORS`. Must not know: o
 from stitch.ops.definition import OpDef
 from stitch.ops.training import optimizer_steps
 
+__all__ = ["OPERATORS"]
+
 OPERATORS: tuple[OpDef, ...] = (*optimizer_steps.OPERATORS,)

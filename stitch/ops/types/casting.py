@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from stitch.ops.arithmetic.arithmetic_gradients import cast_gradient
 from stitch.ops.attributes import int_of, string_of
 from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import MOVED, data_type_of_code
+from stitch.ops.gradient import GradientContext, in_type
 from stitch.ops.inference import require_type
 from stitch.ops.steps import BLOCK_SIZE, copy_steps, given
 from stitch.ops.types.conversions import conversion_steps, workspace_nbytes
@@ -89,6 +90,14 @@ def _bit_cast(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 _ROUNDING = {"round_mode": Attribute("string", "up"), "saturate": Attribute("int", 1)}
+
+
+def cast_gradient(context: GradientContext) -> Sequence[Any]:
+    """Between floats: the gradient in the operand's type."""
+    return (in_type(context, context.gradient, context.type_of(0).data_type), None)[
+        : len(context.input_types)
+    ]
+
 
 OPERATORS = (
     OpDef(

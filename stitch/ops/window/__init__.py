@@ -13,6 +13,24 @@ from stitch.ops.window import (
     pooling,
     unfolding,
 )
+from stitch.ops.window.convolution import CONVOLUTION, bias_steps, check_output
+from stitch.ops.window.windows import (
+    WINDOW_ATTRIBUTES,
+    Windows,
+    check_window_attributes,
+    windows_of,
+)
+
+__all__ = [
+    "CONVOLUTION",
+    "OPERATORS",
+    "WINDOW_ATTRIBUTES",
+    "Windows",
+    "bias_steps",
+    "check_output",
+    "check_window_attributes",
+    "windows_of",
+]
 
 OPERATORS: tuple[OpDef, ...] = (
     *convolution.OPERATORS,

@@ -9,15 +9,7 @@ from functools import partial
 import numpy as np
 
 from stitch.ops.attributes import int_of, ints_of
-from stitch.ops.definition import (
-    Attribute,
-    InferenceContext,
-    KernelArguments,
-    OpDef,
-    Thunk,
-    WorkspaceContext,
-    WorkspaceRule,
-)
+from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import (
     Shape,
@@ -54,6 +46,7 @@ from stitch.ops.window.windows import (
     transposed_windows,
     windows_of,
 )
+from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
 from stitch.program import Array, ValueType
 
 #: Columns are gathered for as many samples at a time as fit in this many bytes (at least one).
@@ -310,16 +303,17 @@ def _tap_steps(columns: Array, target: Array, windows: Windows) -> list[Thunk]:
     return [partial(np.add, p, taps[:, :, index], p) for index, p in enumerate(places)]
 
 
+CONVOLUTION = OpDef(
+    "Conv",
+    (2, 3),
+    _infer_conv,
+    _conv,
+    attributes={**WINDOW_ATTRIBUTES, "group": Attribute("int", 1)},
+    gradient=conv_gradient,
+    workspace=WorkspaceRule(_conv_workspace),
+)
 OPERATORS = (
-    OpDef(
-        "Conv",
-        (2, 3),
-        _infer_conv,
-        _conv,
-        attributes={**WINDOW_ATTRIBUTES, "group": Attribute("int", 1)},
-        gradient=conv_gradient,
-        workspace=WorkspaceRule(_conv_workspace),
-    ),
+    CONVOLUTION,
     OpDef(
         "ConvTranspose",
         (2, 3),

@@ -15,16 +15,7 @@ from functools import partial
 import numpy as np
 
 from stitch.ops.attributes import int_of, ints_of
-from stitch.ops.definition import (
-    Attribute,
-    InferenceContext,
-    KernelArguments,
-    OpDef,
-    Thunk,
-    WorkspaceContext,
-    WorkspaceRule,
-    computed_nbytes,
-)
+from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import require_rank, require_same_type, require_type
 from stitch.ops.steps import fill_step, given, workspace
@@ -40,6 +31,7 @@ from stitch.ops.window.windows import (
     check_window_attributes,
     windows_of,
 )
+from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes
 from stitch.program import Array, ValueType
 
 #: Columns are gathered for as many samples at a time as fit in this many bytes (at least one).

@@ -13,16 +13,7 @@ from functools import partial
 import numpy as np
 
 from stitch.ops.attributes import ints_of
-from stitch.ops.definition import (
-    Attribute,
-    InferenceContext,
-    KernelArguments,
-    OpDef,
-    Thunk,
-    WorkspaceContext,
-    WorkspaceRule,
-    twice_the_operands,
-)
+from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import require_rank, require_same_type, require_shape, require_type
 from stitch.ops.steps import copy_steps, fill_step, given, strides_of, workspace
@@ -33,6 +24,7 @@ from stitch.ops.window.windows import (
     check_window_attributes,
     pool_windows,
 )
+from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, twice
 from stitch.program import Array, ValueType
 
 #: As many samples are handled at a time as have inputs of this many bytes (at least one).
@@ -94,7 +86,7 @@ def _taken(context: WorkspaceContext) -> int:
     assert x is not None
     windows = pool_windows(context.attributes, x.shape[2:])
     if not _is_wide(windows):
-        return twice_the_operands(context)
+        return twice.nbytes(context)
     return 2 * places_nbytes(windows, math.prod(x.shape[:2]), x.data_type.compute_dtype)
 
 

@@ -10,15 +10,7 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.attributes import int_of, ints_of
-from stitch.ops.definition import (
-    Attribute,
-    InferenceContext,
-    KernelArguments,
-    OpDef,
-    Thunk,
-    WorkspaceContext,
-    WorkspaceRule,
-)
+from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import require_rank, require_type
 from stitch.ops.steps import fill_step, given, scalar, strides_of, workspace
@@ -45,7 +37,7 @@ from stitch.ops.window.windows import (
     check_window_attributes,
     pool_windows,
 )
-from stitch.ops.workspaces import few
+from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, few
 from stitch.program import Array, DataType, ValueType
 
 _POOL_ATTRIBUTES = {

@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.arithmetic.arithmetic_gradients import kept
 from stitch.ops.attributes import int_of, ints_of, string_of
 from stitch.ops.element_types import onnx_code
-from stitch.ops.gradient import GradientContext
-from stitch.ops.shape.shape_gradients import shaped, weighted
+from stitch.ops.gradient import GradientContext, kept, shaped, weighted
 from stitch.ops.window.sliding import Line, lines_of, taps_of
 from stitch.ops.window.windows import Windows, pool_windows
 from stitch.program import Array

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stitch.ops.definition import computed_nbytes
+from stitch.ops import computed_nbytes
 from stitch.program import ABSENT, Program
 
 #: Programs with more operations count all their values: who precedes whom is a square of bits.

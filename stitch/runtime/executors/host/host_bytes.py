@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 
 from stitch.machine import MachineShape, footprint
-from stitch.ops.definition import computed_nbytes
-from stitch.ops.kernel_bytes import OperationBytes, kernel_bytes, numpy_bytes, operand_nbytes
+from stitch.ops import OperationBytes, computed_nbytes, kernel_bytes, numpy_bytes, operand_nbytes
 from stitch.program import ABSENT, Array, Operation, OperationList, Program, TensorDesc
 from stitch.runtime.executors.executor import ProgramBytes
 from stitch.runtime.executors.host.any_order import most_inner_nbytes

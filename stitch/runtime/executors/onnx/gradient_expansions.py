@@ -12,9 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from stitch.errors import CompileError
-from stitch.ops.activation.gelu_gradient_operator import CUBE, HEIGHT, RATE
-from stitch.ops.attributes import int_of
-from stitch.ops.window.windows import windows_of
+from stitch.ops import GELU_CUBE, GELU_HEIGHT, GELU_RATE, int_of, windows_of
 from stitch.program import ABSENT, AttributeValue, Operation, ValueType
 from stitch.runtime.executors.element_runs import block_count
 from stitch.runtime.executors.onnx.chunk_scans import write_blocks
@@ -101,12 +99,12 @@ def gelu_gradient(writer: FormWriter, operation: Operation, attributes: Attribut
 def _exact_product(
     writer: FormWriter, gradient: str, x: str, kind: ValueType, out: str | None = None
 ) -> str:
-    """g ((1 + erf(x / sqrt 2)) / 2 + x exp(ln HEIGHT - x^2 / 2))."""
+    """g ((1 + erf(x / sqrt 2)) / 2 + x exp(ln GELU_HEIGHT - x^2 / 2))."""
     inner = writer.node("Mul", [x, _number(writer, math.sqrt(0.5), kind)])
     share = _half(writer, writer.node("Erf", [inner]), kind)
     square = writer.node("Mul", [inner, inner])
     # The difference turns the sign and brings the height in, for one pass in place of two.
-    exponent = writer.node("Sub", [_number(writer, math.log(HEIGHT), kind), square])
+    exponent = writer.node("Sub", [_number(writer, math.log(GELU_HEIGHT), kind), square])
     rest = writer.node("Mul", [writer.node("Exp", [exponent]), x])
     return writer.node("Mul", [writer.node("Add", [share, rest]), gradient], out)
 
@@ -121,11 +119,11 @@ def _tanh_product(
         return writer.node("Add", [scaled, _number(writer, offset, kind)])
 
     square = writer.node("Mul", [x, x])
-    inner = writer.node("Mul", [line(CUBE * RATE, RATE), x])
+    inner = writer.node("Mul", [line(GELU_CUBE * GELU_RATE, GELU_RATE), x])
     tangent = writer.node("Tanh", [inner])
     share = _half(writer, tangent, kind)
     flat = writer.node("Sub", [_number(writer, 1.0, kind), writer.node("Mul", [tangent, tangent])])
-    steep = writer.node("Mul", [flat, line(1.5 * CUBE * RATE, 0.5 * RATE)])
+    steep = writer.node("Mul", [flat, line(1.5 * GELU_CUBE * GELU_RATE, 0.5 * GELU_RATE)])
     slope = writer.node("Add", [share, writer.node("Mul", [steep, x])])
     return writer.node("Mul", [slope, gradient], out)
 

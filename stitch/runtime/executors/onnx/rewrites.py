@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from stitch.errors import CompileError
-from stitch.ops import evaluate, known_by_type, onnx_code
-from stitch.ops.attributes import int_of
+from stitch.ops import evaluate, int_of, known_by_type, onnx_code
 from stitch.program import ABSENT, Array, AttributeValue, DataType, Operation
 from stitch.runtime.executors.host.staging import computable, compute_type
 from stitch.runtime.executors.onnx import gradient_expansions, integer_rewrites

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stitch.ops.applying import infer_types, kernel_workspace
-from stitch.ops.definition import computed_nbytes
 from stitch.ops.registry import lookup
+from stitch.ops.workspaces import computed_nbytes
 from stitch.program import ABSENT, Array, Operation, OperationList
 
 #: What the steps of one operation take as Python objects.
