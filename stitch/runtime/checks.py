@@ -56,7 +56,8 @@ def check_types(program: Program) -> None:
 def scratch_problems(program: Program, machine: MachineShape) -> Iterator[Problem]:
     """Every intermediate value that leaves the scratch, or overlaps another that is still read.
 
-    Kernels write elements where they lie, so each value starts at a multiple of 64 bytes. The output of an elementwise operation may take the very place of an input that dies with it.
+    Kernels write elements where they lie, so each value starts at a multiple of 64 bytes. The
+    output of an elementwise operation may take the very place of an input that dies with it.
     """
     scratch = program.scratch
     room = scratch.size_per_bank * machine.space(scratch.space).banks

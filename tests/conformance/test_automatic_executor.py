@@ -146,7 +146,9 @@ def test_every_division_gives_the_numbers_of_one_operation_after_the_other(name:
 def test_attention_on_views_copies_only_what_goes_out() -> None:
     program = program_of("attention")
     prepared = PreparedKernels(program, MACHINE, Workspace())
-    copied = {program.operations[i].op: left for i, left in prepared.places.moved.items() if left}
+    copied = {
+        program.operations[i].op: left for i, left in prepared.arrangement.moved.items() if left
+    }
     assert set(copied) <= {"Transpose", "Reshape"}
     assert sum(map(len, copied.values())) <= 2
 

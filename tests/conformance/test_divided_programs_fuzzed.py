@@ -156,7 +156,7 @@ def compare(
     *, by_numpy: bool = False,
 ) -> None:  # fmt: skip
     bound = prepared.bind(regions.inputs, regions.outputs, regions.scratch)
-    space = prepared.workspace.region(prepared.places.nbytes)
+    space = prepared.workspace.region(prepared.arrangement.nbytes)
     first: list[Array] | None = None
     for rubbish in (0xFF, 0x00):
         regions.fill(rubbish)

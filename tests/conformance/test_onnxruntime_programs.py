@@ -19,7 +19,8 @@ from stitch.machine import load_machine
 from stitch.program import Array, Ownership, Program
 from stitch.runtime.executors import BoundProgram, as_bytes, dense_view, make_executor
 from stitch.runtime.executors.automatic import AutomaticExecutor, points
-from stitch.runtime.executors.onnx.onnxruntime_executor import OnnxRuntimeExecutor, bound_call
+from stitch.runtime.executors.onnx.onnxruntime_executor import OnnxRuntimeExecutor
+from stitch.runtime.executors.onnx.session import bound_call
 from tests.support.stitched_models import integers, model, one, several
 
 MACHINE = load_machine("host").shape

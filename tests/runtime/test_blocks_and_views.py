@@ -9,7 +9,7 @@ import stitch
 from stitch.graph import ComputationGraphBuilder
 from stitch.ops import KernelArguments, lookup
 from stitch.program import Array
-from stitch.runtime.executors.host.chunks import Member, can_join, joins, steps_by_blocks
+from stitch.runtime.executors.host.chunks import Member, can_join, joins, steps_by_chunks
 from tests.support.stitched_models import model, several
 
 SHAPE = (64, 32, 128)
@@ -27,7 +27,7 @@ def member(index: int, op: str, *inputs: Array, out: Array, inside: bool = False
 
 
 def run(group: list[Member]) -> None:
-    for step in steps_by_blocks(group):
+    for step in steps_by_chunks(group):
         step()
 
 

@@ -1,4 +1,4 @@
-"""Executors: who computes. A new one is one file here and a run of the conformance suite.
+"""Executors: what computes programs. A new one is one file here and a run of the conformance suite.
 
 Comes in: programs and regions of bytes. Goes out: steps to call. Must not know plans or devices.
 """
@@ -11,20 +11,24 @@ from stitch.runtime.executors.executor import (
     Executor,
     PreparedProgram,
     ProgramBytes,
+    Workspace,
 )
 from stitch.runtime.executors.found_once import found_once
-from stitch.runtime.executors.host.host_bytes import committed_nbytes, program_peak
-from stitch.runtime.executors.host.numpy_executor import NumpyExecutor
-from stitch.runtime.executors.host.staging import as_bytes, dense_view
+from stitch.runtime.executors.host import (
+    NumpyExecutor,
+    as_bytes,
+    committed_nbytes,
+    dense_view,
+    program_peak,
+)
 from stitch.runtime.executors.null import NullExecutor
-from stitch.runtime.executors.workspace import Workspace
 
 #: Executors by name: the module and the class in it; a module is imported when it is asked for.
 EXECUTORS: dict[str, tuple[str, str]] = {
-    "numpy": ("stitch.runtime.executors.host.numpy_executor", "NumpyExecutor"),
-    "onnxruntime": ("stitch.runtime.executors.onnx.onnxruntime_executor", "OnnxRuntimeExecutor"),
+    "numpy": ("stitch.runtime.executors.host", "NumpyExecutor"),
+    "onnxruntime": ("stitch.runtime.executors.onnx", "OnnxRuntimeExecutor"),
     "auto": ("stitch.runtime.executors.automatic", "AutomaticExecutor"),
-    "torch": ("stitch.runtime.executors.torch.torch_executor", "TorchExecutor"),
+    "torch": ("stitch.runtime.executors.torch", "TorchExecutor"),
     "null": ("stitch.runtime.executors.null", "NullExecutor"),
 }
 

@@ -27,11 +27,14 @@ from stitch.errors import CompileError
 from stitch.machine import MachineShape
 from stitch.program import Operation, Program
 from stitch.runtime.executors.division import Division, divide, multiply_adds
-from stitch.runtime.executors.executor import Executor, PreparedProgram, ProgramBytes
-from stitch.runtime.executors.host.host_bytes import either_bytes, program_bytes
-from stitch.runtime.executors.host.kernels import KernelLibrary
-from stitch.runtime.executors.host.numpy_executor import NumpyExecutor, PreparedKernels
-from stitch.runtime.executors.workspace import Workspace
+from stitch.runtime.executors.executor import Executor, PreparedProgram, ProgramBytes, Workspace
+from stitch.runtime.executors.host import (
+    KernelLibrary,
+    NumpyExecutor,
+    PreparedKernels,
+    either_bytes,
+    program_bytes,
+)
 
 #: Products worth one point.
 MULTIPLY_ADDS = 131_072
@@ -62,10 +65,9 @@ class AutomaticExecutor(Executor):
         self.library: KernelLibrary | None = None
         self.onnxruntime: Executor | None = None
         if find_spec("onnxruntime") is not None and find_spec("onnx") is not None:
-            module = import_module("stitch.runtime.executors.onnx.onnxruntime_executor")
-            self.onnxruntime = module.OnnxRuntimeExecutor(intra_op_threads)
-            segments = import_module("stitch.runtime.executors.onnx.foreign_calls")
-            self.sessions = segments.Sessions(intra_op_threads)
+            onnx = import_module("stitch.runtime.executors.onnx")
+            self.onnxruntime = onnx.OnnxRuntimeExecutor(intra_op_threads)
+            self.sessions = onnx.Sessions(intra_op_threads)
 
     def host_bytes(self, program: Program) -> ProgramBytes:
         """What whichever kernel takes most takes."""

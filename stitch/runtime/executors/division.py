@@ -7,7 +7,7 @@ clock: the same program is always computed in the same way. Must not know sessio
 Every operation has two prices, and a run of ONNX Runtime's the price of its call; the cheapest
 division is found by dynamic programming over the program's order. Prices are microseconds on one
 thread of an AVX-512 machine, measured on float32, and rough: what decides is which is several times
-the other. NumPy moves elements for nothing, as views, computes long plain arithmetic by blocks that
+the other. NumPy moves elements for nothing, as views, computes long plain arithmetic by chunks that
 stay in the caches, and multiplies batches of small matrices where they lie. ONNX Runtime has the
 functions (Erf in a quarter of the time), convolutions, pools, and the large products.
 """
@@ -21,9 +21,7 @@ from itertools import pairwise
 
 from stitch.program import ABSENT, Operation, Program
 from stitch.runtime.executors.element_runs import element_runs
-from stitch.runtime.executors.host.kernels import KernelLibrary
-from stitch.runtime.executors.host.movements import MOVEMENTS, RESHAPING
-from stitch.runtime.executors.host.units import block_sizes
+from stitch.runtime.executors.host import MOVEMENTS, RESHAPING, KernelLibrary, chunked_sizes
 
 #: A call of ONNX Runtime, with its inputs and outputs; a node in it; a call of NumPy.
 CALL, NODE, FUNCTION = 5.0, 0.7, 0.6
@@ -31,11 +29,11 @@ CALL, NODE, FUNCTION = 5.0, 0.7, 0.6
 NUMPY_PRODUCTS, ONNX_PRODUCTS = 66_000.0, 78_000.0
 #: What one matrix of a batch costs beside its multiply-adds.
 NUMPY_MATRIX, ONNX_MATRIX = 0.25, 0.8
-#: Nanoseconds an element of plain arithmetic: by blocks, else below and above the size that the
-#: second-level cache holds; and of functions by blocks.
-BLOCKED_ARITHMETIC, SHORT, LONG = 0.17, 0.15, 0.35
-BLOCKED = {"Exp": 0.4, "Where": 0.4, "Sqrt": 0.2, "Div": 0.2}
-#: The same in blocks of ONNX Runtime's.
+#: Nanoseconds an element of plain arithmetic: by chunks, else below and above the size that the
+#: second-level cache holds; and of functions by chunks.
+CHUNKED_ARITHMETIC, SHORT, LONG = 0.17, 0.15, 0.35
+CHUNKED = {"Exp": 0.4, "Where": 0.4, "Sqrt": 0.2, "Div": 0.2}
+#: The same in chunks of ONNX Runtime's.
 SCANNED_ARITHMETIC = 0.17
 SCANNED = {"Erf": 0.35, "Exp": 0.2, "Log": 0.3, "Sigmoid": 0.3, "Tanh": 0.3}
 LONG_SIZE = 1 << 18
@@ -86,7 +84,7 @@ def divide(
     """The cheapest division; `able` says which operations ONNX Runtime can run.
 
     One run of all where nothing else is much cheaper; none where kernels are. With a library, which
-    somebody has asked for, a little cheaper is enough.
+    is there only where it was asked for, a little cheaper is enough.
     """
     prices = _Prices(program, threads, library)
     count = len(program.operations)
@@ -132,8 +130,8 @@ class _Prices:
         self.threads = threads
         self.given = {slot.value for slot in program.outputs}
         self.makers = {v: o for o in program.operations for v in o.outputs if v != ABSENT}
-        sizes = block_sizes(program)
-        self.blocked = {
+        sizes = chunked_sizes(program)
+        self.chunked = {
             i
             for first, (a, b) in enumerate(pairwise(sizes))
             if a == b and a is not None
@@ -165,8 +163,8 @@ class _Prices:
         if operation.op in MOVEMENTS and not operation.domain:
             return self._moved(operation)
         size = self._size(operation)
-        if index in self.blocked:
-            return FUNCTION + size * BLOCKED.get(operation.op, BLOCKED_ARITHMETIC) / 1000
+        if index in self.chunked:
+            return FUNCTION + size * CHUNKED.get(operation.op, CHUNKED_ARITHMETIC) / 1000
         products = multiply_adds(self.program, operation)
         if products:
             if operation.op not in ("Gemm", "MatMul"):

@@ -1,7 +1,7 @@
-"""Runs of long elementwise operations that ONNX Runtime computes block by block.
+"""Runs of long elementwise operations that ONNX Runtime computes chunk by chunk.
 
 Comes in: a program. Goes out: which of its operations follow each other so, and into how many
-blocks their values are cut. Must not know who computes: what they cost decides the division too.
+chunks their values are cut. Must not know sessions: what runs cost decides the division too.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ ELEMENTWISE = frozenset({
     "Tanh",
 })  # fmt: skip
 FLOATS = (DataType.FLOAT32, DataType.FLOAT64)
-#: Elements of a block at most, and operations that a run has at least.
-MOST_PER_BLOCK = 1 << 15
+#: Elements of a chunk at most, and operations that a run has at least.
+MOST_PER_CHUNK = 1 << 15
 LEAST_OPERATIONS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class ElementRun:
-    """Consecutive operations, all on results of one shape, and into how many blocks that is cut."""
+    """Consecutive operations, all on results of one shape, and into how many chunks that is cut."""
 
     operations: tuple[int, ...]
     count: int
 
 
-def block_count(size: int) -> int:
-    """Into how many equal blocks a chain of passes is cut; 1 where that would not pay.
+def chunk_count(size: int) -> int:
+    """Into how many equal chunks a chain of passes is cut; 1 where that would not pay.
 
-    Over a million float32 a pass takes 300 us and over blocks 150, and each block takes 10 us more:
-    with ten passes 3.7 ms against 2.1 for blocks of 2^15 and 2^16, and 2.5 for blocks of 2^13.
+    Over a million float32 a pass takes 300 us and over chunks 150, and each chunk takes 10 us more:
+    with ten passes 3.7 ms against 2.1 for chunks of 2^15 and 2^16, and 2.5 for chunks of 2^13.
     """
-    if size < 2 * MOST_PER_BLOCK:
+    if size < 2 * MOST_PER_CHUNK:
         return 1
-    least = -(-size // MOST_PER_BLOCK)
+    least = -(-size // MOST_PER_CHUNK)
     return next((n for n in range(least, 4 * least + 1) if size % n == 0), 1)
 
 
@@ -52,7 +52,7 @@ def element_runs(program: Program, without: Collection[int] = ()) -> dict[int, E
     def close() -> None:
         if len(run) >= LEAST_OPERATIONS:
             shape = program.values[program.operations[run[0]].outputs[0]].type.shape
-            count = block_count(math.prod(shape))
+            count = chunk_count(math.prod(shape))
             if count > 1:
                 found[run[0]] = ElementRun(tuple(run), count)
         run.clear()

@@ -1,7 +1,7 @@
 """`found_once`: a property that is computed when first asked for, and kept.
 
 `functools.cached_property` of Python 3.11 holds one lock for all objects while it computes; in the
-child of a fork, if another thread held it, nobody would ever give it back.
+child of a fork, if another thread held it, it would never be given back.
 """
 
 from __future__ import annotations

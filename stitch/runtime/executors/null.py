@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from stitch.machine import MachineShape
 from stitch.program import Array, Program
-from stitch.runtime.executors.executor import BoundProgram, Executor, PreparedProgram, ProgramBytes
-from stitch.runtime.executors.workspace import Workspace
+from stitch.runtime.executors.executor import (
+    BoundProgram,
+    Executor,
+    PreparedProgram,
+    ProgramBytes,
+    Workspace,
+)
 
 
 class NullExecutor(Executor):

@@ -3,3 +3,29 @@
 Comes in: programs, regions of bytes, what is computed elsewhere in one call. Goes out: steps to
 call, and bytes of the host's memory. Must not know ONNX Runtime, PyTorch, devices or plans.
 """
+
+from stitch.runtime.executors.host.host_bytes import (
+    committed_nbytes,
+    either_bytes,
+    program_bytes,
+    program_peak,
+    session_bytes,
+)
+from stitch.runtime.executors.host.kernels import KernelLibrary
+from stitch.runtime.executors.host.movements import MOVEMENTS, RESHAPING
+from stitch.runtime.executors.host.numpy_executor import NumpyExecutor, PreparedKernels
+from stitch.runtime.executors.host.staging import (
+    StagedRegions,
+    StagingArrays,
+    as_bytes,
+    computable,
+    compute_type,
+    dense_view,
+)
+from stitch.runtime.executors.host.units import chunked_sizes
+
+__all__ = [
+    "MOVEMENTS", "RESHAPING", "KernelLibrary", "NumpyExecutor", "PreparedKernels", "StagedRegions",
+    "StagingArrays", "as_bytes", "chunked_sizes", "committed_nbytes", "computable", "compute_type",
+    "dense_view", "either_bytes", "program_bytes", "program_peak", "session_bytes",
+]  # fmt: skip

@@ -1,8 +1,8 @@
 """The most bytes that the values inside a program take at one time, computed in whatever order.
 
 Comes in: a program. Goes out: bytes. ONNX Runtime frees a value after its last reader, but chooses
-the order itself: it may compute all branches before it adds the first two up. Must not know who
-computes, or where values lie.
+the order itself: it may compute all branches before it adds the first two up. Must not know
+executors, or where values lie.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from stitch.ops import computed_nbytes
 from stitch.program import ABSENT, Program
 
-#: Programs with more operations count all their values: who precedes whom is a square of bits.
+#: Programs with more operations count all their values: which precedes which is a square of bits.
 MOST_OPERATIONS = 8192
 
 
@@ -31,14 +31,14 @@ def most_inner_nbytes(program: Program) -> int:
         return sum(sizes.values())
     readers = _readers(program)
     before, after = _before(program, count), _after(program, readers, count)
-    everybody = (1 << count) - 1
+    every = (1 << count) - 1
     alive = np.zeros(count, np.int64)
     for value, maker in makers.items():
-        # Not alive while somebody runs who comes before its maker, or after all of its readers.
-        gone = everybody if readers.get(value) else 0
+        # Not alive while an operation runs that comes before its maker, or after all its readers.
+        gone = every if readers.get(value) else 0
         for reader in readers.get(value, ()):
             gone &= after[reader]
-        alive[_places(everybody & ~(gone | before[maker]), count)] += sizes[value]
+        alive[_places(every & ~(gone | before[maker]), count)] += sizes[value]
     return int(alive.max())
 
 

@@ -2,13 +2,13 @@
 
 Comes in: a program, cut into units that are computed one after the other. Goes out: for each value
 the bytes that it is seen in, the movements that copy nothing, and how large a workspace the others
-share. Must not know who computes, or addresses.
+share. Must not know executors, or addresses.
 
 A value is a view of the operand that it was moved from (`seen`), or is made in its place inside the
-result that it is moved to (`made`), where everybody who reads or writes it takes it in that form:
-a batch of matrix products takes strided matrices, arithmetic takes rows that lie apart, all others
-want dense arrays. An output that takes the place of an input is left alone: its bytes are two
-values.
+result that it is moved to (`made`), where every operation that reads or writes it takes it in that
+form: a batch of matrix products takes strided matrices, arithmetic takes rows that lie apart, all
+others want dense arrays. An output that takes the place of an input is left alone: its bytes are
+two values.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Seen(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class Arrangement:
     """`seen` has every value that has bytes; `offsets` those with bytes in the workspace.
 
     `moved[i]` are the pieces that operation `i`, a movement, still copies: none where it is
@@ -52,12 +52,12 @@ class Places:
     moved: Mapping[int, tuple[Piece, ...]]
 
 
-def plan_places(program: Program, units: Sequence[Unit], constants: dict[int, Array]) -> Places:
-    """Places for all values of a program."""
-    return _Planner(program, units, constants).places()
+def arrange(program: Program, units: Sequence[Unit], constants: dict[int, Array]) -> Arrangement:
+    """Where all values of a program lie."""
+    return _Arranger(program, units, constants).arrangement()
 
 
-class _Planner:
+class _Arranger:
     def __init__(
         self, program: Program, units: Sequence[Unit], constants: dict[int, Array]
     ) -> None:
@@ -93,7 +93,7 @@ class _Planner:
         touched = [v for v in operation.inputs if v not in self.constants]
         return all(is_direct(self.values[v]) for v in (*touched, *operation.outputs) if v >= 0)
 
-    def places(self) -> Places:
+    def arrangement(self) -> Arrangement:
         for index in reversed(range(len(self.program.operations))):
             if self.pieces.get(index):
                 self._make_operands_in_place(index)
@@ -108,7 +108,7 @@ class _Planner:
         for value, (root, view) in self.held.items():
             start = _address(view) - _address(self.held[root][1])
             seen[value] = Seen(root, start, view.strides)
-        return Places(seen, offsets, nbytes, self.moved)
+        return Arrangement(seen, offsets, nbytes, self.moved)
 
     def _is_inner(self, value: int) -> bool:
         """Whether only the foreign unit that makes a value reads it."""
@@ -120,7 +120,7 @@ class _Planner:
         )
 
     def _dense(self, value: int) -> Array:
-        """An array that nobody reads: it stands for the shape and strides of a dense value."""
+        """An array that is never read: it stands for the shape and strides of a dense value."""
         kind = self.values[value].type
         # Views of NumPy's are not made of others' types (float8): only the size counts here.
         dtype = np.dtype(f"u{kind.data_type.compute_dtype.itemsize}")
@@ -213,7 +213,7 @@ class _Planner:
 class _Workspace:
     """Packs the values that have bytes of their own by when they live."""
 
-    def __init__(self, planner: _Planner) -> None:
+    def __init__(self, planner: _Arranger) -> None:
         self.planner = planner
         outside = planner.given | set(planner.outputs)
         roots = {

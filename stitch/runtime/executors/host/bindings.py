@@ -1,7 +1,7 @@
 """Bindings of a program's kernels to bytes: operation by operation, or unit by unit.
 
 Comes in: a program's kernels, the regions of its slots. Goes out: the steps to call, in order. Must
-not know who prepares programs, or plans.
+not know executors, or plans.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stitch.runtime.executors.host.chunks import (
     can_join,
     joins,
     passing,
-    steps_by_blocks,
+    steps_by_chunks,
 )
 from stitch.runtime.executors.host.kernels import ForeignCall, Kernels
 from stitch.runtime.executors.host.staging import StagedRegions
@@ -96,7 +96,7 @@ class OperationBinding:
         )
 
     def _unused(self, value: int, output: int, index: int) -> Array:
-        """A place for an output that nobody wants; kernels write all of theirs."""
+        """A place for an output that is absent; kernels write all of theirs."""
         operation = self.prepared.program.operations[index]
         kinds = infer_types(
             operation.op,
@@ -114,11 +114,11 @@ class UnitBinding(OperationBinding):
 
     def __init__(self, prepared: Kernels, regions: StagedRegions) -> None:
         super().__init__(prepared, regions)
-        self.places = prepared.places
-        self.workspace = prepared.workspace.region(self.places.nbytes)
+        self.arrangement = prepared.arrangement
+        self.workspace = prepared.workspace.region(self.arrangement.nbytes)
         #: How many values are seen in each one's bytes, itself among them.
-        self.seen_in = Counter(seen.root for seen in self.places.seen.values())
-        for value, seen in self.places.seen.items():
+        self.seen_in = Counter(seen.root for seen in self.arrangement.seen.values())
+        for value, seen in self.arrangement.seen.items():
             if value not in self.arrays and seen.root in self.arrays:
                 # A view of an input or a constant.
                 self.arrays[value] = self.place(value)
@@ -129,23 +129,23 @@ class UnitBinding(OperationBinding):
             if call is not None:
                 self.call(call)
             elif unit.group:
-                self.by_blocks(unit.operations)
+                self.by_chunks(unit.operations)
             else:
                 (index,) = unit.operations
                 self.append(index, self.prepared.program.operations[index])
-        nbytes = self.prepared.staging.nbytes + self.places.nbytes
+        nbytes = self.prepared.staging.nbytes + self.arrangement.nbytes
         return BoundProgram(tuple(self.steps), (), self.arrays, nbytes)
 
     def place(self, value: int) -> Array:
         """A value's array, in the bytes of its root."""
-        seen = self.places.seen[value]
+        seen = self.arrangement.seen[value]
         root = self.arrays.get(seen.root)
         if root is None:
             root = self.arrays[seen.root] = self._bytes_of(seen.root)
         return root if seen.root == value else _view(root, seen, self.values[value].type.shape)
 
     def _bytes_of(self, root: int) -> Array:
-        offset = self.places.offsets.get(root)
+        offset = self.arrangement.offsets.get(root)
         if offset is None:
             return self.regions.place(root)
         kind = self.values[root].type
@@ -154,7 +154,7 @@ class UnitBinding(OperationBinding):
 
     def append(self, index: int, operation: Operation) -> None:
         """The steps of one operation; of a movement, what is not a view."""
-        left = self.places.moved.get(index)
+        left = self.arrangement.moved.get(index)
         if left is None:
             super().append(index, operation)
             return
@@ -175,7 +175,7 @@ class UnitBinding(OperationBinding):
                 return steps
         return super().kernel_steps(index, arguments)
 
-    def by_blocks(self, operations: tuple[int, ...]) -> None:
+    def by_chunks(self, operations: tuple[int, ...]) -> None:
         """A group of elementwise operations; one after the other where they would be tangled."""
         self.prepared.workspace.kernels.restart()
         group: list[Member] = []
@@ -195,14 +195,14 @@ class UnitBinding(OperationBinding):
 
     def _finish(self, group: list[Member]) -> None:
         if passing(group):
-            self.steps += steps_by_blocks(group)
+            self.steps += steps_by_chunks(group)
         else:
             for member in group:
                 self.steps += member.definition.kernel(member.arguments)
 
     def _only_readers(self, value: int) -> frozenset[int] | None:
-        """Who reads a value; None if that is seen outside the program, or through a view."""
-        if value not in self.places.offsets or self.seen_in[value] != 1:
+        """The operations that read a value; None if it is seen outside, or through a view."""
+        if value not in self.arrangement.offsets or self.seen_in[value] != 1:
             return None
         return frozenset(self.prepared.readers.get(value, ()))
 

@@ -1,10 +1,10 @@
-"""Groups of elementwise operations, computed block by block instead of one after the other.
+"""Groups of elementwise operations, computed chunk by chunk instead of one after the other.
 
 Comes in: the arguments of consecutive operations whose results have one size. Goes out: their
-steps over blocks that stay in the caches; what only the group itself reads never leaves them. So a
+steps over chunks that stay in the caches; what only the group itself reads never leaves them. So a
 step of SGD on 400,000 weights takes 145 us, not 220. Must not know programs, regions or plans.
 
-A block goes through the whole group before the next one begins. That gives the same numbers where
+A chunk goes through the whole group before the next one begins. That gives the same numbers where
 whatever is written is, of all that the group reads or writes, either apart or the very same bytes.
 Operands are as long as the results, or one number: with others in between nothing was gained.
 """
@@ -21,12 +21,12 @@ from stitch.ops import KernelArguments, OpDef, workspace
 from stitch.program import Array
 from stitch.runtime.executors.executor import Thunk
 
-#: Elements of a block: a few arrays of this size fit in a second-level cache.
-BLOCK_SIZE = 32768
-#: From how many elements on blocks pay: shorter values stay in the caches by themselves.
-LEAST_SIZE = 4 * BLOCK_SIZE
-#: Operators of one pass, or two. Those of many cut their operand into blocks by themselves, and a
-#: workspace for every block of a group would be more than the caches hold.
+#: Elements of a chunk: a few arrays of this size fit in a second-level cache.
+CHUNK_SIZE = 32768
+#: From how many elements on chunks pay: shorter values stay in the caches by themselves.
+LEAST_SIZE = 4 * CHUNK_SIZE
+#: Operators of one pass, or two. Those of many cut their operand into chunks by themselves, and a
+#: workspace for every chunk of a group would be more than the caches hold.
 FEW_PASSES = frozenset({
     "Abs", "Add", "And", "Div", "Equal", "Exp", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",
     "Max", "Min", "Mul", "Neg", "Not", "Or", "Reciprocal", "Relu", "Sqrt", "Sub", "Where",
@@ -59,7 +59,7 @@ class Member:
 
 
 def can_join(member: Member) -> bool:
-    """Whether an operation may be computed by blocks at all, and is long enough."""
+    """Whether an operation may be computed by chunks at all, and is long enough."""
     if member.definition.name not in FEW_PASSES or member.definition.domain:
         return False
     shape = member.out.shape
@@ -89,29 +89,29 @@ def _span(array: Array) -> tuple[int, int, np.dtype[Any]]:
 
 
 def passing(group: Sequence[Member]) -> list[Member]:
-    """The operations whose result nobody else reads: without one, blocks gain nothing."""
+    """The operations whose result only the group reads: without one, chunks gain nothing."""
     inside = {member.index for member in group}
     return [m for m in group if m.readers is not None and m.readers <= inside]
 
 
-def steps_by_blocks(group: Sequence[Member]) -> list[Thunk]:
-    """The steps of a group, block after block.
+def steps_by_chunks(group: Sequence[Member]) -> list[Thunk]:
+    """The steps of a group, chunk after chunk.
 
-    A result that only the group itself reads is never written as a whole: every block of it takes
+    A result that only the group itself reads is never written as a whole: every chunk of it takes
     the place of the one before, which the caches still hold.
     """
     places = _places(group)
     size = group[0].out.size
     steps: list[Thunk] = []
-    for start in range(0, size, BLOCK_SIZE):
-        part = slice(start, min(start + BLOCK_SIZE, size))
+    for start in range(0, size, CHUNK_SIZE):
+        part = slice(start, min(start + CHUNK_SIZE, size))
         for member in group:
-            steps += member.definition.kernel(_block(member, part, places))
+            steps += member.definition.kernel(_chunk(member, part, places))
     return steps
 
 
 def _places(group: Sequence[Member]) -> dict[int, Array]:
-    """A place of one block for each result that only the group reads, by the result's identity.
+    """A place of one chunk for each result that only the group reads, by the result's identity.
 
     A place is taken again as soon as what it held is read for the last time, also by the operation
     that takes it: fewer places are more of what the caches can hold.
@@ -126,14 +126,14 @@ def _places(group: Sequence[Member]) -> dict[int, Array]:
         held = [h for h in held if h[0] > member.index]
         if member.index in last:
             spare = free.get(member.out.dtype)
-            place = spare.pop() if spare else workspace(BLOCK_SIZE, member.out.dtype)
+            place = spare.pop() if spare else workspace(CHUNK_SIZE, member.out.dtype)
             places[id(member.out)] = place
             held.append((last[member.index], place))
     return places
 
 
-def _block(member: Member, part: slice, places: Mapping[int, Array]) -> KernelArguments:
-    """The arguments of one operation for one block."""
+def _chunk(member: Member, part: slice, places: Mapping[int, Array]) -> KernelArguments:
+    """The arguments of one operation for one chunk."""
 
     def cut(array: Array) -> Array:
         if id(array) in places:
@@ -141,5 +141,5 @@ def _block(member: Member, part: slice, places: Mapping[int, Array]) -> KernelAr
         return array.reshape(()) if array.size == 1 else array.reshape(-1)[part]
 
     inputs = tuple(None if a is None else cut(a) for a in member.arguments.inputs)
-    # What a kernel derives from a constant is the block's own.
+    # What a kernel derives from a constant is the chunk's own.
     return replace(member.arguments, inputs=inputs, outputs=(cut(member.out),), memo={})

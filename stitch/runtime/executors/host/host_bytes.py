@@ -15,8 +15,8 @@ from stitch.ops import OperationBytes, computed_nbytes, kernel_bytes, numpy_byte
 from stitch.program import ABSENT, Array, Operation, OperationList, Program, TensorDesc
 from stitch.runtime.executors.executor import ProgramBytes
 from stitch.runtime.executors.host.any_order import most_inner_nbytes
-from stitch.runtime.executors.host.arrangement import plan_places
-from stitch.runtime.executors.host.chunks import BLOCK_SIZE
+from stitch.runtime.executors.host.arrangement import arrange
+from stitch.runtime.executors.host.chunks import CHUNK_SIZE
 from stitch.runtime.executors.host.staging import is_direct
 from stitch.runtime.executors.host.units import units_of
 
@@ -39,10 +39,10 @@ def program_bytes(
     """
     kept = _computed_constants(program) + _staged(program)
     units = units_of(program, ())
-    places = plan_places(program, units, program.constant_data())
+    arrangement = arrange(program, units, program.constant_data())
     found = kernel_bytes(program, bytes_of)
-    blocks = max((len(u.operations) for u in units if u.group), default=0) * BLOCK_SIZE * 8
-    values, kernels = places.nbytes, max(found.passing, blocks)
+    chunks = max((len(u.operations) for u in units if u.group), default=0) * CHUNK_SIZE * 8
+    values, kernels = arrangement.nbytes, max(found.passing, chunks)
     if in_sessions:
         kept += SESSION_NBYTES + _weights(program)
         values += ARENA_GROWTH * most_inner_nbytes(program)

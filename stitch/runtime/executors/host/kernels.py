@@ -1,8 +1,8 @@
 """A program as kernels: what every binding of it to bytes shares.
 
-Comes in: a program, what somebody else computes of it. Goes out: its operators' definitions and
-attributes, its constants, what is computed together (`units`), where values lie (`arrangement`).
-Must not know addresses.
+Comes in: a program, what foreign calls and a library compute of it. Goes out: its operators'
+definitions and attributes, its constants, what is computed together (`units`), where values lie
+(`arrangement`). Must not know addresses.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ from typing import Protocol
 from stitch.machine import MachineShape
 from stitch.ops import KernelArguments, OpDef, lookup, resolve_attributes
 from stitch.program import Array, Operation, Program
-from stitch.runtime.executors.executor import Thunk
+from stitch.runtime.executors.executor import Thunk, Workspace
 from stitch.runtime.executors.found_once import found_once
-from stitch.runtime.executors.host.arrangement import Places, plan_places
+from stitch.runtime.executors.host.arrangement import Arrangement, arrange
 from stitch.runtime.executors.host.staging import StagingArrays, computable
 from stitch.runtime.executors.host.units import Unit, units_of
-from stitch.runtime.executors.workspace import Workspace
 
 
 class ForeignCall(Protocol):
-    """Consecutive operations of a program that somebody else computes in one call."""
+    """Consecutive operations of a program that one call computes, by other kernels than ours."""
 
     @property
     def operations(self) -> tuple[int, ...]:
@@ -41,7 +40,7 @@ class ForeignCall(Protocol):
 
 
 class KernelLibrary(Protocol):
-    """Kernels of somebody else's for single operations, on arrays in any form."""
+    """Kernels other than ours for single operations, on arrays in any form."""
 
     def price(self, program: Program, operation: Operation, products: int, batch: int) -> float:
         """Microseconds of an operation; infinite where it has no kernel for it.
@@ -94,6 +93,6 @@ class Kernels:
         return units_of(self.program, tuple(self.calls), self.chosen)
 
     @found_once
-    def places(self) -> Places:
+    def arrangement(self) -> Arrangement:
         """Where values lie when units are computed."""
-        return plan_places(self.program, self.units, self.constants)
+        return arrange(self.program, self.units, self.constants)

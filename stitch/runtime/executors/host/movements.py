@@ -1,8 +1,8 @@
 """Operations that only move elements, said as views: which part of the input goes where.
 
 Comes in: an operation and its program. Goes out: its pieces, each a part of an input and the part
-of an output that gets it, as functions on arrays. So nobody need copy: an output may be seen in the
-input, and an input may be made in its place in the output. Must not know where values lie.
+of an output that gets it, as functions on arrays. So nothing need be copied: an output may be seen
+in the input, and an input may be made in its place in the output. Must not know where values lie.
 """
 
 from __future__ import annotations

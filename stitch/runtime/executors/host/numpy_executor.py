@@ -3,7 +3,7 @@
 Dense values of the compute type are views of the space's bytes, others are staged; float16,
 bfloat16 and the block formats compute in float32 and round once per operator output.
 
-Long elementwise operations that follow each other are computed by blocks (`chunks`), and
+Long elementwise operations that follow each other are computed by chunks (`chunks`), and
 values are views of others where nothing but their form differs (`arrangement`). Where an
 operation must be seen by itself, the program is bound plainly, one operation after the other: the
 same numbers.
@@ -21,13 +21,13 @@ from stitch.runtime.executors.executor import (
     Executor,
     PreparedProgram,
     ProgramBytes,
+    Workspace,
 )
 from stitch.runtime.executors.found_once import found_once
 from stitch.runtime.executors.host.bindings import OperationBinding, UnitBinding
 from stitch.runtime.executors.host.host_bytes import program_bytes
 from stitch.runtime.executors.host.kernels import Kernels
 from stitch.runtime.executors.host.staging import StagedRegions
-from stitch.runtime.executors.workspace import Workspace
 
 
 class NumpyExecutor(Executor):
@@ -54,7 +54,7 @@ class PreparedKernels(Kernels, PreparedProgram):
         """Whether nothing is gained over one operation after the other."""
         if self.chosen or any(len(unit.operations) > 1 or unit.foreign for unit in self.units):
             return False
-        moved = self.places.moved.items()
+        moved = self.arrangement.moved.items()
         return all(len(left) == len(self.program.operations[i].outputs) for i, left in moved)
 
     def bind(

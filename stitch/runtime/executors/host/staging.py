@@ -2,7 +2,7 @@
 
 Comes in: a program, the regions of its slots. Goes out: the arrays to compute on, and the steps
 that fill them from the regions and write them back. Dense values of the compute type are views of
-the regions' bytes and need no step. Must not know who computes.
+the regions' bytes and need no step. Must not know executors.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which operations of a program are computed together on the host.
 
-Comes in: a program, and what somebody else computes in one call. Goes out: units, in the program's
+Comes in: a program, and what foreign calls compute of it. Goes out: units, in the program's
 order: those calls, runs of long elementwise operations, and every other operation by itself. Must
 not know where values lie.
 """
@@ -21,8 +21,8 @@ from stitch.runtime.executors.host.staging import is_direct
 class Unit:
     """Operations, one after the other in the program, that are computed together.
 
-    A `foreign` unit is one call of somebody else's, who knows dense arrays only and keeps what
-    only the unit reads to himself; a `group` goes block by block.
+    A `foreign` unit is one `ForeignCall`, which knows dense arrays only and keeps what only the
+    unit reads inside; a `group` goes chunk by chunk.
     """
 
     operations: tuple[int, ...]
@@ -30,18 +30,18 @@ class Unit:
 
     @property
     def group(self) -> bool:
-        """Whether its operations are computed block by block."""
+        """Whether its operations are computed chunk by chunk."""
         return not self.foreign and len(self.operations) > 1
 
 
 def units_of(
     program: Program, calls: Collection[tuple[int, ...]], apart: Collection[int] = ()
 ) -> tuple[Unit, ...]:
-    """The units of a program; `calls` are the operations that go to somebody else, call by call.
+    """The units of a program; `calls` are the operations of foreign calls, call by call.
 
     Those `apart` are each by itself.
     """
-    starts, sizes = {operations[0]: operations for operations in calls}, block_sizes(program)
+    starts, sizes = {operations[0]: operations for operations in calls}, chunked_sizes(program)
     found: list[Unit] = []
     run: list[int] = []
     index = 0
@@ -61,13 +61,13 @@ def units_of(
     return (*found, Unit(tuple(run))) if run else tuple(found)
 
 
-def block_sizes(program: Program) -> list[int | None]:
-    """The elements of each operation that may be computed by blocks; None for others."""
+def chunked_sizes(program: Program) -> list[int | None]:
+    """The elements of each operation that may be computed by chunks; None for others."""
     constants = {c.value for c in program.constants}
-    return [_block_size(program, operation, constants) for operation in program.operations]
+    return [_chunked_size(program, operation, constants) for operation in program.operations]
 
 
-def _block_size(program: Program, operation: Operation, constants: set[int]) -> int | None:
+def _chunked_size(program: Program, operation: Operation, constants: set[int]) -> int | None:
     if operation.domain or operation.op not in FEW_PASSES or len(operation.outputs) != 1:
         return None
     if not lookup(operation.op).elementwise or operation.outputs[0] < 0:

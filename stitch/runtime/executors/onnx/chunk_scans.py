@@ -1,4 +1,4 @@
-"""Runs of long elementwise operations, written for ONNX Runtime as one `Scan` over blocks.
+"""Runs of long elementwise operations, written for ONNX Runtime as one `Scan` over chunks.
 
 Comes in: a run of a program (`element_runs`), the writer of its model. Goes out: its nodes. ONNX
 Runtime computes every node over the whole of its operands, so each of a dozen passes goes by way of
@@ -40,40 +40,40 @@ def write_run(writer: FormWriter, program: Program, run: ElementRun) -> None:
             names[operation.outputs[0]] = writer.node(operation.op, operands, None, **attributes)
         return [names[v] for v in results]
 
-    write_blocks(writer, long, results, run.count, write)
+    write_chunks(writer, long, results, run.count, write)
 
 
-def write_blocks(
+def write_chunks(
     writer: FormWriter,
     operands: Sequence[int],
     results: Sequence[int],
     count: int,
     write: Callable[[Sequence[str]], Sequence[str]],
 ) -> None:
-    """Long operands in blocks, a `Scan` over them, and its results, all of one type.
+    """Long operands in chunks, a `Scan` over them, and its results, all of one type.
 
-    `write` is given the names of one block of each operand, writes nodes, and gives the names of
-    the results. A result that goes out of the model goes out in blocks, the same bytes: a node that
+    `write` is given the names of one chunk of each operand, writes nodes, and gives the names of
+    the results. A result that goes out of the model goes out in chunks, the same bytes: a node that
     gave it its shape back would copy it.
     """
     program = writer.program
     kind, given = writer.type_of(results[0]), {s.value for s in program.outputs}
     cut = writer.constant(np.array([count, -1], np.int64))
-    blocks = [writer.node("Reshape", [writer.operand(v), cut]) for v in operands]
+    chunks = [writer.node("Reshape", [writer.operand(v), cut]) for v in operands]
     rows, size = [writer.fresh() for _ in operands], math.prod(kind.shape) // count
     with writer.body() as body:
         made = write(rows)
     scanned = {v: value_name(v) if v in given else writer.fresh() for v in results}
     writer.scan(
         body,
-        tuple(zip(blocks, rows, strict=True)),
+        tuple(zip(chunks, rows, strict=True)),
         tuple(zip(made, scanned.values(), strict=True)),
         ValueType((size,), kind.data_type),
     )
     shape = writer.constant(np.array(kind.shape, np.int64))
     for value, name in scanned.items():
         if value in given:
-            writer.blocked[value] = (count, size)
+            writer.chunked[value] = (count, size)
         if value not in given or any(value in o.inputs for o in program.operations):
             whole = value_name(value) if value not in given else writer.fresh()
             writer.node("Reshape", [name, shape], whole)
@@ -81,7 +81,7 @@ def write_blocks(
 
 
 def _number(writer: FormWriter, program: Program, value: int) -> str:
-    """One number, without dimensions, so that it does not add any to a block."""
+    """One number, without dimensions, so that it does not add any to a chunk."""
     if not program.values[value].type.shape:
         return writer.operand(value)
     return writer.node("Reshape", [writer.operand(value), writer.constant(np.zeros(0, np.int64))])

@@ -3,7 +3,7 @@
 Comes in: a call. Goes out: the same call, with the calling thread's floating-point unit set before
 and put back after it. Why: exponentials of masked scores are the smallest numbers that there are,
 and x86 takes a hundred times as long over each of them; a masked Softmax takes six times as long,
-and so do products of what it gives. Must not know who computes.
+and so do products of what it gives. Must not know sessions.
 
 Only the thread that calls is touched, and only on Linux on x86-64 with glibc, whose `fenv_t` holds
 the register for it (MXCSR) after 28 bytes; elsewhere, or where a trial shows no effect, calls stay

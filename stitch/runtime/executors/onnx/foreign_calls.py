@@ -2,7 +2,7 @@
 
 Comes in: a program, and which of its operations go together. Goes out: their sessions, ready to be
 bound to arrays. Segments that are alike (the layers of a network) share one session. Must not know
-who computes the rest.
+the kernels of the rest.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from stitch.errors import CompileError
 from stitch.program import Array, Operation, Program
 from stitch.runtime.executors.executor import Thunk
 from stitch.runtime.executors.onnx.model_form import onnx_form, operation_form
-from stitch.runtime.executors.onnx.onnxruntime_executor import (
+from stitch.runtime.executors.onnx.program_parts import Parts
+from stitch.runtime.executors.onnx.session import (
     EXPECT,
-    MASKED,
     REFUSALS,
     Session,
     computed_apart,
     session_call,
 )
-from stitch.runtime.executors.onnx.program_parts import Parts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,8 +52,7 @@ class Segment:
             if slot.value in apart:
                 found[slot.value] = np.empty_like(place)
                 after.append(partial(np.copyto, place, found[slot.value]))
-        masked = any(not o.domain and o.op in MASKED for o in self.part.operations)
-        return (session_call(self.session, found, self.part.name, masked=masked), *after)
+        return (session_call(self.session, found, self.part), *after)
 
 
 class Sessions:

@@ -24,7 +24,7 @@ from stitch.program import (
     Program,
     ValueType,
 )
-from stitch.runtime.executors.host.staging import computable, compute_type
+from stitch.runtime.executors.host import computable, compute_type
 
 OPSET = 26
 IR_VERSION = 13
@@ -42,7 +42,7 @@ SCALE_FUSION = "MatMulScaleFusion"
 class OnnxForm:
     """A model, the values that are its inputs and outputs, and its constants by name.
 
-    `blocked` has the outputs that the model gives in another shape, the same elements; `without`
+    `chunked` has the outputs that the model gives in another shape, the same elements; `without`
     names the optimizers that would change what the model computes.
     """
 
@@ -50,7 +50,7 @@ class OnnxForm:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     weights: tuple[tuple[str, Array], ...]
-    blocked: Mapping[int, tuple[int, ...]]
+    chunked: Mapping[int, tuple[int, ...]]
     without: tuple[str, ...] = ()
 
 
@@ -78,9 +78,9 @@ class FormWriter:
         self.weights: list[tuple[str, Array]] = []
         #: The values that nodes refer to.
         self.used: set[int] = set()
-        #: Values that nodes know by another name, and those that go out as so many blocks.
+        #: Values that nodes know by another name, and those that go out as so many chunks.
         self.named: dict[int, str] = {}
-        self.blocked: dict[int, tuple[int, ...]] = {}
+        self.chunked: dict[int, tuple[int, ...]] = {}
         self._names = 0
 
     def type_of(self, value: int) -> ValueType:
@@ -137,24 +137,24 @@ class FormWriter:
     def scan(
         self,
         body: Sequence[onnx.NodeProto],
-        blocks: Sequence[tuple[str, str]],
+        chunks: Sequence[tuple[str, str]],
         results: Sequence[tuple[str, str]],
         kind: ValueType,
     ) -> None:
-        """Nodes that are computed for one block after the other.
+        """Nodes that are computed for one chunk after the other.
 
-        `blocks` pairs the names of operands [count, *shape] with those that the body has for a
-        block of each, `results` the body's names with those of all blocks; `kind` is a block's.
+        `chunks` pairs the names of operands [count, *shape] with those that the body has for a
+        chunk of each, `results` the body's names with those of all chunks; `kind` is a chunk's.
         """
         code = onnx_code(kind.data_type)
 
         def info(name: str) -> onnx.ValueInfoProto:
             return helper.make_tensor_value_info(name, code, kind.shape)
 
-        inner = [info(name) for _, name in blocks], [info(name) for name, _ in results]
-        graph = helper.make_graph(list(body), "block", *inner)
-        names = [name for name, _ in blocks], [name for _, name in results]
-        node = helper.make_node("Scan", *names, body=graph, num_scan_inputs=len(blocks))
+        inner = [info(name) for _, name in chunks], [info(name) for name, _ in results]
+        graph = helper.make_graph(list(body), "chunk", *inner)
+        names = [name for name, _ in chunks], [name for _, name in results]
+        node = helper.make_node("Scan", *names, body=graph, num_scan_inputs=len(chunks))
         self.nodes.append(node)
 
     def plain(self, operation: Operation, attributes: Mapping[str, AttributeValue]) -> None:
@@ -192,7 +192,7 @@ class FormWriter:
         opsets = [helper.make_opsetid("", OPSET)]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
         return OnnxForm(
-            model.SerializeToString(), inputs, outputs, tuple(self.weights), self.blocked,
+            model.SerializeToString(), inputs, outputs, tuple(self.weights), self.chunked,
             self._without(),
         )  # fmt: skip
 
@@ -220,5 +220,5 @@ class FormWriter:
     def _info(self, value: int) -> onnx.ValueInfoProto:
         kind = self.type_of(value)
         code = onnx_code(compute_type(kind))
-        shape = self.blocked.get(value, kind.shape)
+        shape = self.chunked.get(value, kind.shape)
         return helper.make_tensor_value_info(value_name(value), code, shape)

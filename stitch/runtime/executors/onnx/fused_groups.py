@@ -41,7 +41,7 @@ def fusions(program: Program) -> dict[int, Fused]:
 
 
 class _Links:
-    """Who makes and who reads each value of a program."""
+    """Which operation makes each value of a program, and which read it."""
 
     def __init__(self, program: Program) -> None:
         self.program = program

@@ -14,8 +14,8 @@ import numpy as np
 from stitch.errors import CompileError
 from stitch.ops import GELU_CUBE, GELU_HEIGHT, GELU_RATE, int_of, windows_of
 from stitch.program import ABSENT, AttributeValue, Operation, ValueType
-from stitch.runtime.executors.element_runs import block_count
-from stitch.runtime.executors.onnx.chunk_scans import write_blocks
+from stitch.runtime.executors.element_runs import chunk_count
+from stitch.runtime.executors.onnx.chunk_scans import write_chunks
 from stitch.runtime.executors.onnx.form_writer import FormWriter, value_name
 
 Attributes = Mapping[str, AttributeValue]
@@ -79,11 +79,11 @@ def max_pool_gradient(writer: FormWriter, operation: Operation, attributes: Attr
 
 
 def gelu_gradient(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
-    """The slope of x share(x) is share(x) + x share'(x); over blocks where memory would be slow."""
+    """The slope of x share(x) is share(x) + x share'(x); over chunks where memory would be slow."""
     product = _tanh_product if attributes["approximate"] == "tanh" else _exact_product
     made = operation.outputs[0]
     kind = writer.type_of(made)
-    count = block_count(math.prod(kind.shape))
+    count = chunk_count(math.prod(kind.shape))
     if count == 1:
         gradient, x = map(writer.operand, operation.inputs)
         product(writer, gradient, x, kind, value_name(made))
@@ -92,7 +92,7 @@ def gelu_gradient(writer: FormWriter, operation: Operation, attributes: Attribut
     def write(rows: Sequence[str]) -> Sequence[str]:
         return [product(writer, rows[0], rows[1], kind)]
 
-    write_blocks(writer, operation.inputs, [made], count, write)
+    write_chunks(writer, operation.inputs, [made], count, write)
     return True
 
 

@@ -1,7 +1,7 @@
 """Some operations of a program as a program of their own, on the host.
 
 Comes in: a program, indices of operations. Goes out: the part, with the values that come from
-outside as inputs and those that others read as outputs. Must not know who computes.
+outside as inputs and those that others read as outputs. Must not know ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stitch.program import (
     Value,
     host_layout,
 )
-from stitch.runtime.executors.host.staging import compute_type
+from stitch.runtime.executors.host import compute_type
 
 
 class Parts:

@@ -13,7 +13,7 @@ import numpy as np
 from stitch.errors import CompileError
 from stitch.ops import evaluate, int_of, known_by_type, onnx_code
 from stitch.program import ABSENT, Array, AttributeValue, DataType, Operation
-from stitch.runtime.executors.host.staging import computable, compute_type
+from stitch.runtime.executors.host import computable, compute_type
 from stitch.runtime.executors.onnx import gradient_expansions, integer_rewrites
 from stitch.runtime.executors.onnx.form_writer import FormWriter, value_name
 from stitch.runtime.executors.onnx.integer_rewrites import scalar

@@ -3,3 +3,8 @@
 Comes in: programs, operations, arrays. Goes out: steps to call. Imported only when asked for. Must
 not know devices or plans.
 """
+
+from stitch.runtime.executors.torch.aten_kernels import AtenKernels
+from stitch.runtime.executors.torch.torch_executor import TorchExecutor
+
+__all__ = ["AtenKernels", "TorchExecutor"]

@@ -21,7 +21,7 @@ import torch
 
 from stitch.ops import KernelArguments, Thunk, workspace
 from stitch.program import ABSENT, Array, Operation, Program, ValueType
-from stitch.runtime.executors.host.kernels import KernelLibrary
+from stitch.runtime.executors.host import KernelLibrary
 
 #: Tensors over the operands and results, and the attributes, to steps; None where NumPy shall.
 Binding = Callable[[list[Any], list[Any], Mapping[str, Any]], Sequence[Thunk] | None]

@@ -1,0 +1,173 @@
+"""A session of ONNX Runtime: made from a model, bound to arrays, called.
+
+Comes in: the ONNX form of a program, arrays. Goes out: calls that compute on them. Must not know
+regions, staging or executors.
+
+In the child of a fork its threads are not there to be waited for. A session with several threads
+joins them when it is destroyed, which ends a forked child by a fault; since version 1.29 the
+library itself waits at exit for a thread of its own, for ever. So in a child the sessions that it
+inherited live until the end, and its exit skips what the parent had registered with the C library,
+as that of multiprocessing's children does. Sessions made in the child are as anywhere.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache, partial
+from typing import Any
+
+import onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
+
+from stitch.errors import CompileError, TaskError
+from stitch.program import Array, Program
+from stitch.runtime.executors.executor import Thunk
+from stitch.runtime.executors.onnx.denormals import flushing
+from stitch.runtime.executors.onnx.form_writer import OnnxForm, value_name
+
+#: What sessions raise, when they are made and when they run.
+SESSION_ERRORS: tuple[type[Exception], ...] = (
+    ort_errors.Fail, ort_errors.InvalidArgument, ort_errors.InvalidGraph,
+    ort_errors.InvalidProtobuf, ort_errors.NotImplemented, ort_errors.RuntimeException,
+    ort_errors.EPFail, ort_errors.EngineError, ort_errors.NoSuchFile, RuntimeError,
+)  # fmt: skip
+REFUSALS: tuple[type[Exception], ...] = (CompileError, *SESSION_ERRORS)
+#: Its kernels for these may write over an operand (`MayInplace`), and no fusion joins them to one
+#: that may not.
+SAFE_IN_PLACE = frozenset({"Add", "Sub", "Mul", "Div"})
+
+#: Its check is a step of its own; the model only passes its data on.
+EXPECT = ("stitch", "Expect")
+#: Operators whose kernels make denormal numbers of masked scores.
+MASKED = frozenset({"Attention", "Softmax"})
+#: Fusions whose kernel is slower than what it stands for: an addition and a normalisation of
+#: 64x256 numbers take 25 us apart and 95 us as one (1.31).
+SLOWER_FUSIONS = ("SkipLayerNormFusion",)
+
+_sessions: weakref.WeakSet[Any] = weakref.WeakSet()
+_c_library = ctypes.CDLL(None)
+
+
+class Session:
+    """A session and what it refers to, for as long as it lives."""
+
+    def __init__(self, form: OnnxForm, threads: int) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.use_deterministic_compute = True
+        # One allocation for all values of a run, beside what the first run took: 5 MiB more for a
+        # small transformer's training, and no faster.
+        options.enable_mem_pattern = False
+        _share_arena()
+        options.add_session_config_entry("session.use_env_allocators", "1")
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+        # Errors are raised; what it would print beside them helps no further.
+        options.log_severity_level = 4
+        self.form = form
+        self.held = [onnxruntime.OrtValue.ortvalue_from_numpy(a) for _, a in form.weights]
+        if form.weights:
+            options.add_external_initializers([name for name, _ in form.weights], self.held)
+        self.session = onnxruntime.InferenceSession(
+            form.model, options, providers=["CPUExecutionProvider"],
+            disabled_optimizers=[*SLOWER_FUSIONS, *form.without],
+        )  # fmt: skip
+        _sessions.add(self.session)
+
+    def bind(self, arrays: dict[int, Array]) -> Callable[[], object]:
+        """A call that computes on these arrays, which must outlive it."""
+        binding = self.session.io_binding()
+        for values, point in (
+            (self.form.inputs, binding.bind_input), (self.form.outputs, binding.bind_output)
+        ):  # fmt: skip
+            for value in values:
+                array = arrays[value]
+                where = array.ctypes.data
+                shape = self.form.chunked.get(value, array.shape)
+                point(value_name(value), "cpu", 0, array.dtype.type, shape, where)
+        return bound_call(self.session, binding)
+
+
+@cache
+def _share_arena() -> None:
+    """One arena for the sessions of this process, once: made here, or by the process before.
+
+    Programs run one after the other, so the same bytes, still in the caches, serve the values
+    inside all of them.
+    """
+    where = onnxruntime.OrtMemoryInfo(
+        "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
+    )
+    with suppress(*SESSION_ERRORS):
+        onnxruntime.create_and_register_allocator(where, None)
+
+
+def bound_call(session: Any, binding: Any) -> Callable[[], object]:
+    """The fastest call of a binding.
+
+    The session's public method makes new run options every time and takes half as long again for
+    a small program, so the object beneath it is called where it is as it was (1.31).
+    """
+    beneath, bound = getattr(session, "_sess", None), getattr(binding, "_iobinding", None)
+    if beneath is None or bound is None or not hasattr(beneath, "run_with_iobinding"):
+        return partial(session.run_with_iobinding, binding)
+    return partial(beneath.run_with_iobinding, bound, onnxruntime.RunOptions())
+
+
+def session_call(session: Session, arrays: dict[int, Array], program: Program) -> Thunk:
+    """A step that runs a program's session on arrays; raises `TaskError` naming the program."""
+    call = session.bind(arrays)
+    if any(not o.domain and o.op in MASKED for o in program.operations):
+        call = flushing(call)
+
+    def run() -> None:
+        try:
+            call()
+        except SESSION_ERRORS as error:
+            raise TaskError(
+                "ONNX Runtime stopped: " + first_line(error), where=f"program {program.name!r}"
+            ) from error
+
+    return run
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, in short."""
+    text = error.what if isinstance(error, CompileError) else str(error)
+    return text.strip().splitlines()[0] if text.strip() else type(error).__name__
+
+
+def computed_apart(program: Program) -> frozenset[int]:
+    """The outputs that take an input's buffer and cannot be proved safe in place.
+
+    Proved are those in programs of nothing but `SAFE_IN_PLACE` operations, where the operation
+    that writes the output is the only one that reads the input.
+    """
+    safe = all(o.op in SAFE_IN_PLACE and not o.domain for o in program.operations)
+    found = set()
+    for slot in program.outputs:
+        if slot.aliases_input is None:
+            continue
+        source = program.inputs[slot.aliases_input].value
+        readers = [o for o in program.operations if source in o.inputs]
+        if not (safe and len(readers) == 1 and slot.value in readers[0].outputs):
+            found.add(slot.value)
+    return frozenset(found)
+
+
+def _keep_in_child() -> None:
+    """Never destroy the sessions that this process inherited, nor wait for their threads."""
+    for session in tuple(_sessions):
+        # One reference that is never given back.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
+    # Called first of all that the child inherits, with the exit code. Only glibc has it.
+    on_exit = getattr(_c_library, "on_exit", None)
+    if on_exit is not None:
+        on_exit(_c_library._exit, None)
+
+
+os.register_at_fork(after_in_child=_keep_in_child)
