@@ -1,19 +1,16 @@
 """Programs to metadata: a `Binary` becomes one flatbuffer and a list of segments.
 
 Comes in: a `Binary`. Goes out: the size-prefixed flatbuffer and the arrays behind it, the same
-bytes for the same binary in every process. Must not know: paths.
+bytes for the same binary in every process. Must not know: paths, flatbuffers.
 
 Tables are written children first, in the order of the program's own tuples; nothing is taken from
 a set or from the order of a hash. Strings, layouts and value types that are equal are written once.
+Values stand in the order of the schema's slots, as the decoder unpacks them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
-import flatbuffers
-import numpy as np
+from collections.abc import Sequence
 
 from stitch.errors import StitchError
 from stitch.machine import MachineShape, SpaceShape
@@ -31,20 +28,14 @@ from stitch.program import (
 )
 from stitch.ttb.binary import Binary, SegmentRow
 from stitch.ttb.enum_codes import CODES
-from stitch.ttb.generated import flatbuffer as fb
-from stitch.ttb.generated.tables import FILE_IDENTIFIER, TABLES
+from stitch.ttb.generated.tables import UNIONS
 from stitch.ttb.problems import ProblemList
 from stitch.ttb.segments import Segments
+from stitch.ttb.table_writer import TableWriter
 from stitch.ttb.verify import Verifier
 
-#: Every string of a limited field, and the most bytes that it may have.
-_LIMITS = {
-    (table.name, field.name): field.limit
-    for table in TABLES.values()
-    for field in table.fields
-    if field.kind == "string" and field.limit is not None
-}
-_INITIAL_NBYTES = 1 << 16
+#: The type code of each table that an attribute's value may be.
+_VALUE_TYPES = {name: code for code, name in enumerate(UNIONS["AttributeValue"], 1)}
 _INT64 = range(-(2**63), 2**63)
 
 
@@ -73,171 +64,84 @@ class _Encoder:
     """One flatbuffer being built; every method returns the offset of what it has written."""
 
     def __init__(self, segments: Segments) -> None:
-        self._builder = flatbuffers.Builder(_INITIAL_NBYTES)
+        self._writer = TableWriter()
         self._segments = segments
-        self._strings: dict[str, int] = {}
         self._types: dict[ValueType, int] = {}
         self._layouts: dict[Layout, int] = {}
 
     def root(self, binary: Binary) -> bytes:
-        b = self._builder
-        programs = self._vector([self._program(p) for p in binary.programs])
+        write = self._writer
+        programs = write.vector([self._program(p) for p in binary.programs])
         machine = self._machine(binary.machine)
-        segments = self._vector([self._segment(row) for row in self._segments.rows])
-        requires = self._vector([self._text(name, "requires") for name in binary.requires])
-        producer = self._string(binary.producer, "Binary", "producer")
-        version = self._table(
-            fb.VersionStart, fb.VersionEnd,
-            (fb.VersionAddMajor, binary.version.major), (fb.VersionAddMinor, binary.version.minor),
-        )  # fmt: skip
-        root = self._table(
-            fb.BinaryStart, fb.BinaryEnd,
-            (fb.BinaryAddVersion, version), (fb.BinaryAddProducer, producer),
-            (fb.BinaryAddOpset, binary.opset), (fb.BinaryAddMachine, machine),
-            (fb.BinaryAddPrograms, programs), (fb.BinaryAddSegments, segments),
-            (fb.BinaryAddRequires, requires),
-        )  # fmt: skip
-        b.FinishSizePrefixed(root, file_identifier=FILE_IDENTIFIER)
-        return bytes(b.Output())
-
-    # Parts ---------------------------------------------------------------------------------
-
-    def _table(
-        self,
-        start: Callable[[Any], None],
-        end: Callable[[Any], int],
-        *fields: tuple[Callable[[Any, Any], None], int | float],
-    ) -> int:
-        start(self._builder)
-        for add, value in fields:
-            add(self._builder, value)
-        return end(self._builder)
-
-    def _vector(self, offsets: Sequence[int]) -> int:
-        """A vector of offsets; 0, which adds no field, for none."""
-        if not offsets:
-            return 0
-        b = self._builder
-        b.StartVector(4, len(offsets), 4)
-        for offset in reversed(offsets):
-            b.PrependUOffsetTRelative(offset)
-        end: int = b.EndVector()
-        return end
-
-    def _scalars(self, values: Sequence[int] | Sequence[float], dtype: str) -> int:
-        if not values:
-            return 0
-        offset: int = self._builder.CreateNumpyVector(np.array(values, dtype))
-        return offset
-
-    def _string(self, text: str, table: str, field: str) -> int:
-        """A string of a field; 0 for an empty one where the field may be absent."""
-        limit = _LIMITS.get((table, field))
-        if limit is not None and len(text.encode("utf-8", "replace")) > limit:
-            raise StitchError(
-                f"a {table.lower()}'s {field} is too long for a .ttb file",
-                expected=f"at most {limit} bytes",
-                got=f"{text[:40]!r}...",
-                remedy="shorten it",
+        segments = write.vector([self._segment(row) for row in self._segments.rows])
+        requires = write.vector([write.text(name, "requires") for name in binary.requires])
+        producer = write.string("Binary", "producer", binary.producer)
+        version = write.table("Version", binary.version.major, binary.version.minor)
+        return write.finish(
+            write.table(
+                "Binary", version, producer, binary.opset, machine, programs, segments, requires
             )
-        if text not in self._strings:
-            self._strings[text] = self._text(text, f"{table.lower()}'s {field}")
-        return self._strings[text]
-
-    def _text(self, text: str, what: str) -> int:
-        """A string of its own: readers charge those without a limit each time they are used."""
-        try:
-            offset: int = self._builder.CreateString(text)
-        except UnicodeEncodeError as error:
-            raise StitchError(f"the {what} {text!r} is not valid Unicode") from error
-        return offset
+        )
 
     # Machine and segments ------------------------------------------------------------------
 
     def _segment(self, row: SegmentRow) -> int:
-        return self._table(
-            fb.SegmentStart, fb.SegmentEnd, (fb.SegmentAddOffset, row.offset),
-            (fb.SegmentAddLength, row.nbytes), (fb.SegmentAddCrc32, row.crc32),
-        )  # fmt: skip
+        return self._writer.table("Segment", row.offset, row.nbytes, row.crc32)
 
     def _machine(self, machine: MachineShape) -> int:
-        name = self._string(machine.name, "Machine", "name")
+        name = self._writer.string("Machine", "name", machine.name)
         host, l1, dram = map(self._space, (machine.host, machine.l1, machine.dram))
-        rows, columns = machine.core_grid
-        return self._table(
-            fb.MachineStart, fb.MachineEnd, (fb.MachineAddName, name),
-            (fb.MachineAddCoreRows, rows), (fb.MachineAddCoreColumns, columns),
-            (fb.MachineAddHost, host), (fb.MachineAddL1, l1), (fb.MachineAddDram, dram),
-        )  # fmt: skip
+        return self._writer.table("Machine", name, *machine.core_grid, host, l1, dram)
 
     def _space(self, space: SpaceShape | None) -> int:
         if space is None:
             return 0
-        return self._table(
-            fb.SpaceShapeStart, fb.SpaceShapeEnd,
-            (fb.SpaceShapeAddBanks, space.banks), (fb.SpaceShapeAddBase, space.base),
-            (fb.SpaceShapeAddLimit, space.limit), (fb.SpaceShapeAddAlignment, space.alignment),
-        )  # fmt: skip
+        return self._writer.table(
+            "SpaceShape", space.banks, space.base, space.limit, space.alignment
+        )
 
     # Programs ------------------------------------------------------------------------------
 
     def _program(self, program: Program) -> int:
-        inputs = self._vector([self._input(slot) for slot in program.inputs])
-        outputs = self._vector([self._output(slot) for slot in program.outputs])
-        values = self._vector([self._value(value) for value in program.values])
-        operations = self._vector([self._operation(o) for o in program.operations])
-        constants = self._vector([self._constant(c) for c in program.constants])
-        name = self._string(program.name, "Program", "name")
-        scratch = self._table(
-            fb.ScratchStart, fb.ScratchEnd, (fb.ScratchAddSpace, CODES[program.scratch.space]),
-            (fb.ScratchAddSizePerBank, program.scratch.size_per_bank),
-        )  # fmt: skip
-        return self._table(
-            fb.ProgramStart, fb.ProgramEnd,
-            (fb.ProgramAddName, name), (fb.ProgramAddRole, CODES[program.role]),
-            (fb.ProgramAddInputs, inputs), (fb.ProgramAddOutputs, outputs),
-            (fb.ProgramAddValues, values), (fb.ProgramAddOperations, operations),
-            (fb.ProgramAddConstants, constants), (fb.ProgramAddScratch, scratch),
+        write = self._writer
+        inputs = write.vector([self._input(slot) for slot in program.inputs])
+        outputs = write.vector([self._output(slot) for slot in program.outputs])
+        values = write.vector([self._value(value) for value in program.values])
+        operations = write.vector([self._operation(o) for o in program.operations])
+        constants = write.vector([self._constant(c) for c in program.constants])
+        name = write.string("Program", "name", program.name)
+        scratch = write.table(
+            "Scratch", CODES[program.scratch.space], program.scratch.size_per_bank
+        )
+        return write.table(
+            "Program",
+            name, CODES[program.role], inputs, outputs, values, operations, constants, scratch,
         )  # fmt: skip
 
     def _input(self, slot: InputSlot) -> int:
-        name = self._string(slot.name, "InputSlot", "name")
-        return self._table(
-            fb.InputSlotStart, fb.InputSlotEnd,
-            (fb.InputSlotAddName, name), (fb.InputSlotAddValue, slot.value),
-            (fb.InputSlotAddKind, CODES[slot.kind]),
-            (fb.InputSlotAddOwnership, CODES[slot.ownership]),
-        )  # fmt: skip
+        name = self._writer.string("InputSlot", "name", slot.name)
+        return self._writer.table(
+            "InputSlot", name, slot.value, CODES[slot.kind], CODES[slot.ownership]
+        )
 
     def _output(self, slot: OutputSlot) -> int:
-        name = self._string(slot.name, "OutputSlot", "name")
+        name = self._writer.string("OutputSlot", "name", slot.name)
         alias = -1 if slot.aliases_input is None else slot.aliases_input
-        return self._table(
-            fb.OutputSlotStart, fb.OutputSlotEnd, (fb.OutputSlotAddName, name),
-            (fb.OutputSlotAddValue, slot.value), (fb.OutputSlotAddAliasesInput, alias),
-        )  # fmt: skip
+        return self._writer.table("OutputSlot", name, slot.value, alias)
 
     def _constant(self, constant: Constant) -> int:
-        return self._table(
-            fb.ConstantStart, fb.ConstantEnd, (fb.ConstantAddValue, constant.value),
-            (fb.ConstantAddSegment, self._segments.of_constant[id(constant)]),
-        )  # fmt: skip
+        segment = self._segments.of_constant[id(constant)]
+        return self._writer.table("Constant", constant.value, segment)
 
     def _value(self, value: Value) -> int:
-        name = self._string(value.name, "Value", "name")
+        name = self._writer.string("Value", "name", value.name)
         kind, layout = self._value_type(value.type), self._layout(value.desc.layout)
-        return self._table(
-            fb.ValueStart, fb.ValueEnd, (fb.ValueAddName, name),
-            (fb.ValueAddType, kind), (fb.ValueAddLayout, layout),
-        )  # fmt: skip
+        return self._writer.table("Value", name, kind, layout)
 
     def _value_type(self, kind: ValueType) -> int:
         if kind not in self._types:
-            shape = self._scalars(kind.shape, "<i8")
-            self._types[kind] = self._table(
-                fb.ValueTypeStart, fb.ValueTypeEnd, (fb.ValueTypeAddShape, shape),
-                (fb.ValueTypeAddDataType, CODES[kind.data_type]),
-            )  # fmt: skip
+            shape = self._writer.scalars("ValueType", "shape", kind.shape)
+            self._types[kind] = self._writer.table("ValueType", shape, CODES[kind.data_type])
         return self._types[kind]
 
     def _layout(self, layout: Layout) -> int:
@@ -245,102 +149,66 @@ class _Encoder:
             spec = 0 if layout.shard_spec is None else self._shard_spec(layout.shard_spec)
             tile_rows, tile_columns = layout.tile_shape or (0, 0)
             address = -1 if layout.address is None else layout.address
-            self._layouts[layout] = self._table(
-                fb.LayoutStart, fb.LayoutEnd,
-                (fb.LayoutAddDataType, CODES[layout.data_type]),
-                (fb.LayoutAddSpace, CODES[layout.space]),
-                (fb.LayoutAddTileRows, tile_rows), (fb.LayoutAddTileColumns, tile_columns),
-                (fb.LayoutAddMemoryLayout, CODES[layout.memory_layout]),
-                (fb.LayoutAddShardSpec, spec), (fb.LayoutAddAddress, address),
+            self._layouts[layout] = self._writer.table(
+                "Layout",
+                CODES[layout.data_type], CODES[layout.space], tile_rows, tile_columns,
+                CODES[layout.memory_layout], spec, address,
             )  # fmt: skip
         return self._layouts[layout]
 
     def _shard_spec(self, spec: ShardSpec) -> int:
-        return self._table(
-            fb.ShardSpecStart, fb.ShardSpecEnd,
-            (fb.ShardSpecAddGridRows, spec.core_grid[0]),
-            (fb.ShardSpecAddGridColumns, spec.core_grid[1]),
-            (fb.ShardSpecAddRows, spec.shape[0]), (fb.ShardSpecAddColumns, spec.shape[1]),
-            (fb.ShardSpecAddOrientation, CODES[spec.orientation]),
-        )  # fmt: skip
+        return self._writer.table(
+            "ShardSpec", *spec.core_grid, *spec.shape, CODES[spec.orientation]
+        )
 
     def _operation(self, operation: Operation) -> int:
-        op = self._string(operation.op, "Operation", "op")
-        domain = self._string(operation.domain, "Operation", "domain") if operation.domain else 0
-        location = (
-            self._string(operation.location, "Operation", "location") if operation.location else 0
+        write = self._writer
+        op = write.string("Operation", "op", operation.op)
+        domain, location = (
+            write.string("Operation", field, text) if text else 0
+            for field, text in (("domain", operation.domain), ("location", operation.location))
         )
-        inputs = self._scalars(operation.inputs, "<i4")
-        outputs = self._scalars(operation.outputs, "<i4")
-        attributes = self._vector(
+        inputs = write.scalars("Operation", "inputs", operation.inputs)
+        outputs = write.scalars("Operation", "outputs", operation.outputs)
+        attributes = write.vector(
             [self._attribute(name, value) for name, value in sorted(operation.attributes.items())]
         )
-        return self._table(
-            fb.OperationStart, fb.OperationEnd,
-            (fb.OperationAddOp, op), (fb.OperationAddDomain, domain),
-            (fb.OperationAddInputs, inputs), (fb.OperationAddOutputs, outputs),
-            (fb.OperationAddAttributes, attributes), (fb.OperationAddLocation, location),
-        )  # fmt: skip
+        return write.table("Operation", op, domain, inputs, outputs, attributes, location)
 
     # Attributes ----------------------------------------------------------------------------
 
     def _attribute(self, name: str, value: AttributeValue) -> int:
-        key = self._string(name, "Attribute", "name")
-        code, member = self._attribute_value(name, value)
-        return self._table(
-            fb.AttributeStart, fb.AttributeEnd, (fb.AttributeAddName, key),
-            (fb.AttributeAddValueType, code), (fb.AttributeAddValue, member),
-        )  # fmt: skip
+        key = self._writer.string("Attribute", "name", name)
+        kind, content = self._attribute_value(name, value)
+        member = self._writer.table(kind, content)
+        return self._writer.table("Attribute", key, _VALUE_TYPES[kind], member)
 
-    def _attribute_value(self, name: str, value: AttributeValue) -> tuple[int, int]:
-        kinds = fb.AttributeValue
+    def _attribute_value(self, name: str, value: AttributeValue) -> tuple[str, int | float]:
+        """The table that holds a value, and what that table's only field holds."""
         if isinstance(value, tuple):
             return self._attribute_vector(name, value)
         if isinstance(value, str):
-            text = self._text(value, f"attribute {name!r}")
-            return kinds.StringAttribute, self._table(
-                fb.StringAttributeStart, fb.StringAttributeEnd, (fb.StringAttributeAddValue, text)
-            )
+            return "StringAttribute", self._writer.text(value, f"attribute {name!r}")
         if isinstance(value, float):
-            return kinds.FloatAttribute, self._table(
-                fb.FloatAttributeStart, fb.FloatAttributeEnd,
-                # Added past the default, or the sign of -0.0 would be lost.
-                (_add_float_value, value),
-            )  # fmt: skip
+            return "FloatAttribute", value
         _check_integers(name, (value,))
-        return kinds.IntAttribute, self._table(
-            fb.IntAttributeStart, fb.IntAttributeEnd, (fb.IntAttributeAddValue, value)
-        )
+        return "IntAttribute", value
 
     def _attribute_vector(
         self, name: str, values: tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
-    ) -> tuple[int, int]:
-        kinds = fb.AttributeValue
+    ) -> tuple[str, int]:
+        write = self._writer
         texts = [value for value in values if isinstance(value, str)]
         numbers = [value for value in values if not isinstance(value, str)]
         if texts:
             if numbers:
                 raise StitchError(f"attribute {name!r} mixes text and numbers", got=repr(values))
-            strings = self._vector([self._text(t, f"attribute {name!r}") for t in texts])
-            return kinds.StringsAttribute, self._table(
-                fb.StringsAttributeStart, fb.StringsAttributeEnd,
-                (fb.StringsAttributeAddValues, strings),
-            )  # fmt: skip
+            offsets = [write.text(text, f"attribute {name!r}") for text in texts]
+            return "StringsAttribute", write.vector(offsets)
         if any(isinstance(value, float) for value in numbers):
-            return kinds.FloatsAttribute, self._table(
-                fb.FloatsAttributeStart, fb.FloatsAttributeEnd,
-                (fb.FloatsAttributeAddValues, self._scalars(numbers, "<f8")),
-            )  # fmt: skip
+            return "FloatsAttribute", write.scalars("FloatsAttribute", "values", numbers)
         _check_integers(name, numbers)
-        return kinds.IntsAttribute, self._table(
-            fb.IntsAttributeStart, fb.IntsAttributeEnd,
-            (fb.IntsAttributeAddValues, self._scalars(numbers, "<i8")),
-        )  # fmt: skip
-
-
-def _add_float_value(builder: Any, value: float) -> None:
-    builder.PrependFloat64(value)
-    builder.Slot(0)
+        return "IntsAttribute", write.scalars("IntsAttribute", "values", numbers)
 
 
 def _check_integers(name: str, values: Sequence[int | float]) -> None:

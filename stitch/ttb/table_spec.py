@@ -1,4 +1,4 @@
-"""What the verifier knows of the schema: one `TableSpec` per table, filled by generated code.
+"""What this room knows of the schema: one `TableSpec` per table, filled by generated code.
 
 Comes in: nothing. Goes out: the types in which `generated/tables.py` is written. Must not know:
 programs, bytes.

@@ -15,11 +15,11 @@ import pytest
 
 from stitch.errors import FormatError, IncompatibleError
 from stitch.ttb import CURRENT, Version, encode, load
-from stitch.ttb.generated import flatbuffer
 from tests.support.files.specimens import rich_binary
 from tests.support.files.surgery import Surgery
+from tests.support.flatc import classes
 
-fb: Any = flatbuffer
+fb: Any = classes
 FILE = encode(rich_binary())
 PROGRAM = ("programs", 0)
 OPERATION = ("programs", 0, "operations", 0)

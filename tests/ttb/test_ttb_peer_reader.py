@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from stitch.ttb import encode
-from stitch.ttb.generated import flatbuffer
+from tests.support.flatc import classes
 from tests.ttb.test_ttb_round_trip import binary_of
 
 BENCH = Path(__file__).resolve().parents[2] / "tools" / "bench" / "load.py"
 
 
 def test_flatc_accessors_find_every_part_of_a_written_file() -> None:
-    fb: Any = flatbuffer
+    fb: Any = classes
     written = encode(binary_of(np.arange(3, dtype=np.int16), attributes={"axis": -7}))
     assert fb.Binary.BinaryBufferHasIdentifier(written, 0, size_prefixed=True)
     root = fb.Binary.GetRootAs(written, 4)

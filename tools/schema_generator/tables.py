@@ -1,4 +1,4 @@
-"""The verifier's table, as Python source: one `TableSpec` for each table of the schema."""
+"""The table that `ttb` runs on, as Python source: one `TableSpec` for each table of the schema."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from schema_generator.parser import SCALARS, Declaration, Field, Schema
 
 _HEAD = '''"""Generated from schema/program.fbs by tools/generate_schema. Do not edit.
 
-The one table that drives verifying, decoding and docs/format.md.
+The one table that drives encoding, verifying, decoding and docs/format.md.
 """
 
 from stitch.ttb.table_spec import FieldSpec, TableSpec

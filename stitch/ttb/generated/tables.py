@@ -1,6 +1,6 @@
 """Generated from schema/program.fbs by tools/generate_schema. Do not edit.
 
-The one table that drives verifying, decoding and docs/format.md.
+The one table that drives encoding, verifying, decoding and docs/format.md.
 """
 
 from stitch.ttb.table_spec import FieldSpec, TableSpec

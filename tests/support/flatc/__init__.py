@@ -1,0 +1,1 @@
+"""The peer of `stitch/ttb/`: what flatc generates from the schema, and an encoder written on it."""

@@ -1,0 +1,68 @@
+"""Our table and flatc's generated code write the same metadata, to the byte."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+import stitch
+from stitch.ttb import Binary, load
+from stitch.ttb.encode import encode_metadata
+from stitch.ttb.segments import collect_segments
+from tests.support.files.random_programs import binaries
+from tests.support.files.specimens import rich_binary
+from tests.support.flatc.encoder import flatc_metadata
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+MODULES = sorted(
+    path
+    for path in EXAMPLES.rglob("*.yaml")
+    if path.read_text(encoding="utf-8").find("\noperations:") > 0
+)
+
+
+def assert_both_write_the_same(binary: Binary) -> None:
+    segments = collect_segments(binary.programs)
+    assert encode_metadata(binary, segments) == flatc_metadata(binary, segments)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(binaries())
+def test_drawn_binaries(binary: Binary) -> None:
+    assert_both_write_the_same(binary)
+
+
+def test_every_frozen_file_and_specimen() -> None:
+    frozen = sorted((ROOT / "tests" / "formats").glob("v*.ttb"))
+    assert frozen
+    for binary in (rich_binary(), *map(load, frozen)):
+        assert_both_write_the_same(binary)
+
+
+@pytest.mark.parametrize("target", ["wormhole_n150", "blackhole_p150"])
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_every_module_of_the_examples(path: Path, target: str) -> None:
+    assert_both_write_the_same(stitch.compile(path, target=target).binary)
+
+
+@pytest.mark.parametrize("name", ["chain_in_l1", "full_l1", "traced_function"])
+def test_whatever_the_examples_compile(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[Binary] = []
+    compile_one = stitch.compile
+
+    def compile_and_keep(*arguments: Any, **options: Any) -> stitch.CompiledModel:
+        model = compile_one(*arguments, **options)
+        compiled.append(model.binary)
+        return model
+
+    monkeypatch.setattr(stitch, "compile", compile_and_keep)
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    assert compiled
+    for binary in compiled:
+        assert_both_write_the_same(binary)
