@@ -1,7 +1,7 @@
 """Using a definition: infer the types of an operation, bind it to arrays, or compute it at once.
 
-Comes in: operator names, types, arrays. Goes out: types, steps, results. Whoever runs bound steps
-does so under `np.errstate(all="ignore")`: kernels rely on it, as entering it costs more than
+Comes in: operator names, types, arrays. Goes out: types, steps, results. Bound steps are
+run under `np.errstate(all="ignore")`: kernels rely on it, as entering it costs more than
 many of them.
 """
 

@@ -47,7 +47,7 @@ class KernelArguments:
     *be* an input's array. `constant[i]` says that input i never changes: it may be rearranged or
     broadcast once, at binding. What is derived from constants goes into `memo`, which the executor
     keeps for the operation, so that binding it to other addresses derives nothing again.
-    `types` are the data types that the outputs are rounded to; empty where nobody says.
+    `types` are the data types that the outputs are rounded to; empty where that is not said.
     """
 
     inputs: tuple[Array | None, ...]
@@ -78,7 +78,7 @@ class OpDef:
     """One operator: names as in ONNX (opset 26), arity, attributes, inference and NumPy kernel.
 
     `elementwise`: each output element depends on the input elements at its own place only, so an
-    output may overwrite an input that nobody reads later. `gradient` is its vector-Jacobian rule
+    output may overwrite an input that is not read later. `gradient` is its vector-Jacobian rule
     (`stitch.ops.gradient`), None where it has none. `workspace` says how many bytes the kernel
     takes for itself (`stitch.ops.workspaces` has rules to choose from).
     """

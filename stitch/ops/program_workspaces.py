@@ -65,7 +65,7 @@ def numpy_bytes(
     wanted = [v for v in operation.outputs if v != ABSENT]
     outputs, unwanted = tuple(values[v].type for v in wanted), 0
     if len(wanted) < len(operation.outputs):
-        # Kernels write results that nobody wants too.
+        # Kernels write unwanted results too.
         outputs = infer_types(operation.op, inputs, outputs=len(operation.outputs), **words)
         unwanted = sum(
             computed_nbytes(t) for t, v in zip(outputs, operation.outputs, strict=True) if v < 0

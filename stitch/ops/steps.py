@@ -1,4 +1,4 @@
-"""Prepared steps that many kernels share: copies, fills, blocked chains, checked indices.
+"""Prepared steps that many kernels share: copies, fills, chunked chains, checked indices.
 
 Kernels may rely on their caller's `np.errstate(all="ignore")`: it costs about a microsecond, so
 it is set once around a whole run, not around every step.
@@ -19,14 +19,14 @@ from stitch.ops.attributes import Attributes
 from stitch.ops.definition import Kernel, KernelArguments, Thunk
 from stitch.program import Array
 
-#: Elements per block of a chain of steps: all its arrays stay in the second-level cache.
-BLOCK_SIZE = 32768
+#: Elements per chunk of a chain of steps: all its arrays stay in the second-level cache.
+CHUNK_SIZE = 32768
 #: Kernels that make intermediate arrays work in pieces of about so many bytes of them.
 PIECE_NBYTES = 1 << 22
 #: Bytes of a cache line.
 LINE_NBYTES = 64
 
-#: Builds a chain over one flat block: (source, out, workspaces, attributes) to steps.
+#: Builds a chain over one flat chunk: (source, out, workspaces, attributes) to steps.
 Chain = Callable[[Array, Array, tuple[Array, ...], Attributes], Sequence[Thunk]]
 
 
@@ -167,17 +167,17 @@ def fill_step(out: Array, value: float) -> Thunk:
 def chain_kernel(workspaces: int, build: Chain) -> Kernel:
     """A kernel of an elementwise operator with one operand and several steps.
 
-    Long arrays are cut into blocks that share their workspaces, so that a chain reads and writes
+    Long arrays are cut into chunks that share their workspaces, so that a chain reads and writes
     main memory once. The output may be the input.
     """
 
     def kernel(arguments: KernelArguments) -> Sequence[Thunk]:
         source, out = given(arguments, 0).reshape(-1), arguments.outputs[0].reshape(-1)
-        size = min(out.size, BLOCK_SIZE)
+        size = min(out.size, CHUNK_SIZE)
         work = tuple(workspace(size, out.dtype) for _ in range(workspaces))
         steps: list[Thunk] = []
-        for start in range(0, out.size, BLOCK_SIZE):
-            part = slice(start, min(start + BLOCK_SIZE, out.size))
+        for start in range(0, out.size, CHUNK_SIZE):
+            part = slice(start, min(start + CHUNK_SIZE, out.size))
             fitting = tuple(w[: part.stop - part.start] for w in work)
             steps += build(source[part], out[part], fitting, arguments.attributes)
         return steps

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from stitch.ops import bind, evaluate
-from stitch.ops.steps import BLOCK_SIZE, LINE_NBYTES, workspace
+from stitch.ops.steps import CHUNK_SIZE, LINE_NBYTES, workspace
 from stitch.program import Array
 
 
@@ -40,7 +40,7 @@ def test_a_workspace_begins_at_a_cache_line(shape: Any, kind: type) -> None:
 
 @pytest.mark.parametrize("at", [0.0, 60.0, -60.0, 200.0, -1e4], ids=str)
 def test_a_softmax_of_any_magnitude_is_exact_row_by_row(at: float) -> None:
-    x = drawn(3 * BLOCK_SIZE // 32 + 5, 32, scale=3.0, at=at)
+    x = drawn(3 * CHUNK_SIZE // 32 + 5, 32, scale=3.0, at=at)
     x[7] -= 300.0  # one row of a block alone is far from the others
     x[11, 3] = -np.inf
     (found,) = evaluate("Softmax", [x])
@@ -93,7 +93,7 @@ def test_a_batch_of_any_shape_is_normalized(shape: tuple[int, ...], training: in
         np.testing.assert_allclose(out, 0.9 * old + 0.1 * now, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("rows", [3, 5 * BLOCK_SIZE // 96], ids=["few rows", "many rows"])
+@pytest.mark.parametrize("rows", [3, 5 * CHUNK_SIZE // 96], ids=["few rows", "many rows"])
 @pytest.mark.parametrize("whole", [False, True], ids=["a row of weights", "weights of each row"])
 def test_a_layer_is_normalized_in_every_run(rows: int, whole: bool) -> None:
     x = drawn(rows, 96, scale=2.0, at=1.0)

@@ -1,4 +1,4 @@
-"""Activations: Relu, Gelu, Softmax and their kind, chains of steps over cache-sized blocks.
+"""Activations: Relu, Gelu, Softmax and their kind, chains of steps over cache-sized chunks.
 
 Comes in: one operand, at times a slope. Goes out: `OPERATORS`, their gradient rules inside them,
 and the gradient operators of Gelu and Softmax. Knows the error function and the statistics of rows.

@@ -1,4 +1,4 @@
-"""Activations: chains of NumPy steps over cache-sized blocks, the input read before it is lost."""
+"""Activations: chains of NumPy steps over cache-sized chunks, the input read before it is lost."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`stitch.GeluGradient`: the operand's gradient of a Gelu.
 
 Operands are the result's gradient and the operand. In ONNX's words it is a dozen elementwise
-operations; here a chain over blocks that stay in the caches, so that memory is read and written
+operations; here a chain over chunks that stay in the caches, so that memory is read and written
 once. Libraries have it as one kernel.
 """
 
@@ -18,7 +18,7 @@ from stitch.ops.attributes import string_of
 from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import require_same_type, require_shape, require_type
-from stitch.ops.steps import BLOCK_SIZE, given, scalar, workspace
+from stitch.ops.steps import CHUNK_SIZE, given, scalar, workspace
 from stitch.ops.workspaces import few
 from stitch.program import Array, ValueType
 
@@ -42,11 +42,11 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
     gradient, x = (given(arguments, index).reshape(-1) for index in (0, 1))
     out = arguments.outputs[0].reshape(-1)
     slope_steps = _exact if string_of(arguments.attributes, "approximate") == "none" else _by_tanh
-    size = min(out.size, BLOCK_SIZE)
+    size = min(out.size, CHUNK_SIZE)
     work = tuple(workspace(size, out.dtype) for _ in range(ERF_WORKSPACES + 1))
     steps: list[Thunk] = []
-    for start in range(0, out.size, BLOCK_SIZE):
-        part = slice(start, min(start + BLOCK_SIZE, out.size))
+    for start in range(0, out.size, CHUNK_SIZE):
+        part = slice(start, min(start + CHUNK_SIZE, out.size))
         slope, *others = (w[: part.stop - part.start] for w in work)
         steps += slope_steps(x[part], slope, tuple(others))
         steps.append(partial(np.multiply, gradient[part], slope, out[part]))

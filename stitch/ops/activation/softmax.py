@@ -1,6 +1,6 @@
 """Softmax, LogSoftmax and Hardmax along one axis.
 
-Along the last axis rows are handled block by block. A Softmax first takes exponentials as they
+Along the last axis rows are handled chunk by chunk. A Softmax first takes exponentials as they
 are: maxima of short rows take as long as all the rest. Where a row's sum shows that this was not
 good enough (or an operand is not finite), the row is done again with its maximum subtracted.
 """
@@ -19,15 +19,15 @@ from stitch.ops.definition import Attribute, InferenceContext, Kernel, KernelArg
 from stitch.ops.element_types import FLOATS
 from stitch.ops.gradient import Gradient, GradientContext, no_gradient
 from stitch.ops.inference import axis_of, require_rank, require_type
-from stitch.ops.steps import BLOCK_SIZE, fill_step, given, overlaps, workspace
+from stitch.ops.steps import CHUNK_SIZE, fill_step, given, overlaps, workspace
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes
 from stitch.program import Array, ValueType
 
 #: Between these bounds a row's sum of exponentials is as good as one without its maximum: what
 #: underflows is less than 1e-32 of the row.
 LEAST_SUM, MOST_SUM = 1e-6, 1e30
-#: What the steps of one block of rows take as Python objects.
-_BLOCK_NBYTES = 3072
+#: What the steps of one chunk of rows take as Python objects.
+_CHUNK_NBYTES = 3072
 
 
 def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -59,16 +59,16 @@ def _softmax(arguments: KernelArguments) -> Sequence[Thunk]:
     width = out.shape[-1]
     rows, results, sums = source.reshape(-1, width), out.reshape(-1, width), row.reshape(-1, 1)
     ones = np.ones((width, 1), out.dtype)
-    at_once = max(1, BLOCK_SIZE // width)
+    at_once = max(1, CHUNK_SIZE // width)
     steps: list[Thunk] = []
     for start in range(0, rows.shape[0], at_once):
         part = slice(start, start + at_once)
-        steps += _row_block(rows[part], results[part], sums[part], ones)
+        steps += _row_chunk(rows[part], results[part], sums[part], ones)
     return steps
 
 
-def _row_block(source: Array, out: Array, row: Array, ones: Array) -> tuple[Thunk, ...]:
-    """Softmax of the rows of one block, into another place; `row` gets their sums."""
+def _row_chunk(source: Array, out: Array, row: Array, ones: Array) -> tuple[Thunk, ...]:
+    """Softmax of the rows of one chunk, into another place; `row` gets their sums."""
     flat = row.reshape(-1)
     low, high = (np.array(bound, out.dtype) for bound in (LEAST_SUM, MOST_SUM))
 
@@ -139,12 +139,12 @@ def _rows(context: WorkspaceContext) -> tuple[int, int]:
 
 
 def _softmax_nbytes(context: WorkspaceContext) -> int:
-    """A number for each softmax, a block of rows, and the steps of each block."""
+    """A number for each softmax, a chunk of rows, and the steps of each chunk."""
     rows, width = _rows(context)
-    at_once = min(rows, max(1, BLOCK_SIZE // width))
+    at_once = min(rows, max(1, CHUNK_SIZE // width))
     itemsize = context.outputs[0].data_type.compute_dtype.itemsize
     # Rows that are done again are gathered first.
-    return (rows + 4 * at_once * width) * itemsize + -(-rows // max(1, at_once)) * _BLOCK_NBYTES
+    return (rows + 4 * at_once * width) * itemsize + -(-rows // max(1, at_once)) * _CHUNK_NBYTES
 
 
 def _log_softmax_nbytes(context: WorkspaceContext) -> int:

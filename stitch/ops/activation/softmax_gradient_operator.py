@@ -1,7 +1,7 @@
 """`stitch.SoftmaxGradient`: the operand's gradient of a Softmax, dx = y (dy - sum(dy y)).
 
-Operands are the result's gradient and the result. Along the last axis rows are handled block by
-block and stay in the caches.
+Operands are the result's gradient and the result. Along the last axis rows are handled chunk by
+chunk and stay in the caches.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stitch.ops.inference import (
     require_shape,
     require_type,
 )
-from stitch.ops.reduction import row_blocks
+from stitch.ops.reduction import row_chunks
 from stitch.ops.steps import given, workspace
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes, few
 from stitch.program import ValueType
@@ -49,7 +49,7 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
             partial(np.multiply, out, y, out),
         )
     shape = (y.size // y.shape[-1], y.shape[-1])
-    parts = row_blocks(shape)
+    parts = row_chunks(shape)
     total = workspace(parts[0].stop, out.dtype)
     steps: list[Thunk] = []
     for part in parts:
@@ -64,7 +64,7 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _workspace(context: WorkspaceContext) -> int:
-    """A number for each softmax, or for each of a block of rows."""
+    """A number for each softmax, or for each of a chunk of rows."""
     made = context.outputs[0]
     length = made.shape[int_of(context.attributes, "axis") % len(made.shape)]
     return few.nbytes(context) + computed_nbytes(made) // max(length, 1)

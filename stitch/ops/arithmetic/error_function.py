@@ -55,7 +55,7 @@ _FAR_BOTTOM = (
 
 
 def erf_steps(x: Array, out: Array, work: tuple[Array, ...], scale: float = 1.0) -> list[Thunk]:
-    """The steps of erf(scale x) over one block; needs `WORKSPACES` workspaces; `out` may be `x`.
+    """The steps of erf(scale x) over a chunk; needs `ERF_WORKSPACES` workspaces; `out` may be `x`.
 
     Of any type but float64, the first workspace holds x^2 afterwards.
     """

@@ -302,7 +302,7 @@ def _top_workspace(context: WorkspaceContext) -> int:
     whole = _top_nbytes(moved, k)
     if len(moved) > 1:
         whole = min(whole, max(PIECE_NBYTES, _top_nbytes(moved[1:], k)))
-    # Places that nobody asked for, and the steps of pieces.
+    # Places that were not asked for, and the steps of pieces.
     unwanted = 8 * math.prod(made.shape) if len(context.outputs) == 1 else 0
     return whole + unwanted + 512 * -(-_top_nbytes(moved, k) // PIECE_NBYTES)
 

@@ -15,7 +15,7 @@ from stitch.ops.inference import require_rank, require_same_type, require_shape,
 from stitch.ops.normalization.layer_normalization import EPSILON
 from stitch.ops.normalization.normalization_gradients import batch_gradient, response_gradient
 from stitch.ops.reduction import SPREAD_FROM, inverse_deviation, row_means
-from stitch.ops.steps import BLOCK_SIZE, fill_step, given, is_constant, scalar, workspace
+from stitch.ops.steps import CHUNK_SIZE, fill_step, given, is_constant, scalar, workspace
 from stitch.ops.workspaces import operands
 from stitch.program import Array, ValueType
 
@@ -79,20 +79,20 @@ def _without_samples(arguments: KernelArguments) -> list[Thunk]:
 
 
 class _Planes:
-    """A batch as (samples, channels, places), cut into dense blocks that stay in the caches.
+    """A batch as (samples, channels, places), cut into dense chunks that stay in the caches.
 
-    A number per channel is spread over a block's places once: whole arrays are twice as fast to
-    combine as arrays that broadcast. A few blocks only would not make up for it.
+    A number per channel is spread over a chunk's places once: whole arrays are twice as fast to
+    combine as arrays that broadcast. A few chunks only would not make up for it.
     """
 
     def __init__(self, x: Array) -> None:
         samples, channels = x.shape[0], x.shape[1] if x.ndim > 1 else 1
         self.x = x.reshape(samples, channels, -1)
         places = self.x.shape[2]
-        at_once = min(samples, max(1, BLOCK_SIZE // (channels * places)))
-        whole = at_once > 1 or channels * places <= BLOCK_SIZE
-        wide = channels if whole else max(1, BLOCK_SIZE // places)
-        self.blocks = [
+        at_once = min(samples, max(1, CHUNK_SIZE // (channels * places)))
+        whole = at_once > 1 or channels * places <= CHUNK_SIZE
+        wide = channels if whole else max(1, CHUNK_SIZE // places)
+        self.chunks = [
             (slice(i, min(i + at_once, samples)), slice(j, min(j + wide, channels)))
             for j in range(0, channels, wide)
             for i in range(0, samples, at_once)
@@ -102,7 +102,7 @@ class _Planes:
         self.wide = (at_once, channels, places if self.spreads else 1)
 
     def over_places(self, vector: Array) -> tuple[Array, list[Thunk]]:
-        """A number per channel for all blocks, and the steps that refresh it."""
+        """A number per channel for all chunks, and the steps that refresh it."""
         column = vector.reshape(1, -1, 1)
         if not self.spreads:
             return np.broadcast_to(column, self.wide), []
@@ -122,7 +122,7 @@ class _Planes:
         ]
         before, centered = self._centered(mean)
         made += before
-        for (part, some), (here, center) in zip(self.blocks, centered, strict=True):
+        for (part, some), (here, center) in zip(self.chunks, centered, strict=True):
             made += [center, partial(np.vecdot, here, here, sums[part, some])]
         return [
             *made,
@@ -131,7 +131,7 @@ class _Planes:
         ]
 
     def _over_samples(self, mean: Array, variance: Array) -> list[Thunk]:
-        """The same where channels have few places, or one: sums go over a block's samples first."""
+        """The same where channels have few places, or one: sums go over a chunk's samples first."""
         samples, channels, places = self.x.shape
         at_once = self.wide[0]
         sums = np.empty((-(-samples // at_once), channels, places), mean.dtype)
@@ -143,7 +143,7 @@ class _Planes:
         ]
         before, centered = self._centered(mean)
         made += before
-        for (part, some), (here, center) in zip(self.blocks, centered, strict=True):
+        for (part, some), (here, center) in zip(self.chunks, centered, strict=True):
             flat, row = here.reshape(here.shape[0], -1), sums[part.start // at_once, some]
             made += [
                 center,
@@ -157,24 +157,24 @@ class _Planes:
         ]
 
     def _centered(self, mean: Array) -> tuple[list[Thunk], list[tuple[Array, Thunk]]]:
-        """Steps before; then per block its workspace and the step that subtracts the means."""
+        """Steps before; then per chunk its workspace and the step that subtracts the means."""
         means, before = self.over_places(mean)
-        wide = self.blocks[0][1].stop
+        wide = self.chunks[0][1].stop
         work = workspace((self.wide[0], wide, self.x.shape[2]), mean.dtype)
-        blocks: list[tuple[Array, Thunk]] = []
-        for part, some in self.blocks:
+        chunks: list[tuple[Array, Thunk]] = []
+        for part, some in self.chunks:
             count = part.stop - part.start
             here = work[:count, : some.stop - some.start]
             step = partial(np.subtract, self.x[part, some], means[:count, some], here)
-            blocks.append((here, step))
-        return before, blocks
+            chunks.append((here, step))
+        return before, chunks
 
     def scale_and_shift(self, factor: Array, offset: Array, out: Array) -> list[Thunk]:
         """out = factor x + offset, with a number of each per channel."""
         result = out.reshape(self.x.shape)
         (factors, steps), (offsets, more) = map(self.over_places, (factor, offset))
         made = [*steps, *more]
-        for part, some in self.blocks:
+        for part, some in self.chunks:
             target, count = result[part, some], part.stop - part.start
             made += [
                 partial(np.multiply, self.x[part, some], factors[:count, some], target),

@@ -31,7 +31,7 @@ from stitch.ops.normalization.normalization_gradients import (
 from stitch.ops.reduction import (
     SPREAD_FROM,
     inverse_deviation,
-    row_blocks,
+    row_chunks,
     standardize,
 )
 from stitch.ops.steps import (
@@ -85,25 +85,25 @@ def _layer(arguments: KernelArguments) -> Sequence[Thunk]:
         return [partial(np.copyto, row, np.nan) for row in arguments.outputs[1:]]
     mean, inverse = np.empty(shape[0], out.dtype), np.empty(shape[0], out.dtype)
     epsilon = float_of(arguments.attributes, "epsilon")
-    rows, results, blocks = x.reshape(shape), out.reshape(shape), row_blocks(shape)
-    steps, operands, after = _spread_operands(arguments, shape, blocks)
-    for part in blocks:
+    rows, results, chunks = x.reshape(shape), out.reshape(shape), row_chunks(shape)
+    steps, operands, after = _spread_operands(arguments, shape, chunks)
+    for part in chunks:
         steps += standardize(rows[part], results[part], mean[part], inverse[part], epsilon)
         for function, operand in operands:
-            block = results[part]
-            steps.append(partial(function, block, operand[: block.shape[0]], block))
+            chunk = results[part]
+            steps.append(partial(function, chunk, operand[: chunk.shape[0]], chunk))
     for row, found in zip(arguments.outputs[1:], (mean, inverse), strict=False):
         steps += copy_steps(found.reshape(row.shape), row)
     return [*steps, *after]
 
 
 def _spread_operands(
-    arguments: KernelArguments, shape: tuple[int, int], blocks: Sequence[slice]
+    arguments: KernelArguments, shape: tuple[int, int], chunks: Sequence[slice]
 ) -> tuple[list[Thunk], list[tuple[np.ufunc, Array]], list[Thunk]]:
-    """Scale and shift of a layer: steps before, what to apply to each block, steps at the end.
+    """Scale and shift of a layer: steps before, what to apply to each chunk, steps at the end.
 
-    One row of numbers is spread over as many rows as a block has: whole arrays multiply twice as
-    fast as rows do. A few blocks only would not make up for it.
+    One row of numbers is spread over as many rows as a chunk has: whole arrays multiply twice as
+    fast as rows do. A few chunks only would not make up for it.
     """
     before: list[Thunk] = []
     operands: list[tuple[np.ufunc, Array]] = []
@@ -117,8 +117,8 @@ def _spread_operands(
             after.append(partial(function, out, operand, out))
             continue
         row, fixed = operand.reshape(1, -1), is_constant(arguments, index)
-        if fixed or len(blocks) >= SPREAD_FROM:
-            spread = workspace((blocks[0].stop, shape[1]), out.dtype)
+        if fixed or len(chunks) >= SPREAD_FROM:
+            spread = workspace((chunks[0].stop, shape[1]), out.dtype)
             fill = partial(np.copyto, spread, row)
             before.append(fill)
             row = spread
@@ -176,7 +176,7 @@ def _by_groups(arguments: KernelArguments, groups: int) -> Sequence[Thunk]:
     scale, shift = (per_channel(given(arguments, i), x.ndim) for i in (1, 2))
     rows, results = x.reshape(shape), out.reshape(shape)
     steps: list[Thunk] = []
-    for part in row_blocks(shape):
+    for part in row_chunks(shape):
         steps += standardize(rows[part], results[part], mean[part], inverse[part], epsilon)
     return [*steps, *_scale_and_shift(out, scale, shift)]
 

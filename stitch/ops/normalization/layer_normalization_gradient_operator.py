@@ -3,7 +3,7 @@
 Operands are the result's gradient, the operand, the mean and inverse deviation of its rows (as
 LayerNormalization gives them), and the scale. With c = x - mean and h = dy scale:
 dx = (h - mean(h) - c mean(h c) / deviation^2) / deviation. In ONNX's words it is a dozen passes;
-here rows are handled block by block and stay in the caches. Libraries have it as one kernel.
+here rows are handled chunk by chunk and stay in the caches. Libraries have it as one kernel.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from stitch.ops.inference import (
     require_shape,
     require_type,
 )
-from stitch.ops.reduction import SPREAD_FROM, row_blocks
-from stitch.ops.steps import BLOCK_SIZE, fill_step, given, scalar, workspace
+from stitch.ops.reduction import SPREAD_FROM, row_chunks
+from stitch.ops.steps import CHUNK_SIZE, fill_step, given, scalar, workspace
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, few
 from stitch.program import Array, ValueType
 
@@ -48,20 +48,20 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
         return [fill_step(total, 0) for total in sums]
     axis = int_of(arguments.attributes, "axis") % x.ndim
     shape = math.prod(x.shape[:axis]), math.prod(x.shape[axis:])
-    blocks = _Blocks(shape, scale.reshape(1, -1), [s.reshape(1, -1) for s in sums])
-    steps = blocks.before()
+    chunks = _Chunks(shape, scale.reshape(1, -1), [s.reshape(1, -1) for s in sums])
+    steps = chunks.before()
     rows = mean.reshape(-1, 1), inverse.reshape(-1, 1)
-    for part in blocks.parts:
+    for part in chunks.parts:
         operands = gradient.reshape(shape)[part], x.reshape(shape)[part]
-        steps += blocks.steps(*operands, rows[0][part], rows[1][part], out.reshape(shape)[part])
+        steps += chunks.steps(*operands, rows[0][part], rows[1][part], out.reshape(shape)[part])
     return steps
 
 
-class _Blocks:
-    """What the blocks of rows of one layer share."""
+class _Chunks:
+    """What the chunks of rows of one layer share."""
 
     def __init__(self, shape: tuple[int, int], scale: Array, sums: Sequence[Array]) -> None:
-        self.parts = row_blocks(shape)
+        self.parts = row_chunks(shape)
         self.scale, self.sums, self.first = scale, sums, True
         wide, dtype = (self.parts[0].stop, shape[1]), scale.dtype
         self.centred, self.product = (workspace(wide, dtype) for _ in range(2))
@@ -69,11 +69,11 @@ class _Blocks:
         self.share = workspace((shape[1], 1), dtype)
         self.slant, self.mean = (workspace((wide[0], 1), dtype) for _ in range(2))
         self.more, self.ones = workspace((1, shape[1]), dtype), np.ones((1, wide[0]), dtype)
-        # One row of numbers multiplies half as fast as a whole block of them does.
+        # One row of numbers multiplies half as fast as a whole chunk of them does.
         self.spread = workspace(wide, dtype) if len(self.parts) >= SPREAD_FROM else None
 
     def before(self) -> list[Thunk]:
-        """Steps ahead of all blocks."""
+        """Steps ahead of all chunks."""
         width = scalar(self.share.size, self.share)
         steps: list[Thunk] = [partial(np.divide, self.scale.T, width, self.share)]
         return (
@@ -83,7 +83,7 @@ class _Blocks:
     def steps(
         self, gradient: Array, x: Array, mean: Array, inverse: Array, out: Array
     ) -> list[Thunk]:
-        """The steps of one block of rows; `mean` and `inverse` are columns."""
+        """The steps of one chunk of rows; `mean` and `inverse` are columns."""
         count = len(x)
         c, p = self.centred[:count], self.product[:count]
         slant, average = self.slant[:count], self.mean[:count]
@@ -107,7 +107,7 @@ class _Blocks:
         return steps
 
     def _summed(self, weights: Array, rows: Array, index: int) -> list[Thunk]:
-        """A weighted sum of rows, on top of that of the blocks before."""
+        """A weighted sum of rows, on top of that of the chunks before."""
         if index >= len(self.sums):
             return []
         total = self.sums[index]
@@ -117,13 +117,13 @@ class _Blocks:
 
 
 def _workspace(context: WorkspaceContext) -> int:
-    """Three blocks of rows, and rows of weights and sums."""
+    """Three chunks of rows, and rows of weights and sums."""
     x, scale = context.inputs[1], context.inputs[4]
     assert x is not None
     assert scale is not None
     width = math.prod(scale.shape)
-    block = min(math.prod(x.shape), max(BLOCK_SIZE, width))
-    return few.nbytes(context) + (3 * block + 4 * width) * x.data_type.compute_dtype.itemsize
+    chunk = min(math.prod(x.shape), max(CHUNK_SIZE, width))
+    return few.nbytes(context) + (3 * chunk + 4 * width) * x.data_type.compute_dtype.itemsize
 
 
 OPERATORS = (

@@ -159,7 +159,7 @@ def _one(
     result: str,
     sizes: dict[str, int],
 ) -> Any:
-    """Letters that nobody else has were summed: the gradient is the same along them."""
+    """Letters that no other term has were summed: the gradient is the same along them."""
     operands, given = [context.gradient], [result]
     for other, term in enumerate(full):
         if other != index:

@@ -9,7 +9,7 @@ from stitch.ops.reduction import counting, reducing, scanning
 from stitch.ops.reduction.row_statistics import (
     SPREAD_FROM,
     inverse_deviation,
-    row_blocks,
+    row_chunks,
     row_means,
     standardize,
 )
@@ -18,7 +18,7 @@ __all__ = [
     "OPERATORS",
     "SPREAD_FROM",
     "inverse_deviation",
-    "row_blocks",
+    "row_chunks",
     "row_means",
     "standardize",
 ]

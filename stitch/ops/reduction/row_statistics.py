@@ -11,10 +11,10 @@ from functools import partial
 import numpy as np
 
 from stitch.ops.definition import Thunk
-from stitch.ops.steps import BLOCK_SIZE, scalar
+from stitch.ops.steps import CHUNK_SIZE, scalar
 from stitch.program import Array
 
-#: From this many blocks of rows on, a row of weights is spread over a block.
+#: From this many chunks of rows on, a row of weights is spread over a chunk.
 SPREAD_FROM = 4
 #: Longer rows are summed in pairs.
 LONG_ROW = 4096
@@ -29,9 +29,9 @@ def inverse_deviation(row: Array, epsilon: float) -> list[Thunk]:
     ]
 
 
-def row_blocks(shape: tuple[int, int]) -> list[slice]:
+def row_chunks(shape: tuple[int, int]) -> list[slice]:
     """Stretches of the rows of (rows, columns) arrays that stay in the caches."""
-    at_once = max(1, BLOCK_SIZE // shape[1])
+    at_once = max(1, CHUNK_SIZE // shape[1])
     return [slice(i, min(i + at_once, shape[0])) for i in range(0, shape[0], at_once)]
 
 

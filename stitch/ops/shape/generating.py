@@ -28,7 +28,7 @@ from stitch.ops.inference import (
     require_shape,
     require_type,
 )
-from stitch.ops.steps import BLOCK_SIZE, copy_steps, fill_step, given
+from stitch.ops.steps import CHUNK_SIZE, copy_steps, fill_step, given
 from stitch.ops.workspaces import few, operands
 from stitch.program import Array, DataType, ValueType
 
@@ -91,9 +91,9 @@ def _range(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _write_range(start: Array, delta: Array, out: Array) -> None:
-    for first in range(0, out.size, BLOCK_SIZE):
-        places = np.arange(first, min(first + BLOCK_SIZE, out.size))
-        np.copyto(out[first : first + BLOCK_SIZE], start + places * delta, "unsafe")
+    for first in range(0, out.size, CHUNK_SIZE):
+        places = np.arange(first, min(first + CHUNK_SIZE, out.size))
+        np.copyto(out[first : first + CHUNK_SIZE], start + places * delta, "unsafe")
 
 
 def _infer_eye(context: InferenceContext) -> tuple[ValueType, ...]:

@@ -12,7 +12,7 @@ from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, 
 from stitch.ops.element_types import MOVED, data_type_of_code
 from stitch.ops.gradient import GradientContext, in_type
 from stitch.ops.inference import require_type
-from stitch.ops.steps import BLOCK_SIZE, copy_steps, given
+from stitch.ops.steps import CHUNK_SIZE, copy_steps, given
 from stitch.ops.types.conversions import conversion_steps, workspace_nbytes
 from stitch.ops.types.narrow_conversions import Rounding
 from stitch.ops.workspaces import few, operands
@@ -58,10 +58,10 @@ def _cast(arguments: KernelArguments) -> Sequence[Thunk]:
     if not per_element:
         return copy_steps(source, out)
     flat, goal = source.reshape(-1), out.reshape(-1)
-    workspace = np.empty(per_element * min(goal.size, BLOCK_SIZE), np.uint8)
+    workspace = np.empty(per_element * min(goal.size, CHUNK_SIZE), np.uint8)
     steps: list[Thunk] = []
-    for start in range(0, goal.size, BLOCK_SIZE):
-        part = slice(start, start + BLOCK_SIZE)
+    for start in range(0, goal.size, CHUNK_SIZE):
+        part = slice(start, start + CHUNK_SIZE)
         steps += conversion_steps(
             flat[part], goal[part], workspace, rounds_again=narrow, rounding=rounding
         )

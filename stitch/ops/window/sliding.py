@@ -5,9 +5,9 @@ associative ufunc (maximum, add) and its identity. Goes out: steps. Only element
 read; a window without any gives the identity. Must not know which pool it serves.
 
 A box is one axis after the other. Along an axis, a short kernel takes one step per kernel element,
-over all windows that reach an element there. A long one is cut by blocks as long as itself, after
-van Herk (1992): a window is the end of a block and the begin of the next, so running results from
-both ends of every block are enough, three steps an element whatever the kernel's length. Sums are
+over all windows that reach an element there. A long one is cut by stretches as long as itself, after
+van Herk (1992): a window is the end of a stretch and the begin of the next, so running results from
+both ends of every stretch are enough, three steps an element whatever the kernel's length. Sums are
 sums of what is in the window: nothing is ever subtracted.
 """
 
@@ -250,17 +250,18 @@ class Sliding:
         for row in range(0, source.shape[0], rows):
             for column in range(0, source.shape[2], columns):
                 place = (slice(row, row + rows), slice(None), slice(column, column + columns))
-                steps += self._by_blocks(line, source[place], target[place])
+                steps += self._by_stretches(line, source[place], target[place])
         return steps
 
-    def _by_blocks(self, line: Line, source: Array, target: Array) -> list[Thunk]:
+    def _by_stretches(self, line: Line, source: Array, target: Array) -> list[Thunk]:
         size, kernel = line.size, line.kernel
         before, after = (work[: source.size].reshape(source.shape) for work in self._running)
-        block = min(kernel, size)
-        full = size // block * block
-        last = full if full < size else full - block
-        steps = self._results(source, before, block, 1) + self._results(source, after, block, -1)
-        # Windows that begin before the line; reach its end; reach it from the last block; begin
+        stretch = min(kernel, size)
+        full = size // stretch * stretch
+        last = full if full < size else full - stretch
+        steps = self._results(source, before, stretch, 1)
+        steps += self._results(source, after, stretch, -1)
+        # Windows that begin before the line; reach its end; reach it from the last stretch; begin
         # behind it.
         left, none = line.first(0), line.first(size)
         right = min(max(line.first(size - kernel + 1), left), none)
@@ -275,8 +276,8 @@ class Sliding:
         if left > whole:
             steps.append(partial(np.copyto, target[:, whole:left], after[:, :1]))
         if right > left:
-            # A window that is one block would count twice.
-            steps.append(fill_step(before[:, block - 1 : full : block], self.identity))
+            # A window that is one stretch would count twice.
+            steps.append(fill_step(before[:, stretch - 1 : full : stretch], self.identity))
             ends = line.seen(before, left, right, kernel - 1)
             begins = line.seen(after, left, right)
             steps.append(partial(self.ufunc, begins, ends, out=target[:, left:right]))
@@ -287,12 +288,12 @@ class Sliding:
             steps.append(partial(np.copyto, target[:, tail:none], line.seen(after, tail, none)))
         return steps
 
-    def _results(self, source: Array, work: Array, block: int, way: int) -> list[Thunk]:
-        """Results of each block up to an element, or from it on: `way` is 1 or -1."""
+    def _results(self, source: Array, work: Array, stretch: int, way: int) -> list[Thunk]:
+        """Results of each stretch up to an element, or from it on: `way` is 1 or -1."""
         outer, size, inner = source.shape
-        full = size // block * block
+        full = size // stretch * stretch
         steps: list[Thunk] = []
-        for part, length in ((slice(0, full), block), (slice(full, size), size - full)):
+        for part, length in ((slice(0, full), stretch), (slice(full, size), size - full)):
             if length:
                 shape = (outer, -1, length, inner)
                 seen, there = source[:, part].reshape(shape), work[:, part].reshape(shape)

@@ -158,7 +158,7 @@ def _take_larger(into: Sequence[Array], others: Sequence[Array], some_lack: bool
 class Views:
     """Steps that find the maxima of windows element by element of their kernel.
 
-    A NaN loses against any number here: whoever has NaN looks again with `maxima`.
+    A NaN loses against any number here: a caller that has NaN looks again with `maxima`.
     """
 
     def __init__(self, windows: Windows, counts: Sequence[int], planes: int) -> None:
