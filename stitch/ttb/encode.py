@@ -28,7 +28,7 @@ from stitch.program import (
 )
 from stitch.ttb.binary import Binary, SegmentRow
 from stitch.ttb.enum_codes import CODES
-from stitch.ttb.generated.tables import UNIONS
+from stitch.ttb.generated import UNIONS
 from stitch.ttb.problems import ProblemList
 from stitch.ttb.segments import Segments
 from stitch.ttb.table_writer import TableWriter

@@ -10,7 +10,7 @@ import enum
 from typing import TypeVar
 
 from stitch.program import DataType, InputKind, MemoryLayout, Orientation, Ownership, Role, Space
-from stitch.ttb.generated.tables import ENUMS
+from stitch.ttb.generated import ENUMS
 
 E = TypeVar("E", bound=enum.Enum)
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from stitch.errors import FormatError
 from stitch.ttb.foreign import recognize
-from stitch.ttb.generated.tables import FILE_IDENTIFIER
+from stitch.ttb.generated import FILE_IDENTIFIER
 
 ALIGNMENT = 64
 #: The size prefix, the root offset and the identifier: less than that is no `.ttb`.

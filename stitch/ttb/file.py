@@ -24,7 +24,7 @@ from stitch.ttb.binary import CURRENT, FEATURES, Binary, Version
 from stitch.ttb.decode import Decoder
 from stitch.ttb.encode import encode_metadata
 from stitch.ttb.envelope import Envelope, close_metadata, open_envelope
-from stitch.ttb.generated.tables import ROOT, TABLES
+from stitch.ttb.generated import ROOT, TABLES
 from stitch.ttb.problems import ProblemList
 from stitch.ttb.segments import Segments, collect_segments, dense_bytes
 from stitch.ttb.table_spec import TableSpec

@@ -16,7 +16,7 @@ import flatbuffers
 import numpy as np
 
 from stitch.errors import StitchError
-from stitch.ttb.generated.tables import FILE_IDENTIFIER, TABLES
+from stitch.ttb.generated import FILE_IDENTIFIER, TABLES
 from stitch.ttb.table_spec import FieldSpec, TableSpec
 
 #: Writes one value into the table that a builder has begun.

@@ -20,7 +20,7 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stitch.ttb.generated.tables import ROOT, TABLES, UNIONS
+from stitch.ttb.generated import ROOT, TABLES, UNIONS
 from stitch.ttb.problems import ProblemList
 from stitch.ttb.table_spec import FieldSpec, TableSpec
 from stitch.ttb.vtable import ITEM_NBYTES, Plan, read_plan, vtable_nbytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import zlib
 
-from stitch.ttb.generated.tables import ROOT, TABLES, UNIONS
+from stitch.ttb.generated import ROOT, TABLES, UNIONS
 from stitch.ttb.table_spec import FieldSpec
 
 Path = tuple[str | int, ...]
