@@ -5,15 +5,20 @@ from __future__ import annotations
 import ast
 import gc
 import importlib.util
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests.support import plans_that_ran
+
 #: Seconds that a long campaign may take; other tests: `timeout` in pyproject.toml.
 CAMPAIGN_SECONDS = 1200
 TESTS = Path(__file__).parent
 HAS_TORCH = importlib.util.find_spec("torch") is not None
+
+plans_that_ran.watch()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -65,3 +70,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if long:
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if not item.get_closest_marker("full")]
+
+
+@pytest.fixture(autouse=True)
+def plans_are_sound() -> Iterator[None]:
+    """After every test: the checker, which shares no code with the planner, finds nothing wrong
+    with any plan that ran."""
+    yield
+    assert plans_that_ran.defects(plans_that_ran.taken()) == []

@@ -18,6 +18,7 @@ import stitch
 from stitch.planner import Allocate, Copy, Execute, Plan, PlanRequest, Relocate, plan
 from stitch.program import TILE_SHAPE, Array, DataType, Layout, Space
 from stitch.runtime import device as device_module
+from tests.support import plans_that_ran
 from tests.support.stitched_models import consuming, integers, one, scaled, tiny
 
 SHAPE = (8, 64)
@@ -42,6 +43,13 @@ Mutation = Callable[[Plan], Plan]
 @pytest.fixture(autouse=True)
 def memory_comes_back() -> None:
     """Not here: what a mutant leaves behind is not what its plan promised."""
+
+
+@pytest.fixture(autouse=True)
+def plans_are_sound() -> Iterator[None]:
+    """Not here: mutants run on purpose."""
+    yield
+    assert plans_that_ran.defects(plans_that_ran.taken())
 
 
 def scenario(device: stitch.Device) -> list[tuple[Array, Array]]:

@@ -1,0 +1,46 @@
+"""Asks the checker about every plan that ran in this process, whichever device ran it.
+
+Comes in: the histories of devices, at a plan's first run or where it stopped half-way. Goes out:
+the plans of which nobody has asked yet, and what is wrong with them.
+"""
+
+from __future__ import annotations
+
+from stitch.planner import Plan, check_plan
+from stitch.runtime.events import Event, PlanStopped
+from stitch.runtime.history import History, Tally
+
+#: Number in its device's history and plan, of each that ran first since the last look.
+_ran: list[tuple[int, Plan]] = []
+
+
+def watch() -> None:
+    """From now on, remember each plan that runs until it is taken: once for each device."""
+    repeated, count = History.repeated, History.count
+
+    def remember(self: History, key: int, tally: Tally) -> None:
+        if key not in self._plans:
+            _ran.append((key, tally.plan))
+        repeated(self, key, tally)
+
+    def remember_stopped(self: History, event: Event) -> None:
+        if isinstance(event, PlanStopped):
+            _ran.append((event.index, event.plan))
+        count(self, event)
+
+    History.repeated = remember  # type: ignore[method-assign]
+    History.count = remember_stopped  # type: ignore[method-assign]
+
+
+def taken() -> list[Plan]:
+    """The plans that ran first since this was last called."""
+    # The direct way of trainings makes plans up to count its runs, under negative numbers: they
+    # name blocks that they do not have. All others must be sound.
+    plans = [plan for number, plan in _ran if number >= 0]
+    _ran.clear()
+    return plans
+
+
+def defects(plans: list[Plan]) -> list[str]:
+    """What the checker says of plans, warnings included."""
+    return [f"{problem}, in {plan.steps}" for plan in plans for problem in check_plan(plan)]
