@@ -22,9 +22,26 @@ from stitch.program import Array, DataType, ValueType
 Number = bool | int | float
 #: What stands where torch's schema says Tensor or Scalar.
 Value = SymbolicTensor | Number
+#: One result after the other, None where no one reads it.
+Several = tuple[SymbolicTensor | None, ...]
 #: What a lowering gives: one tensor, or one per result (None where no one reads it).
 Lowered = SymbolicTensor | Sequence[SymbolicTensor | None] | None
 Lowering = Callable[..., Lowered]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptWhole:
+    """A row for an operator that torch would take apart, which would cost steps or digits.
+
+    `exported`: it stays whole in torch.export too, not only where aot_autograd takes graphs apart.
+    """
+
+    lowering: Lowering
+    exported: bool = True
+
+
+#: What stands beside an overload in a family's table.
+Row = Lowering | KeptWhole
 _Lowering = TypeVar("_Lowering", bound=Lowering)
 
 _DATA_TYPES: dict[Any, DataType] = {

@@ -14,15 +14,9 @@ from typing import Any
 import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 
-from stitch.frontend.torch.lowering import KEPT_WHOLE
+from stitch.frontend.torch.lowering import KEPT_BY_AUTOGRAD
 
 aten = torch.ops.aten
-#: Taken apart by torch, these would lose what their gradients need, or take more steps.
-_KEPT = (
-    *KEPT_WHOLE, aten._scaled_dot_product_flash_attention_for_cpu.default,
-    aten.select_backward.default, aten.slice_backward.default, aten.gelu_backward.default,
-    aten.native_layer_norm_backward.default, aten._softmax_backward_data.default,
-)  # fmt: skip
 #: Not in torch's core set, and taken apart by it well.
 _TAKEN_APART = (
     aten._native_batch_norm_legit_functional, aten._native_batch_norm_legit, aten.native_batch_norm,
@@ -104,7 +98,7 @@ def decompositions() -> dict[Any, Any]:
     """The table for aot_autograd; built once."""
     table = dict(core_aten_decompositions())
     table.update(get_decompositions(_TAKEN_APART))
-    for kept in _KEPT:
+    for kept in KEPT_BY_AUTOGRAD:
         table.pop(kept, None)
     for operator in _NORMALIZATIONS:
         table[operator] = _in_one_type(operator, table.get(operator))

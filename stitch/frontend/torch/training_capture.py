@@ -21,7 +21,7 @@ import torch
 from stitch.errors import CompileError
 from stitch.frontend.torch.aten_call import array_of, data_type_of
 from stitch.frontend.torch.export import Examples, exported
-from stitch.frontend.torch.lowering.random_numbers import KEY_NAME, give_key
+from stitch.frontend.torch.lowering import KEY_NAME, give_key
 from stitch.frontend.torch.node_walk import lower_graph
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
 from stitch.program import Array, DataType, InputKind

@@ -36,9 +36,9 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils._python_dispatch import _disable_current_modes
 
 from stitch.frontend.torch.compile.graph_program import GraphProgram, Settings
+from stitch.frontend.torch.compile.known_sizes import is_static, with_sizes_of
 from stitch.frontend.torch.compile.shared_storage import Ledger
 from stitch.frontend.torch.decompositions import decompositions
-from stitch.frontend.torch.known_sizes import is_static, with_sizes_of
 from stitch.machine import load_machine
 from stitch.program import Space
 from stitch.report import Device

@@ -24,8 +24,13 @@ from stitch.frontend.torch.compile.graph_outputs import (
     sorted_outputs,
 )
 from stitch.frontend.torch.compile.shared_storage import ArgumentSlot, Ledger
-from stitch.frontend.torch.known_sizes import fuse_transposed_products, join_selected
-from stitch.frontend.torch.lowering.random_numbers import KEY_LIMIT, KEY_NAME, give_key
+from stitch.frontend.torch.lowering import (
+    KEY_LIMIT,
+    KEY_NAME,
+    fuse_transposed_products,
+    give_key,
+    join_selected,
+)
 from stitch.frontend.torch.node_walk import lower_graph
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor, parse_wish
 from stitch.program import DataType, InputKind

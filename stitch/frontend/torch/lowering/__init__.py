@@ -1,59 +1,26 @@
-"""The one table from ATen overloads to their lowerings; a new operator is one line in its theme.
+"""Lowerings: what ATen's operators are in a computation graph, a file for each family.
 
-Comes in: nothing. Goes out: `LOWERINGS`, and `KEPT_WHOLE`: operators that torch would take apart
-although Stitch has them whole. Must not know: fx nodes.
+Comes in: for each operator a `Call` (where to write to, what torch promises for the results) and
+the operands of torch's schema. Goes out: operations in the builder. Each family has a table
+`LOWERINGS`; `aten_table` joins them. Graphs are rewritten here where a lowering needs it: random
+operators take a key (`give_key`), nodes that are one operator are joined. Importing this package
+needs the package torch (an optional extra). Must not know: exported programs, devices.
+
+A new operator is a function in its family's file and a row in that file's table (docs/errands.md):
+the overload that a refusal names, and the function; within `KeptWhole` where torch would take the
+operator apart at a loss.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
-import torch
-
-from stitch.frontend.torch import known_sizes
-from stitch.frontend.torch.aten_call import Lowering
-from stitch.frontend.torch.lowering import (
-    activations,
-    backward_operators,
-    fused_kernels,
-    layer_products,
-    norms,
-    pooled_windows,
-    random_numbers,
-    reductions,
-    resizing,
-    shapes,
-    single_elements,
+from stitch.frontend.torch.lowering.aten_table import (
+    CHECKS,
+    KEPT_BY_AUTOGRAD,
+    KEPT_WHOLE,
+    LOWERINGS,
 )
+from stitch.frontend.torch.lowering.joined_nodes import fuse_transposed_products, join_selected
+from stitch.frontend.torch.lowering.random_numbers import KEY_LIMIT, KEY_NAME, give_key
 
-aten = torch.ops.aten
-
-LOWERINGS: dict[Any, Lowering] = {
-    **single_elements.LOWERINGS,
-    **activations.LOWERINGS,
-    **reductions.LOWERINGS,
-    **shapes.LOWERINGS,
-    **resizing.LOWERINGS,
-    **layer_products.LOWERINGS,
-    **norms.LOWERINGS,
-    **pooled_windows.LOWERINGS,
-    **backward_operators.LOWERINGS,
-    **fused_kernels.LOWERINGS,
-    **random_numbers.LOWERINGS,
-    **known_sizes.LOWERINGS,
-}
-#: Taken apart, these would cost steps (a Linear becomes views around addmm) or digits.
-KEPT_WHOLE = (
-    aten.linear.default, aten.matmul.default, aten.scaled_dot_product_attention.default,
-    aten.layer_norm.default, aten.rms_norm.default, aten.silu.default, aten.hardswish.default,
-    aten.hardsigmoid.default, aten.mish.default, aten.softplus.default, aten.elu.default,
-    aten.leaky_relu.default, aten.hardtanh.default, aten.gelu.default, aten.stack.default,
-    aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default,
-    *resizing.LOWERINGS,
-)  # fmt: skip
-#: Checks of what export already knows: they make nothing.
-CHECKS = frozenset((
-    aten._assert_tensor_metadata.default, aten._assert_async.msg, aten._assert_async.default,
-    aten._assert_scalar.default, aten.sym_constrain_range.default,
-    aten.sym_constrain_range_for_size.default, torch._check,
-))  # fmt: skip
+__all__ = [
+    "CHECKS", "KEPT_BY_AUTOGRAD", "KEPT_WHOLE", "KEY_LIMIT", "KEY_NAME", "LOWERINGS",
+    "fuse_transposed_products", "give_key", "join_selected",
+]  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from stitch.frontend.torch.aten_call import Call, Lowering, Number, rounded_once
+from stitch.frontend.torch.aten_call import Call, KeptWhole, Lowering, Number, Row, rounded_once
 from stitch.graph import SymbolicTensor
 
 aten = torch.ops.aten
@@ -115,12 +115,13 @@ def _prelu(call: Call, x: SymbolicTensor, weight: SymbolicTensor) -> SymbolicTen
     return b.where(b.greater(x, 0), x, b.mul(x, weight))
 
 
-LOWERINGS: dict[Any, Lowering] = {
+LOWERINGS: dict[Any, Row] = {
     aten.rsqrt.default: _rsqrt, aten.square.default: _square, aten.expm1.default: _expm1,
     aten.log1p.default: _log1p, aten.log2.default: _log_of_base(2.0),
     aten.log10.default: _log_of_base(10.0), aten.exp2.default: _exp2,
-    aten.erfc.default: _erfc, aten.gelu.default: _gelu, aten.silu.default: _silu,
-    aten.elu.default: _elu, aten.leaky_relu.default: _leaky_relu, aten.hardtanh.default: _hardtanh,
-    aten.hardsigmoid.default: _hardsigmoid, aten.softplus.default: _softplus,
+    aten.erfc.default: _erfc, aten.gelu.default: KeptWhole(_gelu),
+    aten.silu.default: KeptWhole(_silu), aten.elu.default: KeptWhole(_elu),
+    aten.leaky_relu.default: KeptWhole(_leaky_relu), aten.hardtanh.default: KeptWhole(_hardtanh),
+    aten.hardsigmoid.default: KeptWhole(_hardsigmoid), aten.softplus.default: KeptWhole(_softplus),
     aten._prelu_kernel.default: _prelu, aten.prelu.default: _prelu,
 }  # fmt: skip

@@ -1,21 +1,28 @@
-"""Attention as torch defines it: masks, causality, grouped heads, rows that see nothing.
+"""Attention as torch defines it: masks, causality, grouped heads, rows that see nothing; and as its
+CPU kernel gives it, with the backward pass from the logarithms of sums.
 
-Comes in: a `Call`, queries, keys, values, a mask. Goes out: operations in the builder.
+Comes in: a `Call` and the operands of the schema. Goes out: operations in the builder. Must not
+know: fx nodes.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
+import torch
 
-from stitch.frontend.torch.aten_call import Call, rounded_once
+from stitch.errors import CompileError
+from stitch.frontend.torch.aten_call import Call, KeptWhole, Row, Several, rounded_once
 from stitch.graph import SymbolicTensor
 from stitch.program import DataType
 
+aten = torch.ops.aten
+
 
 @rounded_once
-def attention(
+def _attention(
     call: Call,
     query: SymbolicTensor,
     key: SymbolicTensor,
@@ -30,7 +37,7 @@ def attention(
     """softmax(Q K' scale + mask) V over [..., length, width]; rows without a key give zeros."""
     b = call.builder
     if enable_gqa:
-        key, value = (repeated(call, x, query.shape[-3]) for x in (key, value))
+        key, value = (_repeated(call, x, query.shape[-3]) for x in (key, value))
     factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = b.matmul(b.mul(query, factor), b.swapaxes(key, -1, -2))
     if is_causal:
@@ -58,7 +65,7 @@ def _may_hide_a_row(call: Call, mask: SymbolicTensor, shape: tuple[int, ...]) ->
     return not bool(np.broadcast_to(open_keys, shape).any(-1).all())
 
 
-def repeated(call: Call, x: SymbolicTensor, heads: int) -> SymbolicTensor:
+def _repeated(call: Call, x: SymbolicTensor, heads: int) -> SymbolicTensor:
     """[..., few, length, width] with each head repeated until there are `heads`."""
     *lead, few, length, width = x.shape
     if few == heads:
@@ -68,3 +75,103 @@ def repeated(call: Call, x: SymbolicTensor, heads: int) -> SymbolicTensor:
         b.reshape(x, (*lead, few, 1, length, width)), (*lead, few, heads // few, length, width)
     )
     return b.reshape(wide, (*lead, heads, length, width))
+
+
+# The CPU kernel ------------------------------------------------------------------------------
+
+
+@rounded_once
+def _kernel(
+    call: Call,
+    query: SymbolicTensor,
+    key: SymbolicTensor,
+    value: SymbolicTensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: SymbolicTensor | None = None,
+    scale: float | None = None,
+) -> Several:
+    _check_dropout(dropout_p)
+    key, value = (_repeated(call, x, query.shape[-3]) for x in (key, value))
+    if 1 not in call.used:
+        made = _attention(call, query, key, value, attn_mask, 0.0, is_causal, scale=scale)
+        return made, None
+    b = call.builder
+    scores = _scores(call, _scaled(call, query, scale), key, attn_mask, is_causal)
+    return b.matmul(b.softmax(scores), value), b.reduce("log_sum_exp", scores, -1, False)
+
+
+@rounded_once
+def _kernel_backward(
+    call: Call,
+    grad: SymbolicTensor,
+    query: SymbolicTensor,
+    key: SymbolicTensor,
+    value: SymbolicTensor,
+    result: SymbolicTensor,
+    log_sums: SymbolicTensor,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: SymbolicTensor | None = None,
+    scale: float | None = None,
+) -> Several:
+    """The weights come back from the scores and the logarithms of their sums."""
+    _check_dropout(dropout_p)
+    b, scaled, few = call.builder, _scaled(call, query, scale), key.shape[-3]
+    key, value = (_repeated(call, x, query.shape[-3]) for x in (key, value))
+    scores = _scores(call, scaled, key, attn_mask, is_causal)
+    weights = b.exp(b.sub(scores, b.unsqueeze(log_sums, -1)))
+    of_value = b.matmul(b.swapaxes(weights, -1, -2), grad)
+    of_weights = b.matmul(grad, b.swapaxes(value, -1, -2))
+    kept = b.reduce_sum(b.mul(grad, result), -1, keepdims=True)
+    of_scores = b.mul(weights, b.sub(of_weights, kept))
+    of_query = b.mul(b.matmul(of_scores, key), _factor(query, scale))
+    of_key = b.matmul(b.swapaxes(of_scores, -1, -2), scaled)
+    return of_query, _summed(call, of_key, few), _summed(call, of_value, few)
+
+
+def _summed(call: Call, x: SymbolicTensor, few: int) -> SymbolicTensor:
+    """[..., heads, length, width] with the heads that one of `few` was repeated for added up."""
+    *lead, heads, length, width = x.shape
+    if few == heads:
+        return x
+    apart = call.builder.reshape(x, (*lead, few, heads // few, length, width))
+    return call.builder.reduce_sum(apart, -3)
+
+
+def _check_dropout(dropout_p: float) -> None:
+    if dropout_p:
+        raise CompileError("attention with dropout inside its kernel")
+
+
+def _factor(query: SymbolicTensor, scale: float | None) -> float:
+    return 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+
+
+def _scaled(call: Call, query: SymbolicTensor, scale: float | None) -> SymbolicTensor:
+    return call.builder.mul(query, _factor(query, scale))
+
+
+def _scores(
+    call: Call,
+    scaled: SymbolicTensor,
+    key: SymbolicTensor,
+    mask: SymbolicTensor | None,
+    is_causal: bool,
+) -> SymbolicTensor:
+    """What each query makes of each key; minus infinity where it may not see it."""
+    b = call.builder
+    scores = b.matmul(scaled, b.swapaxes(key, -1, -2))
+    if is_causal:
+        later = np.triu(np.full(scores.shape[-2:], -np.inf, np.float32), 1)
+        scores = b.add(scores, later.astype(scores.dtype))
+    return scores if mask is None else b.add(scores, b.cast(mask, scores.data_type))
+
+
+LOWERINGS: dict[Any, Row] = {
+    aten.scaled_dot_product_attention.default: KeptWhole(_attention),
+    aten._scaled_dot_product_flash_attention_for_cpu.default: KeptWhole(_kernel, exported=False),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _kernel_backward,
+}

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from stitch.frontend.torch.aten_call import Call, Lowering, in_one_type
+from stitch.frontend.torch.aten_call import Call, KeptWhole, Row, in_one_type
+from stitch.frontend.torch.lowering.picked_elements import slice_scatter
 from stitch.frontend.torch.lowering.pooled_windows import spread, window_weights
-from stitch.frontend.torch.lowering.shapes import slice_scatter
 from stitch.graph import SymbolicTensor
 from stitch.program import Array
 
@@ -227,17 +227,18 @@ def _softmax_backward(
     return call.cast(call.builder.apply("SoftmaxGradient", operands, 1, attributes, OWN)[0])
 
 
-LOWERINGS: dict[Any, Lowering] = {
-    aten.gelu_backward.default: _gelu_backward,
-    aten.native_layer_norm_backward.default: _layer_norm_backward,
-    aten._softmax_backward_data.default: _softmax_backward,
+LOWERINGS: dict[Any, Row] = {
+    aten.gelu_backward.default: KeptWhole(_gelu_backward, exported=False),
+    aten.native_layer_norm_backward.default: KeptWhole(_layer_norm_backward, exported=False),
+    aten._softmax_backward_data.default: KeptWhole(_softmax_backward, exported=False),
     aten.convolution_backward.default: _convolution_backward,
     aten.max_pool2d_with_indices_backward.default: partial(_max_pool_backward, 2),
     aten.max_pool3d_with_indices_backward.default: partial(_max_pool_backward, 3),
     aten.adaptive_max_pool2d_backward.default: partial(_max_pool_backward, 2),
     aten.avg_pool2d_backward.default: partial(_average_pool_backward, 2),
     aten.avg_pool3d_backward.default: partial(_average_pool_backward, 3),
-    aten.select_backward.default: _select_backward, aten.slice_backward.default: _slice_backward,
+    aten.select_backward.default: KeptWhole(_select_backward, exported=False),
+    aten.slice_backward.default: KeptWhole(_slice_backward, exported=False),
     aten._adaptive_avg_pool2d_backward.default: partial(_adaptive_average_backward, 2),
     aten._adaptive_avg_pool3d_backward.default: partial(_adaptive_average_backward, 3),
 }  # fmt: skip

@@ -1,25 +1,151 @@
-"""Batch normalization in training mode: the batch's own statistics, and running ones that follow.
+"""ATen's normalizations: by given statistics, or by those of a batch, a layer, a group.
 
-Comes in: what aten gives `_native_batch_norm_legit_functional`. Goes out: the result, the batch's
-mean and inverse deviation, and the next running statistics as torch counts them (ONNX's variance is
-that of the population, torch's running one that of a sample). Importing this module needs the
-package torch (an optional extra).
+Comes in: a `Call` and the operands of the schema. Goes out: operations in the builder; where they
+are read, the means and inverse deviations too; and the next running statistics as torch counts them
+(ONNX's variance is that of the population, torch's running one that of a sample). Must not know: fx
+nodes.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
-from stitch.frontend.torch.aten_call import Call, Lowering, rounded_once
+from stitch.frontend.torch.aten_call import Call, KeptWhole, Row, Several, in_one_type, rounded_once
 from stitch.graph import SymbolicTensor
+from stitch.ops import onnx_code
+from stitch.program import DataType
 
 aten = torch.ops.aten
 
 
-@rounded_once
+@in_one_type
 def _batch_norm(
+    call: Call,
+    x: SymbolicTensor,
+    weight: SymbolicTensor | None,
+    bias: SymbolicTensor | None,
+    mean: SymbolicTensor,
+    variance: SymbolicTensor,
+    momentum: float,
+    epsilon: float,
+) -> Several:
+    width = (x.shape[1],)
+    scale, shift = call.optional(weight, 1, width), call.optional(bias, 0, width)
+    result = call.builder.batch_norm(x, scale, shift, mean, variance, epsilon=float(epsilon))
+    return result, None, None
+
+
+@rounded_once
+def _batch_statistics(
+    call: Call,
+    x: SymbolicTensor,
+    weight: SymbolicTensor | None,
+    bias: SymbolicTensor | None,
+    training: bool,
+    momentum: float,
+    epsilon: float,
+) -> Several:
+    """Normalised by the batch's own mean and variance, which torch uses for instances too."""
+    b, axes = call.builder, (0, *range(2, len(x.shape)))
+    mean = b.reduce_mean(x, axes, keepdims=True)
+    centred = b.sub(x, mean)
+    rstd = b.rsqrt(b.add(b.reduce_mean(b.square(centred), axes, keepdims=True), float(epsilon)))
+    result = b.mul(centred, rstd)
+    result = _scaled_and_shifted(call, result, weight, bias)
+    return result, b.reshape(mean, (x.shape[1],)), b.reshape(rstd, (x.shape[1],))
+
+
+def _scaled_and_shifted(
+    call: Call, x: SymbolicTensor, weight: SymbolicTensor | None, bias: SymbolicTensor | None
+) -> SymbolicTensor:
+    """x weight + bias, with a number of each for a channel."""
+    b, wide = call.builder, (x.shape[1],) + (1,) * (len(x.shape) - 2)
+    scaled = x if weight is None else b.mul(x, b.reshape(weight, wide))
+    return scaled if bias is None else b.add(scaled, b.reshape(bias, wide))
+
+
+@in_one_type
+def _layer_norm(
+    call: Call,
+    x: SymbolicTensor,
+    normalized_shape: Sequence[int],
+    weight: SymbolicTensor | None = None,
+    bias: SymbolicTensor | None = None,
+    epsilon: float = 1e-5,
+    *_: Any,
+) -> Several:
+    operands = [x, call.optional(weight, 1, normalized_shape), bias]
+    attributes = {"axis": -len(normalized_shape), "epsilon": float(epsilon)}
+    if x.data_type is DataType.FLOAT64:
+        # The statistics of ONNX are else of float32: too few digits.
+        attributes["stash_type"] = onnx_code(x.data_type)
+    if not call.used - {0}:
+        made = call.builder.apply("LayerNormalization", operands, 1, attributes)
+        return (*made, None, None)[: len(call.results)]
+    return call.as_promised(call.builder.apply("LayerNormalization", operands, 3, attributes))
+
+
+@rounded_once
+def _group_norm(
+    call: Call,
+    x: SymbolicTensor,
+    weight: SymbolicTensor | None,
+    bias: SymbolicTensor | None,
+    batch: int,
+    channels: int,
+    inner: int,
+    groups: int,
+    epsilon: float,
+) -> Several:
+    if call.used - {0}:
+        return _group_statistics(call, x, weight, bias, groups, epsilon)
+    operands = [x, call.optional(weight, 1, (channels,)), call.optional(bias, 0, (channels,))]
+    attributes = {"num_groups": groups, "epsilon": float(epsilon)}
+    return call.builder.apply("GroupNormalization", operands, 1, attributes)[0], None, None
+
+
+def _group_statistics(
+    call: Call,
+    x: SymbolicTensor,
+    weight: SymbolicTensor | None,
+    bias: SymbolicTensor | None,
+    groups: int,
+    epsilon: float,
+) -> Several:
+    """The same, with the means and deviations that its backward pass reads."""
+    b, flat = call.builder, call.builder.reshape(x, (x.shape[0], groups, -1))
+    mean = b.reduce_mean(flat, -1, keepdims=True)
+    centred = b.sub(flat, mean)
+    rstd = b.rsqrt(b.add(b.reduce_mean(b.square(centred), -1, keepdims=True), float(epsilon)))
+    result = b.reshape(b.mul(centred, rstd), x.shape)
+    result = _scaled_and_shifted(call, result, weight, bias)
+    return result, b.squeeze(mean, -1), b.squeeze(rstd, -1)
+
+
+@rounded_once
+def _rms_norm(
+    call: Call,
+    x: SymbolicTensor,
+    normalized_shape: Sequence[int],
+    weight: SymbolicTensor | None = None,
+    epsilon: float | None = None,
+) -> SymbolicTensor:
+    wide = x.data_type is DataType.FLOAT64
+    small = float(np.finfo(np.float64 if wide else np.float32).eps) if epsilon is None else epsilon
+    axis = -len(normalized_shape)
+    return call.builder.rms_norm(x, weight, axis=axis, epsilon=float(small))
+
+
+# Batches in training, and running statistics that follow them -----------------------------------
+
+
+@rounded_once
+def _functional_batch_norm(
     call: Call,
     x: SymbolicTensor,
     weight: SymbolicTensor | None,
@@ -29,7 +155,7 @@ def _batch_norm(
     training: bool,
     momentum: float,
     epsilon: float,
-) -> tuple[SymbolicTensor | None, ...]:
+) -> Several:
     b, axes = call.builder, (0, *range(2, len(x.shape)))
     if not training:
         width = (x.shape[1],)
@@ -37,7 +163,8 @@ def _batch_norm(
         made = b.batch_norm(x, scale, shift, running_mean, running_variance, epsilon=float(epsilon))
         return made, None, None, running_mean, running_variance
     if {1, 2}.isdisjoint(call.used):
-        return _whole(call, x, weight, bias, (running_mean, running_variance), momentum, epsilon)
+        running = running_mean, running_variance
+        return _whole_batch_norm(call, x, weight, bias, running, momentum, epsilon)
     mean = b.reduce_mean(x, axes, keepdims=True)
     centred = b.sub(x, mean)
     variance = b.reduce_mean(b.square(centred), axes, keepdims=True)
@@ -56,7 +183,7 @@ def _batch_norm(
     )  # fmt: skip
 
 
-def _whole(
+def _whole_batch_norm(
     call: Call,
     x: SymbolicTensor,
     weight: SymbolicTensor | None,
@@ -64,8 +191,8 @@ def _whole(
     running: tuple[SymbolicTensor, SymbolicTensor],
     momentum: float,
     epsilon: float,
-) -> tuple[SymbolicTensor | None, ...]:
-    """As one operator, where nobody asks for the batch's statistics themselves."""
+) -> Several:
+    """As one operator, where the batch's own statistics are not read."""
     b, width = call.builder, (x.shape[1],)
     scale, shift = call.optional(weight, 1, width), call.optional(bias, 0, width)
     attributes = {
@@ -85,6 +212,11 @@ def _moved(running: SymbolicTensor, now: SymbolicTensor, momentum: float) -> Sym
     return running * (1.0 - momentum) + now * float(momentum)
 
 
-LOWERINGS: dict[object, Lowering] = {
-    aten._native_batch_norm_legit_functional.default: _batch_norm,
-}
+LOWERINGS: dict[Any, Row] = {
+    aten._native_batch_norm_legit_no_training.default: _batch_norm,
+    aten._native_batch_norm_legit.no_stats: _batch_statistics,
+    aten._native_batch_norm_legit_functional.default: _functional_batch_norm,
+    aten.native_layer_norm.default: _layer_norm,
+    aten.layer_norm.default: KeptWhole(lambda call, *operands: _layer_norm(call, *operands)[0]),
+    aten.native_group_norm.default: _group_norm, aten.rms_norm.default: KeptWhole(_rms_norm),
+}  # fmt: skip

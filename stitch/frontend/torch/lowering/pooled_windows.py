@@ -15,12 +15,11 @@ import numpy as np
 import torch
 
 from stitch.errors import CompileError
-from stitch.frontend.torch.aten_call import Call, Lowering
+from stitch.frontend.torch.aten_call import Call, KeptWhole, Row, Several
 from stitch.graph import SymbolicTensor
 from stitch.program import Array
 
 aten = torch.ops.aten
-Several = tuple[SymbolicTensor | None, ...]
 
 
 def spread(values: Sequence[int] | int, count: int) -> list[int]:
@@ -136,16 +135,16 @@ def _adaptive_max(
     return _max_pool(spatial, call, x, windows)
 
 
-LOWERINGS: dict[Any, Lowering] = {
+LOWERINGS: dict[Any, Row] = {
     aten.max_pool2d_with_indices.default: partial(_max_pool, 2),
     aten.max_pool3d_with_indices.default: partial(_max_pool, 3),
     aten.max_pool2d.default: partial(_one_max_pool, 2),
     aten.avg_pool1d.default: partial(_average_pool, 1),
     aten.avg_pool2d.default: partial(_average_pool, 2),
     aten.avg_pool3d.default: partial(_average_pool, 3),
-    aten.adaptive_avg_pool1d.default: partial(_adaptive_average, 1),
+    aten.adaptive_avg_pool1d.default: KeptWhole(partial(_adaptive_average, 1)),
     aten._adaptive_avg_pool2d.default: partial(_adaptive_average, 2),
-    aten.adaptive_avg_pool2d.default: partial(_adaptive_average, 2),
+    aten.adaptive_avg_pool2d.default: KeptWhole(partial(_adaptive_average, 2)),
     aten._adaptive_avg_pool3d.default: partial(_adaptive_average, 3),
     aten.adaptive_max_pool2d.default: partial(_adaptive_max, 2),
 }  # fmt: skip

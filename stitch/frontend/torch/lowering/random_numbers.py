@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from stitch.frontend.torch.aten_call import Call, Lowering
+from stitch.frontend.torch.aten_call import Call, Row
 from stitch.graph import SymbolicTensor
 from stitch.program import DataType
 
@@ -118,7 +118,7 @@ _KEEPING = torch._prims.rng_prims.run_and_save_rng_state
 _REPLAYING = torch._prims.rng_prims.run_with_rng_state
 _UNIFORM = (aten.rand.default, aten.rand_like.default)
 _NORMAL = (aten.randn.default, aten.randn_like.default)
-LOWERINGS: dict[Any, Lowering] = {
+LOWERINGS: dict[Any, Row] = {
     DERIVED: _derived, DROPOUT: _dropout, UNIFORM: _made_uniform, NORMAL: _made_normal,
     BERNOULLI: _made_bernoulli,
 }  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from stitch.errors import CompileError
-from stitch.frontend.torch.aten_call import Call, Lowering, rounded_once
+from stitch.frontend.torch.aten_call import Call, Row, rounded_once
 from stitch.frontend.torch.lowering.single_elements import truth
 from stitch.graph import SymbolicTensor
 from stitch.program import DataType
@@ -164,7 +164,7 @@ def _sort_stable(
 
 _all = partial(_any, kind="min")
 
-LOWERINGS: dict[Any, Lowering] = {
+LOWERINGS: dict[Any, Row] = {
     aten.sum.default: partial(_reduce, "sum"), aten.sum.dim_IntList: partial(_reduce, "sum"),
     aten.mean.default: partial(_reduce, "mean"), aten.mean.dim: partial(_reduce, "mean"),
     aten.prod.default: partial(_reduce, "prod"), aten.prod.dim_int: partial(_reduce, "prod"),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from stitch.frontend.torch.aten_call import Call, Lowering
+from stitch.frontend.torch.aten_call import Call, KeptWhole, Row
 from stitch.graph import SymbolicTensor
 from stitch.program import Array
 
@@ -66,8 +66,11 @@ def _weights(length: int, size: int, step: float, align_corners: bool) -> Array:
     return weights
 
 
-LOWERINGS: dict[Any, Lowering] = {
-    aten.upsample_nearest1d.vec: _nearest, aten.upsample_nearest2d.vec: _nearest,
-    aten.upsample_nearest3d.vec: _nearest, aten.upsample_linear1d.vec: _linear,
-    aten.upsample_bilinear2d.vec: _linear, aten.upsample_trilinear3d.vec: _linear,
-}  # fmt: skip
+LOWERINGS: dict[Any, Row] = {
+    aten.upsample_nearest1d.vec: KeptWhole(_nearest),
+    aten.upsample_nearest2d.vec: KeptWhole(_nearest),
+    aten.upsample_nearest3d.vec: KeptWhole(_nearest),
+    aten.upsample_linear1d.vec: KeptWhole(_linear),
+    aten.upsample_bilinear2d.vec: KeptWhole(_linear),
+    aten.upsample_trilinear3d.vec: KeptWhole(_linear),
+}

@@ -12,7 +12,15 @@ from typing import Any
 import torch
 
 from stitch.errors import CompileError
-from stitch.frontend.torch.aten_call import Call, Lowering, Number, Value, data_type_of
+from stitch.frontend.torch.aten_call import (
+    Call,
+    KeptWhole,
+    Lowering,
+    Number,
+    Row,
+    Value,
+    data_type_of,
+)
 from stitch.graph import SymbolicTensor
 from stitch.program import DataType
 
@@ -190,7 +198,6 @@ _UNARY = {
     "Cos": aten.cos, "Tan": aten.tan, "Asin": aten.asin, "Acos": aten.acos, "Atan": aten.atan,
     "Sinh": aten.sinh, "Cosh": aten.cosh, "Asinh": aten.asinh, "Acosh": aten.acosh,
     "Atanh": aten.atanh, "Erf": aten.erf, "Reciprocal": aten.reciprocal, "Sign": aten.sign,
-    "HardSwish": aten.hardswish, "Mish": aten.mish,
 }  # fmt: skip
 _WHOLE = {"Floor": aten.floor, "Ceil": aten.ceil, "Round": aten.round}
 _COMPARISONS = {
@@ -203,7 +210,7 @@ _OPERATIONS: dict[Any, Lowering] = {
 }  # fmt: skip
 
 # prims.fma comes with inductor: in processes that have not loaded it no graph has one.
-LOWERINGS: dict[Any, Lowering] = {
+LOWERINGS: dict[Any, Row] = {
     **{packet.default: partial(_unary, op) for op, packet in _UNARY.items()},
     **{packet.default: partial(_whole, op) for op, packet in _WHOLE.items()},
     **{
@@ -222,6 +229,8 @@ LOWERINGS: dict[Any, Lowering] = {
             ("And", aten.bitwise_and), ("Or", aten.bitwise_or), ("Xor", aten.bitwise_xor))
         for overload in (packet.Tensor, packet.Scalar)
     },
+    aten.hardswish.default: KeptWhole(partial(_unary, "HardSwish")),
+    aten.mish.default: KeptWhole(partial(_unary, "Mish")),
     aten.div.Tensor: _divide, aten.div.Scalar: _divide, aten.div.Tensor_mode: _divide,
     aten.div.Scalar_mode: _divide, aten.floor_divide.default: _floor_divide,
     aten.pow.Tensor_Tensor: _power, aten.pow.Tensor_Scalar: _power, aten.pow.Scalar: _power,

@@ -1,22 +1,112 @@
-"""Indexing with tensors (x[i, :, j]) and writing through it, as GatherND and ScatterND.
+"""ATen operators that read or write elements by their indices: gathering, scattering, x[i, :, j].
 
-Comes in: a `Call`, a tensor, one index or None per axis. Goes out: operations in the builder. A
-mask of booleans is refused: how much it selects depends on data. Must not know: fx nodes.
+Comes in: a `Call` and the operands of the schema. Goes out: operations in the builder; indexing
+with tensors becomes GatherND and ScatterND. A mask of booleans is refused: how much it selects
+depends on data. Must not know: fx nodes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
+import torch
 
 from stitch.errors import CompileError
-from stitch.frontend.torch.aten_call import Call
+from stitch.frontend.torch.aten_call import Call, Row, Value
+from stitch.frontend.torch.lowering.shapes import slice_tensor
 from stitch.graph import SymbolicTensor
 from stitch.program import DataType
 
+aten = torch.ops.aten
 Indices = Sequence[SymbolicTensor | None]
+
+
+def _gather(
+    call: Call, x: SymbolicTensor, dim: int, index: SymbolicTensor, **_: Any
+) -> SymbolicTensor:
+    return call.builder.gather_elements(x, index, dim)
+
+
+def _index_select(call: Call, x: SymbolicTensor, dim: int, index: SymbolicTensor) -> SymbolicTensor:
+    return call.builder.gather(x, call.builder.reshape(index, (-1,)), dim)
+
+
+def _embedding(
+    call: Call, weight: SymbolicTensor, indices: SymbolicTensor, *_: Any
+) -> SymbolicTensor:
+    return call.builder.gather(weight, indices, 0)
+
+
+def _scatter(
+    reduction: str,
+    call: Call,
+    x: SymbolicTensor,
+    dim: int,
+    index: SymbolicTensor,
+    src: Value,
+) -> SymbolicTensor:
+    b = call.builder
+    if isinstance(src, SymbolicTensor):
+        updates = src
+        for axis, length in enumerate(index.shape):
+            updates = slice_tensor(call, updates, axis, 0, length)
+    else:
+        updates = b.broadcast(call.cast(src), index.shape)
+    attributes: dict[str, int | str] = {"axis": dim, "reduction": reduction}
+    return b.apply("ScatterElements", [x, index, updates], 1, attributes)[0]
+
+
+def slice_scatter(
+    call: Call,
+    x: SymbolicTensor,
+    src: SymbolicTensor,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> SymbolicTensor:
+    b, axis = call.builder, dim % len(x.shape)
+    places = np.arange(*slice(start, end, step).indices(x.shape[axis]), dtype=np.int64)
+    if places.size == 0:
+        return x
+    lead = (slice(None),) + (None,) * (len(x.shape) - axis - 1)
+    index = b.constant(np.ascontiguousarray(np.broadcast_to(places[lead], src.shape)))
+    return b.apply("ScatterElements", [x, index, call.cast(src)], 1, {"axis": axis})[0]
+
+
+def _select_scatter(
+    call: Call, x: SymbolicTensor, src: SymbolicTensor, dim: int, index: int
+) -> SymbolicTensor:
+    place = index % x.shape[dim]
+    wide = call.builder.unsqueeze(src, dim % len(x.shape))
+    return slice_scatter(call, x, wide, dim, place, place + 1)
+
+
+def _scatter_reduce(
+    call: Call,
+    x: SymbolicTensor,
+    dim: int,
+    index: SymbolicTensor,
+    src: SymbolicTensor,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> SymbolicTensor:
+    names = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
+    if reduce not in names or not include_self:
+        raise CompileError(
+            "this way of scatter_reduce is not supported",
+            expected=f"{', '.join(names)}, with include_self",
+            got=f"{reduce}{'' if include_self else ' without the tensor itself'}",
+        )
+    return _scatter(names[reduce], call, x, dim, index, src)
+
+
+# Indexing with tensors -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +158,7 @@ def _joined(call: Call, selection: _Selection) -> SymbolicTensor:
     )
 
 
-def index_tensor(call: Call, x: SymbolicTensor, indices: Indices) -> SymbolicTensor:
+def _index(call: Call, x: SymbolicTensor, indices: Indices) -> SymbolicTensor:
     """x[indices]: a Gather for one index, a GatherND for several."""
     b, chosen = call.builder, _selection(call, indices)
     if len(chosen.axes) == 1:
@@ -78,7 +168,7 @@ def index_tensor(call: Call, x: SymbolicTensor, indices: Indices) -> SymbolicTen
     return _moved(call, picked, _inverse(result))
 
 
-def index_put(
+def _index_put(
     call: Call,
     x: SymbolicTensor,
     indices: Indices,
@@ -116,3 +206,14 @@ def _masked(
     wide = b.reshape(mask, (*mask.shape, *(1,) * trailing))
     put = call.cast(value)
     return b.where(wide, b.add(x, put) if accumulate else put, x)
+
+
+LOWERINGS: dict[Any, Row] = {
+    aten.gather.default: _gather, aten.index_select.default: _index_select,
+    aten.embedding.default: _embedding, aten.index.Tensor: _index,
+    aten.index_put.default: _index_put, aten._unsafe_index.Tensor: _index,
+    aten.scatter.src: partial(_scatter, "none"), aten.scatter.value: partial(_scatter, "none"),
+    aten.scatter_add.default: partial(_scatter, "add"),
+    aten.scatter_reduce.two: _scatter_reduce,
+    aten.slice_scatter.default: slice_scatter, aten.select_scatter.default: _select_scatter,
+}  # fmt: skip
