@@ -47,7 +47,7 @@ def peaks(plans: Sequence[Plan]) -> dict[Space, int]:
     """The most bytes per bank that any plan needed at one time, by space (scratch included)."""
     most: dict[Space, int] = {}
     for plan in plans:
-        sizes = {b.number: (b.space, b.size_per_bank) for b in plan.request.blocks
+        sizes = {b.number: (b.space, b.size_per_bank) for b in plan.request.buffers
                  if b.address is not None}  # fmt: skip
         used: dict[Space, int] = {}
         for space, size in sizes.values():
@@ -55,11 +55,11 @@ def peaks(plans: Sequence[Plan]) -> dict[Space, int]:
         _raise_to(most, used)
         for step in plan.steps:
             if isinstance(step, Allocate):
-                block = step.block
-                sizes[block.number] = (block.space, block.size_per_bank)
-                used[block.space] = used.get(block.space, 0) + block.size_per_bank
-            elif isinstance(step, Free) and step.block in sizes:
-                space, size = sizes.pop(step.block)
+                buffer = step.buffer
+                sizes[buffer.number] = (buffer.space, buffer.size_per_bank)
+                used[buffer.space] = used.get(buffer.space, 0) + buffer.size_per_bank
+            elif isinstance(step, Free) and step.buffer in sizes:
+                space, size = sizes.pop(step.buffer)
                 used[space] -= size
             elif isinstance(step, Execute) and step.scratch is not None:
                 space, _, size = step.scratch
@@ -102,10 +102,10 @@ def copies_inside(device: Device) -> tuple[CopyLine, ...]:
 
 
 def _without_entries(plan: Plan) -> Plan:
-    inside = {block.number for block in plan.request.blocks if block.address is not None}
-    inside |= {step.block.number for step in plan.steps if isinstance(step, Allocate)}
+    inside = {buffer.number for buffer in plan.request.buffers if buffer.address is not None}
+    inside |= {step.buffer.number for step in plan.steps if isinstance(step, Allocate)}
     steps = tuple(
-        step for step in plan.steps if not isinstance(step, Copy) or step.source.block in inside
+        step for step in plan.steps if not isinstance(step, Copy) or step.source.buffer in inside
     )
     return replace(plan, steps=steps)
 

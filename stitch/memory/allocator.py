@@ -5,7 +5,7 @@ address and size in every bank). Goes out: addresses. Must not know: tensors, la
 
 Best fit over integer granules. A hole is one number, `size << 40 | address`, in a sorted list;
 two dictionaries and a list of starts name the same holes by their ends. All three are plain
-Python containers: below ten thousand blocks nothing is faster in CPython.
+Python containers: below ten thousand buffers nothing is faster in CPython.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from stitch.errors import LayoutError, OutOfMemoryError, TaskError
 
 _SHIFT = 40
 _ADDRESS = (1 << _SHIFT) - 1
-#: How many of the biggest live blocks an out-of-memory error names.
-_NAMED_BLOCKS = 5
+#: How many of the biggest live buffers an out-of-memory error names.
+_NAMED_BUFFERS = 5
 
 
 class Allocator:
     """Best-fit allocation of `[base, limit)`; addresses and sizes in bytes per bank.
 
-    Sizes are rounded up to the alignment, and an empty block takes one granule. Within the hole
-    that fits best a block lies at the top, or at the bottom with `low=True`.
+    Sizes are rounded up to the alignment, and an empty buffer takes one granule. Within the hole
+    that fits best a buffer lies at the top, or at the bottom with `low=True`.
 
     >>> allocator = Allocator(0, 1024, 16)
     >>> allocator.alloc(100), allocator.alloc(100, low=True), allocator.free_nbytes
@@ -57,7 +57,7 @@ class Allocator:
             self._add_hole(self.base // alignment, self._free)
 
     def try_alloc(self, size: int, *, low: bool = False) -> int | None:
-        """The address of a new block of `size` bytes per bank, or None where no hole fits."""
+        """The address of a new buffer of `size` bytes per bank, or None where no hole fits."""
         alignment = self.alignment
         need = -(-size // alignment) or 1
         holes = self._holes
@@ -86,7 +86,7 @@ class Allocator:
         return start * alignment
 
     def alloc(self, size: int, *, low: bool = False) -> int:
-        """As `try_alloc`; raises `OutOfMemoryError` naming needed, free, holes and big blocks."""
+        """As `try_alloc`; raises `OutOfMemoryError` naming needed, free, holes and big buffers."""
         address = self.try_alloc(size, low=low)
         if address is None:
             raise OutOfMemoryError(
@@ -102,7 +102,7 @@ class Allocator:
         """Takes `[address, address + size)`.
 
         Raises `LayoutError` where the range is misaligned or outside the space, and
-        `OutOfMemoryError` where a live block is in the way, naming it.
+        `OutOfMemoryError` where a live buffer is in the way, naming it.
         """
         alignment = self.alignment
         start, need = address // alignment, -(-size // alignment) or 1
@@ -153,9 +153,9 @@ class Allocator:
         return hole
 
     def free(self, address: int) -> int:
-        """Gives a block back and returns its bytes per bank.
+        """Gives a buffer back and returns its bytes per bank.
 
-        Raises `TaskError` where no live block starts at the address.
+        Raises `TaskError` where no live buffer starts at the address.
         """
         alignment = self.alignment
         start = address // alignment
@@ -195,13 +195,13 @@ class Allocator:
         return self._hole_around(address // self.alignment, granules) is not None
 
     def size_of(self, address: int) -> int | None:
-        """Bytes per bank of the live block that starts at the address, None if there is none."""
+        """Bytes per bank of the live buffer that starts at the address, None if there is none."""
         start = address // self.alignment
         found = self._live.get(start) if start * self.alignment == address else None
         return None if found is None else found * self.alignment
 
-    def blocks(self) -> tuple[tuple[int, int], ...]:
-        """The live blocks, (address, size), by address."""
+    def buffers(self) -> tuple[tuple[int, int], ...]:
+        """The live buffers, (address, size), by address."""
         return tuple(
             (a * self.alignment, s * self.alignment) for a, s in sorted(self._live.items())
         )
@@ -231,7 +231,7 @@ class Allocator:
 
     @property
     def token(self) -> int:
-        """Equal wherever the sets of live blocks are equal (a 64-bit hash, kept in O(1))."""
+        """Equal wherever the sets of live buffers are equal (a 64-bit hash, kept in O(1))."""
         return self._token
 
     def clone(self) -> Allocator:
@@ -244,7 +244,7 @@ class Allocator:
         return twin
 
     def check(self) -> None:
-        """Asserts our own invariants: disjoint blocks, no adjacent holes, three equal indices."""
+        """Asserts our own invariants: disjoint buffers, no adjacent holes, three equal indices."""
         spans = sorted(
             [(a, s, True) for a, s in self._live.items()]
             + [(a, s, False) for a, s in self._sizes.items()]
@@ -330,11 +330,11 @@ class Allocator:
             for a, s in sorted(self._live.items())
             if a < start + need and start < a + s
         ]
-        more = f" and {len(taken) - _NAMED_BLOCKS} more" if len(taken) > _NAMED_BLOCKS else ""
-        return "taken by " + ", ".join(taken[:_NAMED_BLOCKS]) + more
+        more = f" and {len(taken) - _NAMED_BUFFERS} more" if len(taken) > _NAMED_BUFFERS else ""
+        return "taken by " + ", ".join(taken[:_NAMED_BUFFERS]) + more
 
     def _pressure(self) -> str:
-        biggest = nlargest(_NAMED_BLOCKS, self._live.items(), key=lambda item: item[1])
+        biggest = nlargest(_NAMED_BUFFERS, self._live.items(), key=lambda item: item[1])
         named = ", ".join(f"{s * self.alignment} B at {a * self.alignment:#x}" for a, s in biggest)
         return (
             f"{self.free_nbytes} B free of {self.capacity}, largest hole {self.largest_hole} B, "

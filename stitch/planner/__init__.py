@@ -1,6 +1,6 @@
 """Planning: residency, addresses and moves for a stretch of tasks; pure functions on frozen data.
 
-Comes in: a `PlanRequest` (machine, tasks, blocks, values). Goes out: a `Plan` whose every copy
+Comes in: a `PlanRequest` (machine, tasks, buffers, values). Goes out: a `Plan` whose every copy
 carries its bytes, simulated time, reason and, where bytes leave L1, a certificate. Must not know
 devices, bytes, kernels or files.
 """
@@ -10,7 +10,7 @@ from stitch.planner.checker import WARNINGS, check_plan
 from stitch.planner.making_room import copy_cost
 from stitch.planner.plan import (
     Allocate,
-    Block,
+    Buffer,
     Certificate,
     Copy,
     Execute,
@@ -26,7 +26,7 @@ from stitch.planner.plan import (
 from stitch.planner.planner import plan
 
 __all__ = [
-    "WARNINGS", "Allocate", "Block", "Certificate", "Copy", "Execute", "Free", "Instance", "Plan",
+    "WARNINGS", "Allocate", "Buffer", "Certificate", "Copy", "Execute", "Free", "Instance", "Plan",
     "PlanRequest", "Relocate", "Resident", "Step", "Transfer", "after_steps", "check_plan",
     "copy_cost", "plan",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from stitch.planner.plan import (
     Allocate,
-    Block,
+    Buffer,
     Copy,
     Execute,
     Free,
@@ -19,47 +19,47 @@ from stitch.planner.plan import (
 Values = dict[int, list[Instance]]
 
 
-def after_steps(plan: Plan, steps_done: int) -> tuple[dict[int, Block], Values]:
-    """The blocks, and the instances of each value, after the first `steps_done` steps.
+def after_steps(plan: Plan, steps_done: int) -> tuple[dict[int, Buffer], Values]:
+    """The buffers, and the instances of each value, after the first `steps_done` steps.
 
-    Values are listed while a block of theirs is alive; that somebody can still read them is not
-    looked at (a dead value that shares its block is listed).
+    Values are listed while a buffer of theirs is alive; that somebody can still read them is not
+    looked at (a dead value that shares its buffer is listed).
     """
-    blocks = {block.number: block for block in plan.request.blocks}
+    buffers = {buffer.number: buffer for buffer in plan.request.buffers}
     values: Values = {r.value: list(r.instances) for r in plan.request.residents}
     for step in plan.steps[:steps_done]:
         if isinstance(step, Allocate):
-            blocks[step.block.number] = step.block
+            buffers[step.buffer.number] = step.buffer
         elif isinstance(step, Free):
-            del blocks[step.block]
-            _forget(values, step.block)
+            del buffers[step.buffer]
+            _forget(values, step.buffer)
         elif isinstance(step, Copy):
-            _copy(step, plan, blocks, values)
+            _copy(step, plan, buffers, values)
         elif isinstance(step, Relocate):
-            for block, address in step.targets:
-                blocks[block] = replace(blocks[block], address=address)
+            for buffer, address in step.targets:
+                buffers[buffer] = replace(buffers[buffer], address=address)
         else:
             _execute(step, plan, values)
-    return blocks, values
+    return buffers, values
 
 
-def _forget(values: Values, block: int) -> None:
+def _forget(values: Values, buffer: int) -> None:
     for value in list(values):
-        left = [i for i in values[value] if i.block != block]
+        left = [i for i in values[value] if i.buffer != buffer]
         if left:
             values[value] = left
         else:
             del values[value]
 
 
-def _copy(step: Copy, plan: Plan, blocks: dict[int, Block], values: Values) -> None:
+def _copy(step: Copy, plan: Plan, buffers: dict[int, Buffer], values: Values) -> None:
     if step.kind == "copy":
         values.setdefault(step.made, []).append(step.target)
         return
     for value, instances in values.items():
         values[value] = [
-            replace(i, block=step.target.block, desc=waiting_desc(i.desc))
-            if i.block == step.source.block
+            replace(i, buffer=step.target.buffer, desc=waiting_desc(i.desc))
+            if i.buffer == step.source.buffer
             else i
             for i in instances
         ]
@@ -69,6 +69,6 @@ def _execute(step: Execute, plan: Plan, values: Values) -> None:
     made = plan.request.tasks[step.task].outputs
     for instance in step.outputs:
         # A donated input whose buffer an output took is gone with this step.
-        _forget(values, instance.block)
+        _forget(values, instance.buffer)
     for value, instance in zip(made, step.outputs, strict=True):
         values.setdefault(value, []).append(instance)

@@ -1,7 +1,7 @@
 """Making room in a space: move what can move, drop what exists elsewhere, evict as a last resort.
 
 The order of remedies is the order of their cost: a free hole; dropping a spare copy that nobody is
-known to want; moving blocks inside the space; giving up the block whose next use is farthest
+known to want; moving buffers inside the space; giving up the buffer whose next use is farthest
 (without a byte where another copy exists, else by a copy to DRAM, with its certificate).
 """
 
@@ -15,7 +15,7 @@ from stitch.machine import Machine, footprint, round_up
 from stitch.packing import gaps_between
 from stitch.planner.moves import STAGE, Move, order_moves
 from stitch.planner.plan import (
-    Block,
+    Buffer,
     Certificate,
     CertificateKind,
     Copy,
@@ -34,7 +34,7 @@ class Demand:
     """What one task needs of one space, in bytes per bank.
 
     `fixed`: regions (address, size, what) it must have. `floating`: (size, what) that may lie
-    anywhere. `locked`: blocks that must stay in the space. `relocate`: blocks that must go to a
+    anywhere. `locked`: buffers that must stay in the space. `relocate`: buffers that must go to a
     given address.
     """
 
@@ -76,7 +76,7 @@ def _check_fixed(state: Residency, demand: Demand) -> None:
     regions = sorted(
         [*demand.fixed]
         + [
-            (address, state.blocks[n].size_per_bank, state.blocks[n].origin)
+            (address, state.buffers[n].size_per_bank, state.buffers[n].origin)
             for n, address in demand.relocate.items()
         ]
     )
@@ -89,11 +89,11 @@ def _check_fixed(state: Residency, demand: Demand) -> None:
                 f"in [{shape.base:#x}, {shape.limit:#x})",
                 got=f"[{address:#x}, {address + size:#x})",
             )
-        for block in state.in_space(demand.space):
-            if block.pinned and _overlap(address, size, block):
+        for buffer in state.in_space(demand.space):
+            if buffer.pinned and _overlap(address, size, buffer):
                 raise LayoutError(
                     f"{what} needs [{address:#x}, {address + size:#x}) of {demand.space.value}, "
-                    f"where {block.origin} is pinned",
+                    f"where {buffer.origin} is pinned",
                     where=demand.who,
                     remedy="release the exported array or view that pins it, or move the tensor",
                 )
@@ -107,27 +107,27 @@ def _check_fixed(state: Residency, demand: Demand) -> None:
             )
 
 
-def _overlap(address: int, size: int, block: Block) -> bool:
-    start = block.address or 0
-    return start < address + size and address < start + block.size_per_bank
+def _overlap(address: int, size: int, buffer: Buffer) -> bool:
+    start = buffer.address or 0
+    return start < address + size and address < start + buffer.size_per_bank
 
 
 def _problem(state: Residency, demand: Demand) -> SpaceProblem:
     shape = state.shape(demand.space)
     obstacles = [(address, size) for address, size, _ in demand.fixed]
-    obstacles += [(a, state.blocks[n].size_per_bank) for n, a in demand.relocate.items()]
+    obstacles += [(a, state.buffers[n].size_per_bank) for n, a in demand.relocate.items()]
     promised = list(obstacles)
     movable: list[tuple[int, int, int]] = []
     displaced: list[tuple[int, int, int]] = []
-    for block in state.in_space(demand.space):
-        assert block.address is not None
-        if block.number in demand.relocate:
+    for buffer in state.in_space(demand.space):
+        assert buffer.address is not None
+        if buffer.number in demand.relocate:
             continue
-        if block.pinned:
-            obstacles.append((block.address, block.size_per_bank))
+        if buffer.pinned:
+            obstacles.append((buffer.address, buffer.size_per_bank))
             continue
-        entry = (block.number, block.address, block.size_per_bank)
-        clash = any(_overlap(address, size, block) for address, size in promised)
+        entry = (buffer.number, buffer.address, buffer.size_per_bank)
+        clash = any(_overlap(address, size, buffer) for address, size in promised)
         (displaced if clash else movable).append(entry)
     return SpaceProblem(
         shape.base,
@@ -143,30 +143,30 @@ def _problem(state: Residency, demand: Demand) -> SpaceProblem:
 # -- dropping and evicting ----------------------------------------------------------------------
 
 
-def _victims(state: Residency, demand: Demand) -> list[tuple[tuple[float, ...], Block, bool]]:
-    """Blocks that may leave, best first by the rule; then farthest next use, spare, idle, large."""
+def _victims(state: Residency, demand: Demand) -> list[tuple[tuple[float, ...], Buffer, bool]]:
+    """Buffers that may leave, best by the rule first; then farthest next use, spare, idle, big."""
     found = []
-    for block in state.in_space(demand.space):
-        if block.pinned or block.number in demand.locked or block.number in demand.relocate:
+    for buffer in state.in_space(demand.space):
+        if buffer.pinned or buffer.number in demand.locked or buffer.number in demand.relocate:
             continue
-        users = state.users[block.number]
+        users = state.users[buffer.number]
         if not users:
             continue
         soonest = min((_soonest(state, v) for v in users), default=NEVER)
-        spare = _is_spare(state, block)
+        spare = _is_spare(state, buffer)
         idle = min((state.idle.get(v, 0) for v in users), default=0)
-        rank = (-soonest, not spare, -idle, -block.size_per_bank, block.address or 0)
-        found.append(((*_price(state, demand, block, soonest, spare), *rank), block, spare))
+        rank = (-soonest, not spare, -idle, -buffer.size_per_bank, buffer.address or 0)
+        found.append(((*_price(state, demand, buffer, soonest, spare), *rank), buffer, spare))
     return sorted(found, key=lambda f: f[0])
 
 
 def _price(
-    state: Residency, demand: Demand, block: Block, soonest: int, spare: bool
+    state: Residency, demand: Demand, buffer: Buffer, soonest: int, spare: bool
 ) -> tuple[float, ...]:
     """What the rule looks at first: bytes to write now and to bring back later."""
     if state.rule == "farthest":
         return ()
-    size = block.size_per_bank
+    size = buffer.size_per_bank
     price = (0 if spare else size) + (0 if soonest == NEVER else size)
     away = min(soonest, len(state.request.tasks) + 1) - state.task
     if state.rule == "cheapest":
@@ -176,43 +176,43 @@ def _price(
     return (not enough, price if enough else -soonest)
 
 
-def _is_spare(state: Residency, block: Block) -> bool:
-    """Whether every value in a block survives without it, as things are now."""
-    users = state.users[block.number]
-    return not _is_shared_home(state, block) and all(
-        state.is_spare(v, i) for v in users for i in state.values[v] if i.block == block.number
+def _is_spare(state: Residency, buffer: Buffer) -> bool:
+    """Whether every value in a buffer survives without it, as things are now."""
+    users = state.users[buffer.number]
+    return not _is_shared_home(state, buffer) and all(
+        state.is_spare(v, i) for v in users for i in state.values[v] if i.buffer == buffer.number
     )
 
 
-def _is_shared_home(state: Residency, block: Block) -> bool:
+def _is_shared_home(state: Residency, buffer: Buffer) -> bool:
     """Whether views lie here first of all: apart, they would no longer share what is written."""
-    users = state.users[block.number]
-    return len(users) > 1 and any(state.values[v][0].block == block.number for v in users)
+    users = state.users[buffer.number]
+    return len(users) > 1 and any(state.values[v][0].buffer == buffer.number for v in users)
 
 
 def _soonest(state: Residency, value: int) -> int:
     return state.task if value in state.reading else state.next_use(value)
 
 
-def _drop(state: Residency, block: Block) -> None:
-    for value in list(state.users[block.number]):
-        for instance in [i for i in state.values[value] if i.block == block.number]:
+def _drop(state: Residency, buffer: Buffer) -> None:
+    for value in list(state.users[buffer.number]):
+        for instance in [i for i in state.values[value] if i.buffer == buffer.number]:
             state.detach(value, instance)
             for other in state.values[value]:
-                state.touch(other.block)
+                state.touch(other.buffer)
 
 
 def _drop_idle_copies(state: Residency, demand: Demand, needed: int) -> bool:
     """Drop spare copies that nobody is known to want, at least as many bytes as are needed."""
     dropped = 0
-    for _, block, _ in _victims(state, demand):
+    for _, buffer, _ in _victims(state, demand):
         if dropped and dropped >= needed:
             break
-        idle = all(_soonest(state, v) == NEVER for v in state.users[block.number])
+        idle = all(_soonest(state, v) == NEVER for v in state.users[buffer.number])
         # Asked anew: of two copies that spare each other only one may go.
-        if idle and _is_spare(state, block):
-            _drop(state, block)
-            dropped += block.size_per_bank
+        if idle and _is_spare(state, buffer):
+            _drop(state, buffer)
+            dropped += buffer.size_per_bank
     return dropped > 0
 
 
@@ -226,12 +226,12 @@ def _evict_farthest(state: Residency, demand: Demand, problem: SpaceProblem, pro
         size = sum(s for _, s, _ in demand.fixed) + sum(s for s, _ in demand.floating)
         raise state.out_of_memory(demand.space, size, f"{wanted} of {demand.who}")
     refused: OutOfMemoryError | None = None
-    for _, block, spare in victims:
+    for _, buffer, spare in victims:
         if spare:
-            _drop(state, block)
+            _drop(state, buffer)
             return
         try:
-            evict(state, block, *_why(demand, problem, proved))
+            evict(state, buffer, *_why(demand, problem, proved))
         except OutOfMemoryError as error:
             # DRAM cannot take this one; a smaller one, or one that lies there already, may do.
             refused = refused or error
@@ -255,30 +255,30 @@ def _why(demand: Demand, problem: SpaceProblem, proved: bool) -> tuple[str, Cert
     return f"room for {demand.who}: {why}", Certificate(kind, pieces, gaps)
 
 
-def evict(state: Residency, block: Block, reason: str, certificate: Certificate | None) -> None:
-    """Copy a block of L1 to DRAM; all values in it follow."""
-    target_desc = waiting_desc(block.desc)
+def evict(state: Residency, buffer: Buffer, reason: str, certificate: Certificate | None) -> None:
+    """Copy a buffer of L1 to DRAM; all values in it follow."""
+    target_desc = waiting_desc(buffer.desc)
     size = state.size_of(target_desc)
-    room = Demand(Space.DRAM, f"the eviction of {block.origin}", set(state.locked))
-    room.floating.append((size, block.origin))
+    room = Demand(Space.DRAM, f"the eviction of {buffer.origin}", set(state.locked))
+    room.floating.append((size, buffer.origin))
     (address,) = make_room(state, room)
-    new = state.allocate(Space.DRAM, address, size, target_desc, block.origin)
-    source = Instance(block.number, 0, block.desc)
+    new = state.allocate(Space.DRAM, address, size, target_desc, buffer.origin)
+    source = Instance(buffer.number, 0, buffer.desc)
     target = Instance(new, 0, target_desc)
-    value = min(state.users[block.number])
+    value = min(state.users[buffer.number])
     nbytes, seconds = copy_cost(state.machine, source.desc, target_desc)
-    state.touch(block.number)
+    state.touch(buffer.number)
     state.steps.append(
         Copy("evict", value, value, source, target, nbytes, seconds, reason, certificate)
     )
-    for user in list(state.users[block.number]):
+    for user in list(state.users[buffer.number]):
         for i, instance in enumerate(state.values[user]):
-            if instance.block == block.number:
-                moved = replace(instance, block=new, desc=waiting_desc(instance.desc))
+            if instance.buffer == buffer.number:
+                moved = replace(instance, buffer=new, desc=waiting_desc(instance.desc))
                 state.values[user][i] = moved
         state.users[new].add(user)
-        state.users[block.number].discard(user)
-    state.free(block.number)
+        state.users[buffer.number].discard(user)
+    state.free(buffer.number)
 
 
 def copy_cost(machine: Machine, source: TensorDesc, target: TensorDesc) -> tuple[int, float]:
@@ -298,15 +298,15 @@ def _relocate(state: Residency, demand: Demand, found: Arrangement) -> None:
     targets |= {
         number: address
         for number, address in demand.relocate.items()
-        if state.blocks[number].address != address
+        if state.buffers[number].address != address
     }
     if not targets:
         return
     moves = []
     for number, target in sorted(targets.items()):
-        block = state.blocks[number]
-        assert block.address is not None
-        moves.append(Move(block.address, target, block.size_per_bank))
+        buffer = state.buffers[number]
+        assert buffer.address is not None
+        moves.append(Move(buffer.address, target, buffer.size_per_bank))
     step = relocation(state, demand.space, targets, moves, demand.who)
     state.moved(targets)
     state.steps.append(step)
@@ -341,12 +341,12 @@ def relocation(
         source = parked if move.source == STAGE else (space, move.source)
         target = parked if move.target == STAGE else (space, move.target)
         transfers += _transfers(source, target, move.size * shape.banks, through)
-    nbytes = sum(footprint(state.blocks[n].desc, state.machine.shape).own_nbytes for n in targets)
+    nbytes = sum(footprint(state.buffers[n].desc, state.machine.shape).own_nbytes for n in targets)
     seconds = sum(
         state.machine.seconds(t.source_space, t.target_space, t.nbytes, t.nbytes // shape.banks)
         for t in transfers
     )
-    named = ", ".join(state.blocks[n].origin for n in sorted(targets)[:3])
+    named = ", ".join(state.buffers[n].origin for n in sorted(targets)[:3])
     reason = f"room for {who}: {named} moved" + (f" through {other.value}" if outside else "")
     return Relocate(
         space, tuple(sorted(targets.items())), tuple(transfers), nbytes, seconds, reason,

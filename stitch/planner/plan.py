@@ -1,8 +1,9 @@
 """The plan: a frozen list of steps, the facts it rests on, and what it leaves behind.
 
-Words. A *block* is one allocation in a space; a *value* is what tasks read and write. A value has
-one or more *instances*: (block, byte offset, descriptor). Several values may share a block (views).
-Blocks and values are plain numbers, the same for every window that asks for the same work.
+Words. A *buffer* is one allocation in a space; a *value* is what tasks read and write. A value has
+one or more *instances*: (buffer, byte offset, descriptor). Several values may share a buffer
+(views). Buffers and values are plain numbers, the same for every window that asks for the same
+work.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from stitch.tasks import Task
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """Where a value lies: in a block, `offset_nbytes` into its footprint, as `desc` says.
+    """Where a value lies: in a buffer, `offset_nbytes` into its footprint, as `desc` says.
 
     `desc` carries no address. The first instance of a value is its primary one.
     """
 
-    block: int
+    buffer: int
     offset_nbytes: int
     desc: TensorDesc
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class Buffer:
     """One allocation. `address` is per bank; None means a host array outside the spaces.
 
-    `desc` describes the whole block (to move it to another space); `origin` says who made it.
+    `desc` describes the whole buffer (to move it to another space); `origin` says who made it.
     """
 
     number: int
@@ -61,7 +62,7 @@ class PlanRequest:
 
     machine: Machine
     tasks: tuple[Task, ...]
-    blocks: tuple[Block, ...]
+    buffers: tuple[Buffer, ...]
     residents: tuple[Resident, ...]
     kept: frozenset[int]
 
@@ -93,25 +94,25 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Allocate:
-    """Take `[address, address + size_per_bank)` in every bank of the block's space for it."""
+    """Take `[address, address + size_per_bank)` in every bank of the buffer's space for it."""
 
-    block: Block
+    buffer: Buffer
 
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Give a block back: nothing in it is needed any more, or it lies elsewhere as well."""
+    """Give a buffer back: nothing in it is needed any more, or it lies elsewhere as well."""
 
-    block: int
+    buffer: int
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Write a value, from one instance, as another descriptor into another block.
+    """Write a value, from one instance, as another descriptor into another buffer.
 
     `kind` is `copy` (a task wants it so) or `evict` (room is wanted; then `certificate` says why).
     `value` is read; `made` gets the new instance (another value where `to_layout` was asked for).
-    For an eviction the whole block is copied and all values in it follow.
+    For an eviction the whole buffer is copied and all values in it follow.
     """
 
     kind: Literal["copy", "evict"]
@@ -143,10 +144,10 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Relocate:
-    """Bring blocks to new addresses of the same space by an ordered list of raw transfers.
+    """Bring buffers to new addresses of the same space by an ordered list of raw transfers.
 
-    `nbytes` are the blocks' own (`Footprint.own_nbytes`); a transfer's are those of footprints.
-    `targets` pairs blocks with addresses. Transfers that pass through DRAM are bounces; `stage` is
+    `nbytes` are the buffers' own (`Footprint.own_nbytes`); a transfer's are those of footprints.
+    `targets` pairs buffers with addresses. Transfers that pass through DRAM are bounces; `stage` is
     the region (address, size per bank) of `stage_space` that they use, and `certificate` says why.
     What moves inside DRAM itself is staged on the host.
     """
@@ -174,7 +175,7 @@ class Relocate:
 
 @dataclass(frozen=True, slots=True)
 class Execute:
-    """Run a task on blocks. `scratch` is (space, address, size per bank) or None."""
+    """Run a task on buffers. `scratch` is (space, address, size per bank) or None."""
 
     task: int
     inputs: tuple[Instance, ...]
@@ -189,14 +190,14 @@ Step: TypeAlias = Allocate | Free | Copy | Relocate | Execute
 class Plan:
     """Steps, and the state that they lead to.
 
-    `final_blocks` are the blocks alive at the end with their places; `final_values` the values
+    `final_buffers` are the buffers alive at the end with their places; `final_values` the values
     alive at the end with their instances. `free_regions` (space, address, size per bank) must be
-    free at the start; `touched` are the resident blocks that the plan reads, moves or frees.
+    free at the start; `touched` are the resident buffers that the plan reads, moves or frees.
     """
 
     request: PlanRequest
     steps: tuple[Step, ...]
-    final_blocks: tuple[Block, ...]
+    final_buffers: tuple[Buffer, ...]
     final_values: tuple[Resident, ...]
     free_regions: tuple[tuple[Space, int, int], ...]
     touched: frozenset[int]

@@ -59,7 +59,7 @@ def _plan_by(state: Residency) -> Plan:
     return Plan(
         request=request,
         steps=tuple(state.steps),
-        final_blocks=tuple(block for _, block in sorted(state.blocks.items())),
+        final_buffers=tuple(buffer for _, buffer in sorted(state.buffers.items())),
         final_values=state.final_values(),
         free_regions=state.free_regions(),
         touched=frozenset(state.touched),
@@ -68,14 +68,14 @@ def _plan_by(state: Residency) -> Plan:
 
 @dataclass(slots=True)
 class _Want:
-    """A block that a task needs made: for an input to be copied into, or for an output."""
+    """A buffer that a task needs made: for an input to be copied into, or for an output."""
 
     what: str
     desc: TensorDesc
     address: int | None
     size: int
     value: int
-    block: int = -1
+    buffer: int = -1
 
 
 def _bare(desc: TensorDesc) -> TensorDesc:
@@ -134,9 +134,9 @@ def _choose_inputs(
         value, address, bare = task.inputs[index], desc.layout.address, _bare(desc)
         instance = _serving(state, task, value, bare, address, index in gives, demands)
         if instance is not None:
-            state.touch(instance.block)
-            demands[bare.layout.space].locked.add(instance.block)
-            state.locked.add(instance.block)
+            state.touch(instance.buffer)
+            demands[bare.layout.space].locked.add(instance.buffer)
+            state.locked.add(instance.buffer)
             chosen.append(instance)
             continue
         # What an output overwrites is nobody else's copy.
@@ -160,31 +160,31 @@ def _serving(
     instance = state.find(value, desc, address) or state.find(value, desc, None)
     if instance is None:
         return None
-    block = state.blocks[instance.block]
+    buffer = state.buffers[instance.buffer]
     if gives and (
-        block.pinned
-        or state.users[block.number] != {value}
+        buffer.pinned
+        or state.users[buffer.number] != {value}
         or state.is_needed(value)
         or task.inputs.count(value) > 1
         or instance.offset_nbytes
     ):
         return None
-    relocate = demands[block.space].relocate
+    relocate = demands[buffer.space].relocate
     if address is None:
         return instance
-    if block.number in relocate:
-        return instance if relocate[block.number] == address else None
-    if block.address == address and not instance.offset_nbytes:
-        relocate[block.number] = address
+    if buffer.number in relocate:
+        return instance if relocate[buffer.number] == address else None
+    if buffer.address == address and not instance.offset_nbytes:
+        relocate[buffer.number] = address
         return instance
-    if block.pinned or instance.offset_nbytes or block.number in demands[block.space].locked:
+    if buffer.pinned or instance.offset_nbytes or buffer.number in demands[buffer.space].locked:
         return None
-    relocate[block.number] = address
+    relocate[buffer.number] = address
     return instance
 
 
 def _scratch_wants(state: Residency, task: Task, demands: dict[Space, Demand]) -> list[_Want]:
-    """Scratch in L1 is a promised region at the bottom; elsewhere it is a block for the run."""
+    """Scratch in L1 is a promised region at the bottom; elsewhere it is a buffer for the run."""
     scratch = task.transformation.scratch
     if scratch is None or scratch.size_per_bank == 0:
         return []
@@ -222,14 +222,14 @@ def _allocate(state: Residency, demands: dict[Space, Demand], wants: list[_Want]
         for want in mine:
             assert want.address is not None
             origin = f"{want.what} of {who!r}"
-            want.block = state.allocate(space, want.address, want.size, want.desc, origin)
+            want.buffer = state.allocate(space, want.address, want.size, want.desc, origin)
 
 
 def _copy(state: Residency, want: _Want, task: Task, source_of: int | None = None) -> None:
     value = want.value if source_of is None else source_of
     source = _cheapest_source(state, value, want.desc)
-    state.touch(source.block)
-    target = Instance(want.block, 0, want.desc)
+    state.touch(source.buffer)
+    target = Instance(want.buffer, 0, want.desc)
     nbytes, seconds = copy_cost(state.machine, source.desc, want.desc)
     lies = source.desc.layout.text()
     reason = f"{want.what} of {task.transformation.name!r} wants {want.desc.layout.text()}"
@@ -258,29 +258,29 @@ def _execute(
     inputs = tuple(
         found
         if isinstance(found, Instance)
-        else Instance(copies[found].block, 0, copies[found].desc)
+        else Instance(copies[found].buffer, 0, copies[found].desc)
         for found in chosen
     )
     aliased = _aliased(task)
     made = iter(outputs)
     instances = []
     for o, desc in enumerate(transformation.outputs):
-        block = inputs[aliased[o]].block if o in aliased else next(made).block
-        instance = Instance(block, 0, _bare(desc))
+        buffer = inputs[aliased[o]].buffer if o in aliased else next(made).buffer
+        instance = Instance(buffer, 0, _bare(desc))
         instances.append(instance)
         state.attach(task.outputs[o], instance)
-        state.rename(block, f"output {transformation.output_name(o)!r} of {transformation.name!r}")
+        state.rename(buffer, f"output {transformation.output_name(o)!r} of {transformation.name!r}")
     for o, i in aliased.items():
-        state.surrender(task.inputs[i], inputs[i].block, task.outputs[o])
+        state.surrender(task.inputs[i], inputs[i].buffer, task.outputs[o])
     region = None
     if scratch:
-        block_of = state.blocks[scratch[0].block]
-        assert block_of.address is not None
-        region = (block_of.space, block_of.address, block_of.size_per_bank)
+        buffer_of = state.buffers[scratch[0].buffer]
+        assert buffer_of.address is not None
+        region = (buffer_of.space, buffer_of.address, buffer_of.size_per_bank)
     elif transformation.scratch is not None and transformation.scratch.size_per_bank:
         shape = state.shape(transformation.scratch.space)
         size = -(-transformation.scratch.size_per_bank // shape.alignment) * shape.alignment
         region = (transformation.scratch.space, shape.base, size)
     state.steps.append(Execute(state.task, inputs, tuple(instances), region))
     for want in scratch:
-        state.free(want.block)
+        state.free(want.buffer)

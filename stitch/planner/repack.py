@@ -1,9 +1,9 @@
 """Finding addresses inside one space: placing pieces, opening holes, packing exactly.
 
-Pure functions over a `SpaceProblem`: blocks that may move, regions that may not, pieces that need
-room. The answer names the new address of every block that moves and of every piece. Nothing moves
-if it need not; else a window is opened or a run of blocks slides, and fewer bytes are looked for:
-where few blocks may move, in all choices of them, so the fewest possible move; where many, in runs
+Pure functions over a `SpaceProblem`: buffers that may move, regions that may not, pieces that need
+room. The answer names the new address of every buffer that moves and of every piece. Nothing moves
+if it need not; else a window is opened or a run of buffers slides, and fewer bytes are looked for:
+where few buffers may move, in all choices of them, so the fewest possible move; where many, in runs
 of neighbours and in subsets of what was found. At last everything is packed anew.
 """
 
@@ -15,8 +15,8 @@ from itertools import combinations
 from stitch.memory import Allocator
 from stitch.packing import gaps_between, pack
 
-#: With at most so many blocks that may move, the least bytes to move are found for certain.
-EXACT_BLOCKS = 8
+#: With at most so many buffers that may move, the least bytes to move are found for certain.
+EXACT_BUFFERS = 8
 #: With more, so many choices are tried, each with so many nodes of exact packing.
 MAX_CHOICES = 150
 CHOICE_NODES = 2_000
@@ -24,7 +24,7 @@ CHOICE_NODES = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """New addresses of the blocks that move (by number), addresses of the pieces (by position)."""
+    """New addresses of the buffers that move (by number), addresses of the pieces (by position)."""
 
     moves: tuple[tuple[int, int], ...]
     pieces: tuple[int, ...]
@@ -35,7 +35,7 @@ class Arrangement:
 class SpaceProblem:
     """One space at one moment; sizes and addresses in bytes per bank.
 
-    `movable`: (number, address, size). `displaced`: blocks that must get another address.
+    `movable`: (number, address, size). `displaced`: buffers that must get another address.
     `obstacles`: (address, size) regions that stay or are promised. `pieces`: sizes that need room.
     """
 
@@ -54,8 +54,8 @@ class SpaceProblem:
     @property
     def all_pieces(self) -> tuple[int, ...]:
         """The sizes of everything that has to lie in the gaps."""
-        blocks = (*self.displaced, *self.movable)
-        return (*(size for _, _, size in blocks), *self.pieces)
+        buffers = (*self.displaced, *self.movable)
+        return (*(size for _, _, size in buffers), *self.pieces)
 
 
 def arrange(problem: SpaceProblem) -> Arrangement | None:
@@ -67,30 +67,30 @@ def arrange(problem: SpaceProblem) -> Arrangement | None:
         return None
     found = [a for a in (_open_windows(problem), _slide(problem)) if a is not None]
     best = min(found, key=lambda a: a.moved_nbytes, default=None)
-    if len(problem.movable) <= EXACT_BLOCKS:
+    if len(problem.movable) <= EXACT_BUFFERS:
         return _move_least(problem, best)
     best = _move_a_run(problem, best)
     return _pack_exactly(problem) if best is None else _leave_more(problem, best)
 
 
 def place(problem: SpaceProblem) -> Arrangement | None:
-    """The arrangement in which only displaced blocks move, None where best fit finds none."""
+    """The arrangement in which only displaced buffers move, None where best fit finds none."""
     return _place(problem, {})
 
 
-def _allocator(problem: SpaceProblem, blocks: dict[int, tuple[int, int]]) -> Allocator:
+def _allocator(problem: SpaceProblem, buffers: dict[int, tuple[int, int]]) -> Allocator:
     allocator = Allocator(problem.base, problem.limit, problem.alignment)
     for address, size in problem.obstacles:
         allocator.alloc_at(address, size)
-    for address, size in blocks.values():
+    for address, size in buffers.values():
         allocator.alloc_at(address, size)
     return allocator
 
 
 def _place(problem: SpaceProblem, moved: dict[int, int]) -> Arrangement | None:
-    """Displaced blocks and pieces by best fit, largest first; `moved` has been decided before."""
-    blocks = {n: (moved.get(n, a), size) for n, a, size in problem.movable}
-    allocator = _allocator(problem, blocks)
+    """Displaced buffers and pieces by best fit, largest first; `moved` has been decided before."""
+    buffers = {n: (moved.get(n, a), size) for n, a, size in problem.movable}
+    allocator = _allocator(problem, buffers)
     jobs = [(size, 0, n) for n, _, size in problem.displaced]
     jobs += [(size, 1, i) for i, size in enumerate(problem.pieces)]
     moves, pieces = dict(moved), [0] * len(problem.pieces)
@@ -112,7 +112,7 @@ def _arrangement(problem: SpaceProblem, moves: dict[int, int], pieces: list[int]
 
 
 def _open_windows(problem: SpaceProblem) -> Arrangement | None:
-    """One window for each piece or displaced block that finds no hole, cheapest windows first."""
+    """One window for each piece or displaced buffer that finds no hole, cheapest windows first."""
     moved: dict[int, int] = {}
     reserved = list(problem.obstacles)
     sizes = {n: size for n, _, size in problem.movable}
@@ -121,8 +121,8 @@ def _open_windows(problem: SpaceProblem) -> Arrangement | None:
     where = {n: a for n, a, _ in problem.movable}
     pieces = [0] * len(problem.pieces)
     for size, kind, index in sorted(jobs, key=lambda job: (-job[0], job[1], job[2])):
-        blocks = [(n, a, sizes[n]) for n, a in where.items()]
-        opened = _open_one(problem, blocks, reserved, size)
+        buffers = [(n, a, sizes[n]) for n, a in where.items()]
+        opened = _open_one(problem, buffers, reserved, size)
         if opened is None:
             return None
         address, new_places = opened
@@ -138,7 +138,7 @@ def _open_windows(problem: SpaceProblem) -> Arrangement | None:
 
 def _open_one(
     problem: SpaceProblem,
-    blocks: list[tuple[int, int, int]],
+    buffers: list[tuple[int, int, int]],
     reserved: list[tuple[int, int]],
     size: int,
 ) -> tuple[int, dict[int, int]] | None:
@@ -148,17 +148,17 @@ def _open_one(
             continue
         last = start + room - size
         starts = {start, last}
-        for _, address, length in blocks:
+        for _, address, length in buffers:
             starts.add(min(max(address + length, start), last))
             starts.add(min(max(address - size, start), last))
         for at in starts:
-            touched = [b for b in blocks if b[1] < at + size and at < b[1] + b[2]]
+            touched = [b for b in buffers if b[1] < at + size and at < b[1] + b[2]]
             windows.append((sum(b[2] for b in touched), -at, touched))
     windows.sort(key=lambda w: w[:2])
     for _, negated, touched in windows[:64]:
         at = -negated
         chosen = {b[0] for b in touched}
-        fixed = {n: (a, length) for n, a, length in blocks if n not in chosen}
+        fixed = {n: (a, length) for n, a, length in buffers if n not in chosen}
         trial = SpaceProblem(
             problem.base, problem.limit, problem.alignment, (), (), (*reserved, (at, size)), ()
         )
@@ -175,7 +175,7 @@ def _open_one(
 
 
 def _slide(problem: SpaceProblem) -> Arrangement | None:
-    """Slide one run of neighbours within a gap so that all pieces and displaced blocks fit."""
+    """Slide one run of neighbours within a gap so that all pieces and displaced buffers fit."""
     best: Arrangement | None = None
     for start, room in problem.gaps:
         inside = sorted(
@@ -199,24 +199,24 @@ def _slide(problem: SpaceProblem) -> Arrangement | None:
     return best
 
 
-_Blocks = tuple[tuple[int, int, int], ...]
+_Buffers = tuple[tuple[int, int, int], ...]
 
 
-def _bytes_of(blocks: _Blocks) -> int:
-    return sum(size for _, _, size in blocks)
+def _bytes_of(buffers: _Buffers) -> int:
+    return sum(size for _, _, size in buffers)
 
 
 def _move_only(
-    problem: SpaceProblem, chosen: _Blocks, node_limit: int | None = None
+    problem: SpaceProblem, chosen: _Buffers, node_limit: int | None = None
 ) -> Arrangement | None:
-    """The arrangement in which all movable blocks but these stay; None where there is none."""
+    """The arrangement in which all movable buffers but these stay; None where there is none."""
     stays = tuple((a, size) for n, a, size in problem.movable if (n, a, size) not in chosen)
     obstacles = tuple(sorted((*problem.obstacles, *stays)))
     return _pack_exactly(replace(problem, movable=chosen, obstacles=obstacles), node_limit)
 
 
 def _move_least(problem: SpaceProblem, best: Arrangement | None) -> Arrangement | None:
-    """The choice of blocks with the fewest bytes such that all else can stay; exact."""
+    """The choice of buffers with the fewest bytes such that all else can stay; exact."""
     spare = (best.moved_nbytes if best is not None else 1 << 60) - _bytes_of(problem.displaced)
     choices = [
         chosen
@@ -238,8 +238,8 @@ def _move_least(problem: SpaceProblem, best: Arrangement | None) -> Arrangement 
 
 def _move_a_run(problem: SpaceProblem, best: Arrangement | None) -> Arrangement | None:
     """The run of neighbours with the fewest bytes that can make room, if it beats the best."""
-    blocks = tuple(sorted(problem.movable, key=lambda b: b[1]))
-    runs = [blocks[i:j] for i, j in combinations(range(len(blocks) + 1), 2)]
+    buffers = tuple(sorted(problem.movable, key=lambda b: b[1]))
+    runs = [buffers[i:j] for i, j in combinations(range(len(buffers) + 1), 2)]
     for run in sorted(runs, key=_bytes_of)[:MAX_CHOICES]:
         if best is not None and _bytes_of(run) + _bytes_of(problem.displaced) >= best.moved_nbytes:
             break
@@ -253,7 +253,7 @@ def _move_a_run(problem: SpaceProblem, best: Arrangement | None) -> Arrangement 
 
 
 def _leave_more(problem: SpaceProblem, best: Arrangement) -> Arrangement:
-    """As the best, but for blocks that need not move after all, or that a smaller one replaces."""
+    """As the best, but for buffers that need not move after all, or that a smaller one replaces."""
     tries = MAX_CHOICES
     improved = True
     while improved:
@@ -261,9 +261,9 @@ def _leave_more(problem: SpaceProblem, best: Arrangement) -> Arrangement:
         moving = dict(best.moves)
         chosen = tuple(b for b in problem.movable if b[0] in moving)
         others = tuple(b for b in problem.movable if b[0] not in moving)
-        for block in sorted(chosen, key=lambda b: -b[2]):
-            left = tuple(b for b in chosen if b != block)
-            smaller = sorted((b for b in others if b[2] < block[2]), key=lambda b: b[2])
+        for buffer in sorted(chosen, key=lambda b: -b[2]):
+            left = tuple(b for b in chosen if b != buffer)
+            smaller = sorted((b for b in others if b[2] < buffer[2]), key=lambda b: b[2])
             for more in ((), *((b,) for b in smaller)):
                 tries -= 1
                 if tries < 0:
@@ -282,21 +282,21 @@ def _leave_more(problem: SpaceProblem, best: Arrangement) -> Arrangement:
 
 def _pack_exactly(problem: SpaceProblem, node_limit: int | None = None) -> Arrangement | None:
     gaps = problem.gaps
-    blocks = (*problem.displaced, *problem.movable)
+    buffers = (*problem.displaced, *problem.movable)
     chosen = pack(problem.all_pieces, tuple(size for _, size in gaps), node_limit=node_limit)
     if chosen is None:
         return None
     moves: dict[int, int] = {}
     pieces = [0] * len(problem.pieces)
     for index, (start, _) in enumerate(gaps):
-        here = [b for b, gap in zip(blocks, chosen, strict=False) if gap == index]
+        here = [b for b, gap in zip(buffers, chosen, strict=False) if gap == index]
         at = start
-        # Blocks keep their order, so those that stay in their gap only slide.
+        # Buffers keep their order, so those that stay in their gap only slide.
         for number, _, size in sorted(here, key=lambda b: b[1]):
             moves[number] = at
             at += size
         for i, size in enumerate(problem.pieces):
-            if chosen[len(blocks) + i] == index:
+            if chosen[len(buffers) + i] == index:
                 pieces[i] = at
                 at += size
     return _arrangement(problem, moves, pieces)

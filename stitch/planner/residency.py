@@ -1,4 +1,4 @@
-"""What is where while a plan is being made: blocks, values, free regions, next uses.
+"""What is where while a plan is being made: buffers, values, free regions, next uses.
 
 This is the planner's own picture of the device. It is built from a frozen request, changed step by
 step, and thrown away; the real memory is untouched until a finished plan runs.
@@ -15,7 +15,7 @@ from stitch.machine import SpaceShape, footprint
 from stitch.memory import LENT_ADDRESSES, Allocator
 from stitch.planner.plan import (
     Allocate,
-    Block,
+    Buffer,
     Free,
     Instance,
     PlanRequest,
@@ -36,7 +36,7 @@ RULES: tuple[Rule, ...] = ("farthest", "sufficient", "cheapest")
 
 
 class Residency:
-    """The planner's picture of blocks, values and free regions; every change appends a step."""
+    """The planner's picture of buffers, values and free regions; every change appends a step."""
 
     def __init__(self, request: PlanRequest, rule: Rule = "farthest") -> None:
         self.request = request
@@ -47,24 +47,24 @@ class Residency:
         self.steps: list[Step] = []
         self.task = 0
         self.reading: frozenset[int] = frozenset()
-        self.blocks: dict[int, Block] = {block.number: block for block in request.blocks}
+        self.buffers: dict[int, Buffer] = {buffer.number: buffer for buffer in request.buffers}
         self.values: dict[int, list[Instance]] = {}
-        self.users: dict[int, set[int]] = {number: set() for number in self.blocks}
+        self.users: dict[int, set[int]] = {number: set() for number in self.buffers}
         self.idle = {resident.value: resident.idle for resident in request.residents}
         self.touched: set[int] = set()
-        #: Blocks that the current task reads where they are: they stay in their space.
+        #: Buffers that the current task reads where they are: they stay in their space.
         self.locked: set[int] = set()
         self.claimed: list[tuple[Space, int, int]] = []
-        self._resident = frozenset(self.blocks)
-        self._next_block = max(self.blocks, default=-1) + 1
+        self._resident = frozenset(self.buffers)
+        self._next_buffer = max(self.buffers, default=-1) + 1
         self.allocators: dict[Space, Allocator] = {}
         for space in request.machine.shape.spaces:
             shape = request.machine.shape.space(space)
             self.allocators[space] = Allocator(shape.base, shape.limit, shape.alignment)
-        for block in request.blocks:
+        for buffer in request.buffers:
             # Lent bytes lie beyond the end of their space, where nothing is allocated.
-            if block.address is not None and block.address < LENT_ADDRESSES:
-                self.allocators[block.space].alloc_at(block.address, block.size_per_bank)
+            if buffer.address is not None and buffer.address < LENT_ADDRESSES:
+                self.allocators[buffer.space].alloc_at(buffer.address, buffer.size_per_bank)
         for resident in request.residents:
             for instance in resident.instances:
                 self._attach(resident.value, instance)
@@ -77,7 +77,7 @@ class Residency:
 
     def _attach(self, value: int, instance: Instance) -> None:
         self.values.setdefault(value, []).append(instance)
-        self.users[instance.block].add(value)
+        self.users[instance.buffer].add(value)
 
     def attach(self, value: int, instance: Instance) -> None:
         """A further instance of a value (the first one becomes its primary)."""
@@ -89,10 +89,10 @@ class Residency:
         self.reading = frozenset(self.request.tasks[task].inputs)
         self.locked.clear()
 
-    def surrender(self, value: int, block: int, heir: int) -> None:
-        """An output has overwritten this block: the donated value no longer lies there."""
-        self.values[value] = [i for i in self.values[value] if i.block != block]
-        self.users[block] = {heir}
+    def surrender(self, value: int, buffer: int, heir: int) -> None:
+        """An output has overwritten this buffer: the donated value no longer lies there."""
+        self.values[value] = [i for i in self.values[value] if i.buffer != buffer]
+        self.users[buffer] = {heir}
 
     def next_use(self, value: int) -> int:
         """The next task after the current one that reads a value; `NEVER` if none in sight."""
@@ -110,7 +110,7 @@ class Residency:
         A host array outside the spaces is none: programs read what lies in a space.
         """
         for instance in self.values[value]:
-            at = self.blocks[instance.block].address
+            at = self.buffers[instance.buffer].address
             if (
                 instance.desc == desc
                 and at is not None
@@ -124,23 +124,23 @@ class Residency:
         origin = self.values[value][0].desc.layout.data_type
         return any(
             other is not instance
-            and other.block != instance.block
+            and other.buffer != instance.buffer
             and other.desc.layout.data_type is origin
             for other in self.values[value]
         )
 
     def detach(self, value: int, instance: Instance) -> None:
-        """Forget an instance; its block is freed when no value uses it any more, but if pinned."""
+        """Forget an instance; its buffer is freed when no value uses it any more, but if pinned."""
         found = self.values[value]
         origin = found[0].desc.layout.data_type
         found.remove(instance)
         # The primary instance is one that has lost nothing; the order stays otherwise.
         found.sort(key=lambda i: i.desc.layout.data_type is not origin)
-        block = instance.block
-        if all(other.block != block for other in self.values[value]):
-            self.users[block].discard(value)
-        if not self.users[block] and not self.blocks[block].pinned:
-            self.free(block)
+        buffer = instance.buffer
+        if all(other.buffer != buffer for other in self.values[value]):
+            self.users[buffer].discard(value)
+        if not self.users[buffer] and not self.buffers[buffer].pinned:
+            self.free(buffer)
 
     def drop(self, value: int) -> None:
         """A value is dead: forget all of its instances."""
@@ -148,56 +148,56 @@ class Residency:
             self.detach(value, instance)
         del self.values[value]
 
-    # -- blocks ---------------------------------------------------------------------------------
+    # -- buffers ---------------------------------------------------------------------------------
 
-    def touch(self, block: int) -> None:
-        """The plan depends on this resident block being where it is."""
-        if block in self._resident:
-            self.touched.add(block)
+    def touch(self, buffer: int) -> None:
+        """The plan depends on this resident buffer being where it is."""
+        if buffer in self._resident:
+            self.touched.add(buffer)
 
     def allocate(self, space: Space, address: int, size: int, desc: TensorDesc, origin: str) -> int:
-        """A new block at an address that is free now."""
+        """A new buffer at an address that is free now."""
         self.allocators[space].alloc_at(address, size)
-        number = self._next_block
-        self._next_block += 1
-        block = Block(number, space, address, size, desc, origin)
-        self.blocks[number] = block
+        number = self._next_buffer
+        self._next_buffer += 1
+        buffer = Buffer(number, space, address, size, desc, origin)
+        self.buffers[number] = buffer
         self.users[number] = set()
         self.claimed.append((space, address, size))
-        self.steps.append(Allocate(block))
+        self.steps.append(Allocate(buffer))
         return number
 
-    def rename(self, block: int, origin: str) -> None:
-        """A block now holds something else (an output that took its input's place)."""
-        self.blocks[block] = replace(self.blocks[block], origin=origin)
+    def rename(self, buffer: int, origin: str) -> None:
+        """A buffer now holds something else (an output that took its input's place)."""
+        self.buffers[buffer] = replace(self.buffers[buffer], origin=origin)
 
-    def free(self, block: int) -> None:
-        """Give a block's region back (a host array outside the spaces is merely forgotten)."""
-        self.touch(block)
-        found = self.blocks.pop(block)
-        del self.users[block]
+    def free(self, buffer: int) -> None:
+        """Give a buffer's region back (a host array outside the spaces is merely forgotten)."""
+        self.touch(buffer)
+        found = self.buffers.pop(buffer)
+        del self.users[buffer]
         if found.address is not None:
             self.allocators[found.space].free(found.address)
-            self.steps.append(Free(block))
+            self.steps.append(Free(buffer))
 
     def moved(self, targets: dict[int, int]) -> None:
-        """Blocks of one space now lie at new addresses (the caller has recorded the step)."""
-        for block in targets:
-            self.touch(block)
-            found = self.blocks[block]
+        """Buffers of one space now lie at new addresses (the caller has recorded the step)."""
+        for buffer in targets:
+            self.touch(buffer)
+            found = self.buffers[buffer]
             assert found.address is not None
             self.allocators[found.space].free(found.address)
-        for block, address in targets.items():
-            found = self.blocks[block]
+        for buffer, address in targets.items():
+            found = self.buffers[buffer]
             self.allocators[found.space].alloc_at(address, found.size_per_bank)
             self.claimed.append((found.space, address, found.size_per_bank))
-            self.blocks[block] = replace(found, address=address)
+            self.buffers[buffer] = replace(found, address=address)
 
-    def in_space(self, space: Space) -> list[Block]:
-        """The blocks that lie in a space, by address."""
+    def in_space(self, space: Space) -> list[Buffer]:
+        """The buffers that lie in a space, by address."""
         found = [
             b
-            for b in self.blocks.values()
+            for b in self.buffers.values()
             if b.space is space and b.address is not None and b.address < LENT_ADDRESSES
         ]
         return sorted(found, key=lambda b: b.address or 0)
@@ -210,7 +210,7 @@ class Residency:
 
     def free_regions(self) -> tuple[tuple[Space, int, int], ...]:
         """What must be free at the start: all regions claimed, less those of touched residents."""
-        holders = [b for b in self.request.blocks if b.number in self.touched]
+        holders = [b for b in self.request.buffers if b.number in self.touched]
         needed: list[tuple[Space, int, int]] = []
         for space, merged in _merge(self.claimed).items():
             mine = [

@@ -84,12 +84,12 @@ class ChromeTrace:
             name = plan.request.tasks[step.task].transformation.name
             self._add(name, "program", _SIMULATED, at, 0.0, plan=index, task=step.task)
         elif isinstance(step, Allocate):
-            block = step.block
+            buffer = step.buffer
             self._add("allocate", "memory", _SIMULATED, at, None, plan=index,
-                      space=block.space.value, address=block.address,
-                      size_per_bank=block.size_per_bank, tensor=block.origin)  # fmt: skip
+                      space=buffer.space.value, address=buffer.address,
+                      size_per_bank=buffer.size_per_bank, tensor=buffer.origin)  # fmt: skip
         elif isinstance(step, Free):
-            self._add("free", "memory", _SIMULATED, at, None, plan=index, block=step.block)
+            self._add("free", "memory", _SIMULATED, at, None, plan=index, buffer=step.buffer)
 
     def _copied(
         self, name: str, seconds: float, copies: int, nbytes: int, **arguments: Any

@@ -37,10 +37,10 @@ def copy_lines(plans: Iterable[tuple[Plan, int]]) -> tuple[CopyLine, ...]:
     """The copies of plans in order; the same copy in several plans is one line."""
     found: dict[tuple[Any, ...], CopyLine] = {}
     for plan, times in plans:
-        blocks = {block.number: block for block in plan.request.blocks}
-        blocks |= {s.block.number: s.block for s in plan.steps if isinstance(s, Allocate)}
+        buffers = {buffer.number: buffer for buffer in plan.request.buffers}
+        buffers |= {s.buffer.number: s.buffer for s in plan.steps if isinstance(s, Allocate)}
         for step in plan.copies:
-            for line in _lines(step, plan, blocks):
+            for line in _lines(step, plan, buffers):
                 key = (line.kind, line.source, line.target, line.nbytes, line.reason,
                        line.certificate)  # fmt: skip
                 earlier = found.get(key, line)
@@ -48,7 +48,7 @@ def copy_lines(plans: Iterable[tuple[Plan, int]]) -> tuple[CopyLine, ...]:
     return tuple(found.values())
 
 
-def _lines(step: Copy | Relocate, plan: Plan, blocks: dict[int, Any]) -> Iterator[CopyLine]:
+def _lines(step: Copy | Relocate, plan: Plan, buffers: dict[int, Any]) -> Iterator[CopyLine]:
     """The copies of one step, none of which has happened yet."""
     certificate = step.certificate
     proof: str | None = None
@@ -62,7 +62,7 @@ def _lines(step: Copy | Relocate, plan: Plan, blocks: dict[int, Any]) -> Iterato
         return
     kind, where = "bounce" if step.stage is not None else "move", step.space.value
     for number, _ in step.targets:
-        nbytes = footprint(blocks[number].desc, plan.request.machine.shape).own_nbytes
+        nbytes = footprint(buffers[number].desc, plan.request.machine.shape).own_nbytes
         # The transfers are those of all tensors together: time is shared out by bytes.
         part = nbytes / step.nbytes if step.nbytes else 1 / step.count
         yield CopyLine(kind, where, where, nbytes, step.seconds * part, 0, step.reason, proof)

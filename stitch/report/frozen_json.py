@@ -21,6 +21,14 @@ from stitch.errors import FormatError, StitchError
 _T = TypeVar("_T")
 #: How deep data may nest; plans need about a dozen levels.
 MAX_DEPTH = 40
+#: Classes and fields that are written under the word that they had when the form was fixed.
+WRITTEN = {
+    "Buffer": "Block", "buffer": "block", "buffers": "blocks", "final_buffers": "final_blocks",
+}  # fmt: skip
+
+
+def _written(name: str) -> str:
+    return WRITTEN.get(name, name)
 
 
 def to_plain(value: Any) -> Any:
@@ -34,10 +42,11 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, frozenset):
         return sorted(value)
     if dataclasses.is_dataclass(value):
-        fields = {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {"is": type(value).__name__} | fields
+        names = (field.name for field in dataclasses.fields(value))
+        fields = {_written(name): to_plain(getattr(value, name)) for name in names}
+        return {"is": _written(type(value).__name__)} | fields
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return {name: to_plain(getattr(value, name)) for name in value._fields}
+        return {_written(name): to_plain(getattr(value, name)) for name in value._fields}
     if isinstance(value, tuple):
         return [to_plain(item) for item in value]
     raise AssertionError(f"{type(value).__name__} is no frozen data")
@@ -100,9 +109,10 @@ def _read_union(choices: tuple[Any, ...], data: object, where: str, depth: int) 
     choices = tuple(choice for choice in choices if choice is not type(None))
     if len(choices) > 1:
         name = data.get("is") if isinstance(data, dict) else None
-        named = [choice for choice in choices if getattr(choice, "__name__", "") == name]
+        names = [_written(getattr(choice, "__name__", str(choice))) for choice in choices]
+        named = [choice for choice, known in zip(choices, names, strict=True) if known == name]
         if not named:
-            raise _wrong(where, " or ".join(getattr(c, "__name__", str(c)) for c in choices), data)
+            raise _wrong(where, " or ".join(names), data)
         choices = (named[0],)
     return _read(choices[0], data, where, depth)
 
@@ -124,18 +134,24 @@ def _read_items(item: Any, data: object, where: str, depth: int) -> list[Any]:
 
 def _read_fields(kind: Any, data: object, where: str, depth: int) -> Any:
     if not isinstance(data, dict):
-        raise _wrong(where, kind.__name__, data)
-    hints = _fields_of(kind)
-    surplus = sorted(data.keys() - hints.keys() - {"is"})
-    missing = sorted(hints.keys() - data.keys())
+        raise _wrong(where, _written(kind.__name__), data)
+    fields = {name: (_written(name), hint) for name, hint in _fields_of(kind).items()}
+    keys = {key for key, _ in fields.values()}
+    surplus = sorted(data.keys() - keys - {"is"})
+    missing = sorted(keys - data.keys())
     if surplus or missing:
         listed = [f"no {name!r}" for name in missing] + [f"a surplus {name!r}" for name in surplus]
-        raise FormatError(f"{kind.__name__} has {', '.join(listed)[:200]}", where=where)
-    found = {n: _read(h, data[n], f"{where}.{n}", depth + 1) for n, h in hints.items()}
+        what = _written(kind.__name__)
+        raise FormatError(f"{what} has {', '.join(listed)[:200]}", where=where)
+    values = {
+        name: _read(hint, data[key], f"{where}.{key}", depth + 1)
+        for name, (key, hint) in fields.items()
+    }
     try:
-        return kind(**found)
+        return kind(**values)
     except (StitchError, ValueError, TypeError, ArithmeticError) as error:
-        raise FormatError(f"{kind.__name__} is not sound: {error}"[:300], where=where) from error
+        what = _written(kind.__name__)
+        raise FormatError(f"{what} is not sound: {error}"[:300], where=where) from error
 
 
 @functools.cache

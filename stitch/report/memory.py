@@ -19,13 +19,13 @@ def _view(device: Device, space: Space) -> dict[str, Any]:
     allocator = device.records.allocators[space]
     shape = device.machine.shape.space(space)
     names = {
-        block.address: block.origin
-        for (where, _), block in device.records.blocks.items()
+        buffer.address: buffer.origin
+        for (where, _), buffer in device.records.buffers.items()
         if where is space
     }
     table = [
         {"address": address, "size": size, "allocated": True, "tensor": names.get(address, "")}
-        for address, size in allocator.blocks()
+        for address, size in allocator.buffers()
     ] + [
         {"address": address, "size": size, "allocated": False, "tensor": ""}
         for address, size in allocator.holes()
@@ -57,7 +57,7 @@ def host_memory_line(device: Device) -> str:
 
 
 def memory_report(device: Device) -> str:
-    """The views as text: one line per space, one per live block; and the host's own memory."""
+    """The views as text: one line per space, one per live buffer; and the host's own memory."""
     out = []
     for name, view in memory_views(device).items():
         out.append(

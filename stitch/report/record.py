@@ -26,7 +26,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from stitch.planner import Block, Plan
+from stitch.planner import Buffer, Plan
 from stitch.program import Space
 from stitch.report.explain import totals_json
 from stitch.report.frozen_json import to_plain
@@ -125,26 +125,26 @@ def _allocated(device: Device) -> Sizes:
     return {
         (space, address): size
         for space, allocator in device.records.allocators.items()
-        for address, size in allocator.blocks()
+        for address, size in allocator.buffers()
     }
 
 
 def _before(plan: Plan, after: Sizes) -> Sizes:
     """What was allocated before a plan ran, from what is allocated afterwards."""
-    started = {b.number: b for b in plan.request.blocks if b.address is not None}
-    ended = {b.number: b for b in plan.final_blocks if b.address is not None}
+    started = {b.number: b for b in plan.request.buffers if b.address is not None}
+    ended = {b.number: b for b in plan.final_buffers if b.address is not None}
     found = dict(after)
-    for number, block in ended.items():
+    for number, buffer in ended.items():
         old = started.get(number)
-        if old is None or old.address != block.address:
-            found.pop(_place(block), None)
-    for number, block in started.items():
+        if old is None or old.address != buffer.address:
+            found.pop(_place(buffer), None)
+    for number, buffer in started.items():
         new = ended.get(number)
-        if new is None or new.address != block.address:
-            found[_place(block)] = block.size_per_bank
+        if new is None or new.address != buffer.address:
+            found[_place(buffer)] = buffer.size_per_bank
     return found
 
 
-def _place(block: Block) -> Place:
-    assert block.address is not None
-    return block.space, block.address
+def _place(buffer: Buffer) -> Place:
+    assert buffer.address is not None
+    return buffer.space, buffer.address

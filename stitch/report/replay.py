@@ -14,7 +14,7 @@ from typing import Any
 from stitch.errors import FormatError, StitchError, TaskError
 from stitch.machine import Machine
 from stitch.memory import Allocator
-from stitch.planner import Allocate, Block, Copy, Execute, Free, Instance, Plan, Relocate, Step
+from stitch.planner import Allocate, Buffer, Copy, Execute, Free, Instance, Plan, Relocate, Step
 from stitch.program import Space
 from stitch.report.frozen_json import from_plain
 from stitch.report.record import VERSION
@@ -139,7 +139,7 @@ class _Replay:
             for space in shape.spaces
             for s in (shape.space(space),)
         }
-        self._blocks: dict[int, Block] = {}
+        self._buffers: dict[int, Buffer] = {}
         self.step = ""
         self._counts = {"runs": 0, "allocations": 0, "frees": 0, "moves": 0}
 
@@ -218,7 +218,7 @@ class _Replay:
         if plan is None:
             raise FormatError("a run of a plan that is not in the recording", where=_words(event))
         self._counts["runs"] += 1
-        self._blocks = {b.number: b for b in plan.request.blocks}
+        self._buffers = {b.number: b for b in plan.request.buffers}
         for space, address, size in plan.free_regions:
             if not self._allocator(space).is_free(address, size):
                 raise TaskError(
@@ -233,16 +233,16 @@ class _Replay:
 
     def _step(self, step: Step) -> None:
         if isinstance(step, Allocate):
-            block = step.block
-            if block.address is None:
+            buffer = step.buffer
+            if buffer.address is None:
                 raise FormatError("a plan allocates outside the spaces")
-            self._blocks[block.number] = block
-            self._take(block.space, block.address, block.size_per_bank)
+            self._buffers[buffer.number] = buffer
+            self._take(buffer.space, buffer.address, buffer.size_per_bank)
         elif isinstance(step, Free):
-            block = self._block(step.block)
-            del self._blocks[step.block]
-            if block.address is not None:
-                self._give_back(block.space, block.address, block.size_per_bank)
+            buffer = self._buffer(step.buffer)
+            del self._buffers[step.buffer]
+            if buffer.address is not None:
+                self._give_back(buffer.space, buffer.address, buffer.size_per_bank)
         elif isinstance(step, Copy):
             self._used(step.source)
             self._used(step.target)
@@ -256,7 +256,7 @@ class _Replay:
             self._used(instance)
         if step.scratch is not None:
             space, address, size = step.scratch
-            covered = any(b.space is space and b.address == address for b in self._blocks.values())
+            covered = any(b.space is space and b.address == address for b in self._buffers.values())
             if not covered and not self._allocator(space).is_free(address, size):
                 raise TaskError(
                     f"the scratch region at {space.value} {address:#x} is not free",
@@ -265,35 +265,35 @@ class _Replay:
 
     def _relocate(self, step: Relocate) -> None:
         allocator = self._allocator(step.space)
-        moved = [(self._block(number), number, target) for number, target in step.targets]
-        for block, _, _ in moved:
-            if block.address is None:
+        moved = [(self._buffer(number), number, target) for number, target in step.targets]
+        for buffer, _, _ in moved:
+            if buffer.address is None:
                 raise FormatError("a plan moves a host array")
-            self._live(block.space, block.address, block.size_per_bank)
-            allocator.free(block.address)
-        for block, number, target in moved:
-            allocator.alloc_at(target, block.size_per_bank)
-            self._blocks[number] = Block(number, block.space, target, block.size_per_bank,
-                                         block.desc, block.origin, block.pinned)  # fmt: skip
+            self._live(buffer.space, buffer.address, buffer.size_per_bank)
+            allocator.free(buffer.address)
+        for buffer, number, target in moved:
+            allocator.alloc_at(target, buffer.size_per_bank)
+            self._buffers[number] = Buffer(number, buffer.space, target, buffer.size_per_bank,
+                                         buffer.desc, buffer.origin, buffer.pinned)  # fmt: skip
             self._counts["moves"] += 1
 
-    def _block(self, number: int) -> Block:
-        if number not in self._blocks:
+    def _buffer(self, number: int) -> Buffer:
+        if number not in self._buffers:
             raise TaskError(f"block {number} does not exist here")
-        return self._blocks[number]
+        return self._buffers[number]
 
     def _used(self, instance: Instance) -> None:
-        block = self._block(instance.block)
-        if block.address is not None:
-            self._live(block.space, block.address, block.size_per_bank)
+        buffer = self._buffer(instance.buffer)
+        if buffer.address is not None:
+            self._live(buffer.space, buffer.address, buffer.size_per_bank)
 
     def _check_end(self, plan: Plan, event: Mapping[str, Any]) -> None:
-        # Blocks that the plan left alone may have gone before it was replayed.
-        resident = {block.number for block in plan.request.blocks}
-        for block in plan.final_blocks:
-            is_ours = block.number in plan.touched or block.number not in resident
-            if is_ours and block.address is not None:
-                self._live(block.space, block.address, block.size_per_bank)
+        # Buffers that the plan left alone may have gone before it was replayed.
+        resident = {buffer.number for buffer in plan.request.buffers}
+        for buffer in plan.final_buffers:
+            is_ours = buffer.number in plan.touched or buffer.number not in resident
+            if is_ours and buffer.address is not None:
+                self._live(buffer.space, buffer.address, buffer.size_per_bank)
         wanted = event.get("used")
         found = {space.value: a.used_nbytes for space, a in self._allocators.items()}
         if wanted != found:

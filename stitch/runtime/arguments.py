@@ -74,8 +74,8 @@ def _check(device: Device, agent: LoadedProgram, port: InputPort, value: ValueRe
 def _check_donations(agent: LoadedProgram, found: list[ValueRecord]) -> None:
     for index in agent.transformation.donated:
         value, name = found[index], agent.ports[index].name
-        sharers = {id(u) for i in value.instances for u in i.block.users} - {id(value)}
-        pinned = any(i.block.pins for i in value.instances)
+        sharers = {id(u) for i in value.instances for u in i.buffer.users} - {id(value)}
+        pinned = any(i.buffer.pins for i in value.instances)
         if found.count(value) > 1 or sharers or pinned:
             why = "it is exported" if pinned else "views share it"
             if found.count(value) > 1:

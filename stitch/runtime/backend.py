@@ -15,7 +15,7 @@ import numpy as np
 
 from stitch.machine import Machine
 from stitch.memory import POISON_BYTE, CopyKernel, SpaceMemory, prepare_copy
-from stitch.planner import Allocate, Block, Copy, Execute, Free, Instance, Plan, Relocate, Transfer
+from stitch.planner import Allocate, Buffer, Copy, Execute, Free, Instance, Plan, Relocate, Transfer
 from stitch.program import Array, Program, Space, TensorDesc
 from stitch.runtime.executors import (
     BoundProgram,
@@ -96,7 +96,7 @@ class LocalBackend:
 
 
 class _PlanBinding:
-    """One binding under construction: follows the blocks through the steps."""
+    """One binding under construction: follows the buffers through the steps."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class _PlanBinding:
         self.plan = plan
         self.programs = programs
         self.bodies = bodies
-        self.blocks: dict[int, Block] = {b.number: b for b in plan.request.blocks}
+        self.buffers: dict[int, Buffer] = {b.number: b for b in plan.request.buffers}
         self.thunks: list[Thunk] = []
         self.arguments: list[Any] = []
         self.positions: dict[int, int] = {}
@@ -140,27 +140,27 @@ class _PlanBinding:
     def _place(self, step: Allocate | Free | Relocate) -> None:
         spaces, debug = self.backend.spaces, self.backend.debug
         if isinstance(step, Allocate):
-            block = step.block
-            self.blocks[block.number] = block
-            if debug and block.address is not None:
-                memory = spaces[block.space]
-                fill = partial(memory.fill_padding, block.desc, block.address)
+            buffer = step.buffer
+            self.buffers[buffer.number] = buffer
+            if debug and buffer.address is not None:
+                memory = spaces[buffer.space]
+                fill = partial(memory.fill_padding, buffer.desc, buffer.address)
                 self.thunks.append(partial(fill, self.backend.machine.shape))
         elif isinstance(step, Free):
-            block = self.blocks.pop(step.block)
-            if debug and block.address is not None:
-                memory = spaces[block.space]
-                check = partial(memory.check_padding, block.desc, block.address)
-                self.thunks.append(partial(check, self.backend.machine.shape, name=block.origin))
-                self.thunks.append(partial(memory.release, block.address, block.size_per_bank))
+            buffer = self.buffers.pop(step.buffer)
+            if debug and buffer.address is not None:
+                memory = spaces[buffer.space]
+                check = partial(memory.check_padding, buffer.desc, buffer.address)
+                self.thunks.append(partial(check, self.backend.machine.shape, name=buffer.origin))
+                self.thunks.append(partial(memory.release, buffer.address, buffer.size_per_bank))
         else:
             if self.backend.executor.computes:
                 self.thunks += [self._transfer(t) for t in step.transfers]
                 counter = spaces[step.space].counter
                 self.thunks.append(partial(counter.count, step.count, step.nbytes))
             for number, address in step.targets:
-                old = self.blocks[number]
-                self.blocks[number] = Block(
+                old = self.buffers[number]
+                self.buffers[number] = Buffer(
                     number, old.space, address, old.size_per_bank, old.desc, old.origin, old.pinned
                 )
 
@@ -177,21 +177,21 @@ class _PlanBinding:
         return partial(np.copyto, write, read)
 
     def _region(self, instance: Instance) -> Array:
-        block = self.blocks[instance.block]
-        assert block.address is not None
-        whole = self.backend.region(block.space, block.address, block.size_per_bank)
+        buffer = self.buffers[instance.buffer]
+        assert buffer.address is not None
+        whole = self.backend.region(buffer.space, buffer.address, buffer.size_per_bank)
         return whole[instance.offset_nbytes :]
 
     def _copy(self, step: Copy) -> None:
         target = self._region(step.target)
         memory = self.backend.spaces[step.target.desc.layout.space]
         kernel = self.backend.kernel(step.source.desc, step.target.desc)
-        if self.blocks[step.source.block].address is not None:
+        if self.buffers[step.source.buffer].address is not None:
             self.thunks.append(kernel.bind(self._region(step.source), target, memory.counter))
             return
-        position = self.positions.get(step.source.block)
+        position = self.positions.get(step.source.buffer)
         if position is None:
-            position = self.positions[step.source.block] = len(self.arguments)
+            position = self.positions[step.source.buffer] = len(self.arguments)
             self.arguments.append(None)
             self.argument_values.append(step.value)
         self._copy_argument(position, step, kernel, target, memory)

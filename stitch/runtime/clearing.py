@@ -13,7 +13,7 @@ from stitch.memory import Allocator
 from stitch.program import Space
 from stitch.runtime.events import MovedAside
 from stitch.runtime.plans import ReadyPlan
-from stitch.runtime.state import BlockRecord
+from stitch.runtime.state import BufferRecord
 
 if TYPE_CHECKING:
     from stitch.runtime.device import Device
@@ -23,9 +23,9 @@ MOVED_NBYTES = 4 << 20
 
 
 def make_way(device: Device, ready: ReadyPlan) -> bool:
-    """Whether the regions of a plan are free now, after moves of whole blocks out of them.
+    """Whether the regions of a plan are free now, after moves of whole buffers out of them.
 
-    Nothing has changed where the answer is no. Only blocks that lie just where the plan makes
+    Nothing has changed where the answer is no. Only buffers that lie just where the plan makes
     its own are moved: the results of earlier runs.
     """
     if device.copies_forbidden or not ready.bystanders_hold(device.records):
@@ -37,15 +37,15 @@ def make_way(device: Device, ready: ReadyPlan) -> bool:
     if targets is None:
         return False
     if not all(
-        device.host_memory.try_take_region(block.space, target, block.desc)
-        for block, target in zip(in_the_way, targets, strict=True)
+        device.host_memory.try_take_region(buffer.space, target, buffer.desc)
+        for buffer, target in zip(in_the_way, targets, strict=True)
     ):
         return False
     records, spaces = device.records, device.backend.spaces
-    for block, target in zip(in_the_way, targets, strict=True):
-        assert block.address is not None
-        space, address, size = block.space, block.address, block.size_per_bank
-        own_nbytes = footprint(block.desc, device.machine.shape).own_nbytes
+    for buffer, target in zip(in_the_way, targets, strict=True):
+        assert buffer.address is not None
+        space, address, size = buffer.space, buffer.address, buffer.size_per_bank
+        own_nbytes = footprint(buffer.desc, device.machine.shape).own_nbytes
         if device.backend.executor.computes:
             spaces[space].move(address, target, size)
             spaces[space].counter.count(1, own_nbytes)
@@ -57,51 +57,51 @@ def make_way(device: Device, ready: ReadyPlan) -> bool:
     return True
 
 
-def _in_the_way(device: Device, ready: ReadyPlan) -> list[BlockRecord]:
-    """The blocks to move; empty where something else is in the way, or it is not worth it."""
-    found: list[BlockRecord] = []
+def _in_the_way(device: Device, ready: ReadyPlan) -> list[BufferRecord]:
+    """The buffers to move; empty where something else is in the way, or it is not worth it."""
+    found: list[BufferRecord] = []
     nbytes = 0
     # What lies there when the plan starts, and is moved or freed by the plan itself.
     its_own = {bystander.place for bystander in ready.bystanders}
     for made, _ in ready.effects.made:
         assert made.address is not None
-        block = device.records.blocks.get((made.space, made.address))
-        if block is None or (made.space, made.address) in its_own:
+        buffer = device.records.buffers.get((made.space, made.address))
+        if buffer is None or (made.space, made.address) in its_own:
             continue
-        if block.size_per_bank != made.size_per_bank or block.pins or not block.users:
+        if buffer.size_per_bank != made.size_per_bank or buffer.pins or not buffer.users:
             return []
-        if any(user.window == device.queued.number for user in block.users):
+        if any(user.window == device.queued.number for user in buffer.users):
             return []
         if made.space is not Space.HOST and device.machine.path(made.space, made.space) is None:
             return []
-        nbytes += block.size_per_bank * device.machine.shape.space(made.space).banks
-        found.append(block)
+        nbytes += buffer.size_per_bank * device.machine.shape.space(made.space).banks
+        found.append(buffer)
     return found if nbytes <= MOVED_NBYTES else []
 
 
-def _targets(device: Device, ready: ReadyPlan, blocks: list[BlockRecord]) -> list[int] | None:
-    """Where the blocks can go, outside all regions of the plan; the allocators are as before."""
+def _targets(device: Device, ready: ReadyPlan, buffers: list[BufferRecord]) -> list[int] | None:
+    """Where the buffers can go, outside all regions of the plan; the allocators are as before."""
     allocators = device.records.allocators
     done: list[tuple[Allocator, int]] = []
     targets: list[int] = []
-    for block in blocks:
-        assert block.address is not None
-        allocators[block.space].free(block.address)
+    for buffer in buffers:
+        assert buffer.address is not None
+        allocators[buffer.space].free(buffer.address)
     for space, address, size in ready.plan.free_regions:
         if not allocators[space].is_free(address, size):
             break
         allocators[space].alloc_at(address, size)
         done.append((allocators[space], address))
     cleared = len(done) == len(ready.plan.free_regions)
-    for block in blocks if cleared else ():
-        target = allocators[block.space].try_alloc(block.size_per_bank)
+    for buffer in buffers if cleared else ():
+        target = allocators[buffer.space].try_alloc(buffer.size_per_bank)
         if target is None:
             break
         targets.append(target)
-        done.append((allocators[block.space], target))
+        done.append((allocators[buffer.space], target))
     for allocator, address in done:
         allocator.free(address)
-    for block in blocks:
-        assert block.address is not None
-        allocators[block.space].alloc_at(block.address, block.size_per_bank)
-    return targets if len(targets) == len(blocks) else None
+    for buffer in buffers:
+        assert buffer.address is not None
+        allocators[buffer.space].alloc_at(buffer.address, buffer.size_per_bank)
+    return targets if len(targets) == len(buffers) else None

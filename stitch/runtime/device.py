@@ -294,7 +294,7 @@ class Device(TensorAccess):
         picture = Picture(self.records, window.sources, len(values), window.number)
         picture.kept.update(i for i, alive in enumerate(kept) if alive)
         request = PlanRequest(
-            self.machine, window.graph.tasks, tuple(picture.blocks), tuple(picture.residents),
+            self.machine, window.graph.tasks, tuple(picture.buffers), tuple(picture.residents),
             frozenset(picture.kept),
         )  # fmt: skip
         made = plan(request)
@@ -336,7 +336,7 @@ class Device(TensorAccess):
         self.plans.clear()
         self.last_ready = None
         gc.collect()
-        self.host_memory.give_back(self.records.blocks.values())
+        self.host_memory.give_back(self.records.buffers.values())
 
     def needs_attention(self) -> bool:
         """Whether a plan may not be run past the queue just now."""

@@ -1,6 +1,6 @@
 """What running a plan does to a device's records, computed once when the plan is bound.
 
-Blocks and values of a plan are numbers; here blocks become places (space and address) and
+Buffers and values of a plan are numbers; here buffers become places (space and address) and
 instances become references that hold for whichever tensors the plan is replayed on.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from stitch.planner import Block, Instance, Plan, after_steps
+from stitch.planner import Buffer, Instance, Plan, after_steps
 from stitch.program import Space, TensorDesc
 
 Place = tuple[Space, int]
@@ -19,8 +19,8 @@ Place = tuple[Space, int]
 class InstanceRef:
     """An instance after the run.
 
-    `kept` ≥ 0: the value's instance at that position before. Else it lies in the new block
-    `made` ≥ 0, or in the resident block at `place`.
+    `kept` ≥ 0: the value's instance at that position before. Else it lies in the new buffer
+    `made` ≥ 0, or in the resident buffer at `place`.
     """
 
     kept: int
@@ -36,19 +36,19 @@ class InstanceRef:
 class Effects:
     """The difference between the records before and after.
 
-    `freed`: places given back. `moved`: (old place, new address). `made`: new blocks, in order,
+    `freed`: places given back. `moved`: (old place, new address). `made`: new buffers, in order,
     with the keys of their descriptors.
     `changed`: value → its instances, where they differ. `gone`: values with no instance left.
     """
 
     freed: tuple[Place, ...]
     moved: tuple[tuple[Place, int], ...]
-    made: tuple[tuple[Block, int], ...]
+    made: tuple[tuple[Buffer, int], ...]
     changed: tuple[tuple[int, tuple[InstanceRef, ...]], ...]
     gone: tuple[int, ...]
-    #: Nothing but new values in new blocks: what the steady state does.
+    #: Nothing but new values in new buffers: what the steady state does.
     is_simple: bool
-    #: Where the new blocks lie.
+    #: Where the new buffers lie.
     places: tuple[Place, ...]
 
 
@@ -60,38 +60,38 @@ def effects_of(
     `key_of` gives the device's number for a descriptor.
     """
     if steps_done is None:
-        blocks: Mapping[int, Block] = {b.number: b for b in plan.final_blocks}
+        buffers: Mapping[int, Buffer] = {b.number: b for b in plan.final_buffers}
         values = {r.value: r.instances for r in plan.final_values}
     else:
-        blocks, listed = after_steps(plan, steps_done)
+        buffers, listed = after_steps(plan, steps_done)
         values = {value: tuple(found) for value, found in listed.items()}
-    before = {b.number: b for b in plan.request.blocks}
+    before = {b.number: b for b in plan.request.buffers}
     freed: list[Place] = []
     moved: list[tuple[Place, int]] = []
-    for number, block in before.items():
-        if block.address is None:
+    for number, buffer in before.items():
+        if buffer.address is None:
             continue
-        after = blocks.get(number)
+        after = buffers.get(number)
         if after is None:
-            freed.append((block.space, block.address))
-        elif after.address != block.address and after.address is not None:
-            moved.append(((block.space, block.address), after.address))
-    new = [block for number, block in sorted(blocks.items()) if number not in before]
-    made = tuple((block, key_of(block.desc)) for block in new)
-    position = {block.number: i for i, block in enumerate(new)}
+            freed.append((buffer.space, buffer.address))
+        elif after.address != buffer.address and after.address is not None:
+            moved.append(((buffer.space, buffer.address), after.address))
+    new = [buffer for number, buffer in sorted(buffers.items()) if number not in before]
+    made = tuple((buffer, key_of(buffer.desc)) for buffer in new)
+    position = {buffer.number: i for i, buffer in enumerate(new)}
     earlier = {r.value: r.instances for r in plan.request.residents}
     changed = []
     for value, found in sorted(values.items()):
         old = earlier.get(value, ())
         if old != found:
-            refs = tuple(_reference(i, old, position, before, blocks, key_of) for i in found)
+            refs = tuple(_reference(i, old, position, before, buffers, key_of) for i in found)
             changed.append((value, refs))
     # Host arrays of one call need no obituary: nobody has a handle on them.
-    outside = {number for number, block in before.items() if block.address is None}
+    outside = {number for number, buffer in before.items() if buffer.address is None}
     dead_arrays = {
         value
         for value, found in earlier.items()
-        if value not in plan.request.kept and all(i.block in outside for i in found)
+        if value not in plan.request.kept and all(i.buffer in outside for i in found)
     }
     gone = tuple(sorted(v for v in earlier if v not in values and v not in dead_arrays))
     simple = not (freed or moved or gone) and all(
@@ -105,17 +105,17 @@ def _reference(
     instance: Instance,
     old: tuple[Instance, ...],
     position: Mapping[int, int],
-    before: Mapping[int, Block],
-    after: Mapping[int, Block],
+    before: Mapping[int, Buffer],
+    after: Mapping[int, Buffer],
     key_of: Callable[[TensorDesc], int],
 ) -> InstanceRef:
     kept = old.index(instance) if instance in old else -1
-    made = position.get(instance.block, -1)
+    made = position.get(instance.buffer, -1)
     place: Place | None = None
-    origin = after[instance.block].origin
+    origin = after[instance.buffer].origin
     if kept < 0 and made < 0:
-        block = before[instance.block]
-        assert block.address is not None
-        place = (block.space, block.address)
+        buffer = before[instance.buffer]
+        assert buffer.address is not None
+        place = (buffer.space, buffer.address)
     desc, offset = instance.desc, instance.offset_nbytes
     return InstanceRef(kept, made, place, offset, desc, key_of(desc), origin)

@@ -27,7 +27,7 @@ def expose(device: TensorAccess, value: ValueRecord) -> None:
     """Others hold the primary bytes of a value from now on, and so those of all that share them."""
     # The window may read it already.
     device.queued.reads_exposed = True
-    for sharer in value.instances[0].block.users:
+    for sharer in value.instances[0].buffer.users:
         sharer.is_exposed = True
         device.constant_cache.forget(sharer)
         sharer.version = 0

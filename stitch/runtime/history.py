@@ -65,14 +65,14 @@ def totals_of(event: Event) -> Totals:
 def _of_steps(plan: Plan, steps_done: int | None = None) -> Totals:
     """What one run of a plan, or of its first steps, does."""
     steps = plan.steps[:steps_done]
-    inside = {block.number for block in plan.request.blocks if block.address is not None}
-    inside |= {step.block.number for step in steps if isinstance(step, Allocate)}
+    inside = {buffer.number for buffer in plan.request.buffers if buffer.address is not None}
+    inside |= {step.buffer.number for step in steps if isinstance(step, Allocate)}
     made = Totals()
     for step in steps:
         if isinstance(step, Execute):
             made += Totals(1)
         elif isinstance(step, Copy | Relocate):
-            enters = isinstance(step, Copy) and step.source.block not in inside
+            enters = isinstance(step, Copy) and step.source.buffer not in inside
             made += Totals(0, step.count, step.nbytes, step.seconds, int(enters))
     return made
 

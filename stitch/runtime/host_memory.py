@@ -30,7 +30,7 @@ from stitch.planner import Allocate, Copy, Execute, Plan, Relocate
 from stitch.program import Space, TensorDesc
 from stitch.runtime.backend import LocalBackend
 from stitch.runtime.executors import committed_nbytes
-from stitch.runtime.state import BlockRecord
+from stitch.runtime.state import BufferRecord
 
 if TYPE_CHECKING:
     from stitch.runtime.program import LoadedProgram
@@ -146,17 +146,17 @@ class HostMemory:
             return False
         return True
 
-    def give_back(self, live: Iterable[BlockRecord]) -> None:
-        """Give the system back what neither live blocks nor plans that can still run use."""
+    def give_back(self, live: Iterable[BufferRecord]) -> None:
+        """Give the system back what neither live buffers nor plans that can still run use."""
         if not self._regions:
             # Nothing is bound to what programs share.
             self.backend.workspace.forget()
             self._shared.clear()
             self._values = self._kernels = 0
         kept = [region for regions in list(self._regions.values()) for region in regions]
-        for block in live:
-            if block.address is not None:
-                kept += [self._region(block.space, block.address, block.desc)]
+        for buffer in live:
+            if buffer.address is not None:
+                kept += [self._region(buffer.space, buffer.address, buffer.desc)]
         self._in_spaces.clear()
         try:
             for space, memory in self._spaces.items():
@@ -169,8 +169,8 @@ class HostMemory:
             # What was claimed before is claimed again: it always fits.
             self._in_spaces.append(BUDGET.claim(nbytes, what, allowed=1 << 62))
 
-    def close(self, pinned: Iterable[BlockRecord]) -> None:
-        """Let everything go, and give back all bytes but those of blocks held by others."""
+    def close(self, pinned: Iterable[BufferRecord]) -> None:
+        """Let everything go, and give back all bytes but those of buffers held by others."""
         try:
             self.give_back(pinned)
         finally:
@@ -202,17 +202,17 @@ class HostMemory:
         )
 
     def _regions_of(self, plan: Plan) -> Iterable[Region]:
-        blocks = {b.number: b for b in plan.request.blocks}
+        buffers = {b.number: b for b in plan.request.buffers}
         for step in plan.steps:
             if isinstance(step, Allocate):
-                block = step.block
-                blocks[block.number] = block
-                if block.address is not None:
-                    yield self._region(block.space, block.address, block.desc)
+                buffer = step.buffer
+                buffers[buffer.number] = buffer
+                if buffer.address is not None:
+                    yield self._region(buffer.space, buffer.address, buffer.desc)
             elif isinstance(step, Relocate):
                 for number, address in step.targets:
-                    block = blocks[number]
-                    yield self._region(block.space, address, block.desc)
+                    buffer = buffers[number]
+                    yield self._region(buffer.space, address, buffer.desc)
             elif isinstance(step, Execute) and step.scratch is not None:
                 space, address, size = step.scratch
                 banks = self._spaces[space].shape.banks
@@ -220,10 +220,10 @@ class HostMemory:
 
     def _entering(self, plan: Plan) -> int:
         """Host arrays outside the spaces: captured at the call, staged where forms differ."""
-        outside = {b.number for b in plan.request.blocks if b.address is None}
+        outside = {b.number for b in plan.request.buffers if b.address is None}
         found = 0
         for step in plan.steps:
-            if isinstance(step, Copy) and step.source.block in outside:
+            if isinstance(step, Copy) and step.source.buffer in outside:
                 layout = step.source.desc.layout
                 same = step.target.desc.layout.is_dense and (
                     step.target.desc.layout.data_type is layout.data_type

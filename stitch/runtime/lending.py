@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from stitch.machine import footprint
 from stitch.program import Array, DataType, Space, TensorDesc, host_layout
 from stitch.runtime.executors import as_bytes
-from stitch.runtime.state import BlockRecord
+from stitch.runtime.state import BufferRecord
 from stitch.runtime.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -30,23 +30,23 @@ def lend(device: Device, array: Array, origin: str) -> Tensor:
         value.by, value.is_exposed = origin, True
         memory = device.backend.spaces[Space.HOST]
         if len(device.backend.spaces) > 1:
-            block = device.records.outside(desc, value.desc_key, array, origin)
+            buffer = device.records.outside(desc, value.desc_key, array, origin)
         else:
             size = footprint(desc, device.machine.shape).size_per_bank
             address = memory.lend(as_bytes(array))
-            block = BlockRecord(Space.HOST, address, size, desc, value.desc_key, origin)
+            buffer = BufferRecord(Space.HOST, address, size, desc, value.desc_key, origin)
             # It is where it is: nobody moves it, and nobody gives its bytes back.
-            block.pins = 1
-        device.records.attach(value, block, 0, desc, value.desc_key)
+            buffer.pins = 1
+        device.records.attach(value, buffer, 0, desc, value.desc_key)
         return Tensor(value)
 
 
 def take_back(device: Device, tensor: Tensor) -> None:
     """The owner's bytes are gone: free the copies that the device made; the tensor is dead."""
     with device.lock:
-        block = tensor._record.instances[0].block
-        if block.address is not None:
-            device.backend.spaces[Space.HOST].take_back(block.address)
+        buffer = tensor._record.instances[0].buffer
+        if buffer.address is not None:
+            device.backend.spaces[Space.HOST].take_back(buffer.address)
         device.deallocate(tensor._record, "its owner, who took the bytes back")
 
 
@@ -60,5 +60,5 @@ def reshaped(device: Device, tensor: Tensor, desc: TensorDesc, offset_nbytes: in
         value = device.new_value(whole)
         value.by, value.is_exposed = tensor._record.by, tensor._record.is_exposed
         offset = first.offset_nbytes + offset_nbytes
-        device.records.attach(value, first.block, offset, whole, value.desc_key)
+        device.records.attach(value, first.buffer, offset, whole, value.desc_key)
         return Tensor(value)

@@ -9,7 +9,7 @@ from stitch.errors import IncompatibleError
 from stitch.machine import footprint, machine_names
 from stitch.runtime.checks import check_program
 from stitch.runtime.program import LoadedProgram
-from stitch.runtime.state import BlockRecord
+from stitch.runtime.state import BufferRecord
 from stitch.ttb import Binary
 
 if TYPE_CHECKING:
@@ -30,23 +30,23 @@ def load_program(
         )
     program = binary.program(which)
     check_program(program, device.machine.shape)
-    blocks: list[BlockRecord] = []
+    buffers: list[BufferRecord] = []
     try:
         for constant in program.constants:
             value = program.values[constant.value]
             desc = value.desc
             size = footprint(desc, device.machine.shape).size_per_bank
             name = f"constant {value.name!r} of {program.name!r}"
-            blocks.append(device.records.reserve(desc, size, desc.layout.address, name))
+            buffers.append(device.records.reserve(desc, size, desc.layout.address, name))
     except Exception:
-        for block in blocks:
-            device.records.free(block)
+        for buffer in buffers:
+            device.records.free(buffer)
         raise
-    loaded = LoadedProgram(device, program, lambda: binary.verify_segments(program), tuple(blocks))
+    loaded = LoadedProgram(device, program, lambda: binary.verify_segments(program), tuple(buffers))
     weakref.finalize(loaded, device.unloaded.append, loaded.transformation.key).atexit = False
-    if blocks:
+    if buffers:
         # Runs wherever the last reference dies, so it only leaves notes; see Device._drain.
-        weakref.finalize(loaded, device.unpinned.extend, blocks).atexit = False
+        weakref.finalize(loaded, device.unpinned.extend, buffers).atexit = False
     return loaded
 
 

@@ -1,6 +1,6 @@
 """Plans that can run again: what must hold before, what to do, and the cache that finds them.
 
-The check before a replay is constant where each space holds the very blocks that it held when the
+The check before a replay is constant where each space holds the very buffers that it held when the
 plan was made, and proportional to the plan otherwise.
 """
 
@@ -38,7 +38,7 @@ RUNS_TO_STRAIGHTEN = 3
 
 @dataclass(frozen=True, slots=True)
 class Bystander:
-    """A block that the plan touches although no task of the window uses it."""
+    """A buffer that the plan touches although no task of the window uses it."""
 
     place: Place
     users: tuple[object, ...]
@@ -73,7 +73,7 @@ class ReadyPlan:
         return sum(1 for step in self.bound.steps if step.stop <= thunks_done)
 
     def repeats(self, records: Records) -> bool:
-        """Whether nothing was allocated or freed since its last run, whose blocks are parked."""
+        """Whether nothing was allocated or freed since its last run, whose buffers are parked."""
         if self.after != records.changes:
             return False
         parked = records.parked
@@ -97,16 +97,16 @@ class ReadyPlan:
         )
 
     def bystanders_hold(self, records: Records) -> bool:
-        """Whether the blocks that it touches outside its window are as they were."""
+        """Whether the buffers that it touches outside its window are as they were."""
         for bystander in self.bystanders:
-            block = records.blocks.get(bystander.place)
-            if block is None or tuple(map(signature, block.users)) != bystander.users:
+            buffer = records.buffers.get(bystander.place)
+            if buffer is None or tuple(map(signature, buffer.users)) != bystander.users:
                 return False
         return True
 
 
 def signature(value: ValueRecord) -> tuple[object, ...]:
-    """What a plan that touches a bystander's block depends on."""
+    """What a plan that touches a bystander's buffer depends on."""
     return (value.signature(), value.kept)
 
 
@@ -164,25 +164,25 @@ class PlanCache:
         """A bound plan with its preconditions, taken from the picture that it was made from."""
         plan = bound.plan
         in_window = {
-            i.block for r in plan.request.residents if r.value < first_free for i in r.instances
+            i.buffer for r in plan.request.residents if r.value < first_free for i in r.instances
         }
         touched: list[Place] = []
         for number in sorted(plan.touched - in_window):
-            block = plan.request.blocks[number]
-            if block.address is not None:
-                touched.append((block.space, block.address))
+            buffer = plan.request.buffers[number]
+            if buffer.address is not None:
+                touched.append((buffer.space, buffer.address))
         effects = effects_of(plan, records.desc_key)
         wanted = {v for v, _ in effects.changed} | set(effects.gone)
         values: dict[int, tuple[Place, int]] = {}
         for number, value in picture.bystanders.items():
             if number in wanted:
                 # A host array has its first instance outside the spaces.
-                record = next(i.block for i in value.instances if i.block.address is not None)
+                record = next(i.buffer for i in value.instances if i.buffer.address is not None)
                 assert record.address is not None
                 values[number] = ((record.space, record.address), record.users.index(value))
                 touched.append((record.space, record.address))
         bystanders = tuple(
-            Bystander(place, tuple(map(signature, records.blocks[place].users)))
+            Bystander(place, tuple(map(signature, records.buffers[place].users)))
             for place in dict.fromkeys(touched)
         )
         used = {space for space, _, _ in plan.free_regions}
@@ -278,7 +278,7 @@ def run_all(steps: Iterable[Callable[[], object]]) -> None:
 
 def _bystanders(ready: ReadyPlan, records: Records) -> dict[int, ValueRecord]:
     return {
-        number: records.blocks[place].users[position]
+        number: records.buffers[place].users[position]
         for number, (place, position) in ready.bystander_values.items()
     }
 

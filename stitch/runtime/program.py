@@ -73,8 +73,8 @@ class LoadedProgram:
         self._prepared: PreparedProgram | None = None
         #: What it takes of the host's memory once it is prepared.
         self.host_claim: Claim | None = None
-        #: Blocks that reserve the constants' device addresses for as long as this lives.
-        self.constant_blocks = constants
+        #: Buffers that reserve the constants' device addresses for as long as this lives.
+        self.constant_buffers = constants
         self.ports = tuple(
             self._port(slot.name, program.values[slot.value].type, program.input_desc(i))
             for i, slot in enumerate(program.inputs)

@@ -1,4 +1,4 @@
-"""The mutable records of a device: blocks (allocations) and values (what handles refer to)."""
+"""The mutable records of a device: buffers (allocations) and values (what handles refer to)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Status(enum.IntEnum):
     FAILED = 4
 
 
-class BlockRecord:
+class BufferRecord:
     """One allocation: in a space at an address, or a host array outside the spaces (`array`).
 
     Class attributes are the defaults: on the call path only what differs is set.
@@ -51,27 +51,27 @@ class BlockRecord:
 
 
 class InstanceRecord:
-    """Where a value lies: block, byte offset into its footprint, descriptor without address."""
+    """Where a value lies: buffer, byte offset into its footprint, descriptor without address."""
 
-    __slots__ = ("block", "desc", "desc_key", "offset_nbytes")
+    __slots__ = ("buffer", "desc", "desc_key", "offset_nbytes")
 
     def __init__(
-        self, block: BlockRecord, offset_nbytes: int, desc: TensorDesc, desc_key: int
+        self, buffer: BufferRecord, offset_nbytes: int, desc: TensorDesc, desc_key: int
     ) -> None:
-        self.block = block
+        self.buffer = buffer
         self.offset_nbytes = offset_nbytes
         self.desc = desc
         self.desc_key = desc_key
 
     def signature(self) -> tuple[object, ...]:
         """What a plan depends on."""
-        block = self.block
+        buffer = self.buffer
         return (
-            block.space,
-            block.address,
-            block.size_per_bank,
-            block.desc_key,
-            block.pins > 0,
+            buffer.space,
+            buffer.address,
+            buffer.size_per_bank,
+            buffer.desc_key,
+            buffer.pins > 0,
             self.offset_nbytes,
             self.desc_key,
         )
@@ -116,7 +116,7 @@ class ValueRecord:
 
     def host_array(self) -> Array:
         """The host array outside the spaces in which it lies."""
-        array = self.instances[0].block.array
+        array = self.instances[0].buffer.array
         assert array is not None
         return array
 
@@ -144,10 +144,10 @@ class ArgumentRecord(ValueRecord):
         if self._own is None:
             port = self.port
             key, desc = port.host_key, port.host_desc
-            block = BlockRecord(Space.HOST, None, 0, desc, key, port.origin)
-            block.array = self.array
-            block.users.append(self)
-            self._own = [InstanceRecord(block, 0, desc, key)]
+            buffer = BufferRecord(Space.HOST, None, 0, desc, key, port.origin)
+            buffer.array = self.array
+            buffer.users.append(self)
+            self._own = [InstanceRecord(buffer, 0, desc, key)]
         return self._own
 
     @instances.setter

@@ -25,7 +25,7 @@ from stitch.runtime.exposure import expose, forget_stale_copies
 from stitch.runtime.history import History
 from stitch.runtime.host_memory import HostMemory
 from stitch.runtime.lifetime import Lifetime
-from stitch.runtime.state import BlockRecord, InstanceRecord, Status, ValueRecord
+from stitch.runtime.state import BufferRecord, InstanceRecord, Status, ValueRecord
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.views import view_offset
 
@@ -48,7 +48,7 @@ class TensorAccess(Lifetime):
     history: History
     events: EventStream
     constant_cache: ConstantCache
-    unpinned: deque[BlockRecord]
+    unpinned: deque[BufferRecord]
     copies_forbidden: int
     queued: Window
     #: Dense arrays over places that were read before.
@@ -99,27 +99,27 @@ class TensorAccess(Lifetime):
         return layout if address is None else replace(layout, address=address)
 
     def _address(self, instance: InstanceRecord) -> int | None:
-        block = instance.block
-        if block.address is None:
+        buffer = instance.buffer
+        if buffer.address is None:
             return None
-        banks = self.machine.shape.space(block.space).banks
-        return block.address + instance.offset_nbytes // banks
+        banks = self.machine.shape.space(buffer.space).banks
+        return buffer.address + instance.offset_nbytes // banks
 
     def region_of(self, instance: InstanceRecord) -> Array:
-        """The bytes of an instance, from its offset to the end of its block."""
-        block = instance.block
-        if block.array is not None:
-            return as_bytes(np.ascontiguousarray(block.array))
-        assert block.address is not None
-        whole = self.backend.region(block.space, block.address, block.size_per_bank)
+        """The bytes of an instance, from its offset to the end of its buffer."""
+        buffer = instance.buffer
+        if buffer.array is not None:
+            return as_bytes(np.ascontiguousarray(buffer.array))
+        assert buffer.address is not None
+        whole = self.backend.region(buffer.space, buffer.address, buffer.size_per_bank)
         return whole[instance.offset_nbytes :]
 
     def dense(self, instance: InstanceRecord) -> Array | None:
         """An instance as an array over its own bytes, None where its layout is not dense."""
-        if instance.block.array is not None:
-            return instance.block.array
-        block = instance.block
-        key = (block.space, block.address, instance.offset_nbytes, instance.desc_key)
+        if instance.buffer.array is not None:
+            return instance.buffer.array
+        buffer = instance.buffer
+        key = (buffer.space, buffer.address, instance.offset_nbytes, instance.desc_key)
         made = self._views.get(key)
         if made is not None:
             return made
@@ -152,7 +152,7 @@ class TensorAccess(Lifetime):
             else:
                 what = f"reading {value.desc.text()}"
                 made = copied(found, what, self.host_memory.allowed)
-            if instance.block.address is not None:
+            if instance.buffer.address is not None:
                 self.history.read(value.desc_key, value.desc, made.nbytes)
                 if self.events.active:
                     self.events.tell(ReadBack(value.desc, made.nbytes))
@@ -192,11 +192,11 @@ class TensorAccess(Lifetime):
         value = tensor._record
         self.settle(value)
         instance = value.instances[0]
-        block = instance.block
-        if block.address is None:
+        buffer = instance.buffer
+        if buffer.address is None:
             raise LayoutError("this tensor is a host array outside the device's memory")
-        banks = self.machine.shape.space(block.space).banks
-        start = block.address * banks + instance.offset_nbytes
+        banks = self.machine.shape.space(buffer.space).banks
+        start = buffer.address * banks + instance.offset_nbytes
         return slice(start, start + footprint(instance.desc, self.machine.shape).nbytes)
 
     # -- layouts -----------------------------------------------------------------------------------
@@ -254,8 +254,8 @@ class TensorAccess(Lifetime):
             value = self.new_value(desc)
             value.by = "tensor()"
             value.is_exposed = borrow
-            block = self.records.outside(desc, value.desc_key, host, "a host array")
-            self.records.attach(value, block, 0, desc, value.desc_key)
+            buffer = self.records.outside(desc, value.desc_key, host, "a host array")
+            self.records.attach(value, buffer, 0, desc, value.desc_key)
             return Tensor(value)
 
     def empty(self, desc: TensorDesc) -> Tensor:
@@ -266,18 +266,18 @@ class TensorAccess(Lifetime):
             self.run_queue()
             size = footprint(desc, self.machine.shape).size_per_bank
             bare = TensorDesc(desc.shape, desc.layout.without_address())
-            block = self.records.reserve(bare, size, desc.layout.address, "empty()")
-            assert block.address is not None
+            buffer = self.records.reserve(bare, size, desc.layout.address, "empty()")
+            assert buffer.address is not None
             try:
-                self.host_memory.take_region(block.space, block.address, bare, "device.empty()")
+                self.host_memory.take_region(buffer.space, buffer.address, bare, "device.empty()")
             except OutOfMemoryError:
-                self.records.free(block)
+                self.records.free(buffer)
                 raise
-            memory = self.backend.spaces[block.space]
-            memory.fill_padding(bare, block.address, self.machine.shape)
+            memory = self.backend.spaces[buffer.space]
+            memory.fill_padding(bare, buffer.address, self.machine.shape)
             value = self.new_value(bare)
             value.by = "empty()"
-            self.records.attach(value, block, 0, bare, value.desc_key)
+            self.records.attach(value, buffer, 0, bare, value.desc_key)
             return Tensor(value)
 
     def write(self, tensor: Tensor, array: Any) -> None:
@@ -294,20 +294,20 @@ class TensorAccess(Lifetime):
             source = TensorDesc(found.shape, host_layout(DataType.from_dtype(found.dtype)))
             check_link(source, value.desc, output="the array", input="the tensor")
             first = value.instances[0]
-            if first.block.array is not None and not first.block.array.flags.writeable:
+            if first.buffer.array is not None and not first.buffer.array.flags.writeable:
                 raise LayoutError(
                     "this tensor borrows an array that is read-only",
                     remedy="make a tensor of your own: device.tensor(array)",
                 )
-            for sharer in tuple(first.block.users):
+            for sharer in tuple(first.buffer.users):
                 self.records.forget_copies(sharer)
                 self.constant_cache.forget(sharer)
                 sharer.version = 0
-            if first.block.array is not None:
-                np.copyto(first.block.array, found, casting="same_kind")
+            if first.buffer.array is not None:
+                np.copyto(first.buffer.array, found, casting="same_kind")
                 return
             kernel = self.backend.kernel(source, first.desc)
-            counter = self.backend.spaces[first.block.space].counter
+            counter = self.backend.spaces[first.buffer.space].counter
             dense = np.ascontiguousarray(found)
             kernel.bind(as_bytes(dense), self.region_of(first), counter)()
             nbytes, seconds = copy_cost(self.machine, source, first.desc)
@@ -320,11 +320,11 @@ class TensorAccess(Lifetime):
             instance = value.instances[0]
             shape = (stop - start, *value.desc.shape[1:]) if keep else value.desc.shape[1:]
             desc = TensorDesc(shape, instance.desc.layout)
-            block, offset = instance.block, instance.offset_nbytes
-            if block.array is not None:
-                part = block.array[start:stop] if keep else block.array[start]
+            buffer, offset = instance.buffer, instance.offset_nbytes
+            if buffer.array is not None:
+                part = buffer.array[start:stop] if keep else buffer.array[start]
                 key = self.records.desc_key(desc)
-                block = self.records.outside(desc, key, np.asarray(part), block.origin)
+                buffer = self.records.outside(desc, key, np.asarray(part), buffer.origin)
                 # To the records these are two arrays: neither hears of writes to the other.
                 expose(self, value)
             else:
@@ -332,13 +332,13 @@ class TensorAccess(Lifetime):
             made = self.new_value(desc)
             made.by = value.by
             made.is_exposed = value.is_exposed
-            self.records.attach(made, block, offset, desc, made.desc_key)
+            self.records.attach(made, buffer, offset, desc, made.desc_key)
             return Tensor(made)
 
     # -- leaving -----------------------------------------------------------------------------------
 
     def export(self, value: ValueRecord) -> Array:
-        """The bytes of a dense tensor for DLPack; its block is pinned while the array lives."""
+        """The bytes of a dense tensor for DLPack; its buffer is pinned while the array lives."""
         with self.lock:
             self.settle(value)
             instance = value.instances[0]
@@ -350,25 +350,25 @@ class TensorAccess(Lifetime):
                 )
             view = found.view()
             expose(self, value)
-            block = instance.block
-            if block.address is not None:
-                block.pins += 1
+            buffer = instance.buffer
+            if buffer.address is not None:
+                buffer.pins += 1
                 self.records.epoch += 1
-                weakref.finalize(view, self.unpinned.append, block).atexit = False
+                weakref.finalize(view, self.unpinned.append, buffer).atexit = False
             return view
 
-    def release_pin(self, block: BlockRecord) -> None:
-        """An export, or whoever reserved the block, has let go."""
-        if block.pins:
-            block.pins -= 1
-        if block.pins:
+    def release_pin(self, buffer: BufferRecord) -> None:
+        """An export, or whoever reserved the buffer, has let go."""
+        if buffer.pins:
+            buffer.pins -= 1
+        if buffer.pins:
             return
-        for user in block.users:
+        for user in buffer.users:
             # What was pinned could not be evicted. Now it can, and then a copy is all that is left.
             if user.is_exposed and len(user.instances) > 1:
                 forget_stale_copies(self, user)
-        if not block.users:
-            self.records.free(block)
+        if not buffer.users:
+            self.records.free(buffer)
 
     def note_gone(self, value: ValueRecord) -> None:
         """A value lost its last instance in a plan."""

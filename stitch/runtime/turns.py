@@ -33,7 +33,7 @@ def can_take_turns(ready: ReadyPlan) -> bool:
     effects, plan = ready.effects, ready.plan
     if effects.freed or effects.moved or ready.bystanders:
         return False
-    return all(plan.request.blocks[number].address is None for number in plan.touched)
+    return all(plan.request.buffers[number].address is None for number in plan.touched)
 
 
 class Turn:
@@ -69,7 +69,7 @@ class Turn:
             ready.tally,
         )
         self.straight = self._written.run
-        self._places = tuple(t._record.instances[0].block.address for t in outputs)
+        self._places = tuple(t._record.instances[0].buffer.address for t in outputs)
         kept = [(b.space, b.address, b.size_per_bank) for b, _ in ready.effects.made]
         self._temporary = tuple(
             region
@@ -131,8 +131,8 @@ def _is_at(record: ValueRecord, place: int | None) -> bool:
         return False
     if len(instances) != 1 or record.version:
         return False
-    block = instances[0].block
-    return block.address == place and not block.pins and len(block.users) == 1
+    buffer = instances[0].buffer
+    return buffer.address == place and not buffer.pins and len(buffer.users) == 1
 
 
 def _outside(

@@ -50,7 +50,7 @@ class _Entry:
         self.number = number
         instance = tensor._record.instances[0]
         self.tensor, self.dtype, self.shape = tensor, dtype, tensor.shape
-        self.counter: WriteCounter = device.backend.spaces[instance.block.space].counter
+        self.counter: WriteCounter = device.backend.spaces[instance.buffer.space].counter
         self.convert: Thunk | None = None
         found = device.dense(instance)
         source = TensorDesc(tensor.shape, host_layout(DataType.from_dtype(dtype)))
@@ -230,9 +230,9 @@ class Direct:
             return self.device.backend.region(Space.L1, base, scratch.size_per_bank)
         tensor = self._scratches[scratch.space]
         instance = tensor._record.instances[0]
-        assert instance.block.address is not None
+        assert instance.buffer.address is not None
         return self.device.backend.region(
-            scratch.space, instance.block.address, scratch.size_per_bank
+            scratch.space, instance.buffer.address, scratch.size_per_bank
         )
 
     def free_turn(self, number: int) -> Tensor | None:
@@ -266,10 +266,10 @@ class Direct:
             return None
         if len(record.instances) != 1 or record.handles != 1:
             return None
-        block = record.instances[0].block
-        if block.pins or len(block.users) != 1 or block.address is None:
+        buffer = record.instances[0].buffer
+        if buffer.pins or len(buffer.users) != 1 or buffer.address is None:
             return None
-        return (block.space, block.address)
+        return (buffer.space, buffer.address)
 
     def holds(self) -> bool:
         """Whether all places are as they were bound."""

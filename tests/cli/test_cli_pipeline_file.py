@@ -142,11 +142,11 @@ def test_values_are_let_go_after_their_last_use(here: Path) -> None:
         pipeline = YamlPipeline(read_pipeline("p.yaml"), device)
         outputs = pipeline(np.ones((4, 8), np.float32), np.ones((3, 4, 8), np.float32))
         device.flush()
-        held = [block for block in device.records.blocks.values() if block.users]
+        held = [buffer for buffer in device.records.buffers.values() if buffer.users]
         assert len(held) == 2
         del outputs
         device.flush()
-        assert not [block for block in device.records.blocks.values() if block.users]
+        assert not [buffer for buffer in device.records.buffers.values() if buffer.users]
 
 
 def test_a_writable_array_is_captured_at_the_call(here: Path) -> None:

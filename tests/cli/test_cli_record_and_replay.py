@@ -104,7 +104,7 @@ def test_every_part_of_a_plan_survives_the_text(recording: dict[str, Any]) -> No
     for plan in found.plans.values():
         again = from_plain(type(plan), json.loads(json.dumps(to_plain(plan))), "plan")
         assert to_plain(again) == to_plain(plan)
-        assert again.steps == plan.steps and again.final_blocks == plan.final_blocks
+        assert again.steps == plan.steps and again.final_buffers == plan.final_buffers
 
 
 def test_moves_evictions_and_kept_results_replay(here: Path) -> None:

@@ -156,7 +156,7 @@ def test_a_thousand_steps_leave_nothing_behind(target: str) -> None:
 
     def state() -> tuple[int, int, int, int]:
         device = account.device
-        return device.plans.made, device.plans.kinds, len(device.records.blocks), len(account)
+        return device.plans.made, device.plans.kinds, len(device.records.buffers), len(account)
 
     for _ in range(100):
         step()
@@ -173,7 +173,7 @@ def test_a_module_that_is_gone_leaves_nothing_behind(target: str) -> None:
     gc.collect()
     account.look()
     account.device.flush()
-    blocks, entries = len(account.device.records.blocks), len(account)
+    buffers, entries = len(account.device.records.buffers), len(account)
 
     def use() -> weakref.ref[Any]:
         module = nn.Linear(64, 64)
@@ -189,7 +189,7 @@ def test_a_module_that_is_gone_leaves_nothing_behind(target: str) -> None:
     account.look()
     account.device.flush()
     assert len(account) <= entries
-    assert len(account.device.records.blocks) <= blocks
+    assert len(account.device.records.buffers) <= buffers
 
 
 def test_parameters_that_are_replaced_are_not_taken_for_the_old_ones() -> None:

@@ -8,13 +8,13 @@ from stitch.errors import LayoutError, OutOfMemoryError, TaskError
 from stitch.memory import Allocator
 
 
-def test_a_block_lies_at_the_top_of_its_hole_unless_low() -> None:
+def test_a_buffer_lies_at_the_top_of_its_hole_unless_low() -> None:
     allocator = Allocator(64, 1024, 16)
     assert allocator.alloc(100) == 1024 - 112
     assert allocator.alloc(100, low=True) == 64
 
 
-def test_sizes_are_rounded_up_and_an_empty_block_takes_one_granule() -> None:
+def test_sizes_are_rounded_up_and_an_empty_buffer_takes_one_granule() -> None:
     allocator = Allocator(0, 256, 32)
     address = allocator.alloc(0)
     assert allocator.size_of(address) == 32
@@ -40,8 +40,8 @@ def test_the_best_fitting_hole_is_taken() -> None:
 
 def test_neighbouring_holes_become_one() -> None:
     allocator = Allocator(0, 480, 16)
-    blocks = [allocator.alloc(160) for _ in range(3)]
-    for address in (blocks[0], blocks[2], blocks[1]):
+    buffers = [allocator.alloc(160) for _ in range(3)]
+    for address in (buffers[0], buffers[2], buffers[1]):
         allocator.free(address)
         allocator.check()
     assert allocator.holes() == ((0, 480),)
@@ -57,15 +57,15 @@ def test_an_unknown_address_cannot_be_freed() -> None:
         allocator.free(address + 1)
 
 
-def test_the_middle_of_a_block_cannot_be_freed() -> None:
+def test_the_middle_of_a_buffer_cannot_be_freed() -> None:
     allocator = Allocator(0, 256, 16)
     address = allocator.alloc(64)
     with pytest.raises(TaskError):
         allocator.free(address + 16)
-    assert allocator.blocks() == ((address, 64),)
+    assert allocator.buffers() == ((address, 64),)
 
 
-def test_alloc_at_says_which_block_is_in_the_way() -> None:
+def test_alloc_at_says_which_buffer_is_in_the_way() -> None:
     allocator = Allocator(0, 1024, 16)
     allocator.alloc_at(256, 128)
     with pytest.raises(OutOfMemoryError, match=r"taken by \[0x100, 0x180\)"):
@@ -83,7 +83,7 @@ def test_alloc_at_says_what_is_wrong_with_a_range(address: int, size: int, reaso
     assert not allocator.is_free(address, size)
 
 
-def test_out_of_memory_names_needed_free_largest_hole_and_biggest_blocks() -> None:
+def test_out_of_memory_names_needed_free_largest_hole_and_biggest_buffers() -> None:
     """The phi-2 case: bytes enough, but no hole that is large enough."""
     allocator = Allocator(0, 786_432 + 305_152 + 16, 16)
     low = allocator.alloc(254_912, low=True)
@@ -101,12 +101,12 @@ def test_out_of_memory_names_needed_free_largest_hole_and_biggest_blocks() -> No
 def test_try_alloc_gives_none_and_changes_nothing_when_full() -> None:
     allocator = Allocator(0, 64, 16)
     allocator.alloc(48)
-    before = (allocator.blocks(), allocator.holes(), allocator.token)
+    before = (allocator.buffers(), allocator.holes(), allocator.token)
     assert allocator.try_alloc(32) is None
-    assert (allocator.blocks(), allocator.holes(), allocator.token) == before
+    assert (allocator.buffers(), allocator.holes(), allocator.token) == before
 
 
-def test_the_token_is_the_set_of_live_blocks_whatever_the_way_to_it() -> None:
+def test_the_token_is_the_set_of_live_buffers_whatever_the_way_to_it() -> None:
     one, two = Allocator(0, 4096, 16), Allocator(0, 4096, 16)
     one.alloc_at(0, 64)
     one.alloc_at(128, 32)
@@ -133,7 +133,7 @@ def test_a_clone_is_independent() -> None:
     twin.alloc(128)
     twin.check()
     allocator.check()
-    assert len(allocator.blocks()) == 1
+    assert len(allocator.buffers()) == 1
     assert twin.used_nbytes == allocator.used_nbytes + 128
 
 

@@ -125,7 +125,7 @@ class MemoryHistory(RuleBasedStateMachine):
     @staticmethod
     def picture(memory: SpaceMemory) -> tuple[object, ...]:
         allocator = memory.allocator
-        return allocator.blocks(), allocator.holes(), allocator.token, allocator.used_nbytes
+        return allocator.buffers(), allocator.holes(), allocator.token, allocator.used_nbytes
 
     def remember(self, desc: TensorDesc, address: int, data: NDArray[Any]) -> Live:
         tensor = Live(desc, address, data)
@@ -232,7 +232,7 @@ class MemoryHistory(RuleBasedStateMachine):
             mine = sorted(
                 (t.address, t.size_per_bank) for t in self.tensors if t.space is memory.space
             )
-            assert list(memory.allocator.blocks()) == mine
+            assert list(memory.allocator.buffers()) == mine
             assert memory.allocator.used_nbytes == sum(size for _, size in mine)
 
     @invariant()

@@ -42,11 +42,11 @@ def without_a_transfer(made: Plan) -> Iterator[tuple[str, Plan]]:
 def with_swapped_addresses(made: Plan) -> Iterator[tuple[str, Plan]]:
     places = [(i, s) for i, s in enumerate(made.steps) if isinstance(s, Allocate)]
     for (i, a), (j, b) in itertools.combinations(places, 2):
-        if a.block.address == b.block.address:
+        if a.buffer.address == b.buffer.address:
             continue
         changed: dict[int, Step] = {
-            i: Allocate(replace(a.block, address=b.block.address)),
-            j: Allocate(replace(b.block, address=a.block.address)),
+            i: Allocate(replace(a.buffer, address=b.buffer.address)),
+            j: Allocate(replace(b.buffer, address=a.buffer.address)),
         }
         yield f"swap allocations {i} and {j}", _with(made, changed)
 

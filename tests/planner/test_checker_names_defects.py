@@ -9,7 +9,7 @@ import pytest
 
 from stitch.planner import (
     Allocate,
-    Block,
+    Buffer,
     Certificate,
     Copy,
     Execute,
@@ -52,7 +52,7 @@ def kinds(made: Plan) -> set[str]:
 def test_a_problem_names_the_step_it_was_found_at() -> None:
     made = plan(cases.over_capacity())
     index, step = first(made, Allocate)
-    bad = with_step(made, index, Allocate(replace(step.block, address=1_048_570)))
+    bad = with_step(made, index, Allocate(replace(step.buffer, address=1_048_570)))
     found = [p for p in check_plan(bad) if p.kind == "address"]
     assert [p.where for p in found] == [f"step {index}"]
 
@@ -61,16 +61,16 @@ def test_a_problem_names_the_step_it_was_found_at() -> None:
 def test_an_address_out_of_range_misaligned_or_taken_is_named(address: int) -> None:
     made = plan(cases.roomy())
     _, step = first(made, Allocate)
-    assert "address" in kinds(changed(made, Allocate, block=replace(step.block, address=address)))
+    assert "address" in kinds(changed(made, Allocate, buffer=replace(step.buffer, address=address)))
 
 
-def test_a_block_that_is_too_small_for_its_tensor_is_named() -> None:
+def test_a_buffer_that_is_too_small_for_its_tensor_is_named() -> None:
     made = plan(cases.roomy())
     _, step = first(made, Allocate)
-    assert "room" in kinds(changed(made, Allocate, block=replace(step.block, size_per_bank=2544)))
+    assert "room" in kinds(changed(made, Allocate, buffer=replace(step.buffer, size_per_bank=2544)))
 
 
-def test_a_block_that_is_freed_twice_is_named() -> None:
+def test_a_buffer_that_is_freed_twice_is_named() -> None:
     made = plan(cases.over_capacity())
     index, step = first(made, Free)
     assert "block" in kinds(with_step(made, index, step, step))
@@ -80,15 +80,15 @@ def test_a_copy_from_the_wrong_tensor_is_named() -> None:
     made = plan(cases.chain())
     index, step = first(made, Copy)
     assert step.value == 0
-    wrong = replace(step, source=Instance(1, 0, made.request.blocks[1].desc))
+    wrong = replace(step, source=Instance(1, 0, made.request.buffers[1].desc))
     assert "content" in kinds(with_step(made, index, wrong))
 
 
 def test_a_copy_from_a_rounded_instance_is_named() -> None:
     scene = Scene(cases.SMALL)
-    exact = scene.block(desc_of(1024), 1024)
+    exact = scene.buffer(desc_of(1024), 1024)
     half = replace(exact.desc, layout=replace(exact.desc.layout, data_type=BF16))
-    rounded = scene.block(half, 2048)
+    rounded = scene.buffer(half, 2048)
     value = scene.value(Instance(0, 0, exact.desc), Instance(rounded.number, 0, half), keep=True)
     scene.run(program("p", [desc_of(1024, DRAM)], [desc_of(16)]), value)
     made = plan(scene.request())
@@ -118,7 +118,7 @@ def test_an_input_at_another_address_than_described_is_named() -> None:
 def test_an_output_that_leaves_the_place_of_its_alias_is_named() -> None:
     made = plan(cases.aliases())
     index, step = first(made, Execute)
-    moved = replace(step, outputs=(replace(step.outputs[0], block=1),))
+    moved = replace(step, outputs=(replace(step.outputs[0], buffer=1),))
     assert "alias" in kinds(with_step(made, index, moved))
 
 
@@ -138,13 +138,13 @@ def test_scratch_that_is_not_what_was_promised_is_named(
     assert "scratch" in kinds(changed(plan(cases.under_scratch()), Execute, scratch=scratch))
 
 
-def test_a_pinned_block_that_moves_or_is_freed_is_named() -> None:
+def test_a_pinned_buffer_that_moves_or_is_freed_is_named() -> None:
     made = plan(cases.fragmented())
-    blocks = (replace(made.request.blocks[0], pinned=True), *made.request.blocks[1:])
-    pinned = replace(made, request=replace(made.request, blocks=blocks))
+    buffers = (replace(made.request.buffers[0], pinned=True), *made.request.buffers[1:])
+    pinned = replace(made, request=replace(made.request, buffers=buffers))
     assert "pinned" in kinds(pinned)
     made = plan(cases.split_by_a_pin())
-    pin = next(b for b in made.request.blocks if b.pinned)
+    pin = next(b for b in made.request.buffers if b.pinned)
     assert "pinned" in kinds(replace(made, steps=(*made.steps, Free(pin.number))))
 
 
@@ -161,13 +161,13 @@ def test_a_final_value_that_does_not_lie_where_it_is_said_to_is_named() -> None:
     assert "final" in kinds(replace(made, final_values=crossed))
 
 
-def test_a_block_that_stays_alive_for_nobody_is_named() -> None:
+def test_a_buffer_that_stays_alive_for_nobody_is_named() -> None:
     made = plan(cases.roomy())
-    leak = Block(9, L1, 2048, 16, desc_of(16), "leak")
+    leak = Buffer(9, L1, 2048, 16, desc_of(16), "leak")
     bad = replace(
         made,
         steps=(*made.steps, Allocate(leak)),
-        final_blocks=(*made.final_blocks, leak),
+        final_buffers=(*made.final_buffers, leak),
         free_regions=(*made.free_regions, (L1, 2048, 16)),
     )
     assert [p.kind for p in check_plan(bad)] == ["final"]
@@ -223,8 +223,8 @@ def test_an_eviction_that_was_justified_by_other_numbers_is_named(certificate: o
 
 def test_a_cycle_that_had_a_free_granule_is_no_reason_to_bounce() -> None:
     made = plan(cases.swapped())
-    small = tuple(replace(b, size_per_bank=2032) for b in made.request.blocks)
-    looser = replace(made, request=replace(made.request, blocks=small))
+    small = tuple(replace(b, size_per_bank=2032) for b in made.request.buffers)
+    looser = replace(made, request=replace(made.request, buffers=small))
     assert "certificate" in kinds(looser)
 
 

@@ -29,8 +29,8 @@ def carried_out(moves: list[Move], *, spare: int | None, hole: int = SPACE) -> l
     return ordered
 
 
-def shuffled_blocks(random: Random, *, slack: int) -> list[Move]:
-    """Blocks at disjoint places, sent to disjoint places in another order."""
+def shuffled_buffers(random: Random, *, slack: int) -> list[Move]:
+    """Buffers at disjoint places, sent to disjoint places in another order."""
     sizes = [random.randrange(1, 20) for _ in range(random.randrange(1, 9))]
     order = list(range(len(sizes)))
     sources: dict[int, int] = {}
@@ -48,7 +48,7 @@ def shuffled_blocks(random: Random, *, slack: int) -> list[Move]:
 @given(st.randoms(use_true_random=False), st.integers(0, 12))
 @settings(max_examples=400, deadline=None)
 def test_a_random_rearrangement_loses_no_byte(random: Random, spare: int) -> None:
-    moves = shuffled_blocks(random, slack=random.choice((0, 0, 5)))
+    moves = shuffled_buffers(random, slack=random.choice((0, 0, 5)))
     carried_out(moves, spare=spare)
     carried_out(moves, spare=None)
 
@@ -56,7 +56,7 @@ def test_a_random_rearrangement_loses_no_byte(random: Random, spare: int) -> Non
 @given(st.randoms(use_true_random=False))
 @settings(max_examples=200, deadline=None)
 def test_staging_leaves_the_space_only_where_no_byte_is_free(random: Random) -> None:
-    moves = shuffled_blocks(random, slack=random.choice((0, 1, 5)))
+    moves = shuffled_buffers(random, slack=random.choice((0, 1, 5)))
     ordered, granule = order_moves(moves, spare=0)
     sources = {m.source + i for m in moves for i in range(m.size)}
     full = sources == {m.target + i for m in moves for i in range(m.size)}
@@ -66,7 +66,7 @@ def test_staging_leaves_the_space_only_where_no_byte_is_free(random: Random) -> 
 
 @given(st.randoms(use_true_random=False))
 @settings(max_examples=200, deadline=None)
-def test_a_relayout_that_keeps_the_order_stages_nothing_and_moves_each_block_once(
+def test_a_relayout_that_keeps_the_order_stages_nothing_and_moves_each_buffer_once(
     random: Random,
 ) -> None:
     sizes = [random.randrange(1, 20) for _ in range(random.randrange(1, 9))]
@@ -84,14 +84,14 @@ def test_a_relayout_that_keeps_the_order_stages_nothing_and_moves_each_block_onc
     assert sorted(ordered, key=lambda m: m.source) == real
 
 
-def test_a_cycle_of_three_equal_blocks_stages_one_of_them() -> None:
+def test_a_cycle_of_three_equal_buffers_stages_one_of_them() -> None:
     moves = [Move(0, 10, 10), Move(10, 20, 10), Move(20, 0, 10)]
     ordered = carried_out(moves, spare=0)
     assert order_moves(moves, spare=0)[1] == 10
     assert [STAGE in (m.source, m.target) for m in ordered] == [True, False, False, True]
 
 
-def test_two_unequal_blocks_swap_with_one_granule_set_aside_at_a_time() -> None:
+def test_two_unequal_buffers_swap_with_one_granule_set_aside_at_a_time() -> None:
     ordered = carried_out([Move(0, 40, 60), Move(60, 0, 40)], spare=0)
     busy = 0
     for move in ordered:
@@ -111,15 +111,15 @@ def test_the_granule_is_the_largest_that_the_spare_region_holds(spare: int, gran
     carried_out(moves, spare=spare)
 
 
-def test_blocks_outside_the_cycle_move_whole() -> None:
+def test_buffers_outside_the_cycle_move_whole() -> None:
     moves = [Move(0, 50, 50), Move(50, 0, 50), Move(107, 160, 40), Move(200, 100, 47)]
     ordered = carried_out(moves, spare=0)
     assert moves[2] in ordered and moves[3] in ordered
 
 
-def test_a_block_that_overlaps_itself_is_one_move() -> None:
+def test_a_buffer_that_overlaps_itself_is_one_move() -> None:
     assert order_moves([Move(10, 4, 20)], spare=0) == ([Move(10, 4, 20)], 0)
 
 
-def test_a_block_that_stays_is_no_move() -> None:
+def test_a_buffer_that_stays_is_no_move() -> None:
     assert order_moves([Move(4, 4, 20)], spare=0) == ([], 0)

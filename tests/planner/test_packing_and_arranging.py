@@ -1,4 +1,4 @@
-"""Packing against all assignments, arranging against all choices of blocks that may move."""
+"""Packing against all assignments, arranging against all choices of buffers that may move."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stitch.planner.checker.proof import packs
 from stitch.planner.repack import Arrangement, SpaceProblem, arrange, place
 
 SIZES = st.lists(st.integers(1, 9), max_size=6)
-#: Above `repack.EXACT_BLOCKS` the search is heuristic: bytes moved, summed, over the optimum.
+#: Above `repack.EXACT_BUFFERS` the search is heuristic: bytes moved, summed, over the optimum.
 HEURISTIC_FACTOR = 1.1
 
 
@@ -62,11 +62,11 @@ def test_gaps_are_what_obstacles_leave(taken: set[int]) -> None:
 # -- arranging ----------------------------------------------------------------------------------
 
 
-def random_problem(random: Random, blocks: int) -> SpaceProblem | None:
-    """Blocks with holes between them, some stuck, perhaps one displaced; pieces up to no slack."""
-    limit = random.choice((8, 12, 16)) * blocks
+def random_problem(random: Random, buffers: int) -> SpaceProblem | None:
+    """Buffers with holes between them, some stuck, perhaps one displaced; pieces up to no slack."""
+    limit = random.choice((8, 12, 16)) * buffers
     at, movable, stuck = 0, [], []
-    for number in range(random.randrange(1, blocks + 1)):
+    for number in range(random.randrange(1, buffers + 1)):
         at, size = at + random.randrange(6), random.randrange(1, 12)
         if at + size > limit:
             break
@@ -91,7 +91,7 @@ def random_problem(random: Random, blocks: int) -> SpaceProblem | None:
 
 
 def least_bytes(problem: SpaceProblem) -> int | None:
-    """The optimum: the cheapest set of blocks such that all others can stay."""
+    """The optimum: the cheapest set of buffers such that all others can stay."""
     displaced = [size for _, _, size in problem.displaced]
     best: int | None = None
     for count in range(len(problem.movable) + 1):
@@ -115,14 +115,14 @@ def check_arrangement(problem: SpaceProblem, found: Arrangement) -> None:
     spans.sort()
     assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(spans))
     assert spans[0][0] >= problem.base and sum(spans[-1]) <= problem.limit
-    blocks = {n: (a, size) for n, a, size in (*problem.movable, *problem.displaced)}
-    assert all(blocks[n][0] != address for n, address in moved.items())
-    assert found.moved_nbytes == sum(blocks[n][1] for n in moved)
+    buffers = {n: (a, size) for n, a, size in (*problem.movable, *problem.displaced)}
+    assert all(buffers[n][0] != address for n, address in moved.items())
+    assert found.moved_nbytes == sum(buffers[n][1] for n in moved)
 
 
 @given(st.randoms(use_true_random=False))
 @settings(max_examples=250, deadline=None)
-def test_with_few_blocks_the_fewest_possible_bytes_move(random: Random) -> None:
+def test_with_few_buffers_the_fewest_possible_bytes_move(random: Random) -> None:
     problem = random_problem(random, 6)
     if problem is None:
         return
@@ -133,7 +133,7 @@ def test_with_few_blocks_the_fewest_possible_bytes_move(random: Random) -> None:
         assert found.moved_nbytes == best
 
 
-def test_with_many_blocks_the_bytes_moved_stay_near_the_optimum() -> None:
+def test_with_many_buffers_the_bytes_moved_stay_near_the_optimum() -> None:
     moved = best = count = 0
     for seed in range(600):
         problem = random_problem(Random(seed), 11)

@@ -54,7 +54,7 @@ def test_the_plan_of_each_case_keeps_the_bytes(name: str) -> None:
 def test_the_phi_2_layer_is_placed_without_a_byte_in_dram() -> None:
     request = cases.phi_2()
     shape = request.machine.shape.space(Space.L1)
-    live = sorted((b.address or 0, b.size_per_bank) for b in request.blocks)
+    live = sorted((b.address or 0, b.size_per_bank) for b in request.buffers)
     edges = [shape.base, *(x for a, size in live for x in (a, a + size)), shape.limit]
     holes = [b - a for a, b in zip(edges[::2], edges[1::2], strict=True)]
     assert (sum(size for _, size in live), max(holes)) == (786_432, 254_912)
@@ -62,7 +62,7 @@ def test_the_phi_2_layer_is_placed_without_a_byte_in_dram() -> None:
     (move,) = moves(made)
     assert evictions(made) == [] and move.stage is None and move.certificate is None
     assert {t.target_space for t in move.transfers} == {Space.L1}
-    (placed,) = (s.block for s in made.steps if isinstance(s, Allocate))
+    (placed,) = (s.buffer for s in made.steps if isinstance(s, Allocate))
     assert placed.size_per_bank == 305_152
     assert move.nbytes == 262_144 * shape.banks
 
@@ -77,15 +77,15 @@ def test_two_holes_are_joined_by_one_move_inside_l1() -> None:
     assert step.nbytes == 1024 * 4 and step.bounced_nbytes == 0
 
 
-def test_a_pinned_block_in_the_middle_forces_a_bounce_with_a_packing_certificate() -> None:
+def test_a_pinned_buffer_in_the_middle_forces_a_bounce_with_a_packing_certificate() -> None:
     made = plan(cases.split_by_a_pin())
     (out,) = evictions(made)
     assert out.certificate is not None and out.certificate.kind == "packing"
     assert sum(out.certificate.pieces) <= sum(out.certificate.gaps)
-    back = [s for s in made.steps if isinstance(s, Copy) and s.source.block == out.target.block]
+    back = [s for s in made.steps if isinstance(s, Copy) and s.source.buffer == out.target.buffer]
     assert [s.target.desc for s in back] == [out.source.desc]
-    pinned = next(b for b in made.final_blocks if b.pinned)
-    assert pinned == made.request.blocks[pinned.number]
+    pinned = next(b for b in made.final_buffers if b.pinned)
+    assert pinned == made.request.buffers[pinned.number]
 
 
 def test_swapping_two_inputs_in_a_full_l1_passes_one_granule_through_dram_at_a_time() -> None:
@@ -185,8 +185,8 @@ def test_a_tensor_with_a_copy_in_dram_leaves_l1_without_a_byte() -> None:
 def test_an_output_takes_a_dead_inputs_place_but_not_a_kept_ones() -> None:
     made = plan(cases.aliases())
     ran = [s for s in made.steps if isinstance(s, Execute)]
-    assert ran[0].outputs[0].block == 0
-    assert ran[1].inputs[0].block == ran[1].outputs[0].block != 1
+    assert ran[0].outputs[0].buffer == 0
+    assert ran[1].inputs[0].buffer == ran[1].outputs[0].buffer != 1
 
 
 def test_an_input_that_is_overwritten_is_not_shared_with_its_twin() -> None:
@@ -196,16 +196,16 @@ def test_an_input_that_is_overwritten_is_not_shared_with_its_twin() -> None:
     scene.run(what, a, a, keep=True)
     made = plan(scene.request())
     ran = next(s for s in made.steps if isinstance(s, Execute))
-    assert ran.inputs[0].block == ran.outputs[0].block != ran.inputs[1].block
+    assert ran.inputs[0].buffer == ran.outputs[0].buffer != ran.inputs[1].buffer
     assert check_plan(made) == ()
 
 
 def test_dropping_an_exact_copy_never_makes_a_rounded_one_the_value() -> None:
     scene = Scene(cases.SMALL)
-    exact = scene.block(desc_of(2048), 1024)
+    exact = scene.buffer(desc_of(2048), 1024)
     half = TensorDesc(exact.desc.shape, Layout(BF16, L1))
-    rounded = scene.block(half, 3072)
-    again = scene.block(desc_of(2048, DRAM), 0)
+    rounded = scene.buffer(half, 3072)
+    again = scene.buffer(desc_of(2048, DRAM), 0)
     scene.value(*(Instance(b.number, 0, b.desc) for b in (exact, rounded, again)), keep=True)
     scene.run(program("p", [], [desc_of(2048)]), keep=True)
     scene.run(program("q", [], [desc_of(1040)]), keep=True)
@@ -220,8 +220,8 @@ def crowded(*, has_spare_copy: bool) -> PlanRequest:
     wide = TensorDesc((64, 32), Layout(F32, L1))
     waiting = TensorDesc((64, 32), Layout(F32, DRAM))
     scene = Scene(machine_with(l1_nbytes=4096, dram_nbytes=8192))
-    read = scene.block(waiting, 0)
-    near = scene.block(wide, 1024)
+    read = scene.buffer(waiting, 0)
+    near = scene.buffer(wide, 1024)
     instances = [Instance(b.number, 0, b.desc) for b in (read, near)]
     value = scene.value(*instances[: 1 + has_spare_copy], keep=True)
     if not has_spare_copy:
@@ -249,14 +249,16 @@ def test_a_pinned_tensor_stays_when_its_last_reader_has_run() -> None:
     scene.run(program("p", [desc_of(512)], [desc_of(512)]), a, keep=True)
     made = plan(scene.request())
     assert all(not isinstance(s, Free) for s in made.steps)
-    assert made.final_blocks[0].number == 0 and check_plan(made) == ()
+    assert made.final_buffers[0].number == 0 and check_plan(made) == ()
 
 
 def test_scratch_in_dram_takes_no_more_than_its_bytes() -> None:
     scene = Scene()
     scene.run(program("p", [], [desc_of(16)], scratch=1000, scratch_space=DRAM), keep=True)
     made = plan(scene.request())
-    (scratch,) = (s.block for s in made.steps if isinstance(s, Allocate) and s.block.space is DRAM)
+    (scratch,) = (
+        s.buffer for s in made.steps if isinstance(s, Allocate) and s.buffer.space is DRAM
+    )
     assert scratch.size_per_bank == 1024
     assert check_plan(made) == ()
 
@@ -276,7 +278,7 @@ def test_fixed_addresses_that_clash_are_refused_with_both_names() -> None:
     assert "output 1" in str(error.value)
 
 
-def test_a_fixed_address_over_a_pinned_block_is_refused() -> None:
+def test_a_fixed_address_over_a_pinned_buffer_is_refused() -> None:
     scene = Scene(cases.SMALL)
     scene.tensor(desc_of(512), 2048, pinned=True, keep=True)
     scene.run(program("p", [], [desc_of(512, address=2048)]))

@@ -29,14 +29,14 @@ def own_needs(request: PlanRequest, index: int) -> tuple[list[int], list[int]]:
     l1 = shape.space(Space.L1)
     stuck = [
         (b.address, b.size_per_bank)
-        for b in request.blocks
+        for b in request.buffers
         if b.pinned and b.space is Space.L1 and b.address is not None
     ]
     what = task.transformation
     if what.scratch is not None and what.scratch.space is Space.L1:
         size = -(-what.scratch.size_per_bank // l1.alignment) * l1.alignment
         stuck.append((l1.base, size))
-    blocks = {b.number: b for b in request.blocks}
+    buffers = {b.number: b for b in request.buffers}
     pieces, taken = [], {o for o, _ in what.aliases}
     given_away = {i for _, i in what.aliases}
     wanted = {
@@ -49,10 +49,10 @@ def own_needs(request: PlanRequest, index: int) -> tuple[list[int], list[int]]:
         size = footprint(desc, shape).size_per_bank
         for resident in request.residents:
             for instance in resident.instances:
-                block = blocks[instance.block]
-                # A view keeps its whole block; a pinned one is counted as an obstacle as well.
-                if resident.value == value and instance.desc == bare(desc) and not block.pinned:
-                    size = max(size, block.size_per_bank)
+                buffer = buffers[instance.buffer]
+                # A view keeps its whole buffer; a pinned one is counted as an obstacle as well.
+                if resident.value == value and instance.desc == bare(desc) and not buffer.pinned:
+                    size = max(size, buffer.size_per_bank)
         if desc.layout.address is None:
             pieces.append(size)
         else:
@@ -76,7 +76,7 @@ def check_refusal(request: PlanRequest, error: OutOfMemoryError) -> None:
         return
     numbers = re.search(r": (\d+) B per bank needed, (\d+) B free", error.what)
     assert numbers is not None, f"the error names no bytes: {error}"
-    pinned = any(b.pinned and b.space.value in error.what for b in request.blocks)
+    pinned = any(b.pinned and b.space.value in error.what for b in request.buffers)
     assert pinned or int(numbers[1]) > int(numbers[2]), f"there was room: {error}"
 
 
@@ -141,9 +141,9 @@ def test_what_steps_leave_behind_agrees_with_what_the_plan_says() -> None:
             made = plan(random_request(Random(seed)))
         except (LayoutError, OutOfMemoryError):
             continue
-        blocks, values = after_steps(made, len(made.steps))
-        said = {b.number: b.address for b in made.final_blocks if b.address is not None}
-        assert {n: b.address for n, b in blocks.items() if b.address is not None} == said
+        buffers, values = after_steps(made, len(made.steps))
+        said = {b.number: b.address for b in made.final_buffers if b.address is not None}
+        assert {n: b.address for n, b in buffers.items() if b.address is not None} == said
         for resident in made.final_values:
             assert set(resident.instances) == set(values[resident.value])
 

@@ -104,7 +104,7 @@ def test_a_plan_as_json_survives_a_round_trip() -> None:
     assert body["seconds"] == made.seconds > 0
 
 
-def test_the_memory_report_names_every_block_and_adds_up() -> None:
+def test_the_memory_report_names_every_buffer_and_adds_up() -> None:
     with stitch.open_device("tiny") as device:
         a = device.load(scaled("a", 2.0))
         y = one(a(integers()))

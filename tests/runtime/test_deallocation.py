@@ -239,7 +239,7 @@ def test_a_closed_device_says_so_and_stays_closed() -> None:
             use()
 
 
-def test_closing_runs_what_is_queued_and_an_error_in_the_block_does_not() -> None:
+def test_closing_runs_what_is_queued_and_an_error_in_the_buffer_does_not() -> None:
     seen: list[str] = []
     with stitch.open_device("tiny") as device:
         device.hooks.register(after_program=lambda c: seen.append(c.program.name))

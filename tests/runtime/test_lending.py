@@ -50,14 +50,14 @@ def test_a_device_copies_lent_bytes_again_only_when_they_have_changed() -> None:
 def test_what_was_taken_back_cannot_be_used(target: str) -> None:
     with stitch.open_device(target) as device:
         program = _scaled(device)
-        before = len(device.records.blocks)
+        before = len(device.records.buffers)
         tensor = lend(device, X.copy(), "an array")
         one(program(tensor)).numpy()
         take_back(device, tensor)
         with pytest.raises(TaskError, match="took the bytes back"):
             program(tensor)
         device.flush()
-        assert len(device.records.blocks) == before
+        assert len(device.records.buffers) == before
 
 
 def test_arrays_that_are_lent_one_after_the_other_never_share_a_place() -> None:

@@ -1,4 +1,4 @@
-"""Blocks of dropped results: kept for the next run of the same plan, given back for anything else.
+"""Buffers of dropped results: kept for the next run of the same plan, given back for anything else.
 
 In debug mode nothing is kept, so a device in debug mode says what the other one has to say.
 """
@@ -36,7 +36,7 @@ def test_a_dropped_result_counts_as_free_for_whoever_looks() -> None:
         assert not device.records.parked
 
 
-def test_a_plan_that_repeats_takes_the_block_of_its_last_run() -> None:
+def test_a_plan_that_repeats_takes_the_buffer_of_its_last_run() -> None:
     with stitch.open_device("tiny") as device:
         program = device.load(scaled("a", 2.0))
         addresses = set()
@@ -98,7 +98,7 @@ def step(
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_device_that_keeps_blocks_behaves_as_one_that_does_not(seed: int) -> None:
+def test_a_device_that_keeps_buffers_behaves_as_one_that_does_not(seed: int) -> None:
     seen = []
     for debug in (False, True):
         with stitch.open_device("tiny", debug=debug) as device:

@@ -122,7 +122,7 @@ def led_to(index: int, address: int) -> Mutation:
     def mutate(made: Plan) -> Plan:
         step = made.steps[index]
         assert isinstance(step, Allocate)
-        return replaced(made, index, Allocate(replace(step.block, address=address)))
+        return replaced(made, index, Allocate(replace(step.buffer, address=address)))
 
     return mutate
 
@@ -142,21 +142,21 @@ def replaced(made: Plan, index: int, step: Allocate | Execute | Relocate) -> Pla
 
 
 def read_after(made: Plan, index: int) -> set[int]:
-    """The blocks that a step after the task at or behind `index` reads, or a tensor keeps."""
-    found = {r.instances[0].block for r in made.final_values if r.value in made.request.kept}
+    """The buffers that a step after the task at or behind `index` reads, or a tensor keeps."""
+    found = {r.instances[0].buffer for r in made.final_values if r.value in made.request.kept}
     seen_task = False
     for step in made.steps[index:]:
         if seen_task and isinstance(step, Copy):
-            found.add(step.source.block)
+            found.add(step.source.buffer)
         elif isinstance(step, Execute):
             if seen_task:
-                found |= {i.block for i in step.inputs}
+                found |= {i.buffer for i in step.inputs}
             seen_task = True
     return found
 
 
 def mutants(made: Plan) -> Iterator[tuple[str, Mutation]]:
-    blocks = {b.number: b for b in made.request.blocks if b.address is not None}
+    buffers = {b.number: b for b in made.request.buffers if b.address is not None}
     for index, step in enumerate(made.steps):
         name = f"{index} {type(step).__name__}"
         if isinstance(step, Copy | Relocate | Execute):
@@ -165,19 +165,19 @@ def mutants(made: Plan) -> Iterator[tuple[str, Mutation]]:
             for i in range(len(step.transfers)):
                 yield f"{name} transfer {i} dropped", without_transfer(index, i)
             for number, address in step.targets:
-                blocks[number] = replace(blocks[number], address=address)
+                buffers[number] = replace(buffers[number], address=address)
         elif isinstance(step, Execute):
-            if step.inputs[0].block != step.outputs[0].block:
+            if step.inputs[0].buffer != step.outputs[0].buffer:
                 yield f"{name} the wrong way round", with_targets_swapped(index)
         elif isinstance(step, Allocate):
             wanted = read_after(made, index)
-            for number, block in blocks.items():
-                if block.space is step.block.space and number in wanted:
-                    assert block.address is not None
-                    yield f"{name} over block {number}", led_to(index, block.address)
-            blocks[step.block.number] = step.block
+            for number, buffer in buffers.items():
+                if buffer.space is step.buffer.space and number in wanted:
+                    assert buffer.address is not None
+                    yield f"{name} over block {number}", led_to(index, buffer.address)
+            buffers[step.buffer.number] = step.buffer
         elif not isinstance(step, Copy):
-            blocks.pop(step.block, None)
+            buffers.pop(step.buffer, None)
 
 
 @pytest.mark.parametrize("bounces", [False, True], ids=["moves", "bounces"])

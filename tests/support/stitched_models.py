@@ -174,7 +174,7 @@ def held_by(device: Device) -> list[str]:
     """What a device still holds once it has read the notes of the finalizers."""
     device._drain()
     device._drain()
-    blocks = [f"{place}: {block.origin}" for place, block in device.records.blocks.items()]
+    buffers = [f"{place}: {buffer.origin}" for place, buffer in device.records.buffers.items()]
     allocators = device.records.allocators.items()
     spaces = [f"{s.value}: {a.used_nbytes} B" for s, a in allocators if a.used_nbytes]
-    return blocks + spaces
+    return buffers + spaces

@@ -1,11 +1,11 @@
-"""The allocator beside a naive peer: pairs of free and alloc with a steady number of live blocks.
+"""The allocator beside a naive peer: pairs of free and alloc with a steady number of live buffers.
 
-The peer keeps an address-sorted list of holes and takes the first that fits: what one writes
-first, and quick while holes are few. Both replay the same random history (a random block goes, one
-of another size comes) with 64 and 2048 live blocks; `pinned` takes every block back at the address
+The peer keeps an address-sorted list of holes and takes the first that fits: what one writes first,
+and quick while holes are few. Both replay the same random history (a random buffer goes, one of
+another size comes) with 64 and 2048 live buffers; `pinned` takes every buffer back at the address
 that it had (`alloc_at`), as a plan that runs again does. Rounds alternate in one process, and the
 least time of each counts. Beside microseconds a pair stand the ratio to the peer, and how much of
-the space its largest hole has left. `--check` exits 1 above 2.0 us a pair with 64 live blocks.
+the space its largest hole has left. `--check` exits 1 above 2.0 us a pair with 64 live buffers.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Row:
 
 
 def filled(places: Places, live: int, dice: random.Random) -> list[int]:
-    """The addresses of `live` blocks, after many others have come and gone."""
+    """The addresses of `live` buffers, after many others have come and gone."""
     addresses = [places.alloc(dice.choice(SIZES) * ALIGNMENT) for _ in range(live)]
     for _ in range(4 * live):
         i = dice.randrange(live)
@@ -122,7 +122,7 @@ def filled(places: Places, live: int, dice: random.Random) -> list[int]:
 
 
 def replay(places: Places, addresses: list[int], history: Sequence[tuple[int, int]]) -> float:
-    """Seconds for one block to go and another to come, for each entry of the history."""
+    """Seconds for one buffer to go and another to come, for each entry of the history."""
     alloc, free = places.alloc, places.free
     started = time.perf_counter()
     for i, size in history:
@@ -134,7 +134,7 @@ def replay(places: Places, addresses: list[int], history: Sequence[tuple[int, in
 def replay_pinned(
     places: Places, addresses: list[int], history: Sequence[tuple[int, int]]
 ) -> float:
-    """Seconds for one block to go and to come back to its address, for each entry."""
+    """Seconds for one buffer to go and to come back to its address, for each entry."""
     alloc_at, free = places.alloc_at, places.free
     started = time.perf_counter()
     for i, _ in history:

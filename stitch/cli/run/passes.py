@@ -93,11 +93,11 @@ def run_passes(
 
 
 def leaks(device: Device) -> list[str]:
-    """What is still allocated, one line per block; nothing should be once all is dropped."""
+    """What is still allocated, one line per buffer; nothing should be once all is dropped."""
     device.flush()
     return [
-        f"{space.value} {address:#x}: {block.size_per_bank} B per bank, {block.origin}"
-        for (space, address), block in sorted(
-            device.records.blocks.items(), key=lambda item: (item[0][0].value, item[0][1])
+        f"{space.value} {address:#x}: {buffer.size_per_bank} B per bank, {buffer.origin}"
+        for (space, address), buffer in sorted(
+            device.records.buffers.items(), key=lambda item: (item[0][0].value, item[0][1])
         )
     ]

@@ -2,7 +2,7 @@
 
 A content is a number given to every write. Bytes that are moved keep their content, so a tensor
 is intact exactly where its range reads as one piece of one content. What is not in the map is
-garbage. Knows nothing of plans, blocks or layouts.
+garbage. Knows nothing of plans, buffers or layouts.
 """
 
 from __future__ import annotations

@@ -19,32 +19,34 @@ def end_problems(
 ) -> Iterator[Found]:
     """(kind, detail) of every disagreement between a plan's claims and its steps.
 
-    `read`: resident blocks that steps read, moved or freed. `used`: regions (space, start, end)
+    `read`: resident buffers that steps read, moved or freed. `used`: regions (space, start, end)
     that steps took, in bytes per bank.
     """
-    yield from _final_blocks(plan, symbolic_memory)
+    yield from _final_buffers(plan, symbolic_memory)
     yield from _final_values(plan, symbolic_memory)
     yield from _kept(plan, symbolic_memory)
     yield from _free_regions(plan, used)
     for number in sorted(read - plan.touched):
         yield "touched", f"resident block {number} is used and not listed"
-    for number in sorted(plan.touched - {b.number for b in plan.request.blocks}):
+    for number in sorted(plan.touched - {b.number for b in plan.request.buffers}):
         yield "touched", f"block {number} is listed and no resident"
 
 
-def _final_blocks(plan: Plan, symbolic_memory: SymbolicMemory) -> Iterator[Found]:
-    said = {b.number: replace(b, origin="") for b in plan.final_blocks}
+def _final_buffers(plan: Plan, symbolic_memory: SymbolicMemory) -> Iterator[Found]:
+    said = {b.number: replace(b, origin="") for b in plan.final_buffers}
     in_spaces = {
-        n: replace(b, origin="") for n, b in symbolic_memory.blocks.items() if b.address is not None
+        n: replace(b, origin="")
+        for n, b in symbolic_memory.buffers.items()
+        if b.address is not None
     }
     for number in sorted({n for n, b in said.items() if b.address is not None} | set(in_spaces)):
         if said.get(number) != in_spaces.get(number):
             yield "final", f"block {number} ends as {in_spaces.get(number)}, not {said.get(number)}"
-    held = {i.block for r in plan.final_values for i in r.instances}
-    held |= {b.number for b in plan.request.blocks if b.pinned}
+    held = {i.buffer for r in plan.final_values for i in r.instances}
+    held |= {b.number for b in plan.request.buffers if b.pinned}
     # What nobody used when the plan began is not the plan's to explain.
-    began = {i.block for r in plan.request.residents for i in r.instances}
-    held |= {b.number for b in plan.request.blocks} - began
+    began = {i.buffer for r in plan.request.residents for i in r.instances}
+    held |= {b.number for b in plan.request.buffers} - began
     for number in sorted(set(said) - held):
         yield "final", f"block {number} stays alive and holds no value"
 
@@ -56,7 +58,7 @@ def _final_values(plan: Plan, symbolic_memory: SymbolicMemory) -> Iterator[Found
             continue
         for instance in resident.instances:
             if not symbolic_memory.holds(instance, resident.value):
-                where = f"block {instance.block} as {instance.desc.text()}"
+                where = f"block {instance.buffer} as {instance.desc.text()}"
                 yield "final", f"value {resident.value} does not lie in {where}"
         primary = resident.instances[0].desc.layout.data_type
         if primary is not symbolic_memory.made_in.get(resident.value):
@@ -80,14 +82,18 @@ def _kept(plan: Plan, symbolic_memory: SymbolicMemory) -> Iterator[Found]:
 
 
 def _free_regions(plan: Plan, used: Sequence[Region]) -> Iterator[Found]:
-    starts = [b for b in plan.request.blocks if b.address is not None]
+    starts = [b for b in plan.request.buffers if b.address is not None]
     declared: dict[Space, ByteMap] = {}
     for space, address, size in plan.free_regions:
         declared.setdefault(space, ByteMap()).write(address, address + size, 0)
-        for block in starts:
-            at = block.address or 0
-            if block.space is space and at < address + size and address < at + block.size_per_bank:
-                yield "free_region", f"{block.origin} lies where the plan wants nothing"
+        for buffer in starts:
+            at = buffer.address or 0
+            if (
+                buffer.space is space
+                and at < address + size
+                and address < at + buffer.size_per_bank
+            ):
+                yield "free_region", f"{buffer.origin} lies where the plan wants nothing"
     taken: dict[Space, ByteMap] = {}
     for space, start, end in used:
         taken.setdefault(space, ByteMap()).write(start, end, 0)
@@ -102,9 +108,9 @@ def _compare(
     needed, said = ByteMap(), declared or ByteMap()
     for piece in (taken or ByteMap()).read(0, limit):
         needed.write(piece.start, piece.end, 0)
-    for block in plan.request.blocks:
-        if block.space is space and block.address is not None and block.number in plan.touched:
-            needed.erase(block.address, block.address + block.size_per_bank)
+    for buffer in plan.request.buffers:
+        if buffer.space is space and buffer.address is not None and buffer.number in plan.touched:
+            needed.erase(buffer.address, buffer.address + buffer.size_per_bank)
     for piece in said.read(0, limit):
         needed_here = sum(p.end - p.start for p in needed.read(piece.start, piece.end))
         if needed_here != piece.end - piece.start:

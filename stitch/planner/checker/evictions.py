@@ -1,6 +1,6 @@
 """What an eviction must be justified by: everything that had to lie in L1 at that moment.
 
-Found in the steps themselves: the blocks alive, and what the coming task is about to be given.
+Found in the steps themselves: the buffers alive, and what the coming task is about to be given.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ def wanted_in_l1(run: Inspection) -> tuple[list[int], list[int]]:
     fixed: dict[int, int] = {}
     stuck: list[tuple[int, int]] = []
     for step in run.plan.steps[run.index + 1 :]:
-        if isinstance(step, Allocate) and step.block.space is Space.L1:
+        if isinstance(step, Allocate) and step.buffer.space is Space.L1:
             made.append(step)
         elif isinstance(step, Copy) and step.made != step.value:
             for task in tasks[run.next_task : run.next_task + 1]:
                 address = task.transformation.outputs[0].layout.address
                 if address is not None:
-                    fixed[step.target.block] = address
+                    fixed[step.target.buffer] = address
             break
         elif isinstance(step, Execute) and step.task < len(tasks):
             asked = tasks[step.task].transformation
@@ -34,16 +34,16 @@ def wanted_in_l1(run: Inspection) -> tuple[list[int], list[int]]:
                 *zip(step.outputs, asked.outputs, strict=False),
             ):
                 if desc.layout.address is not None:
-                    fixed[found.block] = desc.layout.address
+                    fixed[found.buffer] = desc.layout.address
             if step.scratch is not None and step.scratch[0] is Space.L1:
                 stuck.append(step.scratch[1:])
             break
-    blocks = [b for b in run.symbolic_memory.blocks.values() if b.space is Space.L1]
-    pieces = [b.size_per_bank for b in blocks if not b.pinned and b.number not in fixed]
-    pieces += [s.block.size_per_bank for s in made if s.block.number not in fixed]
+    buffers = [b for b in run.symbolic_memory.buffers.values() if b.space is Space.L1]
+    pieces = [b.size_per_bank for b in buffers if not b.pinned and b.number not in fixed]
+    pieces += [s.buffer.size_per_bank for s in made if s.buffer.number not in fixed]
     stuck += [
         (fixed.get(b.number, b.address or 0), b.size_per_bank)
-        for b in (*blocks, *(s.block for s in made))
+        for b in (*buffers, *(s.buffer for s in made))
         if b.number in fixed or b.pinned
     ]
     taken = ByteMap()

@@ -15,10 +15,10 @@ class Inspection:
         self.plan = plan
         self.machine = plan.request.machine
         self.symbolic_memory = SymbolicMemory(plan.request)
-        self.residents = frozenset(b.number for b in plan.request.blocks)
+        self.residents = frozenset(b.number for b in plan.request.buffers)
         self.problems: list[Problem] = []
         self.next_task = 0
-        #: Resident blocks that were read, moved or freed; regions taken (bytes per bank).
+        #: Resident buffers that were read, moved or freed; regions taken (bytes per bank).
         self.read: set[int] = set()
         self.used: list[tuple[Space, int, int]] = []
         self.index = 0
@@ -27,10 +27,10 @@ class Inspection:
         """A problem at the current step."""
         self.problems.append(Problem(kind, f"step {self.index}", detail))
 
-    def reads(self, block: int) -> None:
-        """The plan depends on this block, if it is a resident."""
-        if block in self.residents:
-            self.read.add(block)
+    def reads(self, buffer: int) -> None:
+        """The plan depends on this buffer, if it is a resident."""
+        if buffer in self.residents:
+            self.read.add(buffer)
 
     def region(self, what: str, space: Space, address: int, size: int) -> bool:
         """Whether a region (bytes per bank) is in range and aligned; says so if not."""

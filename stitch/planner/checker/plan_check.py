@@ -4,7 +4,7 @@ Comes in: a `Plan`. Goes out: problems, none for a sound plan. It shares no code
 plans (residency, room, repack, planner): it follows contents byte range by byte range instead.
 
 Kinds of problems: `address` (out of range, misaligned, taken), `block` (unknown, or made twice),
-`room` (does not fit its block), `content` (bytes are not what the step takes them for), `order`
+`room` (does not fit its buffer), `content` (bytes are not what the step takes them for), `order`
 (tasks left out, repeated or out of order), `layout`, `pinned`, `overlap`, `lossy`, `transfer`,
 `stage`, `scratch`, `alias`, `bytes`, `certificate`, `final`, `kept`, `free_region`, `touched`;
 and `uncertified`, a warning: bytes left L1 and the plan does not prove that they had to.
@@ -75,51 +75,51 @@ class _Checker(Inspection):
         elif isinstance(step, Execute):
             self._execute(step)
 
-    # -- blocks ----------------------------------------------------------------------------------
+    # -- buffers ----------------------------------------------------------------------------------
 
     def _allocate(self, step: Allocate) -> None:
-        block = step.block
-        if block.number in self.symbolic_memory.blocks:
-            self.say("block", f"block {block.number} exists already")
+        buffer = step.buffer
+        if buffer.number in self.symbolic_memory.buffers:
+            self.say("block", f"block {buffer.number} exists already")
             return
-        if block.address is None or block.pinned or block.desc.layout.space is not block.space:
-            self.say("block", f"block {block.number} cannot be allocated as described")
+        if buffer.address is None or buffer.pinned or buffer.desc.layout.space is not buffer.space:
+            self.say("block", f"block {buffer.number} cannot be allocated as described")
             return
-        if not self.region(block.origin, block.space, block.address, block.size_per_bank):
+        if not self.region(buffer.origin, buffer.space, buffer.address, buffer.size_per_bank):
             return
-        end = block.address + block.size_per_bank
-        taken = self.symbolic_memory.live_in(block.space, block.address, end)
+        end = buffer.address + buffer.size_per_bank
+        taken = self.symbolic_memory.live_in(buffer.space, buffer.address, end)
         if taken:
-            self.say("address", f"{block.origin} overlaps {taken[0].origin}")
-        if block.size_per_bank < footprint(block.desc, self.machine.shape).size_per_bank:
-            self.say("room", f"{block.desc.text()} does not fit {block.size_per_bank} B per bank")
-        self.symbolic_memory.blocks[block.number] = block
-        self.used.append((block.space, block.address, end))
-        place, start, stop = self.symbolic_memory.span(block)
+            self.say("address", f"{buffer.origin} overlaps {taken[0].origin}")
+        if buffer.size_per_bank < footprint(buffer.desc, self.machine.shape).size_per_bank:
+            self.say("room", f"{buffer.desc.text()} does not fit {buffer.size_per_bank} B per bank")
+        self.symbolic_memory.buffers[buffer.number] = buffer
+        self.used.append((buffer.space, buffer.address, end))
+        place, start, stop = self.symbolic_memory.span(buffer)
         self.symbolic_memory.memory(place).erase(start, stop)
 
     def _free(self, step: Free) -> None:
-        block = self.symbolic_memory.blocks.get(step.block)
-        if block is None or block.address is None:
-            self.say("block", f"block {step.block} is freed and is not alive")
+        buffer = self.symbolic_memory.buffers.get(step.buffer)
+        if buffer is None or buffer.address is None:
+            self.say("block", f"block {step.buffer} is freed and is not alive")
             return
-        if block.pinned:
-            self.say("pinned", f"{block.origin} is pinned and freed")
-        self.reads(step.block)
-        place, start, stop = self.symbolic_memory.span(block)
+        if buffer.pinned:
+            self.say("pinned", f"{buffer.origin} is pinned and freed")
+        self.reads(step.buffer)
+        place, start, stop = self.symbolic_memory.span(buffer)
         self.symbolic_memory.memory(place).erase(start, stop)
-        del self.symbolic_memory.blocks[step.block]
+        del self.symbolic_memory.buffers[step.buffer]
 
     # -- copies ----------------------------------------------------------------------------------
 
     def _copy(self, step: Copy) -> None:
         symbolic_memory = self.symbolic_memory
-        source, target = (symbolic_memory.blocks.get(i.block) for i in (step.source, step.target))
+        source, target = (symbolic_memory.buffers.get(i.buffer) for i in (step.source, step.target))
         if source is None or target is None:
-            missing = step.source.block if source is None else step.target.block
+            missing = step.source.buffer if source is None else step.target.buffer
             self.say("block", f"block {missing} is not alive")
             return
-        self.reads(step.source.block)
+        self.reads(step.source.buffer)
         if target.pinned or target.address is None or target.number == source.number:
             self.say("overlap", f"{target.origin} cannot be written by this copy")
             return
@@ -144,18 +144,18 @@ class _Checker(Inspection):
         symbolic_memory.write(step.target, step.made)
 
     def _evict(self, step: Copy) -> None:
-        block = self.symbolic_memory.blocks[step.source.block]
-        expected = Instance(step.target.block, 0, waiting_form(block.desc))
+        buffer = self.symbolic_memory.buffers[step.source.buffer]
+        expected = Instance(step.target.buffer, 0, waiting_form(buffer.desc))
         if (
-            block.space is not Space.L1
-            or step.source != Instance(block.number, 0, block.desc)
+            buffer.space is not Space.L1
+            or step.source != Instance(buffer.number, 0, buffer.desc)
             or step.target != expected
         ):
-            self.say("layout", f"{block.origin} is evicted in another form than it has")
-        if block.pinned:
-            self.say("pinned", f"{block.origin} is pinned and evicted")
+            self.say("layout", f"{buffer.origin} is evicted in another form than it has")
+        if buffer.pinned:
+            self.say("pinned", f"{buffer.origin} is pinned and evicted")
         if step.certificate is None:
-            self.say("uncertified", f"{block.origin} is evicted without a certificate")
+            self.say("uncertified", f"{buffer.origin} is evicted without a certificate")
             return
         pieces, gaps = wanted_in_l1(self)
         defect = certificate_defect(step.certificate, pieces, gaps)
@@ -183,14 +183,14 @@ class _Checker(Inspection):
     # -- tasks -----------------------------------------------------------------------------------
 
     def _in_form(self, what: str, found: Instance, wanted: TensorDesc) -> None:
-        block = self.symbolic_memory.blocks.get(found.block)
+        buffer = self.symbolic_memory.buffers.get(found.buffer)
         if found.desc != _bare(wanted):
             self.say("layout", f"{what} is {found.desc.text()}, wanted {wanted.text()}")
         at = wanted.layout.address
-        if block is None or block.address is None or not self.symbolic_memory.room(found):
-            self.say("room", f"{what} has no room in block {found.block}")
-        elif at is not None and (block.address != at or found.offset_nbytes):
-            self.say("layout", f"{what} lies at {block.address:#x}, wanted {at:#x}")
+        if buffer is None or buffer.address is None or not self.symbolic_memory.room(found):
+            self.say("room", f"{what} has no room in block {found.buffer}")
+        elif at is not None and (buffer.address != at or found.offset_nbytes):
+            self.say("layout", f"{what} lies at {buffer.address:#x}, wanted {at:#x}")
 
     def _execute(self, step: Execute) -> None:
         task = self._start(step.task)
@@ -202,14 +202,14 @@ class _Checker(Inspection):
             self.say("layout", f"{what.name!r} has other slots")
             return
         for i, (found, wanted) in enumerate(zip(step.inputs, what.inputs, strict=True)):
-            self.reads(found.block)
+            self.reads(found.buffer)
             self._in_form(f"input {what.input_name(i)!r} of {what.name!r}", found, wanted)
             if not symbolic_memory.holds(found, task.inputs[i]):
                 self.say("content", f"input {what.input_name(i)!r} does not hold its value")
         self._outputs(step, task)
         self._scratch(step, task)
         for found, value in zip(step.outputs, task.outputs, strict=True):
-            if found.block in symbolic_memory.blocks and symbolic_memory.room(found):
+            if found.buffer in symbolic_memory.buffers and symbolic_memory.room(found):
                 symbolic_memory.write(found, value)
 
     def _outputs(self, step: Execute, task: Task) -> None:
@@ -217,15 +217,15 @@ class _Checker(Inspection):
         aliases = dict(what.aliases)
         for o, (found, wanted) in enumerate(zip(step.outputs, what.outputs, strict=True)):
             self._in_form(f"output {what.output_name(o)!r} of {what.name!r}", found, wanted)
-            block = self.symbolic_memory.blocks.get(found.block)
-            if block is not None and block.pinned:
-                self.say("pinned", f"output {what.output_name(o)!r} overwrites {block.origin}")
+            buffer = self.symbolic_memory.buffers.get(found.buffer)
+            if buffer is not None and buffer.pinned:
+                self.say("pinned", f"output {what.output_name(o)!r} overwrites {buffer.origin}")
             given = aliases.get(o)
             if given is not None and step.inputs[given] != found:
                 self.say("alias", f"output {what.output_name(o)!r} does not take its input's place")
-            others = [x.block for i, x in enumerate(step.inputs) if i != given]
-            others += [x.block for i, x in enumerate(step.outputs) if i != o]
-            if found.block in others:
+            others = [x.buffer for i, x in enumerate(step.inputs) if i != given]
+            others += [x.buffer for i, x in enumerate(step.outputs) if i != o]
+            if found.buffer in others:
                 self.say("overlap", f"output {what.output_name(o)!r} overwrites another operand")
 
     def _scratch(self, step: Execute, task: Task) -> None:
@@ -242,13 +242,13 @@ class _Checker(Inspection):
         self.region("scratch", space, address, size)
         if size < wanted.size_per_bank or (space is Space.L1 and address != shape.base):
             self.say("scratch", f"{size} B per bank at {address:#x} are not what was promised")
-        operands = {i.block for i in (*step.inputs, *step.outputs)}
-        for block in self.symbolic_memory.live_in(space, address, address + size):
-            own = (block.address, block.size_per_bank) == (address, size) and not bytes_of(
-                self, block.number
+        operands = {i.buffer for i in (*step.inputs, *step.outputs)}
+        for buffer in self.symbolic_memory.live_in(space, address, address + size):
+            own = (buffer.address, buffer.size_per_bank) == (address, size) and not bytes_of(
+                self, buffer.number
             )
-            if space is Space.L1 or not own or block.number in operands:
-                self.say("scratch", f"scratch overlaps {block.origin}, which is alive")
+            if space is Space.L1 or not own or buffer.number in operands:
+                self.say("scratch", f"scratch overlaps {buffer.origin}, which is alive")
         self.used.append((space, address, address + size))
         self.symbolic_memory.memory(space).erase(
             address * shape.banks, (address + size) * shape.banks

@@ -10,38 +10,38 @@ from stitch.program import Space
 
 def check_relocation(run: Inspection, step: Relocate) -> None:
     symbolic_memory, moving = run.symbolic_memory, dict(step.targets)
-    if len(moving) != len(step.targets) or any(n not in symbolic_memory.blocks for n in moving):
+    if len(moving) != len(step.targets) or any(n not in symbolic_memory.buffers for n in moving):
         run.say("block", "a block that is not alive, or one twice, is moved")
         return
-    before = {b: bytes_of(run, b) for b in symbolic_memory.blocks}
+    before = {b: bytes_of(run, b) for b in symbolic_memory.buffers}
     shape = run.machine.shape
-    own = sum(footprint(symbolic_memory.blocks[n].desc, shape).own_nbytes for n in moving)
+    own = sum(footprint(symbolic_memory.buffers[n].desc, shape).own_nbytes for n in moving)
     if step.nbytes != own:
         run.say("bytes", f"{step.nbytes} B are claimed, the tensors have {own} B")
     _stage(run, step)
     homes = [
-        (b.address or 0, b.size_per_bank) for n, b in symbolic_memory.blocks.items() if n in moving
+        (b.address or 0, b.size_per_bank) for n, b in symbolic_memory.buffers.items() if n in moving
     ]
-    homes += [(a, symbolic_memory.blocks[n].size_per_bank) for n, a in moving.items()]
+    homes += [(a, symbolic_memory.buffers[n].size_per_bank) for n, a in moving.items()]
     for transfer in step.transfers:
         _transfer(run, step, transfer, homes)
     for number, address in step.targets:
-        block = symbolic_memory.blocks[number]
+        buffer = symbolic_memory.buffers[number]
         run.reads(number)
-        if block.pinned or block.address is None or block.space is not step.space:
-            run.say("pinned", f"{block.origin} cannot move")
-        run.region(block.origin, step.space, address, block.size_per_bank)
-        run.used.append((step.space, address, address + block.size_per_bank))
+        if buffer.pinned or buffer.address is None or buffer.space is not step.space:
+            run.say("pinned", f"{buffer.origin} cannot move")
+        run.region(buffer.origin, step.space, address, buffer.size_per_bank)
+        run.used.append((step.space, address, address + buffer.size_per_bank))
         symbolic_memory.place_at(number, address)
     for number in moving:
-        block, stop = symbolic_memory.blocks[number], moving[number]
-        others = symbolic_memory.live_in(block.space, stop, stop + block.size_per_bank)
+        buffer, stop = symbolic_memory.buffers[number], moving[number]
+        others = symbolic_memory.live_in(buffer.space, stop, stop + buffer.size_per_bank)
         if len(others) > 1:
-            run.say("overlap", f"{block.origin} is moved onto another block")
+            run.say("overlap", f"{buffer.origin} is moved onto another block")
     for number, held in before.items():
         if not held <= bytes_of(run, number):
             run.say(
-                "content", f"{symbolic_memory.blocks[number].origin} is not whole after the moves"
+                "content", f"{symbolic_memory.buffers[number].origin} is not whole after the moves"
             )
     _tidy(run, step.space, homes)
     if step.stage is not None:
@@ -49,19 +49,19 @@ def check_relocation(run: Inspection, step: Relocate) -> None:
 
 
 def bytes_of(run: Inspection, number: int) -> set[tuple[int, int, int, int]]:
-    """What a block holds, counted from its own start."""
-    place, start, end = run.symbolic_memory.span(run.symbolic_memory.blocks[number])
+    """What a buffer holds, counted from its own start."""
+    place, start, end = run.symbolic_memory.span(run.symbolic_memory.buffers[number])
     return {p._replace(start=p.start - start, end=p.end - start)
             for p in run.symbolic_memory.memory(place).read(start, end)}  # fmt: skip
 
 
 def _tidy(run: Inspection, space: Space, regions: list[tuple[int, int]]) -> None:
-    """What was left behind outside all blocks is garbage."""
+    """What was left behind outside all buffers is garbage."""
     if space not in run.machine.shape.spaces:
         return
     banks, memory = run.machine.shape.space(space).banks, run.symbolic_memory.memory(space)
-    blocks = run.symbolic_memory.live_in(space, 0, run.machine.shape.space(space).limit)
-    kept = sorted((b.address or 0, b.size_per_bank) for b in blocks)
+    buffers = run.symbolic_memory.live_in(space, 0, run.machine.shape.space(space).limit)
+    kept = sorted((b.address or 0, b.size_per_bank) for b in buffers)
     for address, size in regions:
         at, end = address, address + size
         for start, length in kept:

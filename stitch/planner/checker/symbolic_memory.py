@@ -1,4 +1,4 @@
-"""What the checker sees: blocks, the symbolic bytes of every space, and what the bytes mean.
+"""What the checker sees: buffers, the symbolic bytes of every space, and what the bytes mean.
 
 Built from a request, changed by the steps of a plan, and asked one question: does this value lie
 here, whole, as described? Knows nothing of how plans are made.
@@ -11,33 +11,33 @@ from dataclasses import replace
 
 from stitch.machine import footprint
 from stitch.planner.checker.byte_map import ByteMap
-from stitch.planner.plan import Block, Instance, PlanRequest
+from stitch.planner.plan import Buffer, Instance, PlanRequest
 from stitch.program import DataType, Layout, Space, TensorDesc
 
 #: What a content means: at this byte of it begins this value, in this form.
 Fact = tuple[int, int, TensorDesc]
-#: Where bytes are: a space, or the number of a block that is a host array outside the spaces.
+#: Where bytes are: a space, or the number of a buffer that is a host array outside the spaces.
 Place = Space | int
 #: Bytes of a host array; nothing is ever written there.
 OUTSIDE_NBYTES = 1 << 60
 
 
 class SymbolicMemory:
-    """Blocks alive, bytes, facts about contents; addresses here count bytes over all banks."""
+    """Buffers alive, bytes, facts about contents; addresses here count bytes over all banks."""
 
     def __init__(self, request: PlanRequest) -> None:
         self.shape = request.machine.shape
-        self.blocks: dict[int, Block] = {}
+        self.buffers: dict[int, Buffer] = {}
         self._memory: dict[Place, ByteMap] = {space: ByteMap() for space in self.shape.spaces}
         self._facts: dict[int, set[Fact]] = {}
         self._extents: dict[TensorDesc, int] = {}
         #: The data type that each value was made in: others hold it with loss.
         self.made_in: dict[int, DataType] = {}
-        for block in request.blocks:
-            self.blocks[block.number] = block
-            if block.address is None:
-                self._memory[block.number] = ByteMap()
-            self._fill(*self.span(block))
+        for buffer in request.buffers:
+            self.buffers[buffer.number] = buffer
+            if buffer.address is None:
+                self._memory[buffer.number] = ByteMap()
+            self._fill(*self.span(buffer))
         for resident in request.residents:
             for instance in resident.instances:
                 self._know(instance, resident.value)
@@ -49,23 +49,23 @@ class SymbolicMemory:
 
     # -- places ----------------------------------------------------------------------------------
 
-    def span(self, block: Block) -> tuple[Place, int, int]:
-        """The bytes of a block."""
-        if block.address is None:
-            return block.number, 0, OUTSIDE_NBYTES
-        banks = self.shape.space(block.space).banks
-        start = block.address * banks
-        return block.space, start, start + block.size_per_bank * banks
+    def span(self, buffer: Buffer) -> tuple[Place, int, int]:
+        """The bytes of a buffer."""
+        if buffer.address is None:
+            return buffer.number, 0, OUTSIDE_NBYTES
+        banks = self.shape.space(buffer.space).banks
+        start = buffer.address * banks
+        return buffer.space, start, start + buffer.size_per_bank * banks
 
     def memory(self, place: Place) -> ByteMap:
         """The bytes of a place."""
         return self._memory[place]
 
-    def live_in(self, space: Space, start: int, end: int) -> list[Block]:
-        """The blocks of a space that overlap `[start, end)`, in bytes per bank."""
+    def live_in(self, space: Space, start: int, end: int) -> list[Buffer]:
+        """The buffers of a space that overlap `[start, end)`, in bytes per bank."""
         return [
             b
-            for b in self.blocks.values()
+            for b in self.buffers.values()
             if b.space is space
             and b.address is not None
             and b.address < end
@@ -83,11 +83,11 @@ class SymbolicMemory:
         return known
 
     def room(self, instance: Instance) -> bool:
-        """Whether an instance lies inside its block, in its block's space."""
-        block = self.blocks[instance.block]
-        _, start, end = self.span(block)
+        """Whether an instance lies inside its buffer, in its buffer's space."""
+        buffer = self.buffers[instance.buffer]
+        _, start, end = self.span(buffer)
         needed = instance.offset_nbytes + self.extent(instance.desc)
-        return block.space is instance.desc.layout.space and needed <= end - start
+        return buffer.space is instance.desc.layout.space and needed <= end - start
 
     # -- meaning ---------------------------------------------------------------------------------
 
@@ -99,9 +99,9 @@ class SymbolicMemory:
 
     def _at(self, instance: Instance) -> tuple[int, int] | None:
         """The one content that lies where the instance is, and the byte of it that comes first."""
-        if instance.block not in self.blocks or not self.room(instance):
+        if instance.buffer not in self.buffers or not self.room(instance):
             return None
-        place, start, _ = self.span(self.blocks[instance.block])
+        place, start, _ = self.span(self.buffers[instance.buffer])
         start += instance.offset_nbytes
         pieces = self.memory(place).read(start, start + self.extent(instance.desc))
         if len(pieces) != 1 or pieces[0].end - pieces[0].start != self.extent(instance.desc):
@@ -120,23 +120,23 @@ class SymbolicMemory:
 
     def write(self, instance: Instance, value: int) -> None:
         """The value is written there, over the whole footprint of its descriptor."""
-        place, start, end = self.span(self.blocks[instance.block])
+        place, start, end = self.span(self.buffers[instance.buffer])
         start += instance.offset_nbytes
         self._fill(place, start, min(end, start + footprint(instance.desc, self.shape).nbytes))
         self._know(instance, value)
 
-    def instances_in(self, block: Block) -> Iterator[tuple[Instance, int]]:
-        """Every (instance, value) that lies whole in a block."""
-        place, start, end = self.span(block)
+    def instances_in(self, buffer: Buffer) -> Iterator[tuple[Instance, int]]:
+        """Every (instance, value) that lies whole in a buffer."""
+        place, start, end = self.span(buffer)
         for piece in self.memory(place).read(start, end):
             for offset, value, desc in self._facts[piece.content]:
                 at = piece.start - start + offset - piece.offset
-                instance = Instance(block.number, at, desc)
+                instance = Instance(buffer.number, at, desc)
                 if at >= 0 and self.holds(instance, value):
                     yield instance, value
 
-    def carry(self, source: Block, target: Block) -> None:
-        """An eviction: all values of a block now lie in another one as well, waiting."""
+    def carry(self, source: Buffer, target: Buffer) -> None:
+        """An eviction: all values of a buffer now lie in another one as well, waiting."""
         followers = list(self.instances_in(source))
         self._fill(*self.span(target))
         for instance, value in followers:
@@ -145,7 +145,7 @@ class SymbolicMemory:
                 self._know(Instance(target.number, instance.offset_nbytes, desc), value)
 
     def _follows(self, instance: Instance, whole: TensorDesc) -> bool:
-        """Whether copying the whole block as its descriptor says keeps this value at its place."""
+        """Whether copying the whole buffer as its descriptor says keeps this value at its place."""
         if instance.desc == whole:
             return instance.offset_nbytes == 0
         ours, theirs = instance.desc.layout, whole.layout
@@ -158,8 +158,8 @@ class SymbolicMemory:
         return inside and (even or instance.offset_nbytes == 0)
 
     def place_at(self, number: int, address: int) -> None:
-        """A block has a new address; its bytes were carried there before."""
-        self.blocks[number] = replace(self.blocks[number], address=address)
+        """A buffer has a new address; its bytes were carried there before."""
+        self.buffers[number] = replace(self.buffers[number], address=address)
 
 
 def waiting_form(desc: TensorDesc) -> TensorDesc:

@@ -13,7 +13,7 @@ import numpy as np
 from stitch.memory import prepare_copy as prepare
 from stitch.planner import (
     Allocate,
-    Block,
+    Buffer,
     Copy,
     Execute,
     Free,
@@ -27,7 +27,7 @@ prepare_copy = lru_cache(maxsize=4096)(prepare)
 
 
 class ByteMachine:
-    """Bytes of all spaces, the blocks in them, and the true numbers of every value."""
+    """Bytes of all spaces, the buffers in them, and the true numbers of every value."""
 
     def __init__(self, plan: Plan, seed: int) -> None:
         self.plan = plan
@@ -35,7 +35,7 @@ class ByteMachine:
         self.random = np.random.default_rng(seed)
         self.spaces = {s: self.shape.space(s) for s in self.shape.spaces}
         self.bytes = {s: np.zeros(x.banks * x.limit, np.uint8) for s, x in self.spaces.items()}
-        self.blocks: dict[int, Block] = {}
+        self.buffers: dict[int, Buffer] = {}
         self.outside: dict[int, np.ndarray] = {}
         self.truth: dict[int, np.ndarray] = {}
         self.types: dict[int, DataType] = {}
@@ -52,12 +52,12 @@ class ByteMachine:
         return self.truth[value].astype(kind.dtype)
 
     def _region(self, instance: Instance) -> np.ndarray:
-        block = self.blocks[instance.block]
-        if block.address is None:
-            return self.outside[block.number][instance.offset_nbytes :]
-        banks = self.spaces[block.space].banks
-        start = block.address * banks
-        whole = self.bytes[block.space][start : start + block.size_per_bank * banks]
+        buffer = self.buffers[instance.buffer]
+        if buffer.address is None:
+            return self.outside[buffer.number][instance.offset_nbytes :]
+        banks = self.spaces[buffer.space].banks
+        start = buffer.address * banks
+        whole = self.bytes[buffer.space][start : start + buffer.size_per_bank * banks]
         return whole[instance.offset_nbytes :]
 
     def store(self, instance: Instance, value: int) -> None:
@@ -70,7 +70,7 @@ class ByteMachine:
     def reads_as(self, instance: Instance, value: int) -> bool:
         """Whether an instance holds the value, rounded to its own type."""
         kind = instance.desc.layout.data_type
-        if instance.block not in self.blocks:
+        if instance.buffer not in self.buffers:
             return False
         into = np.zeros(instance.desc.elements, kind.dtype)
         host = TensorDesc(instance.desc.shape, host_layout(kind))
@@ -96,19 +96,19 @@ class ByteMachine:
         for task in request.tasks:
             for value, desc in zip(task.outputs, task.transformation.outputs, strict=True):
                 self._make(value, desc)
-        for block in request.blocks:
-            self.blocks[block.number] = block
-            if block.address is None:
-                nbytes = block.desc.elements * block.desc.layout.data_type.itemsize
-                self.outside[block.number] = np.zeros(nbytes, np.uint8)
+        for buffer in request.buffers:
+            self.buffers[buffer.number] = buffer
+            if buffer.address is None:
+                nbytes = buffer.desc.elements * buffer.desc.layout.data_type.itemsize
+                self.outside[buffer.number] = np.zeros(nbytes, np.uint8)
         self._store_residents()
 
     def _store_residents(self) -> None:
-        """Views of one block must agree: later ones take their numbers from the bytes."""
+        """Views of one buffer must agree: later ones take their numbers from the bytes."""
         written: set[int] = set()
         for resident in self.plan.request.residents:
             first = resident.instances[0]
-            if first.block in written:
+            if first.buffer in written:
                 kind = first.desc.layout.data_type
                 into = np.zeros(first.desc.elements, kind.dtype)
                 host = TensorDesc(first.desc.shape, host_layout(kind))
@@ -116,18 +116,18 @@ class ByteMachine:
                 run.bind(self._region(first), into.view(np.uint8))()
                 self.truth[resident.value] = into.reshape(first.desc.shape)
             for instance in resident.instances:
-                if instance.block not in written:
-                    written.add(instance.block)
+                if instance.buffer not in written:
+                    written.add(instance.buffer)
                     self.store(instance, resident.value)
 
-    def _taken(self, block: Block) -> bool:
-        start, end = block.address or 0, (block.address or 0) + block.size_per_bank
+    def _taken(self, buffer: Buffer) -> bool:
+        start, end = buffer.address or 0, (buffer.address or 0) + buffer.size_per_bank
         return any(
-            b.space is block.space
+            b.space is buffer.space
             and b.address is not None
             and b.address < end
             and start < b.address + b.size_per_bank
-            for b in self.blocks.values()
+            for b in self.buffers.values()
         )
 
     def run(self) -> list[str]:
@@ -143,15 +143,15 @@ class ByteMachine:
 
     def _step(self, step: object) -> None:
         if isinstance(step, Allocate):
-            if step.block.number in self.blocks or self._taken(step.block):
-                self.complaints.append(f"block {step.block.number} cannot be allocated")
-            self.blocks[step.block.number] = step.block
-            assert step.block.address is not None
-            self._noise(step.block.space, step.block.address, step.block.size_per_bank)
+            if step.buffer.number in self.buffers or self._taken(step.buffer):
+                self.complaints.append(f"block {step.buffer.number} cannot be allocated")
+            self.buffers[step.buffer.number] = step.buffer
+            assert step.buffer.address is not None
+            self._noise(step.buffer.space, step.buffer.address, step.buffer.size_per_bank)
         elif isinstance(step, Free):
-            block = self.blocks.pop(step.block)
-            assert block.address is not None
-            self._noise(block.space, block.address, block.size_per_bank)
+            buffer = self.buffers.pop(step.buffer)
+            assert buffer.address is not None
+            self._noise(buffer.space, buffer.address, buffer.size_per_bank)
         elif isinstance(step, Copy):
             self._copy(step)
         elif isinstance(step, Relocate):
@@ -173,8 +173,8 @@ class ByteMachine:
             b = t.target_address * self.spaces[t.target_space].banks
             target[b : b + t.nbytes] = source[a : a + t.nbytes].copy()
         for number, address in step.targets:
-            old = self.blocks[number]
-            self.blocks[number] = Block(
+            old = self.buffers[number]
+            self.buffers[number] = Buffer(
                 number, old.space, address, old.size_per_bank, old.desc, old.origin, old.pinned
             )
 
@@ -190,13 +190,13 @@ class ByteMachine:
 
     def _end(self) -> None:
         plan = self.plan
-        for block in plan.final_blocks:
-            mine = self.blocks.get(block.number)
-            if mine is None or mine.address != block.address:
-                self.complaints.append(f"block {block.number} is not where the plan says")
-        if {b.number for b in plan.final_blocks} != {
-            n for n, b in self.blocks.items() if b.address is not None
-        } | {b.number for b in plan.final_blocks if b.address is None}:
+        for buffer in plan.final_buffers:
+            mine = self.buffers.get(buffer.number)
+            if mine is None or mine.address != buffer.address:
+                self.complaints.append(f"block {buffer.number} is not where the plan says")
+        if {b.number for b in plan.final_buffers} != {
+            n for n, b in self.buffers.items() if b.address is not None
+        } | {b.number for b in plan.final_buffers if b.address is None}:
             self.complaints.append("other blocks are alive than the plan says")
         found = {r.value: r.instances for r in plan.final_values}
         for resident in plan.final_values:

@@ -35,7 +35,7 @@ def roomy() -> PlanRequest:
 
 
 def fragmented() -> PlanRequest:
-    """Two holes, together large enough: one block has to move."""
+    """Two holes, together large enough: one buffer has to move."""
     scene = Scene(SMALL)
     a = scene.tensor(desc_of(1024), 2048, keep=True)
     scene.run(program("p", [desc_of(1024)], [desc_of(2560)]), a, keep=True)
@@ -43,7 +43,7 @@ def fragmented() -> PlanRequest:
 
 
 def split_by_a_pin() -> PlanRequest:
-    """A pinned block in the middle: the rest fits by its sum, and packs into no two gaps."""
+    """A pinned buffer in the middle: the rest fits by its sum, and packs into no two gaps."""
     scene = Scene(SMALL)
     scene.tensor(desc_of(16), 3072, pinned=True, keep=True)
     a = scene.tensor(desc_of(1024), 1024)
@@ -76,7 +76,7 @@ def swapped_without_path() -> PlanRequest:
     return PlanRequest(
         request.machine.without_path(L1, L1),
         request.tasks,
-        request.blocks,
+        request.buffers,
         request.residents,
         request.kept,
     )
@@ -88,7 +88,7 @@ def fragmented_without_path() -> PlanRequest:
     return PlanRequest(
         request.machine.without_path(L1, L1),
         request.tasks,
-        request.blocks,
+        request.buffers,
         request.residents,
         request.kept,
     )
@@ -134,8 +134,8 @@ def clean_copies() -> PlanRequest:
 def spare_copy() -> PlanRequest:
     """L1 is full, and one of its tensors lies in DRAM as well."""
     scene = Scene(SMALL)
-    clean = scene.block(desc_of(2048), 1024)
-    copy = scene.block(desc_of(2048, DRAM), 0)
+    clean = scene.buffer(desc_of(2048), 1024)
+    copy = scene.buffer(desc_of(2048, DRAM), 0)
     scene.value(
         Instance(copy.number, 0, copy.desc), Instance(clean.number, 0, clean.desc), keep=True
     )
@@ -160,7 +160,7 @@ def chain() -> PlanRequest:
     """A host array through three programs and a to_layout, with a view and two data types."""
     scene = Scene(TINY)
     x = scene.tensor(TensorDesc((64, 4), Layout(F32)), None)
-    whole = scene.block(desc_of(1024), 4096)
+    whole = scene.buffer(desc_of(1024), 4096)
     w = scene.value(Instance(whole.number, 0, whole.desc), keep=True)
     part = TensorDesc((64, 4), whole.desc.layout)
     view = scene.value(Instance(whole.number, 64 * 4 * 4, part), keep=True)

@@ -9,7 +9,7 @@ from random import Random
 from stitch.errors import LayoutError
 from stitch.machine import Machine, footprint, load_machine, shard_layout
 from stitch.memory import Allocator
-from stitch.planner import Block, Instance, PlanRequest, Resident
+from stitch.planner import Buffer, Instance, PlanRequest, Resident
 from stitch.program import DataType, Layout, MemoryLayout, Scratch, Space, TensorDesc
 from stitch.tasks import Task, Transformation, TransformationKind
 
@@ -71,24 +71,24 @@ def bare(desc: TensorDesc) -> TensorDesc:
 
 
 class Scene:
-    """A request under construction: blocks at addresses, values in them, tasks over values."""
+    """A request under construction: buffers at addresses, values in them, tasks over values."""
 
     def __init__(self, machine: Machine = TINY) -> None:
         self.machine = machine
-        self.blocks: list[Block] = []
+        self.buffers: list[Buffer] = []
         self.residents: list[Resident] = []
         self.tasks: list[Task] = []
         self.kept: set[int] = set()
         self.count = itertools.count()
 
-    def block(self, desc: TensorDesc, address: int | None, *, pinned: bool = False) -> Block:
+    def buffer(self, desc: TensorDesc, address: int | None, *, pinned: bool = False) -> Buffer:
         space = desc.layout.space
         size = footprint(desc, self.machine.shape).size_per_bank if address is not None else 0
-        number = len(self.blocks)
-        self.blocks.append(
-            Block(number, space, address, size, bare(desc), f"block {number}", pinned)
+        number = len(self.buffers)
+        self.buffers.append(
+            Buffer(number, space, address, size, bare(desc), f"block {number}", pinned)
         )
-        return self.blocks[-1]
+        return self.buffers[-1]
 
     def value(self, *instances: Instance, idle: int = 0, keep: bool = False) -> int:
         value = next(self.count)
@@ -99,9 +99,9 @@ class Scene:
 
     def tensor(self, desc: TensorDesc, address: int | None, *, pinned: bool = False,
                keep: bool = False, idle: int = 0) -> int:  # fmt: skip
-        """A resident value in a block of its own."""
-        block = self.block(desc, address, pinned=pinned)
-        return self.value(Instance(block.number, 0, bare(desc)), idle=idle, keep=keep)
+        """A resident value in a buffer of its own."""
+        buffer = self.buffer(desc, address, pinned=pinned)
+        return self.value(Instance(buffer.number, 0, bare(desc)), idle=idle, keep=keep)
 
     def run(self, what: Transformation, *inputs: int, keep: bool = False) -> tuple[int, ...]:
         outputs = tuple(next(self.count) for _ in what.outputs)
@@ -114,7 +114,7 @@ class Scene:
         return PlanRequest(
             self.machine,
             tuple(self.tasks),
-            tuple(self.blocks),
+            tuple(self.buffers),
             tuple(self.residents),
             frozenset(self.kept),
         )
@@ -183,10 +183,10 @@ def _residents(random: Random, scene: Scene) -> list[tuple[int, tuple[int, ...]]
         for x in [machine.shape.space(s)]
     }
 
-    def placed(desc: TensorDesc, pinned: bool) -> Block | None:
+    def placed(desc: TensorDesc, pinned: bool) -> Buffer | None:
         size = footprint(desc, machine.shape).size_per_bank
         address = allocators[desc.layout.space].try_alloc(size, low=bool(random.randrange(2)))
-        return None if address is None else scene.block(desc, address, pinned=pinned)
+        return None if address is None else scene.buffer(desc, address, pinned=pinned)
 
     for _ in range(random.randrange(8)):
         shape = random.choice(SHAPES)
@@ -195,12 +195,12 @@ def _residents(random: Random, scene: Scene) -> list[tuple[int, tuple[int, ...]]
             continue
         desc = _fitting(random, machine, shape)
         hole = allocators[desc.layout.space].try_alloc(16 * random.randrange(1, 40))
-        block = placed(desc, not random.randrange(8))
+        buffer = placed(desc, not random.randrange(8))
         if hole is not None:
             allocators[desc.layout.space].free(hole)
-        if block is None:
+        if buffer is None:
             continue
-        instances = [Instance(block.number, 0, desc)]
+        instances = [Instance(buffer.number, 0, desc)]
         if not random.randrange(4):
             again = _fitting(random, machine, shape)
             other = placed(again, pinned=False)
@@ -215,7 +215,7 @@ def _residents(random: Random, scene: Scene) -> list[tuple[int, tuple[int, ...]]
             start = random.randrange(1, shape[0])
             part = TensorDesc((shape[0] - start, *shape[1:]), desc.layout)
             offset = start * shape[1] * desc.layout.data_type.itemsize
-            view = scene.value(Instance(block.number, offset, part))
+            view = scene.value(Instance(buffer.number, offset, part))
             known.append((view, part.shape))
     return known
 

@@ -28,7 +28,7 @@ from stitch.report import Device
 from stitch.runtime import Tensor
 from stitch.runtime.exposure import expose
 from stitch.runtime.lending import lend, reshaped, take_back
-from stitch.runtime.state import BlockRecord
+from stitch.runtime.state import BufferRecord
 
 #: Results of one output that torch may hold as views of our bytes; further ones it gets as copies,
 #: for each place that is held forces a plan of its own.
@@ -80,13 +80,13 @@ class ArgumentSlot:
 class _Watch(weakref.ref[Array]):
     """Sees the end of the array that torch holds for a result."""
 
-    __slots__ = ("block", "held", "owner", "views")
+    __slots__ = ("buffer", "held", "owner", "views")
     #: The storage that has the array.
     owner: int
     held: _Held
     views: deque[None]
     #: What is pinned as long as torch holds the array.
-    block: BlockRecord
+    buffer: BufferRecord
 
 
 class Ledger:
@@ -198,8 +198,8 @@ class Ledger:
         watch.owner, watch.held, watch.views = owner, held, views
         # As `Device.export` does, whose finalizers take longer than all of this.
         expose(device, record)
-        watch.block = instance.block
-        watch.block.pins += 1
+        watch.buffer = instance.buffer
+        watch.buffer.pins += 1
         device.records.epoch += 1
         views.append(None)
         self._watches[id(watch)] = watch
@@ -214,7 +214,7 @@ class Ledger:
             self._held.pop(watch.owner, None)
         held.parts.clear()
         held.result = None
-        self.device.unpinned.append(watch.block)
+        self.device.unpinned.append(watch.buffer)
 
     # -- accounts ----------------------------------------------------------------------------------
 
