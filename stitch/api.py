@@ -27,9 +27,9 @@ from stitch.argument_kinds import (
     takes,
 )
 from stitch.compiler import CompileOptions
-from stitch.documents.pipelines.yaml_pipeline import YamlPipeline, read_pipeline
+from stitch.documents import YamlPipeline, read_pipeline
 from stitch.errors import UsageError, closest
-from stitch.frontend.modules import read_graph, read_trainable, torch_device
+from stitch.frontend import read_graph, read_trainable, torch_device
 from stitch.graph import ComputationGraph, Wish, parse_wish
 from stitch.machine import Machine, load_machine
 from stitch.model import MACHINE, PRODUCER, CompiledModel, __version__, compiled, open_device

@@ -18,7 +18,7 @@ import numpy as np
 
 from stitch.errors import FormatError, StitchError, UsageError
 from stitch.files import unreadable
-from stitch.forms.numpy_files import NAMELESS, NpzFile, read_npy
+from stitch.forms import NAMELESS, NpzFile, read_npy
 from stitch.program import Array, DataType
 
 SUFFIXES = (".npy", ".npz")

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from stitch.documents.pipelines.pipeline_form import TOP as PIPELINE_KEYS
-from stitch.documents.trainings.training_form import TOP as TRAINING_KEYS
+from stitch.documents.pipelines import PIPELINE_KEYS
+from stitch.documents.trainings import TRAINING_KEYS
 from stitch.files import read_text
-from stitch.forms.nodes import read_yaml
-from stitch.frontend.yaml.module_file import TOP as MODULE_KEYS
+from stitch.forms import read_yaml
+from stitch.frontend import MODULE_KEYS
 from stitch.machine import MACHINE_KEYS
 
 PIPELINE, TRAINING, MODULE, MACHINE = "pipeline", "training", "module", "machine"

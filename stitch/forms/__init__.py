@@ -3,3 +3,13 @@
 Comes in: text that may be hostile, paths of array files. Goes out: values of the right type,
 arrays, or what is wrong with which line. Must not know: what a form is for.
 """
+
+from stitch.forms.array_files import read_array
+from stitch.forms.fields import Fields
+from stitch.forms.nodes import Node, ProblemLog, number_of, read_yaml
+from stitch.forms.numpy_files import NAMELESS, NpzFile, read_npy
+
+__all__ = [
+    "NAMELESS", "Fields", "Node", "NpzFile", "ProblemLog", "number_of", "read_array",
+    "read_npy", "read_yaml",
+]  # fmt: skip

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stitch.errors import CompileError, UsageError
-from stitch.frontend.yaml.module_file import load_module
+from stitch.frontend.yaml import load_module
 from stitch.graph import ComputationGraph, trace
 from stitch.program import Array
 from stitch.report import Device
@@ -79,6 +79,20 @@ def torch_device(options: Mapping[str, Any] | None) -> Device:
     with _torch_is_there():
         from stitch.frontend.torch import device_of
     return device_of(options)
+
+
+def batched_shapes(path: Path, batch_size: int) -> dict[str, tuple[int, ...]] | None:
+    """Shapes of an ONNX model's inputs where batches have this size; None for other modules.
+
+    None as well where the package onnx is missing: `read_graph` says so. Raises `FormatError`.
+    """
+    if path.suffix.lower() != ".onnx":
+        return None
+    try:
+        from stitch.frontend import onnx
+    except ModuleNotFoundError:
+        return None
+    return onnx.batched_shapes(path, batch_size)
 
 
 def _by_position(

@@ -18,7 +18,6 @@ from stitch.machine.shape import (
 
 __all__ = [
     "MACHINE_KEYS", "Footprint", "Machine", "MachineShape", "Noc", "Path", "SpaceShape",
-    "footprint",
-    "load_machine", "machine_names", "page_shape", "parse_machine", "round_up", "shard_counts",
-    "shard_layout",
+    "footprint", "load_machine", "machine_names", "page_shape", "parse_machine", "round_up",
+    "shard_counts", "shard_layout",
 ]  # fmt: skip

@@ -34,7 +34,7 @@ from pathlib import Path as FilePath
 
 from stitch.errors import FormatError, StitchError, UsageError, closest
 from stitch.files import identity, open_file
-from stitch.forms.nodes import Node, read_yaml
+from stitch.forms import Node, read_yaml
 from stitch.machine.figures import Findings, Section
 from stitch.machine.machine import Machine, Noc, Path
 from stitch.machine.shape import MachineShape, SpaceShape

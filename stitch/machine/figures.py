@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from stitch.errors import closest
-from stitch.forms.nodes import Node, ProblemLog, number_of
+from stitch.forms import Node, ProblemLog, number_of
 
 
 @dataclass

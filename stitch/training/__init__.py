@@ -9,6 +9,7 @@ from stitch.training.compiled import CompiledTraining, compile_model
 from stitch.training.futures import LossTensor, TensorFuture
 from stitch.training.instance import TrainingInstance
 from stitch.training.losses import (
+    LOSSES,
     BCEWithLogitsLoss,
     CategoricalCrossEntropyLoss,
     CrossEntropyLoss,
@@ -37,6 +38,7 @@ from stitch.training.schedules import (
     schedule_from_config,
 )
 from stitch.training.search import (
+    ALGORITHMS,
     AlgorithmConfig,
     CostEstimator,
     CostValues,
@@ -48,12 +50,13 @@ from stitch.training.search import (
 from stitch.training.trainable import Trainable, as_trainable
 
 __all__ = [
-    "Adam", "AdamW", "AlgorithmConfig", "BCEWithLogitsLoss", "CategoricalCrossEntropyLoss",
-    "CompiledTraining", "ConstantLR", "CosineAnnealingLR", "CostEstimator", "CostValues",
-    "CrossEntropyLoss", "IdentityLoss", "LayerTime", "Loss", "LossTensor", "MSELoss",
-    "MovementCost", "Optimizer", "SGD", "Schedule", "SearchResult", "SearchSolution", "StepLR",
-    "TensorFuture", "Trainable", "TrainingGraphs", "TrainingInstance", "TrainingOptions",
-    "TrainingPrograms", "WarmupLR", "as_trainable", "compile_model", "compile_training",
-    "loss_from_config", "losses", "optimize", "optimizer_from_config", "options_from_config",
-    "schedule_from_config", "schedules", "training_config", "training_graphs",
+    "ALGORITHMS", "LOSSES", "SGD", "Adam", "AdamW", "AlgorithmConfig", "BCEWithLogitsLoss",
+    "CategoricalCrossEntropyLoss", "CompiledTraining", "ConstantLR", "CosineAnnealingLR",
+    "CostEstimator", "CostValues", "CrossEntropyLoss", "IdentityLoss", "LayerTime", "Loss",
+    "LossTensor", "MSELoss", "MovementCost", "Optimizer", "Schedule", "SearchResult",
+    "SearchSolution", "StepLR", "TensorFuture", "Trainable", "TrainingGraphs",
+    "TrainingInstance", "TrainingOptions", "TrainingPrograms", "WarmupLR", "as_trainable",
+    "compile_model", "compile_training", "loss_from_config", "losses", "optimize",
+    "optimizer_from_config", "options_from_config", "schedule_from_config", "schedules",
+    "training_config", "training_graphs",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ import pytest
 from stitch.cli.array_text import array_of_text
 from stitch.cli.saved_arrays import read_array_file
 from stitch.errors import FormatError, OutOfMemoryError
-from stitch.forms.array_files import read_array
+from stitch.forms import read_array
 from stitch.memory import BUDGET, allowing
 
 LARGE = (1 << 22,)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.documents.pipelines.yaml_pipeline import YamlPipeline, read_pipeline
+from stitch.documents import YamlPipeline, read_pipeline
 from stitch.errors import FormatError, UsageError
 
 Cli = Callable[..., Any]

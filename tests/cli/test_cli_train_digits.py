@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stitch.documents.trainings.training_form import load_training
+from stitch.documents import load_training
 from stitch.training.checkpoint_format import read_tensors
 from stitch.training.checkpoints import read_checkpoint
 from tests.support.training.commands import (

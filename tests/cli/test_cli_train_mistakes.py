@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.documents.recognition import form_of_text
+from stitch.documents import form_of_text
 from stitch.training.checkpoints import read_checkpoint
 from tests.support.training.commands import (
     NET,

@@ -71,7 +71,7 @@ def test_the_same_network_from_four_forms_of_file_trains_alike(cli: Cli, small: 
     assert model.training is not None
     npz_of(model.training.values)
     (small / "nets.py").write_text(
-        "from pathlib import Path\nfrom stitch.frontend.yaml.module_file import load_module\n"
+        "from pathlib import Path\nfrom stitch.frontend import load_module\n"
         "def make():\n    return load_module(Path(__file__).parent / 'net.yaml')\n"
     )
     listed = ", ".join(f"programs/{r}.ttb" for r in ("forward", "loss", "backward", "update"))

@@ -13,7 +13,7 @@ from stitch import ops
 from stitch.compiler import compile_graph
 from stitch.compiler.passes.constant_folding import FREE_STEPS, fold_constants
 from stitch.errors import CompileError, FormatError
-from stitch.frontend.yaml.module_file import module_from_text
+from stitch.frontend import module_from_text
 from stitch.graph import ComputationGraph
 from stitch.machine import load_machine
 from stitch.ops import bind

@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.documents.pipelines.pipeline_form import load_pipeline
-from stitch.documents.trainings.training_form import load_training
+from stitch.documents import load_pipeline, load_training
 from stitch.errors import StitchError
 from stitch.files import FolderLock, LineFile, write_file
-from stitch.forms.array_files import read_array
-from stitch.frontend.modules import read_graph
+from stitch.forms import read_array
+from stitch.frontend import read_graph
 from stitch.machine import description
 from stitch.training.checkpoints import Checkpoint, CheckpointFolder
 

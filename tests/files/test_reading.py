@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.documents.pipelines.pipeline_form import load_pipeline
-from stitch.documents.trainings.training_form import load_training
+from stitch.documents import load_pipeline, load_training
 from stitch.errors import FormatError
 from stitch.files import files_read, identity, noting_files, open_file, read_bytes, read_text
-from stitch.forms.array_files import read_array
-from stitch.frontend.modules import read_graph
+from stitch.forms import read_array
+from stitch.frontend import read_graph
 from stitch.machine import load_machine
 from stitch.training.checkpoint_format import read_tensors
 

@@ -20,11 +20,9 @@ from stitch.cli.module_files import Module
 from stitch.cli.slot_words import deal
 from stitch.cli.wire_words import wires_of
 from stitch.compiler import compile_graph
-from stitch.documents.pipelines.yaml_pipeline import YamlPipeline, read_pipeline
-from stitch.documents.trainings.training_form import training_from_text
+from stitch.documents import YamlPipeline, read_pipeline, training_from_text
 from stitch.errors import FormatError
-from stitch.frontend.modules import read_graph
-from stitch.frontend.yaml.module_file import module_from_text
+from stitch.frontend import module_from_text, read_graph
 from stitch.graph import ComputationGraph, as_json, from_json
 from stitch.machine import load_machine
 from stitch.machine.description import parse_machine

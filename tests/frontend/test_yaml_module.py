@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 
 from stitch import forms, ops
 from stitch.errors import FormatError
-from stitch.frontend.yaml.module_file import load_module, module_from_text
+from stitch.frontend import load_module, module_from_text
 from stitch.frontend.yaml.statement import Name, StatementError, parse_statement
 from stitch.graph import ComputationGraph, check_types
 from stitch.program import ABSENT, Array, DataType, InputKind, Ownership

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from stitch.errors import FormatError
-from stitch.frontend.yaml.module_file import load_module, module_from_text
+from stitch.frontend import load_module, module_from_text
 from stitch.graph import ComputationGraph, as_json, parse_wish, trace
 from stitch.program import DataType, InputKind, ValueType
 

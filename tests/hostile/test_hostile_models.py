@@ -17,7 +17,7 @@ import pytest
 
 import stitch
 from stitch.errors import CompileError, FormatError, StitchError
-from stitch.frontend.yaml.module_file import module_from_text
+from stitch.frontend import module_from_text
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.ttb import encode, load
 

@@ -28,7 +28,7 @@ from stitch.cli.parser import add_options, make_parser, positive
 from stitch.compiler import split_graph
 from stitch.errors import CompileError, FormatError, StitchError, UsageError, closest
 from stitch.files import FileBatch, open_file, read_text, unreadable
-from stitch.frontend.modules import read_graph
+from stitch.frontend import read_graph
 from stitch.graph import ComputationGraph, from_json, parse_wish
 from stitch.program import Program, Role
 from stitch.ttb import content_of

@@ -14,7 +14,7 @@ from stitch.cli.array_text import array_of_text
 from stitch.cli.run_inputs import is_array_word, member
 from stitch.cli.saved_arrays import read_array_file
 from stitch.cli.slot_words import split_slot
-from stitch.documents.recognition import MACHINE, MODULE, form_of
+from stitch.documents import MACHINE, MODULE, form_of
 from stitch.errors import FormatError, UsageError
 from stitch.files import nearest_file
 from stitch.program import Array

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from stitch.api import Device
 from stitch.cli.chain import RunInput, Runnable, RunOutput
 from stitch.cli.command import say_aside
-from stitch.documents.pipelines.yaml_pipeline import CheckedPipeline, YamlPipeline, read_pipeline
+from stitch.documents import CheckedPipeline, YamlPipeline, read_pipeline
 from stitch.machine import Machine, load_machine
 from stitch.program import Array
 from stitch.runtime import LoadedProgram, Tensor

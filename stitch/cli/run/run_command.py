@@ -19,7 +19,7 @@ from stitch.cli.run.examples import write_example
 from stitch.cli.run.run_session import run_session
 from stitch.cli.run.run_words import EXAMPLES, add_run_words
 from stitch.cli.train import add_training_words, refuse_strangers, run_training
-from stitch.documents.recognition import MACHINE, MODULE, PIPELINE, TRAINING, form_of
+from stitch.documents import MACHINE, MODULE, PIPELINE, TRAINING, form_of
 from stitch.errors import FormatError, UsageError
 from stitch.files import nearest_file, read_text, unreadable
 from stitch.machine import load_machine, machine_names

@@ -13,7 +13,7 @@ import numpy as np
 
 from stitch import api
 from stitch.cli.train.trained_model import TrainModel
-from stitch.documents.trainings.training_data import DataPart
+from stitch.documents import DataPart
 from stitch.machine import load_machine
 from stitch.program import Array, DataType, ValueType
 from stitch.training import TrainingInstance

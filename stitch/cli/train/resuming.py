@@ -15,8 +15,7 @@ from typing import Any
 from stitch.cli.command import say_aside
 from stitch.cli.train.trained_model import TrainModel
 from stitch.cli.train.training_loop import Course
-from stitch.documents.trainings.training_data import TrainData
-from stitch.documents.trainings.training_form import Every, TrainFile
+from stitch.documents import Every, TrainData, TrainFile
 from stitch.errors import UsageError
 from stitch.graph import ComputationGraph
 from stitch.program import ABSENT

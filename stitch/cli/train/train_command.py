@@ -40,9 +40,14 @@ from stitch.cli.train.training_loop import (
     TrainingLoop,
     stopping_between_steps,
 )
-from stitch.documents.trainings.choices import completed_schedule
-from stitch.documents.trainings.training_data import ModelTypes, TrainData, read_data
-from stitch.documents.trainings.training_form import TrainFile, read_training
+from stitch.documents import (
+    ModelTypes,
+    TrainData,
+    TrainFile,
+    completed_schedule,
+    read_data,
+    read_training,
+)
 from stitch.errors import FormatError, StitchError, UsageError
 from stitch.files import FileBatch
 from stitch.machine import load_machine

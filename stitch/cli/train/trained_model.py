@@ -18,9 +18,10 @@ from stitch.cli.compile import from_entry
 from stitch.cli.module_files import known_machine
 from stitch.cli.saved_arrays import read_array_file
 from stitch.compiler import CompileOptions, compile_graph
-from stitch.documents.trainings.training_form import TrainFile
+from stitch.documents import TrainFile
 from stitch.errors import CompileError, FormatError, StitchError, UsageError
 from stitch.files import read_text, sweep_folder
+from stitch.frontend import batched_shapes
 from stitch.graph import Wish
 from stitch.machine import load_machine
 from stitch.model import PRODUCER
@@ -145,13 +146,7 @@ def _dumped(path: Path) -> tuple[Any, Any, dict[str, Array]]:
 
 def shapes_of(path: Path, batch_size: int | None) -> dict[str, tuple[int, ...]] | None:
     """An ONNX model's symbolic first dimension is the size of the batch."""
-    if path.suffix.lower() != ".onnx" or batch_size is None:
-        return None
-    try:
-        from stitch.frontend.onnx.inputs.batch_shapes import batched_shapes
-    except ModuleNotFoundError:
-        return None  # `compile` says which package is missing.
-    return batched_shapes(path, batch_size)
+    return None if batch_size is None else batched_shapes(path, batch_size)
 
 
 def read_weights(path: Path | None) -> dict[str, Array]:

@@ -17,7 +17,7 @@ from stitch import api
 from stitch.cli.file_kinds import LINES, TTB, model_kind, picture_kind
 from stitch.cli.output_checks import OutputChecks
 from stitch.cli.train.trained_model import TrainModel
-from stitch.documents.trainings.training_form import OUTPUTS, TrainFile
+from stitch.documents import OUTPUTS, TrainFile
 from stitch.errors import StitchError, UsageError
 from stitch.files import FileBatch, resolved
 from stitch.program import Array, InputKind

@@ -13,10 +13,9 @@ from pathlib import Path
 
 from stitch import api
 from stitch.cli.train.trained_model import module_of, read_weights, shapes_of
-from stitch.documents.trainings.training_data import data_defects
-from stitch.documents.trainings.training_form import TrainDraft
+from stitch.documents import TrainDraft, data_defects
 from stitch.errors import FormatError, OutOfMemoryError, StitchError
-from stitch.frontend.modules import read_trainable
+from stitch.frontend import read_trainable
 from stitch.machine import load_machine
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from stitch.cli.device_costs import entries
-from stitch.documents.trainings.training_data import DataPart, shuffled
+from stitch.documents import DataPart, shuffled
 from stitch.errors import StitchError
 from stitch.program import Array
 from stitch.training import TrainingInstance

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 
 from stitch.cli.parser import add_options, positive
-from stitch.documents.trainings.training_form import Every, parse_every
+from stitch.documents import Every, parse_every
 from stitch.errors import UsageError
 
 #: Words of all kinds of runs that a training takes as well; `output` has another form there.

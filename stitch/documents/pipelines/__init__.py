@@ -3,3 +3,11 @@
 Comes in: the path of a YAML file, binaries, a device. Goes out: a `YamlPipeline`, or every defect
 with its line. Must not know: commands.
 """
+
+from stitch.documents.pipelines.pipeline_form import PIPELINE_KEYS, PipelineFile, load_pipeline
+from stitch.documents.pipelines.yaml_pipeline import CheckedPipeline, YamlPipeline, read_pipeline
+
+__all__ = [
+    "PIPELINE_KEYS", "CheckedPipeline", "PipelineFile", "YamlPipeline", "load_pipeline",
+    "read_pipeline",
+]  # fmt: skip

@@ -20,7 +20,7 @@ from stitch.documents.pipelines.pipeline_form import (
     RunStep,
 )
 from stitch.errors import LinkError, Problem, closest
-from stitch.forms.nodes import ProblemLog
+from stitch.forms import ProblemLog
 from stitch.linker import check_link
 from stitch.program import Program, TensorDesc, ValueType
 

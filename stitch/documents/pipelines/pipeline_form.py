@@ -44,11 +44,10 @@ from typing import TypeAlias
 
 from stitch.errors import FormatError
 from stitch.files import read_text
-from stitch.forms.fields import Fields
-from stitch.forms.nodes import Node, ProblemLog, read_yaml
+from stitch.forms import Fields, Node, ProblemLog, read_yaml
 from stitch.program import DataType
 
-TOP = ("name", "device", "modules", "inputs", "steps", "outputs", "max_runs")
+PIPELINE_KEYS = ("name", "device", "modules", "inputs", "steps", "outputs", "max_runs")
 _WORD = r"[A-Za-z_][A-Za-z0-9_]*"
 NAME = re.compile(_WORD)
 _REFERENCE = re.compile(rf"({_WORD})(?:\[\s*(?:(-?\d+)|({_WORD})\s*(?:([+-])\s*(\d+))?)\s*\])?")
@@ -208,7 +207,7 @@ class _Reader:
         self.log = log
         self.folder = folder
         self.top = Fields(root, "a pipeline", log)
-        self.top.only(TOP)
+        self.top.only(PIPELINE_KEYS)
 
     def pipeline(self) -> PipelineFile:
         top, log = self.top, self.log

@@ -26,7 +26,7 @@ from stitch.documents.pipelines.pipeline_form import (
     load_pipeline,
 )
 from stitch.errors import FormatError, Problem, StitchError, UsageError, closest
-from stitch.forms.array_files import read_array
+from stitch.forms import read_array
 from stitch.machine import machine_names
 from stitch.program import Array, DataType, InputSlot, OutputSlot, Program, ValueType
 from stitch.runtime import Device, LoadedProgram, Tensor

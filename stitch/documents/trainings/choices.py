@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from stitch.errors import UsageError, closest
-from stitch.forms.fields import Fields
-from stitch.forms.nodes import Node
+from stitch.forms import Fields, Node
 from stitch.training import (
+    LOSSES,
     SGD,
     Adam,
     AdamW,
@@ -27,7 +27,6 @@ from stitch.training import (
     optimizer_from_config,
     schedule_from_config,
 )
-from stitch.training.losses import LOSSES
 
 _LOSSES: dict[str, Callable[..., Any]] = {kind.name: kind for kind in LOSSES}
 _OPTIMIZERS: dict[str, Callable[..., Any]] = {kind.name: kind for kind in (SGD, Adam, AdamW)}

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from stitch.forms.fields import Fields
-from stitch.forms.nodes import Node
+from stitch.forms import Fields, Node
 
 _DATA = ("file", "inputs", "labels", "train", "validation", "held_out")
 _ARRAY = ("array", "file", "scale", "shift")

@@ -17,8 +17,7 @@ import numpy as np
 
 from stitch.documents.trainings.data_entries import ArrayEntry, DataEntry, PartEntry, SourceEntry
 from stitch.errors import FormatError, UsageError, closest
-from stitch.forms.array_files import read_array
-from stitch.forms.nodes import ProblemLog
+from stitch.forms import ProblemLog, read_array
 from stitch.program import Array, ValueType
 from stitch.training import Loss
 

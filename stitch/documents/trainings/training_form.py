@@ -51,13 +51,11 @@ from stitch.documents.trainings.choices import loss_of, metrics_of, optimizer_of
 from stitch.documents.trainings.data_entries import DataEntry, data_of, files_of
 from stitch.errors import FormatError, UsageError, closest
 from stitch.files import read_text
-from stitch.forms.fields import Fields
-from stitch.forms.nodes import Node, ProblemLog, read_yaml
+from stitch.forms import Fields, Node, ProblemLog, read_yaml
 from stitch.runtime.executors import EXECUTORS
-from stitch.training import TrainingOptions
-from stitch.training.search import ALGORITHMS
+from stitch.training import ALGORITHMS, TrainingOptions
 
-TOP = (
+TRAINING_KEYS = (
     "name", "model", "weights", "trainable", "data", "batch_size", "epochs", "seed", "shuffle",
     "loss", "optimizer", "schedule", "metrics", "target", "executor", "algorithm", "recompute",
     "clip_grad_norm", "accumulation_steps", "precision", "checkpoints", "output",
@@ -200,7 +198,7 @@ class _Reader:
         self.log = log
         self.folder = folder
         self.top = Fields(root, "a training", log)
-        self.top.only(TOP)
+        self.top.only(TRAINING_KEYS)
 
     def draft(self) -> TrainDraft:
         top, log = self.top, self.log

@@ -7,6 +7,7 @@ the `calls` of plain operators, a body (`control`), or is said in plain operator
 `contrib`). Must not know: machines.
 """
 
+from stitch.frontend.onnx.inputs import batched_shapes
 from stitch.frontend.onnx.translation import from_onnx
 
-__all__ = ["from_onnx"]
+__all__ = ["batched_shapes", "from_onnx"]

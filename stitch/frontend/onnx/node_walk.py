@@ -15,26 +15,40 @@ import numpy as np
 
 from stitch import ops
 from stitch.errors import CompileError, FormatError, StitchError
-from stitch.frontend.onnx.calls.constant_nodes import constant_array, reference_results
-from stitch.frontend.onnx.calls.function_nodes import Expansion, Functions
-from stitch.frontend.onnx.calls.upgrades import NodeCall, upgraded
-from stitch.frontend.onnx.control.bodies import ControlCall
-from stitch.frontend.onnx.control.loop_nodes import CONTROL_OPERATORS, lower_control
+from stitch.frontend.onnx.calls import (
+    Expansion,
+    Functions,
+    NodeCall,
+    constant_array,
+    reference_results,
+    upgraded,
+)
+from stitch.frontend.onnx.control import CONTROL_OPERATORS, ControlCall, lower_control
 from stitch.frontend.onnx.gradient_node import gradients
 from stitch.frontend.onnx.node_refusals import Refusals, Unsupported
 from stitch.frontend.onnx.other_domains import is_lowered, lowered
-from stitch.frontend.onnx.protos.attribute_protos import attributes_of
-from stitch.frontend.onnx.protos.model_file import NEWEST_OPSET, OnnxModel, opsets_of, plain_domain
-from stitch.frontend.onnx.protos.tensor_protos import tensor_array
-from stitch.frontend.onnx.values.deciding import Dependencies, asked_operand
-from stitch.frontend.onnx.values.lists import (
+from stitch.frontend.onnx.protos import (
+    NEWEST_OPSET,
+    OnnxModel,
+    attributes_of,
+    opsets_of,
+    plain_domain,
+    tensor_array,
+)
+from stitch.frontend.onnx.values import (
+    FAILED,
     LIST_OPERATORS,
+    Bound,
+    Dependencies,
+    Failed,
+    Given,
     ListCall,
+    Scope,
+    asked_operand,
     is_listed,
     kind_of,
     lower_list,
 )
-from stitch.frontend.onnx.values.scope import FAILED, Bound, Failed, Given, Scope
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 
 #: Functions that call functions can describe any number of nodes in a few bytes.

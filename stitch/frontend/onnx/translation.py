@@ -19,11 +19,18 @@ from typing import Any
 import onnx
 
 from stitch.errors import CompileError, FormatError, StitchError
-from stitch.frontend.onnx.inputs.input_binding import BoundInput, Examples, Shapes, bind_inputs
-from stitch.frontend.onnx.inputs.input_structures import FlatInputs, flat_inputs, flat_output
+from stitch.frontend.onnx.inputs import (
+    BoundInput,
+    Examples,
+    FlatInputs,
+    Shapes,
+    bind_inputs,
+    flat_inputs,
+    flat_output,
+)
 from stitch.frontend.onnx.node_walk import Walk
-from stitch.frontend.onnx.protos.model_file import OnnxModel, read_model
-from stitch.frontend.onnx.values.scope import Failed, Scope
+from stitch.frontend.onnx.protos import OnnxModel, read_model
+from stitch.frontend.onnx.values import Failed, Scope
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
 from stitch.program import Array
 

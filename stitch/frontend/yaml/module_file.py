@@ -41,15 +41,14 @@ from typing import TypeVar
 
 from stitch.errors import FormatError, LayoutError, StitchError, UsageError, closest
 from stitch.files import read_text
-from stitch.forms.fields import Fields
-from stitch.forms.nodes import Node, ProblemLog, read_yaml
+from stitch.forms import Fields, Node, ProblemLog, read_yaml
 from stitch.frontend.yaml.module_operations import OperationReader
 from stitch.frontend.yaml.module_parameters import parameter_array
 from stitch.frontend.yaml.statement import NAME
 from stitch.graph import WISH_FIELDS, ComputationGraph, ComputationGraphBuilder, Side, Wish
 from stitch.program import InputKind, Ownership
 
-TOP = ("name", "inputs", "parameters", "operations", "outputs")
+MODULE_KEYS = ("name", "inputs", "parameters", "operations", "outputs")
 _PLACEMENT = ("space", "data_type", "layout", "memory_layout", "shard_spec", "address")
 _INPUT_KEYS = ("shape", "type", "kind", "ownership", *_PLACEMENT)
 _OUTPUT_KEYS = ("value", "shape", "type", *_PLACEMENT, "alias")
@@ -86,7 +85,7 @@ class _ModuleReader:
         self.log = log
         self.folder = folder
         self.top = Fields(root, "a module", log)
-        self.top.only(TOP)
+        self.top.only(MODULE_KEYS)
         name = self.top.text("name") or Path(log.file).stem
         self.builder = ComputationGraphBuilder(name)
         self.operations = OperationReader(self.builder, log)

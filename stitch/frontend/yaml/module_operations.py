@@ -12,8 +12,7 @@ import numpy as np
 
 from stitch import ops
 from stitch.errors import CompileError, LayoutError, closest
-from stitch.forms.fields import Fields
-from stitch.forms.nodes import Node, ProblemLog
+from stitch.forms import Fields, Node, ProblemLog
 from stitch.frontend.yaml.module_parameters import plain
 from stitch.frontend.yaml.statement import (
     NAME,

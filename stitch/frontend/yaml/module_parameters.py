@@ -14,9 +14,7 @@ import numpy as np
 
 from stitch.budget import claim, claim_for
 from stitch.errors import FormatError, OutOfMemoryError, StitchError, closest
-from stitch.forms.array_files import read_array
-from stitch.forms.fields import Fields
-from stitch.forms.nodes import Node
+from stitch.forms import Fields, Node, read_array
 from stitch.program import Array, DataType
 
 _SOURCES = ("file", "init", "values")

@@ -1,5 +1,27 @@
 """One node as a call of an operator of opset 26.
 
 Comes in: a node of any opset, a function's call, a constant. Goes out: a `NodeCall`, its settings,
-the function to expand, the array that is known. Must not know: scopes.
+the function to expand, the array that is known; rows that say how operators of other domains are
+lowered. Must not know: scopes.
 """
+
+from stitch.frontend.onnx.calls.constant_nodes import constant_array, reference_results
+from stitch.frontend.onnx.calls.function_nodes import Expansion, Functions
+from stitch.frontend.onnx.calls.lowering_rows import Lowering, to_one, to_several
+from stitch.frontend.onnx.calls.node_settings import (
+    operand,
+    real,
+    reals,
+    unfit,
+    whole,
+    wholes,
+    word,
+    words,
+)
+from stitch.frontend.onnx.calls.upgrades import NodeCall, upgraded
+
+__all__ = [
+    "Expansion", "Functions", "Lowering", "NodeCall", "constant_array", "operand", "real",
+    "reals", "reference_results", "to_one", "to_several", "unfit", "upgraded", "whole",
+    "wholes", "word", "words",
+]  # fmt: skip

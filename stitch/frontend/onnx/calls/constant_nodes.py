@@ -17,8 +17,7 @@ from onnx.reference import ReferenceEvaluator
 
 from stitch.errors import CompileError, FormatError, LayoutError
 from stitch.frontend.onnx.calls.upgrades import NodeCall
-from stitch.frontend.onnx.protos.model_file import NEWEST_IR
-from stitch.frontend.onnx.protos.tensor_protos import tensor_array
+from stitch.frontend.onnx.protos import NEWEST_IR, tensor_array
 from stitch.program import Array, DataType
 
 _FORMS: Mapping[str, Callable[[Any], Array]] = {

@@ -15,8 +15,7 @@ from onnx import defs, helper
 
 from stitch import ops
 from stitch.errors import FormatError
-from stitch.frontend.onnx.protos.attribute_protos import attribute_value
-from stitch.frontend.onnx.protos.model_file import NEWEST_OPSET, plain_domain
+from stitch.frontend.onnx.protos import NEWEST_OPSET, attribute_value, plain_domain
 from stitch.program import ValueType
 
 Key = tuple[str, str, str]

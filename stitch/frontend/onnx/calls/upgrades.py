@@ -15,7 +15,7 @@ from onnx import TensorProto
 
 from stitch import ops
 from stitch.errors import CompileError
-from stitch.frontend.onnx.protos.tensor_protos import tensor_array
+from stitch.frontend.onnx.protos import tensor_array
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from stitch import ops
 from stitch.errors import CompileError, FormatError
-from stitch.frontend.onnx.calls.upgrades import NodeCall
+from stitch.frontend.onnx.calls import NodeCall
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 from stitch.program import Array, DataType
 

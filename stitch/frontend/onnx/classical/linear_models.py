@@ -10,8 +10,7 @@ import numpy as np
 
 from stitch import ops
 from stitch.errors import CompileError
-from stitch.frontend.onnx.calls.node_settings import reals, unfit, whole, wholes, word
-from stitch.frontend.onnx.calls.upgrades import NodeCall
+from stitch.frontend.onnx.calls import NodeCall, reals, unfit, whole, wholes, word
 from stitch.frontend.onnx.classical.coupling import coupled
 from stitch.frontend.onnx.classical.scores import (
     both_classes,

@@ -12,8 +12,7 @@ import numpy as np
 
 from stitch import ops
 from stitch.errors import CompileError
-from stitch.frontend.onnx.calls.node_settings import operand, unfit, wholes, word, words
-from stitch.frontend.onnx.calls.upgrades import NodeCall
+from stitch.frontend.onnx.calls import NodeCall, operand, unfit, wholes, word, words
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 from stitch.program import Array, DataType
 

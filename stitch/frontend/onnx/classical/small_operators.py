@@ -12,7 +12,8 @@ import numpy as np
 
 from stitch import ops
 from stitch.errors import FormatError
-from stitch.frontend.onnx.calls.node_settings import (
+from stitch.frontend.onnx.calls import (
+    NodeCall,
     operand,
     real,
     reals,
@@ -22,7 +23,6 @@ from stitch.frontend.onnx.calls.node_settings import (
     word,
     words,
 )
-from stitch.frontend.onnx.calls.upgrades import NodeCall
 from stitch.frontend.onnx.classical.scores import rows
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 from stitch.program import DataType

@@ -10,8 +10,7 @@ import numpy as np
 
 from stitch import ops
 from stitch.errors import CompileError
-from stitch.frontend.onnx.calls.node_settings import unfit, wholes
-from stitch.frontend.onnx.calls.upgrades import NodeCall
+from stitch.frontend.onnx.calls import NodeCall, unfit, wholes
 from stitch.frontend.onnx.classical.forest import Forest, Shape, collected, reached, shape_of
 from stitch.frontend.onnx.classical.scores import (
     both_classes,

@@ -10,7 +10,8 @@ import numpy as np
 from onnx import TensorProto
 
 from stitch.errors import CompileError, FormatError
-from stitch.frontend.onnx.calls.node_settings import (
+from stitch.frontend.onnx.calls import (
+    NodeCall,
     operand,
     reals,
     unfit,
@@ -19,10 +20,9 @@ from stitch.frontend.onnx.calls.node_settings import (
     word,
     words,
 )
-from stitch.frontend.onnx.calls.upgrades import NodeCall
 from stitch.frontend.onnx.classical.forest import LEAF, MEMBER, Forest, collected, reached, shape_of
 from stitch.frontend.onnx.classical.scores import TRANSFORMS, named_transform, rows, transformed
-from stitch.frontend.onnx.protos.tensor_protos import tensor_array
+from stitch.frontend.onnx.protos import tensor_array
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 from stitch.program import Array, DataType
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from stitch import ops
 from stitch.errors import CompileError, FormatError
-from stitch.frontend.onnx.calls.node_settings import operand, real, reals, unfit, whole
-from stitch.frontend.onnx.calls.upgrades import NodeCall
+from stitch.frontend.onnx.calls import NodeCall, operand, real, reals, unfit, whole
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 from stitch.program import DataType
 

@@ -12,9 +12,7 @@ from typing import Any, Protocol
 
 from stitch.errors import FormatError
 from stitch.frontend.onnx.node_refusals import Unsupported
-from stitch.frontend.onnx.values.deciding import Dependencies
-from stitch.frontend.onnx.values.lists import kind_of
-from stitch.frontend.onnx.values.scope import Bound, Given, Scope
+from stitch.frontend.onnx.values import Bound, Dependencies, Given, Scope, kind_of
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 from stitch.program import Array
 

@@ -1,8 +1,8 @@
 """The inputs of an ONNX graph with every dimension known.
 
 Comes in: the graph's declared inputs, example inputs, shapes given by hand. Goes out: one
-`BoundInput` per input, or one `CompileError` that lists every input that cannot be bound. Must not
-know: what the graph computes.
+`BoundInput` per input, or one `CompileError` that lists every input that cannot be bound; also the
+shapes of a model's inputs for batches of one size. Must not know: what the graph computes.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from stitch.errors import CompileError, FormatError, StitchError, closest
-from stitch.frontend.onnx.protos.tensor_protos import element_type
+from stitch.frontend.onnx.protos import element_type, read_model
 from stitch.graph import Wish, wishes_of
 from stitch.program import Array, DataType, TensorDesc, ValueType
 
@@ -232,3 +233,18 @@ def _bound(
 
 def _shape_text(dimensions: Sequence[Dimension]) -> str:
     return "[" + ", ".join("?" if d is None else str(d) for d in dimensions) + "]"
+
+
+def batched_shapes(path: Path, batch_size: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of the inputs that leave their first dimension open; raises `FormatError`."""
+    graph = read_model(path).proto.graph
+    weights = {tensor.name for tensor in graph.initializer}
+    shapes = {}
+    for info in graph.input:
+        kind = info.type.tensor_type
+        if info.name in weights or not kind.HasField("shape") or not kind.shape.dim:
+            continue
+        sizes = [dim.dim_value if dim.HasField("dim_value") else None for dim in kind.shape.dim]
+        if sizes[0] is None and None not in sizes[1:]:
+            shapes[info.name] = (batch_size, *(size for size in sizes[1:] if size is not None))
+    return shapes

@@ -17,7 +17,7 @@ import onnx
 
 from stitch.errors import CompileError
 from stitch.frontend.onnx.inputs.input_binding import Examples
-from stitch.frontend.onnx.values.scope import NOTHING, Given, TensorList
+from stitch.frontend.onnx.values import NOTHING, Given, TensorList
 from stitch.graph import SymbolicTensor
 
 #: For each input that is no plain tensor: the names of its tensors; None where it is left out.

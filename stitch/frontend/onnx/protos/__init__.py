@@ -3,3 +3,19 @@
 Comes in: paths and protos. Goes out: an `OnnxModel`, arrays, Python values. Must not know: what a
 graph means.
 """
+
+from stitch.frontend.onnx.protos.attribute_protos import attribute_value, attributes_of
+from stitch.frontend.onnx.protos.model_file import (
+    NEWEST_IR,
+    NEWEST_OPSET,
+    OnnxModel,
+    opsets_of,
+    plain_domain,
+    read_model,
+)
+from stitch.frontend.onnx.protos.tensor_protos import element_type, tensor_array
+
+__all__ = [
+    "NEWEST_IR", "NEWEST_OPSET", "OnnxModel", "attribute_value", "attributes_of",
+    "element_type", "opsets_of", "plain_domain", "read_model", "tensor_array",
+]  # fmt: skip

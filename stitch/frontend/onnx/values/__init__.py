@@ -3,3 +3,26 @@
 Comes in: definitions of names, nodes on lists. Goes out: values by name, and which inputs decide
 their shapes. Must not know: files.
 """
+
+from stitch.frontend.onnx.values.deciding import Dependencies, asked_operand
+from stitch.frontend.onnx.values.lists import (
+    LIST_OPERATORS,
+    ListCall,
+    is_listed,
+    kind_of,
+    lower_list,
+)
+from stitch.frontend.onnx.values.scope import (
+    FAILED,
+    NOTHING,
+    Bound,
+    Failed,
+    Given,
+    Scope,
+    TensorList,
+)
+
+__all__ = [
+    "FAILED", "LIST_OPERATORS", "NOTHING", "Bound", "Dependencies", "Failed", "Given",
+    "ListCall", "Scope", "TensorList", "asked_operand", "is_listed", "kind_of", "lower_list",
+]  # fmt: skip

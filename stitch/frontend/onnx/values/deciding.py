@@ -11,7 +11,7 @@ from typing import Any
 
 from stitch import ops
 from stitch.errors import CompileError
-from stitch.frontend.onnx.calls.upgrades import NodeCall
+from stitch.frontend.onnx.calls import NodeCall
 from stitch.graph import SymbolicTensor
 from stitch.program import Array
 
