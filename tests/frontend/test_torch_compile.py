@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tests.support.torch.architectures import ARCHITECTURES
-from tests.support.torch.compiled import assert_same, compiled, ledger
+from tests.support.torch.compiled import assert_same, compiled, storage_of
 
 
 def _called(run: Any, examples: Any) -> Any:
@@ -41,7 +41,7 @@ def test_new_shapes_are_compiled_anew_and_old_ones_are_kept() -> None:
     with torch.no_grad():
         for batch in (small, large, small, torch.randn(7, 1, 8, 6), large):
             assert_same(run(batch), module(batch))
-        plans = ledger().device.plans
+        plans = storage_of().device.plans
         before = plans.made
         for _ in range(3):
             assert_same(run(large), module(large))
@@ -137,7 +137,7 @@ def test_constants_of_the_code_are_constants_of_the_program() -> None:
 
 def test_tied_weights_are_lent_once() -> None:
     module, examples = ARCHITECTURES["tied weights"]()
-    run, account = compiled(module), ledger()
+    run, account = compiled(module), storage_of()
     before = account.lent
     with torch.no_grad():
         assert_same(run(*examples), module(*examples))
@@ -162,7 +162,7 @@ def test_every_option_gives_the_same_numbers(options: dict[str, Any]) -> None:
     with torch.no_grad():
         for _ in range(2):
             assert_same(run(*examples), module(*examples))
-    device = ledger(**options).device
+    device = storage_of(**options).device
     assert device.machine.name == options.get("target", "host")
     assert device.executor == options.get("executor", "torch")
 

@@ -20,7 +20,7 @@ from stitch.memory import BUDGET
 from stitch.planner.checker.plan_check import check_plan
 from stitch.runtime import Device, Tensor
 from tests.support.stitched_models import one
-from tests.support.torch.compiled import assert_same, compiled, ledger
+from tests.support.torch.compiled import assert_same, compiled, storage_of
 
 TARGETS = ("host", "wormhole_n150")
 
@@ -46,7 +46,7 @@ def _written(device: Device) -> int:
 def test_a_tensor_stays_on_the_device_over_a_graph_break(target: str) -> None:
     first, second = nn.Linear(64, 64), nn.Linear(64, 64)
     function = _both(first, second, lambda made: made.view(-1, 64))
-    run, account = compiled(function, target=target), ledger(target=target)
+    run, account = compiled(function, target=target), storage_of(target=target)
     x = torch.randn(4, 64)
     with torch.no_grad():
         for _ in range(3):
@@ -79,7 +79,7 @@ def test_what_torch_writes_between_two_programs_is_seen(target: str) -> None:
 
 def test_copies_elsewhere_are_void_when_torch_has_written_a_result() -> None:
     module, target = nn.Linear(8, 8), "wormhole_n150"
-    run, account = compiled(module, target=target), ledger(target=target)
+    run, account = compiled(module, target=target), storage_of(target=target)
     # Compiled by itself, a program wants its input in L1: a copy of the result comes to lie there.
     double = stitch.compile(lambda v: v * 2.0, (np.zeros((4, 8), np.float32),), target=target)
     loaded = account.device.load(double)
@@ -97,7 +97,7 @@ def test_copies_elsewhere_are_void_when_torch_has_written_a_result() -> None:
 
 def test_parts_of_a_result_are_read_where_they_lie() -> None:
     module = nn.Linear(16, 16)
-    run, account = compiled(module), ledger()
+    run, account = compiled(module), storage_of()
     with torch.no_grad():
         made = run(torch.randn(6, 16))
         for part in (made[2:4], made.view(3, 2, 16)[1], made.detach()):
@@ -107,7 +107,7 @@ def test_parts_of_a_result_are_read_where_they_lie() -> None:
 
 
 def test_a_result_is_a_view_of_the_devices_bytes() -> None:
-    run, device = compiled(lambda x: x + 1), ledger().device
+    run, device = compiled(lambda x: x + 1), storage_of().device
     made = run(torch.zeros(1000))
     start = device.memory("host").ctypes.data
     assert start <= made.data_ptr() < start + device.memory("host").nbytes
@@ -116,7 +116,7 @@ def test_a_result_is_a_view_of_the_devices_bytes() -> None:
 
 
 def test_arguments_that_come_again_are_read_in_place() -> None:
-    run, account = compiled(lambda x: x * 2), ledger()
+    run, account = compiled(lambda x: x * 2), storage_of()
     x = torch.randn(100, 100)
     run(x)
     run(x)
@@ -132,7 +132,7 @@ def test_arguments_that_come_again_are_read_in_place() -> None:
 
 def test_results_that_are_kept_stay_as_they_were() -> None:
     module = nn.Linear(32, 32)
-    run, plans = compiled(module), ledger().device.plans
+    run, plans = compiled(module), storage_of().device.plans
     batches = [torch.randn(4, 32) for _ in range(30)]
     with torch.no_grad():
         kept = [run(batch) for batch in batches[:10]]
@@ -146,7 +146,7 @@ def test_results_that_are_kept_stay_as_they_were() -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_thousand_steps_leave_nothing_behind(target: str) -> None:
     module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
-    run, account = compiled(module, target=target), ledger(target=target)
+    run, account = compiled(module, target=target), storage_of(target=target)
     steps = torch.optim.SGD(module.parameters(), 1e-3)
 
     def step() -> None:
@@ -168,7 +168,7 @@ def test_a_thousand_steps_leave_nothing_behind(target: str) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_module_that_is_gone_leaves_nothing_behind(target: str) -> None:
-    account = ledger(target=target)
+    account = storage_of(target=target)
     torch._dynamo.reset()
     gc.collect()
     account.look()
@@ -231,7 +231,7 @@ def test_several_threads_may_call_at_once() -> None:
 
 def test_plans_that_read_lent_bytes_pass_the_independent_checker() -> None:
     module = nn.Linear(16, 16)
-    run, device = compiled(module), ledger().device
+    run, device = compiled(module), storage_of().device
     with torch.no_grad():
         run(torch.randn(2, 16))
     assert device.last_ready is not None
@@ -245,7 +245,7 @@ def test_rows_that_are_taken_one_after_the_other_are_not_planned_one_by_one() ->
         compiled(second),
         torch.compile(first, backend="stitch"),
     )
-    plans = ledger().device.plans
+    plans = storage_of().device.plans
     with torch.no_grad():
         made = whole(table)
         for rows in (table, made):
@@ -300,7 +300,7 @@ def test_places_that_a_parameter_has_left_are_forgotten(
 ) -> None:
     monkeypatch.setattr(shared_storage, "MAX_IDLE_PARTS", 10)
     module, flat = nn.Linear(2, 1, bias=False), torch.randn(600)
-    run, account = compiled(module, target=target), ledger(target=target)
+    run, account = compiled(module, target=target), storage_of(target=target)
     x = torch.randn(2, 2)
 
     def lent() -> int:

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.support.torch.agreement import TOLERANCE
-from tests.support.torch.compiled import assert_same, compiled, ledger, train
+from tests.support.torch.compiled import assert_same, compiled, storage_of, train
 from tests.support.torch.writers import IN_PLACE, WRITERS
 
 TARGETS = ("host", "wormhole_n150")
@@ -236,7 +236,7 @@ def test_thirty_steps_on_a_device_learn_what_eager_learns(
 
 def test_what_was_not_written_is_not_copied_again() -> None:
     module, target = nn.Linear(64, 64), "wormhole_n150"
-    run, device = compiled(module, target=target), ledger(target=target).device
+    run, device = compiled(module, target=target), storage_of(target=target).device
     x = torch.randn(2, 64)
 
     def written() -> int:

@@ -17,7 +17,7 @@ from tests.support.torch.compiled import (
     assert_same,
     assert_trains_alike,
     compiled,
-    ledger,
+    storage_of,
     train,
     without_dropout,
 )
@@ -113,7 +113,7 @@ def test_twenty_steps_on_a_device_are_those_of_eager_torch() -> None:
 def test_from_the_third_step_on_nothing_is_planned_and_no_parameter_is_copied() -> None:
     torch.manual_seed(0)
     module, batches = _mlp(), [torch.randn(7, 6) for _ in range(8)]
-    run, account = compiled(module), ledger()
+    run, account = compiled(module), storage_of()
     plans = account.device.plans
     train(module, run, batches[:3], _classes, _sgd)
     before, lent, copied = plans.made, account.lent, account.copied
@@ -128,7 +128,10 @@ def test_from_the_third_step_on_nothing_is_planned_and_no_parameter_is_copied() 
 
 def test_parameters_enter_a_device_again_when_the_optimizer_has_written_them() -> None:
     module = nn.Linear(64, 64, bias=False)
-    run, device = compiled(module, target="wormhole_n150"), ledger(target="wormhole_n150").device
+    run, device = (
+        compiled(module, target="wormhole_n150"),
+        storage_of(target="wormhole_n150").device,
+    )
     x = torch.randn(2, 64)
 
     def written() -> int:

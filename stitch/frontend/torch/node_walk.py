@@ -39,7 +39,7 @@ _FAILED = _Failed()
 
 
 @dataclass
-class Refusals:
+class _Refusals:
     """Collects what cannot be compiled; `raise_any` ends it with one error for all."""
 
     title: str
@@ -104,7 +104,7 @@ def lower_graph(
     target; both are asked only for values that are read. Raises one `CompileError` for all
     operators that cannot be compiled, each with its source line.
     """
-    walk = _Walk(builder, bindings, attributes, Refusals(title, remedy))
+    walk = _Walk(builder, bindings, attributes, _Refusals(title, remedy))
     outputs: Sequence[Any] = ()
     for node in graph.nodes:
         if node.op == "output":
@@ -122,7 +122,7 @@ class _Walk:
     builder: ComputationGraphBuilder
     bindings: Mapping[str, Callable[[], Any]]
     attributes: Callable[[str], Any]
-    refusals: Refusals
+    refusals: _Refusals
     values: dict[Any, Any] = field(default_factory=dict)
 
     def value(self, node: Any) -> Any:

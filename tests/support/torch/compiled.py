@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from stitch.frontend.torch.compile import CompileSettings, ledger_of
-from stitch.frontend.torch.compile.shared_storage import Ledger
+from stitch.frontend.torch.compile import CompileSettings, shared_storage_of
+from stitch.frontend.torch.compile.shared_storage import SharedStorage
 from tests.support.torch.agreement import TOLERANCE, tensors_of
 
 
@@ -19,9 +19,9 @@ def compiled(function: Any, dynamic: bool | None = None, **options: Any) -> Any:
     return torch.compile(function, backend="stitch", options=options, dynamic=dynamic)
 
 
-def ledger(**options: Any) -> Ledger:
-    """The ledger of the device on which programs with these options run."""
-    return ledger_of(CompileSettings.of(options))
+def storage_of(**options: Any) -> SharedStorage:
+    """What torch shares with the device on which programs with these options run."""
+    return shared_storage_of(CompileSettings.of(options))
 
 
 def assert_same(results: Any, expected: Any, *, strides: bool = True) -> None:

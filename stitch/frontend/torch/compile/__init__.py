@@ -8,9 +8,9 @@ this package needs the package torch (an optional extra). Must not know: exporte
 from stitch.frontend.torch.compile.dynamo_backend import (
     CompileSettings,
     device_of,
-    ledger_of,
+    shared_storage_of,
     stitch_backend,
     without_onednn,
 )
 
-__all__ = ["CompileSettings", "device_of", "ledger_of", "stitch_backend", "without_onednn"]
+__all__ = ["CompileSettings", "device_of", "shared_storage_of", "stitch_backend", "without_onednn"]

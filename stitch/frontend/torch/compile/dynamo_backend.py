@@ -7,7 +7,7 @@ programs; what passes between them stays on the device. Importing this module ne
 torch (an optional extra).
 
 Options, as in `torch.compile(model, backend="stitch", options={"target": "wormhole_n150"})`:
-`target`: a machine by name or path (host); `executor`: who computes (torch); `window`: tasks that
+`target`: a machine by name or path (host); `executor`: what computes (torch); `window`: tasks that
 the device's queue holds; `algorithm`: `optimize` runs the compiler's passes, `as_written` does not.
 """
 
@@ -35,9 +35,9 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils._python_dispatch import _disable_current_modes
 
-from stitch.frontend.torch.compile.graph_program import GraphProgram, Settings
+from stitch.frontend.torch.compile.graph_program import GraphProgram, GraphSettings
 from stitch.frontend.torch.compile.known_sizes import is_static, with_sizes_of
-from stitch.frontend.torch.compile.shared_storage import Ledger
+from stitch.frontend.torch.compile.shared_storage import SharedStorage
 from stitch.frontend.torch.decompositions import decompositions
 from stitch.machine import load_machine
 from stitch.program import Space
@@ -86,7 +86,7 @@ def _spelled(given: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(given[name]) for name in ("target", "executor") if name in given}
 
 
-_devices: dict[tuple[str, str, int, int | str | None], Ledger] = {}
+_storages: dict[tuple[str, str, int, int | str | None], SharedStorage] = {}
 _opening = threading.Lock()
 
 
@@ -99,23 +99,23 @@ def _in_child() -> None:
 os.register_at_fork(after_in_child=_in_child)
 
 
-def ledger_of(settings: CompileSettings) -> Ledger:
-    """The ledger of the device on which all graphs with these settings run; opened once."""
+def shared_storage_of(settings: CompileSettings) -> SharedStorage:
+    """What torch shares with the device that these settings ask for; the device is opened once."""
     key = (settings.target, settings.executor, settings.window, settings.max_memory)
     with _opening:
-        found = _devices.get(key)
+        found = _storages.get(key)
         if found is None or found.device.is_closed:
             device = Device(
                 load_machine(settings.target), executor=settings.executor, window=settings.window,
                 max_memory=settings.max_memory,
             )  # fmt: skip
-            found = _devices[key] = Ledger(device)
+            found = _storages[key] = SharedStorage(device)
         return found
 
 
 def device_of(options: Mapping[str, Any] | None = None) -> Device:
     """The device that `torch.compile(..., backend="stitch", options=options)` runs on."""
-    return ledger_of(CompileSettings.of(options)).device
+    return shared_storage_of(CompileSettings.of(options)).device
 
 
 def stitch_backend(
@@ -132,11 +132,11 @@ def stitch_backend(
     if mode is not None:
         raise UsageError("backend 'stitch' has options, not modes", got=f"mode={mode!r}")
     settings = CompileSettings.of(options)
-    ledger = ledger_of(settings)
+    storage = shared_storage_of(settings)
     backend = aot_autograd(
-        fw_compiler=_compiler(ledger, settings, "forward"),
-        bw_compiler=_compiler(ledger, settings, "backward"),
-        inference_compiler=_compiler(ledger, settings, "inference"),
+        fw_compiler=_compiler(storage, settings, "forward"),
+        bw_compiler=_compiler(storage, settings, "backward"),
+        inference_compiler=_compiler(storage, settings, "inference"),
         decompositions=decompositions(),
         partition_fn=min_cut_rematerialization_partition,
     )
@@ -156,18 +156,18 @@ def without_onednn() -> Iterator[None]:
         torch._C._set_mkldnn_enabled(before)
 
 
-def _compiler(ledger: Ledger, settings: CompileSettings, role: str) -> Callable[..., Any]:
+def _compiler(storage: SharedStorage, settings: CompileSettings, role: str) -> Callable[..., Any]:
     def compile_graph(module: Any, _: Sequence[Any]) -> Callable[[list[Any]], list[Any]]:
         static, visible = _of_trace(module, role)
-        wanted = Settings(
+        wanted = GraphSettings(
             f"{role}_{next(_count)}", static, visible, settings.algorithm == "optimize",
-            Space.DRAM in ledger.device.machine.shape.spaces, role == "inference",
+            Space.DRAM in storage.device.machine.shape.spaces, role == "inference",
         )  # fmt: skip
         if is_static(module.graph):
             # The modes that trace: constants of the graph are read here, and have data.
             with _disable_current_modes():
-                return _boxed(GraphProgram(module, ledger, wanted))
-        return _boxed(_ByShapes(module, ledger, wanted))
+                return _boxed(GraphProgram(module, storage, wanted))
+        return _boxed(_ByShapes(module, storage, wanted))
 
     return compile_graph
 
@@ -200,8 +200,8 @@ def _boxed(run: Callable[[Sequence[Any]], list[Any]]) -> Callable[[list[Any]], l
 class _ByShapes:
     """A graph with symbolic sizes: a program for each set of shapes that it is called with."""
 
-    def __init__(self, module: Any, ledger: Ledger, settings: Settings) -> None:
-        self._module, self._ledger, self._settings = module, ledger, settings
+    def __init__(self, module: Any, storage: SharedStorage, settings: GraphSettings) -> None:
+        self._module, self._storage, self._settings = module, storage, settings
         self._programs: dict[tuple[Any, ...], GraphProgram] = {}
 
     def __call__(self, arguments: Sequence[Any]) -> list[Any]:
@@ -211,7 +211,7 @@ class _ByShapes:
         program = self._programs.get(key)
         if program is None:
             module = with_sizes_of(self._module, arguments)
-            program = GraphProgram(module, self._ledger, self._settings)
+            program = GraphProgram(module, self._storage, self._settings)
             self._programs[key] = program
             while len(self._programs) > MAX_SHAPES:
                 del self._programs[next(iter(self._programs))]

@@ -1,8 +1,8 @@
 """A graph of aot_autograd as a loaded program that takes and gives torch tensors.
 
-Comes in: an fx graph with known shapes, a device and its ledger. Goes out: `GraphProgram`: called
-with the graph's arguments it gives the graph's outputs. Which argument goes where is decided once.
-Must not know: dynamo.
+Comes in: an fx graph with known shapes, the storage that a device shares with torch. Goes out:
+`GraphProgram`: called with the graph's arguments it gives the graph's outputs. Which argument goes
+where is decided once. Must not know: dynamo.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stitch.frontend.torch.compile.graph_outputs import (
     shown,
     sorted_outputs,
 )
-from stitch.frontend.torch.compile.shared_storage import ArgumentSlot, Ledger
+from stitch.frontend.torch.compile.shared_storage import ArgumentSlot, SharedStorage
 from stitch.frontend.torch.lowering import (
     KEY_LIMIT,
     KEY_NAME,
@@ -42,7 +42,7 @@ REMEDY = "put what Stitch lacks into a function under @torch.compiler.disable: t
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class GraphSettings:
     """What one graph is compiled with.
 
     `static`: positions of arguments that are the same storages at every call. `exact_outputs`: how
@@ -61,9 +61,9 @@ class Settings:
 class GraphProgram:
     """A graph on a device: a function of torch tensors. Raises what loading and running raise."""
 
-    def __init__(self, module: Any, ledger: Ledger, settings: Settings) -> None:
-        self._ledger = ledger
-        self._device = ledger.device
+    def __init__(self, module: Any, storage: SharedStorage, settings: GraphSettings) -> None:
+        self._storage = storage
+        self._device = storage.device
         built = _Building(module, settings)
         self._outputs = built.outputs
         self._slots = tuple(ArgumentSlot(p, p in settings.static) for p in built.positions)
@@ -78,12 +78,12 @@ class GraphProgram:
 
     def __call__(self, arguments: Sequence[Any]) -> list[Any]:
         """Run it on the graph's arguments; the outputs are ready."""
-        ledger, device, program = self._ledger, self._device, self._program
+        storage, device, program = self._storage, self._device, self._program
         if program is None:
             return self._shown((), arguments)
         with device.lock:
-            ledger.called()
-            argument = ledger.argument
+            storage.called()
+            argument = storage.argument
             given: list[Any] = [argument(arguments[s.position], s) for s in self._slots]
             if self._has_key:
                 given.append(torch.randint(KEY_LIMIT, (1,)).numpy())
@@ -96,14 +96,14 @@ class GraphProgram:
         return shown(
             self._outputs,
             arguments,
-            lambda o: self._ledger.result(results[o.index], o.dtype, o.views),
+            lambda o: self._storage.result(results[o.index], o.dtype, o.views),
         )
 
 
 class _Building:
     """From an fx graph to a computation graph, and the way of arguments and outputs through it."""
 
-    def __init__(self, module: Any, settings: Settings) -> None:
+    def __init__(self, module: Any, settings: GraphSettings) -> None:
         self.module, self.settings = module, settings
         fx_graph = module.graph
         nodes = [n for n in fx_graph.nodes if n.op == "placeholder"]

@@ -1,4 +1,4 @@
-"""The ledger of storages: which bytes torch and a device both look at, so that none is copied.
+"""Storages that torch and a device both look at, so that nothing is copied between them.
 
 Comes in: torch tensors of a call, results of programs. Goes out: what a program is called with (a
 Stitch tensor where the bytes are known, else an array), and results as torch tensors on our bytes.
@@ -89,8 +89,8 @@ class _Watch(weakref.ref[Array]):
     buffer: BufferRecord
 
 
-class Ledger:
-    """Storages of torch, for one device."""
+class SharedStorage:
+    """The storages that torch and one device both look at."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
