@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from stitch.budget import claim, claimed_array, keep
 from stitch.errors import FormatError, UsageError
 from stitch.files import read_bytes, unreadable
-from stitch.memory import claim, claimed_array, keep
 from stitch.program import Array, DataType, ValueType
 
 _TYPES = {t.short: t for t in DataType} | {t.value: t for t in DataType}

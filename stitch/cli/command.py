@@ -14,9 +14,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 
+from stitch.budget import allowing
 from stitch.errors import StitchError
 from stitch.files import noting_files
-from stitch.memory import allowing
 
 EXIT_OK = 0
 EXIT_MISMATCH = 1

@@ -11,8 +11,8 @@ import re
 from typing import Any, NoReturn
 
 from stitch.api import __version__
+from stitch.budget import parse_nbytes
 from stitch.errors import UsageError, closest
-from stitch.memory import parse_nbytes
 
 EXIT_CODES = """\
 exit codes:

@@ -4,21 +4,6 @@ Comes in: sizes, addresses, tensor descriptions, arrays. Goes out: addresses, vi
 prepared copies. Must not know: tasks, plans, programs, executors.
 """
 
-from stitch.budget import (
-    BUDGET,
-    LARGE_NBYTES,
-    SMALL_NBYTES,
-    Budget,
-    Claim,
-    allowed_nbytes,
-    allowing,
-    claim,
-    claim_for,
-    claimed_array,
-    copied,
-    keep,
-    parse_nbytes,
-)
 from stitch.memory.allocator import Allocator
 from stitch.memory.byte_ranges import ByteRanges
 from stitch.memory.conversion import CopyKernel, prepare_copy, read_array, write_array
@@ -31,9 +16,6 @@ from stitch.memory.space_memory import (
 )
 
 __all__ = [
-    "LARGE_NBYTES", "BUDGET", "LENT_ADDRESSES", "PADDING_BYTE", "POISON_BYTE", "SMALL_NBYTES",
-    "Allocator", "Budget", "ByteRanges", "Claim", "CopyKernel", "SpaceMemory", "WriteCounter",
-    "allowed_nbytes",
-    "allowing", "claim", "claim_for", "claimed_array", "copied", "keep", "parse_nbytes",
-    "prepare_copy", "read_array", "write_array",
+    "LENT_ADDRESSES", "PADDING_BYTE", "POISON_BYTE", "Allocator", "ByteRanges", "CopyKernel",
+    "SpaceMemory", "WriteCounter", "prepare_copy", "read_array", "write_array",
 ]  # fmt: skip

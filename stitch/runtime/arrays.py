@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from stitch.budget import LARGE_NBYTES, claimed_array, copied
 from stitch.errors import LayoutError, LinkError
-from stitch.memory import LARGE_NBYTES, claimed_array, copied
 from stitch.program import Array, DataType
 
 

@@ -15,17 +15,10 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from stitch.budget import BUDGET, LARGE_NBYTES, Claim, allowed_nbytes, parse_nbytes
 from stitch.errors import OutOfMemoryError
 from stitch.machine import footprint
-from stitch.memory import (
-    BUDGET,
-    LARGE_NBYTES,
-    LENT_ADDRESSES,
-    ByteRanges,
-    Claim,
-    allowed_nbytes,
-    parse_nbytes,
-)
+from stitch.memory import LENT_ADDRESSES, ByteRanges
 from stitch.planner import Allocate, Copy, Execute, Plan, Relocate
 from stitch.program import Space, TensorDesc
 from stitch.runtime.backend import LocalBackend

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stitch.memory import Claim
+from stitch.budget import Claim
 from stitch.planner import Execute, Plan
 from stitch.runtime.backend import BoundPlan
 from stitch.runtime.effects import Effects, Place, effects_of

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stitch.argument_kinds import INDEX_OR_NAME, takes
+from stitch.budget import Claim
 from stitch.errors import UsageError
-from stitch.memory import Claim
 from stitch.program import (
     InputKind,
     Layout,

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stitch.argument_kinds import TEXT, either, instance_of
+from stitch.budget import LARGE_NBYTES, claimed_array, copied
 from stitch.errors import LayoutError, OutOfMemoryError, TaskError, UsageError
 from stitch.linker import check_link
 from stitch.machine import footprint
-from stitch.memory import LARGE_NBYTES, CopyKernel, claimed_array, copied
+from stitch.memory import CopyKernel
 from stitch.planner import copy_cost
 from stitch.program import Array, DataType, Layout, Space, TensorDesc, host_layout
 from stitch.runtime.arrays import as_array

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 import stitch
+from stitch.budget import BUDGET
 from stitch.frontend.torch.compile import shared_storage
 from stitch.frontend.torch.compile.shared_storage import CALLS_BETWEEN_LOOKS, ArgumentSlot
-from stitch.memory import BUDGET
 from stitch.planner.checker.plan_check import check_plan
 from stitch.runtime import Device, Tensor
 from tests.support.stitched_models import one

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.memory import BUDGET
+from stitch.budget import BUDGET
 from stitch.program import DataType, Layout, Space
 from stitch.report import copy_lines, explain, memory_view, memory_views, plan_json
 from tests.support.stitched_models import integers, one, scaled, tiny

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import stitch
+from stitch.budget import BUDGET, Budget, allowing
 from stitch.errors import OutOfMemoryError
-from stitch.memory import BUDGET, Budget, allowing
 from tests.support.stitched_models import one
 
 MIB = 1 << 20

@@ -18,9 +18,9 @@ from dataclasses import replace
 import numpy as np
 
 from stitch import ops
+from stitch.budget import SMALL_NBYTES, claim, claim_for
 from stitch.errors import StitchError
 from stitch.graph import MAX_KNOWN_ELEMENTS, ComputationGraph
-from stitch.memory import SMALL_NBYTES, claim, claim_for
 from stitch.program import ABSENT, Array, Constant, Operation, Value, ValueType
 
 #: Elementary steps that all folding of a graph may take: so many, and so many for each element of
