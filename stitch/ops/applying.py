@@ -1,8 +1,7 @@
 """Using a definition: infer the types of an operation, bind it to arrays, or compute it at once.
 
-Comes in: operator names, types, arrays. Goes out: types, steps, results. Bound steps are
-run under `np.errstate(all="ignore")`: kernels rely on it, as entering it costs more than
-many of them.
+Comes in: operator names, types, arrays. Goes out: types, steps, results. Bound steps are run under
+`np.errstate(all="ignore")`: kernels rely on it, as entering it costs more than many of them.
 """
 
 from __future__ import annotations
@@ -54,11 +53,11 @@ def infer_types(
     _check_arity(definition, context)
     # What a shape is computed from may overflow like any other number.
     with np.errstate(all="ignore"):
-        found = definition.infer(context)
-    assert len(found) == outputs, f"{op} inferred {len(found)} outputs of {outputs}"
-    for kind in found:
+        kinds = definition.infer(context)
+    assert len(kinds) == outputs, f"{op} inferred {len(kinds)} outputs of {outputs}"
+    for kind in kinds:
         _check_size(context, kind)
-    return found
+    return kinds
 
 
 def _check_size(context: InferenceContext, kind: ValueType) -> None:
@@ -174,10 +173,10 @@ def evaluate(
     types = [
         None if a is None else ValueType(a.shape, DataType.from_dtype(a.dtype)) for a in arrays
     ]
-    found = infer_types(
+    kinds = infer_types(
         op, types, domain=domain, constants=arrays, attributes=attributes, outputs=outputs
     )
-    results = [np.empty(t.shape, t.data_type.compute_dtype) for t in found]
+    results = [np.empty(t.shape, t.data_type.compute_dtype) for t in kinds]
     with np.errstate(all="ignore"):
         operands = [None if a is None else in_compute_type(a) for a in arrays]
         steps = bind(
@@ -187,10 +186,10 @@ def evaluate(
             domain=domain,
             attributes=attributes,
             constant=[True] * len(arrays),
-            types=[t.data_type for t in found],
+            types=[t.data_type for t in kinds],
         )
         for step in steps:
             step()
         return tuple(
-            r.astype(t.data_type.dtype, copy=False) for r, t in zip(results, found, strict=True)
+            r.astype(t.data_type.dtype, copy=False) for r, t in zip(results, kinds, strict=True)
         )

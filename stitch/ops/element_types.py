@@ -67,10 +67,10 @@ def onnx_code(data_type: DataType) -> int:
     >>> onnx_code(DataType.BFLOAT16)
     16
     """
-    found = _ONNX_CODES.get(data_type)
-    if found is None:
+    code = _ONNX_CODES.get(data_type)
+    if code is None:
         raise CompileError(f"ONNX has no number for {data_type.value}")
-    return found
+    return code
 
 
 def data_type_of_code(code: int, where: str = "") -> DataType:
@@ -79,10 +79,10 @@ def data_type_of_code(code: int, where: str = "") -> DataType:
     >>> data_type_of_code(7).value
     'int64'
     """
-    found = _BY_CODE.get(code)
-    if found is None:
+    data_type = _BY_CODE.get(code)
+    if data_type is None:
         known = ", ".join(f"{number} ({t.value})" for number, t in sorted(_BY_CODE.items()))
         raise CompileError(
             "this ONNX data type is not supported", where=where, expected=known, got=str(code)
         )
-    return found
+    return data_type

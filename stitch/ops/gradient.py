@@ -212,5 +212,5 @@ def weighted(context: GradientContext, value: Any, axis: int, table: Any) -> Any
     rest = math.prod(shape[axis + 1 :])
     turned = context.constant(np.ascontiguousarray(table.T, value.data_type.dtype))
     flat = shaped(context, value, (*shape[:axis], shape[axis], rest))
-    made = context.apply("MatMul", turned, flat)
-    return shaped(context, made, (*shape[:axis], table.shape[1], *shape[axis + 1 :]))
+    product = context.apply("MatMul", turned, flat)
+    return shaped(context, product, (*shape[:axis], table.shape[1], *shape[axis + 1 :]))

@@ -20,10 +20,10 @@ MAX_STEP = 1 << 48
 
 def operand(context: InferenceContext, index: int) -> ValueType:
     """The type of an operand that has to be there."""
-    found = context.inputs[index] if index < len(context.inputs) else None
-    if found is None:
+    kind = context.inputs[index] if index < len(context.inputs) else None
+    if kind is None:
         raise context.fail(f"{context.op} needs its operand {index}")
-    return found
+    return kind
 
 
 def present(context: InferenceContext, index: int) -> ValueType | None:
@@ -38,24 +38,24 @@ def constant(context: InferenceContext, index: int) -> Array | None:
 
 def require_type(context: InferenceContext, index: int, allowed: frozenset[DataType]) -> ValueType:
     """The type of operand `index`, which must be one of `allowed`."""
-    found = operand(context, index)
-    if found.data_type not in allowed:
+    kind = operand(context, index)
+    if kind.data_type not in allowed:
         raise context.fail(
             f"{context.op} does not take this type as operand {index}",
             expected=" or ".join(sorted(t.value for t in allowed)),
-            got=found.data_type.value,
+            got=kind.data_type.value,
         )
-    return found
+    return kind
 
 
 def require_same_type(context: InferenceContext, indices: Iterable[int]) -> None:
     """Those operands that are there must agree in data type."""
-    found = {t.data_type for i in indices if (t := present(context, i)) is not None}
-    if len(found) > 1:
+    types = {t.data_type for i in indices if (t := present(context, i)) is not None}
+    if len(types) > 1:
         raise context.fail(
             f"the operands of {context.op} differ in type",
             expected="one type for all",
-            got=", ".join(sorted(t.value for t in found)),
+            got=", ".join(sorted(t.value for t in types)),
         )
 
 
@@ -72,12 +72,12 @@ def require_rank(context: InferenceContext, index: int, least: int, most: int | 
 
 def require_shape(context: InferenceContext, index: int, shape: Shape) -> None:
     """Operand `index` must have exactly this shape."""
-    found = operand(context, index).shape
-    if found != shape:
+    given = operand(context, index).shape
+    if given != shape:
         raise context.fail(
             f"operand {index} of {context.op} has the wrong shape",
             expected=str(list(shape)),
-            got=str(list(found)),
+            got=str(list(given)),
         )
 
 
@@ -96,12 +96,12 @@ def broadcast(context: InferenceContext, *shapes: Shape) -> Shape:
 
 def require_broadcast_to(context: InferenceContext, index: int, shape: Shape) -> None:
     """Operand `index` must broadcast to `shape` without changing it."""
-    found = operand(context, index).shape
-    if broadcast(context, found, shape) != shape:
+    given = operand(context, index).shape
+    if broadcast(context, given, shape) != shape:
         raise context.fail(
             f"operand {index} of {context.op} does not broadcast to the first",
             expected=str(list(shape)),
-            got=str(list(found)),
+            got=str(list(given)),
         )
 
 
@@ -116,22 +116,22 @@ def axis_of(context: InferenceContext, axis: int, rank: int) -> int:
 
 def axes_of(context: InferenceContext, axes: Iterable[int], rank: int) -> tuple[int, ...]:
     """Possibly negative axes as distinct indices into a shape of `rank` dimensions."""
-    found = tuple(axis_of(context, axis, rank) for axis in axes)
-    if len(set(found)) != len(found):
-        raise context.fail(f"{context.op} names an axis twice", got=str(list(found)))
-    return found
+    indices = tuple(axis_of(context, axis, rank) for axis in axes)
+    if len(set(indices)) != len(indices):
+        raise context.fail(f"{context.op} names an axis twice", got=str(list(indices)))
+    return indices
 
 
 def known_ints(context: InferenceContext, index: int, name: str) -> tuple[int, ...]:
     """The integers of an operand that decides a shape, so it must be known at compile time."""
-    found = require_type(context, index, frozenset({DataType.INT64, DataType.INT32}))
+    kind = require_type(context, index, frozenset({DataType.INT64, DataType.INT32}))
     data = constant(context, index)
     if data is None:
         raise context.fail(
             f"operand {index} ({name}) of {context.op} must be known at compile time: "
             "it decides a shape",
             expected=f"a constant for {name}",
-            got=f"a computed {found.text()}",
+            got=f"a computed {kind.text()}",
         )
     return tuple(int(value) for value in np.ravel(data))
 
@@ -155,13 +155,13 @@ def same_as_first(allowed: frozenset[DataType]) -> Inference:
 
 def spatial_ints(context: InferenceContext, name: str, default: Shape, least: int = 1) -> Shape:
     """A list attribute with one integer per element of `default`, each at least `least`."""
-    found = ints_of(context.attributes, name)
-    if found is None:
+    listed = ints_of(context.attributes, name)
+    if listed is None:
         return default
-    if len(found) != len(default) or not all(least <= v <= MAX_STEP for v in found):
+    if len(listed) != len(default) or not all(least <= v <= MAX_STEP for v in listed):
         raise context.fail(
             f"attribute {name!r} of {context.op} does not fit",
             expected=f"{len(default)} integers from {least} to {MAX_STEP}",
-            got=str(list(found)),
+            got=str(list(listed)),
         )
-    return found
+    return listed

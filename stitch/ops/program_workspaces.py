@@ -70,9 +70,9 @@ def numpy_bytes(
         unwanted = sum(
             computed_nbytes(t) for t, v in zip(outputs, operation.outputs, strict=True) if v < 0
         )
-    found = kernel_workspace(operation.op, inputs, outputs, **words) + unwanted
+    nbytes = kernel_workspace(operation.op, inputs, outputs, **words) + unwanted
     is_kept = lookup(operation.op, operation.domain).workspace.is_kept or unwanted > 0
-    return found, found if is_kept else 0
+    return nbytes, nbytes if is_kept else 0
 
 
 def operand_nbytes(program: OperationList, operation: Operation) -> int:

@@ -51,8 +51,8 @@ def lookup(op: str, domain: str = "") -> OpDef:
     True
     """
     domain = "" if domain == "ai.onnx" else domain
-    found = _BY_NAME.get((domain, op))
-    if found is None:
+    definition = _BY_NAME.get((domain, op))
+    if definition is None:
         names = [name for space, name in _BY_NAME if space == domain]
         near = difflib.get_close_matches(op, names, 3)
         shown = f"{domain}.{op}" if domain else op
@@ -63,4 +63,4 @@ def lookup(op: str, domain: str = "") -> OpDef:
             else f"a known domain, not {domain!r}",
             remedy=f"did you mean {' or '.join(near)}?" if near else None,
         )
-    return found
+    return definition

@@ -32,9 +32,9 @@ Chain = Callable[[Array, Array, tuple[Array, ...], Attributes], Sequence[Thunk]]
 
 def given(arguments: KernelArguments, index: int) -> Array:
     """The array of an operand that inference made sure is there."""
-    found = arguments.inputs[index]
-    assert found is not None
-    return found
+    array = arguments.inputs[index]
+    assert array is not None
+    return array
 
 
 def optional(arguments: KernelArguments, index: int) -> Array | None:
@@ -59,10 +59,10 @@ def scalar(value: float, like: Array) -> Array:
 
 def remembered(arguments: KernelArguments, name: str, make: Callable[[], Array]) -> Array:
     """What is derived from constants: made at the first binding of an operation, then shared."""
-    found = arguments.memo.get(name)
-    if found is None:
-        found = arguments.memo[name] = make()
-    return found
+    array = arguments.memo.get(name)
+    if array is None:
+        array = arguments.memo[name] = make()
+    return array
 
 
 class KernelMemory:
@@ -127,8 +127,8 @@ def workspace(shape: int | tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     Steps write it in every run before they read it: other kernels may use the same bytes.
     """
     nbytes, memory = int(np.prod(shape)) * dtype.itemsize, _MEMORY.get()
-    found = bytes_from_a_line(nbytes) if memory is None else memory.take(nbytes)
-    return found.view(dtype).reshape(shape)
+    memory_bytes = bytes_from_a_line(nbytes) if memory is None else memory.take(nbytes)
+    return memory_bytes.view(dtype).reshape(shape)
 
 
 def same_memory(a: Array, b: Array) -> bool:

@@ -177,9 +177,11 @@ def _gelu(x: Array, out: Array, work: Work, attributes: Attributes) -> Sequence[
 
 
 def _infer_gelu(context: InferenceContext) -> tuple[ValueType, ...]:
-    found = string_of(context.attributes, "approximate")
-    if found not in ("none", "tanh"):
-        raise context.fail("Gelu has no such approximation", expected="none, tanh", got=found)
+    approximation = string_of(context.attributes, "approximate")
+    if approximation not in ("none", "tanh"):
+        raise context.fail(
+            "Gelu has no such approximation", expected="none, tanh", got=approximation
+        )
     return (require_type(context, 0, FLOATS),)
 
 

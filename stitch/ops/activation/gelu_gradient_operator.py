@@ -32,9 +32,11 @@ def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
     x = require_type(context, 1, FLOATS)
     require_same_type(context, (0, 1))
     require_shape(context, 0, x.shape)
-    found = string_of(context.attributes, "approximate")
-    if found not in ("none", "tanh"):
-        raise context.fail("Gelu has no such approximation", expected="none, tanh", got=found)
+    approximation = string_of(context.attributes, "approximate")
+    if approximation not in ("none", "tanh"):
+        raise context.fail(
+            "Gelu has no such approximation", expected="none, tanh", got=approximation
+        )
     return (x,)
 
 

@@ -157,10 +157,10 @@ def _hardmax_nbytes(context: WorkspaceContext) -> int:
     """A number and a place for each softmax. NumPy looks for places along the last axis: what lies
     otherwise is copied."""
     rows, _ = _rows(context)
-    made = context.outputs[0]
-    is_last = int_of(context.attributes, "axis") in (-1, len(made.shape) - 1)
-    turned = 0 if is_last else computed_nbytes(made)
-    return turned + rows * (made.data_type.compute_dtype.itemsize + np.intp(0).itemsize)
+    result = context.outputs[0]
+    is_last = int_of(context.attributes, "axis") in (-1, len(result.shape) - 1)
+    turned = 0 if is_last else computed_nbytes(result)
+    return turned + rows * (result.data_type.compute_dtype.itemsize + np.intp(0).itemsize)
 
 
 def _operator(

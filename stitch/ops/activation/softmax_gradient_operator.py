@@ -53,21 +53,21 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
     total = workspace(parts[0].stop, out.dtype)
     steps: list[Thunk] = []
     for part in parts:
-        dy, result, made = (array.reshape(shape)[part] for array in (gradient, y, out))
+        dy, result, dx = (array.reshape(shape)[part] for array in (gradient, y, out))
         sums = total[: part.stop - part.start]
         steps += [
             partial(np.vecdot, dy, result, sums),
-            partial(np.subtract, dy, sums[:, None], made),
-            partial(np.multiply, made, result, made),
+            partial(np.subtract, dy, sums[:, None], dx),
+            partial(np.multiply, dx, result, dx),
         ]
     return steps
 
 
 def _workspace(context: WorkspaceContext) -> int:
     """A number for each softmax, or for each of a chunk of rows."""
-    made = context.outputs[0]
-    length = made.shape[int_of(context.attributes, "axis") % len(made.shape)]
-    return few.nbytes(context) + computed_nbytes(made) // max(length, 1)
+    result = context.outputs[0]
+    length = result.shape[int_of(context.attributes, "axis") % len(result.shape)]
+    return few.nbytes(context) + computed_nbytes(result) // max(length, 1)
 
 
 OPERATORS = (

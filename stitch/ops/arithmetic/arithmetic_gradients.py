@@ -73,8 +73,8 @@ def pow_gradient(context: GradientContext) -> Sequence[Any]:
     first = second = None
     if context.wants(0):
         exponent = _exponent(context.constants[1])
-        made = _known_power(context, exponent) if exponent is not None else _power(context)
-        first = None if made is None else context.reduced(made, 0)
+        sloped = _known_power(context, exponent) if exponent is not None else _power(context)
+        first = None if sloped is None else context.reduced(sloped, 0)
     if context.wants(1):
         base = context.input(0)
         log = context.apply("Log", base)
@@ -120,17 +120,17 @@ def extreme_gradient(context: GradientContext) -> Sequence[Any]:
     """Max and Min: the first operand that reaches the result gets the gradient, others nothing."""
     rest, count = context.gradient, len(context.input_types)
     last = max(i for i in range(count) if context.wants(i))
-    made: list[Any] = [None] * count
+    shares: list[Any] = [None] * count
     for index in range(last + 1):
         if index == count - 1:
-            made[index] = context.reduced(rest, index)
+            shares[index] = context.reduced(rest, index)
             break
         hit = context.apply("Equal", context.input(index), context.output())
         if context.wants(index):
-            made[index] = context.reduced(kept(context, hit, rest), index)
+            shares[index] = context.reduced(kept(context, hit, rest), index)
         if index < last:
             rest = context.apply("Where", hit, zero_like(context, rest), rest)
-    return made
+    return shares
 
 
 def clip_gradient(context: GradientContext) -> Sequence[Any]:

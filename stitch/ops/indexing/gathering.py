@@ -294,16 +294,16 @@ def _top_nbytes(shape: Shape, k: int) -> int:
 
 
 def _top_workspace(context: WorkspaceContext) -> int:
-    data, made = context.inputs[0], context.outputs[0]
+    data, largest = context.inputs[0], context.outputs[0]
     assert data is not None
     axis = int_of(context.attributes, "axis") % len(data.shape)
     moved = (*data.shape[:axis], *data.shape[axis + 1 :], data.shape[axis])
-    k = made.shape[axis]
+    k = largest.shape[axis]
     whole = _top_nbytes(moved, k)
     if len(moved) > 1:
         whole = min(whole, max(PIECE_NBYTES, _top_nbytes(moved[1:], k)))
     # Places that were not asked for, and the steps of pieces.
-    unwanted = 8 * math.prod(made.shape) if len(context.outputs) == 1 else 0
+    unwanted = 8 * math.prod(largest.shape) if len(context.outputs) == 1 else 0
     return whole + unwanted + 512 * -(-_top_nbytes(moved, k) // PIECE_NBYTES)
 
 

@@ -33,11 +33,11 @@ def gather_gradient(context: GradientContext) -> Sequence[Any]:
     if places.data_type.value != "int64":
         places = context.apply("Cast", places, to=7)
     table = zeros(context, (size, before * after), data.data_type)
-    made = context.apply("ScatterND", table, places, rows, reduction="add")
+    sums = context.apply("ScatterND", table, places, rows, reduction="add")
     if before > 1:
-        made = shaped(context, made, (size, before, after))
-        made = context.apply("Transpose", made, perm=[1, 0, 2])
-    return shaped(context, made, data.shape), None
+        sums = shaped(context, sums, (size, before, after))
+        sums = context.apply("Transpose", sums, perm=[1, 0, 2])
+    return shaped(context, sums, data.shape), None
 
 
 def _one_place(context: GradientContext, axis: int, place: int) -> Any:
@@ -52,7 +52,7 @@ def _one_place(context: GradientContext, axis: int, place: int) -> Any:
 def gather_elements_gradient(context: GradientContext) -> Sequence[Any]:
     """Elements are added where they came from."""
     data = context.type_of(0)
-    made = context.apply(
+    sums = context.apply(
         "ScatterElements",
         zeros(context, data.shape, data.data_type),
         context.input(1),
@@ -60,7 +60,7 @@ def gather_elements_gradient(context: GradientContext) -> Sequence[Any]:
         axis=int_of(context.attributes, "axis"),
         reduction="add",
     )
-    return made, None
+    return sums, None
 
 
 def gather_nd_gradient(context: GradientContext) -> Sequence[Any]:
@@ -74,20 +74,20 @@ def gather_nd_gradient(context: GradientContext) -> Sequence[Any]:
         leading = context.constant(np.broadcast_to(count, (*shape[:-1], 1)).copy())
         indices = context.apply("Concat", leading, indices, axis=-1)
     table = zeros(context, data.shape, data.data_type)
-    made = context.apply("ScatterND", table, indices, context.gradient, reduction="add")
-    return made, None
+    sums = context.apply("ScatterND", table, indices, context.gradient, reduction="add")
+    return sums, None
 
 
 def reverse_sequence_gradient(context: GradientContext) -> Sequence[Any]:
     """A reversal undoes itself."""
-    made = context.apply(
+    reversed_back = context.apply(
         "ReverseSequence",
         context.gradient,
         context.input(1),
         batch_axis=int_of(context.attributes, "batch_axis"),
         time_axis=int_of(context.attributes, "time_axis"),
     )
-    return made, None
+    return reversed_back, None
 
 
 def top_gradient(context: GradientContext) -> Sequence[Any]:

@@ -41,11 +41,11 @@ REDUCTIONS = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.mi
 
 
 def _check_reduction(context: InferenceContext) -> None:
-    found = string_of(context.attributes, "reduction")
-    if found not in ("none", *REDUCTIONS):
+    reduction = string_of(context.attributes, "reduction")
+    if reduction not in ("none", *REDUCTIONS):
         listed = ", ".join(("none", *REDUCTIONS))
-        raise context.fail(f"{context.op} has no such reduction", expected=listed, got=found)
-    if found != "none":
+        raise context.fail(f"{context.op} has no such reduction", expected=listed, got=reduction)
+    if reduction != "none":
         require_type(context, 0, NUMERIC)
 
 

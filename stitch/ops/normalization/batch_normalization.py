@@ -115,17 +115,17 @@ class _Planes:
         if places < SHORT_ROW:
             return self._over_samples(mean, variance)
         sums = np.empty((samples, channels), mean.dtype)
-        made: list[Thunk] = [
+        steps: list[Thunk] = [
             *row_means(self.x.reshape(-1, places), sums.reshape(-1)),
             partial(np.add.reduce, sums, 0, None, mean),
             partial(np.divide, mean, scalar(samples, mean), mean),
         ]
         before, centered = self._centered(mean)
-        made += before
+        steps += before
         for (part, some), (here, center) in zip(self.chunks, centered, strict=True):
-            made += [center, partial(np.vecdot, here, here, sums[part, some])]
+            steps += [center, partial(np.vecdot, here, here, sums[part, some])]
         return [
-            *made,
+            *steps,
             partial(np.add.reduce, sums, 0, None, variance),
             partial(np.divide, variance, scalar(samples * places, variance), variance),
         ]
@@ -136,22 +136,22 @@ class _Planes:
         at_once = self.wide[0]
         sums = np.empty((-(-samples // at_once), channels, places), mean.dtype)
         ones, count = np.ones((1, samples), mean.dtype), scalar(samples * places, mean)
-        made: list[Thunk] = [
+        steps: list[Thunk] = [
             partial(np.dot, ones, self.x.reshape(samples, -1), sums[:1].reshape(1, -1)),
             partial(np.add.reduce, sums[0], 1, None, mean),
             partial(np.divide, mean, count, mean),
         ]
         before, centered = self._centered(mean)
-        made += before
+        steps += before
         for (part, some), (here, center) in zip(self.chunks, centered, strict=True):
             flat, row = here.reshape(here.shape[0], -1), sums[part.start // at_once, some]
-            made += [
+            steps += [
                 center,
                 partial(np.multiply, here, here, here),
                 partial(np.dot, ones[:, : here.shape[0]], flat, row.reshape(1, -1)),
             ]
         return [
-            *made,
+            *steps,
             partial(np.add.reduce, sums, (0, 2), None, variance),
             partial(np.divide, variance, count, variance),
         ]
@@ -173,14 +173,14 @@ class _Planes:
         """out = factor x + offset, with a number of each per channel."""
         result = out.reshape(self.x.shape)
         (factors, steps), (offsets, more) = map(self.over_places, (factor, offset))
-        made = [*steps, *more]
+        steps = [*steps, *more]
         for part, some in self.chunks:
             target, count = result[part, some], part.stop - part.start
-            made += [
+            steps += [
                 partial(np.multiply, self.x[part, some], factors[:count, some], target),
                 partial(np.add, target, offsets[:count, some], target),
             ]
-        return made
+        return steps
 
 
 def _running_statistics(out: Array, before: Array, now: Array, momentum: float) -> list[Thunk]:

@@ -92,8 +92,8 @@ def _layer(arguments: KernelArguments) -> Sequence[Thunk]:
         for function, operand in operands:
             chunk = results[part]
             steps.append(partial(function, chunk, operand[: chunk.shape[0]], chunk))
-    for row, found in zip(arguments.outputs[1:], (mean, inverse), strict=False):
-        steps += copy_steps(found.reshape(row.shape), row)
+    for row, statistic in zip(arguments.outputs[1:], (mean, inverse), strict=False):
+        steps += copy_steps(statistic.reshape(row.shape), row)
     return [*steps, *after]
 
 

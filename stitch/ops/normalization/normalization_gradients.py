@@ -154,8 +154,8 @@ def norm_gradient(context: GradientContext) -> Sequence[Any]:
     norm = context.apply("ReduceL1" if absolute else "ReduceL2", x, axis, keepdims=1)
     slope = context.apply("Sign", x) if absolute else y
     dot = context.apply("ReduceSum", gradient * y, axis, keepdims=1)
-    made = (gradient - slope * dot) / norm
-    return (kept(context, context.apply("Greater", norm, 0.0), made),)
+    quotient = (gradient - slope * dot) / norm
+    return (kept(context, context.apply("Greater", norm, 0.0), quotient),)
 
 
 def response_gradient(context: GradientContext) -> Sequence[Any]:
@@ -228,21 +228,21 @@ def _as_vector(context: GradientContext, value: Any, index: int) -> Any:
 
 def _stored(context: GradientContext) -> Sequence[Any]:
     gradient, epsilon = context.gradient, float_of(context.attributes, "epsilon")
-    made: list[Any] = [None] * 5
+    gradients: list[Any] = [None] * 5
     if any(context.wants(i) for i in (0, 1, 3, 4)):
         inverse = inverse_deviation(context, _channels(context, context.input(4)), epsilon)
     if context.wants(0) or context.wants(3) or context.wants(4):
         factor = inverse * _channels(context, context.input(1))
     if context.wants(0):
-        made[0] = gradient * factor
+        gradients[0] = gradient * factor
     if context.wants(2):
-        made[2] = _summed(context, gradient, 2)
+        gradients[2] = _summed(context, gradient, 2)
     if context.wants(3):
-        made[3] = -_summed(context, gradient * factor, 3)
+        gradients[3] = -_summed(context, gradient * factor, 3)
     if context.wants(1) or context.wants(4):
         centred = gradient * (context.input(0) - _channels(context, context.input(3)))
         if context.wants(1):
-            made[1] = _summed(context, centred * inverse, 1)
+            gradients[1] = _summed(context, centred * inverse, 1)
         if context.wants(4):
-            made[4] = _summed(context, centred * (factor * inverse * inverse * -0.5), 4)
-    return made
+            gradients[4] = _summed(context, centred * (factor * inverse * inverse * -0.5), 4)
+    return gradients

@@ -183,9 +183,9 @@ def _one(
         wanted += letter
         back.append(size)
     equation = ",".join(given) + "->" + wanted
-    made = context.apply("Einsum", *operands, equation=equation)
-    made = shaped(context, made, back)
-    return made if tuple(back) == shape else context.apply("Expand", made, list(shape))
+    own = context.apply("Einsum", *operands, equation=equation)
+    own = shaped(context, own, back)
+    return own if tuple(back) == shape else context.apply("Expand", own, list(shape))
 
 
 OPERATORS = (

@@ -48,20 +48,20 @@ _LINE_NBYTES = 48
 
 def _dft_workspace(context: WorkspaceContext) -> int:
     """A piece, or one signal: as complex numbers, and as long as it is transformed."""
-    x, made = context.inputs[0], context.outputs[0]
+    x, result = context.inputs[0], context.outputs[0]
     assert x is not None
-    longest = 2 * max(*x.shape[:-1], *made.shape[:-1], 1)
-    size = 2 * max(math.prod(x.shape[:-1]), math.prod(made.shape[:-1]))
+    longest = 2 * max(*x.shape[:-1], *result.shape[:-1], 1)
+    size = 2 * max(math.prod(x.shape[:-1]), math.prod(result.shape[:-1]))
     wide = x.data_type.compute_dtype.itemsize // 4
     return wide * min(max(PIECE_NBYTES, _LINE_NBYTES * longest), _LINE_NBYTES * size)
 
 
 def _stft_workspace(context: WorkspaceContext) -> int:
     """The signal as complex numbers; and a piece, or one frame of every sample."""
-    x, made = context.inputs[0], context.outputs[0]
+    x, result = context.inputs[0], context.outputs[0]
     assert x is not None
     wide = x.data_type.compute_dtype.itemsize // 4
-    frame = 2 * _LINE_NBYTES * made.shape[0] * made.shape[2]
+    frame = 2 * _LINE_NBYTES * result.shape[0] * result.shape[2]
     return 2 * computed_nbytes(x) + wide * max(2 * PIECE_NBYTES, 2 * frame)
 
 
@@ -122,8 +122,8 @@ def _dft(arguments: KernelArguments) -> Sequence[Thunk]:
         for rows in pieces_of(outer, line * inner):
             for columns in pieces_of(inner, line * (rows.stop - rows.start)):
                 place = (rows, slice(None), columns)
-                made = transform(as_complex(signals[place]), length, 1)
-                _write_parts(made, results[place])
+                spectrum = transform(as_complex(signals[place]), length, 1)
+                _write_parts(spectrum, results[place])
 
     return (run,) if out.size else ()
 

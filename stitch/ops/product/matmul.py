@@ -81,12 +81,12 @@ def _infer_gemm(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def _transposed(arguments: KernelArguments, index: int, transpose: bool) -> Array:
-    found = given(arguments, index)
+    matrix = given(arguments, index)
     if not transpose:
-        return found
+        return matrix
     if not is_constant(arguments, index):
-        return found.T
-    return remembered(arguments, f"transposed {index}", lambda: np.ascontiguousarray(found.T))
+        return matrix.T
+    return remembered(arguments, f"transposed {index}", lambda: np.ascontiguousarray(matrix.T))
 
 
 def _scale(source: Array, factor: float, out: Array) -> list[Thunk]:
@@ -130,7 +130,7 @@ def _constant_bias(bias: Array, beta: float, out: Array) -> Array:
 def _gemm_nbytes(context: WorkspaceContext) -> int:
     """Operands that are turned round once, the bias as large as the result, or scaled."""
     turned = [int_of(context.attributes, name) for name in ("transA", "transB")]
-    found = sum(
+    nbytes = sum(
         computed_nbytes(kind)
         for kind, turns in zip(context.inputs[:2], turned, strict=True)
         if kind is not None and turns
@@ -139,9 +139,9 @@ def _gemm_nbytes(context: WorkspaceContext) -> int:
     if bias is not None:
         spread = computed_nbytes(context.outputs[0])
         # Scaled: in float64 if it has integers, then in its own type.
-        found += 8 * math.prod(bias.shape) + 2 * computed_nbytes(bias)
-        found += spread if spread <= SPREAD_BIAS_NBYTES else 0
-    return found
+        nbytes += 8 * math.prod(bias.shape) + 2 * computed_nbytes(bias)
+        nbytes += spread if spread <= SPREAD_BIAS_NBYTES else 0
+    return nbytes
 
 
 def matmul_gradient(context: GradientContext) -> Sequence[Any]:

@@ -29,7 +29,7 @@ from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
 from stitch.program import Array, DataType, ValueType
 
 
-def _infer_product(context: InferenceContext, b: int, made: DataType) -> tuple[ValueType, ...]:
+def _infer_product(context: InferenceContext, b: int, data_type: DataType) -> tuple[ValueType, ...]:
     """The type of operand 0 times operand `b`, as MatMul shapes it."""
     left, right = require_type(context, 0, BYTES), require_type(context, b, BYTES)
     require_rank(context, 0, 1)
@@ -43,22 +43,22 @@ def _infer_product(context: InferenceContext, b: int, made: DataType) -> tuple[V
             got=str(inner),
         )
     batch = broadcast(context, left.shape[:-2], right.shape[:-2])
-    return (ValueType((*batch, *rows, *columns), made),)
+    return (ValueType((*batch, *rows, *columns), data_type),)
 
 
 def _check_points(context: InferenceContext, index: int, shape: Shape, axis: int) -> None:
     """Zero points or scales: one number, or one for each row (axis -2) or column (axis -1)."""
-    found = present(context, index)
-    if found is None or (math.prod(found.shape) == 1 and len(found.shape) <= 1):
+    kind = present(context, index)
+    if kind is None or (math.prod(kind.shape) == 1 and len(kind.shape) <= 1):
         return
     rows = len(shape) > 1 and axis == -2
     wide = (*shape[:-2], shape[-2], 1) if rows else (*shape[:-2], 1, *shape[-1:])
-    if len(shape) > 1 and found.shape in ((shape[axis],), wide):
+    if len(shape) > 1 and kind.shape in ((shape[axis],), wide):
         return
     raise context.fail(
         f"operand {index} of {context.op} does not fit",
         expected=f"one number, or {shape[axis]}" if len(shape) > 1 else "one number",
-        got=str(list(found.shape)),
+        got=str(list(kind.shape)),
     )
 
 
@@ -83,12 +83,12 @@ def _exact_product(a: Array, a_zero: Array | None, b: Array, b_zero: Array | Non
 
 
 def _infer_matmul_integer(context: InferenceContext) -> tuple[ValueType, ...]:
-    found = _infer_product(context, 1, DataType.INT32)
+    product = _infer_product(context, 1, DataType.INT32)
     require_same_type(context, (0, 2))
     require_same_type(context, (1, 3))
     _check_points(context, 2, operand(context, 0).shape, -2)
     _check_points(context, 3, operand(context, 1).shape, -1)
-    return found
+    return product
 
 
 def _matmul_integer(arguments: KernelArguments) -> Sequence[Thunk]:
@@ -102,8 +102,8 @@ def _matmul_integer(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _infer_qlinear_matmul(context: InferenceContext) -> tuple[ValueType, ...]:
-    made = require_type(context, 7, BYTES).data_type
-    found = _infer_product(context, 3, made)
+    data_type = require_type(context, 7, BYTES).data_type
+    product = _infer_product(context, 3, data_type)
     require_same_type(context, (0, 2))
     require_same_type(context, (3, 5))
     for index in (1, 4, 6):
@@ -112,8 +112,8 @@ def _infer_qlinear_matmul(context: InferenceContext) -> tuple[ValueType, ...]:
     for index, side, axis in ((1, 0, -2), (2, 0, -2), (4, 3, -1), (5, 3, -1)):
         _check_points(context, index, operand(context, side).shape, axis)
     for index in (6, 7):
-        _check_points(context, index, found[0].shape, -2)
-    return found
+        _check_points(context, index, product[0].shape, -2)
+    return product
 
 
 def _requantize(exact: Array, scale: Array, zero: Array, out: Array) -> None:
@@ -130,14 +130,18 @@ def _qlinear_matmul(arguments: KernelArguments) -> Sequence[Thunk]:
     out = arguments.outputs[0]
 
     def run() -> None:
-        left, right, made = _points(a_scale, True), _points(b_scale, False), _points(y_scale, True)
+        left, right, result = (
+            _points(a_scale, True),
+            _points(b_scale, False),
+            _points(y_scale, True),
+        )
         zero = _points(y_zero, True)
         assert left is not None
         assert right is not None
-        assert made is not None
+        assert result is not None
         assert zero is not None
         exact = _exact_product(a, a_zero, b, b_zero)
-        _requantize(exact, left * right / made, zero, out)
+        _requantize(exact, left * right / result, zero, out)
 
     return (run,)
 
@@ -155,9 +159,9 @@ def _conv_context(context: InferenceContext, w: int, bias: int | None) -> Infere
 
 def _check_channels(context: InferenceContext, index: int, w: int) -> None:
     """One number, or one for each filter."""
-    found = present(context, index)
+    kind = present(context, index)
     filters = operand(context, w).shape[:1]
-    if found is not None and found.shape != filters and math.prod(found.shape) != 1:
+    if kind is not None and kind.shape != filters and math.prod(kind.shape) != 1:
         require_shape(context, index, filters)
 
 
@@ -166,11 +170,11 @@ def _infer_conv_integer(context: InferenceContext) -> tuple[ValueType, ...]:
     require_type(context, 1, BYTES)
     require_same_type(context, (0, 2))
     require_same_type(context, (1, 3))
-    (made,) = CONVOLUTION.infer(_conv_context(context, 1, None))
+    (result,) = CONVOLUTION.infer(_conv_context(context, 1, None))
     if present(context, 2) is not None and math.prod(operand(context, 2).shape) != 1:
         require_shape(context, 2, ())
     _check_channels(context, 3, 1)
-    return (ValueType(made.shape, DataType.INT32),)
+    return (ValueType(result.shape, DataType.INT32),)
 
 
 def _infer_qlinear_conv(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -182,13 +186,13 @@ def _infer_qlinear_conv(context: InferenceContext) -> tuple[ValueType, ...]:
         require_type(context, index, frozenset({DataType.FLOAT32}))
     if present(context, 8) is not None:
         require_type(context, 8, frozenset({DataType.INT32}))
-    (made,) = CONVOLUTION.infer(_conv_context(context, 3, 8))
+    (result,) = CONVOLUTION.infer(_conv_context(context, 3, 8))
     for index in (1, 2, 6, 7):
         if math.prod(operand(context, index).shape) != 1:
             require_shape(context, index, ())
     for index in (4, 5):
         _check_channels(context, index, 3)
-    return (ValueType(made.shape, require_type(context, 7, BYTES).data_type),)
+    return (ValueType(result.shape, require_type(context, 7, BYTES).data_type),)
 
 
 def _per_filter(values: Array, rank: int) -> Array:

@@ -74,13 +74,13 @@ def gates_of(attributes: Attributes, names: tuple[str, ...], dtype: np.dtype[Any
     betas = _numbers(attributes, "activation_beta")
     clip = attributes.get("clip")
     limit = dtype.type(clip) if isinstance(clip, float) and clip > 0 else None
-    found = []
+    gates = []
     for name in names:
         function = _FUNCTIONS[name]
         alpha = function.alpha if function.alpha is None or not alphas else alphas.pop(0)
         beta = function.beta if function.beta is None or not betas else betas.pop(0)
-        found.append(_gate(function, dtype.type(alpha or 0), dtype.type(beta or 0), limit))
-    return found
+        gates.append(_gate(function, dtype.type(alpha or 0), dtype.type(beta or 0), limit))
+    return gates
 
 
 def _gate(function: _Function, alpha: Any, beta: Any, limit: Any) -> Gate:

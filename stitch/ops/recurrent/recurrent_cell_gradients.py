@@ -186,5 +186,5 @@ def lstm_flow(d: Direction) -> Flow:
         parts[at] = spread * slopes[at]
         flowing = d.apply("Gemm", parts[at], d.recurrent)
         in_cell = in_cell * forgets[at]
-    made = d.joined(parts)
-    return Flow(made, made, flowing, in_cell)
+    of_steps = d.joined(parts)
+    return Flow(of_steps, of_steps, flowing, in_cell)

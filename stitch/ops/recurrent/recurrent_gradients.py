@@ -52,10 +52,10 @@ def recurrent_gradient(context: GradientContext) -> Sequence[Any]:
         string_of(context.attributes, "direction"), (False, True)
     )
     layer = _Layer(context, names)
-    made = [layer.one(d, turned) for d, turned in enumerate(backward)]
+    by_direction = [layer.one(d, turned) for d, turned in enumerate(backward)]
     results: list[Any] = [None] * len(context.input_types)
     for index in range(len(results)):
-        parts = [one[index] for one in made]
+        parts = [one[index] for one in by_direction]
         if context.wants(index) and parts[0] is not None:
             results[index] = layer.together(index, parts)
     return results
@@ -97,21 +97,21 @@ class _Layer:
         return self._results(direction, _CELLS[c.op](direction), turned)
 
     def _results(self, d: Direction, flow: Flow, turned: bool) -> list[Any]:
-        c, made = self.context, [None] * 8
+        c, gradients = self.context, [None] * 8
         if c.wants(0):
             x = shaped(c, c.apply("Gemm", flow.gates, d.weights), (self.steps, self.batch, -1))
-            made[0] = self._turned(x) if turned else x
+            gradients[0] = self._turned(x) if turned else x
         if c.wants(1):
-            made[1] = c.apply("Gemm", flow.gates, d.x, transA=1)
+            gradients[1] = c.apply("Gemm", flow.gates, d.x, transA=1)
         if c.wants(2):
-            made[2] = flow.recurrent_weights
-            if made[2] is None:
-                made[2] = c.apply("Gemm", flow.recurrent, d.before, transA=1)
+            gradients[2] = flow.recurrent_weights
+            if gradients[2] is None:
+                gradients[2] = c.apply("Gemm", flow.recurrent, d.before, transA=1)
         if c.wants(3):
             sums = [c.apply("ReduceSum", v, [0], keepdims=0) for v in (flow.gates, flow.recurrent)]
-            made[3] = c.apply("Concat", *sums, axis=0)
-        made[5], made[6] = flow.state, flow.cell
-        return made
+            gradients[3] = c.apply("Concat", *sums, axis=0)
+        gradients[5], gradients[6] = flow.state, flow.cell
+        return gradients
 
     def together(self, index: int, parts: list[Any]) -> Any:
         """One operand's gradient from all directions."""

@@ -165,14 +165,14 @@ def _run_direction(
     if outputs:
         outputs[0][...] = 0
     for at in range(length - 1, -1, -1) if backward else range(length):
-        made = step(shares[at], state, direction)
+        following = step(shares[at], state, direction)
         if lengths is None:
-            state = made
-            current = made[0]
+            state = following
+            current = following[0]
         else:
             alive = (at < lengths)[:, None]
-            state = tuple(np.where(alive, n, o) for n, o in zip(made, state, strict=True))
-            current = np.where(alive, made[0], empty)
+            state = tuple(np.where(alive, n, o) for n, o in zip(following, state, strict=True))
+            current = np.where(alive, following[0], empty)
         if outputs:
             outputs[0][at] = current
     for target, value in zip(outputs[1:], state, strict=False):

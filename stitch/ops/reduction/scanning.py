@@ -56,14 +56,14 @@ def _running(function: np.ufunc, neutral: int) -> Kernel:
 def cumulative_sum_gradient(context: GradientContext) -> Sequence[Any]:
     """The sum that runs the other way."""
     attributes = context.attributes
-    made = context.apply(
+    total = context.apply(
         "CumSum",
         context.gradient,
         context.input(1),
         exclusive=int_of(attributes, "exclusive"),
         reverse=1 - int_of(attributes, "reverse"),
     )
-    return made, None
+    return total, None
 
 
 def cumulative_product_gradient(context: GradientContext) -> Sequence[Any]:

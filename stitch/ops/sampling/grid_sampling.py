@@ -155,14 +155,14 @@ def bilinear(image: Array, y: Array, x: Array) -> list[tuple[Array, Array]]:
     """The four neighbours of places in an image (channels, height, width): values and weights."""
     height, width = image.shape[1:]
     top, left = np.floor(y), np.floor(x)
-    found = []
+    corners = []
     for row, column in itertools.product((top, top + 1), (left, left + 1)):
         weight = (1 - np.abs(y - row)) * (1 - np.abs(x - column))
         inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
         rows = np.clip(np.nan_to_num(row), 0, height - 1).astype(np.intp)
         columns = np.clip(np.nan_to_num(column), 0, width - 1).astype(np.intp)
-        found.append((image[:, rows, columns], np.where(inside, weight, 0)))
-    return found
+        corners.append((image[:, rows, columns], np.where(inside, weight, 0)))
+    return corners
 
 
 def _deform_windows(attributes: Attributes, size: Shape, kernel: Shape) -> Windows:
@@ -249,9 +249,11 @@ def _deform(arguments: KernelArguments) -> Sequence[Thunk]:
                 for part, channels in enumerate(image):
                     shift = offsets[n, part][..., rows, :]
                     places = grid_y[:, :, rows] + shift[:, :, 0], grid_x + shift[:, :, 1]
-                    found = sum((v * k for v, k in bilinear(channels, *places)), start=np.zeros(()))
+                    samples = sum(
+                        (v * k for v, k in bilinear(channels, *places)), start=np.zeros(())
+                    )
                     gathered.append(
-                        found if masks is None else found * masks[n, part][..., rows, :]
+                        samples if masks is None else samples * masks[n, part][..., rows, :]
                     )
                 taps = np.concatenate(gathered).reshape(group, weights.shape[2], -1)
                 into = out[n][:, rows]

@@ -127,15 +127,15 @@ def _bins(image: Array, ys: Array, xs: Array, averages: bool, out: Array) -> Non
         return
     rows, down = max(1, _PIECE // xs.size), ys.shape[1]
     for bin_, places in enumerate(ys):
-        found: Array | None = None
+        total: Array | None = None
         for first in range(0, down, rows):
             parts = _weighed(image, places[None, first : first + rows], xs)
             one = _total(parts).sum((1, 3, 4)) if averages else np.max(parts, 0).max((1, 3, 4))
-            if found is not None:
-                one = found + one if averages else np.maximum(found, one)
-            found = one
-        assert found is not None
-        out[:, bin_] = found / (down * xs.shape[1]) if averages else found
+            if total is not None:
+                one = total + one if averages else np.maximum(total, one)
+            total = one
+        assert total is not None
+        out[:, bin_] = total / (down * xs.shape[1]) if averages else total
 
 
 def _total(parts: Sequence[Array]) -> Array:

@@ -85,9 +85,9 @@ def _changes(
     axes = tuple(a % len(shape) for a in ints_of(attributes, "axes") or range(len(shape)))
     roi, scales, sizes = (None if a is None else a.reshape(-1) for a in known)
     crops = string_of(attributes, "coordinate_transformation_mode") == _COORDINATES[-1]
-    found = _plan(attributes, shape, axes, roi if crops else None, scales, sizes)
+    plan = _plan(attributes, shape, axes, roi if crops else None, scales, sizes)
     return sorted(
-        (one for one in found if one.before != one.after or one.scale != 1.0 or crops),
+        (one for one in plan if one.before != one.after or one.scale != 1.0 or crops),
         key=lambda one: one.after / max(one.before, 1),
     )
 
@@ -100,10 +100,10 @@ def _check_words(context: InferenceContext) -> None:
         ("keep_aspect_ratio_policy", _POLICIES),
     )
     for name, known in words:
-        found = string_of(context.attributes, name)
-        if found not in known:
+        word = string_of(context.attributes, name)
+        if word not in known:
             raise context.fail(
-                f"{name} of Resize has no such value", expected=", ".join(known), got=found
+                f"{name} of Resize has no such value", expected=", ".join(known), got=word
             )
 
 
@@ -112,12 +112,12 @@ def _known(context: InferenceContext, index: int, name: str) -> Array | None:
         return None
     if math.prod(operand(context, index).shape) == 0:
         return None
-    found = constant(context, index)
-    if found is None:
+    data = constant(context, index)
+    if data is None:
         raise context.fail(
             f"operand {index} ({name}) of Resize must be known at compile time: it decides a shape"
         )
-    return found.reshape(-1)
+    return data.reshape(-1)
 
 
 def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -137,12 +137,12 @@ def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
     if (scales is None) == (sizes is None or not sizes.size):
         raise context.fail("Resize takes either scales or sizes")
     lists = ((scales, len(axes)), (sizes if scales is None else None, len(axes)))
-    for found, count in (*lists, (roi, 2 * len(axes))):
-        if found is not None and len(found) != count:
+    for listed, count in (*lists, (roi, 2 * len(axes))):
+        if listed is not None and len(listed) != count:
             raise context.fail(
                 "an operand of Resize has not one number per axis",
                 expected=str(count),
-                got=str(len(found)),
+                got=str(len(listed)),
             )
     if scales is not None and not (np.isfinite(scales).all() and (scales > 0).all()):
         raise context.fail("scales of Resize are positive", got=str(scales.tolist()))
@@ -314,13 +314,13 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
 def _workspace(context: WorkspaceContext) -> int:
     """Places and weights of every axis, as many at once as making them takes; what lies between
     two axes, and one tap of each result."""
-    x, made = context.inputs[0], context.outputs[0]
+    x, result = context.inputs[0], context.outputs[0]
     assert x is not None
-    if 0 in made.shape:
+    if 0 in result.shape:
         return 0
     known = (*context.constants, None, None, None)[1:4]
     nearest = string_of(context.attributes, "mode") == "nearest"
-    itemsize, shape, kept, passing = made.data_type.compute_dtype.itemsize, list(x.shape), 0, 0
+    itemsize, shape, kept, passing = result.data_type.compute_dtype.itemsize, list(x.shape), 0, 0
     changes = _changes(context.attributes, x.shape, known)
     for number, one in enumerate(changes, 1):
         taps = 1 if nearest else 2 - 2 * _first_tap(context.attributes, one.scale)[0]
@@ -331,12 +331,12 @@ def _workspace(context: WorkspaceContext) -> int:
         kept += 1024 * taps
         passing = max(passing, 80 * one.after * (taps + 1))
     crops = string_of(context.attributes, "coordinate_transformation_mode") == _COORDINATES[-1]
-    return kept + passing + (2 * math.prod(made.shape) if crops else 0)
+    return kept + passing + (2 * math.prod(result.shape) if crops else 0)
 
 
 def _gradient(context: GradientContext) -> Sequence[Any]:
     """Per axis the transposed matrix; where windows of equal length tile the result, sums."""
-    shape, made, attributes = context.type_of(0).shape, context.gradient, context.attributes
+    shape, gradient, attributes = context.type_of(0).shape, context.gradient, context.attributes
     axes = tuple(a % len(shape) for a in ints_of(attributes, "axes") or range(len(shape)))
     known = (*context.constants, None, None, None)[:4]
     scales, sizes = (None if a is None else a.reshape(-1) for a in known[2:])
@@ -353,12 +353,17 @@ def _gradient(context: GradientContext) -> Sequence[Any]:
         matrix[outside] = 0.0
         times = one.after // one.before
         if np.array_equal(matrix, np.repeat(np.eye(one.before), times, 0)):
-            split = (*made.shape[: one.axis], one.before, times, *made.shape[one.axis + 1 :])
-            made = context.apply("ReduceSum", shaped(context, made, split), [one.axis + 1],
+            split = (
+                *gradient.shape[: one.axis],
+                one.before,
+                times,
+                *gradient.shape[one.axis + 1 :],
+            )
+            gradient = context.apply("ReduceSum", shaped(context, gradient, split), [one.axis + 1],
                                  keepdims=0)  # fmt: skip
         else:
-            made = weighted(context, made, one.axis, matrix)
-    return made, None, None, None
+            gradient = weighted(context, gradient, one.axis, matrix)
+    return gradient, None, None, None
 
 
 OPERATORS = (

@@ -25,15 +25,15 @@ def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def _expect(arguments: KernelArguments) -> Sequence[Thunk]:
-    data, found, wanted = (given(arguments, i) for i in range(3))
+    data, actual, wanted = (given(arguments, i) for i in range(3))
     name = string_of(arguments.attributes, "name")
 
     def check() -> None:
-        if not np.array_equal(found, wanted):
+        if not np.array_equal(actual, wanted):
             raise TaskError(
                 f"the program was compiled for one value of {name!r}: it decides shapes",
                 expected=_shown(wanted.tolist()),
-                got=_shown(found.tolist()),
+                got=_shown(actual.tolist()),
                 remedy="compile the model again, with this value as the example input",
             )
 

@@ -148,10 +148,10 @@ def _infer_mel(context: InferenceContext) -> tuple[ValueType, ...]:
         raise context.fail("the numbers of a MelWeightMatrix are positive, the edges in order")
     if not _mel_places(context.constants)[-1] <= length // 2:
         raise context.fail("the upper edge of a MelWeightMatrix is beyond its spectrogram")
-    made = data_type_of_code(int_of(context.attributes, "output_datatype"), context.op)
-    if made not in NUMERIC:
-        raise context.fail("MelWeightMatrix makes numbers", got=made.value)
-    return (ValueType((length // 2 + 1, bins), made),)
+    data_type = data_type_of_code(int_of(context.attributes, "output_datatype"), context.op)
+    if data_type not in NUMERIC:
+        raise context.fail("MelWeightMatrix makes numbers", got=data_type.value)
+    return (ValueType((length // 2 + 1, bins), data_type),)
 
 
 def _mel(arguments: KernelArguments) -> Sequence[Thunk]:

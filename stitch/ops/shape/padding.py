@@ -169,7 +169,7 @@ def pad_gradient(context: GradientContext) -> Sequence[Any]:
 
 def _unrepeated(context: GradientContext, begins: Sequence[int]) -> Any:
     """Per padded axis a product with the matrix that says which element each place repeats."""
-    shape, made = context.type_of(0).shape, context.gradient
+    shape, sums = context.type_of(0).shape, context.gradient
     mode = string_of(context.attributes, "mode")
     for axis, (size, begin) in enumerate(zip(shape, begins, strict=True)):
         length = context.gradient.shape[axis]
@@ -177,8 +177,8 @@ def _unrepeated(context: GradientContext, begins: Sequence[int]) -> Any:
             continue
         table = np.zeros((length, size), np.bool_)
         table[np.arange(length), source_positions(mode, size, begin, length)] = True
-        made = weighted(context, made, axis, table)
-    return made
+        sums = weighted(context, sums, axis, table)
+    return sums
 
 
 OPERATORS = (

@@ -135,19 +135,19 @@ def slices_of(
     shape: Shape, starts: Shape, ends: Shape, axes: Shape, steps: Shape
 ) -> tuple[slice, ...]:
     """Slice's operands, clamped as ONNX says, as one Python slice per dimension."""
-    found = [slice(None)] * len(shape)
+    slices = [slice(None)] * len(shape)
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         size = shape[axis]
         start, end = (value + size if value < 0 else value for value in (start, end))
         if step > 0:
-            found[axis] = slice(min(max(start, 0), size), min(max(end, 0), size), step)
+            slices[axis] = slice(min(max(start, 0), size), min(max(end, 0), size), step)
         else:
             first, last = min(max(start, 0), size - 1), min(max(end, -1), size - 1)
             # A negative stop would count from the end; None runs past the first element.
-            found[axis] = slice(first, None if last < 0 else last, step)
+            slices[axis] = slice(first, None if last < 0 else last, step)
             if size == 0:
-                found[axis] = slice(0, 0)
-    return tuple(found)
+                slices[axis] = slice(0, 0)
+    return tuple(slices)
 
 
 def _infer_slice(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -168,8 +168,8 @@ def _infer_slice(context: InferenceContext) -> tuple[ValueType, ...]:
             got=f"starts {starts}, ends {ends}, axes {axes}, steps {steps}",
         )
     axes = axes_of(context, axes, len(data.shape))
-    found = slices_of(data.shape, starts, ends, axes, steps)
-    sizes = (len(range(*s.indices(size))) for s, size in zip(found, data.shape, strict=True))
+    slices = slices_of(data.shape, starts, ends, axes, steps)
+    sizes = (len(range(*s.indices(size))) for s, size in zip(slices, data.shape, strict=True))
     return (ValueType(tuple(sizes), data.data_type),)
 
 

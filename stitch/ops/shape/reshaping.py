@@ -207,8 +207,8 @@ def _same_order(name: str, inputs: tuple[int, int], infer: Inference, **defaults
 
 def reshape_gradient(context: GradientContext) -> Sequence[Any]:
     """The gradient in the operand's shape: Reshape, Flatten, Squeeze, Unsqueeze, Identity."""
-    made = shaped(context, context.gradient, context.type_of(0).shape)
-    return (made, *(None,) * (len(context.input_types) - 1))
+    gradient = shaped(context, context.gradient, context.type_of(0).shape)
+    return (gradient, *(None,) * (len(context.input_types) - 1))
 
 
 OPERATORS = (

@@ -28,14 +28,14 @@ def concat_gradient(context: GradientContext) -> Sequence[Any]:
     wanted = [i for i in range(count) if context.wants(i)]
     if len(wanted) == count and count > 1:
         return context.apply_many("Split", count, gradient, sizes, axis=axis)
-    made: list[Any] = [None] * count
+    own: list[Any] = [None] * count
     for index in wanted:
         start = sum(sizes[:index])
-        made[index] = gradient
+        own[index] = gradient
         if count > 1:
             end = start + sizes[index]
-            made[index] = context.apply("Slice", gradient, [start], [end], [axis])
-    return made
+            own[index] = context.apply("Slice", gradient, [start], [end], [axis])
+    return own
 
 
 def split_gradient(context: GradientContext) -> Sequence[Any]:
@@ -46,8 +46,8 @@ def split_gradient(context: GradientContext) -> Sequence[Any]:
         assert kind is not None
         missing = gradient is None
         parts.append(zeros(context, kind.shape, kind.data_type) if missing else gradient)
-    made = parts[0] if len(parts) == 1 else context.apply("Concat", *parts, axis=axis)
-    return made, None
+    joined = parts[0] if len(parts) == 1 else context.apply("Concat", *parts, axis=axis)
+    return joined, None
 
 
 def slice_gradient(context: GradientContext) -> Sequence[Any]:
@@ -72,8 +72,8 @@ def slice_gradient(context: GradientContext) -> Sequence[Any]:
             gradient = _apart(context, gradient, axis, step)
         begins[axis] = first
         ends[axis] = size - first - gradient.shape[axis]
-    made = padded(context, gradient, begins, ends)
-    return (made, *(None,) * (len(context.input_types) - 1))
+    whole = padded(context, gradient, begins, ends)
+    return (whole, *(None,) * (len(context.input_types) - 1))
 
 
 def _apart(context: GradientContext, value: Any, axis: int, step: int) -> Any:

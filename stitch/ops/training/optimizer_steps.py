@@ -45,8 +45,8 @@ def _adam(
         # NumPy's powers overflow to infinity, Python's to an error.
         corrections = 1 - np.float64(beta) ** step, 1 - np.float64(alpha) ** step
         rate = rate * np.sqrt(corrections[0]) / corrections[1]
-    made = x - rate * (v / (np.sqrt(h) + float_of(attributes, "epsilon")))
-    return (1 - float_of(attributes, "norm_coefficient_post")) * made, v, h
+    updated = x - rate * (v / (np.sqrt(h) + float_of(attributes, "epsilon")))
+    return (1 - float_of(attributes, "norm_coefficient_post")) * updated, v, h
 
 
 def _momentum(
@@ -88,8 +88,8 @@ def _run(
     rate = given(arguments, 0).reshape(())[()]
     steps = int(given(arguments, 1).reshape(()))
     regularized = float_of(arguments.attributes, "norm_coefficient") * x + gradient
-    made = step(rate, steps, x, regularized, states, arguments.attributes)
-    for target, value in zip(outputs, made, strict=True):
+    updated = step(rate, steps, x, regularized, states, arguments.attributes)
+    for target, value in zip(outputs, updated, strict=True):
         target[...] = value
 
 

@@ -74,14 +74,14 @@ _PLAIN = MOVED.difference(_NARROW)
 
 def _infer_bit_cast(context: InferenceContext) -> tuple[ValueType, ...]:
     data = require_type(context, 0, _PLAIN)
-    made = data_type_of_code(int_of(context.attributes, "to"), context.op)
-    if made not in _PLAIN or made.bits != data.data_type.bits:
+    target = data_type_of_code(int_of(context.attributes, "to"), context.op)
+    if target not in _PLAIN or target.bits != data.data_type.bits:
         raise context.fail(
             "BitCast does not make this type of that one",
             expected=" or ".join(sorted(t.value for t in _PLAIN if t.bits == data.data_type.bits)),
-            got=made.value,
+            got=target.value,
         )
-    return (ValueType(data.shape, made),)
+    return (ValueType(data.shape, target),)
 
 
 def _bit_cast(arguments: KernelArguments) -> Sequence[Thunk]:

@@ -85,13 +85,13 @@ def _by_stops(
     inner = workspace[8 * size * (len(path) + 1) :]
     steps: list[Thunk] = []
     for index, stop in enumerate(path):
-        made = workspace[8 * size * index :][: size * stop.itemsize].view(stop)
+        following = workspace[8 * size * index :][: size * stop.itemsize].view(stop)
         if current.dtype in WIDER:
-            steps.append(partial(np.copyto, made, current, "unsafe"))
+            steps.append(partial(np.copyto, following, current, "unsafe"))
         else:
             narrow = out.dtype in WIDER
-            steps += conversion_steps(current, made, inner, rounds_again=narrow)
-        current = made
+            steps += conversion_steps(current, following, inner, rounds_again=narrow)
+        current = following
     if out.dtype in WIDER:
         spare = workspace[8 * size * len(path) :][: 8 * size]
         return [*steps, *narrow_steps(current, out, spare, rounding)]

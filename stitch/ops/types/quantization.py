@@ -82,28 +82,28 @@ def _infer_quantize(context: InferenceContext) -> tuple[ValueType, ...]:
             expected=" or ".join(sorted(t.value for t in REALS)),
             got=data_type_of_code(precision, context.op).value,
         )
-    made = _output_type(context, DataType.UINT8 if zero is None else zero.data_type)
-    if made not in QUANTIZED or (zero is not None and zero.data_type is not made):
+    target = _output_type(context, DataType.UINT8 if zero is None else zero.data_type)
+    if target not in QUANTIZED or (zero is not None and zero.data_type is not target):
         raise context.fail(
             "QuantizeLinear does not make this type",
             expected=" or ".join(sorted(t.value for t in QUANTIZED))
             if zero is None
             else zero.data_type.value,
-            got=made.value,
+            got=target.value,
         )
     _check_scale(context, x.shape)
-    return (ValueType(x.shape, made),)
+    return (ValueType(x.shape, target),)
 
 
 def _infer_dequantize(context: InferenceContext) -> tuple[ValueType, ...]:
     x = require_type(context, 0, QUANTIZED | {DataType.INT32})
     scale = require_type(context, 1, SCALES)
     require_same_type(context, (0, 2))
-    made = _output_type(context, scale.data_type)
-    if made not in REALS:
-        raise context.fail("DequantizeLinear makes real numbers", got=made.value)
+    target = _output_type(context, scale.data_type)
+    if target not in REALS:
+        raise context.fail("DequantizeLinear makes real numbers", got=target.value)
     _check_scale(context, x.shape)
-    return (ValueType(x.shape, made),)
+    return (ValueType(x.shape, target),)
 
 
 def _spread(values: Array, shape: Shape, attributes: Attributes) -> Array:
@@ -128,7 +128,7 @@ def _wide(values: Array) -> Array:
 def _quantize(arguments: KernelArguments) -> Sequence[Thunk]:
     x, scale, zero = given(arguments, 0), given(arguments, 1), optional(arguments, 2)
     out, attributes = arguments.outputs[0], arguments.attributes
-    made = DataType.from_dtype(out.dtype)
+    target = DataType.from_dtype(out.dtype)
     code = int_of(attributes, "precision")
     exact = data_type_of_code(code).dtype if code else None
 
@@ -145,9 +145,9 @@ def _quantize(arguments: KernelArguments) -> Sequence[Thunk]:
         if zero is not None:
             whole += _spread(_wide(zero), x.shape, attributes)
         # What is no number becomes the least one, as in ONNX Runtime; a cast would leave it open.
-        least, most = made.limits
+        least, most = target.limits
         np.minimum(np.fmax(whole, least, out=whole), most, out=whole)
-        np.copyto(out, whole.astype(np.int32) if made.is_narrow else whole, casting="unsafe")
+        np.copyto(out, whole.astype(np.int32) if target.is_narrow else whole, casting="unsafe")
 
     def run_floating() -> None:
         work = divided().astype(np.float32)
@@ -161,7 +161,7 @@ def _quantize(arguments: KernelArguments) -> Sequence[Thunk]:
         ):
             step()
 
-    return (run_floating if made.is_floating else run,)
+    return (run_floating if target.is_floating else run,)
 
 
 def _dequantize(arguments: KernelArguments) -> Sequence[Thunk]:

@@ -211,8 +211,8 @@ def _conv_transpose(arguments: KernelArguments) -> Sequence[Thunk]:
     if turned is not None and x.shape[1] <= WIDENING * out.shape[1]:
         weights, steps = _turned_weights(arguments, group)
         shape = (samples, group, weights.shape[1], math.prod(out.shape[2:]))
-        made = _by_columns(x, turned, weights, out.reshape(shape), optional(arguments, 2))
-        return [*steps, *made]
+        products = _by_columns(x, turned, weights, out.reshape(shape), optional(arguments, 2))
+        return [*steps, *products]
     depth = math.prod(w.shape[1:])
     weights = w.reshape(group, w.shape[0] // group, depth)
     taken = math.prod(windows.padded) * out.shape[1] + group * depth * places
@@ -242,16 +242,16 @@ def _conv_transpose_workspace(context: WorkspaceContext) -> int:
     x, w = context.inputs[:2]
     assert x is not None
     assert w is not None
-    made, itemsize = context.outputs[0], x.data_type.compute_dtype.itemsize
-    if 0 in made.shape or 0 in x.shape:
+    result, itemsize = context.outputs[0], x.data_type.compute_dtype.itemsize
+    if 0 in result.shape or 0 in x.shape:
         return 0
     windows = transposed_windows(context.attributes, x.shape[2:], w.shape[2:])
     turned = _turned(windows)
-    if turned is not None and x.shape[1] <= WIDENING * made.shape[1]:
+    if turned is not None and x.shape[1] <= WIDENING * result.shape[1]:
         weights = math.prod(w.shape) * itemsize
-        return weights + _columns_nbytes(context, turned, x, made.shape[1])
-    columns = made.shape[1] * math.prod(w.shape[2:]) * math.prod(x.shape[2:]) * itemsize
-    one = columns + math.prod(windows.padded) * made.shape[1] * itemsize
+        return weights + _columns_nbytes(context, turned, x, result.shape[1])
+    columns = result.shape[1] * math.prod(w.shape[2:]) * math.prod(x.shape[2:]) * itemsize
+    one = columns + math.prod(windows.padded) * result.shape[1] * itemsize
     at_once = _samples_at_once(x.shape[0], columns)
     taps = _tap_count(windows, x.shape[0], at_once)
     if is_cut(one) or taps > MOST_STEPS:
@@ -291,8 +291,8 @@ def _turned_weights(arguments: KernelArguments, group: int) -> tuple[Array, list
     if is_constant(arguments, 1):
         flat = remembered(arguments, "turned", lambda: np.ascontiguousarray(source))
         return flat.reshape(group, source.shape[1], -1), []
-    made = np.empty(source.shape, w.dtype)
-    return made.reshape(group, source.shape[1], -1), [partial(np.copyto, made, source)]
+    weights = np.empty(source.shape, w.dtype)
+    return weights.reshape(group, source.shape[1], -1), [partial(np.copyto, weights, source)]
 
 
 def _tap_steps(columns: Array, target: Array, windows: Windows) -> list[Thunk]:

@@ -39,8 +39,8 @@ def conv_gradient(context: GradientContext) -> Sequence[Any]:
     first = second = None
     if context.wants(0):
         left = [
-            length + b + e - d * (k - 1) - 1 - (made - 1) * s
-            for length, b, e, d, k, made, s in zip(
+            length + b + e - d * (k - 1) - 1 - (places - 1) * s
+            for length, b, e, d, k, places, s in zip(
                 size, windows.begin, windows.end, windows.dilations, kernel,
                 windows.output, windows.strides, strict=True,
             )

@@ -185,13 +185,13 @@ def weight_steps(x: Array, windows: Windows, gradient: Array, sums: Array) -> li
     tiles, gather = _gathering(grouped, windows)
     row = math.prod(windows.output[1:])
     products = workspace(depth * filters, x.dtype)
-    made = gradient.reshape(len(x), group, filters, -1)
+    by_group = gradient.reshape(len(x), group, filters, -1)
 
     def run() -> None:
         sums.fill(0)
         for n, g in np.ndindex(len(x), group):
             for rows in tiles.stretches(windows):
-                seen = made[n, g][:, rows.start * row : rows.stop * row].T
+                seen = by_group[n, g][:, rows.start * row : rows.stop * row].T
                 for flat, (channels, *kernel) in tiles.pieces():
                     into = sums[g][flat]
                     product = products[: into.size].reshape(into.shape)
@@ -219,8 +219,8 @@ class _Gather:
 
     def __call__(self, x: Array, kernel: Sequence[slice], rows: slice) -> Array:
         """Of channels x, for some kernel elements and output rows; 0 where no x is."""
-        made = (rows, *(slice(0, line.output) for line in self.lines[1:]))
-        shape = (len(x), *(k.stop - k.start for k in kernel), *(m.stop - m.start for m in made))
+        places = (rows, *(slice(0, line.output) for line in self.lines[1:]))
+        shape = (len(x), *(k.stop - k.start for k in kernel), *(m.stop - m.start for m in places))
         depth = math.prod(shape[: len(kernel) + 1])
         flat = self.columns[: math.prod(shape)].reshape(depth, -1)
         # The places of x, from and to, that these windows see.
@@ -229,7 +229,7 @@ class _Gather:
                 m.start * line.stride + k.start * line.dilation - line.begin,
                 (m.stop - 1) * line.stride + (k.stop - 1) * line.dilation - line.begin + 1,
             )
-            for line, k, m in zip(self.lines, kernel, made, strict=True)
+            for line, k, m in zip(self.lines, kernel, places, strict=True)
         ]
         target = flat.reshape(shape)
         if all(a >= 0 and b <= line.size for (a, b), line in zip(seen, self.lines, strict=True)):
@@ -238,7 +238,7 @@ class _Gather:
         elif len(x) * math.prod(b - a for a, b in seen) <= self.padded.size:
             np.copyto(target, self._windows(self._padded(x, seen), shape))
         else:
-            self._by_elements(x, kernel, made, target)
+            self._by_elements(x, kernel, places, target)
         return flat
 
     def _padded(self, x: Array, seen: Sequence[tuple[int, int]]) -> Array:
@@ -261,14 +261,14 @@ class _Gather:
         return as_strided(read, shape, (channel, *kernel, *output), writeable=False)
 
     def _by_elements(
-        self, x: Array, kernel: Sequence[slice], made: Sequence[slice], target: Array
+        self, x: Array, kernel: Sequence[slice], output: Sequence[slice], target: Array
     ) -> None:
         """Where windows lie so far apart that what lies between them would be too much."""
         target.fill(0)
         for place in np.ndindex(*target.shape[1 : len(kernel) + 1]):
             there: list[slice] = []
             read: list[slice] = []
-            for line, k, m, at in zip(self.lines, kernel, made, place, strict=True):
+            for line, k, m, at in zip(self.lines, kernel, output, place, strict=True):
                 which, places = line.met(k.start + at, m)
                 there.append(slice(which.start - m.start, which.stop - m.start))
                 read.append(places)

@@ -51,7 +51,7 @@ def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
     windows = windows_of(context.attributes, x.shape[2:], kernel)
     # A transposed convolution may have had fewer places than there are windows.
     fits = gradient.shape[0] == x.shape[0] and all(
-        made <= room for made, room in zip(gradient.shape[2:], windows.output, strict=True)
+        places <= room for places, room in zip(gradient.shape[2:], windows.output, strict=True)
     )
     if group < 1 or x.shape[1] % group or gradient.shape[1] % group or not fits:
         raise context.fail(
@@ -99,18 +99,18 @@ def _workspace(context: WorkspaceContext) -> int:
     x, gradient = context.inputs[:2]
     assert x is not None
     assert gradient is not None
-    made, itemsize = context.outputs[0], x.data_type.compute_dtype.itemsize
+    result, itemsize = context.outputs[0], x.data_type.compute_dtype.itemsize
     group = int_of(context.attributes, "group")
     if 0 in (*x.shape, *gradient.shape):
         return 0
-    windows = windows_of(context.attributes, x.shape[2:], made.shape[2:])
+    windows = windows_of(context.attributes, x.shape[2:], result.shape[2:])
     seen = replace(windows, output=gradient.shape[2:])
-    sums, one = computed_nbytes(made), one_sample_nbytes(seen, x.shape[1], itemsize)
+    sums, one = computed_nbytes(result), one_sample_nbytes(seen, x.shape[1], itemsize)
     if is_cut(one):
-        filters = made.shape[0] // group
+        filters = result.shape[0] // group
         return 2 * sums + weight_nbytes(seen, x.shape[1] // group, filters, itemsize)
     places = math.prod(gradient.shape[2:])
-    columns = group * math.prod(made.shape[1:]) * places * itemsize
+    columns = group * math.prod(result.shape[1:]) * places * itemsize
     at_once = min(x.shape[0], max(1, COLUMNS_NBYTES // columns))
     return at_once * (one + sums + gradient.shape[1] * places * itemsize) + 2 * sums
 

@@ -53,8 +53,8 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
         return (fill_step(out, 0),)
     windows = pool_windows(arguments.attributes, x.shape[2:])
     if _is_wide(windows):
-        seen, made = (a.reshape(-1, *windows.size) for a in (x, out))
-        return [partial(_by_places, gradient.reshape(-1, *windows.output), seen, made, windows)]
+        seen, sums = (a.reshape(-1, *windows.size) for a in (x, out))
+        return [partial(_by_places, gradient.reshape(-1, *windows.output), seen, sums, windows)]
     per_sample = x.nbytes // x.shape[0]
     at_once = min(x.shape[0], max(1, SAMPLES_NBYTES // per_sample))
     direct = not windows.needs_padding
@@ -127,24 +127,24 @@ class _Workspace:
             )
         )
         tiled = apart and math.prod(windows.kernel) * y[0].size == out[0].size
-        made: list[Thunk] = [] if tiled else [fill_step(out, 0)]
+        steps: list[Thunk] = [] if tiled else [fill_step(out, 0)]
         last = math.prod(windows.kernel) - 1
         for index, tap in enumerate(windows.taps()):
             place = (slice(None), slice(None), *tap)
             given_bits = (out[place] if apart else taken).view(self.bits)
-            made.append(partial(np.equal, x[place], y, hit))
+            steps.append(partial(np.equal, x[place], y, hit))
             if index:
-                made.append(partial(np.logical_and, hit, free, hit))
+                steps.append(partial(np.logical_and, hit, free, hit))
             if index < last:
                 previous = free if index else np.True_
-                made.append(partial(np.not_equal, hit, previous, free))
-            made += [
+                steps.append(partial(np.not_equal, hit, previous, free))
+            steps += [
                 partial(np.negative, mask, mask),
                 partial(np.bitwise_and, mask, bits, given_bits),
             ]
             if not apart:
-                made.append(partial(np.add, out[place], taken, out[place]))
-        return made
+                steps.append(partial(np.add, out[place], taken, out[place]))
+        return steps
 
 
 OPERATORS = (

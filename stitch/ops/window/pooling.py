@@ -53,12 +53,12 @@ def _windows(arguments: KernelArguments) -> Windows:
 
 def _sliding(context: WorkspaceContext, ufunc: np.ufunc) -> tuple[Windows, int]:
     """The windows of a pool, and what sliding a ufunc over them takes."""
-    x, made = context.inputs[0], context.outputs[0]
+    x, result = context.inputs[0], context.outputs[0]
     assert x is not None
     windows = pool_windows(context.attributes, x.shape[2:])
-    if 0 in made.shape:
+    if 0 in result.shape:
         return windows, 0
-    planes, dtype = math.prod(x.shape[:2]), made.data_type.compute_dtype
+    planes, dtype = math.prod(x.shape[:2]), result.data_type.compute_dtype
     return windows, sliding_nbytes(ufunc, windows, planes, dtype)
 
 
@@ -143,12 +143,12 @@ def _lp(arguments: KernelArguments) -> Sequence[Thunk]:
     steps: list[Thunk] = []
     for start in range(0, len(planes), sums.at_once):
         part = slice(start, start + sums.at_once)
-        seen, made = planes[part], results[part]
+        seen, totals = planes[part], results[part]
         raised = powers[: len(seen)]
         steps += [
             partial(np.absolute, seen, raised),
             partial(np.power, raised, scalar(p, raised), raised),
-            *sums.steps(raised, made),
+            *sums.steps(raised, totals),
         ]
     return [*steps, partial(np.power, out, scalar(1 / p, out), out)]
 
@@ -190,14 +190,14 @@ def _where_nan(flat: Array, thorough: Thunk) -> None:
 
 
 def _max_and_places(
-    windows: Windows, counts: Sequence[int], planes: Array, values: Array, found: Array
+    windows: Windows, counts: Sequence[int], planes: Array, values: Array, indices: Array
 ) -> None:
     """The maxima, and the index of each in the flat source; -1 where there is but padding."""
     for part in pieces(windows, len(planes)):
         values[part], places = maxima(planes[part], windows, counts, _lowest(values))
         before = np.arange(part.start, part.stop) * math.prod(windows.size)
         before = before.reshape(-1, *(1,) * len(windows.size))
-        found[part] = np.where(places < 0, -1, places + before)
+        indices[part] = np.where(places < 0, -1, places + before)
 
 
 def _infer_global(context: InferenceContext) -> tuple[ValueType, ...]:

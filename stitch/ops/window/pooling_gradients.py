@@ -28,7 +28,7 @@ def max_pool_gradient(context: GradientContext) -> Sequence[Any]:
     if context.gradient is None:
         return (None,)
     windows = _windows(context)
-    made = context.apply(
+    gradient = context.apply(
         "MaxPoolGradient",
         context.gradient,
         context.input(0),
@@ -41,7 +41,7 @@ def max_pool_gradient(context: GradientContext) -> Sequence[Any]:
         strides=list(windows.strides),
         **_pads(context, windows),
     )
-    return (made,)
+    return (gradient,)
 
 
 def _pads(context: GradientContext, windows: Windows) -> dict[str, Any]:
@@ -61,20 +61,20 @@ def average_pool_gradient(context: GradientContext) -> Sequence[Any]:
         == tuple(o * k for o, k in zip(windows.output, windows.kernel, strict=True))
     ):
         return (_repeated(context, context.gradient * (1.0 / math.prod(windows.kernel)), windows),)
-    made = context.gradient
+    gradient = context.gradient
     for axis, line in enumerate(lines_of(windows)):
         counts = line.count_padded(windows.end[axis]) if include else line.count_inside()
         # A window that reads nothing gives nothing back.
-        made = _spread(context, made, axis + 2, line, np.maximum(counts, 1))
-    return (made,)
+        gradient = _spread(context, gradient, axis + 2, line, np.maximum(counts, 1))
+    return (gradient,)
 
 
 def _repeated(context: GradientContext, value: Any, windows: Windows) -> Any:
     """Every element as often as its window is large, where windows tile the input."""
     lead, shape, wide = value.shape[:2], [], []
-    for made, kernel in zip(windows.output, windows.kernel, strict=True):
-        shape += [made, 1]
-        wide += [made, kernel]
+    for count, kernel in zip(windows.output, windows.kernel, strict=True):
+        shape += [count, 1]
+        wide += [count, kernel]
     value = shaped(context, value, (*lead, *shape))
     value = context.apply("Expand", value, [*lead, *wide])
     return shaped(context, value, context.type_of(0).shape)
@@ -131,16 +131,16 @@ def global_max_gradient(context: GradientContext) -> Sequence[Any]:
 
 def lp_pool_gradient(context: GradientContext) -> Sequence[Any]:
     """y^p = sum |x|^p: dx = sign(x) |x|^(p-1) times the sum of dy y^(1-p) over x's windows."""
-    p, x, made = int_of(context.attributes, "p"), context.input(0), context.gradient
+    p, x, gradient = int_of(context.attributes, "p"), context.input(0), context.gradient
     if p != 1:
         y = context.output()
-        share = made * context.apply("Pow", y, float(1 - p))
-        made = kept(context, context.apply("Greater", y, 0.0), share)
+        share = gradient * context.apply("Pow", y, float(1 - p))
+        gradient = kept(context, context.apply("Greater", y, 0.0), share)
     for axis, line in enumerate(lines_of(_windows(context))):
-        made = _spread(context, made, axis + 2, line, None)
+        gradient = _spread(context, gradient, axis + 2, line, None)
     if p == 1:
-        return (made * context.apply("Sign", x),)
+        return (gradient * context.apply("Sign", x),)
     if p == 2:
-        return (made * x,)
+        return (gradient * x,)
     power = context.apply("Pow", context.apply("Abs", x), float(p - 1))
-    return (made * power * context.apply("Sign", x),)
+    return (gradient * power * context.apply("Sign", x),)

@@ -5,10 +5,10 @@ associative ufunc (maximum, add) and its identity. Goes out: steps. Only element
 read; a window without any gives the identity. Must not know which pool it serves.
 
 A box is one axis after the other. Along an axis, a short kernel takes one step per kernel element,
-over all windows that reach an element there. A long one is cut by stretches as long as itself, after
-van Herk (1992): a window is the end of a stretch and the begin of the next, so running results from
-both ends of every stretch are enough, three steps an element whatever the kernel's length. Sums are
-sums of what is in the window: nothing is ever subtracted.
+over all windows that reach an element there. A long one is cut by stretches as long as itself,
+after van Herk (1992): a window is the end of a stretch and the begin of the next, so running
+results from both ends of every stretch are enough, three steps an element whatever the kernel's
+length. Sums are sums of what is in the window: nothing is ever subtracted.
 """
 
 from __future__ import annotations
@@ -196,12 +196,12 @@ class Sliding:
     def _by_rows(self, line: Line, source: Array, target: Array) -> list[Thunk]:
         """As if all rows were one: one loop, not one for each row, which would take several times
         as long. Then the windows at the ends of rows, which saw the neighbouring row, again."""
-        seen, made = source.reshape(-1), target.reshape(-1)
+        seen, results = source.reshape(-1), target.reshape(-1)
         steps: list[Thunk] = []
         for tap in range(line.kernel):
             offset = tap * line.dilation - line.begin
             before, behind = max(0, -offset), max(0, offset)
-            there = made[before : made.size - behind]
+            there = results[before : results.size - behind]
             read = seen[behind : seen.size - before]
             again = partial(self.ufunc, there, read, out=there)
             steps.append(again if tap else partial(np.copyto, there, read))

@@ -73,10 +73,10 @@ def maxima(x: Array, windows: Windows, counts: Sequence[int], lowest: float) -> 
         # A window of padding alone has no place, wherever it is along this axis.
         places = np.where(places < 0, -1, places + steps) if some_lack else places + steps
         shape = (*values.shape[: axis + 1], line.output, *values.shape[axis + 2 :])
-        made = np.empty(shape, x.dtype), np.empty(shape, np.int64)
+        results = np.empty(shape, x.dtype), np.empty(shape, np.int64)
         given = [np.moveaxis(np.broadcast_to(places, values.shape), axis + 1, 0)]
         given.insert(0, np.moveaxis(values, axis + 1, 0))
-        into = [np.moveaxis(array, axis + 1, 0) for array in made]
+        into = [np.moveaxis(array, axis + 1, 0) for array in results]
         if line.is_short:
             _by_elements(line, given, into, lowest)
         else:
@@ -84,30 +84,34 @@ def maxima(x: Array, windows: Windows, counts: Sequence[int], lowest: float) -> 
                 array[...] = nothing
             for part, read, write in undilated(line):
                 _by_stretches(part, [a[read] for a in given], [a[write] for a in into])
-        values, places = made
+        values, places = results
         some_lack = some_lack or not line.count_inside().all()
     return values, places
 
 
-def _by_elements(line: Line, given: Sequence[Array], made: Sequence[Array], lowest: float) -> None:
+def _by_elements(
+    line: Line, given: Sequence[Array], results: Sequence[Array], lowest: float
+) -> None:
     """A step per kernel element, over all windows that reach something there."""
     known = slice(0, 0)
     for number, (which, seen) in enumerate(taps_of(line)):
         others = [array[seen] for array in given]
         if number == 0:
-            for array, other, nothing in zip(made, others, (lowest, -1), strict=True):
+            for array, other, nothing in zip(results, others, (lowest, -1), strict=True):
                 array[: which.start] = nothing
                 array[which.stop :] = nothing
                 array[which] = other
             known = which
         else:
-            _take_larger([array[which] for array in made], others, known != slice(0, line.output))
+            _take_larger(
+                [array[which] for array in results], others, known != slice(0, line.output)
+            )
     if known == slice(0, 0):
-        for array, nothing in zip(made, (lowest, -1), strict=True):
+        for array, nothing in zip(results, (lowest, -1), strict=True):
             array[...] = nothing
 
 
-def _by_stretches(line: Line, given: Sequence[Array], made: Sequence[Array]) -> None:
+def _by_stretches(line: Line, given: Sequence[Array], results: Sequence[Array]) -> None:
     """Windows without dilation along the first axis of (values, places)."""
     size, first = line.size, np.arange(line.output) * line.stride - line.begin
     length = np.minimum(first + line.kernel, size) - np.maximum(first, 0)
@@ -126,7 +130,7 @@ def _by_stretches(line: Line, given: Sequence[Array], made: Sequence[Array]) -> 
             behind = slice(size - stretch, size - stretch + 1)
             if first[start] + line.kernel <= size:
                 behind = _stretch(line, start, stop, line.kernel - stretch)
-            into = [array[start:stop] for array in made]
+            into = [array[start:stop] for array in results]
             for target, source in zip(into, (values, places), strict=True):
                 target[...] = source[begins]
             _take_larger(into, [values[behind], places[behind]])
