@@ -117,7 +117,7 @@ def test_what_a_device_took_is_free_when_it_closes_or_is_collected() -> None:
     # Here a fixture holds every device of a test.
     text = run_alone("""
         import gc, stitch, numpy as np
-        from stitch.memory import BUDGET
+        from stitch.budget import BUDGET
         b = stitch.ComputationGraphBuilder("dropped")
         b.output("y", b.op("Tanh", b.input("x", (1 << 20,), "float32")))
         device = stitch.open_device("host")
@@ -217,7 +217,7 @@ def test_no_more_becomes_resident_than_was_claimed(executor: str) -> None:
     script = f"""
 import os, re, textwrap
 import numpy as np, stitch
-from stitch.memory import BUDGET
+from stitch.budget import BUDGET
 from stitch.runtime.executors import make_executor
 def status(key):
     return int(re.search(key + r":\\s*(\\d+)", open("/proc/self/status").read())[1]) * 1024

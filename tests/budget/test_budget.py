@@ -213,7 +213,7 @@ def test_after_an_interrupt_at_any_line_what_is_taken_is_the_sum_of_what_is_clai
 def test_a_finalizer_that_claims_while_the_budget_counts_does_not_wait_for_itself() -> None:
     code = """
 import faulthandler, gc
-from stitch.memory import BUDGET
+from stitch.budget import BUDGET
 
 faulthandler.dump_traceback_later(20, exit=True)
 
