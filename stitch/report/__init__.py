@@ -1,12 +1,18 @@
 """Reports: what a device did and what it holds, for people and for programs.
 
 Comes in: a device's history and events. Goes out: text and plain data. Nothing depends on it; it
-changes nothing.
+changes nothing. What only a run's files need (traces, records) is loaded when it is asked for.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from stitch.report.explain import (
     CopyLine,
     copy_lines,
+    counted,
     explain,
     other_lines,
     plan_json,
@@ -15,7 +21,27 @@ from stitch.report.explain import (
 from stitch.report.memory import host_memory_line, memory_report, memory_view, memory_views
 from stitch.report.reported_device import Device
 
+if TYPE_CHECKING:
+    from stitch.report.chrome_trace import ChromeTrace
+    from stitch.report.record_replay import RunRecord, read_record, replay
+    from stitch.report.run_record import Recorder
+
+_HOMES = {
+    "ChromeTrace": "chrome_trace", "Recorder": "run_record", "RunRecord": "record_replay",
+    "read_record": "record_replay", "replay": "record_replay",
+}  # fmt: skip
+
 __all__ = [
-    "CopyLine", "Device", "copy_lines", "explain", "host_memory_line", "memory_report",
-    "memory_view", "memory_views", "other_lines", "plan_json", "totals_json",
+    "ChromeTrace", "CopyLine", "Device", "Recorder", "RunRecord", "copy_lines", "counted",
+    "explain", "host_memory_line", "memory_report", "memory_view", "memory_views", "other_lines",
+    "plan_json", "read_record", "replay", "totals_json",
 ]  # fmt: skip
+
+# Hidden from type checkers, which would take any name from a module that has one.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.{home}"), name)

@@ -14,7 +14,7 @@ import pytest
 
 import stitch
 from stitch.planner import Copy, check_plan
-from stitch.report.replay import read_recording
+from stitch.report.record_replay import read_record
 
 Cli = Callable[..., Any]
 
@@ -153,7 +153,7 @@ def test_the_plan_for_modules_is_confirmed(cli: Cli) -> None:
 def test_a_recorded_plan_reads_back_as_it_was_and_is_confirmed(cli: Cli) -> None:
     run = ("run", "--module=a.ttb", "--module=b_dram.ttb", "--init=ones", "--record=run.json")
     assert cli(*run).code == 0
-    (plan,) = read_recording(Path("run.json").read_text()).plans.values()
+    (plan,) = read_record(Path("run.json").read_text()).plans.values()
     assert [task.transformation.name for task in plan.request.tasks] == ["a", "b"]
     assert check_plan(plan) == ()
     found = json.loads(cli("inspect", "--check-plan=run.json", "--json").out)

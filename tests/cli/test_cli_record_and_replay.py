@@ -14,8 +14,8 @@ import pytest
 import stitch
 from stitch.errors import FormatError
 from stitch.report.frozen_json import from_plain, to_plain
-from stitch.report.record import Recorder
-from stitch.report.replay import read_recording, replay
+from stitch.report.record_replay import read_record, replay
+from stitch.report.run_record import Recorder
 from tests.support.stitched_models import one
 
 Cli = Callable[..., Any]
@@ -100,7 +100,7 @@ def test_texts_that_are_no_recording_are_refused(text: str) -> None:
 
 def test_every_part_of_a_plan_survives_the_text(recording: dict[str, Any]) -> None:
     text = Path("run.json").read_text()
-    found = read_recording(text)
+    found = read_record(text)
     for plan in found.plans.values():
         again = from_plain(type(plan), json.loads(json.dumps(to_plain(plan))), "plan")
         assert to_plain(again) == to_plain(plan)
@@ -125,7 +125,7 @@ def test_moves_evictions_and_kept_results_replay(here: Path) -> None:
         text = recorder.text()
     done = replay(text)
     assert done.runs >= 12 and done.machine == "tiny"
-    assert any(step.kind == "evict" for plan in read_recording(text).plans.values()
+    assert any(step.kind == "evict" for plan in read_record(text).plans.values()
                for step in plan.copies if hasattr(step, "kind"))  # fmt: skip
 
 

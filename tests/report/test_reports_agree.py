@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import stitch
 from stitch.program import DataType, Layout, Space
 from stitch.report.chrome_trace import ChromeTrace
-from stitch.report.record import Recorder
-from stitch.report.replay import read_recording, replay
+from stitch.report.record_replay import read_record, replay
+from stitch.report.run_record import Recorder
 from stitch.runtime import Device
 from tests.support.stitched_models import consuming, integers, one, scaled, tiny
 
@@ -71,7 +71,7 @@ def traced(body: dict[str, Any]) -> tuple[Counted, Counted]:
 def recorded(text: str) -> tuple[Counted, Counted]:
     """Copies and reads among a recording's events, as a stranger would add them up."""
     copies, nbytes, reads, read_nbytes = 0, 0, 0, 0
-    found = read_recording(text)
+    found = read_record(text)
     for event in found.events:
         if event["event"] in ("run", "stopped"):
             plan = found.plans[event["plan"]]

@@ -42,7 +42,7 @@ class Module:
     def bound(self) -> dict[str, str]:
         """The names that the file binds at its top, with the module each is imported from."""
         names: dict[str, str] = {}
-        for node in self.tree.body:
+        for node in self._outer():
             match node:
                 case ast.ImportFrom(module=str(source)):
                     names |= {alias.asname or alias.name: source for alias in node.names}
@@ -51,6 +51,11 @@ class Module:
                 case ast.Assign(targets=targets):
                     names |= {t.id: self.name for t in targets if isinstance(t, ast.Name)}
         return names
+
+    def _outer(self) -> Iterator[ast.stmt]:
+        """Statements at the top, and those that only type checkers see."""
+        for node in self.tree.body:
+            yield from node.body if isinstance(node, ast.If) else (node,)
 
     @cached_property
     def private_names(self) -> frozenset[str]:

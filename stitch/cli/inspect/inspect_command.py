@@ -23,7 +23,7 @@ from stitch.cli.wire_words import wires_of
 from stitch.errors import UsageError
 from stitch.files import read_text, unreadable
 from stitch.planner import Plan, check_plan
-from stitch.report.replay import read_recording
+from stitch.report import read_record
 
 EXAMPLES = """\
   stitch-inspect a.ttb
@@ -124,7 +124,7 @@ def _recorded(path: str) -> dict[int, Plan]:
         text = read_text(path, errors="surrogateescape")
     except OSError as error:
         raise unreadable(path, error) from error
-    return dict(read_recording(text).plans)
+    return dict(read_record(text).plans)
 
 
 def _check(plans: dict[int, Plan], as_json: bool) -> int:

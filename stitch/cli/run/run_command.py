@@ -23,8 +23,7 @@ from stitch.documents import MACHINE, MODULE, PIPELINE, TRAINING, form_of
 from stitch.errors import FormatError, UsageError
 from stitch.files import nearest_file, read_text, unreadable
 from stitch.machine import load_machine, machine_names
-from stitch.report.explain import counted
-from stitch.report.replay import replay
+from stitch.report import counted, replay
 
 _YAML = (".yaml", ".yml")
 _MODULES = (".ttb", ".onnx")

@@ -32,8 +32,7 @@ from stitch.cli.wire_words import wires_of
 from stitch.errors import StitchError, UsageError
 from stitch.files import FileBatch, write_file
 from stitch.program import Array
-from stitch.report.chrome_trace import ChromeTrace
-from stitch.report.record import Recorder
+from stitch.report import ChromeTrace, Recorder
 
 
 @dataclass(slots=True)

@@ -51,7 +51,7 @@ from stitch.documents import (
 from stitch.errors import FormatError, StitchError, UsageError
 from stitch.files import FileBatch
 from stitch.machine import load_machine
-from stitch.report.explain import counted, explain, totals_json
+from stitch.report import counted, explain, totals_json
 from stitch.runtime import WHOLE_RUN
 from stitch.training import Optimizer, TrainingInstance, optimizer_from_config
 

@@ -1,4 +1,4 @@
-"""Recordings: a device's plans and allocator events as JSON (`replay` runs them again).
+"""Records: a device's plans and allocator events as JSON (`replay` runs them again).
 
 Comes in: a device's events. Goes out: text. It changes nothing. The form, one JSON object:
 
@@ -48,7 +48,7 @@ Sizes = dict[Place, int]
 
 
 class Recorder:
-    """Subscribes to a device until `close`; `text` is the recording so far.
+    """Subscribes to a device until `close`; `text` is the record so far.
 
     Subscribe before programs are loaded, so that their constants are seen.
     """
@@ -105,7 +105,7 @@ class Recorder:
         return now
 
     def text(self) -> str:
-        """The recording; runs the queue first."""
+        """The record; runs the queue first."""
         with self._device.lock:
             self._device.flush()
             self._known = self._differences(_allocated(self._device))

@@ -1,6 +1,6 @@
-"""Replay: the allocator events of a recording, once more, on fresh allocators.
+"""Replay: the allocator events of a record, once more, on fresh allocators.
 
-Comes in: the text of a recording (see `record`). Goes out: the confirmation that every address was
+Comes in: the text of a record (see `run_record`). Goes out: the confirmation that every address was
 taken and free as recorded, or the first difference. Must not know: devices.
 """
 
@@ -17,21 +17,21 @@ from stitch.memory import Allocator
 from stitch.planner import Allocate, Buffer, Copy, Execute, Free, Instance, Plan, Relocate, Step
 from stitch.program import Space
 from stitch.report.frozen_json import from_plain
-from stitch.report.record import VERSION
+from stitch.report.run_record import VERSION
 from stitch.tasks import TransformationKind
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
-    """A recording as it was read."""
+class RunRecord:
+    """A record as it was read."""
 
     machine: Machine
     plans: Mapping[int, Plan]
     events: tuple[Mapping[str, Any], ...]
 
 
-def read_recording(text: str) -> Recording:
-    """A recording from its text; raises `FormatError` naming the place of the first defect."""
+def read_record(text: str) -> RunRecord:
+    """A record from its text; raises `FormatError` naming the place of the first defect."""
     try:
         body = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -63,7 +63,7 @@ def read_recording(text: str) -> Recording:
         _check_tasks(found[int(index)], f"plans.{index}")
     if not all(isinstance(event, dict) for event in events):
         raise FormatError("an event is a mapping", where="events")
-    return Recording(machine, found, tuple(events))
+    return RunRecord(machine, found, tuple(events))
 
 
 def _check_machine(machine: Machine) -> None:
@@ -102,14 +102,14 @@ class Replayed:
 
 
 def replay(text: str) -> Replayed:
-    """Re-run the allocator events of a recording on fresh allocators.
+    """Re-run the allocator events of a record on fresh allocators.
 
-    Raises `FormatError` for a text that is no recording, `TaskError` naming the first event and
+    Raises `FormatError` for a text that is no record, `TaskError` naming the first event and
     step where an address is not taken, or not free, as recorded.
     """
-    recording = read_recording(text)
-    again = _Replay(recording)
-    for number, event in enumerate(recording.events):
+    record = read_record(text)
+    again = _Replay(record)
+    for number, event in enumerate(record.events):
         try:
             again.event(event)
         except FormatError:
@@ -121,7 +121,7 @@ def replay(text: str) -> Replayed:
                 expected=error.expected,
                 got=error.got,
             ) from error
-    return again.done(len(recording.events))
+    return again.done(len(record.events))
 
 
 def _words(event: Mapping[str, Any]) -> str:
@@ -131,9 +131,9 @@ def _words(event: Mapping[str, Any]) -> str:
 class _Replay:
     """Fresh allocators, and what has happened to them."""
 
-    def __init__(self, recording: Recording) -> None:
-        self._recording = recording
-        shape = recording.machine.shape
+    def __init__(self, record: RunRecord) -> None:
+        self._record = record
+        shape = record.machine.shape
         self._allocators = {
             space: Allocator(s.base, s.limit, s.alignment)
             for space in shape.spaces
@@ -146,7 +146,7 @@ class _Replay:
     def done(self, events: int) -> Replayed:
         counts = self._counts
         return Replayed(
-            self._recording.machine.name, events, counts["runs"], counts["allocations"],
+            self._record.machine.name, events, counts["runs"], counts["allocations"],
             counts["frees"], counts["moves"],
         )  # fmt: skip
 
@@ -190,7 +190,7 @@ class _Replay:
 
     def _allocator(self, space: Space) -> Allocator:
         if space not in self._allocators:
-            raise TaskError(f"machine {self._recording.machine.name!r} has no {space.value}")
+            raise TaskError(f"machine {self._record.machine.name!r} has no {space.value}")
         return self._allocators[space]
 
     def _take(self, space: Space, address: int, size: int) -> None:
@@ -214,7 +214,7 @@ class _Replay:
 
     def _run(self, event: Mapping[str, Any]) -> None:
         index = event.get("plan")
-        plan = self._recording.plans.get(index) if isinstance(index, int) else None
+        plan = self._record.plans.get(index) if isinstance(index, int) else None
         if plan is None:
             raise FormatError("a run of a plan that is not in the recording", where=_words(event))
         self._counts["runs"] += 1
