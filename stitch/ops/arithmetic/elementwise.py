@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.arithmetic.arithmetic_gradients import (
+from stitch.ops.arithmetic.elementwise_gradients import (
     add_gradient,
     clip_gradient,
     div_gradient,

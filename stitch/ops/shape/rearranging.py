@@ -24,7 +24,7 @@ from stitch.ops.inference import (
     require_same_type,
     require_type,
 )
-from stitch.ops.shape.shape_gradients import (
+from stitch.ops.shape.rearranging_gradients import (
     concat_gradient,
     depth_to_space_gradient,
     expand_gradient,

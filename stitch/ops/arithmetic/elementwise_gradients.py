@@ -1,4 +1,4 @@
-"""Gradients of elementwise arithmetic and of choices between values."""
+"""Gradients of elementwise arithmetic: Add to Pow, extremes, Clip."""
 
 from __future__ import annotations
 
