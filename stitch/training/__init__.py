@@ -1,12 +1,26 @@
 """Training: forward, loss, backward and update as programs of their own, stitched in a loop.
 
 Comes in: a graph with weights, a loss, an optimizer, a machine. Goes out: programs, and the
-instance that runs them on a device. Must not know: front ends, files, the commands.
+instance that runs them on a device. Must not know: front ends, the commands. Checkpoints are
+loaded when they are asked for.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from stitch.training import losses, schedules
 from stitch.training.compiled import CompiledTraining, compile_model
 from stitch.training.futures import LossTensor, TensorFuture
+from stitch.training.graphs import (
+    Trainable,
+    as_trainable,
+    evaluation_form,
+    graph_of,
+    update_graph,
+    with_weights,
+)
 from stitch.training.instance import TrainingInstance
 from stitch.training.losses import (
     LOSSES,
@@ -25,6 +39,7 @@ from stitch.training.programs import (
     TrainingOptions,
     TrainingPrograms,
     compile_training,
+    home_space,
     options_from_config,
     training_config,
     training_graphs,
@@ -47,16 +62,42 @@ from stitch.training.search import (
     SearchSolution,
     optimize,
 )
-from stitch.training.trainable import Trainable, as_trainable
+
+if TYPE_CHECKING:
+    from stitch.training.checkpoints import (
+        Checkpoint,
+        CheckpointFolder,
+        differences,
+        is_checkpoint,
+        read_checkpoint,
+        read_tensors,
+        refuse_other,
+        write_tensors,
+    )
+
+_OF_CHECKPOINTS = frozenset({
+    "Checkpoint", "CheckpointFolder", "differences", "is_checkpoint", "read_checkpoint",
+    "read_tensors", "refuse_other", "write_tensors",
+})  # fmt: skip
 
 __all__ = [
     "ALGORITHMS", "LOSSES", "SGD", "Adam", "AdamW", "AlgorithmConfig", "BCEWithLogitsLoss",
-    "CategoricalCrossEntropyLoss", "CompiledTraining", "ConstantLR", "CosineAnnealingLR",
-    "CostEstimator", "CostValues", "CrossEntropyLoss", "IdentityLoss", "LayerTime", "Loss",
-    "LossTensor", "MSELoss", "MovementCost", "Optimizer", "Schedule", "SearchResult",
-    "SearchSolution", "StepLR", "TensorFuture", "Trainable", "TrainingGraphs",
-    "TrainingInstance", "TrainingOptions", "TrainingPrograms", "WarmupLR", "as_trainable",
-    "compile_model", "compile_training", "loss_from_config", "losses", "optimize",
-    "optimizer_from_config", "options_from_config", "schedule_from_config", "schedules",
-    "training_config", "training_graphs",
+    "CategoricalCrossEntropyLoss", "Checkpoint", "CheckpointFolder", "CompiledTraining",
+    "ConstantLR", "CosineAnnealingLR", "CostEstimator", "CostValues", "CrossEntropyLoss",
+    "IdentityLoss", "LayerTime", "Loss", "LossTensor", "MSELoss", "MovementCost", "Optimizer",
+    "Schedule", "SearchResult", "SearchSolution", "StepLR", "TensorFuture", "Trainable",
+    "TrainingGraphs", "TrainingInstance", "TrainingOptions", "TrainingPrograms", "WarmupLR",
+    "as_trainable", "compile_model", "compile_training", "differences", "evaluation_form",
+    "graph_of", "home_space", "is_checkpoint", "loss_from_config", "losses", "optimize",
+    "optimizer_from_config", "options_from_config", "read_checkpoint", "read_tensors",
+    "refuse_other", "schedule_from_config", "schedules", "training_config", "training_graphs",
+    "update_graph", "with_weights", "write_tensors",
 ]  # fmt: skip
+
+# Hidden from type checkers, which would take any name from a module that has one.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in _OF_CHECKPOINTS:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.checkpoints"), name)

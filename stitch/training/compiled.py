@@ -19,6 +19,7 @@ from stitch.errors import UsageError
 from stitch.machine import Machine
 from stitch.program import Array, DataType, InputKind, Program
 from stitch.runtime import Device
+from stitch.training.graphs import Trainable
 from stitch.training.instance import TrainingInstance
 from stitch.training.losses import Loss, loss_from_config
 from stitch.training.optimizers import Optimizer, optimizer_from_config
@@ -30,7 +31,6 @@ from stitch.training.programs import (
     training_config,
 )
 from stitch.training.search import AlgorithmConfig, MovementCost, SearchResult, optimize
-from stitch.training.trainable import Trainable
 
 NO_VALUES: Mapping[str, Array] = MappingProxyType({})
 

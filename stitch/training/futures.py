@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -11,8 +11,22 @@ from stitch.program import Array
 from stitch.runtime import Tensor
 from stitch.training.losses import Loss
 
-if TYPE_CHECKING:
-    from stitch.training.instance import TrainingInstance
+
+class ModelInTraining(Protocol):
+    """What a prediction and its loss ask of the instance that made them."""
+
+    @property
+    def loss_fn(self) -> Loss: ...
+
+    @property
+    def forwards(self) -> int:
+        """How many batches the model was called with: the number of the last prediction."""
+
+    def judge(self, label: Any) -> LossTensor:
+        """The loss of the last prediction."""
+
+    def backward_of(self, loss: LossTensor) -> None:
+        """Queue the backward program for a loss."""
 
 
 class TensorFuture:
@@ -23,7 +37,7 @@ class TensorFuture:
 
     __slots__ = ("__weakref__", "instance", "number", "tensor")
 
-    def __init__(self, instance: TrainingInstance, tensor: Tensor, number: int) -> None:
+    def __init__(self, instance: ModelInTraining, tensor: Tensor, number: int) -> None:
         self.instance = instance
         self.tensor = tensor
         self.number = number
@@ -69,7 +83,7 @@ class LossTensor:
 
     __slots__ = ("_instance", "_tensor", "_value", "number")
 
-    def __init__(self, instance: TrainingInstance, tensor: Tensor, number: int) -> None:
+    def __init__(self, instance: ModelInTraining, tensor: Tensor, number: int) -> None:
         self._instance = instance
         self._tensor: Tensor | None = tensor
         self._value: float | None = None

@@ -20,13 +20,13 @@ from stitch.training.batch import fitted
 from stitch.training.diagnosis import culprit
 from stitch.training.direct import Direct, direct_way
 from stitch.training.futures import LossTensor, TensorFuture
+from stitch.training.graphs import LEARNING_RATE, MASTER, MORE
 from stitch.training.losses import Loss
 from stitch.training.optimizers import Optimizer
 from stitch.training.profiling import LayerTime, profiled
 from stitch.training.programs import LABEL, TrainingPrograms, compile_accumulation
 from stitch.training.stitching import Cells, Stitched
 from stitch.training.tensors import TrainingTensors
-from stitch.training.update_graph import LEARNING_RATE, MASTER, MORE
 from stitch.training.wiring import wiring_of
 from stitch.ttb import Binary
 

@@ -34,19 +34,20 @@ from stitch.errors import CompileError, UsageError
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, Wish
 from stitch.machine import Machine
 from stitch.program import DataType, InputKind, Program, Role, Space, ValueType
-from stitch.training.losses import Loss
-from stitch.training.optimizers import Optimizer
-from stitch.training.splice import in_precision, splice
-from stitch.training.trainable import Trainable
-from stitch.training.update_graph import (
+from stitch.training.graphs import (
     GRADIENT_NORM,
     LEARNING_RATE,
     MORE,
     STEP,
     Parameter,
+    Trainable,
     accumulation_graph,
+    in_precision,
+    splice,
     update_graph,
 )
+from stitch.training.losses import Loss
+from stitch.training.optimizers import Optimizer
 
 LABEL, LOSS = "label", "loss"
 #: Names that training itself gives to tensors.

@@ -25,10 +25,10 @@ from stitch.graph import ComputationGraph
 from stitch.linker import pack_scratch
 from stitch.machine import Machine, footprint
 from stitch.program import ABSENT, Layout, Space, TensorDesc, ValueType
+from stitch.training.graphs import Trainable
 from stitch.training.losses import Loss
 from stitch.training.optimizers import Optimizer
 from stitch.training.programs import TrainingGraphs, TrainingOptions, home_space, training_graphs
-from stitch.training.trainable import Trainable
 
 ALGORITHMS = ("none", "greedy", "search")
 #: Sets of tensors that branch and bound looks at before it settles for the best so far.

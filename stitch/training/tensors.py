@@ -15,10 +15,10 @@ from stitch.argument_kinds import MAPPING, takes
 from stitch.errors import UsageError, closest
 from stitch.program import Array, InputKind
 from stitch.runtime import Device
+from stitch.training.graphs import LEARNING_RATE, MASTER
 from stitch.training.profiling import capturing
 from stitch.training.programs import TrainingPrograms
 from stitch.training.stitching import Cells, Stitched
-from stitch.training.update_graph import LEARNING_RATE, MASTER
 
 #: What mixes seeds and numbers of forward passes into keys (SplitMix64).
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stitch.program import InputKind
+from stitch.training.graphs import GRADIENT_NORM
 from stitch.training.programs import LABEL, LOSS, TrainingPrograms
 from stitch.training.stitching import Cells, Stitched
-from stitch.training.update_graph import GRADIENT_NORM
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from stitch.documents import load_training
-from stitch.training.checkpoint_format import read_tensors
-from stitch.training.checkpoints import read_checkpoint
+from stitch.training.checkpoints.checkpoint_folder import read_checkpoint
+from stitch.training.checkpoints.checkpoint_format import read_tensors
 from tests.support.training.commands import (
     DIGITS,
     SEED,

@@ -12,7 +12,7 @@ import pytest
 
 import stitch
 from stitch.documents import form_of_text
-from stitch.training.checkpoints import read_checkpoint
+from stitch.training.checkpoints.checkpoint_folder import read_checkpoint
 from tests.support.training.commands import (
     NET,
     SEED,

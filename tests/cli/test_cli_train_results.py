@@ -12,7 +12,7 @@ from matplotlib.image import imread
 
 import stitch
 from stitch.cli.train import loss_picture
-from stitch.training.checkpoint_format import read_tensors, write_tensors
+from stitch.training.checkpoints.checkpoint_format import read_tensors, write_tensors
 from tests.support.stitched_models import one
 from tests.support.training.commands import (
     NET,

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from stitch.training import TrainingInstance
-from stitch.training.checkpoint_format import read_tensors
-from stitch.training.checkpoints import read_checkpoint
+from stitch.training.checkpoints.checkpoint_folder import read_checkpoint
+from stitch.training.checkpoints.checkpoint_format import read_tensors
 from tests.support.training.commands import (
     DIGITS,
     RANDOM_NET,

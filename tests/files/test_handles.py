@@ -19,7 +19,7 @@ from stitch.files import FolderLock, LineFile, write_file
 from stitch.forms import read_array
 from stitch.frontend import read_graph
 from stitch.machine import description
-from stitch.training.checkpoints import Checkpoint, CheckpointFolder
+from stitch.training.checkpoints.checkpoint_folder import Checkpoint, CheckpointFolder
 
 MODULE = "inputs: {x: {shape: [2], type: float32}}\noperations:\n  - y = Relu(x)\noutputs: [y]\n"
 DOORS: dict[str, Callable[[Path], Any]] = {

@@ -18,7 +18,7 @@ from stitch.files import files_read, identity, noting_files, open_file, read_byt
 from stitch.forms import read_array
 from stitch.frontend import read_graph
 from stitch.machine import load_machine
-from stitch.training.checkpoint_format import read_tensors
+from stitch.training.checkpoints.checkpoint_format import read_tensors
 
 DOORS: dict[str, Callable[[Path], Any]] = {
     "m.ttb": stitch.load,

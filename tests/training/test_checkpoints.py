@@ -21,18 +21,18 @@ import stitch
 from stitch.errors import FormatError, IncompatibleError, StitchError, UsageError
 from stitch.files import system_calls
 from stitch.program import Array
-from stitch.training.checkpoint_format import (
-    read_tensors,
-    tensors_from_bytes,
-    write_tensors,
-)
-from stitch.training.checkpoints import (
+from stitch.training.checkpoints.checkpoint_folder import (
     Checkpoint,
     CheckpointFolder,
     differences,
     read_checkpoint,
     refuse_other,
     save_checkpoint,
+)
+from stitch.training.checkpoints.checkpoint_format import (
+    read_tensors,
+    tensors_from_bytes,
+    write_tensors,
 )
 from tests.support.training.models import batches, compiled, train
 

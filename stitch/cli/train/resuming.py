@@ -19,9 +19,14 @@ from stitch.documents import Every, TrainData, TrainFile
 from stitch.errors import UsageError
 from stitch.graph import ComputationGraph
 from stitch.program import ABSENT
-from stitch.training import TrainingInstance
-from stitch.training.checkpoints import Checkpoint, CheckpointFolder, differences, refuse_other
-from stitch.training.inference import graph_of
+from stitch.training import (
+    Checkpoint,
+    CheckpointFolder,
+    TrainingInstance,
+    differences,
+    graph_of,
+    refuse_other,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,12 +26,17 @@ from stitch.graph import Wish
 from stitch.machine import load_machine
 from stitch.model import PRODUCER
 from stitch.program import Array, InputKind, Program, Role, ValueType
-from stitch.training import CompiledTraining, Optimizer, TrainingPrograms, loss_from_config
-from stitch.training.checkpoint_format import read_tensors
-from stitch.training.evaluation import evaluation_form
-from stitch.training.inference import graph_of
-from stitch.training.programs import home_space
-from stitch.training.update_graph import update_graph
+from stitch.training import (
+    CompiledTraining,
+    Optimizer,
+    TrainingPrograms,
+    evaluation_form,
+    graph_of,
+    home_space,
+    loss_from_config,
+    read_tensors,
+    update_graph,
+)
 from stitch.ttb import Binary
 
 MACHINE = "wormhole_n150"

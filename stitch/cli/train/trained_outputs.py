@@ -21,10 +21,7 @@ from stitch.documents import OUTPUTS, TrainFile
 from stitch.errors import StitchError, UsageError
 from stitch.files import FileBatch, resolved
 from stitch.program import Array, InputKind
-from stitch.training import TrainingInstance
-from stitch.training.checkpoint_format import write_tensors
-from stitch.training.checkpoints import is_checkpoint
-from stitch.training.inference import graph_of, with_weights
+from stitch.training import TrainingInstance, graph_of, is_checkpoint, with_weights, write_tensors
 from stitch.ttb import content_of
 
 

@@ -18,7 +18,11 @@ from stitch.cli.saved_arrays import npy_bytes, read_array_file
 from stitch.files import FileBatch, LineFile, sweep_folder, write_file
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import DataType
-from stitch.training.checkpoints import Checkpoint, read_checkpoint, save_checkpoint
+from stitch.training.checkpoints.checkpoint_folder import (
+    Checkpoint,
+    read_checkpoint,
+    save_checkpoint,
+)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import numpy as np
 from stitch.errors import FormatError, IncompatibleError, StitchError
 from stitch.files import FolderLock, make_folder, sweep_folder, write_file
 from stitch.program import Array
-from stitch.training.checkpoint_format import read_tensors, write_tensors
+from stitch.training.checkpoints.checkpoint_format import read_tensors, write_tensors
 
 VERSION = 1
 _KEY = "stitch_checkpoint"

@@ -1,0 +1,28 @@
+"""Checkpoints: tensors and facts in files that another process goes on from.
+
+Comes in: tensors by name, facts about a training as plain data. Goes out: files in the safetensors
+format, in a folder that belongs to one training at a time; and back, checked. Must not know:
+devices, what trains.
+"""
+
+from stitch.training.checkpoints.checkpoint_folder import (
+    Checkpoint,
+    CheckpointFolder,
+    differences,
+    is_checkpoint,
+    read_checkpoint,
+    refuse_other,
+    save_checkpoint,
+)
+from stitch.training.checkpoints.checkpoint_format import (
+    StoredTensors,
+    read_tensors,
+    tensors_from_bytes,
+    write_tensors,
+)
+
+__all__ = [
+    "Checkpoint", "CheckpointFolder", "StoredTensors", "differences", "is_checkpoint",
+    "read_checkpoint", "read_tensors", "refuse_other", "save_checkpoint", "tensors_from_bytes",
+    "write_tensors",
+]  # fmt: skip

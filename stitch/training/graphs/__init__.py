@@ -1,0 +1,26 @@
+"""The graphs of a training: what is trained, evaluated, updated, and used when training is over.
+
+Comes in: any computation graph, an optimizer. Goes out: graphs whose weights are inputs, constants
+again, or overwritten by an update. Must not know: programs' places, devices, instances.
+"""
+
+from stitch.training.graphs.constant_weights import graph_of, with_weights
+from stitch.training.graphs.evaluation_form import evaluation_form
+from stitch.training.graphs.splice import in_precision, splice
+from stitch.training.graphs.trainable import Trainable, as_trainable
+from stitch.training.graphs.update_graph import (
+    GRADIENT_NORM,
+    LEARNING_RATE,
+    MASTER,
+    MORE,
+    STEP,
+    Parameter,
+    accumulation_graph,
+    update_graph,
+)
+
+__all__ = [
+    "GRADIENT_NORM", "LEARNING_RATE", "MASTER", "MORE", "STEP", "Parameter", "Trainable",
+    "accumulation_graph", "as_trainable", "evaluation_form", "graph_of", "in_precision", "splice",
+    "update_graph", "with_weights",
+]  # fmt: skip
