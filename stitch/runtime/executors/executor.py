@@ -1,7 +1,8 @@
 """`Executor`: what computes a program's operations on host memory.
 
 `prepare` is called once per program, `bind` once per set of addresses; what `bind` returns belongs
-to a plan and dies with it. Calling the bound steps allocates and decides nothing.
+to a plan and dies with it. Calling the bound steps allocates and decides nothing; it is done
+`quietly` (see `error_state`): kernels rely on NumPy's floating-point errors being ignored.
 """
 
 from __future__ import annotations

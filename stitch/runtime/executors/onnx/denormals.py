@@ -40,8 +40,8 @@ def _flushing(call: Callable[[], object]) -> Callable[[], object]:
 
     def run() -> None:
         get(usual)
-        put(flush)
         try:
+            put(flush)
             call()
         finally:
             put(usual)
