@@ -155,7 +155,13 @@ def compare(
     drawn: DrawnProgram, regions: Regions, prepared: PreparedKernels, wanted: list[Array],
     *, by_numpy: bool = False,
 ) -> None:  # fmt: skip
+    memory = prepared.workspace.kernels
+    memory.restart()
+    taken = memory.take(KERNEL_NBYTES)
+    taken.fill(0x55)
     bound = prepared.bind(regions.inputs, regions.outputs, regions.scratch)
+    # Another program may run while this one is bound.
+    assert (taken == 0x55).all()
     space = prepared.workspace.region(prepared.arrangement.nbytes)
     first: list[Array] | None = None
     for rubbish in (0xFF, 0x00):
@@ -174,6 +180,11 @@ def compare(
             for i, (one, right) in enumerate(zip(found, first, strict=True)):
                 near(one, right, 0.0, drawn, i)
         first = found
+    if by_numpy and first is not None and bound.one_by_one is not None:
+        regions.fill(0x00)
+        run(bound.one_by_one())
+        # Bits, and not just numbers: -0 is not 0 here.
+        assert [a.tobytes() for a in regions.results()] == [a.tobytes() for a in first]
 
 
 def near(found: Array, right: Array, error: float, drawn: DrawnProgram, index: int) -> None:

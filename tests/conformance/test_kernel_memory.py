@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 
 from stitch.compiler import differentiate
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
-from stitch.ops import KernelArguments, KernelMemory, lookup, resolve_attributes
+from stitch.ops import KernelArguments, KernelMemory, OpDef, lookup, resolve_attributes
 from stitch.program import ABSENT, Array, DataType
 
 DRAW = np.random.default_rng(5)
@@ -67,31 +67,42 @@ def values_of(graph: ComputationGraph) -> dict[int, Array]:
     return found
 
 
+Arguments = Callable[[tuple[Array, ...]], KernelArguments]
+
+
+def operations_of(graph: ComputationGraph) -> Iterator[tuple[OpDef, Arguments, tuple[Array, ...]]]:
+    """Each operation's definition, what makes its arguments of places for results, and the results
+    of its kernel in memory of its own."""
+    values, constants = values_of(graph), graph.constant_data()
+    for operation in graph.operations:
+        definition = lookup(operation.op, operation.domain)
+        kinds = [graph.values[v].type for v in operation.outputs if v != ABSENT]
+        alone = tuple(np.empty(k.shape, k.data_type.dtype) for k in kinds)
+
+        def arguments(outputs: tuple[Array, ...]) -> KernelArguments:
+            return KernelArguments(
+                tuple(None if v == ABSENT else values[v] for v in operation.inputs),  # noqa: B023
+                outputs,
+                resolve_attributes(definition, operation.attributes, ""),  # noqa: B023
+                tuple(v in constants for v in operation.inputs),  # noqa: B023
+                types=tuple(DataType.from_dtype(a.dtype) for a in outputs),
+            )
+
+        with np.errstate(all="ignore"):
+            for step in definition.kernel(arguments(alone)):
+                step()
+        yield definition, arguments, alone
+        values.update(zip((v for v in operation.outputs if v != ABSENT), alone, strict=True))
+
+
 @pytest.mark.parametrize("name", GRAPHS)
 def test_kernels_write_what_they_read_of_the_common_memory(name: str) -> None:
     for graph in graphs(GRAPHS[name]):
-        values, constants = values_of(graph), graph.constant_data()
-        for operation in graph.operations:
-            definition = lookup(operation.op, operation.domain)
-            kinds = [graph.values[v].type for v in operation.outputs if v != ABSENT]
-            alone, common = (
-                tuple(np.empty(k.shape, k.data_type.dtype) for k in kinds) for _ in range(2)
-            )
-
-            def arguments(outputs: tuple[Array, ...]) -> KernelArguments:
-                return KernelArguments(
-                    tuple(None if v == ABSENT else values[v] for v in operation.inputs),  # noqa: B023
-                    outputs,
-                    resolve_attributes(definition, operation.attributes, ""),  # noqa: B023
-                    tuple(v in constants for v in operation.inputs),  # noqa: B023
-                    types=tuple(DataType.from_dtype(a.dtype) for a in outputs),
-                )
-
+        for definition, arguments, alone in operations_of(graph):
+            common = tuple(np.empty_like(a) for a in alone)
             memory = KernelMemory()
             everything = memory.take(1 << 24)
             with np.errstate(all="ignore"):
-                for step in definition.kernel(arguments(alone)):
-                    step()
                 with memory:
                     steps = definition.kernel(arguments(common))
                 for byte in (0xFF, 0x00):
@@ -99,8 +110,22 @@ def test_kernels_write_what_they_read_of_the_common_memory(name: str) -> None:
                     for step in steps:
                         step()
                     for one, other in zip(alone, common, strict=True):
-                        np.testing.assert_array_equal(one, other, err_msg=operation.op)
-            values.update(zip((v for v in operation.outputs if v != ABSENT), alone, strict=True))
+                        np.testing.assert_array_equal(one, other, err_msg=definition.name)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_binding_writes_nothing_so_other_programs_may_run_meanwhile(name: str) -> None:
+    for graph in graphs(GRAPHS[name]):
+        for definition, arguments, alone in operations_of(graph):
+            memory = KernelMemory()
+            everything = memory.take(1 << 24)
+            everything[:] = 0xA5
+            results = tuple(np.full_like(a, 7) for a in alone)
+            with memory:
+                definition.kernel(arguments(results))
+            assert (everything == 0xA5).all(), definition.name
+            for result in results:
+                np.testing.assert_array_equal(result, np.full_like(result, 7), definition.name)
 
 
 def test_what_is_taken_at_one_time_lies_apart_and_begins_at_a_line() -> None:

@@ -9,3 +9,4 @@ from tests.support.executors.suite import ExecutorSuite
 
 class TestNumpyExecutor(ExecutorSuite):
     executor: ClassVar[str] = "numpy"
+    same_bits_with_hooks: ClassVar[bool] = True

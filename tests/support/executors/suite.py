@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 
 import stitch
+from stitch.graph import SymbolicTensor
 from stitch.machine import Machine, shard_layout
 from stitch.program import TILE_SHAPE, Array, DataType, Layout, MemoryLayout, Space
 from stitch.runtime.executors import Executor
-from tests.support.stitched_models import integers, model, one, tiny
+from tests.support.stitched_models import integers, model, one, several, tiny
 
 SHAPE = (64, 96)
 F32, BF16, BFP8 = DataType.FLOAT32, DataType.BFLOAT16, DataType.BFP8
@@ -76,11 +77,58 @@ def stored(array: Array, layout: Layout) -> Array:
     return back.astype(np.float32)
 
 
+def _heads(b: stitch.ComputationGraphBuilder, x: SymbolicTensor, size: int) -> SymbolicTensor:
+    return b.transpose(b.reshape(x, (3, 48, 4, size)), (0, 2, 1, 3))
+
+
+def _attention(b: stitch.ComputationGraphBuilder) -> None:
+    """Heads are views into one product, and one of its products is with itself."""
+    x = b.input("x", (3, 48, 64), "float32")
+    parts = b.split(b.matmul(x, b.parameter("w", _drawn(64, 192))), 64, axis=2)
+    query, key, value = (_heads(b, part, 16) for part in parts)
+    scores = b.softmax(b.matmul(query, b.transpose(key, (0, 1, 3, 2))) * 0.1)
+    mixed = b.transpose(b.matmul(scores, value), (0, 2, 1, 3))
+    own = _heads(b, x, 16)
+    b.output("mixed", b.reshape(mixed, (3, 48, 64)) + x)
+    b.output("own", b.matmul(own, b.transpose(own, (0, 1, 3, 2))))
+
+
+def _long(b: stitch.ComputationGraphBuilder) -> None:
+    """Long elementwise operations, which are computed by chunks, between products."""
+    x = b.input("x", (3, 48, 64), "float32")
+    wide = b.matmul(x, b.parameter("w", _drawn(64, 1024)))
+    chain = b.op("Exp", b.op("Neg", b.op("Abs", wide * 0.5 - 1.0)))
+    b.output("chain", chain)
+    b.output("y", b.matmul(b.op("Sqrt", chain) * wide, b.parameter("u", _drawn(1024, 8))))
+
+
+def _layers(b: stitch.ComputationGraphBuilder) -> None:
+    """Functions, sums, pieces put together, and numbers rounded in between."""
+    x = b.input("x", (3, 48, 64), "float32")
+    normal = b.op("LayerNormalization", x, b.parameter("s", _drawn(64)), axis=-1)
+    flat = b.reshape(b.gelu(normal), (144, 64))
+    dense = b.op("Gemm", flat, b.parameter("w", _drawn(32, 64)), transB=1)
+    joined = b.concat([dense, b.op("Tanh", dense)], axis=1)
+    b.output("y", joined + flat)
+    b.output("rounded", b.cast(joined, "bfloat16"))
+    b.output("sums", b.op("ReduceSum", b.op("Sigmoid", x), [1]))
+
+
+def _drawn(*shape: int) -> Array:
+    return np.random.default_rng(7).standard_normal(shape, np.float32)
+
+
+#: Programs in which what is computed together, or lies in another value's bytes, is many things.
+OBSERVED = {"attention": _attention, "long": _long, "layers": _layers}
+
+
 class ExecutorSuite:
     """The tests; `executor` is what `open_device` takes, tolerance what the executor may differ."""
 
     executor: ClassVar[str | Executor]
     relative_tolerance: ClassVar[float] = 0.0
+    #: Whether one operation at a time gives the very bits that the whole program does.
+    same_bits_with_hooks: ClassVar[bool] = False
 
     def same(self, found: Array, expected: Array) -> None:
         np.testing.assert_allclose(found, expected, rtol=self.relative_tolerance, atol=0)
@@ -153,6 +201,30 @@ class ExecutorSuite:
         exact /= exact.sum(-1, keepdims=True)
         assert softly.dtype == np.float16
         np.testing.assert_allclose(softly, exact, rtol=2e-3, atol=1e-6)
+
+    @pytest.mark.parametrize("name", OBSERVED)
+    def test_operation_hooks_see_each_operation_and_change_no_result(self, name: str) -> None:
+        compiled = model(name, OBSERVED[name], target="host")
+        x = np.random.default_rng(3).standard_normal((3, 48, 64), np.float32)
+        seen: list[str] = []
+        with stitch.open_device("host", executor=self.executor) as device:
+            program = device.load(compiled)
+            bare = [t.numpy() for t in several(program(x))]
+            undo = device.hooks.register(
+                after_operation=lambda c: seen.append(c.operation.op if c.operation else "")
+            )
+            hooked = [t.numpy() for t in several(program(x))]
+            undo()
+            again = [t.numpy() for t in several(program(x))]
+        assert seen == [o.op for o in compiled.binary.programs[0].operations]
+        for first, watched, second in zip(bare, hooked, again, strict=True):
+            assert first.tobytes() == second.tobytes()
+            if self.same_bits_with_hooks:
+                assert first.tobytes() == watched.tobytes()
+            relative = 1e-4 if first.dtype == np.float32 else 2.0**-7
+            exact, other = first.astype(np.float32), watched.astype(np.float32)
+            largest = float(np.abs(exact).max())
+            np.testing.assert_allclose(other, exact, rtol=relative, atol=largest * relative / 10)
 
     def test_constants_come_from_a_file_and_stay_as_they_are(self, tmp_path: object) -> None:
         weight = integers((64, 32), 5)

@@ -41,16 +41,22 @@ class OperationBinding:
             if slot.value in prepared.staging.later_reads:
                 self.arrays[slot.value] = regions.read(slot.value, self.steps)
 
+    @property
+    def nbytes(self) -> int:
+        """What it takes beside the regions."""
+        return self.prepared.staging.nbytes
+
     def bound(self) -> BoundProgram:
-        prepared, marks = self.prepared, [len(self.steps)]
-        for index, operation in enumerate(prepared.program.operations):
+        """Steps operation by operation."""
+        marks = [len(self.steps)]
+        for index, operation in enumerate(self.prepared.program.operations):
             self.append(index, operation)
             marks.append(len(self.steps))
         spans = [(i, a, b) for i, (a, b) in enumerate(pairwise(marks))]
         if spans:
             # Staging of the inputs counts to the first operation.
             spans[0] = (0, 0, spans[0][2])
-        return BoundProgram(tuple(self.steps), tuple(spans), self.arrays, prepared.staging.nbytes)
+        return BoundProgram(tuple(self.steps), tuple(spans), self.arrays, self.nbytes)
 
     def place(self, value: int) -> Array:
         """The array that an operation writes a value into."""
@@ -110,7 +116,7 @@ class OperationBinding:
 
 
 class UnitBinding(OperationBinding):
-    """One binding unit by unit, with values in their places."""
+    """One binding with values as they are arranged, unit by unit or operation by operation."""
 
     def __init__(self, prepared: Kernels, regions: StagedRegions) -> None:
         super().__init__(prepared, regions)
@@ -123,7 +129,13 @@ class UnitBinding(OperationBinding):
                 # A view of an input or a constant.
                 self.arrays[value] = self.place(value)
 
-    def bound(self) -> BoundProgram:
+    @property
+    def nbytes(self) -> int:
+        """What it takes beside the regions."""
+        return self.prepared.staging.nbytes + self.arrangement.nbytes
+
+    def bound_by_units(self) -> BoundProgram:
+        """Steps unit by unit."""
         for unit in self.prepared.units:
             call = self.prepared.calls.get(unit.operations)
             if call is not None:
@@ -133,8 +145,7 @@ class UnitBinding(OperationBinding):
             else:
                 (index,) = unit.operations
                 self.append(index, self.prepared.program.operations[index])
-        nbytes = self.prepared.staging.nbytes + self.arrangement.nbytes
-        return BoundProgram(tuple(self.steps), (), self.arrays, nbytes)
+        return BoundProgram(tuple(self.steps), (), self.arrays, self.nbytes)
 
     def place(self, value: int) -> Array:
         """A value's array, in the bytes of its root."""

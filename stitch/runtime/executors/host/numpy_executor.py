@@ -5,8 +5,8 @@ bfloat16 and the block formats compute in float32 and round once per operator ou
 
 Long elementwise operations that follow each other are computed by chunks (`chunks`), and
 values are views of others where nothing but their form differs (`arrangement`). Where an
-operation must be seen by itself, the program is bound plainly, one operation after the other: the
-same numbers.
+operation must be seen by itself, the program is bound one operation after the other: the same
+bits, but where foreign calls compute some of it.
 """
 
 from __future__ import annotations
@@ -64,13 +64,20 @@ class PreparedKernels(Kernels, PreparedProgram):
         if self.is_plain or not _lie_apart(self.program, inputs, outputs):
             return self.bind_plainly(inputs, outputs, scratch)
 
+        def binding() -> UnitBinding:
+            return UnitBinding(self, StagedRegions(self.staging, inputs, outputs, scratch))
+
         @cache
         def one_by_one() -> BoundProgram:
-            return self.bind_plainly(inputs, outputs, scratch)
+            if self.calls:
+                return self.bind_plainly(inputs, outputs, scratch)
+            # The same kernels on operands of the same forms: NumPy multiplies dense matrices in
+            # another order than those that lie apart, so the last bits would not be the same.
+            with self.workspace.kernels:
+                return binding().bound()
 
-        regions = StagedRegions(self.staging, inputs, outputs, scratch)
         with self.workspace.kernels:
-            return replace(UnitBinding(self, regions).bound(), one_by_one=one_by_one)
+            return replace(binding().bound_by_units(), one_by_one=one_by_one)
 
     def bind_plainly(
         self, inputs: tuple[Array, ...], outputs: tuple[Array, ...], scratch: Array | None
