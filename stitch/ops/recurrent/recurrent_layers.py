@@ -181,14 +181,13 @@ def _run_direction(
 
 def _kernel(layer: _Layer, arguments: KernelArguments) -> Sequence[Thunk]:
     attributes = arguments.attributes
-    x, w, r = (given(arguments, index) for index in range(3))
+    x, w = given(arguments, 0), given(arguments, 1)
     bias, lengths = optional(arguments, 3), optional(arguments, 4)
-    peepholes = optional(arguments, 7)
     by_batch = bool(int_of(attributes, "layout"))
     directions = _DIRECTIONS[string_of(attributes, "direction")]
     names = names_of(attributes, layer.activations, len(directions))
     functions = gates_of(attributes, names, x.dtype)
-    each, rows, hidden = len(layer.activations), w.shape[1], r.shape[2]
+    each = len(layer.activations)
     if by_batch:
         x = x.transpose(1, 0, 2)
     steps: list[Thunk] = []
@@ -196,23 +195,7 @@ def _kernel(layer: _Layer, arguments: KernelArguments) -> Sequence[Thunk]:
         steps.append(partial(check_lengths, layer.name, lengths, x.shape[0]))
     for d, backward in enumerate(directions):
         ours = tuple(functions[d * each : (d + 1) * each])
-
-        def weights(d: int = d, ours: tuple[Gate, ...] = ours) -> _Weights:
-            recurrent_bias = np.zeros(rows, x.dtype) if bias is None else bias[d, rows:]
-            peep = None
-            if peepholes is not None:
-                i, o, f = peepholes[d].reshape(3, hidden)
-                peep = (i, o, f)
-            return _Weights(
-                r[d].T,
-                recurrent_bias,
-                peep,
-                ours,
-                hidden,
-                bool(attributes.get("linear_before_reset", 0)),
-                bool(attributes.get("input_forget", 0)),
-            )
-
+        weights = partial(_weights_of, arguments, ours, d)
         initial = [_one(optional(arguments, 5 + s), d, by_batch) for s in range(layer.states)]
         outputs = _of_direction(arguments.outputs, d, by_batch)
         bound_bias = None if bias is None else bias[d]
@@ -231,6 +214,27 @@ def _kernel(layer: _Layer, arguments: KernelArguments) -> Sequence[Thunk]:
             )
         )
     return steps
+
+
+def _weights_of(arguments: KernelArguments, gates: tuple[Gate, ...], d: int) -> _Weights:
+    """What direction `d` multiplies its state by, read anew in every run."""
+    attributes, r = arguments.attributes, given(arguments, 2)
+    bias, peepholes = optional(arguments, 3), optional(arguments, 7)
+    rows, hidden = given(arguments, 1).shape[1], r.shape[2]
+    recurrent_bias = np.zeros(rows, given(arguments, 0).dtype) if bias is None else bias[d, rows:]
+    peep = None
+    if peepholes is not None:
+        i, o, f = peepholes[d].reshape(3, hidden)
+        peep = (i, o, f)
+    return _Weights(
+        r[d].T,
+        recurrent_bias,
+        peep,
+        gates,
+        hidden,
+        bool(attributes.get("linear_before_reset", 0)),
+        bool(attributes.get("input_forget", 0)),
+    )
 
 
 def _one(states: Array | None, direction: int, by_batch: bool) -> Array | None:
