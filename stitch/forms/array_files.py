@@ -1,75 +1,119 @@
-"""Arrays out of files: `.npy`, `.npz` and `.safetensors`, never unpickled.
+"""Arrays out of files and into them: `.npy`, `.npz` and `.safetensors`, never unpickled.
 
-Comes in: a path and, where a file holds several, a name. Goes out: the array, or a `FormatError`
-that names file and array. safetensors is an optional extra, imported only for its files.
+Comes in: a path and, where a file holds several, a name; arrays. Goes out: arrays, or an error that
+names file and array. safetensors is an optional extra, imported only for its files. Must not know:
+slots.
+
+NumPy writes bfloat16 as two nameless bytes (`|V2`): read, they stay bytes until it is said that
+they are bfloat16; written, they become float32, which holds them exactly and which all can read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
-import numpy as np
-
-from stitch.errors import FormatError, LayoutError, OutOfMemoryError, closest
-from stitch.files import nearest_file, open_file
+from stitch.errors import FormatError, StitchError, UsageError, closest
+from stitch.files import identity, nearest_file, open_file, unreadable
 from stitch.forms.numpy_files import NAMELESS, NpzFile, read_npy
 from stitch.program import Array, DataType
 
-SUFFIXES = (".npy", ".npz", ".safetensors")
+#: NumPy's own files, which are read and written.
+NUMPY_SUFFIXES = (".npy", ".npz")
+_SUFFIXES = (*NUMPY_SUFFIXES, ".safetensors")
+_Read = TypeVar("_Read")
 
 
 def read_array(path: Path, name: str | None = None, data_type: DataType | None = None) -> Array:
     """One array of a file; `name` may be left out if there is only one. Raises `FormatError`.
 
-    NumPy writes bfloat16 as two nameless bytes (`|V2`): they are that where `data_type` says so.
+    Nameless bytes are bfloat16 where `data_type` says so, else an error.
     """
-    readers = {".npy": _npy, ".npz": _npz, ".safetensors": _safetensors}
-    reader = readers.get(path.suffix.lower())
-    if reader is None:
+    suffix = path.suffix.lower()
+    if suffix not in _SUFFIXES:
         raise FormatError(
-            f"{path.name}: arrays are read from {', '.join(SUFFIXES)} files", got=path.suffix
+            f"{path.name}: arrays are read from {', '.join(_SUFFIXES)} files", got=path.suffix
         )
-    try:
-        array = reader(path, name)
-        if array.dtype == NAMELESS:
-            array = _bfloat16(array, data_type)
-        DataType.from_dtype(array.dtype)
-    except FileNotFoundError as error:
-        near = nearest_file(path, SUFFIXES)
-        raise FormatError(f"there is no file {path.name}", remedy=near or None) from error
-    except LayoutError as error:
-        raise FormatError(f"{_title(path, name)}: {error.what}") from error
-    except (FormatError, OutOfMemoryError):
-        raise
-    except Exception as error:
-        # Damaged files make NumPy raise what it likes (TokenError, SyntaxError, zlib.error ...).
-        raise FormatError(f"{_title(path, name)} cannot be read: {error}") from error
-    return array
-
-
-def _bfloat16(array: Array, data_type: DataType | None) -> Array:
-    if data_type is not DataType.BFLOAT16:
-        raise LayoutError(
-            "it holds two nameless bytes for each element (|V2), as NumPy writes bfloat16; "
-            "declare it with type: bfloat16"
-        )
-    return np.ascontiguousarray(array).view(data_type.dtype).reshape(array.shape)
-
-
-def _title(path: Path, name: str | None) -> str:
-    return path.name if name is None else f"array {name!r} of {path.name}"
-
-
-def _npy(path: Path, name: str | None) -> Array:
-    if name is not None:
+    if identity(path) is None:
+        near = nearest_file(path, _SUFFIXES)
+        raise FormatError(f"there is no file {path.name}", remedy=near or None)
+    if suffix == ".safetensors":
+        return _safetensors(path, name)
+    arrays = read_array_file(path)
+    if suffix == ".npz":
+        array = arrays[_chosen(path, name, map(str, arrays))]
+    elif name is not None:
         raise FormatError(f"{path.name} holds one array, without a name", got=name)
-    return read_npy(path)
+    else:
+        array = arrays[None]
+    if array.dtype == NAMELESS and data_type is not DataType.BFLOAT16:
+        title = path.name if name is None else f"array {name!r} of {path.name}"
+        raise FormatError(
+            f"{title}: it holds two nameless bytes for each element (|V2), as NumPy writes "
+            "bfloat16; declare it with type: bfloat16"
+        )
+    return array if data_type is None else typed(array, data_type, path.name)
 
 
-def _npz(path: Path, name: str | None) -> Array:
-    archive = NpzFile(path)
-    return archive.read(_chosen(path, name, archive.members))
+def read_array_file(path: Path) -> Mapping[str | None, Array]:
+    """The arrays of a file: one without a name (`.npy`), or all by name (`.npz`).
+
+    Names are known at once, an array is read when it is asked for. Raises `FormatError`, at either
+    time, for a file that cannot be read, is no array file, or holds objects; `OutOfMemoryError`.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in NUMPY_SUFFIXES:
+        raise UsageError(
+            f"arrays are read from {' and '.join(NUMPY_SUFFIXES)} files",
+            got=str(path),
+            remedy="for raw bytes, say their shape and type: 2x2xf32=@raw.bin",
+        )
+    if suffix == ".npy":
+        return {None: _stored(path, None, lambda: read_npy(path))}
+    return _Archive(path)
+
+
+def typed(array: Array, data_type: DataType, what: str) -> Array:
+    """The array as a slot of this type sees it: nameless two-byte elements are bfloat16.
+
+    Raises `UsageError` where the slot says that they are something else.
+    """
+    if array.dtype != NAMELESS:
+        return array
+    if data_type is not DataType.BFLOAT16:
+        raise UsageError(
+            f"{what}: the file holds two nameless bytes for each element (|V2), as NumPy writes "
+            "bfloat16, and only a bfloat16 slot says that they are that",
+            expected=data_type.value,
+            remedy=f"write the file with .astype({data_type.value!r})",
+        )
+    return array.view(data_type.dtype)
+
+
+class _Archive(Mapping[str | None, Array]):
+    """The arrays of a `.npz` file, each read once, when it is asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file = _guarded(path, None, lambda: NpzFile(path))
+        self._read: dict[str, Array] = {}
+
+    def __getitem__(self, name: str | None) -> Array:
+        if name is None or name not in self.file.members:
+            raise KeyError(name)
+        if name not in self._read:
+            self._read[name] = _stored(self.path, name, lambda: self.file.read(name))
+        return self._read[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.file.members
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.file.members)
+
+    def __len__(self) -> int:
+        return len(self.file.members)
 
 
 def _safetensors(path: Path, name: str | None) -> Array:
@@ -81,7 +125,9 @@ def _safetensors(path: Path, name: str | None) -> Array:
             remedy="pip install safetensors",
         ) from error
     open_file(path).close()  # The package opens it by its name, and would wait for a pipe.
-    return safetensors.read(path, lambda names: _chosen(path, name, names))
+    return _stored(
+        path, name, lambda: safetensors.read(path, lambda names: _chosen(path, name, names))
+    )
 
 
 def _chosen(path: Path, name: str | None, names: Iterable[str]) -> str:
@@ -96,3 +142,44 @@ def _chosen(path: Path, name: str | None, names: Iterable[str]) -> str:
             remedy=(closest(name, known) or None) if name is not None else "add name: ...",
         )
     return name
+
+
+def _stored(path: Path, name: str | None, read: Callable[[], Array]) -> Array:
+    """One array; raises `FormatError` for a type that is not stored."""
+    array = _guarded(path, name, read)
+    if array.dtype != NAMELESS and not _is_known(array):
+        raise FormatError(
+            "the file holds an array of a type that Stitch does not store",
+            where=_place(path, name),
+            expected=", ".join(t.value for t in DataType if not t.is_block),
+            got=str(array.dtype),
+        )
+    return array
+
+
+def _is_known(array: Array) -> bool:
+    return any(not t.is_block and t.dtype == array.dtype for t in DataType)
+
+
+def _guarded(path: Path, name: str | None, read: Callable[[], _Read]) -> _Read:
+    """What `read` gives; whatever the libraries raise for a damaged file is a `FormatError`."""
+    try:
+        return read()
+    except StitchError:
+        raise
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except Exception as error:
+        # Damaged files make NumPy raise what it likes (TokenError, SyntaxError, zlib.error ...).
+        why = " ".join(str(error).split())[:200] or type(error).__name__
+        raise FormatError(
+            f"this is no sound {path.suffix} file: {why}",
+            where=_place(path, name),
+            remedy="write it with numpy.save or numpy.savez, without objects"
+            if path.suffix.lower() in NUMPY_SUFFIXES
+            else None,
+        ) from error
+
+
+def _place(path: Path, name: str | None) -> str:
+    return str(path) if name is None else f"{path}, array {name!r}"

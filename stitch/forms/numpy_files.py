@@ -1,16 +1,18 @@
 """NumPy's files: what they hold is read from their headers first, then only what is asked for.
 
-Comes in: paths of `.npy` and `.npz` files. Goes out: names and arrays; each array is claimed from
-the budget before it is read, so a small archive of zeros does not become gigabytes unasked. Its
-bytes are in this machine's order, rows first. Damaged files raise what NumPy and zipfile raise,
-readers say which file it was. Must not know: slots.
+Comes in: paths of `.npy` and `.npz` files; arrays. Goes out: names and arrays; each array is
+claimed from the budget before it is read, so a small archive of zeros does not become gigabytes
+unasked. Its bytes are in this machine's order, rows first. Damaged files raise what NumPy and
+zipfile raise, readers say which file it was. Out of arrays: the bytes of a file. Must not know:
+slots.
 """
 
 from __future__ import annotations
 
+import io
 import math
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -19,7 +21,7 @@ import numpy as np
 
 from stitch.budget import claim, keep
 from stitch.files import open_file
-from stitch.program import Array
+from stitch.program import Array, DataType
 
 #: The type under which NumPy reads bfloat16, which it writes as two nameless bytes.
 NAMELESS = np.dtype("V2")
@@ -65,6 +67,23 @@ class NpzFile:
                 return _claimed(file, wanted, f"reading array {name!r} of {str(self.path)!r}")
 
 
+def npy_bytes(array: Array) -> bytes:
+    """The bytes of a `.npy` file; types that NumPy lacks are written in one that holds them."""
+    stream = io.BytesIO()
+    np.save(stream, _readable(array), allow_pickle=False)
+    return stream.getvalue()
+
+
+def npz_bytes(arrays: Mapping[str, Array]) -> bytes:
+    """The bytes of a `.npz` file, the same for the same arrays."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in arrays.items():
+            # A fixed date: the same results give the same file.
+            archive.writestr(zipfile.ZipInfo(f"{name}.npy"), npy_bytes(array))
+    return stream.getvalue()
+
+
 def _promised(file: IO[bytes], nbytes: int) -> int:
     """The bytes of the array that a header promises; the file has to hold as many."""
     version = np.lib.format.read_magic(file)
@@ -88,3 +107,10 @@ def _claimed(file: IO[bytes], nbytes: int, what: str) -> Array:
     array: Array = np.ascontiguousarray(found, found.dtype.newbyteorder("=")).reshape(found.shape)
     keep(array, taken)
     return array
+
+
+def _readable(array: Array) -> Array:
+    kind = DataType.from_dtype(array.dtype)
+    if kind is DataType.BFLOAT16 or (kind.is_narrow and kind.is_floating):
+        return array.astype(np.float32)
+    return array.astype(np.int8 if kind.limits[0] else np.uint8) if kind.is_narrow else array

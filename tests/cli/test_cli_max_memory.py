@@ -13,9 +13,8 @@ import pytest
 
 from stitch.budget import BUDGET, allowing
 from stitch.cli.array_text import array_of_text
-from stitch.cli.saved_arrays import read_array_file
 from stitch.errors import FormatError, OutOfMemoryError
-from stitch.forms import read_array
+from stitch.forms import read_array, read_array_file
 
 LARGE = (1 << 22,)
 

@@ -368,7 +368,7 @@ def test_object_arrays_are_refused_and_never_unpickled(tmp_path: Path) -> None:
         archive.write(tmp_path / "w.npy", "w.npy")
     (tmp_path / "raw.npy").write_bytes(pickle.dumps({"w": 1}))
     for source in ("w.npy", "w.npz", "raw.npy"):
-        with pytest.raises(FormatError, match=f"{source}.* cannot be read|allow_pickle"):
+        with pytest.raises(FormatError, match=r"no sound \.np[yz] file: .*(objects|magic)"):
             module(one("['y = Add(x, w)']", f"w: {{file: {source}}}"), tmp_path)
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stitch.cli.saved_arrays import read_array_file
 from stitch.errors import StitchError
+from stitch.forms import read_array_file
 
 
 def npy() -> bytes:

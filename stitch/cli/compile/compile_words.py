@@ -12,11 +12,11 @@ from pathlib import Path
 
 from stitch.cli.array_text import array_of_text
 from stitch.cli.run_inputs import is_array_word, member
-from stitch.cli.saved_arrays import read_array_file
 from stitch.cli.slot_words import split_slot
 from stitch.documents import MACHINE, MODULE, form_of
 from stitch.errors import FormatError, UsageError
 from stitch.files import nearest_file
+from stitch.forms import read_array_file
 from stitch.program import Array
 
 _SHAPE = re.compile(r"(?:\d{1,18}(?:x\d{1,18})*)?")

@@ -11,8 +11,8 @@ from pathlib import Path
 from stitch import api
 from stitch.cli.chain import Runnable
 from stitch.cli.file_kinds import JSON, NPY, TEXT
-from stitch.cli.saved_arrays import npy_bytes
 from stitch.files import FileBatch, make_folder
+from stitch.forms import npy_bytes
 from stitch.program import Array
 from stitch.report import memory_views, plan_json
 

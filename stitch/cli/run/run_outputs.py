@@ -14,10 +14,10 @@ import numpy as np
 from stitch.cli.array_text import array_of_text, text_of_array
 from stitch.cli.chain import RunOutput
 from stitch.cli.run_inputs import Note, is_archive, is_array_word, member
-from stitch.cli.saved_arrays import SUFFIXES, npy_bytes, npz_bytes, read_array_file, typed
 from stitch.cli.slot_words import deal, split_slot
 from stitch.errors import UsageError
 from stitch.files import FileBatch
+from stitch.forms import NUMPY_SUFFIXES, npy_bytes, npz_bytes, read_array_file, typed
 from stitch.program import Array, DataType
 
 OUTPUT_FORM = "'' (ignore), - (print), @file.npy, @file.npz; NAME= may stand before each"
@@ -59,9 +59,9 @@ def destinations(
         if not word.startswith("@"):
             continue
         path = Path(word[1:])
-        if path.suffix.lower() not in SUFFIXES:
+        if path.suffix.lower() not in NUMPY_SUFFIXES:
             raise UsageError(
-                f"results are written to {' and '.join(SUFFIXES)} files", got=str(path)
+                f"results are written to {' and '.join(NUMPY_SUFFIXES)} files", got=str(path)
             )
         if is_archive(word):
             archives[path] = (*archives.get(path, ()), index)

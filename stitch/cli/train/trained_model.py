@@ -16,11 +16,11 @@ from typing import Any
 from stitch import api
 from stitch.cli.compile import from_entry
 from stitch.cli.module_files import known_machine
-from stitch.cli.saved_arrays import read_array_file
 from stitch.compiler import CompileOptions, compile_graph
 from stitch.documents import TrainFile
 from stitch.errors import CompileError, FormatError, StitchError, UsageError
 from stitch.files import read_text, sweep_folder
+from stitch.forms import read_array_file
 from stitch.frontend import batched_shapes
 from stitch.graph import Wish
 from stitch.machine import load_machine

@@ -19,7 +19,7 @@ from pathlib import Path
 from stitch.api import load
 from stitch.cli import compile as compile_command
 from stitch.cli import run as run_command
-from stitch.cli.saved_arrays import read_array_file
+from stitch.forms import read_array_file
 from stitch.training.checkpoints.checkpoint_folder import read_checkpoint
 from stitch.training.checkpoints.checkpoint_format import read_tensors
 from tests.support.files.killed_saves import killed

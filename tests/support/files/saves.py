@@ -14,8 +14,8 @@ import numpy as np
 import stitch
 from stitch import ttb
 from stitch.api import load
-from stitch.cli.saved_arrays import npy_bytes, read_array_file
 from stitch.files import FileBatch, LineFile, sweep_folder, write_file
+from stitch.forms import npy_bytes, read_array_file
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import DataType
 from stitch.training.checkpoints.checkpoint_folder import (
