@@ -22,9 +22,9 @@ from stitch.program import Array, DataType, ValueType
 Number = bool | int | float
 #: What stands where torch's schema says Tensor or Scalar.
 Value = SymbolicTensor | Number
-#: One result after the other, None where no one reads it.
+#: One result after the other, None where it is not read.
 Several = tuple[SymbolicTensor | None, ...]
-#: What a lowering gives: one tensor, or one per result (None where no one reads it).
+#: What a lowering gives: one tensor, or one per result (None where it is not read).
 Lowered = SymbolicTensor | Sequence[SymbolicTensor | None] | None
 Lowering = Callable[..., Lowered]
 
@@ -54,22 +54,22 @@ _TORCH_TYPES = {kind: dtype for dtype, kind in _DATA_TYPES.items()}
 
 def data_type_of(dtype: Any, where: str | None = None) -> DataType:
     """The data type of a torch dtype; raises `CompileError` for one that Stitch lacks."""
-    found = _DATA_TYPES.get(dtype)
-    if found is None:
+    data_type = _DATA_TYPES.get(dtype)
+    if data_type is None:
         raise CompileError(
             f"tensors of type {str(dtype).removeprefix('torch.')} are not supported",
             where=where,
             expected=", ".join(kind.value for kind in _TORCH_TYPES),
         )
-    return found
+    return data_type
 
 
 def torch_type_of(data_type: DataType) -> Any:
     """The torch dtype of a data type; raises `CompileError` for the block formats."""
-    found = _TORCH_TYPES.get(data_type)
-    if found is None:
+    dtype = _TORCH_TYPES.get(data_type)
+    if dtype is None:
         raise CompileError(f"torch has no tensors of type {data_type.value}")
-    return found
+    return dtype
 
 
 def array_of(tensor: Any) -> Array:
@@ -104,9 +104,9 @@ class Call:
     @property
     def type(self) -> ValueType:
         """The type of the first result."""
-        found = self.results[0]
-        assert found is not None, "every operator with a lowering has a tensor as first result"
-        return found
+        first = self.results[0]
+        assert first is not None, "every operator with a lowering has a tensor as first result"
+        return first
 
     @property
     def data_type(self) -> DataType:
@@ -131,12 +131,12 @@ class Call:
         return self.cast(a, wanted), self.cast(b, wanted)
 
     def as_promised(
-        self, made: Sequence[SymbolicTensor | None]
+        self, results: Sequence[SymbolicTensor | None]
     ) -> tuple[SymbolicTensor | None, ...]:
         """Results in the data types that torch promises for them."""
         return tuple(
             None if value is None or result is None else self.cast(value, result.data_type)
-            for value, result in zip(made, self.results, strict=True)
+            for value, result in zip(results, self.results, strict=True)
         )
 
     def filled(self, number: Number) -> SymbolicTensor:
@@ -161,10 +161,10 @@ def rounded_once(lowering: _Lowering) -> _Lowering:
 
     @wraps(lowering)
     def lowered(call: Call, *operands: Any, **named: Any) -> Lowered:
-        found = _floating((*operands, *named.values(), *call.results))
-        if found <= {_wide(found)}:
+        kinds = _floating((*operands, *named.values(), *call.results))
+        if kinds <= {_wide(kinds)}:
             return lowering(call, *operands, **named)
-        return _widened(lowering, call, operands, named, _wide(found))
+        return _widened(lowering, call, operands, named, _wide(kinds))
 
     return cast(_Lowering, lowered)
 
@@ -174,10 +174,10 @@ def in_one_type(lowering: _Lowering) -> _Lowering:
 
     @wraps(lowering)
     def lowered(call: Call, *operands: Any, **named: Any) -> Lowered:
-        found = _floating((*operands, *named.values()))
-        if len(found) <= 1:
+        kinds = _floating((*operands, *named.values()))
+        if len(kinds) <= 1:
             return lowering(call, *operands, **named)
-        return _widened(lowering, call, operands, named, _wide(found))
+        return _widened(lowering, call, operands, named, _wide(kinds))
 
     return cast(_Lowering, lowered)
 
@@ -204,14 +204,14 @@ def _widened(
         return call.cast(value, wide) if _floating((value,)) else value
 
     types = tuple(ValueType(r.shape, wide) if r and _floating((r,)) else r for r in call.results)
-    made = lowering(
+    results = lowering(
         Call(call.builder, types, call.used),
         *map(widened, operands),
         **{name: widened(value) for name, value in named.items()},
     )
-    if isinstance(made, SymbolicTensor):
-        return call.cast(made)
-    return None if made is None else call.as_promised(made)
+    if isinstance(results, SymbolicTensor):
+        return call.cast(results)
+    return None if results is None else call.as_promised(results)
 
 
 def _stand_in(value: Value) -> Any:

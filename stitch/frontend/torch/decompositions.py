@@ -42,8 +42,8 @@ def _attend(x: Any, qkv_weight: Any, qkv_bias: Any, heads: int, mask: Any, kind:
         wide = mask.view(batch, 1, 1, length) if kind == 1 else mask
         hides = wide.dtype is torch.bool
         scores = scores.masked_fill(wide, -math.inf) if hides else scores + wide
-    made = torch.matmul(torch.softmax(scores, -1), value)
-    return made.permute(0, 2, 1, 3).reshape(batch, length, width)
+    attended = torch.matmul(torch.softmax(scores, -1), value)
+    return attended.permute(0, 2, 1, 3).reshape(batch, length, width)
 
 
 def _encoder_layer(
@@ -60,8 +60,8 @@ def _encoder_layer(
         return functional.layer_norm(x, (embed_dim,), *norms[which], eps)
 
     def attended(x: Any) -> Any:
-        made = _attend(x, qkv_weight, qkv_bias, num_heads, mask, mask_type)
-        return functional.linear(made, proj_weight, proj_bias)
+        heads = _attend(x, qkv_weight, qkv_bias, num_heads, mask, mask_type)
+        return functional.linear(heads, proj_weight, proj_bias)
 
     def fed(x: Any) -> Any:
         inner = functional.linear(x, ffn_weight_1, ffn_bias_1)
@@ -87,8 +87,8 @@ def _in_one_type(operator: Any, apart: Any) -> Any:
         given = [t for t in (x, *operands) if isinstance(t, torch.Tensor)]
         if len({t.dtype for t in given}) == 1:
             return NotImplemented if apart is None else apart(x, *operands)
-        made, *others = (apart or operator)(x.float(), *operands)
-        return made.to(x.dtype), *others
+        result, *others = (apart or operator)(x.float(), *operands)
+        return result.to(x.dtype), *others
 
     return decomposed
 

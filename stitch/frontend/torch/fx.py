@@ -10,6 +10,7 @@ module needs the package torch (an optional extra). Must not know: machines.
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,8 @@ from torch.utils import _pytree as pytree
 
 from stitch.errors import CompileError
 from stitch.frontend.torch.aten_call import array_of, data_type_of
+from stitch.frontend.torch.aten_walk import EVAL_REMEDY, lower_graph
 from stitch.frontend.torch.export import Examples, exported
-from stitch.frontend.torch.node_walk import EVAL_REMEDY, lower_graph
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
 
 _INPUT = torch.export.graph_signature.InputKind
@@ -98,20 +99,18 @@ def _binding(
 
 
 def _constant(program: Any, constants: _Constants, target: str) -> SymbolicTensor:
-    found = program.constants.get(target)
-    if not isinstance(found, torch.Tensor):
+    tensor = program.constants.get(target)
+    if not isinstance(tensor, torch.Tensor):
         raise CompileError(
             f"the module passes {target!r} into its graph, which is no tensor",
-            got=type(found).__name__,
+            got=type(tensor).__name__,
         )
-    return constants(target, found)
+    return constants(target, tensor)
 
 
 def _attribute(program: Any, constants: _Constants, target: str) -> Any:
-    found: Any = program.graph_module
-    for part in target.split("."):
-        found = getattr(found, part)
-    return constants(target, found) if isinstance(found, torch.Tensor) else found
+    value = attrgetter(target)(program.graph_module)
+    return constants(target, value) if isinstance(value, torch.Tensor) else value
 
 
 def _refuse_mutation(program: Any, title: str) -> None:
@@ -154,7 +153,7 @@ def _output_names(program: Any, count: int) -> list[str]:
 
 def _key_text(key: Any) -> str:
     for field in ("key", "name", "idx"):
-        found = getattr(key, field, None)
-        if found is not None:
-            return str(found)
+        part = getattr(key, field, None)
+        if part is not None:
+            return str(part)
     return str(key)

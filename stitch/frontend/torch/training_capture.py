@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,9 @@ import torch
 
 from stitch.errors import CompileError
 from stitch.frontend.torch.aten_call import array_of, data_type_of
+from stitch.frontend.torch.aten_walk import lower_graph
 from stitch.frontend.torch.export import Examples, exported
 from stitch.frontend.torch.lowering import KEY_NAME, give_key
-from stitch.frontend.torch.node_walk import lower_graph
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
 from stitch.program import Array, DataType, InputKind
 
@@ -43,10 +44,10 @@ def from_torch_for_training(
     """
     title = name or type(module).__name__
     capture = _Capture(module, example_inputs, title)
-    graph, values = capture.made()
+    graph, values = capture.graph_and_values()
     with _evaluating(module):
         twin = _Capture(module, example_inputs, f"{title}_evaluation", capture.changed_buffers)
-    return graph, values, twin.made()[0]
+    return graph, values, twin.graph_and_values()[0]
 
 
 @contextmanager
@@ -84,7 +85,7 @@ class _Capture:
         #: The tensors that were read: name, tensor, whether a step changes it.
         self._read: list[tuple[str, Any, bool]] = []
 
-    def made(self) -> tuple[ComputationGraph, dict[str, Array]]:
+    def graph_and_values(self) -> tuple[ComputationGraph, dict[str, Array]]:
         nodes = [node for node in self.program.graph.nodes if node.op == "placeholder"]
         bindings: dict[str, Callable[[], Any]] = {}
         if self.has_key:
@@ -106,10 +107,10 @@ class _Capture:
     def _key(self) -> SymbolicTensor:
         return self.builder.input(KEY_NAME, (1,), DataType.INT64, InputKind.KEY)
 
-    def _once(self, spec: Any, node: Any, made: list[Any]) -> Any:
-        if not made:
-            made.append(self._input(spec, node))
-        return made[0]
+    def _once(self, spec: Any, node: Any, values: list[Any]) -> Any:
+        if not values:
+            values.append(self._input(spec, node))
+        return values[0]
 
     def _input(self, spec: Any, node: Any) -> Any:
         value = node.meta.get("val")
@@ -118,12 +119,12 @@ class _Capture:
                 return value
             with self.builder.at(f"input {node.name}"):
                 return self.builder.input(node.name, tuple(value.shape), data_type_of(value.dtype))
-        found = self.program.state_dict.get(spec.target)
-        if found is None:
-            found = self.program.constants.get(spec.target)
-        if not isinstance(found, torch.Tensor):
+        tensor = self.program.state_dict.get(spec.target)
+        if tensor is None:
+            tensor = self.program.constants.get(spec.target)
+        if not isinstance(tensor, torch.Tensor):
             raise CompileError(f"the module passes {spec.target!r} into its graph, no tensor")
-        return self._tensor(spec.target, found, spec.kind)
+        return self._tensor(spec.target, tensor, spec.kind)
 
     def _tensor(self, name: str, tensor: Any, kind: Any) -> SymbolicTensor:
         if kind is _INPUT.PARAMETER and tensor.requires_grad and tensor.is_floating_point():
@@ -150,12 +151,10 @@ class _Capture:
             return self.builder.input(name, tuple(tensor.shape), data_type_of(tensor.dtype), kind)
 
     def _attribute(self, target: str) -> Any:
-        found: Any = self.program.graph_module
-        for part in target.split("."):
-            found = getattr(found, part)
-        if not isinstance(found, torch.Tensor):
-            return found
-        return self.builder.parameter(target, array_of(found))
+        value = attrgetter(target)(self.program.graph_module)
+        if not isinstance(value, torch.Tensor):
+            return value
+        return self.builder.parameter(target, array_of(value))
 
     def _declare(self, outputs: Any) -> None:
         specs = self.program.graph_signature.output_specs

@@ -72,14 +72,14 @@ class CompileSettings:
                 expected=", ".join(known),
                 remedy=closest(unknown[0], known) or None,
             )
-        made = CompileSettings(**{**given, **_spelled(given)})
-        if made.algorithm not in ALGORITHMS:
+        settings = CompileSettings(**{**given, **_spelled(given)})
+        if settings.algorithm not in ALGORITHMS:
             raise UsageError(
                 "backend 'stitch' has no such algorithm",
                 expected=", ".join(ALGORITHMS),
-                got=repr(made.algorithm),
+                got=repr(settings.algorithm),
             )
-        return made
+        return settings
 
 
 def _spelled(given: Mapping[str, Any]) -> dict[str, str]:
@@ -103,14 +103,14 @@ def shared_storage_of(settings: CompileSettings) -> SharedStorage:
     """What torch shares with the device that these settings ask for; the device is opened once."""
     key = (settings.target, settings.executor, settings.window, settings.max_memory)
     with _opening:
-        found = _storages.get(key)
-        if found is None or found.device.is_closed:
+        storage = _storages.get(key)
+        if storage is None or storage.device.is_closed:
             device = Device(
                 load_machine(settings.target), executor=settings.executor, window=settings.window,
                 max_memory=settings.max_memory,
             )  # fmt: skip
-            found = _storages[key] = SharedStorage(device)
-        return found
+            storage = _storages[key] = SharedStorage(device)
+        return storage
 
 
 def device_of(options: Mapping[str, Any] | None = None) -> Device:
@@ -147,7 +147,7 @@ def stitch_backend(
 @contextmanager
 def without_onednn() -> Iterator[None]:
     """Otherwise a recurrent layer becomes one operator of oneDNN, whose gradient is another."""
-    # Not torch.backends.mkldnn.flags: that warns of flags that nobody touches.
+    # Not torch.backends.mkldnn.flags: that warns of flags that are not touched.
     before = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:

@@ -65,32 +65,32 @@ def shown(
     outputs: Sequence[Output], arguments: Sequence[Any], result: Callable[[Result], Any]
 ) -> list[Any]:
     """The outputs as torch tensors; `result` gives that of a result, dense and row-major."""
-    found: list[Any] = []
+    tensors: list[Any] = []
     shared: dict[int, Any] = {}
     for output in outputs:
         if isinstance(output, Result):
-            found.append(_strided(result(output), output))
+            tensors.append(_strided(result(output), output))
         elif isinstance(output, View):
             index = output.result.index
             if index not in shared:
                 shared[index] = _strided(result(output.result), output.result)
-            found.append(shared[index].as_strided(output.shape, output.strides, output.offset))
+            tensors.append(shared[index].as_strided(output.shape, output.strides, output.offset))
         elif isinstance(output, Argument):
-            found.append(arguments[output.position])
+            tensors.append(arguments[output.position])
         else:
-            found.append(found[output.place] if isinstance(output, Same) else output.value)
-    return found
+            tensors.append(tensors[output.place] if isinstance(output, Same) else output.value)
+    return tensors
 
 
-def _strided(made: Any, output: Result) -> Any:
+def _strided(tensor: Any, output: Result) -> Any:
     """The bytes of a tensor in the strides of eager torch.
 
     No view in torch's sense: autograd forbids writing to those of a function's outputs.
     """
     if output.strides is None:
-        return made
+        return tensor
     empty = torch.empty(0, dtype=output.dtype)
-    return empty.set_(made.untyped_storage(), 0, output.shape, output.strides)
+    return empty.set_(tensor.untyped_storage(), 0, output.shape, output.strides)
 
 
 def sorted_outputs(
@@ -106,7 +106,7 @@ def sorted_outputs(
     for place, value in enumerate(end.args[0]):
         sorting.add(place, value, is_exact=place < exact)
     end.args = (tuple(sorting.wanted),)
-    return tuple(sorting.results), tuple(sorting.found)
+    return tuple(sorting.results), tuple(sorting.outputs)
 
 
 def _is_tensor(node: Any) -> bool:
@@ -125,15 +125,15 @@ def _sources(graph: Any, outputs: Sequence[Any]) -> dict[Any, Any]:
             makers.setdefault(_storage(node), node)
     nodes = [node for node in outputs if _is_tensor(node)]
     count = Counter(_storage(node) for node in nodes)
-    found = {}
+    sources = {}
     for node in nodes:
         maker = makers[_storage(node)]
         kind = maker.meta["val"]
         whole = kind.is_contiguous() or unusual_strides(kind) is not None
         same_type = kind.dtype is node.meta["val"].dtype
         if count[_storage(node)] > 1 and maker.op == "call_function" and whole and same_type:
-            found[node] = maker
-    return found
+            sources[node] = maker
+    return sources
 
 
 class _Sorting:
@@ -141,7 +141,7 @@ class _Sorting:
 
     def __init__(self, positions: Mapping[str, int], sources: Mapping[Any, Any]) -> None:
         self.positions, self.sources = positions, sources
-        self.found: list[Output] = []
+        self.outputs: list[Output] = []
         self.wanted: list[Any] = []
         self.results: list[Result] = []
         self._places: dict[Any, int] = {}
@@ -150,18 +150,18 @@ class _Sorting:
     def add(self, place: int, value: Any, *, is_exact: bool) -> None:
         """One output more."""
         if not _is_tensor(value):
-            self.found.append(Known(value.meta["val"] if hasattr(value, "meta") else value))
+            self.outputs.append(Known(value.meta["val"] if hasattr(value, "meta") else value))
         elif value.op == "placeholder":
-            self.found.append(Argument(self.positions[value.name]))
+            self.outputs.append(Argument(self.positions[value.name]))
         elif value in self.sources:
-            self.found.append(self._view(value))
+            self.outputs.append(self._view(value))
         elif not is_exact and value in self._places:
-            self.found.append(Same(self._places[value]))
+            self.outputs.append(Same(self._places[value]))
         else:
             result = self._result(value, is_exact)
             if result.strides is None:
                 self._places[value] = place
-            self.found.append(result)
+            self.outputs.append(result)
 
     def _view(self, value: Any) -> View:
         source, kind = self.sources[value], value.meta["val"]
@@ -173,10 +173,10 @@ class _Sorting:
     def _result(self, value: Any, is_exact: bool) -> Result:
         kind = value.meta["val"]
         strides = unusual_strides(kind) if is_exact else None
-        made = Result(len(self.wanted), kind.dtype, tuple(kind.shape), strides)
+        result = Result(len(self.wanted), kind.dtype, tuple(kind.shape), strides)
         self.wanted.append(value)
-        self.results.append(made)
-        return made
+        self.results.append(result)
+        return result
 
 
 def unusual_strides(kind: Any) -> tuple[int, ...] | None:

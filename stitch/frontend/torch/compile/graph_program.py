@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ import torch
 from stitch.compiler import CompileOptions, compile_graph
 from stitch.errors import CompileError
 from stitch.frontend.torch.aten_call import array_of, data_type_of
+from stitch.frontend.torch.aten_walk import lower_graph
 from stitch.frontend.torch.compile.graph_outputs import (
     Result,
     axes_in_memory,
@@ -31,7 +33,6 @@ from stitch.frontend.torch.lowering import (
     give_key,
     join_selected,
 )
-from stitch.frontend.torch.node_walk import lower_graph
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor, parse_wish
 from stitch.program import DataType, InputKind
 from stitch.runtime import Tensor
@@ -87,9 +88,9 @@ class GraphProgram:
             given: list[Any] = [argument(arguments[s.position], s) for s in self._slots]
             if self._has_key:
                 given.append(torch.randint(KEY_LIMIT, (1,)).numpy())
-            made = device.submit(program, given, True)
+            submitted = device.submit(program, given, True)
             device.flush()
-            results = made if isinstance(made, tuple) else (made,)
+            results = submitted if isinstance(submitted, tuple) else (submitted,)
             return self._shown(results, arguments)
 
     def _shown(self, results: Sequence[Tensor], arguments: Sequence[Any]) -> list[Any]:
@@ -127,15 +128,15 @@ class _Building:
         if self.has_key:
             bindings[KEY_NAME] = lambda: key[0]
         # In the order of the arguments, whichever is read first; the key comes last.
-        made = {node.name: bindings[node.name]() for node in self._tensors if node.users}
+        inputs = {node.name: bindings[node.name]() for node in self._tensors if node.users}
         if self.has_key:
             key.append(self.builder.input(KEY_NAME, (1,), DataType.INT64, InputKind.KEY))
-        bindings.update({name: partial(made.__getitem__, name) for name in made})
-        found = lower_graph(
+        bindings.update({name: partial(inputs.__getitem__, name) for name in inputs})
+        values = lower_graph(
             fx_graph, self.builder, bindings, self._attribute, self.settings.name, REMEDY
         )
         for output in self._results:
-            self._declare(output, found[output.index])
+            self._declare(output, values[output.index])
         return self.builder.build()
 
     def _binding(self, node: Any) -> Callable[[], SymbolicTensor]:
@@ -151,8 +152,8 @@ class _Building:
                 self.builder.wish(parse_wish(f"input.{node.name}.space=dram"))
             where = f"argument {node.name}"
             with self.builder.at(where):
-                found = data_type_of(value.dtype, where)
-                return self.builder.input(node.name, tuple(value.shape), found, kind)
+                data_type = data_type_of(value.dtype, where)
+                return self.builder.input(node.name, tuple(value.shape), data_type, kind)
 
         return declare
 
@@ -167,12 +168,10 @@ class _Building:
             b.wish(parse_wish(f"output.{name}.space=dram"))
 
     def _attribute(self, target: str) -> Any:
-        found: Any = self.module
-        for part in target.split("."):
-            found = getattr(found, part)
-        if not isinstance(found, torch.Tensor):
-            return found
-        return self.builder.parameter(target, array_of(found))
+        value = attrgetter(target)(self.module)
+        if not isinstance(value, torch.Tensor):
+            return value
+        return self.builder.parameter(target, array_of(value))
 
 
 def _check_devices(nodes: Sequence[Any]) -> None:

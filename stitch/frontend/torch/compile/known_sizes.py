@@ -36,17 +36,17 @@ class _Recorder(torch.fx.Interpreter):  # type: ignore[misc]  # torch has no typ
 
     def __init__(self, module: Any) -> None:
         super().__init__(module, garbage_collect_values=False)
-        self.found: dict[Any, Any] = {}
+        self.results: dict[Any, Any] = {}
 
     def run_node(self, node: Any) -> Any:
-        self.found[node] = super().run_node(node)
-        return self.found[node]
+        self.results[node] = super().run_node(node)
+        return self.results[node]
 
 
 def with_sizes_of(module: Any, arguments: Sequence[Any]) -> Any:
     """A copy of a graph module for arguments of just these shapes."""
     mode = torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True)
-    made = copy.deepcopy(module)
+    sized = copy.deepcopy(module)
     with mode, torch.no_grad():
         fakes = [
             torch.empty_strided(a.shape, a.stride(), dtype=a.dtype)
@@ -54,16 +54,16 @@ def with_sizes_of(module: Any, arguments: Sequence[Any]) -> Any:
             else a
             for a in arguments
         ]
-        recorder = _Recorder(made)
+        recorder = _Recorder(sized)
         recorder.run(*fakes)
-    numbers = {n: v for n, v in recorder.found.items() if isinstance(v, _NUMBERS)}
-    for node in made.graph.nodes:
+    numbers = {n: v for n, v in recorder.results.items() if isinstance(v, _NUMBERS)}
+    for node in sized.graph.nodes:
         if node.op != "output":
-            node.meta["val"] = recorder.found[node]
+            node.meta["val"] = recorder.results[node]
         if node.op not in ("placeholder", "get_attr"):
             node.args = torch.fx.node.map_arg(node.args, lambda n: numbers.get(n, n))
             node.kwargs = torch.fx.node.map_arg(node.kwargs, lambda n: numbers.get(n, n))
-    for node in reversed(list(made.graph.nodes)):
+    for node in reversed(list(sized.graph.nodes)):
         if node in numbers and node.op == "call_function" and not node.users:
-            made.graph.erase_node(node)
-    return made
+            sized.graph.erase_node(node)
+    return sized

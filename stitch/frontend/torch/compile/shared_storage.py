@@ -122,19 +122,19 @@ class SharedStorage:
         storage = tensor.untyped_storage()
         owner = storage._cdata
         held = self._held.get(owner)
-        found = None if held is None else self._known(held, tensor, slot)
-        if found is not None:
+        known = None if held is None else self._known(held, tensor, slot)
+        if known is not None:
             self.recognised += 1
         elif slot.is_static or self._comes_again(slot, storage, tensor.data_ptr()):
             self.lent += 1
-            found = self._lent(storage, tensor)
+            known = self._lent(storage, tensor)
         else:
             self.copied += 1
             return array_of(tensor)
         if slot.is_static and self._reads_in_place:
             entry = self._held[owner]
-            slot.static = weakref.ref(tensor), tensor.data_ptr(), owner, entry, found
-        return found
+            slot.static = weakref.ref(tensor), tensor.data_ptr(), owner, entry, known
+        return known
 
     def _comes_again(self, slot: ArgumentSlot, storage: Any, address: int) -> bool:
         """Whether the same place came last time too, and may be read there from now on."""
@@ -151,9 +151,9 @@ class SharedStorage:
     def _known(self, held: _Held, tensor: Any, slot: ArgumentSlot) -> Tensor | None:
         """The tensor of a place in a storage that is known."""
         place = (tensor.data_ptr(), tuple(tensor.shape), tensor.dtype)
-        found = held.parts.get(place)
-        if found is not None or held.result is None:
-            return found
+        part = held.parts.get(place)
+        if part is not None or held.result is None:
+            return part
         kind, offset = data_type_of(tensor.dtype), place[0] - held.start
         wanders = slot.offset not in (None, offset)
         slot.offset = offset
@@ -171,9 +171,9 @@ class SharedStorage:
         # Not tensor.numpy(): an array that owned the storage would keep it alive in every plan.
         buffer = (ctypes.c_char * (tensor.numel() * tensor.element_size())).from_address(address)
         array = np.frombuffer(buffer, kind.dtype).reshape(shape)
-        made = lend(self.device, array, "a tensor of torch")
-        held.parts[address, shape, tensor.dtype] = made
-        return made
+        part = lend(self.device, array, "a tensor of torch")
+        held.parts[address, shape, tensor.dtype] = part
+        return part
 
     # -- out ---------------------------------------------------------------------------------------
 
@@ -189,9 +189,9 @@ class SharedStorage:
         array = device.dense(instance)
         assert array is not None, "outputs of these programs are row-major"
         shown = array.view(np.int16) if array.dtype == _BFLOAT16 else array.view()
-        made = torch_tensor(shown, dtype)
-        storage = made.untyped_storage()
-        start, owner = made.data_ptr(), storage._cdata
+        shared = torch_tensor(shown, dtype)
+        storage = shared.untyped_storage()
+        start, owner = shared.data_ptr(), storage._cdata
         held = self._held[owner] = _Held(StorageWeakRef(storage), tensor, start)
         held.parts[start, record.desc.shape, dtype] = tensor
         watch = _Watch(shown, self._let_go)
@@ -203,7 +203,7 @@ class SharedStorage:
         device.records.epoch += 1
         views.append(None)
         self._watches[id(watch)] = watch
-        return made
+        return shared
 
     def _let_go(self, watch: Any) -> None:
         """Torch has freed the storage of a result. Runs anywhere, so it leaves notes at most."""
@@ -239,7 +239,7 @@ class SharedStorage:
                 used = part._record.last_used
                 if used < latest:
                     idle.append((used, owner, place))
-        idle.sort(key=lambda found: found[0])
+        idle.sort(key=lambda entry: entry[0])
         for _, owner, place in idle[: max(0, len(idle) - MAX_IDLE_PARTS)]:
             held = self._held[owner]
             take_back(self.device, held.parts.pop(place))
@@ -256,12 +256,12 @@ def torch_tensor(array: Array, dtype: Any) -> Any:
     is_bfloat16 = dtype is torch.bfloat16
     if is_bfloat16 and array.dtype == _BFLOAT16:
         array = array.view(np.int16)
-    made = torch.from_numpy(array)
-    if is_bfloat16 and made.dtype is torch.int16:
-        return made.view(torch.bfloat16)
-    if made.dtype is not dtype:
+    tensor = torch.from_numpy(array)
+    if is_bfloat16 and tensor.dtype is torch.int16:
+        return tensor.view(torch.bfloat16)
+    if tensor.dtype is not dtype:
         raise InternalError(
             "internal error: a result has another type than torch was promised",
             expected=str(dtype), got=str(array.dtype), remedy="please report it",
         )  # fmt: skip
-    return made
+    return tensor

@@ -95,8 +95,8 @@ def _kernel(
     _check_dropout(dropout_p)
     key, value = (_repeated(call, x, query.shape[-3]) for x in (key, value))
     if 1 not in call.used:
-        made = _attention(call, query, key, value, attn_mask, 0.0, is_causal, scale=scale)
-        return made, None
+        result = _attention(call, query, key, value, attn_mask, 0.0, is_causal, scale=scale)
+        return result, None
     b = call.builder
     scores = _scores(call, _scaled(call, query, scale), key, attn_mask, is_causal)
     return b.matmul(b.softmax(scores), value), b.reduce("log_sum_exp", scores, -1, False)

@@ -72,8 +72,8 @@ def _input_gradient(
         return call.builder.apply("Conv", [grad, weight], 1, attributes)[0]
     # What the strides skipped at the end of each axis saw no window.
     attributes["output_padding"] = [
-        length + 2 * p - d * (k - 1) - 1 - (made - 1) * s
-        for length, p, d, k, made, s in zip(
+        length + 2 * p - d * (k - 1) - 1 - (count - 1) * s
+        for length, p, d, k, count, s in zip(
             shape[2:], padding, dilation, weight.shape[2:], grad.shape[2:], stride, strict=True
         )
     ]
@@ -128,14 +128,14 @@ def _average_pool_backward(
     strides = spread(stride, spatial) if stride else kernel
     counts: list[Array] = []
     for axis, pad in enumerate(spread(padding, spatial)):
-        length, made = x.shape[axis - spatial], grad.shape[axis - spatial]
-        starts = np.arange(made) * strides[axis] - pad
+        length, count = x.shape[axis - spatial], grad.shape[axis - spatial]
+        starts = np.arange(count) * strides[axis] - pad
         places = np.arange(length)
         reads = (places >= starts[:, None]) & (places < starts[:, None] + kernel[axis])
         ends = np.minimum(starts + kernel[axis], length + pad)
         size = ends - starts if count_include_pad else reads.sum(1)
         divided = divisor_override is not None
-        counts.append(reads / (np.ones(made) if divided else size)[:, None])
+        counts.append(reads / (np.ones(count) if divided else size)[:, None])
     result = _through(call, grad, counts)
     return result if divisor_override is None else call.builder.mul(result, 1.0 / divisor_override)
 
@@ -212,8 +212,8 @@ def _layer_norm_backward(
         weight = call.builder.constant(np.ones(tuple(normalized_shape), x.dtype))
     attributes = {"axis": len(x.shape) - len(normalized_shape)}
     operands = [grad, x, mean, inverse, weight]
-    made = call.builder.apply("LayerNormalizationGradient", operands, 3, attributes, OWN)
-    first, second, third = (found if wanted[i] else None for i, found in enumerate(made))
+    parts = call.builder.apply("LayerNormalizationGradient", operands, 3, attributes, OWN)
+    first, second, third = (part if wanted[i] else None for i, part in enumerate(parts))
     return first, second, third
 
 

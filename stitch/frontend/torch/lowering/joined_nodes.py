@@ -99,19 +99,19 @@ def join_selected(graph: Any) -> None:
 
 
 def _selected(node: Any) -> list[Any] | None:
-    """The gradients of parts of which a node is the sum, and nobody else's; None if it is not."""
+    """The gradients of parts that a node alone reads, and of which it is the sum; else None."""
     if node.target is aten.select_backward.default:
         return [node]
     if node.target is not aten.add.Tensor or node.kwargs:
         return None
-    found: list[Any] = []
+    gradients: list[Any] = []
     for operand in node.args:
         alone = isinstance(operand, torch.fx.Node) and len(operand.users) == 1
         leaves = _selected(operand) if alone else None
         if leaves is None:
             return None
-        found += leaves
-    return found
+        gradients += leaves
+    return gradients
 
 
 LOWERINGS: dict[Any, Row] = {fused_product: _product}

@@ -77,8 +77,10 @@ def _convolution(
     }  # fmt: skip
     if transposed:
         attributes["output_padding"] = spread(output_padding, spatial)
-    made = b.apply("ConvTranspose" if transposed else "Conv", [batch, weight, bias], 1, attributes)
-    return b.squeeze(made[0], 0) if single else made[0]
+    result = b.apply(
+        "ConvTranspose" if transposed else "Conv", [batch, weight, bias], 1, attributes
+    )
+    return b.squeeze(result[0], 0) if single else result[0]
 
 
 LOWERINGS: dict[Any, Row] = {

@@ -85,8 +85,8 @@ def _layer_norm(
         # The statistics of ONNX are else of float32: too few digits.
         attributes["stash_type"] = onnx_code(x.data_type)
     if not call.used - {0}:
-        made = call.builder.apply("LayerNormalization", operands, 1, attributes)
-        return (*made, None, None)[: len(call.results)]
+        result = call.builder.apply("LayerNormalization", operands, 1, attributes)
+        return (*result, None, None)[: len(call.results)]
     return call.as_promised(call.builder.apply("LayerNormalization", operands, 3, attributes))
 
 
@@ -160,8 +160,10 @@ def _functional_batch_norm(
     if not training:
         width = (x.shape[1],)
         scale, shift = call.optional(weight, 1, width), call.optional(bias, 0, width)
-        made = b.batch_norm(x, scale, shift, running_mean, running_variance, epsilon=float(epsilon))
-        return made, None, None, running_mean, running_variance
+        result = b.batch_norm(
+            x, scale, shift, running_mean, running_variance, epsilon=float(epsilon)
+        )
+        return result, None, None, running_mean, running_variance
     if {1, 2}.isdisjoint(call.used):
         running = running_mean, running_variance
         return _whole_batch_norm(call, x, weight, bias, running, momentum, epsilon)

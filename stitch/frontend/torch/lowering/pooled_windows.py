@@ -35,8 +35,8 @@ def _pooled(
     b = call.builder
     if len(x.shape) == spatial + 2:
         return b.apply(op, [x], outputs, attributes)
-    made = b.apply(op, [b.unsqueeze(x, 0)], outputs, attributes)
-    return tuple(b.squeeze(tensor, 0) for tensor in made)
+    pooled = b.apply(op, [b.unsqueeze(x, 0)], outputs, attributes)
+    return tuple(b.squeeze(tensor, 0) for tensor in pooled)
 
 
 def _max_pool(
@@ -50,16 +50,16 @@ def _max_pool(
     ceil_mode: bool = False,
 ) -> Several:
     kernel = spread(kernel_size, spatial)
-    made = _pooled(
+    pooled = _pooled(
         call, "MaxPool", x, spatial, 2 if 1 in call.used else 1,
         kernel_shape=kernel, strides=spread(stride, spatial) if stride else kernel,
         pads=spread(padding, spatial) * 2, dilations=spread(dilation, spatial),
         ceil_mode=int(ceil_mode),
     )  # fmt: skip
-    if len(made) == 1:
-        return (made[0], None)
+    if len(pooled) == 1:
+        return (pooled[0], None)
     # ONNX counts places over the whole tensor, torch within one plane.
-    return made[0], call.builder.mod(made[1], math.prod(x.shape[-spatial:]))
+    return pooled[0], call.builder.mod(pooled[1], math.prod(x.shape[-spatial:]))
 
 
 def _one_max_pool(spatial: int, call: Call, *operands: Any) -> SymbolicTensor | None:
@@ -80,15 +80,15 @@ def _average_pool(
     kernel = spread(kernel_size, spatial)
     if divisor_override is not None and ceil_mode:
         raise CompileError("average pooling with ceil_mode and a divisor of its own")
-    made = _pooled(
+    means = _pooled(
         call, "AveragePool", x, spatial, 1,
         kernel_shape=kernel, strides=spread(stride, spatial) if stride else kernel,
         pads=spread(padding, spatial) * 2, ceil_mode=int(ceil_mode),
         count_include_pad=int(count_include_pad or divisor_override is not None),
     )[0]  # fmt: skip
     if divisor_override is None:
-        return made
-    return call.builder.mul(made, math.prod(kernel) / divisor_override)
+        return means
+    return call.builder.mul(means, math.prod(kernel) / divisor_override)
 
 
 def _adaptive_average(

@@ -135,13 +135,13 @@ def give_key(graph: Any) -> bool:
             state.meta["val"] = torch.empty(1, dtype=torch.int64)
             node.target, node.args = operator, tuple(operands)
             _rewrite(node, state, 0)
-    found = [n for n in graph.nodes if n.target is _KEEPING or _rewritten(n, None, 0) is not None]
-    if not found:
+    drawing = [n for n in graph.nodes if n.target is _KEEPING or _rewritten(n, None, 0) is not None]
+    if not drawing:
         return False
     with graph.inserting_before(next(iter(graph.nodes))):
         key = graph.placeholder(KEY_NAME)
     key.meta["val"] = torch.empty(1, dtype=torch.int64)
-    for number, node in enumerate(found, 1):
+    for number, node in enumerate(drawing, 1):
         if node.target is _KEEPING:
             _keep_key(graph, node, key, number)
         else:
@@ -155,12 +155,12 @@ def _keep_key(graph: Any, node: Any, key: Any, number: int) -> None:
     del state
     with graph.inserting_before(node):
         own = graph.call_function(DERIVED, (key, number))
-        made = graph.call_function(operator, tuple(operands), dict(node.kwargs))
+        result = graph.call_function(operator, tuple(operands), dict(node.kwargs))
     own.meta = {**node.meta, "val": key.meta["val"]}
-    made.meta = {**node.meta, "val": promised}
-    _rewrite(made, own, 0)
+    result.meta = {**node.meta, "val": promised}
+    _rewrite(result, own, 0)
     for user in list(node.users):
-        user.replace_all_uses_with(made if user.args[1] else own)
+        user.replace_all_uses_with(result if user.args[1] else own)
         graph.erase_node(user)
     graph.erase_node(node)
 

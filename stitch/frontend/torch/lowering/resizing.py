@@ -46,8 +46,8 @@ def _linear(
         step = _steps(length, size, scales, axis)
         weights = b.constant(_weights(length, size, step, align_corners).astype(x.dtype))
         last = axis == spatial - 1
-        made = b.matmul(x if last else b.swapaxes(x, axis + 2, -1), weights)
-        x = made if last else b.swapaxes(made, axis + 2, -1)
+        resized = b.matmul(x if last else b.swapaxes(x, axis + 2, -1), weights)
+        x = resized if last else b.swapaxes(resized, axis + 2, -1)
     return x
 
 

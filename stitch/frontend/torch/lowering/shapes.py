@@ -133,9 +133,9 @@ def _unfold(call: Call, x: SymbolicTensor, dimension: int, size: int, step: int)
     """Windows along an axis; their elements become the last one."""
     b, axis = call.builder, dimension % len(x.shape)
     windows = np.arange(call.shape[axis])[:, None] * step + np.arange(size)
-    made = b.gather(x, windows.astype(np.int64), axis)
-    order = [a for a in range(len(made.shape)) if a != axis + 1]
-    return _permute(call, made, [*order, axis + 1])
+    spread = b.gather(x, windows.astype(np.int64), axis)
+    order = [a for a in range(len(spread.shape)) if a != axis + 1]
+    return _permute(call, spread, [*order, axis + 1])
 
 
 LOWERINGS: dict[Any, Row] = {

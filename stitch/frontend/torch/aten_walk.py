@@ -111,10 +111,10 @@ def lower_graph(
             outputs = node.args[0]
         else:
             walk.node(node)
-    found = torch.fx.node.map_arg(outputs, walk.value)
+    values = torch.fx.node.map_arg(outputs, walk.value)
     walk.refusals.raise_any()
-    assert not any(value is _FAILED for value in pytree.tree_leaves(found)), "unreported refusal"
-    return tuple(found) if isinstance(found, list | tuple) else (found,)
+    assert not any(value is _FAILED for value in pytree.tree_leaves(values)), "unreported refusal"
+    return tuple(values) if isinstance(values, list | tuple) else (values,)
 
 
 @dataclass
@@ -129,12 +129,12 @@ class _Walk:
         """The value of a node that was walked; constants come into being when they are read."""
         if node not in self.values:
             # Not `bindings[...]()` in advance: an unused buffer is no constant of the program.
-            made = (
+            value = (
                 self.bindings[node.name]()
                 if node.op == "placeholder"
                 else self.attributes(node.target)
             )
-            self.values[node] = made
+            self.values[node] = value
         return self.values[node]
 
     def node(self, node: Any) -> None:
@@ -177,12 +177,12 @@ class _Walk:
             tuple(_type_of(v) for v in (promised if several else (promised,))),
             _used(node) if several else frozenset((0,)),
         )
-        made = LOWERINGS[node.target](call, *arguments, **named)
-        _check_promise(node, call, made if several else (made,))
-        return made
+        results = LOWERINGS[node.target](call, *arguments, **named)
+        _check_promise(node, call, results if several else (results,))
+        return results
 
 
-def _check_promise(node: Any, call: Call, made: Any) -> None:
+def _check_promise(node: Any, call: Call, results: Any) -> None:
     """Raises `InternalError` where a result that is read is not what torch's graph says it is.
 
     What reads it has been traced for that type; programs would take its bits for another's.
@@ -190,15 +190,15 @@ def _check_promise(node: Any, call: Call, made: Any) -> None:
     for place, promised in enumerate(call.results):
         if promised is None or place not in call.used:
             continue
-        found = made[place] if place < len(made) else None
-        kept = isinstance(found, SymbolicTensor) and found.type == promised
+        result = results[place] if place < len(results) else None
+        kept = isinstance(result, SymbolicTensor) and result.type == promised
         if not kept:
             raise InternalError(
                 f"internal error: the lowering of operator {_operator(node)} does not keep "
                 f"what torch promises for its result {place}",
                 where=location_of(node),
                 expected=promised.text(),
-                got=found.type.text() if isinstance(found, SymbolicTensor) else repr(found),
+                got=result.type.text() if isinstance(result, SymbolicTensor) else repr(result),
                 remedy="please report it; " + COMPILE_REMEDY,
             )
 
@@ -217,7 +217,7 @@ def _is_known(node: Any) -> bool:
 
 
 def _used(node: Any) -> frozenset[int]:
-    """Which results of an operator anyone reads."""
+    """Which results of an operator are read."""
     return frozenset(
         user.args[1] for user in node.users if user.target is operator.getitem and user.users
     )
