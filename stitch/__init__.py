@@ -1,43 +1,66 @@
 """Stitch joins independently compiled programs at run time."""
 
-from stitch.api import (
-    CompiledModel,
-    Device,
-    Pipeline,
-    __version__,
-    compile,
-    device_of,
-    forbid_copies,
-    get_layout,
-    has_layout,
-    load,
-    open_device,
-    submit,
-    to_layout,
-    wait,
-)
-from stitch.errors import (
-    CompileError,
-    FormatError,
-    LayoutError,
-    LinkError,
-    OutOfMemoryError,
-    StitchError,
-    TaskError,
-)
-from stitch.graph import ComputationGraphBuilder, trace
-from stitch.program import DataType, Layout, MemoryLayout, ShardSpec, Space, TensorDesc
-from stitch.runtime import LoadedProgram, Tensor
-from stitch.training import (
-    SGD,
-    Adam,
-    AdamW,
-    LossTensor,
-    TensorFuture,
-    TrainingInstance,
-    losses,
-    schedules,
-)
+from typing import TYPE_CHECKING
+
+from stitch.on_demand import names_on_demand
+
+if TYPE_CHECKING:
+    from stitch.api import (
+        CompiledModel,
+        Device,
+        Pipeline,
+        compile,
+        device_of,
+        forbid_copies,
+        get_layout,
+        has_layout,
+        load,
+        open_device,
+        submit,
+        to_layout,
+        wait,
+    )
+    from stitch.errors import (
+        CompileError,
+        FormatError,
+        LayoutError,
+        LinkError,
+        OutOfMemoryError,
+        StitchError,
+        TaskError,
+    )
+    from stitch.graph import ComputationGraphBuilder, trace
+    from stitch.program import DataType, Layout, MemoryLayout, ShardSpec, Space, TensorDesc
+    from stitch.runtime import LoadedProgram, Tensor
+    from stitch.training import (
+        SGD,
+        Adam,
+        AdamW,
+        LossTensor,
+        TensorFuture,
+        TrainingInstance,
+        losses,
+        schedules,
+    )
+    from stitch.version import __version__
+else:
+    __getattr__, __dir__ = names_on_demand(
+        __name__,
+        {
+            "api": "CompiledModel Device Pipeline compile device_of forbid_copies get_layout "
+            "has_layout load open_device submit to_layout wait",
+            "errors": "CompileError FormatError LayoutError LinkError OutOfMemoryError StitchError "
+            "TaskError",
+            "graph": "ComputationGraphBuilder trace",
+            "program": "DataType Layout MemoryLayout ShardSpec Space TensorDesc",
+            "runtime": "LoadedProgram Tensor",
+            "training": "Adam AdamW LossTensor SGD TensorFuture TrainingInstance losses schedules",
+            "version": "__version__",
+        },
+        modules="api argument_kinds budget cli compiler documents errors files forms frontend "
+        "graph linker machine memory model on_demand ops packing planner program report runtime "
+        "tasks training ttb version",
+    )
 
 __all__ = [
     "Adam", "AdamW", "CompileError", "CompiledModel", "ComputationGraphBuilder", "DataType",

@@ -1,7 +1,8 @@
 """The public face: compile, load, submit, wait, to_layout, pipelines.
 
 Comes in: modules, files, arrays. Goes out: compiled models, devices, tensors. `stitch/__init__.py`
-re-exports it; nothing but the commands imports it.
+re-exports it; nothing but the commands imports it. Training, pipeline files and front ends load
+when they are asked for: most processes run what was compiled before.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stitch.argument_kinds import (
     INDEX_OR_NAME,
@@ -27,27 +28,22 @@ from stitch.argument_kinds import (
     takes,
 )
 from stitch.compiler import CompileOptions
-from stitch.documents import YamlPipeline, read_pipeline
 from stitch.errors import UsageError, closest
 from stitch.frontend import read_graph, read_trainable, torch_device
 from stitch.graph import ComputationGraph, Wish, parse_wish
 from stitch.machine import Machine, load_machine
-from stitch.model import MACHINE, PRODUCER, CompiledModel, __version__, compiled, open_device
+from stitch.model import MACHINE, PRODUCER, CompiledModel, compiled, open_device
 from stitch.program import Layout, Role, TensorDesc
 from stitch.report import Device
 from stitch.runtime import TENSOR, LoadedProgram, Tensor
 from stitch.runtime import Device as RuntimeDevice
 from stitch.runtime.pipeline import Pipeline as RuntimePipeline
-from stitch.training import (
-    Loss,
-    Optimizer,
-    Trainable,
-    TrainingOptions,
-    as_trainable,
-    compile_model,
-)
 from stitch.ttb import SOURCE, Binary, inspect_sizes
 from stitch.ttb import load as load_binary
+
+if TYPE_CHECKING:
+    from stitch.documents import YamlPipeline
+    from stitch.training import Loss, Optimizer, TrainingOptions
 
 _DEVICE = instance_of("an open device", RuntimeDevice)
 _WISH = either(TEXT, instance_of("a Wish", Wish))
@@ -56,10 +52,24 @@ _ROLE = Kind(
     f"a role ({', '.join(_ROLES)})",
     lambda value: isinstance(value, Role) or (isinstance(value, str) and value in _ROLES),
 )
-_OPTIMIZER = instance_of(
-    "an optimizer of stitch (SGD, Adam, AdamW), its name, or a mapping", Optimizer, str, Mapping
+
+
+def _is_optimizer(value: object) -> bool:
+    from stitch.training import Optimizer
+
+    return isinstance(value, Optimizer | str | Mapping)
+
+
+def _is_loss(value: object) -> bool:
+    from stitch.training import Loss
+
+    return isinstance(value, Loss | str | Mapping)
+
+
+_OPTIMIZER = Kind(
+    "an optimizer of stitch (SGD, Adam, AdamW), its name, or a mapping", _is_optimizer
 )
-_LOSS = instance_of("a loss of stitch.losses, its name, or a mapping", Loss, str, Mapping)
+_LOSS = Kind("a loss of stitch.losses, its name, or a mapping", _is_loss)
 
 
 @takes(
@@ -102,12 +112,10 @@ def compile(
     if optimizer is not None or loss is not None:
         if optimizer is None or loss is None:
             raise UsageError("training needs both an optimizer and a loss")
-        how = _options(training)
-        graph, values, twin = read_trainable(module, example_inputs, input_shapes)
-        model = as_trainable(
-            graph.with_wishes(*_wishes(wishes)), {**values, **(weights or {})}, trainable, twin
-        )
-        return _trained(model, target, (loss, optimizer), how, algorithm)
+        return _compiled_for_training(
+            (module, example_inputs, input_shapes), target, (loss, optimizer), training,
+            algorithm, _wishes(wishes), weights or {}, trainable,
+        )  # fmt: skip
     if training or weights is not None or trainable is not None or algorithm != "none":
         named = (("weights", weights), ("trainable", trainable), ("algorithm", algorithm))
         given = [*training, *(w for w, v in named if v not in (None, "none"))]
@@ -119,7 +127,28 @@ def compile(
     return compiled(graph, machine, _spelled(target), options)
 
 
+def _compiled_for_training(
+    source: tuple[Any, Any, Any], target: str | Path | Machine, goal: tuple[Any, Any],
+    options: dict[str, Any], algorithm: str, wishes: tuple[Wish, ...], weights: Mapping[str, Any],
+    trainable: Iterable[str] | None,
+) -> CompiledModel:  # fmt: skip
+    from stitch.training import as_trainable, compile_model
+
+    how = _options(options)
+    graph, values, twin = read_trainable(*source)
+    model = as_trainable(graph.with_wishes(*wishes), {**values, **weights}, trainable, twin)
+    machine = load_machine(target)
+    training = compile_model(model, *goal, how, machine, algorithm)
+    binary = Binary(training.programs.all, machine.shape, PRODUCER)
+    return CompiledModel(
+        model.graph, binary, _spelled(target), model.graph.wishes, training.programs.warnings,
+        training,
+    )  # fmt: skip
+
+
 def _options(training: dict[str, Any]) -> TrainingOptions:
+    from stitch.training import TrainingOptions
+
     known = [field.name for field in fields(TrainingOptions)]
     unknown = sorted(training.keys() - set(known))
     if unknown:
@@ -140,18 +169,6 @@ def _spelled(target: str | Path | Machine) -> str:
     return target.name if isinstance(target, Machine) else str(target)
 
 
-def _trained(
-    model: Trainable, target: str | Path | Machine, goal: tuple[Any, Any], options: TrainingOptions,
-    algorithm: str,
-) -> CompiledModel:  # fmt: skip
-    machine, graph = load_machine(target), model.graph
-    made = compile_model(model, *goal, options, machine, algorithm)
-    binary = Binary(made.programs.all, machine.shape, PRODUCER)
-    return CompiledModel(
-        graph, binary, _spelled(target), graph.wishes, made.programs.warnings, made
-    )
-
-
 class Pipeline(RuntimePipeline):
     """Loaded programs in a chain, called in one go; `from_yaml` reads a whole pipeline file."""
 
@@ -166,6 +183,8 @@ class Pipeline(RuntimePipeline):
         file names, else the one its first module was compiled for. Raises `FormatError` with every
         defect and its line, `IncompatibleError`, `OutOfMemoryError`.
         """
+        from stitch.documents import YamlPipeline, read_pipeline
+
         strict_types = device.strict_types if device else bool(options.get("strict_types", False))
         checked = read_pipeline(path, strict_types=strict_types)
         if device is None:
@@ -265,7 +284,7 @@ def forbid_copies(device: Device) -> Iterator[None]:
 
 
 __all__ = [
-    "CompiledModel", "Device", "Pipeline", "__version__", "compile", "forbid_copies", "get_layout",
+    "CompiledModel", "Device", "Pipeline", "compile", "forbid_copies", "get_layout",
     "has_layout", "inspect_sizes", "load", "open_device", "submit", "to_layout", "wait",
 ]  # fmt: skip
 

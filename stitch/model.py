@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from stitch.argument_kinds import (
     MAPPING,
@@ -42,11 +42,13 @@ from stitch.program import Role, summary
 from stitch.report import Device
 from stitch.runtime import DEFAULT_WINDOW, LoadedProgram, Tensor
 from stitch.runtime.executors import Executor, make_executor
-from stitch.training import CompiledTraining, TensorFuture, TrainingInstance
 from stitch.ttb import Binary, content_of, encode, save
 from stitch.ttb import load as load_binary
+from stitch.version import __version__
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:  # It loads when it is asked for: few processes train.
+    from stitch.training import CompiledTraining, TensorFuture, TrainingInstance
+
 PRODUCER = f"stitch {__version__}"
 #: What a machine is named by.
 MACHINE = either(TEXT, PATH, instance_of("a Machine", Machine))
@@ -164,6 +166,8 @@ class CompiledModel:
         try:
             options = CompileOptions(wishes=tuple(map(parse_wish, wishes)), name=name, role=role)
             if "training" in body:
+                from stitch.training import CompiledTraining
+
                 binary = load_binary(base64.b64decode(body["programs"], validate=True))
                 training = CompiledTraining.from_data(body["training"], binary.programs)
                 return CompiledModel(graph, binary, target, training=training)

@@ -86,11 +86,37 @@ def test_a_room_that_imports_upwards_breaks_the_contracts(tmp_path: Path) -> Non
 
 
 def test_importing_stitch_loads_no_optional_extra() -> None:
-    code = f"import sys, stitch; print([m for m in {EXTRAS!r} if m in sys.modules])"
+    code = (
+        "import sys, stitch; [getattr(stitch, name) for name in dir(stitch)]; "
+        f"print([m for m in {EXTRAS!r} if m in sys.modules])"
+    )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert result.stdout.strip() == "[]"
+
+
+def test_importing_stitch_loads_no_room() -> None:
+    code = (
+        "import sys, stitch; print([m for m in sys.modules if m.count('.') and m[:7] == 'stitch.'])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "['stitch.on_demand']"
+
+
+def test_compiling_and_running_load_neither_trainings_nor_front_ends() -> None:
+    code = (
+        "import sys, stitch; stitch.compile, stitch.load, stitch.open_device; print([*sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    loaded = set(ast.literal_eval(result.stdout))
+    assert {"stitch.compiler", "stitch.runtime"} <= loaded
+    unwanted = {f"stitch.frontend.{name}" for name in ("onnx", "torch", "yaml")}
+    assert not loaded & (unwanted | {"stitch.cli", "stitch.documents", "stitch.training"})
 
 
 def test_the_face_only_re_exports() -> None:
@@ -98,10 +124,57 @@ def test_the_face_only_re_exports() -> None:
     assert ast.get_docstring(tree)
     for node in tree.body[1:]:
         if isinstance(node, ast.ImportFrom):
-            assert (node.module or "").startswith("stitch."), ast.unparse(node)
+            assert node.module in ("typing", "stitch.on_demand"), ast.unparse(node)
+        elif isinstance(node, ast.If):
+            assert all(isinstance(imported, ast.ImportFrom) for imported in node.body)
+            assert len(node.orelse) == 1
         else:
             names = [ast.unparse(t) for t in getattr(node, "targets", [])]
-            assert names in (["__all__"], ["__version__"]), ast.unparse(node)
+            assert names == ["__all__"], ast.unparse(node)
+
+
+def faces_on_demand() -> list[str]:
+    return [
+        relative(file)
+        for file in python_files("stitch")
+        if file.name == "__init__.py" and "names_on_demand(" in file.read_text(encoding="utf-8")
+    ]
+
+
+@pytest.mark.parametrize("face", faces_on_demand())
+def test_a_face_loads_the_names_that_type_checkers_see(face: str) -> None:
+    tree = ast.parse((ROOT / face).read_text(encoding="utf-8"))
+    (choice,) = (node for node in tree.body if isinstance(node, ast.If))
+    assert ast.unparse(choice.test) == "TYPE_CHECKING"
+    seen = {
+        alias.name: node.module
+        for node in choice.body
+        if isinstance(node, ast.ImportFrom) and node.module
+        for alias in node.names
+    }
+    (call,) = (node for node in ast.walk(choice) if isinstance(node, ast.Call))
+    homes = ast.literal_eval(call.args[1])
+    place = ".".join(Path(face).parent.parts)
+    assert {n: f"{place}.{home}" for home, names in homes.items() for n in names.split()} == seen
+    room = importlib.import_module(place)
+    assert seen.keys() <= set(room.__all__) <= set(dir(room))
+    for name, home in seen.items():
+        assert getattr(room, name) is getattr(importlib.import_module(home), name)
+    with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
+        getattr(room, "no_such" + "_name")
+
+
+def test_every_room_is_an_attribute_of_the_face() -> None:
+    import stitch
+
+    rooms = {f.stem for f in (ROOT / "stitch").iterdir() if f.suffix == ".py" or f.is_dir()}
+    for room in rooms - {"__init__", "__pycache__"}:
+        assert getattr(stitch, room) is importlib.import_module(f"stitch.{room}")
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert importlib.import_module("stitch").__version__ == project["version"]
 
 
 @pytest.mark.parametrize("folder", ["stitch", "tools", "examples", "tests"])

@@ -10,9 +10,9 @@ import argparse
 import re
 from typing import Any, NoReturn
 
-from stitch.api import __version__
 from stitch.budget import parse_nbytes
 from stitch.errors import UsageError, closest
+from stitch.version import __version__
 
 EXIT_CODES = """\
 exit codes:

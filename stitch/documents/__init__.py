@@ -1,14 +1,15 @@
 """Documents: files that say what to run, a pipeline or a training.
 
 Comes in: paths of YAML files. Goes out: frozen descriptions of what they say, checked; a pipeline
-that can be called, the data of a training. Must not know: commands. Names are
-loaded when they are asked for: a pipeline needs no trainings.
+that can be called, the data of a training. Must not know: commands. Names are loaded when they are
+asked for: a pipeline needs no trainings.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from stitch.on_demand import names_on_demand
 
 if TYPE_CHECKING:
     from stitch.documents.pipelines import (
@@ -43,15 +44,17 @@ if TYPE_CHECKING:
         shuffled,
         training_from_text,
     )
-
-_NAMES = {
-    "pipelines": "CheckedPipeline PipelineFile YamlPipeline load_pipeline read_pipeline",
-    "recognition": "MACHINE MODULE PIPELINE TRAINING form_of form_of_text",
-    "trainings": "OUTPUTS DataPart Every ModelTypes TrainData TrainDraft TrainFile "
-    "completed_schedule data_defects load_training parse_every read_data read_training shuffled "
-    "training_from_text",
-}
-_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
+else:
+    __getattr__, __dir__ = names_on_demand(
+        __name__,
+        {
+            "pipelines": "CheckedPipeline PipelineFile YamlPipeline load_pipeline read_pipeline",
+            "recognition": "MACHINE MODULE PIPELINE TRAINING form_of form_of_text",
+            "trainings": "OUTPUTS DataPart Every ModelTypes TrainData TrainDraft TrainFile "
+            "completed_schedule data_defects load_training parse_every read_data read_training "
+            "shuffled training_from_text",
+        },
+    )
 
 __all__ = [
     "MACHINE", "MODULE", "OUTPUTS", "PIPELINE", "TRAINING", "CheckedPipeline", "DataPart",
@@ -60,12 +63,3 @@ __all__ = [
     "load_pipeline", "load_training", "parse_every", "read_data", "read_pipeline",
     "read_training", "shuffled", "training_from_text",
 ]  # fmt: skip
-
-# Hidden from type checkers, which would take any name from a module that has one.
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        home = _HOMES.get(name)
-        if home is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"{__name__}.{home}"), name)

@@ -1,12 +1,20 @@
 """Front ends: foreign modules become computation graphs.
 
 Comes in: YAML files, ONNX models, PyTorch modules. Goes out: `ComputationGraph`. Each front end is
-a folder of its own; those of optional extras are imported on demand. Must not know: compiler,
-runtime.
+a folder of its own and is loaded when it is asked for. Must not know: compiler, runtime.
 """
 
+from typing import TYPE_CHECKING
+
 from stitch.frontend.modules import batched_shapes, read_graph, read_trainable, torch_device
-from stitch.frontend.yaml import MODULE_KEYS, load_module, module_from_text
+from stitch.on_demand import names_on_demand
+
+if TYPE_CHECKING:
+    from stitch.frontend.yaml import MODULE_KEYS, load_module, module_from_text
+else:
+    __getattr__, __dir__ = names_on_demand(
+        __name__, {"yaml": "MODULE_KEYS load_module module_from_text"}
+    )
 
 __all__ = [
     "MODULE_KEYS", "batched_shapes", "load_module", "module_from_text", "read_graph",

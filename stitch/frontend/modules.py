@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from stitch.errors import CompileError, UsageError
-from stitch.frontend.yaml import load_module
 from stitch.graph import ComputationGraph, trace
 from stitch.program import Array
 from stitch.report import Device
@@ -47,6 +46,8 @@ def read_graph(
                 f"no front end reads {str(module)!r}",
                 expected="a module in YAML (.yaml, .yml) or ONNX (.onnx)",
             )
+        from stitch.frontend.yaml import load_module
+
         return load_module(module)
     if callable(module):
         return trace(module, *_by_position(module, examples))

@@ -11,7 +11,7 @@ from stitch.graph.json_form import as_json, from_json
 from stitch.graph.json_reader import JsonObject, objects_without_duplicates
 from stitch.graph.known_values import MAX_KNOWN_ELEMENTS, KnownValues
 from stitch.graph.symbolic import SymbolicTensor
-from stitch.graph.trace import trace
+from stitch.graph.tracing import trace
 from stitch.graph.wish import (
     WISH_FIELDS,
     Side,

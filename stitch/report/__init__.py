@@ -6,9 +6,9 @@ changes nothing. What only a run's files need (traces, records) is loaded when i
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from stitch.on_demand import names_on_demand
 from stitch.report.explain import (
     CopyLine,
     copy_lines,
@@ -25,23 +25,18 @@ if TYPE_CHECKING:
     from stitch.report.chrome_trace import ChromeTrace
     from stitch.report.record_replay import RunRecord, read_record, replay
     from stitch.report.run_record import Recorder
-
-_HOMES = {
-    "ChromeTrace": "chrome_trace", "Recorder": "run_record", "RunRecord": "record_replay",
-    "read_record": "record_replay", "replay": "record_replay",
-}  # fmt: skip
+else:
+    __getattr__, __dir__ = names_on_demand(
+        __name__,
+        {
+            "chrome_trace": "ChromeTrace",
+            "record_replay": "RunRecord read_record replay",
+            "run_record": "Recorder",
+        },
+    )
 
 __all__ = [
     "ChromeTrace", "CopyLine", "Device", "Recorder", "RunRecord", "copy_lines", "counted",
     "explain", "host_memory_line", "memory_report", "memory_view", "memory_views", "other_lines",
     "plan_json", "read_record", "replay", "totals_json",
 ]  # fmt: skip
-
-# Hidden from type checkers, which would take any name from a module that has one.
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        home = _HOMES.get(name)
-        if home is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"{__name__}.{home}"), name)

@@ -9,23 +9,22 @@ does without the package torch (an optional extra), what it hands on does not.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from stitch.on_demand import names_on_demand
 
 if TYPE_CHECKING:
     from stitch.frontend.torch.compile import device_of
     from stitch.frontend.torch.fx import from_fx
     from stitch.frontend.torch.training_capture import from_torch_for_training
-
-_HOMES = {"device_of": "compile", "from_fx": "fx", "from_torch_for_training": "training_capture"}
+else:
+    __getattr__, __dir__ = names_on_demand(
+        __name__,
+        {
+            "compile": "device_of",
+            "fx": "from_fx",
+            "training_capture": "from_torch_for_training",
+        },
+    )
 
 __all__ = ["device_of", "from_fx", "from_torch_for_training"]
-
-# Hidden from type checkers, which would take any name from a module that has one.
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        home = _HOMES.get(name)
-        if home is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"{__name__}.{home}"), name)

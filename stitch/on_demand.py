@@ -1,0 +1,49 @@
+"""Faces whose names are loaded when they are asked for.
+
+Comes in: the name of a face, and which of its files defines which names. Goes out: the face's
+`__getattr__` and `__dir__`. Type checkers read imports instead, which stand beside it for them:
+
+    if TYPE_CHECKING:
+        from stitch.api import load
+    else:
+        __getattr__, __dir__ = names_on_demand(__name__, {"api": "load"})
+
+They are the two branches of one choice, because type checkers would take any name from a module
+that has a `__getattr__`. Must not know: what it loads.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def names_on_demand(
+    face: str, homes: Mapping[str, str], modules: str = ""
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` for a face.
+
+    `homes` says of each file or folder beside the face which names it defines, `modules` which
+    files and folders are names of the face themselves, as in `import stitch; stitch.graph.trace`.
+    Several names are divided by spaces.
+    """
+    home_of = {name: home for home, names in homes.items() for name in names.split()}
+    own = frozenset(modules.split())
+
+    def load(name: str) -> Any:
+        if name in home_of:
+            value = getattr(import_module(f"{face}.{home_of[name]}"), name)
+        elif name in own:
+            value = import_module(f"{face}.{name}")
+        else:
+            raise AttributeError(f"module {face!r} has no attribute {name!r}")
+        # From now on it is an ordinary name of the face.
+        setattr(sys.modules[face], name, value)
+        return value
+
+    def listed() -> list[str]:
+        return sorted({*vars(sys.modules[face]), *home_of, *own})
+
+    return load, listed
