@@ -162,10 +162,13 @@ def memory_comes_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         opened.append(self)
 
     monkeypatch.setattr(Device, "__init__", remember)
+    # Collections look at what the test makes: all else, torch's modules among it, takes seconds.
+    gc.freeze()
     yield
-    if any(held_by(device) for device in opened):
-        # Only then: a collection looks at all that the process holds, torch's modules among it.
-        gc.collect()
+    for generation in (1, 2):
+        if any(held_by(device) for device in opened):
+            gc.collect(generation)
+    gc.unfreeze()
     for device in opened:
         assert not (held := held_by(device)), f"memory was not given back: {held}"
 
