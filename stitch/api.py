@@ -37,7 +37,7 @@ from stitch.program import Layout, Role, TensorDesc
 from stitch.report import Device
 from stitch.runtime import TENSOR, LoadedProgram, Tensor
 from stitch.runtime import Device as RuntimeDevice
-from stitch.runtime.pipeline import Pipeline as RuntimePipeline
+from stitch.runtime import Pipeline as RuntimePipeline
 from stitch.ttb import SOURCE, Binary, inspect_sizes
 from stitch.ttb import load as load_binary
 

@@ -40,8 +40,7 @@ from stitch.graph import (
 from stitch.machine import Machine, load_machine
 from stitch.program import Role, summary
 from stitch.report import Device
-from stitch.runtime import DEFAULT_WINDOW, LoadedProgram, Tensor
-from stitch.runtime.executors import Executor, make_executor
+from stitch.runtime import DEFAULT_WINDOW, Executor, LoadedProgram, Tensor, make_executor
 from stitch.ttb import Binary, content_of, encode, save
 from stitch.ttb import load as load_binary
 from stitch.version import __version__

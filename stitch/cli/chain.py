@@ -16,8 +16,7 @@ from stitch.cli.module_files import Module
 from stitch.errors import IncompatibleError
 from stitch.linker import Wire
 from stitch.program import Array, DataType, InputKind, ValueType
-from stitch.runtime import LoadedProgram, Tensor
-from stitch.runtime.pipeline import Pipeline
+from stitch.runtime import LoadedProgram, Pipeline, Tensor
 
 
 @dataclass(frozen=True, slots=True)

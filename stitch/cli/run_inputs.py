@@ -20,7 +20,7 @@ from stitch.cli.slot_words import deal, split_slot
 from stitch.errors import LayoutError, LinkError, UsageError
 from stitch.forms import read_array_file, typed
 from stitch.program import Array, DataType, InputKind, ValueType
-from stitch.runtime.arrays import capture
+from stitch.runtime import capture
 
 #: Elements `[start, stop)` of an array that is made up, in any type.
 _Part: TypeAlias = Callable[[int, int], Array]

@@ -4,6 +4,7 @@ Comes in: binaries, arrays, calls. Goes out: tensors, perhaps pending. Must not 
 what it runs was compiled elsewhere, by anyone.
 """
 
+from stitch.runtime.arrays import capture
 from stitch.runtime.device import DEFAULT_WINDOW, Device
 from stitch.runtime.events import (
     Event,
@@ -14,14 +15,17 @@ from stitch.runtime.events import (
     ReadBack,
     Written,
 )
+from stitch.runtime.executors import EXECUTORS, Executor, make_executor, program_peak
 from stitch.runtime.history import WHOLE_RUN, Account, Totals, totals_of
 from stitch.runtime.hooks import HookContext
-from stitch.runtime.program import LoadedProgram
+from stitch.runtime.pipeline import Pipeline
+from stitch.runtime.program import InputPort, LoadedProgram
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.tensor_access import TENSOR
 
 __all__ = [
-    "DEFAULT_WINDOW", "TENSOR", "WHOLE_RUN", "Account", "Device", "Event", "HookContext",
-    "LoadedProgram", "MovedAside", "PlanMade", "PlanRun", "PlanStopped", "ReadBack", "Tensor",
-    "Totals", "Written", "totals_of",
+    "DEFAULT_WINDOW", "EXECUTORS", "TENSOR", "WHOLE_RUN", "Account", "Device", "Event",
+    "Executor", "HookContext", "InputPort", "LoadedProgram", "MovedAside", "Pipeline", "PlanMade",
+    "PlanRun", "PlanStopped", "ReadBack", "Tensor", "Totals", "Written", "capture",
+    "make_executor", "program_peak", "totals_of",
 ]  # fmt: skip

@@ -9,8 +9,7 @@ import numpy as np
 
 from stitch.errors import UsageError
 from stitch.program import Array
-from stitch.runtime import Tensor
-from stitch.runtime.program import InputPort
+from stitch.runtime import InputPort, Tensor
 
 
 def fitted(ports: Sequence[InputPort], batch: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:

@@ -21,8 +21,7 @@ from stitch.memory import WriteCounter
 from stitch.planner import Copy, Execute, Instance, Plan, PlanRequest, Step, copy_cost
 from stitch.planner.planner import scratch_desc
 from stitch.program import Array, DataType, Scratch, Space, TensorDesc, host_layout
-from stitch.runtime import Device, Tensor
-from stitch.runtime.events import PlanStopped
+from stitch.runtime import Device, PlanStopped, Tensor
 from stitch.runtime.executors import as_bytes
 from stitch.runtime.history import Tally
 from stitch.runtime.state import Status

@@ -10,7 +10,7 @@ import ast
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 
-from house.modules import Module, imports_of, is_private
+from house.modules import Module, imports_of, is_private, root
 
 Modules = dict[str, Module]
 #: Files that one folder may hold, its face among them.
@@ -71,14 +71,14 @@ def private_reaches(modules: Modules) -> list[str]:
 def _private_uses(module: Module) -> Iterator[tuple[int, str]]:
     for node in module.nodes:
         match node:
-            case ast.Attribute(value=ast.Name(id="self" | "cls" | "sys" | "os")):
+            case ast.Attribute(value=ast.Name(id="self" | "cls")):
                 continue
             case ast.Attribute(value=ast.Call(func=ast.Name(id="super"))):
                 continue
-            case ast.Attribute(attr=name) if is_private(name):
+            case ast.Attribute(attr=name) if is_private(name) and root(node) not in module.foreign:
                 yield node.lineno, name
-            case ast.ImportFrom(module=str(source)) if source.startswith("stitch"):
-                yield from ((node.lineno, a.name) for a in node.names if is_private(a.name))
+            case ast.ImportFrom(names=aliases):
+                yield from ((node.lineno, a.name) for a in aliases if is_private(a.name))
 
 
 def files_of_one_name(modules: Modules) -> list[str]:

@@ -52,6 +52,24 @@ class Module:
                     names |= {t.id: self.name for t in targets if isinstance(t, ast.Name)}
         return names
 
+    @cached_property
+    def foreign(self) -> frozenset[str]:
+        """Names at the top that stand for what another package has."""
+        names: set[str] = set()
+        package = self.name.partition(".")[0]
+        for node in self.nodes:
+            match node:
+                case ast.Import(names=aliases):
+                    tops = {a.asname or a.name: a.name.partition(".")[0] for a in aliases}
+                    names |= {n.partition(".")[0] for n, top in tops.items() if top != package}
+                case ast.ImportFrom(module=str(source)) if source.partition(".")[0] != package:
+                    names |= {a.asname or a.name for a in node.names}
+        for node in self.tree.body:
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value) if root(value) in names:
+                    names.add(name)
+        return frozenset(names)
+
     def _outer(self) -> Iterator[ast.stmt]:
         """Statements at the top, and those that only type checkers see."""
         for node in self.tree.body:
@@ -77,9 +95,20 @@ def _defined(node: ast.AST) -> Iterator[str]:
                     yield part.value
 
 
+#: What Python itself hands out under such a name: the public face of named tuples.
+_PUBLIC = frozenset({"_", "_asdict", "_fields", "_make", "_replace"})
+
+
 def is_private(name: str) -> bool:
-    """Whether a name has one leading underscore."""
-    return name.startswith("_") and not name.startswith("__") and name != "_"
+    """Whether a name has one leading underscore and is meant to be nobody else's."""
+    return name.startswith("_") and not name.startswith("__") and name not in _PUBLIC
+
+
+def root(node: ast.expr) -> str:
+    """The name that a chain of attributes begins with; empty for anything else."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def read_modules(package: Path) -> dict[str, Module]:

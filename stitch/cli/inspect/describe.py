@@ -15,7 +15,7 @@ from stitch.errors import StitchError
 from stitch.linker import demands
 from stitch.machine import MachineShape
 from stitch.program import ABSENT, Program, Space, TensorDesc
-from stitch.runtime.executors import make_executor, program_peak
+from stitch.runtime import make_executor, program_peak
 from stitch.ttb import Binary, FileSizes
 
 #: Whose kernels the host's memory is told of.

@@ -12,8 +12,7 @@ from stitch.cli.run.run_outputs import EXPECTED_FORM, OUTPUT_FORM
 from stitch.cli.run_inputs import FORM as INPUT_FORM
 from stitch.cli.run_inputs import INITS
 from stitch.cli.wire_words import FORM as WIRE_FORM
-from stitch.runtime import DEFAULT_WINDOW
-from stitch.runtime.executors import EXECUTORS
+from stitch.runtime import DEFAULT_WINDOW, EXECUTORS
 
 EXAMPLES = """\
   stitch-run a.ttb b.ttb --input=x=@x.npy --output=y=@y.npy --explain

@@ -29,8 +29,7 @@ from stitch.errors import FormatError, Problem, StitchError, UsageError, closest
 from stitch.forms import read_array
 from stitch.machine import machine_names
 from stitch.program import Array, DataType, InputSlot, OutputSlot, Program, ValueType
-from stitch.runtime import Device, LoadedProgram, Tensor
-from stitch.runtime.arrays import capture
+from stitch.runtime import Device, LoadedProgram, Tensor, capture
 from stitch.ttb import Binary, load
 
 Value = Tensor | Array

@@ -52,7 +52,7 @@ from stitch.documents.trainings.data_entries import DataEntry, data_of, files_of
 from stitch.errors import FormatError, UsageError, closest
 from stitch.files import read_text
 from stitch.forms import Fields, Node, ProblemLog, read_yaml
-from stitch.runtime.executors import EXECUTORS
+from stitch.runtime import EXECUTORS
 from stitch.training import ALGORITHMS, TrainingOptions
 
 TRAINING_KEYS = (
