@@ -126,7 +126,6 @@ STILL_ALLOWED = {
     ),
     "folders over 20 files": ("stitch.runtime ",),
     "files of one name": (
-        "stitch.frontend.onnx.node_walk, stitch.frontend.torch.node_walk",
         "stitch.program.program, stitch.runtime.program",
     ),
 }  # fmt: skip
