@@ -1,15 +1,37 @@
 """Forms that people write and files of arrays: read with line numbers, all defects at once.
 
 Comes in: text that may be hostile, paths of array files. Goes out: values of the right type,
-arrays, or what is wrong with which line. Must not know: what a form is for.
+arrays, or what is wrong with which line. A form is rows: `Form`, `Row` and kinds of values. Must
+not know: what a form is for.
 """
 
 from stitch.forms.array_files import NUMPY_SUFFIXES, read_array, read_array_file, typed
+from stitch.forms.combined_kinds import ByKey, Either, Entries, ListOf, Pairs, Tried
 from stitch.forms.fields import Fields
+from stitch.forms.kinds import (
+    Choice,
+    ElementType,
+    Flag,
+    Kind,
+    Name,
+    NameOrPath,
+    Number,
+    RelativePath,
+    Shape,
+    Whole,
+    Word,
+    is_name,
+    is_word,
+)
 from stitch.forms.nodes import Node, ProblemLog, number_of, read_yaml
 from stitch.forms.numpy_files import npy_bytes, npz_bytes
+from stitch.forms.places import Place, Reading
+from stitch.forms.rows import Form, FormValues, Row
 
 __all__ = [
-    "NUMPY_SUFFIXES", "Fields", "Node", "ProblemLog", "npy_bytes", "npz_bytes", "number_of",
-    "read_array", "read_array_file", "read_yaml", "typed",
+    "NUMPY_SUFFIXES", "ByKey", "Choice", "Either", "ElementType", "Entries", "Fields", "Flag",
+    "Form", "FormValues", "Kind", "ListOf", "Name", "NameOrPath", "Node", "Number", "Pairs",
+    "Place", "ProblemLog", "Reading", "RelativePath", "Row", "Shape", "Tried", "Whole", "Word",
+    "is_name", "is_word", "npy_bytes", "npz_bytes", "number_of", "read_array",
+    "read_array_file", "read_yaml", "typed",
 ]  # fmt: skip

@@ -52,6 +52,8 @@ class ProblemLog:
     def __init__(self, file: str, problems: Iterable[Problem] = ()) -> None:
         self.file = file
         self.problems = list(problems)
+        #: Every defect noted since, listed or not: who compares it knows whether there was one.
+        self.noted = 0
 
     @property
     def is_full(self) -> bool:
@@ -60,6 +62,7 @@ class ProblemLog:
 
     def note(self, kind: str, line: int, detail: str) -> None:
         """Notes a defect on a line."""
+        self.noted += 1
         if not self.is_full:
             one_line = "; ".join(part.strip() for part in detail.splitlines())
             self.problems.append(Problem(kind, f"{self.file}:{line}", one_line))

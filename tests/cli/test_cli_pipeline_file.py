@@ -193,7 +193,7 @@ def test_wrong_inputs_are_named_when_it_is_called(here: Path) -> None:
         ("h: h_new", "h: xs", 10, "h is 4x8xf32, and cannot become xs"),
         ("h: h_new", "hh: h_new", 10, "there is no value 'hh'"),
         ("repeat: 3", "repeat: 0", 10, "whole number from 1"),
-        ("repeat: 3", "repeat: many", 10, "must be a number"),
+        ("repeat: 3", "repeat: many", 10, "must be a whole number from 1"),
         ("state: h}", "state: h_new}", 15, "there is no value 'h_new'"),
         ("state: h}", "state: x}", 15, "no step makes it"),
         ("{shape: [4, 8], type: float32}", "{shape: [4, 8], type: float33}", 6, "float32"),

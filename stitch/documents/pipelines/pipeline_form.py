@@ -37,24 +37,42 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 from stitch.errors import FormatError
 from stitch.files import read_text
-from stitch.forms import Fields, Node, ProblemLog, read_yaml
+from stitch.forms import (
+    ByKey,
+    ElementType,
+    Entries,
+    Form,
+    Kind,
+    ListOf,
+    Name,
+    NameOrPath,
+    Node,
+    Number,
+    Pairs,
+    Place,
+    Reading,
+    RelativePath,
+    Row,
+    Shape,
+    Whole,
+    Word,
+    is_word,
+    read_yaml,
+)
 from stitch.program import DataType
 
-PIPELINE_KEYS = ("name", "device", "modules", "inputs", "steps", "outputs", "max_runs")
 _WORD = r"[A-Za-z_][A-Za-z0-9_]*"
-NAME = re.compile(_WORD)
 _REFERENCE = re.compile(rf"({_WORD})(?:\[\s*(?:(-?\d+)|({_WORD})\s*(?:([+-])\s*(\d+))?)\s*\])?")
 MAX_REPEAT = 1_000_000
 #: Programs that one pass may run unless the file allows more.
 MAX_RUNS = 1_000_000_000
-_STEP = "{run: encoder, inputs: {x: x}, outputs: {y: h}}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +116,6 @@ class Reference:
             return self.name
         sign = f"{self.offset:+d}" if self.offset else ""
         return f"{self.name}[{self.index}{sign}]" if self.index else f"{self.name}[{self.offset}]"
-
-
-#: Slots of a step: (name, or None for the next position; what is read or defined; line).
-Binding: TypeAlias = tuple[str | None, str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +166,7 @@ class PipelineFile:
     inputs: tuple[InputEntry, ...]
     steps: tuple[PipelineStep, ...]
     outputs: tuple[tuple[str, str, int], ...]
+    max_runs: float = MAX_RUNS
 
     @property
     def runs(self) -> int:
@@ -176,9 +191,10 @@ def load_pipeline(path: str | Path) -> PipelineFile:
 def pipeline_from_text(text: str, folder: Path, file: str = "pipeline.yaml") -> PipelineFile:
     """The pipeline of a YAML text whose files lie in `folder`; raises `FormatError`."""
     root, log = read_yaml(text, file)
-    found = _Reader(root, folder, log).pipeline()
+    pipeline = _PIPELINE.read(root, Reading(log, folder).root)
     log.raise_any("pipeline")
-    return found
+    assert pipeline is not None, "what is wrong has been noted"
+    return pipeline
 
 
 def parse_reference(text: str) -> Reference | None:
@@ -200,179 +216,100 @@ def parse_reference(text: str) -> Reference | None:
     return Reference(name, True, index, int(f"{sign}{offset}") if sign else 0)
 
 
-class _Reader:
-    """Reads one document."""
+class _Value(Kind[Reference]):
+    """What a step reads."""
 
-    def __init__(self, root: Node, folder: Path, log: ProblemLog) -> None:
-        self.log = log
-        self.folder = folder
-        self.top = Fields(root, "a pipeline", log)
-        self.top.only(PIPELINE_KEYS)
+    @property
+    def wanted(self) -> str:
+        return "a value: x, xs[i], xs[i-1]"
 
-    def pipeline(self) -> PipelineFile:
-        top, log = self.top, self.log
-        for key in ("modules", "steps", "outputs"):
-            if top.get(key) is None:
-                top.wrong(key, {"steps": "a list of steps"}.get(key, "a mapping"))
-        modules = [self._module(name, node) for name, node in self._entries("modules")]
-        inputs = [self._input(name, node) for name, node in self._entries("inputs")]
-        found = PipelineFile(
-            log.file, self.folder, top.text("name") or Path(log.file).stem, self._device(),
-            tuple(m for m in modules if m is not None), tuple(inputs),
-            self._steps(top, "steps"), self._outputs(),
-        )  # fmt: skip
-        self._check_runs(found)
-        return found
+    def read(self, node: Node, place: Place) -> Reference | None:
+        reference = parse_reference(node.raw) if is_word(node) else None
+        if reference is None:
+            detail = f"{node.raw[:60]!r} is no value: x, xs[i], xs[i-1]"
+            place.reading.log.note("bad_value", node.line, detail)
+        return reference
 
-    def _check_runs(self, pipeline: PipelineFile) -> None:
-        """Notes a product of repeats that nobody can have meant."""
-        most = self.top.number("max_runs")
-        if most is not None and not 1 <= most < float("inf"):
-            self.top.wrong("max_runs", "a number from 1: the programs that one pass may run")
-        allowed = MAX_RUNS if most is None else most
-        if pipeline.runs > allowed:
-            detail = (
-                f"one pass runs {pipeline.runs:,} programs, and at most {int(allowed):,} are "
-                "allowed: repeats multiply; say `max_runs:` if so many are meant"
-            )
-            longest = max(pipeline.steps, key=lambda step: runs_of([step]))
-            self.log.note("too_many_runs", longest.line, detail)
 
-    def _device(self) -> str | None:
-        """A machine's name as it is; a path relative to the file, like all of its paths."""
-        word = self.top.text("device")
-        if word is not None and word.endswith((".yaml", ".yml")):
-            return str(self.folder / word)
-        return word
+_BINDINGS = "a mapping from slots to values, or a list by position"
+_MODULE = Form(
+    "module",
+    ModuleEntry,
+    Row("file", RelativePath("the path of a .ttb file"), needed=True),
+    Row("program", Word()),
+    word="file",
+    wanted="a path, or a mapping",
+)
+_INPUT = Form(
+    "input",
+    InputEntry,
+    Row("shape", Shape(), needed_without="file"),
+    Row("type", ElementType(), into="data_type", needed_without="file"),
+    Row("file", RelativePath()),
+    Row("name", Word(), into="array", only_with="file"),
+)
+_RUN: Form[PipelineStep] = Form(
+    "a step",
+    RunStep,
+    Row("run", Word("the name of a module (or `repeat` with steps)"), into="module", needed=True),
+    Row("inputs", Pairs(_Value(), _BINDINGS), default=()),
+    Row("outputs", Pairs(Name(), _BINDINGS), default=()),
+)
+_STEPS: Kind[tuple[PipelineStep, ...]] = ListOf(
+    ByKey(
+        "a mapping such as {run: encoder, inputs: {x: x}, outputs: {y: h}}",
+        lambda: {"run": _RUN, "repeat": _REPEAT},
+    ),
+    "a list of steps",
+    least=1,
+)
+_REPEAT: Form[PipelineStep] = Form(
+    "a step",
+    RepeatStep,
+    Row("repeat", Whole(1, MAX_REPEAT), into="times", needed=True),
+    Row("index", Name(), default="i"),
+    Row("carry", Pairs(Name(), "a mapping from values to names", by_position=False), default=()),
+    Row("steps", _STEPS, needed=True, default=()),
+)
 
-    def _entries(self, key: str) -> list[tuple[str, Node]]:
-        node = self.top.get(key)
-        if node is None:
-            return []
-        entries = list(Fields(node, key, self.log).items())
-        for name, item in entries:
-            self._check_name(name, item.line)
-        return entries
 
-    def _check_name(self, name: str, line: int) -> None:
-        if NAME.fullmatch(name) is None:
-            self.log.note("bad_name", line, f"{name!r} is no name: letters, digits and _ only")
+def _check(pipeline: PipelineFile, place: Place) -> None:
+    """Notes outputs of one name, and a product of repeats that nobody can have meant."""
+    log = place.reading.log
+    times = Counter(name for name, _, _ in pipeline.outputs)
+    for name, _, line in pipeline.outputs:
+        if times[name] > 1:
+            log.note("duplicate_name", line, f"two outputs are called {name!r}")
+    if pipeline.runs > pipeline.max_runs:
+        detail = (
+            f"one pass runs {pipeline.runs:,} programs, and at most {int(pipeline.max_runs):,} are "
+            "allowed: repeats multiply; say `max_runs:` if so many are meant"
+        )
+        longest = max(pipeline.steps, key=lambda step: runs_of([step]))
+        log.note("too_many_runs", longest.line, detail)
 
-    def _module(self, name: str, node: Node) -> ModuleEntry | None:
-        if not isinstance(node.data, Mapping):
-            if isinstance(node.data, tuple) or not node.raw:
-                self.log.note("bad_value", node.line, f"module {name!r} is a path, or a mapping")
-                return None
-            return ModuleEntry(name, self.folder / node.raw, None, node.line)
-        fields = Fields(node, f"module {name!r}", self.log)
-        fields.only(("file", "program"))
-        file = fields.text("file")
-        if file is None:
-            fields.wrong("file", "the path of a .ttb file")
-            return None
-        return ModuleEntry(name, self.folder / file, fields.text("program"), node.line)
 
-    def _input(self, name: str, node: Node) -> InputEntry:
-        fields = Fields(node, f"input {name!r}", self.log)
-        fields.only(("shape", "type", "file", "name"))
-        file = fields.text("file")
-        shape = fields.shape("shape", required=file is None)
-        kind = fields.data_type("type", required=file is None)
-        if kind is not None and kind.is_block:
-            fields.wrong("type", "a type of single elements: block formats are ways to store")
-        if file is None and fields.get("name") is not None:
-            fields.wrong("name", "left out: it belongs to `file`")
-        path = None if file is None else self.folder / file
-        return InputEntry(name, shape, kind, path, fields.text("name"), node.line)
-
-    def _steps(self, fields: Fields, key: str) -> tuple[PipelineStep, ...]:
-        node = fields.get(key)
-        if node is None:
-            return ()
-        if not isinstance(node.data, tuple):
-            fields.wrong(key, "a list of steps")
-            return ()
-        found = [self._step(item) for item in node.data]
-        return tuple(step for step in found if step is not None)
-
-    def _step(self, node: Node) -> PipelineStep | None:
-        if not isinstance(node.data, Mapping):
-            detail = f"a step is a mapping such as {_STEP}, not {node.describe()}"
-            self.log.note("bad_value", node.line, detail)
-            return None
-        fields = Fields(node, "a step", self.log)
-        if fields.get("repeat") is not None:
-            return self._repeat(fields)
-        fields.only(("run", "inputs", "outputs") if fields.get("run") else
-                    ("run", "inputs", "outputs", "repeat", "index", "carry", "steps"))  # fmt: skip
-        module = fields.text("run")
-        if module is None:
-            fields.wrong("run", "the name of a module (or `repeat` with steps)")
-            return None
-        inputs = []
-        for slot, word, line in self._bindings(fields, "inputs"):
-            reference = parse_reference(word)
-            if reference is None:
-                self.log.note("bad_value", line, f"{word[:60]!r} is no value: x, xs[i], xs[i-1]")
-            else:
-                inputs.append((slot, reference))
-        outputs = []
-        for slot, word, line in self._bindings(fields, "outputs"):
-            self._check_name(word, line)
-            outputs.append((slot, word))
-        return RunStep(module, tuple(inputs), tuple(outputs), fields.line)
-
-    def _bindings(self, fields: Fields, key: str) -> list[Binding]:
-        node = fields.get(key)
-        if node is None:
-            return []
-        if isinstance(node.data, tuple):
-            pairs: list[tuple[str | None, Node]] = [(None, item) for item in node.data]
-        elif isinstance(node.data, Mapping):
-            pairs = list(node.data.items())
-        else:
-            fields.wrong(key, "a mapping from slots to values, or a list by position")
-            return []
-        found = []
-        for slot, item in pairs:
-            if isinstance(item.data, tuple | Mapping) or not item.raw:
-                self.log.note("bad_value", item.line, f"{key}: a value's name is a word")
-                continue
-            found.append((slot, item.raw, item.line))
-        return found
-
-    def _repeat(self, fields: Fields) -> RepeatStep:
-        fields.only(("repeat", "index", "carry", "steps"))
-        times = fields.number("repeat")
-        if not isinstance(times, int) or not 1 <= times <= MAX_REPEAT:
-            if times is not None:
-                fields.wrong("repeat", f"a whole number from 1 to {MAX_REPEAT}")
-            times = 1
-        index = fields.text("index") or "i"
-        self._check_name(index, fields.line_of("index"))
-        carry = []
-        for name, node in Fields(fields.get("carry"), "carry", self.log).items():
-            if isinstance(node.data, tuple | Mapping) or NAME.fullmatch(node.raw) is None:
-                self.log.note("bad_value", node.line, f"carry: {name} becomes a value, by name")
-                continue
-            carry.append((name, node.raw))
-        steps = self._steps(fields, "steps")
-        if not steps and not (fields.get("steps") and self.log.problems):
-            fields.wrong("steps", "a list of steps")
-        return RepeatStep(times, index, tuple(carry), steps, fields.line)
-
-    def _outputs(self) -> tuple[tuple[str, str, int], ...]:
-        node = self.top.get("outputs")
-        if node is None:
-            return ()
-        found = []
-        for name, word, line in self._bindings(self.top, "outputs"):
-            self._check_name(name or word, line)
-            found.append((name or word, word, line))
-        if not found and not self.log.problems:
-            self.top.wrong("outputs", "a mapping or a list of names, at least one")
-        times = Counter(name for name, _, _ in found)
-        for name, _, line in found:
-            if times[name] > 1:
-                self.log.note("duplicate_name", line, f"two outputs are called {name!r}")
-        return tuple(found)
+_PIPELINE = Form(
+    "a pipeline",
+    PipelineFile,
+    Row("name", Word(), default=Reading.stem),
+    Row("device", NameOrPath("the name of a machine, or the path of its .yaml")),
+    Row("modules", Entries(_MODULE), needed=True, default=()),
+    Row("inputs", Entries(_INPUT), default=()),
+    Row("steps", _STEPS, needed=True, default=()),
+    Row(
+        "outputs",
+        Pairs(
+            Name(), "a mapping or a list of names, at least one", 1, is_named=True, has_lines=True
+        ),
+        needed=True,
+        default=(),
+    ),
+    Row(
+        "max_runs",
+        Number(least=1, what="a number from 1: the programs that one pass may run"),
+        default=MAX_RUNS,
+    ),
+    check=_check,
+)
+PIPELINE_KEYS = _PIPELINE.keys

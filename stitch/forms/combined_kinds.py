@@ -1,0 +1,175 @@
+"""Kinds that are made of others: lists, mappings from names, one of several by what is written.
+
+Comes in: a node and the kinds of its parts. Goes out: tuples, or what the chosen kind makes of it.
+Must not know: what the values are for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+from stitch.errors import UsageError
+from stitch.forms.kinds import Kind, is_name
+from stitch.forms.nodes import Node
+from stitch.forms.places import Place
+from stitch.forms.rows import Form
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ListOf(Kind[tuple[T_co, ...]], Generic[T_co]):
+    """A list of values of one kind; `or_one`: or a single one without brackets."""
+
+    kind: Kind[T_co]
+    what: str
+    least: int = 0
+    or_one: bool = False
+
+    @property
+    def wanted(self) -> str:
+        return self.what
+
+    def read(self, node: Node, place: Place) -> tuple[T_co, ...] | None:
+        items = (node,) if self.or_one and not isinstance(node.data, tuple) else node.data
+        if not isinstance(items, tuple) or len(items) < self.least:
+            place.wrong(node, self.what)
+            return None
+        values = [self.kind.read(item, place.item(i, item)) for i, item in enumerate(items)]
+        return tuple(value for value in values if value is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Entries(Kind[tuple[T_co, ...]], Generic[T_co]):
+    """A mapping from names to values of one kind, in the order of the file."""
+
+    kind: Kind[T_co]
+
+    @property
+    def wanted(self) -> str:
+        return "a mapping"
+
+    def read(self, node: Node, place: Place) -> tuple[T_co, ...] | None:
+        if not isinstance(node.data, Mapping):
+            place.wrong(node, self.wanted)
+            return None
+        values = []
+        for name, item in node.data.items():
+            is_name(name, item.key_line or item.line, place)
+            values.append(self.kind.read(item, place.entry(name, item)))
+        return tuple(value for value in values if value is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs(Kind[tuple[tuple[Any, ...], ...]]):
+    """A mapping from names to values; a list of values `by_position`, whose names are None.
+
+    Pairs may have a third: the line that they stand on. In a list that `is_named`, a value is its
+    own name.
+    """
+
+    kind: Kind[Any]
+    what: str
+    least: int = 0
+    by_position: bool = True
+    is_named: bool = False
+    has_lines: bool = False
+
+    @property
+    def wanted(self) -> str:
+        return self.what
+
+    def read(self, node: Node, place: Place) -> tuple[tuple[Any, ...], ...] | None:
+        items: list[tuple[str | None, Node]] | None = None
+        if isinstance(node.data, Mapping):
+            items = list(node.data.items())
+        elif isinstance(node.data, tuple) and self.by_position:
+            items = [(None, item) for item in node.data]
+        if items is None or len(items) < self.least:
+            place.wrong(node, self.what)
+            return None
+        pairs: list[tuple[Any, ...]] = []
+        for name, item in items:
+            value = self.kind.read(item, replace(place, line=item.line))
+            if value is not None:
+                named = value if name is None and self.is_named else name
+                pairs.append((named, value, item.line) if self.has_lines else (named, value))
+        return tuple(pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Either(Kind[T_co], Generic[T_co]):
+    """One kind where a number is written, one for words, one for mappings; None: not allowed."""
+
+    what: str
+    number: Kind[T_co] | None = None
+    word: Kind[T_co] | None = None
+    mapping: Kind[T_co] | None = None
+
+    @property
+    def wanted(self) -> str:
+        return self.what
+
+    def read(self, node: Node, place: Place) -> T_co | None:
+        kind = self.word
+        if isinstance(node.data, Mapping):
+            kind = self.mapping
+        elif isinstance(node.data, int | float):
+            kind = self.number
+        if kind is None or isinstance(node.data, tuple):
+            place.wrong(node, self.what)
+            return None
+        return kind.read(node, place)
+
+
+@dataclass(frozen=True, slots=True)
+class ByKey(Kind[T_co], Generic[T_co]):
+    """One of several forms: the first whose key is there.
+
+    They are asked for when something is read, so that a form may hold itself.
+    """
+
+    what: str
+    forms: Callable[[], Mapping[str, Form[T_co]]]
+
+    @property
+    def wanted(self) -> str:
+        return self.what
+
+    def read(self, node: Node, place: Place) -> T_co | None:
+        forms = self.forms()
+        key, first = next(iter(forms.items()))
+        inner = place.inside(node, first.what)
+        if not isinstance(node.data, Mapping):
+            inner.wrong(node, self.what)
+            return None
+        for word, form in forms.items():
+            if word in inner.nodes and inner.nodes[word].data is not None:
+                return form.read(node, place)
+        inner.only(dict.fromkeys(word for form in forms.values() for word in form.keys))
+        first.row(key).read(inner)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Tried(Kind[T_co], Generic[T_co]):
+    """A value that a function takes: what the function says of it is noted."""
+
+    kind: Kind[T_co]
+    attempt: Callable[[object], object]
+
+    @property
+    def wanted(self) -> str:
+        return self.kind.wanted
+
+    def read(self, node: Node, place: Place) -> T_co | None:
+        value = self.kind.read(node, place)
+        if value is not None:
+            try:
+                self.attempt(value)
+            except UsageError as error:
+                place.reading.log.note("refused", place.line, str(error))
+                return None
+        return value

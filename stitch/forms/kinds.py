@@ -1,0 +1,269 @@
+"""Kinds of values in a form: what may stand there, and the Python value that it is.
+
+Comes in: one `Node`. Goes out: a value of the right type, or None after a defect was noted. Each
+kind is data: its bounds and words are attributes. Must not know: what the values are for.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from stitch.errors import LayoutError, closest
+from stitch.forms.nodes import Node
+from stitch.forms.places import Place
+from stitch.program import MAX_RANK, DataType
+
+T_co = TypeVar("T_co", covariant=True)
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class Kind(ABC, Generic[T_co]):
+    """What may stand at a place."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def wanted(self) -> str:
+        """It in words that go on after `must be`."""
+
+    @abstractmethod
+    def read(self, node: Node, place: Place) -> T_co | None:
+        """The value that stands there (there is one); None where a defect was noted."""
+
+
+def is_word(node: Node) -> bool:
+    """Whether a scalar stands there; numbers count as the words that they are written as."""
+    return not isinstance(node.data, tuple | Mapping) and bool(node.raw)
+
+
+@dataclass(frozen=True, slots=True)
+class Word(Kind[str]):
+    """A word as it is written; `is_text` refuses numbers."""
+
+    what: str = "a word"
+    is_text: bool = False
+
+    @property
+    def wanted(self) -> str:
+        return self.what
+
+    def read(self, node: Node, place: Place) -> str | None:
+        is_text = isinstance(node.data, str) and bool(node.raw.strip())
+        if is_text or (is_word(node) and not self.is_text):
+            return node.raw
+        place.wrong(node, self.what)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Name(Kind[str]):
+    """A word that can be the name of a value."""
+
+    @property
+    def wanted(self) -> str:
+        return "a name"
+
+    def read(self, node: Node, place: Place) -> str | None:
+        if not is_word(node):
+            place.wrong(node, self.wanted)
+            return None
+        return node.raw if is_name(node.raw, node.line, place) else None
+
+
+def is_name(word: str, line: int, place: Place) -> bool:
+    """Whether a word can be a name; notes that it cannot."""
+    if NAME.fullmatch(word) is None:
+        detail = f"{word!r} is no name: letters, digits and _ only"
+        place.reading.log.note("bad_name", line, detail)
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Kind[str]):
+    """One of several words."""
+
+    words: tuple[str, ...]
+
+    @property
+    def wanted(self) -> str:
+        return f"one of {', '.join(self.words)}"
+
+    def read(self, node: Node, place: Place) -> str | None:
+        if is_word(node) and node.raw in self.words:
+            return node.raw
+        place.unknown_word(node, self.words)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Flag(Kind[bool]):
+    """True or false."""
+
+    @property
+    def wanted(self) -> str:
+        return "true or false"
+
+    def read(self, node: Node, place: Place) -> bool | None:
+        if isinstance(node.data, bool):
+            return node.data
+        place.wrong(node, self.wanted)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Whole(Kind[int]):
+    """A whole number between bounds."""
+
+    least: int = 0
+    most: int = 2**63 - 1
+
+    @property
+    def wanted(self) -> str:
+        if self.most == 2**63 - 1:
+            return f"a whole number from {self.least}"
+        return f"a whole number from {self.least} to {self.most}"
+
+    def read(self, node: Node, place: Place) -> int | None:
+        if not isinstance(node.data, int) or isinstance(node.data, bool):
+            place.wrong(node, self.wanted)
+            return None
+        if not self.least <= node.data <= self.most:
+            place.wrong(node, self.wanted, "out_of_range")
+            return None
+        return node.data
+
+
+@dataclass(frozen=True, slots=True)
+class Number(Kind[float]):
+    """A finite number between bounds: at least `least`, and `above` and `below` these.
+
+    It stays a whole number if it is written as one. `what` says it better than the bounds do.
+    """
+
+    least: float | None = None
+    above: float | None = None
+    below: float | None = None
+    what: str = ""
+
+    @property
+    def wanted(self) -> str:
+        bounds = (("from", self.least), ("above", self.above), ("below", self.below))
+        words = [f"{word} {bound:g}" for word, bound in bounds if bound is not None]
+        return self.what or " ".join(["a finite number", " and ".join(words)]).strip()
+
+    def read(self, node: Node, place: Place) -> float | None:
+        number = node.data
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            place.wrong(node, self.wanted)
+            return None
+        if self._is_within(number):
+            return number
+        place.wrong(node, self.wanted, "out_of_range")
+        return None
+
+    def _is_within(self, number: float) -> bool:
+        return (
+            abs(number) < float("inf")
+            and (self.least is None or number >= self.least)
+            and (self.above is None or number > self.above)
+            and (self.below is None or number < self.below)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RelativePath(Kind[Path]):
+    """A path, relative to the file; one with one of the `endings`, if there are any."""
+
+    what: str = "a path"
+    endings: tuple[str, ...] = ()
+
+    @property
+    def wanted(self) -> str:
+        return self.what
+
+    def read(self, node: Node, place: Place) -> Path | None:
+        if not is_word(node):
+            place.wrong(node, self.what)
+            return None
+        if self.endings and Path(node.raw).suffix.lower() not in self.endings:
+            place.wrong(node, f"a path that ends in {' or '.join(self.endings)}", "unknown_word")
+            return None
+        return place.reading.folder / node.raw
+
+
+@dataclass(frozen=True, slots=True)
+class NameOrPath(Kind[str]):
+    """A name as it is, or the path of a YAML file, relative to the file."""
+
+    what: str
+
+    @property
+    def wanted(self) -> str:
+        return self.what
+
+    def read(self, node: Node, place: Place) -> str | None:
+        if not is_word(node):
+            place.wrong(node, self.what)
+            return None
+        is_path = node.raw.endswith((".yaml", ".yml"))
+        return str(place.reading.folder / node.raw) if is_path else node.raw
+
+
+@dataclass(frozen=True, slots=True)
+class Shape(Kind[tuple[int, ...]]):
+    """A list of dimensions, or the only one."""
+
+    @property
+    def wanted(self) -> str:
+        return "a list of dimensions, such as [64, 64]"
+
+    def read(self, node: Node, place: Place) -> tuple[int, ...] | None:
+        parts = node.data if isinstance(node.data, tuple) else (node,)
+        wanted = f"a list of at most {MAX_RANK} whole numbers that are not negative"
+        if len(parts) > MAX_RANK or (parts == (node,) and not _is_dimension(node.data)):
+            place.wrong(node, wanted)
+            return None
+        for index, part in enumerate(parts):
+            if not _is_dimension(part.data):
+                size = " or beyond 2^40" if isinstance(part.data, int) and part.data > 0 else ""
+                detail = f"must be {wanted}{size}, and its element {index} is {part.describe()}"
+                place.note("out_of_range", detail, part.line)
+                return None
+        return tuple(part.data for part in parts if isinstance(part.data, int))
+
+
+def _is_dimension(data: object) -> bool:
+    return isinstance(data, int) and not isinstance(data, bool) and 0 <= data < 2**40
+
+
+@dataclass(frozen=True, slots=True)
+class ElementType(Kind[DataType]):
+    """The name of a data type of single elements."""
+
+    @property
+    def wanted(self) -> str:
+        return "a data type, such as float32"
+
+    def read(self, node: Node, place: Place) -> DataType | None:
+        if not is_word(node):
+            place.wrong(node, self.wanted)
+            return None
+        try:
+            data_type = DataType.parse(node.raw)
+        except LayoutError as error:
+            near = closest(node.raw, (t.value for t in DataType))
+            hint = f"; {near}" if near else ""
+            detail = f"{place.what}: {error.what}; allowed: {error.expected}{hint}"
+            place.reading.log.note("unknown_word", place.line, detail)
+            return None
+        if data_type.is_block:
+            place.wrong(node, "a type of single elements: block formats are ways to store")
+            return None
+        return data_type

@@ -1,0 +1,166 @@
+"""One reader of forms: what people write becomes a frozen dataclass, by a row for each field.
+
+A form is data: which keys there are, of what kind each value is, what it is if left out. ::
+
+    CHECKPOINTS = Form(
+        "checkpoints",
+        CheckpointEntry,
+        Row("folder", RelativePath()),
+        Row("every", EVERY, default=Every(1, "epoch")),
+        Row("keep", Whole(1, MAX_COUNT), default=3),
+    )
+    entry = CHECKPOINTS.read(node, reading.root)
+
+Comes in: `Node`s of a file that was parsed. Goes out: the dataclass, or None after every defect was
+noted: with its line, the allowed words and the closest of them. A new key is one row. Kinds and
+rows are frozen and say all that they check, so a form can also be printed (as JSON Schema, say);
+what no row can say (that two fields fit each other) is the form's `check`. Must not know: what the
+forms are for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from stitch.forms.kinds import Kind
+from stitch.forms.nodes import Node
+from stitch.forms.places import Place, Reading
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A field of a form: its key, the kind of its value, and what it is where the key is absent.
+
+    `into` is the attribute that takes it, if that is not called as the key is. A `default` that is
+    a function is asked with the `Reading`. `needed_without` names a key that may stand in its
+    place, `only_with` one that it belongs to.
+    """
+
+    key: str
+    kind: Kind[Any]
+    default: Any = None
+    into: str = ""
+    needed: bool = False
+    needed_without: str = ""
+    only_with: str = ""
+
+    def otherwise(self, reading: Reading) -> Any:
+        """What the value is where the key is absent."""
+        return self.default(reading) if callable(self.default) else self.default
+
+    @property
+    def attribute(self) -> str:
+        """The attribute that takes the value."""
+        return self.into or self.key
+
+    def read(self, mapping: Place) -> Any:
+        """The value in a mapping; the default where there is none, or a defective one was noted."""
+        place, node = mapping.at(self.key), mapping.nodes.get(self.key)
+        if node is not None:
+            node = place.bare(node)
+        if node is None or node.data is None:
+            if self.needed or (self.needed_without and not _has(mapping, self.needed_without)):
+                place.wrong(None, self.kind.wanted)
+            return self.otherwise(mapping.reading)
+        if self.only_with and not _has(mapping, self.only_with):
+            place.wrong(node, f"left out: it belongs to `{self.only_with}`", "misplaced_key")
+            return self.otherwise(mapping.reading)
+        value = self.kind.read(node, place)
+        return self.otherwise(mapping.reading) if value is None else value
+
+
+def _has(mapping: Place, key: str) -> bool:
+    node = mapping.nodes.get(key)
+    return node is not None and node.data is not None
+
+
+@dataclass(frozen=True, slots=True)
+class FormValues(Generic[T]):
+    """What the rows of a form gave, by attribute; `sound` if no defect was noted meanwhile."""
+
+    place: Place
+    values: Mapping[str, Any]
+    sound: bool
+
+
+class Form(Kind[T]):
+    """A mapping of fields, each a row. `make` takes their values by name.
+
+    Attributes of `make` that no row fills may be `name`, the name of the entry, where the mapping
+    is one of several by name; `line`, on which it begins; `file` and `folder`, where all is read.
+    `word` is the key whose value may stand alone: `encoder.ttb` for `{file: encoder.ttb}`. `check`
+    notes what rows cannot say, of a form that is sound by itself. `suffix` tells items of a list
+    apart where places are dotted.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        make: Callable[..., T],
+        *rows: Row,
+        word: str = "",
+        check: Callable[[T, Place], None] | None = None,
+        suffix: Callable[[Node], str] | None = None,
+        wanted: str = "a mapping",
+    ) -> None:
+        self.what, self.make, self.rows = what, make, rows
+        self.word, self.check, self.suffix = word, check, suffix
+        self._wanted = wanted
+        parameters = inspect.signature(make).parameters
+        filled = {row.attribute for row in rows}
+        self._free = {"name", "line", "file", "folder"} & (parameters.keys() - filled)
+        assert filled <= parameters.keys(), f"{filled - parameters.keys()} of {what}"
+
+    @property
+    def wanted(self) -> str:
+        return self._wanted
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys that have a meaning."""
+        return tuple(row.key for row in self.rows)
+
+    def row(self, key: str) -> Row:
+        """The row of a key."""
+        return next(row for row in self.rows if row.key == key)
+
+    def read(self, node: Node, place: Place) -> T | None:
+        """The dataclass; None where a defect was noted."""
+        fields = self.fields(node, place)
+        if not fields.sound:
+            return None
+        value, noted = self.make(**fields.values), place.reading.log.noted
+        if self.check is not None:
+            self.check(value, fields.place)
+        return value if place.reading.log.noted == noted else None
+
+    def fields(self, node: Node, place: Place) -> FormValues[T]:
+        """The values of all rows, also where some are defective: those have their defaults."""
+        log = place.reading.log
+        before = log.noted
+        if self.word and not isinstance(node.data, tuple | Mapping) and node.raw:
+            node = dataclasses.replace(node, data={self.word: node})
+        inner = place.inside(node, self._title(node, place), place.name)
+        if not isinstance(node.data, Mapping):
+            is_told_by_itself = not place.is_dotted and (place.is_item or not place.key)
+            (inner if is_told_by_itself else place).wrong(node, self.wanted)
+            values = {row.attribute: row.otherwise(place.reading) for row in self.rows}
+            return FormValues(inner, values, False)
+        inner.only(self.keys)
+        inner.keep_source(inner.nodes.get("source"))
+        values = {row.attribute: row.read(inner) for row in self.rows}
+        known = {"name": place.name, "line": node.line, "file": log.file,
+                 "folder": place.reading.folder}  # fmt: skip
+        values.update((attribute, known[attribute]) for attribute in self._free)
+        return FormValues(inner, values, log.noted == before)
+
+    def _title(self, node: Node, place: Place) -> str:
+        if place.is_dotted:
+            return place.path + (self.suffix(node) if self.suffix is not None else "")
+        return f"{self.what} {place.name!r}" if place.name else self.what
