@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 BENCH = Path(__file__).resolve().parents[2] / "tools" / "bench"
@@ -148,3 +149,62 @@ def test_models_reach_every_peer(peers: ModuleType, capsys: pytest.CaptureFixtur
     (result,) = json.loads(capsys.readouterr().out)
     assert result["absent"] == {}
     assert {row["peer"] for row in result["rows"]} == {"", "onnxruntime", "torch.compile"}
+
+
+@pytest.fixture
+def steady(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCH))
+    return importlib.import_module("steady")
+
+
+def test_every_row_of_what_repeats_is_measured_and_named(
+    steady: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert steady.main(["--quick", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    settled = [f"length {n}, window {w}" for w in (1, 64) for n in (2, 65)]
+    assert {row["name"] for row in rows} == {
+        *(f"{way} ÷ ONNX Runtime bound, {n} programs" for n in (2, 64)
+          for way in ("pipe(x)", "pipe(x).numpy()", "c(b(a(x))).numpy()")),
+        "pipe(tensor) ÷ pipe(array), 2 programs",
+        "h = a(h) ÷ by hand, looked at after each step",
+        "h = a(h) ÷ by hand, looked at after 64 steps",
+        *(f"{what} with {observer} ÷ bare" for what in ("pipeline of 2", "training step")
+          for observer in ("a Chrome trace", "a program hook", "an operation hook")),
+        "results all kept, tasks a second",
+        "queueing while another thread computes",
+        "torch.compile of two layers ÷ aot_eager",
+        *(f"holding, slowest ÷ fastest: {where}" for where in (*settled, "two outputs")),
+        *(f"holding, all kept over fastest: {where}" for where in settled),
+        *(f"planned or written when settled: {where}" for where in settled),
+        *(f"a program, length 65 ÷ length 2, window {window}" for window in (1, 64)),
+    }  # fmt: skip
+    for row in rows:
+        assert row["value"] is not None or row["note"] == "the device does not tell", row["name"]
+
+
+def test_a_goal_is_missed_on_its_own_side_or_where_nothing_was_measured(steady: ModuleType) -> None:
+    missed = [
+        steady.Row(*words).missed
+        for words in (
+            ("ratio", 1.2, 1.2), ("ratio", 1.21, 1.2), ("rate", 5.0, 5.0, "/s", True),
+            ("rate", 4.9, 5.0, "/s", True), ("absent", None, 1.0),
+        )
+    ]  # fmt: skip
+    assert missed == [False, True, False, True, True]
+
+
+def test_a_held_result_that_changes_is_never_timed(steady: ModuleType) -> None:
+    holding = steady.holding
+    place = np.zeros((1, 64), np.float32)
+
+    def overwrites(x: np.ndarray) -> np.ndarray:
+        place[:] = holding.expected(1, next(i for i, y in enumerate(holding.inputs()) if y is x))
+        return place.view()
+
+    def keeps(x: np.ndarray) -> np.ndarray:
+        return overwrites(x).copy()
+
+    holding.compare(keeps, holding.in_a_ring(3), 1, 10)
+    with pytest.raises(AssertionError):
+        holding.compare(overwrites, holding.in_a_ring(3), 1, 10)
