@@ -40,7 +40,7 @@ def free_aliases(graph: ComputationGraph, wishes: SlotWishes) -> Pairs:
     """
     taken = {i for _, i in wishes.aliases}
     busy = {o for o, _ in wishes.aliases}
-    found = []
+    pairs = []
     proofs = AliasProofs(graph)
     #: The outputs that can prove a claim on a value at all: their writer reads it.
     claimants: dict[int, list[int]] = {}
@@ -53,15 +53,15 @@ def free_aliases(graph: ComputationGraph, wishes: SlotWishes) -> Pairs:
         for o in claimants.get(slot.value, ()):
             free = o not in busy and not wishes.outputs[o]
             if free and _obstacle(graph, proofs, o, i) is None:
-                found.append((o, i))
+                pairs.append((o, i))
                 busy.add(o)
                 break
-    return tuple(found)
+    return tuple(pairs)
 
 
 def _obstacle(graph: ComputationGraph, proofs: AliasProofs, output: int, source: int) -> str | None:
-    made, given = graph.outputs[output].name, graph.inputs[source]
-    pair = f"output {made!r} over input {given.name!r}"
+    name, given = graph.outputs[output].name, graph.inputs[source]
+    pair = f"output {name!r} over input {given.name!r}"
     if given.ownership is not Ownership.DONATE:
         return f"{pair}: the input is not donated (--set input.{given.name}.ownership=donate)"
     ours, theirs = graph.output_type(output), graph.input_type(source)

@@ -111,10 +111,10 @@ class _Backward:
                     self._pull(operation, path)
         gradients = []
         for value, name in sorted(targets.items()):
-            made = self._total(value)
-            if made is None:
-                made = self._zeros(value)
-            self.builder.output(f"{name}.grad", made)
+            gradient = self._total(value)
+            if gradient is None:
+                gradient = self._zeros(value)
+            self.builder.output(f"{name}.grad", gradient)
             gradients.append((name, f"{name}.grad"))
         forward = self.forward.saving_graph()
         return Differentiated(
@@ -175,9 +175,9 @@ class _Backward:
     def _zeros(self, value: int) -> SymbolicTensor:
         kind = self.graph.values[value].type
         zero = self.builder.constant(kind.data_type.dtype.type(0))
-        made = self.builder.op("Expand", zero, list(kind.shape))
-        assert isinstance(made, SymbolicTensor)
-        return made
+        zeros = self.builder.op("Expand", zero, list(kind.shape))
+        assert isinstance(zeros, SymbolicTensor)
+        return zeros
 
     def _pull(self, operation: Operation, path: set[int]) -> None:
         """Apply an operation's rule, where something flows back into it and out of it."""

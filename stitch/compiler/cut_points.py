@@ -36,9 +36,9 @@ def narrowest_cuts(
     totals = np.array([0, *accumulate(costs)], np.float64)
     mean = max(totals[-1] / parts, 1.0)
     for slack in _SLACKS:
-        found = _cuts(totals, np.array(crossing_nbytes, np.float64), parts, mean, slack)
-        if found is not None:
-            return found
+        cuts = _cuts(totals, np.array(crossing_nbytes, np.float64), parts, mean, slack)
+        if cuts is not None:
+            return cuts
     raise AssertionError("without limits on cost, any cuts will do")
 
 

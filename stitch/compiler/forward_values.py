@@ -107,10 +107,10 @@ class ForwardValues:
         names = [self.forward[v].name for v in operation.outputs if v != ABSENT]
         present = [v for v in operation.outputs if v != ABSENT]
         with self.builder.at(operation.location):
-            made = self.builder.apply(
+            tensors = self.builder.apply(
                 operation.op, operands, names or 1, dict(operation.attributes), operation.domain
             )
-        self.values.update(zip(present, made, strict=True))
+        self.values.update(zip(present, tensors, strict=True))
 
     def _taken(self, value: int) -> SymbolicTensor:
         kind, name = self.forward[value].type, self.forward[value].name
@@ -147,8 +147,8 @@ class ForwardValues:
             if outputs[place] == ABSENT:
                 outputs[place] = len(self.forward)
                 self.forward.append(Value(f"{operation.op.lower()}.{place}", kind))
-        made = self.grown[operation.outputs] = replace(operation, outputs=tuple(outputs))
-        self.maker.update((v, made) for v in made.outputs)
+        wider = self.grown[operation.outputs] = replace(operation, outputs=tuple(outputs))
+        self.maker.update((v, wider) for v in wider.outputs)
         return outputs[index]
 
     def fresh(self, name: str) -> str:

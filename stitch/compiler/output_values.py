@@ -34,11 +34,11 @@ def give_outputs_their_values(
             taken.add(slot.value)
             outputs.append(slot)
             continue
-        made = len(values)
+        fresh = len(values)
         values.append(Value(slot.name, graph.values[slot.value].type))
         location = f"output {slot.name}"
-        operations.append(Operation("Identity", (slot.value,), (made,), location=location))
-        outputs.append(replace(slot, value=made))
+        operations.append(Operation("Identity", (slot.value,), (fresh,), location=location))
+        outputs.append(replace(slot, value=fresh))
     return replace(
         graph, values=tuple(values), operations=tuple(operations), outputs=tuple(outputs)
     )

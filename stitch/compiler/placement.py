@@ -196,8 +196,8 @@ def _assemble(
     for slot in slots:
         values[slot.value] = replace(values[slot.value], layout=slot.layout)
     for output, source in aliases:
-        made, given = graph.outputs[output].value, graph.inputs[source].value
-        values[made] = replace(values[made], layout=values[given].layout)
+        taker, given = graph.outputs[output].value, graph.inputs[source].value
+        values[taker] = replace(values[taker], layout=values[given].layout)
     home = Space.HOST if machine.dram is None else Space.DRAM
     for constant in graph.constants:
         value = values[constant.value]

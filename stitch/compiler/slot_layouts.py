@@ -109,7 +109,7 @@ def _wished(request: SlotRequest, space: Space, machine: MachineShape) -> Layout
     if kind is MemoryLayout.INTERLEAVED:
         return wished_layout(default, wishes)
     plain = wished_layout(default, [w for w in wishes if w.field != "memory_layout"])
-    found = shard_layout(
+    sharded = shard_layout(
         request.type.shape,
         kind,
         machine,
@@ -117,8 +117,8 @@ def _wished(request: SlotRequest, space: Space, machine: MachineShape) -> Layout
         space=space,
         tile_shape=plain.tile_shape,
     )
-    assert found.shard_spec is not None
-    return wished_layout(default, [*wishes, Wish("input", 0, "shard_spec", found.shard_spec)])
+    assert sharded.shard_spec is not None
+    return wished_layout(default, [*wishes, Wish("input", 0, "shard_spec", sharded.shard_spec)])
 
 
 def _without_shards(request: SlotRequest, wish: Wish) -> WishError:

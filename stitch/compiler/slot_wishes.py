@@ -59,11 +59,11 @@ def slot_wishes(graph: ComputationGraph) -> SlotWishes:
     aliases = _asked_aliases(graph)
     problems = [
         problem
-        for side, found, type_of in (
+        for side, by_slot, type_of in (
             ("input", inputs, graph.input_type),
             ("output", outputs, graph.output_type),
         )
-        for i, wishes in enumerate(found)
+        for i, wishes in enumerate(by_slot)
         if (problem := _type_problem(f"{side} {i}", wishes, type_of(i))) is not None
     ]
     for output, source in aliases:

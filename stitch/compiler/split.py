@@ -61,8 +61,8 @@ def split_graph(graph: ComputationGraph, cuts: int | Sequence[str]) -> tuple[Com
 def _named_cuts(graph: ComputationGraph, names: Sequence[str]) -> tuple[int, ...]:
     places: dict[str, int] = {}
     for i, operation in enumerate(graph.operations):
-        made = [graph.values[v].name for v in operation.outputs if v != ABSENT]
-        for name in (operation.location, operation.location.partition(":")[2], *made):
+        written = [graph.values[v].name for v in operation.outputs if v != ABSENT]
+        for name in (operation.location, operation.location.partition(":")[2], *written):
             if name:
                 places[name] = i + 1
     ends: dict[int, str] = {}
@@ -165,11 +165,11 @@ def _part(
         else [OutputSlot(live.names[v], v) for v in live.leaving(start, end)]
     )  # fmt: skip
     values, operations = list(graph.values), list(graph.operations[first:end])
-    made = {v for operation in operations for v in operation.outputs}
+    computed = {v for operation in operations for v in operation.outputs}
     outputs = []
     for slot in leaving:
         slot = _with_alias(graph, slot, inputs)
-        if slot.value not in made:
+        if slot.value not in computed:
             # An output is a value of its own: what only passes through is copied.
             source = values[slot.value]
             values.append(Value(f"{source.name}_passed", source.type))
@@ -212,7 +212,7 @@ def _with_wishes(
     graph: ComputationGraph, parts: Sequence[ComputationGraph]
 ) -> tuple[ComputationGraph, ...]:
     """The parts with the graph's wishes, each on the part that has its slot."""
-    found = list(parts)
+    wished = list(parts)
     home = {slot.name: k for k, part in reversed([*enumerate(parts)]) for slot in part.inputs}
     for wish in graph.wishes:
         sides = graph.inputs if wish.side == "input" else graph.outputs
@@ -223,5 +223,5 @@ def _with_wishes(
             value = value if isinstance(value, str) else graph.inputs[value].name
             if home[value] != place or value not in [s.name for s in graph.inputs]:
                 raise _apart(graph, name, value)
-        found[place] = found[place].with_wishes(Wish(wish.side, name, wish.field, value))
-    return tuple(found)
+        wished[place] = wished[place].with_wishes(Wish(wish.side, name, wish.field, value))
+    return tuple(wished)

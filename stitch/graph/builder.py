@@ -115,9 +115,9 @@ class ComputationGraphBuilder(LayerMethods):
     def constant(self, array: object) -> SymbolicTensor:
         """An unnamed constant; equal small arrays share one value."""
         data = array_of(array, self._where())
-        found = self._constants.find(data)
-        if found is not None:
-            return SymbolicTensor(self, found)
+        known = self._constants.find(data)
+        if known is not None:
+            return SymbolicTensor(self, known)
         return self._constant("constant", data)
 
     def _constant(self, name: str, data: Array) -> SymbolicTensor:
@@ -190,8 +190,8 @@ class ComputationGraphBuilder(LayerMethods):
         Operands may be arrays, numbers (of the first tensor's type), lists of ints (int64) or None
         (absent); `outputs` is how many are wanted, or their names.
         """
-        made = self.apply(op, operands, outputs, attributes, domain)
-        return made[0] if len(made) == 1 else made
+        results = self.apply(op, operands, outputs, attributes, domain)
+        return results[0] if len(results) == 1 else results
 
     def apply(
         self,
@@ -223,13 +223,13 @@ class ComputationGraphBuilder(LayerMethods):
             outputs=len(names),
             location=draft.location,
         )
-        made = tuple(self._value(n, kind) for n, kind in zip(names, inferred, strict=True))
-        results = tuple(t.index for t in made)
-        operation = Operation(op, indices, results, written, domain, draft.location)
+        results = tuple(self._value(n, kind) for n, kind in zip(names, inferred, strict=True))
+        numbers = tuple(t.index for t in results)
+        operation = Operation(op, indices, numbers, written, domain, draft.location)
         self._operations.append(operation)
         self._known.add_operation(operation, types)
-        self._made.update(results)
-        return made
+        self._made.update(numbers)
+        return results
 
     def tensor(self, given: Given, like: SymbolicTensor | None = None) -> SymbolicTensor:
         """A tensor of this builder; see `Emitter.tensor`. Raises `CompileError` for another's."""

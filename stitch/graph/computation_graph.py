@@ -71,11 +71,11 @@ class ComputationGraph:
     def wishes_by_slot(self, side: Side) -> tuple[tuple[Wish, ...], ...]:
         """For each input, or output, the wishes about it, by whatever name they call it."""
         places = self._places(side)
-        found: list[list[Wish]] = [[] for _ in self._slots(side)]
+        by_slot: list[list[Wish]] = [[] for _ in self._slots(side)]
         for wish in self.wishes:
             if wish.side == side:
-                found[self._index(wish, places)].append(wish)
-        return tuple(map(tuple, found))
+                by_slot[self._index(wish, places)].append(wish)
+        return tuple(map(tuple, by_slot))
 
     def _slots(self, side: Side) -> Sequence[InputSlot | OutputSlot]:
         return self.inputs if side == "input" else self.outputs
@@ -163,10 +163,10 @@ def _type_problems(graph: ComputationGraph) -> Iterator[Problem]:
         except CompileError as error:
             yield Problem("no_type", where, str(error).replace("\n", ";"))
             continue
-        for index, found in zip(operation.outputs, inferred, strict=True):
-            if index != ABSENT and graph.values[index].type != found:
+        for index, kind in zip(operation.outputs, inferred, strict=True):
+            if index != ABSENT and graph.values[index].type != kind:
                 value = graph.values[index]
-                detail = f"{value.name} is {value.type.text()}, the operator gives {found.text()}"
+                detail = f"{value.name} is {value.type.text()}, the operator gives {kind.text()}"
                 yield Problem("type_mismatch", where, detail)
         known.add_operation(operation, operands)
 

@@ -150,11 +150,11 @@ def _listed(given: Sequence[object], where: str, wanted: DataType | None) -> Arr
         )
     floating = wanted if wanted is not None and wanted.is_floating else DataType.FLOAT32
     with np.errstate(all="ignore"):
-        made = array.astype(floating.dtype)
-    lost = np.isfinite(array) & ~np.isfinite(made.astype(np.float64))
+        narrowed = array.astype(floating.dtype)
+    lost = np.isfinite(array) & ~np.isfinite(narrowed.astype(np.float64))
     if lost.any():
         raise _too_large(float(array[lost][0]), where, floating)
-    return made
+    return narrowed
 
 
 def _can_change(array: Array) -> bool:

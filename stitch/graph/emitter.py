@@ -120,10 +120,10 @@ def axes_of(axes: Axes, rank: int, what: str) -> tuple[int, ...]:
     if axes is None:
         return tuple(range(rank))
     given = [axes] if isinstance(axes, int | np.integer) else list(axes)
-    found = tuple(axis_of(int(a), rank, what) for a in given)
-    if len(set(found)) != len(found):
+    counted = tuple(axis_of(int(a), rank, what) for a in given)
+    if len(set(counted)) != len(counted):
         raise CompileError(f"{what}: an axis is named twice", where=user_location(), got=str(axes))
-    return found
+    return counted
 
 
 def data_type_of(given: TypeName) -> DataType:

@@ -18,10 +18,10 @@ MAX_PROBLEMS = 50
 
 def objects_without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """The hook for `json.loads` that refuses an object with two equal keys (`ValueError`)."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError(f"a key stands twice in one object, among {sorted(found)[:8]}")
-    return found
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError(f"a key stands twice in one object, among {sorted(fields)[:8]}")
+    return fields
 
 
 class JsonObject:

@@ -75,12 +75,12 @@ class KnownValues:
         return index not in self._makers
 
     def _compute(self, operation: Operation, operands: tuple[ValueType | None, ...]) -> None:
-        made: Sequence[Array | None]
+        results: Sequence[Array | None]
         try:
-            made = self._evaluate(operation, operands)
+            results = self._evaluate(operation, operands)
         except StitchError:
-            made = [None] * len(operation.outputs)
-        for index, data in zip(operation.outputs, made, strict=True):
+            results = [None] * len(operation.outputs)
+        for index, data in zip(operation.outputs, results, strict=True):
             if index != ABSENT:
                 self._arrays[index] = data
 

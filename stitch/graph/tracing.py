@@ -103,16 +103,16 @@ def _argument_names(f: Traceable, count: int, title: str) -> list[str]:
 
 def _results(returned: object, title: str) -> Iterator[tuple[str, SymbolicTensor | Array]]:
     if isinstance(returned, Mapping):
-        found = [(str(key), value) for key, value in returned.items()]
+        results = [(str(key), value) for key, value in returned.items()]
     elif isinstance(returned, tuple | list):
         fields = getattr(returned, "_fields", None)
         names = fields or [f"output_{i}" for i in range(len(returned))]
-        found = list(zip(names, returned, strict=True))
+        results = list(zip(names, returned, strict=True))
     else:
-        found = [("output", returned)]
-    if not found:
+        results = [("output", returned)]
+    if not results:
         raise CompileError(f"{title!r} returns nothing", where=f"trace of {title!r}")
-    for name, value in found:
+    for name, value in results:
         if not isinstance(value, SymbolicTensor | np.ndarray | np.generic | bool | int | float):
             raise CompileError(
                 f"{title!r} returns a {type(value).__name__} as {name!r}",

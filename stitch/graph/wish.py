@@ -118,19 +118,19 @@ def parse_wish(text: str) -> Wish:
 def wishes_of(side: Side, slot: str | int, desc: TensorDesc) -> tuple[Wish, ...]:
     """The wishes that a desc spells out: all that differs from a plain host layout."""
     layout = desc.layout
-    found: list[tuple[str, WishValue]] = []
+    fields: list[tuple[str, WishValue]] = []
     if layout.space is not Space.HOST:
-        found.append(("space", layout.space))
+        fields.append(("space", layout.space))
     if layout.data_type.is_block:
-        found.append(("data_type", layout.data_type))
+        fields.append(("data_type", layout.data_type))
     if layout.is_tiled:
-        found.append(("layout", "tile"))
+        fields.append(("layout", "tile"))
     if layout.shard_spec is not None:
-        found.append(("memory_layout", layout.memory_layout))
-        found.append(("shard_spec", layout.shard_spec))
+        fields.append(("memory_layout", layout.memory_layout))
+        fields.append(("shard_spec", layout.shard_spec))
     if layout.address is not None:
-        found.append(("address", layout.address))
-    return tuple(Wish(side, slot, field, value) for field, value in found)
+        fields.append(("address", layout.address))
+    return tuple(Wish(side, slot, field, value) for field, value in fields)
 
 
 def wished_layout(default: Layout, wishes: Iterable[Wish]) -> Layout:
@@ -156,8 +156,8 @@ def wished_layout(default: Layout, wishes: Iterable[Wish]) -> Layout:
         changes["shard_spec"] = None
     if not changes:
         return default
-    made: Layout = replace(default, **changes)  # type: ignore[arg-type]  # fields checked by Wish
-    return made
+    layout: Layout = replace(default, **changes)  # type: ignore[arg-type]  # fields checked by Wish
+    return layout
 
 
 def _one_of(what: str, name: str, allowed: Iterable[str], where: str) -> None:
@@ -228,15 +228,15 @@ def _alias(value: WishValue, where: str) -> WishValue:
 def _shard_spec(value: WishValue, where: str) -> WishValue:
     if isinstance(value, ShardSpec):
         return value
-    found = re.fullmatch(
+    parts = re.fullmatch(
         r"(\d{1,9})x(\d{1,9}),(\d{1,9})x(\d{1,9})(?:,(row_major|col_major))?",
         value.replace(" ", "") if isinstance(value, str) else "",
     )
-    if found is None:
+    if parts is None:
         raise UsageError(f"not a shard spec: {value!r}", where=where, expected=_SHARDS)
-    rows, columns, high, wide = (int(found[i]) for i in range(1, 5))
+    rows, columns, high, wide = (int(parts[i]) for i in range(1, 5))
     try:
-        return ShardSpec((rows, columns), (high, wide), Orientation(found[5] or "row_major"))
+        return ShardSpec((rows, columns), (high, wide), Orientation(parts[5] or "row_major"))
     except LayoutError as error:
         raise UsageError(error.what, where=where, expected=_SHARDS, got=error.got) from error
 

@@ -41,13 +41,13 @@ class AliasProofs:
         Indices are those of the slots. Shape, layout and ownership are checked where programs are.
         """
         body = self._body
-        made, source = body.outputs[output].value, body.inputs[input].value
+        written, source = body.outputs[output].value, body.inputs[input].value
         name = body.inputs[input].name
-        writer = self._writer.get(made)
+        writer = self._writer.get(written)
         if writer is None:
             return "no operation writes this output"
         operation = body.operations[writer]
-        if made != operation.outputs[0]:
+        if written != operation.outputs[0]:
             return f"it is a second output of {_operation(operation, writer)}"
         if not ops.lookup(operation.op, operation.domain).elementwise:
             return f"{_operation(operation, writer)} writes it and is not elementwise"

@@ -48,19 +48,19 @@ def demands(
 
     Raises `LayoutError` where a layout does not exist on the machine.
     """
-    found = [_demand(f"input {s.name!r}", values[s.value], machine) for s in inputs]
-    found += [
+    listed = [_demand(f"input {s.name!r}", values[s.value], machine) for s in inputs]
+    listed += [
         _demand(f"output {s.name!r}", values[s.value], machine)
         for s in outputs
         if s.aliases_input is None
     ]
-    found += [
+    listed += [
         _demand(f"constant {values[c.value].name!r}", values[c.value], machine) for c in constants
     ]
     if scratch.size_per_bank:
         base = machine.space(scratch.space).base if scratch.space is Space.L1 else None
-        found.append(Demand("the scratch region", scratch.space, scratch.size_per_bank, base))
-    return tuple(found)
+        listed.append(Demand("the scratch region", scratch.space, scratch.size_per_bank, base))
+    return tuple(listed)
 
 
 def _demand(label: str, value: Value, machine: MachineShape) -> Demand:

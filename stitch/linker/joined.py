@@ -75,15 +75,15 @@ class JoinedProgram:
         ports = {slot.value: (index, o) for o, slot in enumerate(program.outputs)}
         read = {v for operation in program.operations for v in operation.inputs}
         for operation in program.operations:
-            made: dict[int, int] = {ABSENT: ABSENT}
+            numbers: dict[int, int] = {ABSENT: ABSENT}
             for v in operation.outputs:
                 if v != ABSENT:
                     stays = v in ports and ports[v] in self.kept and ports[v] not in self.fed
-                    made[v] = self._made(program, program.values[v], ports.get(v), stays)
+                    numbers[v] = self._made(program, program.values[v], ports.get(v), stays)
             inputs = tuple(ABSENT if v == ABSENT else where[v] for v in operation.inputs)
-            outputs = tuple(made[v] for v in operation.outputs)
+            outputs = tuple(numbers[v] for v in operation.outputs)
             self.operations.append(replace(operation, inputs=inputs, outputs=outputs))
-            for v, here in made.items():
+            for v, here in numbers.items():
                 where[v] = here
                 if v in ports and v in read:
                     where[v] = self._as_stored(program, program.values[v], here)
@@ -143,15 +143,15 @@ class JoinedProgram:
         before = self.values[value]
         if before.type.data_type is data_type:
             return value
-        found = self.casts.get((value, data_type))
-        if found is None:
+        number = self.casts.get((value, data_type))
+        if number is None:
             kind = ValueType(before.type.shape, data_type)
             name = f"{before.name}.{data_type.short}"
-            found = self._value(program, Value(name, kind))
+            number = self._value(program, Value(name, kind))
             attributes = {"to": onnx_code(data_type)}
-            self.operations.append(Operation("Cast", (value,), (found,), attributes))
-            self.casts[value, data_type] = found
-        return found
+            self.operations.append(Operation("Cast", (value,), (number,), attributes))
+            self.casts[value, data_type] = number
+        return number
 
     def _share(self, first: Port, again: Port, slot: InputSlot) -> int:
         at = self.slots[again] = self.slots[first]

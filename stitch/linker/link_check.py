@@ -75,18 +75,18 @@ def _link_problem(
             f"shape {list(source.shape)} is not {list(target.shape)}",
             "compile one of the two modules for the other's shape",
         )
-    made, wanted = source.layout.data_type, target.layout.data_type
-    if made is wanted:
+    given, wanted = source.layout.data_type, target.layout.data_type
+    if given is wanted:
         return None
-    if not (made.is_floating and wanted.is_floating):
+    if not (given.is_floating and wanted.is_floating):
         return (
-            f"{made.value} never turns into {wanted.value} on a link",
+            f"{given.value} never turns into {wanted.value} on a link",
             "add a Cast to one of the modules",
         )
     if strict_types:
         return (
-            f"{made.value} would be stored as {wanted.value}, and strict_types is set",
-            f"compile the consumer with data_type={made.value}, or allow type changes",
+            f"{given.value} would be stored as {wanted.value}, and strict_types is set",
+            f"compile the consumer with data_type={given.value}, or allow type changes",
         )
     return None
 
@@ -130,12 +130,12 @@ def wire(
         pairs = _by_position(producer, consumer, problems, partial)
     else:
         pairs = _by_name(producer, consumer, names, problems, partial)
-    for made, taken in pairs:
+    for given, taken in pairs:
         try:
             check_link(
-                producer.output_desc(made),
+                producer.output_desc(given),
                 consumer.input_desc(taken),
-                output=output_name(producer, made),
+                output=output_name(producer, given),
                 input=input_name(consumer, taken),
                 strict_types=strict_types,
             )
@@ -169,15 +169,15 @@ def activations(program: Program) -> list[int]:
 
 
 def _by_position(producer: Program, consumer: Program, problems: list[str], partial: bool) -> Pairs:
-    made, wanted = list(range(len(producer.outputs))), activations(consumer)
+    given, wanted = list(range(len(producer.outputs))), activations(consumer)
     if not partial:
         problems.extend(
-            f"{input_name(consumer, i)} has no output to feed it" for i in wanted[len(made) :]
+            f"{input_name(consumer, i)} has no output to feed it" for i in wanted[len(given) :]
         )
         problems.extend(
-            f"{output_name(producer, i)} has no input to feed" for i in made[len(wanted) :]
+            f"{output_name(producer, i)} has no input to feed" for i in given[len(wanted) :]
         )
-    return tuple(zip(made, wanted, strict=False))
+    return tuple(zip(given, wanted, strict=False))
 
 
 def _by_name(
@@ -190,13 +190,13 @@ def _by_name(
     outputs = {slot.name: i for i, slot in enumerate(producer.outputs)}
     inputs = {slot.name: i for i, slot in enumerate(consumer.inputs)}
     pairs = []
-    for taken, made in names.items():
+    for taken, given in names.items():
         if taken not in inputs:
             problems.append(_unknown(f"program {consumer.name!r} has no input", taken, inputs))
-        if made not in outputs:
-            problems.append(_unknown(f"program {producer.name!r} has no output", made, outputs))
-        if taken in inputs and made in outputs:
-            pairs.append((outputs[made], inputs[taken]))
+        if given not in outputs:
+            problems.append(_unknown(f"program {producer.name!r} has no output", given, outputs))
+        if taken in inputs and given in outputs:
+            pairs.append((outputs[given], inputs[taken]))
     if not partial:
         fed = {inputs[name] for name in names if name in inputs}
         used = {outputs[name] for name in names.values() if name in outputs}

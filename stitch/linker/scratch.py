@@ -97,16 +97,16 @@ def _share_places(
     """For each intermediate value the one whose place it takes over, at the root of the chain."""
     owner = {index: index for index in lives}
     for moment, operation in enumerate(operations):
-        made = operation.outputs[0] if operation.outputs else ABSENT
-        if made not in lives or not ops.lookup(operation.op, operation.domain).elementwise:
+        output = operation.outputs[0] if operation.outputs else ABSENT
+        if output not in lives or not ops.lookup(operation.op, operation.domain).elementwise:
             continue
         for index in operation.inputs:
             if (
                 index in lives
                 and lives[index].last == moment
-                and values[index].type == values[made].type
+                and values[index].type == values[output].type
             ):
-                owner[made] = owner[index]
+                owner[output] = owner[index]
                 break
     return owner
 

@@ -51,11 +51,11 @@ def chain_wires(
     neighbours = list(pairwise(programs))
     fed = [_fed(a, b, outside) for a, b in zip([None, *programs], programs, strict=False)]
     if any(len(a.outputs) != len(taken) for a, taken in zip(programs, fed[1:], strict=False)):
-        found = _wires_by_name(programs, fed)
-        if found is not None:
-            for link in found:
+        wires = _wires_by_name(programs, fed)
+        if wires is not None:
+            for link in wires:
                 check_wire(programs, link, strict_types)
-            return found
+            return wires
     return tuple(
         Wire(p, output, p + 1, taken)
         for p, (a, b) in enumerate(neighbours)
@@ -92,18 +92,18 @@ def _wires_by_name(
     programs: Sequence[Program], fed: Sequence[Sequence[int]]
 ) -> tuple[Wire, ...] | None:
     """A wire for every activation behind the first program; None if a slot has no partner."""
-    made: dict[str, Port] = {}
-    found: list[Wire] = []
+    sources: dict[str, Port] = {}
+    wires: list[Wire] = []
     for p, program in enumerate(programs):
         for i in fed[p] if p else ():
-            source = made.get(program.inputs[i].name)
+            source = sources.get(program.inputs[i].name)
             if source is None:
                 return None
-            found.append(Wire(*source, p, i))
-        made |= {slot.name: (p, o) for o, slot in enumerate(program.outputs)}
-    used = {(link.producer, link.output) for link in found}
+            wires.append(Wire(*source, p, i))
+        sources |= {slot.name: (p, o) for o, slot in enumerate(program.outputs)}
+    used = {(link.producer, link.output) for link in wires}
     given = {(p, o) for p, a in enumerate(programs[:-1]) for o in range(len(a.outputs))}
-    return tuple(found) if given <= used else None
+    return tuple(wires) if given <= used else None
 
 
 def check_wire(programs: Sequence[Program], link: Wire, strict_types: bool) -> None:
@@ -134,20 +134,20 @@ def check_wires(
             problems.append(f"{link} points at no slot")
             continue
         producer, consumer = programs[link.producer], programs[link.consumer]
-        made, wanted = output_name(producer, link.output), input_name(consumer, link.input)
+        given, wanted = output_name(producer, link.output), input_name(consumer, link.input)
         if link.producer >= link.consumer:
-            problems.append(f"{made} cannot feed {wanted}, which runs before it")
+            problems.append(f"{given} cannot feed {wanted}, which runs before it")
         if (link.consumer, link.input) in taken:
             problems.append(f"{wanted} is fed twice")
         taken.add((link.consumer, link.input))
         source, target = producer.output_desc(link.output), consumer.input_desc(link.input)
         try:
-            check_link(source, target, output=made, input=wanted, strict_types=strict_types)
+            check_link(source, target, output=given, input=wanted, strict_types=strict_types)
         except LinkError as error:
             problems.append(f"{error.what} (expected {error.expected}, got {error.got})")
         if source.layout.data_type.is_block or target.layout.data_type.is_block:
             problems.append(
-                f"{made} feeds {wanted} through a block format ({source.text()} to "
+                f"{given} feeds {wanted} through a block format ({source.text()} to "
                 f"{target.text()}), whose rounding no operation can repeat"
             )
     for pair in shared:

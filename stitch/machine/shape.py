@@ -47,14 +47,14 @@ class MachineShape:
 
     def space(self, space: Space) -> SpaceShape:
         """The shape of a space; raises `LayoutError` where the machine has no such space."""
-        found = {Space.HOST: self.host, Space.DRAM: self.dram, Space.L1: self.l1}[space]
-        if found is None:
+        shape = {Space.HOST: self.host, Space.DRAM: self.dram, Space.L1: self.l1}[space]
+        if shape is None:
             raise LayoutError(
                 f"machine {self.name!r} has no {space.value}",
                 expected=" or ".join(s.value for s in self.spaces),
                 remedy="choose another space, or another machine",
             )
-        return found
+        return shape
 
     @property
     def spaces(self) -> tuple[Space, ...]:

@@ -197,8 +197,8 @@ class Allocator:
     def size_of(self, address: int) -> int | None:
         """Bytes per bank of the live buffer that starts at the address, None if there is none."""
         start = address // self.alignment
-        found = self._live.get(start) if start * self.alignment == address else None
-        return None if found is None else found * self.alignment
+        granules = self._live.get(start) if start * self.alignment == address else None
+        return None if granules is None else granules * self.alignment
 
     def buffers(self) -> tuple[tuple[int, int], ...]:
         """The live buffers, (address, size), by address."""

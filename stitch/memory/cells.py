@@ -134,9 +134,9 @@ def shared_parts(
             continue
         goal = mine.part(row, 0, rows, target.columns)
         for theirs in source.rectangles:
-            found = theirs.part(goal.row, goal.column, goal.rows, goal.columns)
-            if found.rows and found.columns:
-                yield found, goal.part(found.row, found.column, found.rows, found.columns)
+            part = theirs.part(goal.row, goal.column, goal.rows, goal.columns)
+            if part.rows and part.columns:
+                yield part, goal.part(part.row, part.column, part.rows, part.columns)
 
 
 def paired_views(

@@ -137,8 +137,8 @@ def _carry(ours: CellMap, theirs: CellMap, at: _StripPlace) -> Stage:
     nbytes = ours.cell_nbytes
 
     def calls(source: Bytes, target: Bytes, scratch: Bytes) -> list[Call]:
-        found = shared_parts(ours, theirs, at.tile_row, at.tile_rows)
-        pairs = (paired_views(source, target, parts, nbytes) for parts in found)
+        shared = shared_parts(ours, theirs, at.tile_row, at.tile_rows)
+        pairs = (paired_views(source, target, parts, nbytes) for parts in shared)
         return [partial(np.copyto, goal, given) for given, goal in pairs]
 
     return Stage(at.tile_rows * ours.columns * nbytes, calls)

@@ -59,8 +59,8 @@ def _pack(intervals: Sequence[Interval], placements: int) -> Packing:
     assert best is not None
     if placements <= 0 or len(intervals) > SEARCH_BUFFERS:
         return best
-    found = search_skyline(intervals, placements)
-    return found if found.peak_nbytes < best.peak_nbytes else best
+    searched = search_skyline(intervals, placements)
+    return searched if searched.peak_nbytes < best.peak_nbytes else best
 
 
 def _by_size(i: Interval) -> tuple[int, ...]:

@@ -35,9 +35,9 @@ def search_skyline(intervals: Sequence[Interval], budget: int) -> Packing:
         ranked = sorted((rule(interval), i) for i, interval in enumerate(intervals))
         for rank, (_, i) in enumerate(ranked):
             priorities[i] = float(rank)
-        found = skyline.run(priorities, None)
-        assert found is not None, "a pass without a limit always ends"
-        starts.append((found.peak_nbytes, len(starts), found, priorities))
+        packing = skyline.run(priorities, None)
+        assert packing is not None, "a pass without a limit always ends"
+        starts.append((packing.peak_nbytes, len(starts), packing, priorities))
     _, _, current, priorities = min(starts)
     while skyline.placements < budget and current.peak_nbytes > bound:
         changed = list(priorities)

@@ -66,9 +66,9 @@ def _copy(step: Copy, plan: Plan, buffers: dict[int, Buffer], values: Values) ->
 
 
 def _execute(step: Execute, plan: Plan, values: Values) -> None:
-    made = plan.request.tasks[step.task].outputs
+    written = plan.request.tasks[step.task].outputs
     for instance in step.outputs:
         # A donated input whose buffer an output took is gone with this step.
         _forget(values, instance.buffer)
-    for value, instance in zip(made, step.outputs, strict=True):
+    for value, instance in zip(written, step.outputs, strict=True):
         values.setdefault(value, []).append(instance)

@@ -56,19 +56,19 @@ def make_room(state: Residency, demand: Demand) -> list[int]:
     _check_fixed(state, demand)
     while True:
         problem, proved = _problem(state, demand), True
-        found = place(problem)
-        if found is None and _drop_idle_copies(state, demand, sum(problem.pieces)):
+        arrangement = place(problem)
+        if arrangement is None and _drop_idle_copies(state, demand, sum(problem.pieces)):
             continue
-        if found is None:
+        if arrangement is None:
             try:
-                found = arrange(problem)
+                arrangement = arrange(problem)
             except TimeoutError:
                 proved = False
-        if found is not None:
+        if arrangement is not None:
             break
         _evict_farthest(state, demand, problem, proved)
-    _relocate(state, demand, found)
-    return list(found.pieces)
+    _relocate(state, demand, arrangement)
+    return list(arrangement.pieces)
 
 
 def _check_fixed(state: Residency, demand: Demand) -> None:
@@ -145,7 +145,7 @@ def _problem(state: Residency, demand: Demand) -> SpaceProblem:
 
 def _victims(state: Residency, demand: Demand) -> list[tuple[tuple[float, ...], Buffer, bool]]:
     """Buffers that may leave, best by the rule first; then farthest next use, spare, idle, big."""
-    found = []
+    ranked = []
     for buffer in state.in_space(demand.space):
         if buffer.pinned or buffer.number in demand.locked or buffer.number in demand.relocate:
             continue
@@ -156,8 +156,8 @@ def _victims(state: Residency, demand: Demand) -> list[tuple[tuple[float, ...], 
         spare = _is_spare(state, buffer)
         idle = min((state.idle.get(v, 0) for v in users), default=0)
         rank = (-soonest, not spare, -idle, -buffer.size_per_bank, buffer.address or 0)
-        found.append(((*_price(state, demand, buffer, soonest, spare), *rank), buffer, spare))
-    return sorted(found, key=lambda f: f[0])
+        ranked.append(((*_price(state, demand, buffer, soonest, spare), *rank), buffer, spare))
+    return sorted(ranked, key=lambda f: f[0])
 
 
 def _price(
@@ -293,8 +293,8 @@ def copy_cost(machine: Machine, source: TensorDesc, target: TensorDesc) -> tuple
 # -- moving -------------------------------------------------------------------------------------
 
 
-def _relocate(state: Residency, demand: Demand, found: Arrangement) -> None:
-    targets = dict(found.moves)
+def _relocate(state: Residency, demand: Demand, arrangement: Arrangement) -> None:
+    targets = dict(arrangement.moves)
     targets |= {
         number: address
         for number, address in demand.relocate.items()

@@ -45,8 +45,8 @@ def order_moves(moves: list[Move], *, spare: int | None) -> tuple[list[Move], in
     first = _peel(waits)
     rest = {i: [j for j in waits[i] if j not in first] for i in waits if i not in first}
     awaited: dict[int, list[int]] = {i: [] for i in rest}
-    for i, found in rest.items():
-        for j in found:
+    for i, blockers in rest.items():
+        for j in blockers:
             awaited[j].append(i)
     last = _peel(awaited)
     core = [moves[i] for i in rest if i not in last]
@@ -59,10 +59,10 @@ def order_moves(moves: list[Move], *, spare: int | None) -> tuple[list[Move], in
 
 def _peel(waits: dict[int, list[int]]) -> dict[int, None]:
     """Those that wait for nobody, then those that wait only for them, and so on; in order."""
-    left = {i: len(found) for i, found in waits.items()}
+    left = {i: len(blockers) for i, blockers in waits.items()}
     waiting: dict[int, list[int]] = {i: [] for i in waits}
-    for i, found in waits.items():
-        for j in found:
+    for i, blockers in waits.items():
+        for j in blockers:
             waiting[j].append(i)
     ready = [i for i, count in left.items() if not count]
     peeled: dict[int, None] = {}

@@ -32,12 +32,12 @@ def plan(request: PlanRequest) -> Plan:
     for rule in RULES:
         state = Residency(request, rule)
         try:
-            made = _plan_by(state)
+            candidate = _plan_by(state)
         except OutOfMemoryError as error:
             refused = refused or error
             continue
-        if best is None or made.seconds < best.seconds:
-            best = made
+        if best is None or candidate.seconds < best.seconds:
+            best = candidate
         if not state.pressed:
             break
     if best is None:
@@ -256,16 +256,16 @@ def _execute(
 ) -> None:
     transformation = task.transformation
     inputs = tuple(
-        found
-        if isinstance(found, Instance)
-        else Instance(copies[found].buffer, 0, copies[found].desc)
-        for found in chosen
+        choice
+        if isinstance(choice, Instance)
+        else Instance(copies[choice].buffer, 0, copies[choice].desc)
+        for choice in chosen
     )
     aliased = _aliased(task)
-    made = iter(outputs)
+    placed = iter(outputs)
     instances = []
     for o, desc in enumerate(transformation.outputs):
-        buffer = inputs[aliased[o]].buffer if o in aliased else next(made).buffer
+        buffer = inputs[aliased[o]].buffer if o in aliased else next(placed).buffer
         instance = Instance(buffer, 0, _bare(desc))
         instances.append(instance)
         state.attach(task.outputs[o], instance)

@@ -65,8 +65,8 @@ def arrange(problem: SpaceProblem) -> Arrangement | None:
     """
     if sum(problem.all_pieces) > sum(size for _, size in problem.gaps):
         return None
-    found = [a for a in (_open_windows(problem), _slide(problem)) if a is not None]
-    best = min(found, key=lambda a: a.moved_nbytes, default=None)
+    arrangements = [a for a in (_open_windows(problem), _slide(problem)) if a is not None]
+    best = min(arrangements, key=lambda a: a.moved_nbytes, default=None)
     if len(problem.movable) <= EXACT_BUFFERS:
         return _move_least(problem, best)
     best = _move_a_run(problem, best)
@@ -165,10 +165,10 @@ def _open_one(
         allocator = _allocator(trial, fixed)
         places: dict[int, int] = {}
         for number, _, length in sorted(touched, key=lambda b: -b[2]):
-            found = allocator.try_alloc(length)
-            if found is None:
+            hole = allocator.try_alloc(length)
+            if hole is None:
                 break
-            places[number] = found
+            places[number] = hole
         else:
             return at, places
     return None
@@ -192,9 +192,9 @@ def _slide(problem: SpaceProblem) -> Arrangement | None:
                 cost = sum(b[2] for b in inside if b[0] in moved)
                 if best is not None and cost >= best.moved_nbytes:
                     break
-                found = _place(problem, moved) if moved else None
-                if found is not None:
-                    best = found
+                arrangement = _place(problem, moved) if moved else None
+                if arrangement is not None:
+                    best = arrangement
                     break
     return best
 
@@ -226,13 +226,13 @@ def _move_least(problem: SpaceProblem, best: Arrangement | None) -> Arrangement 
     ]
     for chosen in sorted(choices, key=lambda c: (_bytes_of(c), c)):
         try:
-            found = _move_only(problem, chosen)
+            arrangement = _move_only(problem, chosen)
         except TimeoutError:
             if best is None:
                 raise
             return best
-        if found is not None:
-            return found
+        if arrangement is not None:
+            return arrangement
     return best
 
 
@@ -244,11 +244,11 @@ def _move_a_run(problem: SpaceProblem, best: Arrangement | None) -> Arrangement 
         if best is not None and _bytes_of(run) + _bytes_of(problem.displaced) >= best.moved_nbytes:
             break
         try:
-            found = _move_only(problem, run, CHOICE_NODES)
+            arrangement = _move_only(problem, run, CHOICE_NODES)
         except TimeoutError:
             continue
-        if found is not None:
-            return found
+        if arrangement is not None:
+            return arrangement
     return best
 
 
@@ -269,11 +269,11 @@ def _leave_more(problem: SpaceProblem, best: Arrangement) -> Arrangement:
                 if tries < 0:
                     return best
                 try:
-                    found = _move_only(problem, (*left, *more), CHOICE_NODES)
+                    arrangement = _move_only(problem, (*left, *more), CHOICE_NODES)
                 except TimeoutError:
                     continue
-                if found is not None and found.moved_nbytes < best.moved_nbytes:
-                    best, improved = found, True
+                if arrangement is not None and arrangement.moved_nbytes < best.moved_nbytes:
+                    best, improved = arrangement, True
                     break
             if improved:
                 break

@@ -131,11 +131,11 @@ class Residency:
 
     def detach(self, value: int, instance: Instance) -> None:
         """Forget an instance; its buffer is freed when no value uses it any more, but if pinned."""
-        found = self.values[value]
-        origin = found[0].desc.layout.data_type
-        found.remove(instance)
+        instances = self.values[value]
+        origin = instances[0].desc.layout.data_type
+        instances.remove(instance)
         # The primary instance is one that has lost nothing; the order stays otherwise.
-        found.sort(key=lambda i: i.desc.layout.data_type is not origin)
+        instances.sort(key=lambda i: i.desc.layout.data_type is not origin)
         buffer = instance.buffer
         if all(other.buffer != buffer for other in self.values[value]):
             self.users[buffer].discard(value)
@@ -174,33 +174,33 @@ class Residency:
     def free(self, buffer: int) -> None:
         """Give a buffer's region back (a host array outside the spaces is merely forgotten)."""
         self.touch(buffer)
-        found = self.buffers.pop(buffer)
+        gone = self.buffers.pop(buffer)
         del self.users[buffer]
-        if found.address is not None:
-            self.allocators[found.space].free(found.address)
+        if gone.address is not None:
+            self.allocators[gone.space].free(gone.address)
             self.steps.append(Free(buffer))
 
     def moved(self, targets: dict[int, int]) -> None:
         """Buffers of one space now lie at new addresses (the caller has recorded the step)."""
         for buffer in targets:
             self.touch(buffer)
-            found = self.buffers[buffer]
-            assert found.address is not None
-            self.allocators[found.space].free(found.address)
+            moving = self.buffers[buffer]
+            assert moving.address is not None
+            self.allocators[moving.space].free(moving.address)
         for buffer, address in targets.items():
-            found = self.buffers[buffer]
-            self.allocators[found.space].alloc_at(address, found.size_per_bank)
-            self.claimed.append((found.space, address, found.size_per_bank))
-            self.buffers[buffer] = replace(found, address=address)
+            moving = self.buffers[buffer]
+            self.allocators[moving.space].alloc_at(address, moving.size_per_bank)
+            self.claimed.append((moving.space, address, moving.size_per_bank))
+            self.buffers[buffer] = replace(moving, address=address)
 
     def in_space(self, space: Space) -> list[Buffer]:
         """The buffers that lie in a space, by address."""
-        found = [
+        there = [
             b
             for b in self.buffers.values()
             if b.space is space and b.address is not None and b.address < LENT_ADDRESSES
         ]
-        return sorted(found, key=lambda b: b.address or 0)
+        return sorted(there, key=lambda b: b.address or 0)
 
     def size_of(self, desc: TensorDesc) -> int:
         """Bytes per bank that a descriptor takes on this machine."""
@@ -224,7 +224,9 @@ class Residency:
 
     def final_values(self) -> tuple[Resident, ...]:
         """The values alive, with their instances."""
-        return tuple(Resident(value, tuple(found)) for value, found in sorted(self.values.items()))
+        return tuple(
+            Resident(value, tuple(instances)) for value, instances in sorted(self.values.items())
+        )
 
     def out_of_memory(self, space: Space, size: int, wanted: str) -> OutOfMemoryError:
         """The error that names bytes needed, free, the largest hole and the biggest tensors."""
@@ -253,9 +255,9 @@ def _uses(request: PlanRequest) -> dict[int, list[int]]:
     uses: dict[int, list[int]] = {}
     for index, task in enumerate(request.tasks):
         for value in task.inputs:
-            found = uses.setdefault(value, [])
-            if not found or found[-1] != index:
-                found.append(index)
+            readers = uses.setdefault(value, [])
+            if not readers or readers[-1] != index:
+                readers.append(index)
     return uses
 
 

@@ -35,7 +35,7 @@ class CopyLine:
 
 def copy_lines(plans: Iterable[tuple[Plan, int]]) -> tuple[CopyLine, ...]:
     """The copies of plans in order; the same copy in several plans is one line."""
-    found: dict[tuple[Any, ...], CopyLine] = {}
+    lines: dict[tuple[Any, ...], CopyLine] = {}
     for plan, times in plans:
         buffers = {buffer.number: buffer for buffer in plan.request.buffers}
         buffers |= {s.buffer.number: s.buffer for s in plan.steps if isinstance(s, Allocate)}
@@ -43,9 +43,9 @@ def copy_lines(plans: Iterable[tuple[Plan, int]]) -> tuple[CopyLine, ...]:
             for line in _lines(step, plan, buffers):
                 key = (line.kind, line.source, line.target, line.nbytes, line.reason,
                        line.certificate)  # fmt: skip
-                earlier = found.get(key, line)
-                found[key] = replace(earlier, times=earlier.times + times)
-    return tuple(found.values())
+                earlier = lines.get(key, line)
+                lines[key] = replace(earlier, times=earlier.times + times)
+    return tuple(lines.values())
 
 
 def _lines(step: Copy | Relocate, plan: Plan, buffers: dict[int, Any]) -> Iterator[CopyLine]:

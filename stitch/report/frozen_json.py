@@ -54,8 +54,8 @@ def to_plain(value: Any) -> Any:
 
 def from_plain(kind: type[_T], data: object, where: str) -> _T:
     """The value of a type that plain data describes; raises `FormatError` naming the place."""
-    made: _T = _read(kind, data, where, 0)
-    return made
+    value: _T = _read(kind, data, where, 0)
+    return value
 
 
 def _read(hint: Any, data: object, where: str, depth: int) -> Any:

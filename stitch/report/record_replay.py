@@ -51,19 +51,19 @@ def read_record(text: str) -> RunRecord:
         raise FormatError("a recording has `plans` by number and a list of `events`")
     machine = from_plain(Machine, body.get("machine"), "machine")
     _check_machine(machine)
-    found: dict[int, Plan] = {}
+    numbered: dict[int, Plan] = {}
     for index, plan in plans.items():
         if not index.isdecimal():
             raise FormatError("plans are numbered", where=f"plans.{index}"[:80])
-        found[int(index)] = from_plain(Plan, plan, f"plans.{index}")
-        if found[int(index)].request.machine != machine:
+        numbered[int(index)] = from_plain(Plan, plan, f"plans.{index}")
+        if numbered[int(index)].request.machine != machine:
             raise FormatError(
                 "a plan is for another machine than the recording", where=f"plans.{index}"
             )
-        _check_tasks(found[int(index)], f"plans.{index}")
+        _check_tasks(numbered[int(index)], f"plans.{index}")
     if not all(isinstance(event, dict) for event in events):
         raise FormatError("an event is a mapping", where="events")
-    return RunRecord(machine, found, tuple(events))
+    return RunRecord(machine, numbered, tuple(events))
 
 
 def _check_machine(machine: Machine) -> None:
@@ -204,12 +204,12 @@ class _Replay:
 
     def _live(self, space: Space, address: int, size: int) -> None:
         allocator = self._allocator(space)
-        found, unit = allocator.size_of(address), allocator.alignment
-        if found is None or found != max(unit, -(-size // unit) * unit):
+        granules, unit = allocator.size_of(address), allocator.alignment
+        if granules is None or granules != max(unit, -(-size // unit) * unit):
             raise TaskError(
                 f"{space.value} {address:#x} is not live with {size} B per bank",
                 expected=f"a live block of {size} B per bank",
-                got="nothing is live there" if found is None else f"{found} B per bank",
+                got="nothing is live there" if granules is None else f"{granules} B per bank",
             )
 
     def _run(self, event: Mapping[str, Any]) -> None:
@@ -295,6 +295,6 @@ class _Replay:
             if is_ours and buffer.address is not None:
                 self._live(buffer.space, buffer.address, buffer.size_per_bank)
         wanted = event.get("used")
-        found = {space.value: a.used_nbytes for space, a in self._allocators.items()}
-        if wanted != found:
-            raise TaskError("other bytes are in use", expected=str(wanted), got=str(found))
+        used = {space.value: a.used_nbytes for space, a in self._allocators.items()}
+        if wanted != used:
+            raise TaskError("other bytes are in use", expected=str(wanted), got=str(used))

@@ -133,16 +133,16 @@ def _before(plan: Plan, after: Sizes) -> Sizes:
     """What was allocated before a plan ran, from what is allocated afterwards."""
     started = {b.number: b for b in plan.request.buffers if b.address is not None}
     ended = {b.number: b for b in plan.final_buffers if b.address is not None}
-    found = dict(after)
+    sizes = dict(after)
     for number, buffer in ended.items():
         old = started.get(number)
         if old is None or old.address != buffer.address:
-            found.pop(_place(buffer), None)
+            sizes.pop(_place(buffer), None)
     for number, buffer in started.items():
         new = ended.get(number)
         if new is None or new.address != buffer.address:
-            found[_place(buffer)] = buffer.size_per_bank
-    return found
+            sizes[_place(buffer)] = buffer.size_per_bank
+    return sizes
 
 
 def _place(buffer: Buffer) -> Place:

@@ -78,15 +78,15 @@ class CompiledTraining:
             )
         if self.instance is not None:
             self.instance.close()
-        made = TrainingInstance(
+        instance = TrainingInstance(
             self.programs, device, values,
             loss=self.loss, optimizer=self.optimizer, seed=seed, owns_device=owns_device,
         )  # fmt: skip
         counts = [name for name in values if name.startswith("training.")]
         if counts and not weights:
-            made.load_state_dict(values)
-        self._started[:] = [made]
-        return made
+            instance.load_state_dict(values)
+        self._started[:] = [instance]
+        return instance
 
     def as_data(self, *, weights: bool = True) -> dict[str, Any]:
         """Everything but the programs as plain data; `weights` are those of the instance, if any.
@@ -123,10 +123,10 @@ def compile_model(
     """
     judged, stepped = loss_from_config(loss), optimizer_from_config(optimizer)
     config = AlgorithmConfig(algorithm, judged, stepped, options)
-    found = optimize(model, machine, MovementCost(), config)
-    programs = compile_training(found.graph, machine, found.spaces)
-    chosen = replace(options, recompute=found.solution.recompute)
-    return CompiledTraining(programs, judged, stepped, chosen, model.values, found)
+    search = optimize(model, machine, MovementCost(), config)
+    programs = compile_training(search.graph, machine, search.spaces)
+    chosen = replace(options, recompute=search.solution.recompute)
+    return CompiledTraining(programs, judged, stepped, chosen, model.values, search)
 
 
 def _array_data(array: Array) -> dict[str, Any]:

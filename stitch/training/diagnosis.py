@@ -26,31 +26,31 @@ def culprit(cells: Cells, names: Iterable[str], programs: Sequence[Stitched]) ->
         tensor = cells.get(name)
         if tensor is not None and not _is_finite(tensor.numpy()):
             return f"{name!r} held NaN or Inf before the step"
-    with _looking(cells.device) as found:
+    with _looking(cells.device) as culprits:
         for program in programs:
             program()
         cells.device.flush()
-    return found[0] if found else "an earlier micro-batch of this step"
+    return culprits[0] if culprits else "an earlier micro-batch of this step"
 
 
 @contextmanager
 def _looking(device: Device) -> Iterator[list[str]]:
     """Within the block, the first operation that makes NaN or Inf of finite operands is noted."""
-    found: list[str] = []
+    culprits: list[str] = []
 
     def after(context: HookContext) -> None:
         operation = context.operation
-        if found or operation is None or all(map(_is_finite, context.outputs)):
+        if culprits or operation is None or all(map(_is_finite, context.outputs)):
             return
         if all(array is None or _is_finite(array) for array in context.inputs):
             place = f" at {operation.location}" if operation.location else ""
             result = first_result(context)
             program = context.program.name
-            found.append(f"{operation.op} -> {result!r} of {program!r}{place}")
+            culprits.append(f"{operation.op} -> {result!r} of {program!r}{place}")
 
     remove = device.hooks.register(after_operation=after)
     try:
-        yield found
+        yield culprits
         device.flush()
     finally:
         remove()

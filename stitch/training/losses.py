@@ -86,9 +86,9 @@ class Loss(ABC):
 
     def _reduced(self, b: ComputationGraphBuilder, each: Any) -> SymbolicTensor:
         """Mean or sum over all elements."""
-        made = b.op("ReduceMean" if self.reduction == "mean" else "ReduceSum", each, keepdims=0)
-        assert isinstance(made, SymbolicTensor)
-        return made
+        reduced = b.op("ReduceMean" if self.reduction == "mean" else "ReduceSum", each, keepdims=0)
+        assert isinstance(reduced, SymbolicTensor)
+        return reduced
 
 
 @final
@@ -202,15 +202,15 @@ def loss_from_config(config: Loss | str | dict[str, Any]) -> Loss:
         if last in REDUCTIONS and name in _BY_NAME:
             config = {"loss": name, "reduction": last}
     named = config.get("loss", "") if isinstance(config, dict) else ""
-    found = _BY_NAME.get(named)
-    if found is None:
+    kind = _BY_NAME.get(named)
+    if kind is None:
         raise UsageError(
             "no such loss",
             expected=", ".join(_BY_NAME) + ", each also with _mean or _sum",
             got=repr(config),
             remedy=closest(str(named), _BY_NAME) or None,
         )
-    return found(config.get("reduction", "mean"))
+    return kind(config.get("reduction", "mean"))
 
 
 def _require_classes(loss: Loss, pred: ValueType) -> None:

@@ -98,13 +98,13 @@ class Optimizer(ABC):
         self._bound("zero_grad").zero_grad()
 
     def _bound(self, word: str) -> Stepping:
-        found = self.bound_to
-        if found is None:
+        bound = self.bound_to
+        if bound is None:
             raise UsageError(
                 f"{word}(): this optimizer trains no model just now",
                 remedy="compile with optimizer=..., and call the compiled model first",
             )
-        return found
+        return bound
 
     def __repr__(self) -> str:
         given = {key: value for key, value in self.config().items() if key != "optimizer"}
@@ -186,8 +186,8 @@ class _AdamLike(Optimizer):
         square = square + (gradient * gradient - square) * (1.0 - self.betas[1])
         # Epsilon after the bias correction, as in PyTorch.
         change = average * size / (b.op("Sqrt", square) / root + self.eps)
-        made = parameter - self._decayed(parameter, change, rate)
-        return made, {"exp_avg": average, "exp_avg_sq": square}
+        stepped = parameter - self._decayed(parameter, change, rate)
+        return stepped, {"exp_avg": average, "exp_avg_sq": square}
 
     @abstractmethod
     def _regularized(self, parameter: Any, gradient: Any) -> Any:

@@ -63,19 +63,19 @@ def first_result(context: HookContext) -> str:
 @contextmanager
 def capturing(device: Device, name: str) -> Iterator[list[Array]]:
     """Within the block, the value of this name is copied out of the program that makes it."""
-    found: list[Array] = []
+    captured: list[Array] = []
 
     def after(context: HookContext) -> None:
         operation = context.operation
         assert operation is not None
         present = [v for v in operation.outputs if v >= 0]
         for value, array in zip(present, context.outputs, strict=True):
-            if context.program.values[value].name == name and not found:
-                found.append(array.copy())
+            if context.program.values[value].name == name and not captured:
+                captured.append(array.copy())
 
     remove = device.hooks.register(after_operation=after)
     try:
-        yield found
+        yield captured
         device.flush()
     finally:
         remove()

@@ -183,16 +183,24 @@ def training_graphs(
     prediction = _prediction(graph)
     _check_names(graph)
     wanted = [slot.name for slot in graph.inputs if slot.kind is InputKind.PARAMETER]
-    made = differentiate(graph, wanted, outputs=[prediction], recompute=options.recompute)
+    differentiated = differentiate(graph, wanted, outputs=[prediction], recompute=options.recompute)
     types = {slot.name: graph.input_type(i) for i, slot in enumerate(graph.inputs)}
-    parameters = tuple(Parameter(name, types[name], grad) for name, grad in made.gradients)
+    parameters = tuple(
+        Parameter(name, types[name], grad) for name, grad in differentiated.gradients
+    )
     kinds = {slot.name: graph.output_type(i) for i, slot in enumerate(graph.outputs)}
-    judged = _loss_graph(loss, made, kinds[prediction], options)
+    judged = _loss_graph(loss, differentiated, kinds[prediction], options)
     update = update_graph(
         f"{graph.name}_update", parameters, optimizer, clip_grad_norm=options.clip_grad_norm
     )
     return TrainingGraphs(
-        made.forward, judged, made.backward, update, evaluation, parameters, made.saved
+        differentiated.forward,
+        judged,
+        differentiated.backward,
+        update,
+        evaluation,
+        parameters,
+        differentiated.saved,
     )
 
 
@@ -215,12 +223,12 @@ def _check_names(graph: ComputationGraph) -> None:
 
 
 def _loss_graph(
-    loss: Loss, made: Differentiated, pred: ValueType, options: TrainingOptions
+    loss: Loss, differentiated: Differentiated, pred: ValueType, options: TrainingOptions
 ) -> ComputationGraph:
     """The loss and, from its own backward graph, the gradient of the prediction: one graph."""
-    ((output, seed),) = made.seeds
+    ((output, seed),) = differentiated.seeds
     judged = differentiate(loss.graph(pred, output), [output], outputs=[LOSS])
-    b = ComputationGraphBuilder(f"{made.forward.name}_loss")
+    b = ComputationGraphBuilder(f"{differentiated.forward.name}_loss")
     given = {
         slot.name: b.input(slot.name, kind.shape, kind.data_type)
         for i, slot in enumerate(judged.forward.inputs)
@@ -244,14 +252,14 @@ def compile_training(
 
     `spaces` says which tensors lie elsewhere than in DRAM. Raises what compiling a graph raises.
     """
-    made: list[Program] = []
+    programs: list[Program] = []
     warnings: list[CompileWarning] = []
     for role, graph in graphs.in_order:
         wishes = tuple(_wishes(graph, machine, spaces or {}))
         compiled = compile_graph(graph, machine, CompileOptions(wishes=wishes, role=role))
-        made.append(compiled.program)
+        programs.append(compiled.program)
         warnings += compiled.warnings
-    forward, loss, backward, update, evaluation = made
+    forward, loss, backward, update, evaluation = programs
     return TrainingPrograms(
         forward, loss, backward, update, evaluation, graphs.parameters, tuple(warnings)
     )
@@ -260,13 +268,13 @@ def compile_training(
 def compile_accumulation(programs: TrainingPrograms, machine: Machine) -> Program:
     """The program that adds another micro-batch's gradients to those so far."""
     graph = accumulation_graph(f"{programs.backward.name}_sum", programs.parameters)
-    found = {
+    spaces = {
         slot.name: programs.backward.output_desc(i).layout.space
         for i, slot in enumerate(programs.backward.outputs)
     }
     # Backward writes into either.
-    found |= {f"{MORE}{name}": space for name, space in found.items()}
-    wishes = tuple(_wishes(graph, machine, found))
+    spaces |= {f"{MORE}{name}": space for name, space in spaces.items()}
+    wishes = tuple(_wishes(graph, machine, spaces))
     options = CompileOptions(wishes=wishes, role=Role.BACKWARD)
     return compile_graph(graph, machine, options).program
 

@@ -149,24 +149,24 @@ def optimize(
     kinds: tuple[Recompute, ...] = (asked,)
     if config.algorithm != "none" and asked == "none":
         kinds = get_args(Recompute)
-    found: list[SearchResult] = []
+    results: list[SearchResult] = []
     for recompute in kinds:
         options = replace(config.options, recompute=recompute)
         graphs = training_graphs(graph, config.loss, config.optimizer, options)
         case = _Case(graphs, machine, cost_estimator, options.spaces)
         result = case.result(config.algorithm, recompute)
         if case.fits(result.cost_values):
-            found.append(result)
+            results.append(result)
             if config.algorithm != "search":
                 break
-    if not found:
+    if not results:
         raise OutOfMemoryError(
             "no way to train this graph fits the machine",
             where=f"graph {graph.graph.name!r} on {machine.name!r}",
             got=f"recomputation tried: {', '.join(kinds)}",
             remedy="a smaller batch with accumulation_steps, or precision=bfloat16",
         )
-    return min(found, key=lambda result: result.cost_values.seconds)
+    return min(results, key=lambda result: result.cost_values.seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,14 +229,14 @@ class _Case:
         """The tensors that are faster in L1, those first that save most per byte."""
         if self.machine.shape.l1 is None:
             return []
-        made = [
+        possible = [
             _Candidate(
                 name, self._seconds(name, self.home) - self._seconds(name, Space.L1),
                 self._size(name, Space.L1),
             )
             for name in self.types if name not in self.fixed
         ]  # fmt: skip
-        useful = [c for c in made if c.saving > 0 and c.size_per_bank > 0]
+        useful = [c for c in possible if c.saving > 0 and c.size_per_bank > 0]
         return sorted(useful, key=lambda c: (-c.saving / c.size_per_bank, c.name))
 
     def result(self, algorithm: str, recompute: Recompute) -> SearchResult:

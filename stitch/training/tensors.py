@@ -54,9 +54,9 @@ class TrainingTensors:
         from the same batch. Raises `UsageError` for unknown names and tensors that are gone.
         """
         self._check_open()
-        found = self._cells.get(name)
-        if found is not None:
-            return found.numpy()
+        tensor = self._cells.get(name)
+        if tensor is not None:
+            return tensor.numpy()
         inside = {v.name for v in self.programs.forward.values}
         if name in inside and self._has_forward:
             return self._made_again(name)
@@ -75,16 +75,16 @@ class TrainingTensors:
         cells, outputs = self._cells, self._forward.outputs
         kept = [(number, cells.tensors[number]) for number in outputs]
         self.device.flush()
-        with capturing(self.device, name) as found:
+        with capturing(self.device, name) as captured:
             for number, tensor in self._before:
                 cells.tensors[number] = tensor
             self._forward()
             self.device.flush()
         for number, tensor in kept:
             cells.tensors[number] = tensor
-        if not found:
+        if not captured:
             raise UsageError(f"{name!r} is no result of an operation of the forward program")
-        return found[0]
+        return captured[0]
 
     def set_tensor(self, name: str, array: Any) -> None:
         """Overwrite a tensor's elements between programs; raises `UsageError`, `LinkError`.
@@ -119,9 +119,9 @@ class TrainingTensors:
 
         Parameters, buffers, optimizer state, and under `training.…` the counts and the seed.
         """
-        made = {name: self.get_tensor(name) for name in self._kept_names}
+        tensors = {name: self.get_tensor(name) for name in self._kept_names}
         counts = {"steps": self.steps, "forwards": self.forwards, "seed": self.seed}
-        return made | {f"training.{k}": np.asarray(v, np.int64) for k, v in counts.items()}
+        return tensors | {f"training.{k}": np.asarray(v, np.int64) for k, v in counts.items()}
 
     @takes(state=MAPPING)
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -136,10 +136,10 @@ class TrainingTensors:
         cells = self._cells
         for name in self._kept_names:
             desc = cells.descs[cells.numbers[name]]
-            found = np.asarray(state.get(name, np.zeros(desc.shape, desc.layout.data_type.dtype)))
-            if found.shape != desc.shape or found.dtype != desc.layout.data_type.dtype:
+            array = np.asarray(state.get(name, np.zeros(desc.shape, desc.layout.data_type.dtype)))
+            if array.shape != desc.shape or array.dtype != desc.layout.data_type.dtype:
                 problems.append(
-                    f"{name} is {found.dtype}{list(found.shape)}, expected {desc.text()}"
+                    f"{name} is {array.dtype}{list(array.shape)}, expected {desc.text()}"
                 )
         if problems:
             raise UsageError(
@@ -157,5 +157,5 @@ class TrainingTensors:
         z = ((z ^ (z >> 27)) * _SECOND) & _WORD
         bits = (z ^ (z >> 31)) >> 2
         limit = port.type.data_type.limits[1]
-        made: Array = np.full(port.shape, bits % limit, port.dtype)
-        return made
+        key: Array = np.full(port.shape, bits % limit, port.dtype)
+        return key

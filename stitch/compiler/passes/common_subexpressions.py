@@ -60,9 +60,9 @@ def _constant_key(constant: Constant) -> Hashable:
 
 
 def _operation_key(operation: Operation, values: tuple[Value, ...]) -> Hashable:
-    made = tuple(None if v == ABSENT else values[v].type for v in operation.outputs)
+    types = tuple(None if v == ABSENT else values[v].type for v in operation.outputs)
     # repr tells 1 from 1.0 and 0.0 from -0.0, which `==` does not.
     attributes = tuple(
         (name, repr(operation.attributes[name])) for name in sorted(operation.attributes)
     )
-    return (operation.domain, operation.op, operation.inputs, made, attributes)
+    return (operation.domain, operation.op, operation.inputs, types, attributes)

@@ -79,8 +79,8 @@ def fold_constants(graph: ComputationGraph, growth_nbytes: int) -> ComputationGr
         growth_nbytes -= growth
         steps_left -= steps
         known.update(results)
-    made = {v for operation in kept for v in operation.outputs}
-    constants = tuple(Constant(v, data) for v, data in known.items() if v not in made)
+    computed = {v for operation in kept for v in operation.outputs}
+    constants = tuple(Constant(v, data) for v, data in known.items() if v not in computed)
     return replace(graph, operations=tuple(kept), constants=constants)
 
 
@@ -103,13 +103,13 @@ def _known_by_type(operation: Operation, values: tuple[Value, ...]) -> dict[int,
     """The result of an operation that asks for a shape, by value."""
     if not operation.inputs or operation.inputs[0] == ABSENT:
         return None
-    found = ops.known_by_type(
+    data = ops.known_by_type(
         operation.op,
         values[operation.inputs[0]].type,
         domain=operation.domain,
         attributes=operation.attributes,
     )
-    return None if found is None else dict.fromkeys(operation.outputs, found)
+    return None if data is None else dict.fromkeys(operation.outputs, data)
 
 
 def _fold(
@@ -145,13 +145,13 @@ def _fold(
             )
     except StitchError:
         return None  # what fails must fail where it runs, with its own words
-    found = {
+    folded = {
         v: np.array(data, order="C")
         for v, data in zip(operation.outputs, results, strict=True)
         if v != ABSENT
     }
     claimed.let_go()
-    for data in found.values():
+    for data in folded.values():
         if data.nbytes >= SMALL_NBYTES:
             claim_for(data, data.nbytes, f"for the result of {operation.op}, computed beforehand")
-    return found
+    return folded

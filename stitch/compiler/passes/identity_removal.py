@@ -35,8 +35,8 @@ def remove_identities(graph: ComputationGraph) -> ComputationGraph:
 def _is_identity(operation: Operation, values: tuple[Value, ...], read: set[int]) -> bool:
     if operation.domain or not operation.inputs or operation.inputs[0] == ABSENT:
         return False
-    made = [v for v in operation.outputs if v != ABSENT and v in read]
-    if not operation.outputs or set(made) - {operation.outputs[0]}:
+    written = [v for v in operation.outputs if v != ABSENT and v in read]
+    if not operation.outputs or set(written) - {operation.outputs[0]}:
         return False
     if values[operation.inputs[0]].type != values[operation.outputs[0]].type:
         return False

@@ -94,19 +94,19 @@ class _Folding:
         others = [v for v in readers[0].inputs if v != product]
         return len(others) == 1 and self._shape(others[0]) == kind.shape[-1:]
 
-    def _product(self, operation: Operation, made: int, *vector: int) -> None:
+    def _product(self, operation: Operation, target: int, *vector: int) -> None:
         """A Gemm, between two reshapes where the left operand is not a matrix."""
         left, right = operation.inputs
         *rows, inner = self._shape(left)
-        flat = made
+        flat = target
         if len(rows) > 1:
             matrix = (math.prod(rows), inner)
             left = self._reshape(left, self._value(left, matrix), operation)
-            flat = self._value(made, (matrix[0], self._shape(right)[1]))
+            flat = self._value(target, (matrix[0], self._shape(right)[1]))
         gemm = replace(operation, op="Gemm", inputs=(left, right, *vector), outputs=(flat,))
         self.operations.append(self._gemm(gemm))
-        if flat != made:
-            self._reshape(flat, made, operation)
+        if flat != target:
+            self._reshape(flat, target, operation)
 
     def _gemm(self, operation: Operation) -> Operation:
         """A Gemm that reads matrices in place of their transposes."""
@@ -123,8 +123,8 @@ class _Folding:
         self.values.append(Value(name, ValueType(shape, kind.data_type)))
         return len(self.values) - 1
 
-    def _reshape(self, source: int, made: int, near: Operation) -> int:
-        shape = np.array(self._shape(made), np.int64)
+    def _reshape(self, source: int, target: int, near: Operation) -> int:
+        shape = np.array(self._shape(target), np.int64)
         constant = len(self.values)
         self.values.append(Value("shape", ValueType(shape.shape, DataType.INT64)))
         self.constants.append(Constant(constant, shape))
@@ -134,8 +134,8 @@ class _Folding:
                 near,
                 op="Reshape",
                 inputs=(source, constant),
-                outputs=(made,),
+                outputs=(target,),
                 attributes=attributes,
             )
         )
-        return made
+        return target

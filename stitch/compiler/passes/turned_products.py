@@ -57,8 +57,8 @@ class _Turning:
     def product(self, operation: Operation) -> None:
         """Write a product of its operands' transposes, in the other order."""
         second, first = (self._transposed(v, operation) for v in operation.inputs)
-        made = operation.outputs[0]
-        self.values[made] = self._exchanged(made)
+        written = operation.outputs[0]
+        self.values[written] = self._exchanged(written)
         self.operations.append(replace(operation, inputs=(first, second)))
 
     def _transposed(self, value: int, near: Operation) -> int:
@@ -67,16 +67,16 @@ class _Turning:
         if maker is not None and _order(maker) == exchange:
             return maker.inputs[0]
         self.values.append(self._exchanged(value))
-        made, attributes = len(self.values) - 1, {"perm": exchange}
+        turned, attributes = len(self.values) - 1, {"perm": exchange}
         self.operations.append(
-            replace(near, op="Transpose", inputs=(value,), outputs=(made,), attributes=attributes)
+            replace(near, op="Transpose", inputs=(value,), outputs=(turned,), attributes=attributes)
         )
-        return made
+        return turned
 
     def _exchanged(self, value: int) -> Value:
-        found = self.values[value]
-        *batch, rows, columns = found.type.shape
-        return replace(found, type=ValueType((*batch, columns, rows), found.type.data_type))
+        before = self.values[value]
+        *batch, rows, columns = before.type.shape
+        return replace(before, type=ValueType((*batch, columns, rows), before.type.data_type))
 
 
 def _order(operation: Operation) -> tuple[int, ...] | None:

@@ -118,16 +118,16 @@ def _indices(part: object, length: int, axis: int) -> Any:
         )
     if not isinstance(part, np.ndarray | Sequence) or isinstance(part, str):
         raise _refused(f"the index {part!r}", "index with integers, slices, '...', None or lists")
-    found: Array = np.asarray(part)
-    if found.size == 0:
-        found = found.astype(np.int64)
-    if found.dtype == np.bool_ and found.shape == (length,):
-        found = np.flatnonzero(found)
-    if found.dtype.kind not in "iu":
-        raise _refused(f"an index of type {found.dtype}", "index with integers")
-    for index in found.reshape(-1):
+    indices: Array = np.asarray(part)
+    if indices.size == 0:
+        indices = indices.astype(np.int64)
+    if indices.dtype == np.bool_ and indices.shape == (length,):
+        indices = np.flatnonzero(indices)
+    if indices.dtype.kind not in "iu":
+        raise _refused(f"an index of type {indices.dtype}", "index with integers")
+    for index in indices.reshape(-1):
         _place(int(index), length, axis)
-    return np.where(found < 0, found.astype(np.int64) + length, found).astype(np.int64)
+    return np.where(indices < 0, indices.astype(np.int64) + length, indices).astype(np.int64)
 
 
 def _rank(indices: Any) -> int:

@@ -291,7 +291,7 @@ class LayerMethods(ReductionMethods):
 
 
 def _pair(given: Pair, what: str) -> tuple[int, int]:
-    found = (given, given) if isinstance(given, int) else tuple(int(v) for v in given)
-    if len(found) != 2:
+    pair = (given, given) if isinstance(given, int) else tuple(int(v) for v in given)
+    if len(pair) != 2:
         raise CompileError(f"a {what} is one number or two", where=user_location(), got=str(given))
-    return found[0], found[1]
+    return pair[0], pair[1]

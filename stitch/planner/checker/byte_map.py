@@ -44,20 +44,20 @@ class ByteMap:
     def read(self, start: int, end: int) -> tuple[Piece, ...]:
         """The pieces inside `[start, end)`, cut to it; what continues its neighbour joins it."""
         first, last = self._touched(start, end)
-        found: list[Piece] = []
+        pieces: list[Piece] = []
         for piece in self._pieces[first:last]:
             part = piece.cut(start, end)
-            before = found[-1] if found else None
+            before = pieces[-1] if pieces else None
             if (
                 before is not None
                 and before.end == part.start
                 and before.content == part.content
                 and before.offset + before.end - before.start == part.offset
             ):
-                found[-1] = before._replace(end=part.end)
+                pieces[-1] = before._replace(end=part.end)
             else:
-                found.append(part)
-        return tuple(found)
+                pieces.append(part)
+        return tuple(pieces)
 
     def erase(self, start: int, end: int) -> None:
         """`[start, end)` now holds garbage."""

@@ -69,11 +69,11 @@ def _kept(plan: Plan, symbolic_memory: SymbolicMemory) -> Iterator[Found]:
     request = plan.request
     known = {r.value for r in request.residents if r.instances}
     known |= {v for task in request.tasks for v in task.outputs}
-    found = {r.value: r.instances for r in plan.final_values}
+    final = {r.value: r.instances for r in plan.final_values}
     for value in sorted(request.kept & known):
         whole = [
             i
-            for i in found.get(value, ())
+            for i in final.get(value, ())
             if i.desc.layout.data_type is symbolic_memory.made_in[value]
             and symbolic_memory.holds(i, value)
         ]

@@ -14,13 +14,13 @@ from stitch.program import Space
 def wanted_in_l1(run: Inspection) -> tuple[list[int], list[int]]:
     """The pieces that the coming task wants in L1 beside what is there, and the gaps."""
     shape = run.machine.shape.space(Space.L1)
-    made: list[Allocate] = []
+    allocated: list[Allocate] = []
     tasks = run.plan.request.tasks
     fixed: dict[int, int] = {}
     stuck: list[tuple[int, int]] = []
     for step in run.plan.steps[run.index + 1 :]:
         if isinstance(step, Allocate) and step.buffer.space is Space.L1:
-            made.append(step)
+            allocated.append(step)
         elif isinstance(step, Copy) and step.made != step.value:
             for task in tasks[run.next_task : run.next_task + 1]:
                 address = task.transformation.outputs[0].layout.address
@@ -29,21 +29,21 @@ def wanted_in_l1(run: Inspection) -> tuple[list[int], list[int]]:
             break
         elif isinstance(step, Execute) and step.task < len(tasks):
             asked = tasks[step.task].transformation
-            for found, desc in (
+            for instance, desc in (
                 *zip(step.inputs, asked.inputs, strict=False),
                 *zip(step.outputs, asked.outputs, strict=False),
             ):
                 if desc.layout.address is not None:
-                    fixed[found.buffer] = desc.layout.address
+                    fixed[instance.buffer] = desc.layout.address
             if step.scratch is not None and step.scratch[0] is Space.L1:
                 stuck.append(step.scratch[1:])
             break
     buffers = [b for b in run.symbolic_memory.buffers.values() if b.space is Space.L1]
     pieces = [b.size_per_bank for b in buffers if not b.pinned and b.number not in fixed]
-    pieces += [s.buffer.size_per_bank for s in made if s.buffer.number not in fixed]
+    pieces += [s.buffer.size_per_bank for s in allocated if s.buffer.number not in fixed]
     stuck += [
         (fixed.get(b.number, b.address or 0), b.size_per_bank)
-        for b in (*buffers, *(s.buffer for s in made))
+        for b in (*buffers, *(s.buffer for s in allocated))
         if b.number in fixed or b.pinned
     ]
     taken = ByteMap()

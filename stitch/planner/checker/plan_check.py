@@ -182,14 +182,14 @@ class _Checker(Inspection):
 
     # -- tasks -----------------------------------------------------------------------------------
 
-    def _in_form(self, what: str, found: Instance, wanted: TensorDesc) -> None:
-        buffer = self.symbolic_memory.buffers.get(found.buffer)
-        if found.desc != _bare(wanted):
-            self.say("layout", f"{what} is {found.desc.text()}, wanted {wanted.text()}")
+    def _in_form(self, what: str, instance: Instance, wanted: TensorDesc) -> None:
+        buffer = self.symbolic_memory.buffers.get(instance.buffer)
+        if instance.desc != _bare(wanted):
+            self.say("layout", f"{what} is {instance.desc.text()}, wanted {wanted.text()}")
         at = wanted.layout.address
-        if buffer is None or buffer.address is None or not self.symbolic_memory.room(found):
-            self.say("room", f"{what} has no room in block {found.buffer}")
-        elif at is not None and (buffer.address != at or found.offset_nbytes):
+        if buffer is None or buffer.address is None or not self.symbolic_memory.room(instance):
+            self.say("room", f"{what} has no room in block {instance.buffer}")
+        elif at is not None and (buffer.address != at or instance.offset_nbytes):
             self.say("layout", f"{what} lies at {buffer.address:#x}, wanted {at:#x}")
 
     def _execute(self, step: Execute) -> None:
@@ -201,31 +201,31 @@ class _Checker(Inspection):
         if len(step.inputs) != len(what.inputs) or len(step.outputs) != len(what.outputs):
             self.say("layout", f"{what.name!r} has other slots")
             return
-        for i, (found, wanted) in enumerate(zip(step.inputs, what.inputs, strict=True)):
-            self.reads(found.buffer)
-            self._in_form(f"input {what.input_name(i)!r} of {what.name!r}", found, wanted)
-            if not symbolic_memory.holds(found, task.inputs[i]):
+        for i, (instance, wanted) in enumerate(zip(step.inputs, what.inputs, strict=True)):
+            self.reads(instance.buffer)
+            self._in_form(f"input {what.input_name(i)!r} of {what.name!r}", instance, wanted)
+            if not symbolic_memory.holds(instance, task.inputs[i]):
                 self.say("content", f"input {what.input_name(i)!r} does not hold its value")
         self._outputs(step, task)
         self._scratch(step, task)
-        for found, value in zip(step.outputs, task.outputs, strict=True):
-            if found.buffer in symbolic_memory.buffers and symbolic_memory.room(found):
-                symbolic_memory.write(found, value)
+        for instance, value in zip(step.outputs, task.outputs, strict=True):
+            if instance.buffer in symbolic_memory.buffers and symbolic_memory.room(instance):
+                symbolic_memory.write(instance, value)
 
     def _outputs(self, step: Execute, task: Task) -> None:
         what = task.transformation
         aliases = dict(what.aliases)
-        for o, (found, wanted) in enumerate(zip(step.outputs, what.outputs, strict=True)):
-            self._in_form(f"output {what.output_name(o)!r} of {what.name!r}", found, wanted)
-            buffer = self.symbolic_memory.buffers.get(found.buffer)
+        for o, (instance, wanted) in enumerate(zip(step.outputs, what.outputs, strict=True)):
+            self._in_form(f"output {what.output_name(o)!r} of {what.name!r}", instance, wanted)
+            buffer = self.symbolic_memory.buffers.get(instance.buffer)
             if buffer is not None and buffer.pinned:
                 self.say("pinned", f"output {what.output_name(o)!r} overwrites {buffer.origin}")
             given = aliases.get(o)
-            if given is not None and step.inputs[given] != found:
+            if given is not None and step.inputs[given] != instance:
                 self.say("alias", f"output {what.output_name(o)!r} does not take its input's place")
             others = [x.buffer for i, x in enumerate(step.inputs) if i != given]
             others += [x.buffer for i, x in enumerate(step.outputs) if i != o]
-            if found.buffer in others:
+            if instance.buffer in others:
                 self.say("overlap", f"output {what.output_name(o)!r} overwrites another operand")
 
     def _scratch(self, step: Execute, task: Task) -> None:

@@ -76,9 +76,9 @@ class SymbolicMemory:
         """The bytes of a footprint that a tensor needs, also without elements at least one."""
         known = self._extents.get(desc)
         if known is None:
-            found = footprint(desc, self.shape)
-            page = found.page_nbytes if desc.layout.is_dense else found.aligned_page_nbytes
-            known = found.nbytes if desc.layout.is_sharded else max(1, found.pages * page)
+            taken = footprint(desc, self.shape)
+            page = taken.page_nbytes if desc.layout.is_dense else taken.aligned_page_nbytes
+            known = taken.nbytes if desc.layout.is_sharded else max(1, taken.pages * page)
             self._extents[desc] = known
         return known
 
@@ -109,14 +109,14 @@ class SymbolicMemory:
         return pieces[0].content, pieces[0].offset
 
     def _know(self, instance: Instance, value: int) -> None:
-        found = self._at(instance)
-        if found is not None:
-            self._facts[found[0]].add((found[1], value, instance.desc))
+        place = self._at(instance)
+        if place is not None:
+            self._facts[place[0]].add((place[1], value, instance.desc))
 
     def holds(self, instance: Instance, value: int) -> bool:
         """Whether the value lies there whole, in exactly this form."""
-        found = self._at(instance)
-        return found is not None and (found[1], value, instance.desc) in self._facts[found[0]]
+        place = self._at(instance)
+        return place is not None and (place[1], value, instance.desc) in self._facts[place[0]]
 
     def write(self, instance: Instance, value: int) -> None:
         """The value is written there, over the whole footprint of its descriptor."""

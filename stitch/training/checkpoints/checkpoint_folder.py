@@ -69,11 +69,11 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def _checksum(state: Mapping[str, Array]) -> int:
-    found = 0
+    checksum = 0
     for name in sorted(state):
         dense = np.ascontiguousarray(state[name]).reshape(-1)
-        found = zlib.crc32(dense.view(np.uint8).data, zlib.crc32(name.encode(), found))
-    return found
+        checksum = zlib.crc32(dense.view(np.uint8).data, zlib.crc32(name.encode(), checksum))
+    return checksum
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -127,12 +127,12 @@ def _short(value: Any) -> str:
 
 def refuse_other(checkpoint: Checkpoint, identity: Facts, path: Path) -> None:
     """Raise `IncompatibleError` for the checkpoint of another training, with what differs."""
-    found = differences(checkpoint.identity, identity)
-    if found:
-        more = [f"and {len(found) - MAX_SHOWN} more"] if len(found) > MAX_SHOWN else []
+    differing = differences(checkpoint.identity, identity)
+    if differing:
+        more = [f"and {len(differing) - MAX_SHOWN} more"] if len(differing) > MAX_SHOWN else []
         raise IncompatibleError(
             "this is the checkpoint of another training\n    "
-            + "\n    ".join([*found[:MAX_SHOWN], *more]),
+            + "\n    ".join([*differing[:MAX_SHOWN], *more]),
             where=str(path),
             remedy="resume with the model, data and batches that it was made with, or start anew "
             "in another --checkpoint_dir",
@@ -197,8 +197,8 @@ class CheckpointFolder:
     @property
     def files(self) -> tuple[Path, ...]:
         """The checkpoints that are there, oldest first."""
-        found = [entry for entry in self._entries() if _NAME.fullmatch(entry.name)]
-        return tuple(sorted(found, key=lambda entry: int(entry.name[5:-12])))
+        checkpoints = [entry for entry in self._entries() if _NAME.fullmatch(entry.name)]
+        return tuple(sorted(checkpoints, key=lambda entry: int(entry.name[5:-12])))
 
     def save(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint, then drop all but the newest; raises `StitchError`."""

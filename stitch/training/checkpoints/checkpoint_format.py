@@ -95,9 +95,9 @@ def tensors_from_bytes(data: bytes, where: str) -> StoredTensors:
         metadata = {}
     ranges = {}
     for name, entry in header.items():
-        found = list(_defects(name, entry, len(body)))
-        problems += found
-        if not found:
+        defects = list(_defects(name, entry, len(body)))
+        problems += defects
+        if not defects:
             ranges[name] = entry["data_offsets"]
     problems += _gaps(ranges, len(body)) if not problems else ()
     if problems:
@@ -135,10 +135,10 @@ def _header(data: bytes, where: str) -> tuple[dict[str, Any], memoryview]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
         raise ValueError("a name stands twice")
-    return made
+    return fields
 
 
 def _defects(name: str, entry: Any, nbytes: int) -> Iterator[Problem]:
@@ -160,8 +160,8 @@ def _defects(name: str, entry: Any, nbytes: int) -> Iterator[Problem]:
         yield Problem("bad_length", where, f"{offsets[1] - offsets[0]} bytes are not its shape's")
 
 
-def _counts(found: Any) -> bool:
-    return isinstance(found, list) and all(type(n) is int and 0 <= n < 2**48 for n in found)
+def _counts(value: Any) -> bool:
+    return isinstance(value, list) and all(type(n) is int and 0 <= n < 2**48 for n in value)
 
 
 def _gaps(ranges: Mapping[str, list[int]], nbytes: int) -> Iterator[Problem]:

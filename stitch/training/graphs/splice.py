@@ -31,8 +31,8 @@ def splice(
     values = {slot.value: inputs[slot.name] for slot in graph.inputs}
     for constant in graph.constants:
         name, data = graph.values[constant.value].name, _converted(constant.data, cast)
-        made = builder.parameter(name, data) if data.size > 1 else builder.constant(data)
-        values[constant.value] = made
+        tensor = builder.parameter(name, data) if data.size > 1 else builder.constant(data)
+        values[constant.value] = tensor
     for operation in graph.operations:
         present = [v for v in operation.outputs if v != ABSENT]
         names = [graph.values[v].name for v in present]
@@ -60,9 +60,9 @@ def in_precision(graph: ComputationGraph, data_type: DataType) -> ComputationGra
         kind = graph.input_type(i)
         chosen = data_type if kind.data_type is cast[0] else kind.data_type
         inputs[slot.name] = builder.input(slot.name, kind.shape, chosen, slot.kind, slot.ownership)
-    made = splice(builder, graph, inputs, cast)
+    spliced = splice(builder, graph, inputs, cast)
     for output in graph.outputs:
-        builder.output(output.name, made[output.name], aliases_input=output.aliases_input)
+        builder.output(output.name, spliced[output.name], aliases_input=output.aliases_input)
     builder.wish(*graph.wishes)
     return builder.build()
 

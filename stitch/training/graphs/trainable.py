@@ -43,11 +43,11 @@ class Trainable:
         for i, slot in enumerate(self.graph.inputs):
             if slot.kind not in _KEPT_KINDS:
                 continue
-            kind, found = self.graph.input_type(i), self.values.get(slot.name)
-            if found is None:
+            kind, value = self.graph.input_type(i), self.values.get(slot.name)
+            if value is None:
                 problems.append(f"{slot.name} ({kind.text()}) has no initial value")
-            elif np.shape(found) != kind.shape:
-                problems.append(f"{slot.name} is {kind.text()}, its value {list(np.shape(found))}")
+            elif np.shape(value) != kind.shape:
+                problems.append(f"{slot.name} is {kind.text()}, its value {list(np.shape(value))}")
         if problems:
             raise UsageError(
                 f"graph {self.graph.name!r} cannot start training: " + "; ".join(problems),

@@ -75,8 +75,8 @@ def update_graph(
 
 def _gradient(b: ComputationGraphBuilder, parameter: Parameter) -> Any:
     kind = parameter.type
-    made = b.input(parameter.gradient, kind.shape, kind.data_type, InputKind.SAVED)
-    return b.cast(made, DataType.FLOAT32)
+    gradient = b.input(parameter.gradient, kind.shape, kind.data_type, InputKind.SAVED)
+    return b.cast(gradient, DataType.FLOAT32)
 
 
 def _clipped(b: ComputationGraphBuilder, gradients: list[Any], most: float) -> list[Any]:
@@ -104,12 +104,12 @@ def _write_step(
         )
         for state in optimizer.states
     }
-    made, after = optimizer.write(b, value, gradient, states, rates)
-    _replace(b, kept, made)
+    stepped, after = optimizer.write(b, value, gradient, states, rates)
+    _replace(b, kept, stepped)
     for state, tensor in after.items():
         _replace(b, parameter.beside(state), tensor)
     if parameter.has_master:
-        b.output(parameter.name, b.cast(made, parameter.type.data_type))
+        b.output(parameter.name, b.cast(stepped, parameter.type.data_type))
 
 
 def _replace(b: ComputationGraphBuilder, name: str, value: Any) -> None:
