@@ -7,7 +7,6 @@ pass looks at its arguments by itself. Must not know what the arguments are for.
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -104,10 +103,11 @@ def takes(**kinds: Kind) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """
 
     def decorated(function: Callable[_P, _R]) -> Callable[_P, _R]:
-        parameters = inspect.signature(function).parameters
+        code = function.__code__
         # Those that are given by position: what `*rest` takes has no names.
-        names = tuple(n for n, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD)
-        assert kinds.keys() <= parameters.keys(), f"{function.__qualname__} has no such parameters"
+        names = code.co_varnames[: code.co_argcount]
+        known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        assert kinds.keys() <= set(known), f"{function.__qualname__} has no such parameters"
         call = function.__qualname__.removesuffix(".__init__")
 
         @wraps(function)

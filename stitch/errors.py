@@ -6,7 +6,6 @@ Goes out: one exception whose text says all of that. Knows nothing of any other 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -129,5 +128,14 @@ def closest(word: str, known: Iterable[str]) -> str:
     >>> closest("alignmnet", ("alignment", "base")), closest("x", ())
     ("did you mean 'alignment'?", '')
     """
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    near = nearest(word, known, cutoff=0.5)
     return f"did you mean {near[0]!r}?" if near else ""
+
+
+def nearest(
+    word: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6
+) -> tuple[str, ...]:
+    """The known words that are near to one, nearest first; `cutoff`: from 0 (any) to 1 (equal)."""
+    import difflib  # Few processes meet an unknown word.
+
+    return tuple(difflib.get_close_matches(word, list(known), most, cutoff))

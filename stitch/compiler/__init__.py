@@ -2,14 +2,29 @@
 
 Comes in: a computation graph with wishes, a machine, options. Goes out: a placed program and
 warnings. Passes are plain functions from graph to graph, one file each. Must not know: the runtime,
-files, or how programs will be composed.
+files, or how programs will be composed. What few graphs need, to be differentiated or cut in
+parts, is loaded when it is asked for.
 """
 
-from stitch.compiler.autodiff import Differentiated, differentiate
+from typing import TYPE_CHECKING
+
 from stitch.compiler.compile_graph import compile_graph, optimize
-from stitch.compiler.forward_values import Recompute
 from stitch.compiler.options import Compilation, CompileOptions, CompileWarning
-from stitch.compiler.split import split_graph
+from stitch.on_demand import names_on_demand
+
+if TYPE_CHECKING:
+    from stitch.compiler.autodiff import Differentiated, differentiate
+    from stitch.compiler.forward_values import Recompute
+    from stitch.compiler.split import split_graph
+else:
+    __getattr__, __dir__ = names_on_demand(
+        __name__,
+        {
+            "autodiff": "Differentiated differentiate",
+            "forward_values": "Recompute",
+            "split": "split_graph",
+        },
+    )
 
 __all__ = [
     "Compilation", "CompileOptions", "CompileWarning", "Differentiated", "Recompute",

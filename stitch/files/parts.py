@@ -12,7 +12,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import secrets
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -84,7 +83,7 @@ def write_parts(files: Mapping[Path, Content], parts: list[Part]) -> None:
 
 
 def _new_token() -> str:
-    return f"{os.getpid()}.{secrets.token_hex(6)}"
+    return f"{os.getpid()}.{os.urandom(6).hex()}"
 
 
 @final

@@ -10,7 +10,6 @@ link led to it): a command looks there before it writes.
 
 from __future__ import annotations
 
-import difflib
 import errno
 import os
 import re
@@ -22,7 +21,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
-from stitch.errors import FormatError
+from stitch.errors import FormatError, nearest
 
 #: Device and inode.
 Identity: TypeAlias = tuple[int, int]
@@ -159,7 +158,7 @@ def nearest_file(path: str | Path, endings: tuple[str, ...]) -> str:
             names = [e.name for e in islice(entries, _MOST_LISTED) if e.name.endswith(endings)]
     except OSError:
         return ""
-    near = difflib.get_close_matches(place.name, names, n=1, cutoff=0.7)
+    near = nearest(place.name, names, cutoff=0.7)
     return f"did you mean {str(place.with_name(near[0]))!r}?" if near else ""
 
 

@@ -2,10 +2,12 @@
 
 Comes in: text that may be hostile, paths of array files. Goes out: values of the right type,
 arrays, or what is wrong with which line. A form is rows: `Form`, `Row` and kinds of values. Must
-not know: what a form is for.
+not know: what a form is for. Files of arrays are loaded when they are asked for: the description of
+a machine needs none.
 """
 
-from stitch.forms.array_files import NUMPY_SUFFIXES, read_array, read_array_file, typed
+from typing import TYPE_CHECKING
+
 from stitch.forms.combined_kinds import ByKey, Either, Entries, ListOf, Pairs, Tried
 from stitch.forms.fields import Fields
 from stitch.forms.kinds import (
@@ -24,9 +26,21 @@ from stitch.forms.kinds import (
     is_word,
 )
 from stitch.forms.nodes import Node, ProblemLog, number_of, read_yaml
-from stitch.forms.numpy_files import npy_bytes, npz_bytes
 from stitch.forms.places import Place, Reading
 from stitch.forms.rows import Form, FormValues, Row
+from stitch.on_demand import names_on_demand
+
+if TYPE_CHECKING:
+    from stitch.forms.array_files import NUMPY_SUFFIXES, read_array, read_array_file, typed
+    from stitch.forms.numpy_files import npy_bytes, npz_bytes
+else:
+    __getattr__, __dir__ = names_on_demand(
+        __name__,
+        {
+            "array_files": "NUMPY_SUFFIXES read_array read_array_file typed",
+            "numpy_files": "npy_bytes npz_bytes",
+        },
+    )
 
 __all__ = [
     "NUMPY_SUFFIXES", "ByKey", "Choice", "Either", "ElementType", "Entries", "Fields", "Flag",

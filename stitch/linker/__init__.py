@@ -2,8 +2,10 @@
 
 Comes in: programs, the wires between their slots, a machine's memory shape. Goes out: reports,
 errors that name both sides, or one program. Serves compiler and runtime alike; must not know
-either, nor files, devices or plans.
+either, nor files, devices or plans. Joining programs is loaded when it is asked for.
 """
+
+from typing import TYPE_CHECKING
 
 from stitch.linker.alias_proofs import AliasProofs
 from stitch.linker.capacity import Demand, address_problems, check_capacity, demands
@@ -15,8 +17,13 @@ from stitch.linker.scratch import (
     pack_scratch,
     place_intermediates,
 )
-from stitch.linker.static import link_programs
 from stitch.linker.wires import Port, SharedInput, Wire, chain_wires, check_wire
+from stitch.on_demand import names_on_demand
+
+if TYPE_CHECKING:
+    from stitch.linker.static import link_programs
+else:
+    __getattr__, __dir__ = names_on_demand(__name__, {"static": "link_programs"})
 
 __all__ = [
     "SCRATCH_ALIGNMENT", "AliasProofs", "Demand", "LinkReport", "Port", "ScratchPlan",

@@ -29,7 +29,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Mapping
-from importlib import resources
 from pathlib import Path as FilePath
 
 from stitch.errors import FormatError, StitchError, UsageError, closest
@@ -42,6 +41,7 @@ from stitch.program import Space
 
 #: A description is a page of text; anything longer is another kind of file.
 MAX_FILE_NBYTES = 1 << 20
+_SHIPPED = FilePath(__file__).parent
 
 MACHINE_KEYS = ("name", "description", "core_grid", "host", "dram", "l1", "noc", "paths")
 _SPACE_KEYS = ("banks", "bank_nbytes", "base", "reserved_top_nbytes", "alignment")
@@ -58,8 +58,7 @@ def machine_names() -> tuple[str, ...]:
     >>> machine_names()
     ('blackhole_p150', 'host', 'tiny', 'wormhole_n150')
     """
-    files = resources.files("stitch.machine").iterdir()
-    return tuple(sorted(f.name.removesuffix(".yaml") for f in files if f.name.endswith(".yaml")))
+    return tuple(sorted(file.stem for file in _SHIPPED.iterdir() if file.suffix == ".yaml"))
 
 
 def load_machine(name_or_path: str | FilePath | Machine) -> Machine:
@@ -105,7 +104,7 @@ def _shipped(name: str) -> Machine:
                 expected="one of " + ", ".join(names),
                 remedy="choose one of these, or give the path of a .yaml description",
             )
-        content = resources.files("stitch.machine").joinpath(f"{name}.yaml").read_bytes()
+        content = (_SHIPPED / f"{name}.yaml").read_bytes()
     except OSError as error:
         raise StitchError(
             "cannot read the machines that Stitch ships", got=error.strerror or str(error)

@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from stitch.machine import Footprint, MachineShape, footprint, shard_counts
 from stitch.program import Array, MemoryLayout, Orientation, ShardSpec, TensorDesc
 
-Bytes = npt.NDArray[np.uint8]
+Bytes = np.ndarray[tuple[Any, ...], np.dtype[np.uint8]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,14 +17,16 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from stitch.memory.cells import Bytes
 from stitch.memory.stages import Call, Stage
 from stitch.program import TILE_SHAPE, Array
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _TILE = TILE_SHAPE[0]
 _FACE = 16
@@ -118,7 +120,7 @@ def _chunk_nbytes(shape: StripShape, elements: int, most: int) -> int | None:
 
 
 @lru_cache(maxsize=64)
-def _tiled_index(shape: StripShape, chunk: int) -> npt.NDArray[np.intp]:
+def _tiled_index(shape: StripShape, chunk: int) -> NDArray[np.intp]:
     """For each chunk of the tiles, in order, its place in the dense rows (0 for padding)."""
     per_run = _FACE * shape.itemsize // chunk
     per_row = shape.columns * shape.itemsize // chunk
@@ -132,7 +134,7 @@ def _tiled_index(shape: StripShape, chunk: int) -> npt.NDArray[np.intp]:
 
 
 @lru_cache(maxsize=64)
-def _dense_index(shape: StripShape, chunk: int) -> npt.NDArray[np.intp]:
+def _dense_index(shape: StripShape, chunk: int) -> NDArray[np.intp]:
     """For each chunk of the dense rows, in order, its place in the tiles."""
     per_run = _FACE * shape.itemsize // chunk
     o = np.arange(shape.outer).reshape(-1, 1, 1)
@@ -143,7 +145,7 @@ def _dense_index(shape: StripShape, chunk: int) -> npt.NDArray[np.intp]:
     return _flat((face * _FACE + y % _FACE) * per_run + x % per_run)
 
 
-def _flat(index: Array) -> npt.NDArray[np.intp]:
+def _flat(index: Array) -> NDArray[np.intp]:
     # Not read-only, although it is shared: `take` copies a read-only index at every call.
     return np.ascontiguousarray(index, dtype=np.intp).reshape(-1)
 

@@ -6,11 +6,10 @@ the table of cases of a test file: `test_every_operator_has_a_case` asks for it.
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from itertools import chain
 
-from stitch.errors import CompileError
+from stitch.errors import CompileError, nearest
 from stitch.ops import (
     activation,
     arithmetic,
@@ -54,7 +53,7 @@ def lookup(op: str, domain: str = "") -> OpDef:
     definition = _BY_NAME.get((domain, op))
     if definition is None:
         names = [name for space, name in _BY_NAME if space == domain]
-        near = difflib.get_close_matches(op, names, 3)
+        near = nearest(op, names, most=3)
         shown = f"{domain}.{op}" if domain else op
         raise CompileError(
             f"unknown operator {shown!r}",

@@ -10,14 +10,14 @@ packing can be lower), a bounded search (see `skyline`). Ordinary programs never
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from stitch.packing.intervals import Interval, Packing, max_load
 from stitch.packing.skyline import search_skyline
 
-Offsets = npt.NDArray[np.int64]
+Offsets = np.ndarray[tuple[Any, ...], np.dtype[np.int64]]
 
 #: Buffers above which only the greedy orders are tried.
 SEARCH_BUFFERS = 500

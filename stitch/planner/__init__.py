@@ -2,11 +2,13 @@
 
 Comes in: a `PlanRequest` (machine, tasks, buffers, values). Goes out: a `Plan` whose every copy
 carries its bytes, simulated time, reason and, where bytes leave L1, a certificate. Must not know
-devices, bytes, kernels or files.
+devices, bytes, kernels or files. The checker is loaded when it is asked for.
 """
 
+from typing import TYPE_CHECKING
+
+from stitch.on_demand import names_on_demand
 from stitch.planner.after_steps import after_steps
-from stitch.planner.checker import WARNINGS, check_plan
 from stitch.planner.making_room import copy_cost
 from stitch.planner.plan import (
     Allocate,
@@ -24,6 +26,11 @@ from stitch.planner.plan import (
     Transfer,
 )
 from stitch.planner.planner import plan
+
+if TYPE_CHECKING:
+    from stitch.planner.checker import WARNINGS, check_plan
+else:
+    __getattr__, __dir__ = names_on_demand(__name__, {"checker": "WARNINGS check_plan"})
 
 __all__ = [
     "WARNINGS", "Allocate", "Buffer", "Certificate", "Copy", "Execute", "Free", "Instance", "Plan",

@@ -10,13 +10,12 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from stitch.errors import CompileError
 from stitch.program.data_type import DataType
 from stitch.program.layout import Layout, TensorDesc
 
-Array = npt.NDArray[Any]
+Array = np.ndarray[tuple[Any, ...], np.dtype[Any]]
 AttributeValue = int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
 #: The index that stands for an optional operand that is not there.
 ABSENT = -1

@@ -19,14 +19,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from stitch.ops.definition import Thunk
 from stitch.ops.types.narrow_conversions import DEFAULT, WIDER, Rounding, narrow_steps, stops
 from stitch.program import Array
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _FLOAT64 = np.dtype(np.float64)
 #: What rounding to odd leaves of float64: 14 bits of fraction. The types rounded to next have at
@@ -56,7 +58,7 @@ def workspace_nbytes(source: np.dtype[Any], target: np.dtype[Any], rounds_again:
 def conversion_steps(
     source: Array,
     out: Array,
-    workspace: npt.NDArray[np.uint8],
+    workspace: NDArray[np.uint8],
     *,
     rounds_again: bool,
     rounding: Rounding = DEFAULT,
@@ -77,7 +79,7 @@ def conversion_steps(
 
 
 def _by_stops(
-    source: Array, out: Array, workspace: npt.NDArray[np.uint8], rounding: Rounding
+    source: Array, out: Array, workspace: NDArray[np.uint8], rounding: Rounding
 ) -> list[Thunk]:
     """By way of types that NumPy converts; only the last step rounds."""
     size, current = source.size, source
@@ -108,7 +110,7 @@ def _rounds_to_odd(source: np.dtype[Any], target: np.dtype[Any], rounds_again: b
     return rounds_again and target == np.float32 and wide
 
 
-def _rounding_to_odd(source: Array, out: Array, workspace: npt.NDArray[np.uint8]) -> list[Thunk]:
+def _rounding_to_odd(source: Array, out: Array, workspace: NDArray[np.uint8]) -> list[Thunk]:
     first = workspace[: 8 * source.size]
     exact: Array = source
     steps: list[Thunk] = []
@@ -149,7 +151,7 @@ def _sticky(bits: Array, out: Array, dropped: int) -> list[Thunk]:
     ]
 
 
-def _truncation(source: Array, out: Array, workspace: npt.NDArray[np.uint8]) -> list[Thunk]:
+def _truncation(source: Array, out: Array, workspace: NDArray[np.uint8]) -> list[Thunk]:
     limits = np.iinfo(out.dtype)
     # The largest float64 that still fits: 2**63 - 1 itself is none.
     beyond = float(limits.max) + 1.0 if limits.bits < 64 else float(limits.max)
@@ -166,7 +168,7 @@ def _truncation(source: Array, out: Array, workspace: npt.NDArray[np.uint8]) -> 
     ]
 
 
-def _numbers_and_mask(workspace: npt.NDArray[np.uint8], size: int) -> tuple[Array, Array]:
+def _numbers_and_mask(workspace: NDArray[np.uint8], size: int) -> tuple[Array, Array]:
     """`size` float64 and `size` truth values in a workspace."""
     split = size * _FLOAT64.itemsize
     return workspace[:split].view(_FLOAT64), workspace[split : split + size].view(np.bool_)

@@ -16,13 +16,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from stitch.ops.definition import Thunk
 from stitch.program import Array, DataType
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _FLOAT32 = np.dtype(np.float32)
 _E8M0 = DataType.FLOAT8_E8M0.dtype
@@ -74,7 +76,7 @@ def stops(source: np.dtype[Any], target: np.dtype[Any]) -> tuple[np.dtype[Any], 
 
 
 def narrow_steps(
-    source: Array, out: Array, workspace: npt.NDArray[np.uint8], rounding: Rounding
+    source: Array, out: Array, workspace: NDArray[np.uint8], rounding: Rounding
 ) -> Sequence[Thunk]:
     """Steps from float32 that may be changed, or whole numbers, to a narrow type.
 
@@ -97,7 +99,7 @@ def narrow_steps(
 
 
 def _exponent_steps(
-    source: Array, out: Array, workspace: npt.NDArray[np.uint8], rounding: Rounding
+    source: Array, out: Array, workspace: NDArray[np.uint8], rounding: Rounding
 ) -> list[Thunk]:
     """A number is fraction * 2**exponent, its fraction at least a half and less than one."""
     size, codes = source.size, out.view(np.uint8)
