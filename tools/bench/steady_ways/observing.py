@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ import numpy as np
 import stitch
 from steady_ways.measuring import Effort, Pass, Row, interleaved, passes_of, ratio
 from steady_ways.subjects import MACHINE, WIDTH, check, expected, in_turn, inputs, load
-from stitch.report import ChromeTrace
 
 GOAL_PIPELINE, GOAL_STEP = 3.0, 1.5
 LENGTH, BATCH, CLASSES = 2, 16, 10
@@ -26,8 +26,16 @@ def nothing(context: object) -> None:
     """A hook that does nothing: what it costs is the way to it."""
 
 
+def trace(device: Any) -> object:
+    """A Chrome trace that listens; older trees have it in a file of its own."""
+    report = import_module("stitch.report")
+    if not hasattr(report, "ChromeTrace"):
+        report = import_module("stitch.report.trace")
+    return report.ChromeTrace(device)
+
+
 OBSERVERS: Mapping[str, Observe] = {
-    "a Chrome trace": ChromeTrace,
+    "a Chrome trace": trace,
     "a program hook": lambda device: device.hooks.register(before_program=nothing),
     "an operation hook": lambda device: device.hooks.register(after_operation=nothing),
 }
