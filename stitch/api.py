@@ -20,7 +20,7 @@ from stitch.argument_kinds import (
     PATH,
     TEXT,
     WORDS,
-    Kind,
+    ArgumentKind,
     either,
     instance_of,
     optional,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 _DEVICE = instance_of("an open device", RuntimeDevice)
 _WISH = either(TEXT, instance_of("a Wish", Wish))
 _ROLES = tuple(role.value for role in Role)
-_ROLE = Kind(
+_ROLE = ArgumentKind(
     f"a role ({', '.join(_ROLES)})",
     lambda value: isinstance(value, Role) or (isinstance(value, str) and value in _ROLES),
 )
@@ -66,10 +66,10 @@ def _is_loss(value: object) -> bool:
     return isinstance(value, Loss | str | Mapping)
 
 
-_OPTIMIZER = Kind(
+_OPTIMIZER = ArgumentKind(
     "an optimizer of stitch (SGD, Adam, AdamW), its name, or a mapping", _is_optimizer
 )
-_LOSS = Kind("a loss of stitch.losses, its name, or a mapping", _is_loss)
+_LOSS = ArgumentKind("a loss of stitch.losses, its name, or a mapping", _is_loss)
 
 
 @takes(

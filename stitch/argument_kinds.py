@@ -21,7 +21,7 @@ _R = TypeVar("_R")
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ArgumentKind:
     """What a parameter takes: in words, and how an argument is known to be that."""
 
     text: str
@@ -36,37 +36,37 @@ class Kind:
             )
 
 
-def instance_of(text: str, *types: type) -> Kind:
+def instance_of(text: str, *types: type) -> ArgumentKind:
     """An instance of one of some types."""
-    return Kind(text, lambda value: isinstance(value, types))
+    return ArgumentKind(text, lambda value: isinstance(value, types))
 
 
-def with_method(text: str, name: str) -> Kind:
+def with_method(text: str, name: str) -> ArgumentKind:
     """Anything that has a method."""
-    return Kind(text, lambda value: callable(getattr(value, name, None)))
+    return ArgumentKind(text, lambda value: callable(getattr(value, name, None)))
 
 
-def optional(kind: Kind) -> Kind:
+def optional(kind: ArgumentKind) -> ArgumentKind:
     """The same, or None."""
-    return Kind(f"{kind.text}, or None", lambda value: value is None or kind.accepts(value))
+    return ArgumentKind(f"{kind.text}, or None", lambda value: value is None or kind.accepts(value))
 
 
-def either(*kinds: Kind) -> Kind:
+def either(*kinds: ArgumentKind) -> ArgumentKind:
     """One of several kinds."""
-    return Kind(
+    return ArgumentKind(
         " or ".join(kind.text for kind in kinds),
         lambda value: any(kind.accepts(value) for kind in kinds),
     )
 
 
-def several(text: str, element: Kind) -> Kind:
+def several(text: str, element: ArgumentKind) -> ArgumentKind:
     """A sequence, or another collection that can be walked twice, of one kind."""
 
     def accepts(value: Any) -> bool:
         whole = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
         return whole and (iter(value) is value or all(map(element.accepts, value)))
 
-    return Kind(text, accepts)
+    return ArgumentKind(text, accepts)
 
 
 def _is_bool(value: object) -> bool:
@@ -75,21 +75,25 @@ def _is_bool(value: object) -> bool:
 
 TEXT = instance_of("a text", str)
 PATH = instance_of("a path", str, os.PathLike)
-NUMBER = Kind("a number", lambda value: isinstance(value, Real) and not _is_bool(value))
-WHOLE = Kind("a whole number", lambda value: isinstance(value, Integral) and not _is_bool(value))
-INDEX_OR_NAME = either(Kind("an index", WHOLE.accepts), Kind("a name", TEXT.accepts))
+NUMBER = ArgumentKind("a number", lambda value: isinstance(value, Real) and not _is_bool(value))
+WHOLE = ArgumentKind(
+    "a whole number", lambda value: isinstance(value, Integral) and not _is_bool(value)
+)
+INDEX_OR_NAME = either(
+    ArgumentKind("an index", WHOLE.accepts), ArgumentKind("a name", TEXT.accepts)
+)
 MAPPING = instance_of("a mapping", Mapping)
 WORDS = several("a list of names", TEXT)
-LIST = Kind(
+LIST = ArgumentKind(
     "a list or tuple",
     lambda value: isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray),
 )
-CALLABLE = Kind("a function", callable)
+CALLABLE = ArgumentKind("a function", callable)
 WRITABLE = with_method("an open text file", "write")
 READABLE = with_method("an open text file", "read")
 
 
-def takes(**kinds: Kind) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+def takes(**kinds: ArgumentKind) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """A function whose arguments are checked before it begins.
 
     >>> @takes(name=TEXT)
@@ -123,7 +127,7 @@ def takes(**kinds: Kind) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     return decorated
 
 
-def check_fields(made: object, **kinds: Kind) -> None:
+def check_fields(made: object, **kinds: ArgumentKind) -> None:
     """Raise `UsageError` for fields of a dataclass that are of another kind."""
     for name, kind in kinds.items():
         kind.check(type(made).__name__, name, getattr(made, name))

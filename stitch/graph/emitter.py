@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from stitch.argument_kinds import Kind
+from stitch.argument_kinds import ArgumentKind
 from stitch.errors import CompileError
 from stitch.graph.source_location import user_location
 from stitch.graph.symbolic import Operand, SymbolicTensor
@@ -26,7 +26,7 @@ Given = Operand | Sequence[int] | Sequence[float] | None
 #: A data type as people write it.
 TypeName = DataType | str | np.dtype[Any] | type
 
-TYPE_NAME = Kind(
+TYPE_NAME = ArgumentKind(
     "the name of a data type, a DataType or a NumPy type",
     lambda value: isinstance(value, str | DataType | np.dtype | type),
 )

@@ -24,13 +24,13 @@ from stitch.planner.plan import (
     Transfer,
     waiting_desc,
 )
-from stitch.planner.repack import Arrangement, SpaceProblem, arrange, place
+from stitch.planner.repack import Repacking, SpaceProblem, arrange, place
 from stitch.planner.residency import NEVER, Residency
 from stitch.program import Space, TensorDesc
 
 
 @dataclass(slots=True)
-class Demand:
+class RoomDemand:
     """What one task needs of one space, in bytes per bank.
 
     `fixed`: regions (address, size, what) it must have. `floating`: (size, what) that may lie
@@ -46,7 +46,7 @@ class Demand:
     relocate: dict[int, int] = field(default_factory=dict)
 
 
-def make_room(state: Residency, demand: Demand) -> list[int]:
+def make_room(state: Residency, demand: RoomDemand) -> list[int]:
     """Addresses for the floating pieces, after moves and evictions that are recorded as steps.
 
     Raises `OutOfMemoryError` where no arrangement exists, `LayoutError` where fixed regions clash.
@@ -71,7 +71,7 @@ def make_room(state: Residency, demand: Demand) -> list[int]:
     return list(arrangement.pieces)
 
 
-def _check_fixed(state: Residency, demand: Demand) -> None:
+def _check_fixed(state: Residency, demand: RoomDemand) -> None:
     shape = state.shape(demand.space)
     regions = sorted(
         [*demand.fixed]
@@ -112,7 +112,7 @@ def _overlap(address: int, size: int, buffer: Buffer) -> bool:
     return start < address + size and address < start + buffer.size_per_bank
 
 
-def _problem(state: Residency, demand: Demand) -> SpaceProblem:
+def _problem(state: Residency, demand: RoomDemand) -> SpaceProblem:
     shape = state.shape(demand.space)
     obstacles = [(address, size) for address, size, _ in demand.fixed]
     obstacles += [(a, state.buffers[n].size_per_bank) for n, a in demand.relocate.items()]
@@ -143,7 +143,7 @@ def _problem(state: Residency, demand: Demand) -> SpaceProblem:
 # -- dropping and evicting ----------------------------------------------------------------------
 
 
-def _victims(state: Residency, demand: Demand) -> list[tuple[tuple[float, ...], Buffer, bool]]:
+def _victims(state: Residency, demand: RoomDemand) -> list[tuple[tuple[float, ...], Buffer, bool]]:
     """Buffers that may leave, best by the rule first; then farthest next use, spare, idle, big."""
     ranked = []
     for buffer in state.in_space(demand.space):
@@ -161,7 +161,7 @@ def _victims(state: Residency, demand: Demand) -> list[tuple[tuple[float, ...], 
 
 
 def _price(
-    state: Residency, demand: Demand, buffer: Buffer, soonest: int, spare: bool
+    state: Residency, demand: RoomDemand, buffer: Buffer, soonest: int, spare: bool
 ) -> tuple[float, ...]:
     """What the rule looks at first: bytes to write now and to bring back later."""
     if state.rule == "farthest":
@@ -202,7 +202,7 @@ def _drop(state: Residency, buffer: Buffer) -> None:
                 state.touch(other.buffer)
 
 
-def _drop_idle_copies(state: Residency, demand: Demand, needed: int) -> bool:
+def _drop_idle_copies(state: Residency, demand: RoomDemand, needed: int) -> bool:
     """Drop spare copies that nobody is known to want, at least as many bytes as are needed."""
     dropped = 0
     for _, buffer, _ in _victims(state, demand):
@@ -216,7 +216,9 @@ def _drop_idle_copies(state: Residency, demand: Demand, needed: int) -> bool:
     return dropped > 0
 
 
-def _evict_farthest(state: Residency, demand: Demand, problem: SpaceProblem, proved: bool) -> None:
+def _evict_farthest(
+    state: Residency, demand: RoomDemand, problem: SpaceProblem, proved: bool
+) -> None:
     state.pressed = True
     victims = _victims(state, demand)
     if demand.space is not Space.L1 or state.machine.shape.dram is None:
@@ -241,7 +243,7 @@ def _evict_farthest(state: Residency, demand: Demand, problem: SpaceProblem, pro
     raise refused
 
 
-def _why(demand: Demand, problem: SpaceProblem, proved: bool) -> tuple[str, Certificate | None]:
+def _why(demand: RoomDemand, problem: SpaceProblem, proved: bool) -> tuple[str, Certificate | None]:
     """The reason of an eviction, and its proof where the search came to an end."""
     gaps = tuple(size for _, size in problem.gaps)
     pieces = problem.all_pieces
@@ -259,7 +261,7 @@ def evict(state: Residency, buffer: Buffer, reason: str, certificate: Certificat
     """Copy a buffer of L1 to DRAM; all values in it follow."""
     target_desc = waiting_desc(buffer.desc)
     size = state.size_of(target_desc)
-    room = Demand(Space.DRAM, f"the eviction of {buffer.origin}", set(state.locked))
+    room = RoomDemand(Space.DRAM, f"the eviction of {buffer.origin}", set(state.locked))
     room.floating.append((size, buffer.origin))
     (address,) = make_room(state, room)
     new = state.allocate(Space.DRAM, address, size, target_desc, buffer.origin)
@@ -293,7 +295,7 @@ def copy_cost(machine: Machine, source: TensorDesc, target: TensorDesc) -> tuple
 # -- moving -------------------------------------------------------------------------------------
 
 
-def _relocate(state: Residency, demand: Demand, arrangement: Arrangement) -> None:
+def _relocate(state: Residency, demand: RoomDemand, arrangement: Repacking) -> None:
     targets = dict(arrangement.moves)
     targets |= {
         number: address
@@ -373,7 +375,7 @@ def _stage(
     """A free region for two parts (bytes over all banks), and the address of the second."""
     shape = state.shape(space)
     first, second = (round_up(-(-n // shape.banks), shape.alignment) for n in parts)
-    demand = Demand(space, f"a bounce for {who}", set(state.locked))
+    demand = RoomDemand(space, f"a bounce for {who}", set(state.locked))
     demand.floating.append((first + second, "staging"))
     (address,) = make_room(state, demand)
     state.claimed.append((space, address, first + second))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stitch.errors import OutOfMemoryError, StitchError
-from stitch.planner.making_room import Demand, copy_cost, make_room
+from stitch.planner.making_room import RoomDemand, copy_cost, make_room
 from stitch.planner.plan import Copy, Execute, Instance, Plan, PlanRequest
 from stitch.planner.residency import RULES, Residency
 from stitch.program import DataType, Layout, Scratch, Space, TensorDesc
@@ -85,7 +85,7 @@ def _bare(desc: TensorDesc) -> TensorDesc:
 def _run(state: Residency, task: Task) -> None:
     transformation = task.transformation
     demands = {
-        space: Demand(space, repr(transformation.name), set())
+        space: RoomDemand(space, repr(transformation.name), set())
         for space in state.machine.shape.spaces
     }
     inputs, copies = _choose_inputs(state, task, demands)
@@ -123,7 +123,7 @@ _Inputs = list[Instance | _CopyKey]
 
 
 def _choose_inputs(
-    state: Residency, task: Task, demands: dict[Space, Demand]
+    state: Residency, task: Task, demands: dict[Space, RoomDemand]
 ) -> tuple[_Inputs, dict[_CopyKey, _Want]]:
     """For each input an instance that serves, or the key of a copy to be made."""
     transformation = task.transformation
@@ -155,7 +155,7 @@ def _serving(
     desc: TensorDesc,
     address: int | None,
     gives: bool,
-    demands: dict[Space, Demand],
+    demands: dict[Space, RoomDemand],
 ) -> Instance | None:
     instance = state.find(value, desc, address) or state.find(value, desc, None)
     if instance is None:
@@ -183,7 +183,7 @@ def _serving(
     return instance
 
 
-def _scratch_wants(state: Residency, task: Task, demands: dict[Space, Demand]) -> list[_Want]:
+def _scratch_wants(state: Residency, task: Task, demands: dict[Space, RoomDemand]) -> list[_Want]:
     """Scratch in L1 is a promised region at the bottom; elsewhere it is a buffer for the run."""
     scratch = task.transformation.scratch
     if scratch is None or scratch.size_per_bank == 0:
@@ -201,7 +201,9 @@ def scratch_desc(scratch: Scratch, banks: int) -> TensorDesc:
     return TensorDesc((banks, scratch.size_per_bank), Layout(DataType.UINT8, scratch.space))
 
 
-def _allocate(state: Residency, demands: dict[Space, Demand], wants: list[_Want], who: str) -> None:
+def _allocate(
+    state: Residency, demands: dict[Space, RoomDemand], wants: list[_Want], who: str
+) -> None:
     for space in SPACE_ORDER:
         demand = demands.get(space)
         mine = [w for w in wants if w.desc.layout.space is space]

@@ -23,7 +23,7 @@ CHOICE_NODES = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class Arrangement:
+class Repacking:
     """New addresses of the buffers that move (by number), addresses of the pieces (by position)."""
 
     moves: tuple[tuple[int, int], ...]
@@ -58,7 +58,7 @@ class SpaceProblem:
         return (*(size for _, _, size in buffers), *self.pieces)
 
 
-def arrange(problem: SpaceProblem) -> Arrangement | None:
+def arrange(problem: SpaceProblem) -> Repacking | None:
     """The cheapest arrangement found, None where there is provably none.
 
     Raises `TimeoutError` where the exact search gave up.
@@ -73,7 +73,7 @@ def arrange(problem: SpaceProblem) -> Arrangement | None:
     return _pack_exactly(problem) if best is None else _leave_more(problem, best)
 
 
-def place(problem: SpaceProblem) -> Arrangement | None:
+def place(problem: SpaceProblem) -> Repacking | None:
     """The arrangement in which only displaced buffers move, None where best fit finds none."""
     return _place(problem, {})
 
@@ -87,7 +87,7 @@ def _allocator(problem: SpaceProblem, buffers: dict[int, tuple[int, int]]) -> Al
     return allocator
 
 
-def _place(problem: SpaceProblem, moved: dict[int, int]) -> Arrangement | None:
+def _place(problem: SpaceProblem, moved: dict[int, int]) -> Repacking | None:
     """Displaced buffers and pieces by best fit, largest first; `moved` has been decided before."""
     buffers = {n: (moved.get(n, a), size) for n, a, size in problem.movable}
     allocator = _allocator(problem, buffers)
@@ -105,13 +105,13 @@ def _place(problem: SpaceProblem, moved: dict[int, int]) -> Arrangement | None:
     return _arrangement(problem, moves, pieces)
 
 
-def _arrangement(problem: SpaceProblem, moves: dict[int, int], pieces: list[int]) -> Arrangement:
+def _arrangement(problem: SpaceProblem, moves: dict[int, int], pieces: list[int]) -> Repacking:
     before = {n: (a, size) for n, a, size in (*problem.movable, *problem.displaced)}
     real = {n: address for n, address in moves.items() if before[n][0] != address}
-    return Arrangement(tuple(sorted(real.items())), tuple(pieces), sum(before[n][1] for n in real))
+    return Repacking(tuple(sorted(real.items())), tuple(pieces), sum(before[n][1] for n in real))
 
 
-def _open_windows(problem: SpaceProblem) -> Arrangement | None:
+def _open_windows(problem: SpaceProblem) -> Repacking | None:
     """One window for each piece or displaced buffer that finds no hole, cheapest windows first."""
     moved: dict[int, int] = {}
     reserved = list(problem.obstacles)
@@ -174,9 +174,9 @@ def _open_one(
     return None
 
 
-def _slide(problem: SpaceProblem) -> Arrangement | None:
+def _slide(problem: SpaceProblem) -> Repacking | None:
     """Slide one run of neighbours within a gap so that all pieces and displaced buffers fit."""
-    best: Arrangement | None = None
+    best: Repacking | None = None
     for start, room in problem.gaps:
         inside = sorted(
             (b for b in problem.movable if start <= b[1] and b[1] + b[2] <= start + room),
@@ -208,14 +208,14 @@ def _bytes_of(buffers: _Buffers) -> int:
 
 def _move_only(
     problem: SpaceProblem, chosen: _Buffers, node_limit: int | None = None
-) -> Arrangement | None:
+) -> Repacking | None:
     """The arrangement in which all movable buffers but these stay; None where there is none."""
     stays = tuple((a, size) for n, a, size in problem.movable if (n, a, size) not in chosen)
     obstacles = tuple(sorted((*problem.obstacles, *stays)))
     return _pack_exactly(replace(problem, movable=chosen, obstacles=obstacles), node_limit)
 
 
-def _move_least(problem: SpaceProblem, best: Arrangement | None) -> Arrangement | None:
+def _move_least(problem: SpaceProblem, best: Repacking | None) -> Repacking | None:
     """The choice of buffers with the fewest bytes such that all else can stay; exact."""
     spare = (best.moved_nbytes if best is not None else 1 << 60) - _bytes_of(problem.displaced)
     choices = [
@@ -236,7 +236,7 @@ def _move_least(problem: SpaceProblem, best: Arrangement | None) -> Arrangement 
     return best
 
 
-def _move_a_run(problem: SpaceProblem, best: Arrangement | None) -> Arrangement | None:
+def _move_a_run(problem: SpaceProblem, best: Repacking | None) -> Repacking | None:
     """The run of neighbours with the fewest bytes that can make room, if it beats the best."""
     buffers = tuple(sorted(problem.movable, key=lambda b: b[1]))
     runs = [buffers[i:j] for i, j in combinations(range(len(buffers) + 1), 2)]
@@ -252,7 +252,7 @@ def _move_a_run(problem: SpaceProblem, best: Arrangement | None) -> Arrangement 
     return best
 
 
-def _leave_more(problem: SpaceProblem, best: Arrangement) -> Arrangement:
+def _leave_more(problem: SpaceProblem, best: Repacking) -> Repacking:
     """As the best, but for buffers that need not move after all, or that a smaller one replaces."""
     tries = MAX_CHOICES
     improved = True
@@ -280,7 +280,7 @@ def _leave_more(problem: SpaceProblem, best: Arrangement) -> Arrangement:
     return best
 
 
-def _pack_exactly(problem: SpaceProblem, node_limit: int | None = None) -> Arrangement | None:
+def _pack_exactly(problem: SpaceProblem, node_limit: int | None = None) -> Repacking | None:
     gaps = problem.gaps
     buffers = (*problem.displaced, *problem.movable)
     chosen = pack(problem.all_pieces, tuple(size for _, size in gaps), node_limit=node_limit)

@@ -6,7 +6,7 @@ import enum
 import math
 from dataclasses import dataclass, replace
 
-from stitch.argument_kinds import WHOLE, Kind, check_fields, instance_of
+from stitch.argument_kinds import WHOLE, ArgumentKind, check_fields, instance_of
 from stitch.errors import LayoutError
 from stitch.program.data_type import DataType
 
@@ -48,14 +48,14 @@ class Orientation(enum.Enum):
     __hash__ = object.__hash__
 
 
-_PAIR = Kind(
+_PAIR = ArgumentKind(
     "two whole numbers",
     lambda value: isinstance(value, tuple) and len(value) == 2 and all(map(WHOLE.accepts, value)),
 )
 _DATA_TYPE = instance_of("a DataType", DataType)
 _SPACE = instance_of("a Space", Space)
 _MEMORY_LAYOUT = instance_of("a MemoryLayout", MemoryLayout)
-_SHAPE = Kind(
+_SHAPE = ArgumentKind(
     "a tuple of whole numbers",
     lambda value: isinstance(value, tuple) and all(map(WHOLE.accepts, value)),
 )

@@ -7,9 +7,9 @@ loaded when they are asked for.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from stitch.on_demand import names_on_demand
 from stitch.training import losses, schedules
 from stitch.training.compiled import CompiledTraining, compile_model
 from stitch.training.futures import LossTensor, TensorFuture
@@ -74,11 +74,14 @@ if TYPE_CHECKING:
         refuse_other,
         write_tensors,
     )
-
-_OF_CHECKPOINTS = frozenset({
-    "Checkpoint", "CheckpointFolder", "differences", "is_checkpoint", "read_checkpoint",
-    "read_tensors", "refuse_other", "write_tensors",
-})  # fmt: skip
+else:
+    __getattr__, __dir__ = names_on_demand(
+        __name__,
+        {
+            "checkpoints": "Checkpoint CheckpointFolder differences is_checkpoint read_checkpoint "
+            "read_tensors refuse_other write_tensors"
+        },
+    )
 
 __all__ = [
     "ALGORITHMS", "LOSSES", "SGD", "Adam", "AdamW", "AlgorithmConfig", "BCEWithLogitsLoss",
@@ -93,11 +96,3 @@ __all__ = [
     "refuse_other", "schedule_from_config", "schedules", "training_config", "training_graphs",
     "update_graph", "with_weights", "write_tensors",
 ]  # fmt: skip
-
-# Hidden from type checkers, which would take any name from a module that has one.
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        if name not in _OF_CHECKPOINTS:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"{__name__}.checkpoints"), name)

@@ -12,14 +12,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol, final
 
-from stitch.argument_kinds import NUMBER, Kind, several
+from stitch.argument_kinds import NUMBER, ArgumentKind, several
 from stitch.errors import UsageError, closest
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import DataType
 from stitch.training.schedules import Schedule, schedule_from_config
 
 _NUMBERS = several("numbers", NUMBER)
-BETAS = Kind("two numbers", lambda value: _NUMBERS.accepts(value) and len(value) == 2)
+BETAS = ArgumentKind("two numbers", lambda value: _NUMBERS.accepts(value) and len(value) == 2)
 
 
 class Stepping(Protocol):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from stitch.argument_kinds import Kind
+from stitch.argument_kinds import ArgumentKind
 from stitch.errors import IncompatibleError, StitchError
 from stitch.files import Sink, open_file, unreadable, write_file
 from stitch.ttb.binary import CURRENT, FEATURES, Binary, Version
@@ -31,7 +31,7 @@ from stitch.ttb.table_spec import TableSpec
 from stitch.ttb.verify import Verifier
 
 #: What holds programs: to load, to submit, to look at.
-SOURCE = Kind(
+SOURCE = ArgumentKind(
     "a path, bytes, a binary or a compiled model",
     lambda value: isinstance(
         getattr(value, "binary", value),

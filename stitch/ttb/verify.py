@@ -11,7 +11,7 @@ small, are free the second time. A sound file's parts do not overlap, so they ne
 budget; offsets that share or overlap soon do. Depth is bounded by the schema, which has no
 recursive tables.
 
-For speed a vtable is checked once per table type and becomes a `Plan` (see `vtable.py`).
+For speed a vtable is checked once per table type and becomes a `TableShape` (see `vtable.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 from stitch.ttb.generated import ROOT, TABLES, UNIONS
 from stitch.ttb.problems import ProblemList
 from stitch.ttb.table_spec import FieldSpec, TableSpec
-from stitch.ttb.vtable import ITEM_NBYTES, Plan, read_plan, vtable_nbytes
+from stitch.ttb.vtable import ITEM_NBYTES, TableShape, read_shape, vtable_nbytes
 
 Record = tuple[Any, ...]
 
@@ -43,17 +43,19 @@ class _BudgetSpentError(Exception):
     """The parts of the metadata claim more bytes than it has."""
 
 
-class _Plans(dict[int, Plan | None]):
-    """The plans for one type of table by the position of the vtable, made when first needed."""
+class _TableShapes(dict[int, TableShape | None]):
+    """The shapes of one type of table by the position of the vtable, made when first needed."""
 
-    def __init__(self, spec: TableSpec, make: Callable[[int, TableSpec], Plan | None]) -> None:
+    def __init__(
+        self, spec: TableSpec, make: Callable[[int, TableSpec], TableShape | None]
+    ) -> None:
         super().__init__()
         self.spec = spec
         self._make = make
 
-    def __missing__(self, vtable: int) -> Plan | None:
-        plan = self[vtable] = self._make(vtable, self.spec)
-        return plan
+    def __missing__(self, vtable: int) -> TableShape | None:
+        shape = self[vtable] = self._make(vtable, self.spec)
+        return shape
 
 
 class Verifier:
@@ -71,7 +73,7 @@ class Verifier:
         self._tolerant = tables is not TABLES
         self._spent = 0
         self._vtables: set[int] = set()
-        self._plans = {name: _Plans(spec, self._plan) for name, spec in tables.items()}
+        self._shapes = {name: _TableShapes(spec, self._shape) for name, spec in tables.items()}
         self._strings: dict[int, str] = {}
         self._pooled: dict[tuple[str, int], Record | None] = {}
         self._path: list[str | int] = []
@@ -89,7 +91,7 @@ class Verifier:
             return None
         start = ROOT_OFFSET_POSITION + _U32.unpack_from(self._data, ROOT_OFFSET_POSITION)[0]
         try:
-            return self._table(start, self._plans[ROOT])
+            return self._table(start, self._shapes[ROOT])
         except _BudgetSpentError:
             detail = f"parts claim more than the metadata's {self._end} bytes: offsets overlap"
             self._problems.add("overlap", self._where(), detail)
@@ -116,50 +118,50 @@ class Verifier:
 
     # Tables --------------------------------------------------------------------------------
 
-    def _table(self, position: int, plans: _Plans) -> Record | None:
+    def _table(self, position: int, shapes: _TableShapes) -> Record | None:
         if position & 3 or position + 4 > self._end:
-            name = plans.spec.name
+            name = shapes.spec.name
             self._add("bounds", position, f"table {name} is outside the metadata or misaligned")
             return None
-        plan = plans[position - _I32.unpack_from(self._data, position)[0]]
-        if plan is None:
+        shape = shapes[position - _I32.unpack_from(self._data, position)[0]]
+        if shape is None:
             return None
-        self._spent += plan.nbytes
+        self._spent += shape.nbytes
         if self._spent > self._end:
             raise _BudgetSpentError
-        if position + plan.nbytes > self._end:
-            self._add("bounds", position, f"table {plans.spec.name} ends outside the metadata")
+        if position + shape.nbytes > self._end:
+            self._add("bounds", position, f"table {shapes.spec.name} ends outside the metadata")
             return None
-        if position & plan.alignment_mask != plan.alignment_residue:
-            self._add("alignment", position, f"table {plans.spec.name} misaligns an 8-byte field")
+        if position & shape.alignment_mask != shape.alignment_residue:
+            self._add("alignment", position, f"table {shapes.spec.name} misaligns an 8-byte field")
             return None
-        raw = plan.unpack(self._data, position)
-        if plan.is_plain:
+        raw = shape.unpack(self._data, position)
+        if shape.is_plain:
             return raw
-        record = list(plan.template)
-        for at, index in plan.scalars:
+        record = list(shape.template)
+        for at, index in shape.scalars:
             record[at] = raw[index]
-        for index, field in plan.checks:
+        for index, field in shape.checks:
             value = raw[index]
             if field.maximum is not None and value > field.maximum:
                 self._add("enum", position, f"{field.name} is {value}: {field.of} lacks it")
             if field.minimum is not None and value < field.minimum:
                 self._add("range", position, f"{field.name} is {value}, less than {field.minimum}")
-        if plan.strings:
-            self._read_strings(position, plan, raw, record)
-        for at, index, offset, field in plan.vectors:
+        if shape.strings:
+            self._read_strings(position, shape, raw, record)
+        for at, index, offset, field in shape.vectors:
             record[at] = self._scalars(position + offset, raw[index], field)
-        for at, index, offset, field in plan.others:
+        for at, index, offset, field in shape.others:
             record[at] = self._follow(position + offset, raw[index], field)
-        for at, type_index, index, offset, field in plan.unions:
+        for at, type_index, index, offset, field in shape.unions:
             record[at] = self._union(position + offset, raw[type_index], raw[index], field)
         return tuple(record)
 
     def _read_strings(
-        self, position: int, plan: Plan, raw: tuple[Any, ...], record: list[Any]
+        self, position: int, shape: TableShape, raw: tuple[Any, ...], record: list[Any]
     ) -> None:
         strings = self._strings
-        for at, index, offset, safe_length, field in plan.strings:
+        for at, index, offset, safe_length, field in shape.strings:
             text = strings.get(position + offset + raw[index])
             if text is None or len(text) > safe_length or not raw[index]:
                 text = self._follow(position + offset, raw[index], field)
@@ -177,10 +179,10 @@ class Verifier:
 
     def _child(self, position: int, field: FieldSpec) -> Record | None:
         if not field.pooled:
-            return self._table(position, self._plans[field.of])
+            return self._table(position, self._shapes[field.of])
         key = (field.of, position)
         if key not in self._pooled:
-            self._pooled[key] = self._table(position, self._plans[field.of])
+            self._pooled[key] = self._table(position, self._shapes[field.of])
         return self._pooled[key]
 
     def _union(self, position: int, code: int, offset: int, field: FieldSpec) -> Record | None:
@@ -192,11 +194,11 @@ class Verifier:
             self._add("offset", position, f"{field.name}: an offset of zero points nowhere")
             return None
         self._path.append(field.name)
-        found = (code, self._table(position + offset, self._plans[members[code - 1]]))
+        found = (code, self._table(position + offset, self._shapes[members[code - 1]]))
         self._path.pop()
         return found
 
-    def _plan(self, vtable: int, spec: TableSpec) -> Plan | None:
+    def _shape(self, vtable: int, spec: TableSpec) -> TableShape | None:
         nbytes = vtable_nbytes(self._data, vtable, ROOT_OFFSET_POSITION)
         if nbytes is None:
             self._add("bounds", vtable, f"the vtable of {spec.name} is outside or misaligned")
@@ -204,7 +206,7 @@ class Verifier:
         if vtable not in self._vtables:
             self._vtables.add(vtable)
             self._spend(nbytes)
-        return read_plan(self._data, vtable, spec, self._add, tolerant=self._tolerant)
+        return read_shape(self._data, vtable, spec, self._add, tolerant=self._tolerant)
 
     # Strings and vectors -------------------------------------------------------------------
 
@@ -291,11 +293,11 @@ class Verifier:
 
     def _vector_of_tables(self, position: int, field: FieldSpec) -> tuple[Record | None, ...]:
         positions = self._offsets(position, field)
-        path, plans, read = self._path, self._plans[field.of], self._table
+        path, shapes, read = self._path, self._shapes[field.of], self._table
         found: list[Record | None] = []
         path.append(0)
         for i, at in enumerate(positions):
             path[-1] = i
-            found.append(read(at, plans))
+            found.append(read(at, shapes))
         path.pop()
         return tuple(found)

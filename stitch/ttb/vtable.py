@@ -1,8 +1,8 @@
-"""Vtables: checked once per table type, then turned into a plan for reading tables fast.
+"""Vtables: checked once per table type, then turned into a shape that reads tables fast.
 
 Comes in: the metadata's bytes, the position of a vtable, the table's `TableSpec`. Goes out: a
-`Plan` (one `struct` that reads all inline fields at once, and what to check and to follow), or
-None and the defects reported. Must not know: what stands behind an offset.
+`TableShape` (one `struct` that reads all inline fields at once, and what to check and to follow),
+or None and the defects reported. Must not know: what stands behind an offset.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _EMPTY: Mapping[str, Any] = {"strings": (), "tables": (), "scalars": (), "string
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TableShape:
     """How to read the tables that have one particular vtable.
 
     `at` is an index into the table's record, `raw` one into what `unpack` gives, `offset` a field's
@@ -70,10 +70,10 @@ def vtable_nbytes(data: bytes, vtable: int, first: int) -> int | None:
     return nbytes
 
 
-def read_plan(
+def read_shape(
     data: bytes, vtable: int, spec: TableSpec, report: Report, *, tolerant: bool
-) -> Plan | None:
-    """The plan for a vtable inside the metadata; None, and every defect reported, if unsound.
+) -> TableShape | None:
+    """The shape of a vtable inside the metadata; None, and every defect reported, if unsound.
 
     `tolerant` passes over fields that `spec` lacks.
     """
@@ -136,7 +136,7 @@ def _check_inline(
         note("alignment", f"the 8-byte fields of {spec.name} cannot all be aligned")
 
 
-def _assemble(inline: list[_Inline], nbytes: int, spec: TableSpec) -> Plan:
+def _assemble(inline: list[_Inline], nbytes: int, spec: TableSpec) -> TableShape:
     layout, end = "<", 0
     for item in inline:
         layout += f"{item.offset - end}x{item.code}"
@@ -144,7 +144,7 @@ def _assemble(inline: list[_Inline], nbytes: int, spec: TableSpec) -> Plan:
     numbered = [(raw, item, spec.fields[item.at]) for raw, item in enumerate(inline)]
     types = {item.at: raw for raw, item, _ in numbered if item.part == "type"}
     residue = next((-item.offset % 8 for item in inline if item.nbytes == 8), None)
-    return Plan(
+    return TableShape(
         nbytes=nbytes,
         unpack=struct.Struct(layout).unpack_from,
         alignment_mask=0 if residue is None else 7,

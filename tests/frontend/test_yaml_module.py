@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 from stitch import forms, ops
 from stitch.errors import FormatError
 from stitch.frontend import load_module, module_from_text
-from stitch.frontend.yaml.statement import Name, StatementError, parse_statement
+from stitch.frontend.yaml.statement import StatementError, ValueName, parse_statement
 from stitch.graph import ComputationGraph, check_types
 from stitch.program import ABSENT, Array, DataType, InputKind, Ownership
 
@@ -450,7 +450,7 @@ def test_a_statement_knows_names_numbers_strings_and_lists() -> None:
     )
     assert made.outputs == ("a.b", "_")
     assert (made.domain, made.op) == ("my.domain", "Op")
-    assert made.operands == (Name("x/1"), None, -2500.0, [[1], [16]])
+    assert made.operands == (ValueName("x/1"), None, -2500.0, [[1], [16]])
     assert made.attributes == (("k", "a b"), ("n", [1, -1]))
 
 

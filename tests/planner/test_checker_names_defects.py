@@ -22,7 +22,7 @@ from stitch.planner import (
     check_plan,
     plan,
 )
-from stitch.planner.checker.byte_map import ByteMap, Piece
+from stitch.planner.checker.byte_map import ByteMap, ContentPiece
 from stitch.planner.checker.proof import certificate_defect, packs
 from stitch.program import Space
 from tests.support.planner import cases
@@ -254,13 +254,17 @@ def test_a_range_that_was_partly_overwritten_reads_as_pieces() -> None:
     space = ByteMap()
     space.write(0, 10, 1)
     space.write(4, 6, 2)
-    assert space.read(0, 10) == (Piece(0, 4, 1, 0), Piece(4, 6, 2, 0), Piece(6, 10, 1, 6))
+    assert space.read(0, 10) == (
+        ContentPiece(0, 4, 1, 0),
+        ContentPiece(4, 6, 2, 0),
+        ContentPiece(6, 10, 1, 6),
+    )
     space.erase(3, 5)
-    assert space.read(2, 6) == (Piece(2, 3, 1, 2), Piece(5, 6, 2, 1))
+    assert space.read(2, 6) == (ContentPiece(2, 3, 1, 2), ContentPiece(5, 6, 2, 1))
 
 
 def test_an_overlapping_move_keeps_the_content_whole() -> None:
     space = ByteMap()
     space.write(10, 20, 1)
     space.move(10, 4, 10)
-    assert space.read(4, 14) == (Piece(4, 14, 1, 0),)
+    assert space.read(4, 14) == (ContentPiece(4, 14, 1, 0),)

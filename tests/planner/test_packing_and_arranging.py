@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from stitch.packing import bins
 from stitch.packing.bins import gaps_between, pack
 from stitch.planner.checker.proof import packs
-from stitch.planner.repack import Arrangement, SpaceProblem, arrange, place
+from stitch.planner.repack import Repacking, SpaceProblem, arrange, place
 
 SIZES = st.lists(st.integers(1, 9), max_size=6)
 #: Above `repack.EXACT_BUFFERS` the search is heuristic: bytes moved, summed, over the optimum.
@@ -107,7 +107,7 @@ def least_bytes(problem: SpaceProblem) -> int | None:
     return best
 
 
-def check_arrangement(problem: SpaceProblem, found: Arrangement) -> None:
+def check_arrangement(problem: SpaceProblem, found: Repacking) -> None:
     moved = dict(found.moves)
     assert {n for n, _, _ in problem.displaced} <= moved.keys()
     spans = [(moved.get(n, a), size) for n, a, size in (*problem.movable, *problem.displaced)]

@@ -1,7 +1,7 @@
 """Findings: where a package breaks a rule of the house, one line each.
 
-Comes in: modules. Goes out: deep imports, circles, private reaches, files of one name, full
-folders, uses of reference counts. Must not know: which of them are allowed for now.
+Comes in: modules. Goes out: deep imports, circles, private reaches, files and classes of one
+name, full folders, long files, uses of reference counts. Must not know: which are allowed for now.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from house.modules import Module, imports_of, is_private, root
 Modules = dict[str, Module]
 #: Files that one folder may hold, its face among them.
 FOLDER_FILES = 20
+#: Lines from which on a file is worth a second look.
+FILE_LINES = 400
 
 
 def deep_imports(modules: Modules) -> list[str]:
@@ -88,6 +90,22 @@ def files_of_one_name(modules: Modules) -> list[str]:
         if not module.is_face:
             named[module.file.name].append(module.name)
     return [", ".join(names) for _, names in sorted(named.items()) if len(names) > 1]
+
+
+def classes_of_one_name(modules: Modules) -> list[str]:
+    """Classes that share their name with another file's, private ones aside."""
+    homes: defaultdict[str, list[str]] = defaultdict(list)
+    for module in modules.values():
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].append(module.name)
+    return [f"{name}: {', '.join(files)}" for name, files in sorted(homes.items()) if files[1:]]
+
+
+def long_files(modules: Modules) -> list[str]:
+    """Files that are long for a reader: they may be one thing all the same."""
+    counts = {name: len(module.text.splitlines()) for name, module in modules.items()}
+    return [f"{name} has {count} lines" for name, count in counts.items() if count > FILE_LINES]
 
 
 def folder_sizes(modules: Modules) -> dict[str, int]:

@@ -10,11 +10,13 @@ from pathlib import Path
 
 from house.findings import (
     circles,
+    classes_of_one_name,
     deep_imports,
     files_of_one_name,
     folder_sizes,
     full_folders,
     lines,
+    long_files,
     private_reaches,
     reference_counts,
 )
@@ -45,8 +47,12 @@ def measure(package: Path) -> Structure:
             "uses of getrefcount": tuple(reference_counts(modules)),
             "folders over 20 files": tuple(full_folders(modules)),
             "files of one name": tuple(files_of_one_name(modules)),
+            "classes of one name": tuple(classes_of_one_name(modules)),
         },
-        notes={"private reaches": tuple(private_reaches(modules))},
+        notes={
+            "private reaches": tuple(private_reaches(modules)),
+            "files over 400 lines": tuple(long_files(modules)),
+        },
     )
 
 

@@ -36,7 +36,7 @@ from stitch.report import ChromeTrace, Recorder
 
 
 @dataclass(slots=True)
-class Session:
+class RunSession:
     """A run under way."""
 
     words: argparse.Namespace
@@ -146,7 +146,7 @@ def _pipeline_file(words: argparse.Namespace) -> tuple[api.Device, Callable[[], 
     return open_pipeline_file(words, _open)
 
 
-def _prepared(words: argparse.Namespace, device: api.Device, runnable: Runnable) -> Session:
+def _prepared(words: argparse.Namespace, device: api.Device, runnable: Runnable) -> RunSession:
     computes = device.backend.executor.computes
     check_room(device, runnable)
     arrays = gather_inputs(
@@ -155,10 +155,10 @@ def _prepared(words: argparse.Namespace, device: api.Device, runnable: Runnable)
     )  # fmt: skip
     where = destinations(runnable.outputs, words.output, brief=not words.expected_output)
     expected = expectations(runnable.outputs, words.expected_output)
-    return Session(words, device, runnable, arrays, where, expected)
+    return RunSession(words, device, runnable, arrays, where, expected)
 
 
-def _check_outputs(session: Session, checks: OutputChecks) -> None:
+def _check_outputs(session: RunSession, checks: OutputChecks) -> None:
     """Refuse outputs that would do harm, now that all is read and nothing is computed."""
     words, where = session.words, session.where
     if where.printed:
@@ -175,7 +175,7 @@ def _note(text: str) -> None:
     say_aside(f"stitch-run: note: {text}")
 
 
-def _say_how_much(session: Session) -> None:
+def _say_how_much(session: RunSession) -> None:
     """What lies ahead, before it starts: for those who look, or who asked what a run does."""
     words = session.words
     if not (words.explain or words.dry_run or sys.stderr.isatty()):
@@ -186,7 +186,7 @@ def _say_how_much(session: Session) -> None:
     _note(f"{total} ahead" + (f": {passes:,} passes of {runs:,}" if passes > 1 else ""))
 
 
-def _all_passes(session: Session) -> None:
+def _all_passes(session: RunSession) -> None:
     words, runnable = session.words, session.runnable
     how = Tolerances(words.atol, words.rtol, words.pcc)
     with progress(words.loops * (words.warmup_runs + words.num_runs)) as tick:
@@ -203,7 +203,7 @@ def _all_passes(session: Session) -> None:
                         session.verdicts[index] = verdict
 
 
-def _outcome(session: Session) -> list[str]:
+def _outcome(session: RunSession) -> list[str]:
     """The lines to print; result files go into the batch."""
     words, device = session.words, session.device
     lines: list[str] = []
@@ -225,7 +225,7 @@ def _outcome(session: Session) -> list[str]:
     return lines
 
 
-def _checked(session: Session) -> int:
+def _checked(session: RunSession) -> int:
     words, device = session.words, session.device
     code = EXIT_OK
     if any(not v.passed for v in session.verdicts.values()):
@@ -241,7 +241,7 @@ def _checked(session: Session) -> int:
     return code
 
 
-def _leak_check(session: Session) -> int:
+def _leak_check(session: RunSession) -> int:
     session.runnable.forget()
     left = leaks(session.device)
     if not left:

@@ -31,7 +31,7 @@ from stitch.cli.train.progress_report import (
 )
 from stitch.cli.train.resuming import Keeper, facts_of
 from stitch.cli.train.trained_model import TrainModel, build_model
-from stitch.cli.train.trained_outputs import Picture, add_outputs, check_outputs, output_paths
+from stitch.cli.train.trained_outputs import LossPicture, add_outputs, check_outputs, output_paths
 from stitch.cli.train.training_defects import defects_of
 from stitch.cli.train.training_loop import (
     STEADY,
@@ -72,7 +72,7 @@ class Run:
     keeper: Keeper
     lines: ResultLines
     bar: Bar
-    picture: Picture | None
+    picture: LossPicture | None
     began: float
     #: The first step of this process.
     first: int = 0
@@ -100,7 +100,7 @@ def run_training(words: argparse.Namespace) -> int:
     if draft.file is None:
         raise defects_of(draft, words.device)
     file = draft.file
-    picture = Picture.of(words.plot)
+    picture = LossPicture.of(words.plot)
     outputs = output_paths(file, words.output)
     checks = OutputChecks()
     check_outputs(checks, words, file, outputs)

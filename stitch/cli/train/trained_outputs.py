@@ -88,7 +88,7 @@ def trained_model(model: TrainModel, instance: TrainingInstance) -> api.Compiled
 
 
 @dataclass(slots=True)
-class Picture:
+class LossPicture:
     """A picture of the loss: (step, loss) of every step, and of the validation part."""
 
     path: str | Path
@@ -96,7 +96,7 @@ class Picture:
     validation: list[tuple[int, float]] = field(default_factory=list)
 
     @staticmethod
-    def of(word: str | None) -> Picture | None:
+    def of(word: str | None) -> LossPicture | None:
         """The picture that was asked for; raises `UsageError` where it cannot be drawn."""
         if word is None:
             return None
@@ -108,13 +108,13 @@ class Picture:
                 where=f"--plot={word}", remedy="pip install stitch-runtime[plot]",
             ) from error  # fmt: skip
         if word == "-":
-            return Picture(word)
+            return LossPicture(word)
         path = Path(word)
         known = loss_picture.kinds()
         if path.suffix.lower().removeprefix(".") not in known:
             raise UsageError("there are no such pictures", where=f"--plot={word}",
                              expected="." + ", .".join(known))  # fmt: skip
-        return Picture(path)
+        return LossPicture(path)
 
     def remember(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Take over the losses of a run that this one goes on from, out of its result lines."""

@@ -17,10 +17,10 @@ from stitch.frontend.yaml.module_parameters import plain
 from stitch.frontend.yaml.statement import (
     NAME,
     Literal,
-    Name,
     Operand,
     Statement,
     StatementError,
+    ValueName,
     parse_statement,
     split_operator,
 )
@@ -115,7 +115,7 @@ class OperationReader:
         if fields.get("outputs") is None:
             fields.wrong("outputs", "a list of names")
             return None
-        names = [o.text if isinstance(o, Name) else "_" for o in outputs]
+        names = [o.text if isinstance(o, ValueName) else "_" for o in outputs]
         attributes = Fields(fields.get("attributes"), f"attributes of {op}", self.log)
         written: list[tuple[str, Literal]] = []
         for key, item in attributes.items():
@@ -136,7 +136,7 @@ class OperationReader:
             if item.data is None or item.raw in ("_", ""):
                 value = None if not isinstance(item.data, tuple) else self._plain(item, key)
             elif isinstance(item.data, str):
-                value = Name(item.raw)  # type: ignore[assignment]  # one of Operand's kinds
+                value = ValueName(item.raw)  # type: ignore[assignment]  # one of Operand's kinds
             else:
                 value = self._plain(item, key)
             found.append(value)  # type: ignore[arg-type]  # strings became names above
@@ -150,7 +150,7 @@ class OperationReader:
             return None
 
     def _operand(self, operand: Operand, line: int) -> Given | _Missing:
-        if isinstance(operand, Name):
+        if isinstance(operand, ValueName):
             found = self.value(operand.text, line)
             return _MISSING if found is None else found
         if isinstance(operand, list):

@@ -19,13 +19,13 @@ Literal = bool | int | float | str | list["Literal"]
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
+class ValueName:
     """A reference to a value."""
 
     text: str
 
 
-Operand = Name | bool | int | float | list[Literal] | None
+Operand = ValueName | bool | int | float | list[Literal] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def parse_statement(text: str) -> Statement:
     """The statement that a text holds; raises `StatementError`.
 
     >>> parse_statement("y = Reshape(h, [1, -1])").operands
-    (Name(text='h'), [1, -1])
+    (ValueName(text='h'), [1, -1])
     """
     return _Parser(text).statement()
 
@@ -115,7 +115,7 @@ class _Parser:
             raise self._wrong(position, "an attribute (name=value): operands come first")
         if kind == "name" and text not in ("true", "false"):
             self._next += 1
-            operands.append(None if text == "_" else Name(text))
+            operands.append(None if text == "_" else ValueName(text))
             return
         value = self._literal(0, words=False)
         if isinstance(value, str):

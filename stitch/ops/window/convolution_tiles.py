@@ -18,7 +18,7 @@ from numpy.lib.stride_tricks import as_strided
 from stitch.ops.definition import Thunk
 from stitch.ops.inference import Shape
 from stitch.ops.steps import workspace
-from stitch.ops.window.sliding import Line, lines_of
+from stitch.ops.window.sliding import WindowLine, lines_of
 from stitch.ops.window.windows import Windows
 from stitch.program import Array
 
@@ -213,7 +213,7 @@ def _gathering(grouped: Array, windows: Windows) -> tuple[Tiles, _Gather]:
 class _Gather:
     """Gathers columns of one tile and piece into `columns`; `padded` is room for what they see."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[WindowLine, ...]
     columns: Array
     padded: Array
 

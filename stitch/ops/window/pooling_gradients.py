@@ -11,7 +11,7 @@ import numpy as np
 from stitch.ops.attributes import int_of, ints_of, string_of
 from stitch.ops.element_types import onnx_code
 from stitch.ops.gradient import GradientContext, kept, shaped, weighted
-from stitch.ops.window.sliding import Line, lines_of, taps_of
+from stitch.ops.window.sliding import WindowLine, lines_of, taps_of
 from stitch.ops.window.windows import Windows, pool_windows
 from stitch.program import Array
 
@@ -81,7 +81,7 @@ def _repeated(context: GradientContext, value: Any, windows: Windows) -> Any:
 
 
 def _spread(
-    context: GradientContext, value: Any, axis: int, line: Line, counts: Array | None
+    context: GradientContext, value: Any, axis: int, line: WindowLine, counts: Array | None
 ) -> Any:
     """Every place of an axis gets the sum over the windows that read it, each divided by its count
     (None: as it is)."""

@@ -36,7 +36,7 @@ SHORT, MEDIUM, OVERLAP = 32, 1024, 8
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class WindowLine:
     """The windows along one axis; window i begins at i * stride - begin."""
 
     size: int
@@ -115,13 +115,13 @@ class Line:
         return seen
 
 
-def lines_of(windows: Windows) -> tuple[Line, ...]:
+def lines_of(windows: Windows) -> tuple[WindowLine, ...]:
     """The windows axis by axis."""
     axes = zip(
         windows.size, windows.kernel, windows.strides, windows.dilations, windows.begin,
         windows.output, strict=True,
     )  # fmt: skip
-    return tuple(Line(*axis) for axis in axes)
+    return tuple(WindowLine(*axis) for axis in axes)
 
 
 class Sliding:
@@ -170,13 +170,13 @@ class Sliding:
                 current = target
         return steps
 
-    def _along(self, line: Line, source: Array, target: Array) -> list[Thunk]:
+    def _along(self, line: WindowLine, source: Array, target: Array) -> list[Thunk]:
         """One axis of arrays (outer, axis, inner)."""
         if line.is_short:
             return self._by_taps(line, source, target)
         return [step for part in undilated(line) for step in self._long(*part, source, target)]
 
-    def _by_taps(self, line: Line, source: Array, target: Array) -> list[Thunk]:
+    def _by_taps(self, line: WindowLine, source: Array, target: Array) -> list[Thunk]:
         taps = list(taps_of(line))
         if not taps:
             return self._nothing(target, slice(0, line.output))
@@ -193,7 +193,7 @@ class Sliding:
             steps.append(partial(self.ufunc, there, seen, out=there))
         return steps
 
-    def _by_rows(self, line: Line, source: Array, target: Array) -> list[Thunk]:
+    def _by_rows(self, line: WindowLine, source: Array, target: Array) -> list[Thunk]:
         """As if all rows were one: one loop, not one for each row, which would take several times
         as long. Then the windows at the ends of rows, which saw the neighbouring row, again."""
         seen, results = source.reshape(-1), target.reshape(-1)
@@ -216,7 +216,7 @@ class Sliding:
         return steps
 
     def _window(
-        self, line: Line, source: Array, target: Array, window: int, known: int | None
+        self, line: WindowLine, source: Array, target: Array, window: int, known: int | None
     ) -> list[Thunk]:
         """One window of every row; from the one beside it, which is known, if that has but one
         element less."""
@@ -237,7 +237,7 @@ class Sliding:
         return [fill_step(there, self.identity)] if there.size else []
 
     def _long(
-        self, line: Line, of_source: slice, of_target: slice, source: Array, target: Array
+        self, line: WindowLine, of_source: slice, of_target: slice, source: Array, target: Array
     ) -> list[Thunk]:
         """Pieces of the lines, so that running results fit."""
         source, target = source[:, of_source], target[:, of_target]
@@ -253,7 +253,7 @@ class Sliding:
                 steps += self._by_stretches(line, source[place], target[place])
         return steps
 
-    def _by_stretches(self, line: Line, source: Array, target: Array) -> list[Thunk]:
+    def _by_stretches(self, line: WindowLine, source: Array, target: Array) -> list[Thunk]:
         size, kernel = line.size, line.kernel
         before, after = (work[: source.size].reshape(source.shape) for work in self._running)
         stretch = min(kernel, size)
@@ -344,7 +344,7 @@ def running_type(ufunc: np.ufunc, dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float64) if ufunc is np.add and dtype.kind == "f" else dtype
 
 
-def undilated(line: Line) -> Iterator[tuple[Line, slice, slice]]:
+def undilated(line: WindowLine) -> Iterator[tuple[WindowLine, slice, slice]]:
     """The same windows without dilation: lines over every so manieth element, and where each reads
     and writes."""
     common = math.gcd(line.stride, line.dilation)
@@ -356,13 +356,13 @@ def undilated(line: Line) -> Iterator[tuple[Line, slice, slice]]:
         output = len(range(window, line.output, period))
         begin = (rest - start) // line.dilation
         yield (
-            Line(size, line.kernel, stride, 1, begin, output),
+            WindowLine(size, line.kernel, stride, 1, begin, output),
             slice(rest, None, line.dilation),
             slice(window, None, period),
         )
 
 
-def taps_of(line: Line) -> Iterator[tuple[slice, slice]]:
+def taps_of(line: WindowLine) -> Iterator[tuple[slice, slice]]:
     """For each kernel element that is inside for some window: these windows, and its places."""
     reach = line.begin - (line.output - 1) * line.stride
     least = max(0, -(-reach // line.dilation))

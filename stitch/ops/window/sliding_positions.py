@@ -26,7 +26,7 @@ import numpy as np
 from stitch.ops.definition import Thunk
 from stitch.ops.steps import workspace
 from stitch.ops.window.sliding import (
-    Line,
+    WindowLine,
     largest_plane,
     lines_of,
     planes_at_once,
@@ -90,7 +90,7 @@ def maxima(x: Array, windows: Windows, counts: Sequence[int], lowest: float) -> 
 
 
 def _by_elements(
-    line: Line, given: Sequence[Array], results: Sequence[Array], lowest: float
+    line: WindowLine, given: Sequence[Array], results: Sequence[Array], lowest: float
 ) -> None:
     """A step per kernel element, over all windows that reach something there."""
     known = slice(0, 0)
@@ -111,7 +111,7 @@ def _by_elements(
             array[...] = nothing
 
 
-def _by_stretches(line: Line, given: Sequence[Array], results: Sequence[Array]) -> None:
+def _by_stretches(line: WindowLine, given: Sequence[Array], results: Sequence[Array]) -> None:
     """Windows without dilation along the first axis of (values, places)."""
     size, first = line.size, np.arange(line.output) * line.stride - line.begin
     length = np.minimum(first + line.kernel, size) - np.maximum(first, 0)
@@ -142,7 +142,7 @@ def _by_stretches(line: Line, given: Sequence[Array], results: Sequence[Array]) 
             )
 
 
-def _stretch(line: Line, start: int, stop: int, offset: int) -> slice:
+def _stretch(line: WindowLine, start: int, stop: int, offset: int) -> slice:
     first = start * line.stride - line.begin + offset
     return slice(first, first + (stop - start - 1) * line.stride + 1, line.stride)
 

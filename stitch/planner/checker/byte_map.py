@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
 
-class Piece(NamedTuple):
+class ContentPiece(NamedTuple):
     """Bytes `[start, end)`; the first one is byte `offset` of content `content`."""
 
     start: int
@@ -19,10 +19,12 @@ class Piece(NamedTuple):
     content: int
     offset: int
 
-    def cut(self, start: int, end: int) -> Piece:
+    def cut(self, start: int, end: int) -> ContentPiece:
         """The part of it inside `[start, end)`."""
         first = max(start, self.start)
-        return Piece(first, min(end, self.end), self.content, self.offset + first - self.start)
+        return ContentPiece(
+            first, min(end, self.end), self.content, self.offset + first - self.start
+        )
 
 
 class ByteMap:
@@ -31,20 +33,20 @@ class ByteMap:
     >>> space = ByteMap()
     >>> space.write(0, 8, content=1)
     >>> space.move(0, 4, 8)
-    >>> space.read(0, 12)
-    (Piece(start=0, end=4, content=1, offset=0), Piece(start=4, end=12, content=1, offset=0))
+    >>> [tuple(piece) for piece in space.read(0, 12)]
+    [(0, 4, 1, 0), (4, 12, 1, 0)]
     """
 
     __slots__ = ("_pieces", "_starts")
 
     def __init__(self) -> None:
         self._starts: list[int] = []
-        self._pieces: list[Piece] = []
+        self._pieces: list[ContentPiece] = []
 
-    def read(self, start: int, end: int) -> tuple[Piece, ...]:
+    def read(self, start: int, end: int) -> tuple[ContentPiece, ...]:
         """The pieces inside `[start, end)`, cut to it; what continues its neighbour joins it."""
         first, last = self._touched(start, end)
-        pieces: list[Piece] = []
+        pieces: list[ContentPiece] = []
         for piece in self._pieces[first:last]:
             part = piece.cut(start, end)
             before = pieces[-1] if pieces else None
@@ -65,9 +67,9 @@ class ByteMap:
 
     def write(self, start: int, end: int, content: int) -> None:
         """`[start, end)` now holds a content from its first byte."""
-        self._replace(start, end, [Piece(start, end, content, 0)])
+        self._replace(start, end, [ContentPiece(start, end, content, 0)])
 
-    def put(self, pieces: tuple[Piece, ...], start: int, end: int, shift: int) -> None:
+    def put(self, pieces: tuple[ContentPiece, ...], start: int, end: int, shift: int) -> None:
         """`[start, end)` now holds pieces read elsewhere, `shift` bytes further, and no others."""
         moved = [p._replace(start=p.start + shift, end=p.end + shift) for p in pieces]
         self._replace(start, end, moved)
@@ -83,7 +85,7 @@ class ByteMap:
             first -= 1
         return first, bisect_left(self._starts, end, lo=first)
 
-    def _replace(self, start: int, end: int, pieces: list[Piece]) -> None:
+    def _replace(self, start: int, end: int, pieces: list[ContentPiece]) -> None:
         first, last = self._touched(start, end)
         if first < last:
             before, after = self._pieces[first], self._pieces[last - 1]

@@ -43,7 +43,7 @@ class Forest:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ForestShape:
     """How many levels trees have, and for each tree the leaves that end it."""
 
     depth: int
@@ -58,7 +58,7 @@ class Shape:
         return np.asarray(np.stack([counts[end].any(0) for end in self.leaves]).any(0))
 
 
-def shape_of(forest: Forest, call: NodeCall) -> Shape:
+def shape_of(forest: Forest, call: NodeCall) -> ForestShape:
     """The shape of trees; raises where nodes are no trees, or too deep."""
     seen = np.zeros(len(forest.modes), np.bool_)
     level, tree, depth = forest.roots, np.arange(len(forest.roots)), 0
@@ -84,7 +84,7 @@ def shape_of(forest: Forest, call: NodeCall) -> Shape:
     leaves, owners = (np.concatenate(parts) for parts in zip(*ends, strict=True))
     order = np.argsort(owners, kind="stable")
     bounds = np.searchsorted(owners[order], np.arange(1, len(forest.roots)))
-    return Shape(depth, np.split(leaves[order], bounds))
+    return ForestShape(depth, np.split(leaves[order], bounds))
 
 
 def reached(

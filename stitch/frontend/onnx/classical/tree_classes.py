@@ -11,7 +11,7 @@ import numpy as np
 from stitch import ops
 from stitch.errors import CompileError
 from stitch.frontend.onnx.calls import NodeCall, unfit, wholes
-from stitch.frontend.onnx.classical.forest import Forest, Shape, collected, reached, shape_of
+from stitch.frontend.onnx.classical.forest import Forest, ForestShape, collected, reached, shape_of
 from stitch.frontend.onnx.classical.scores import (
     both_classes,
     chosen,
@@ -42,7 +42,7 @@ def lower_classifier(builder: ComputationGraphBuilder, call: NodeCall) -> list[S
 
 
 def _of_many(
-    builder: ComputationGraphBuilder, call: NodeCall, forest: Forest, shape: Shape,
+    builder: ComputationGraphBuilder, call: NodeCall, forest: Forest, shape: ForestShape,
     scores: SymbolicTensor, base: Array, names: Array, leaf: SymbolicTensor,
 ) -> tuple[SymbolicTensor, SymbolicTensor]:  # fmt: skip
     """Classes that no leaf on the way names have no chance, whatever their score of 0 is."""
@@ -59,7 +59,7 @@ def _of_many(
 
 
 def _of_two(
-    builder: ComputationGraphBuilder, call: NodeCall, forest: Forest, shape: Shape,
+    builder: ComputationGraphBuilder, call: NodeCall, forest: Forest, shape: ForestShape,
     scores: SymbolicTensor, base: Array, names: Array,
 ) -> tuple[SymbolicTensor, SymbolicTensor]:  # fmt: skip
     """Leaves name the first class only, or the second, or both: each is another rule."""
