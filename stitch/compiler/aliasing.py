@@ -33,7 +33,7 @@ def prove_aliases(graph: ComputationGraph, asked: Pairs) -> None:
 
 
 def free_aliases(graph: ComputationGraph, wishes: SlotWishes) -> Pairs:
-    """More pairs that hold: donated inputs nobody asked for, and outputs without a wish.
+    """More pairs that hold: donated inputs that no wish names, and outputs without a wish.
 
     Each input goes to the first output that can prove its claim. An output that takes the buffer
     of an input that is stored rounded would be rounded too; such inputs are left alone.

@@ -46,7 +46,7 @@ def give_outputs_their_values(
 
 def give_unique_names(values: Sequence[Value]) -> tuple[Value, ...]:
     """The values with names that are neither empty nor taken by an earlier value."""
-    # A name that somebody has from the start is never given to another.
+    # A name that a value has from the start is never given to another.
     original = {value.name for value in values}
     taken: set[str] = set()
     #: The number that a name got last: the next one starts there, not from the beginning.

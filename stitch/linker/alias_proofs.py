@@ -1,7 +1,7 @@
 """Alias proofs: may an output be written over a donated input?
 
 Comes in: an operation list, an output, an input. Goes out: None where the proof holds, else the
-sentence that says who forbids it. Must not know: addresses, devices.
+sentence that names the operation that forbids it. Must not know: addresses, devices.
 
 The rule: the operation that writes the output is elementwise, reads the input itself, and nothing
 reads the input after it. Then each element is read before it is overwritten.
@@ -17,7 +17,7 @@ from stitch.program import Operation, OperationList
 
 @final
 class AliasProofs:
-    """Who writes and who last reads each value of an operation list, looked up once."""
+    """The operations that write and that last read each value of a list, looked up once."""
 
     __slots__ = ("_body", "_last_reader", "_outputs", "_writer")
 

@@ -77,7 +77,7 @@ def _role(programs: Sequence[Program]) -> Role:
 
 
 def _finish(joined: JoinedProgram, name: str, machine: MachineShape, role: Role) -> Program:
-    """Drops what nobody needs, packs the scratch, proves aliases, checks that all of it fits."""
+    """Drops what no output needs, packs the scratch, proves aliases, checks that all of it fits."""
     where = f"program {name!r}"
     operations = _live_operations(joined)
     constants = _live_constants(joined, operations)

@@ -1,4 +1,4 @@
-"""Addresses of one space: who may take which bytes of every bank.
+"""Addresses of one space: which buffer takes which bytes of every bank.
 
 Comes in: sizes, and sometimes addresses, in bytes per bank (allocation is lock-step: the same
 address and size in every bank). Goes out: addresses. Must not know: tensors, layouts, bytes.

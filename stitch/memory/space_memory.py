@@ -31,7 +31,8 @@ _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 class WriteCounter:
     """What a space's memory really saw: the number of writes by copies and moves, and their bytes.
 
-    Bytes are the tensors' own, see `Footprint.own_nbytes`. Whoever moves footprints counts them.
+    Bytes are the tensors' own, see `Footprint.own_nbytes`. Footprints that move are counted
+    by the backend, which moves them.
 
     Copies that are bound with a counter add to it each time they run.
     """
@@ -83,10 +84,10 @@ class SpaceMemory:
         return self.counter.nbytes
 
     def lend(self, lent: Bytes) -> int:
-        """The address at which somebody else's bytes can be read as if they lay in this space.
+        """The address at which a caller's own bytes can be read as if they lay in this space.
 
-        They lie beyond its end: nothing is ever allocated there, moved there or freed. Whoever
-        lends sees to it that they live for as long as anything is run on them.
+        They lie beyond its end: nothing is ever allocated there, moved there or freed. The
+        caller keeps them alive for as long as anything is run on them.
         """
         assert self.shape.banks == 1, "only a space of one bank has its bytes in one piece"
         address = self._next_lent

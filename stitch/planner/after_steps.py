@@ -22,8 +22,8 @@ Values = dict[int, list[Instance]]
 def after_steps(plan: Plan, steps_done: int) -> tuple[dict[int, Buffer], Values]:
     """The buffers, and the instances of each value, after the first `steps_done` steps.
 
-    Values are listed while a buffer of theirs is alive; that somebody can still read them is not
-    looked at (a dead value that shares its buffer is listed).
+    Values are listed while a buffer of theirs is alive; whether a handle can still read them is
+    not looked at (a dead value that shares its buffer is listed).
     """
     buffers = {buffer.number: buffer for buffer in plan.request.buffers}
     values: Values = {r.value: list(r.instances) for r in plan.request.residents}

@@ -1,6 +1,6 @@
 """Making room in a space: move what can move, drop what exists elsewhere, evict as a last resort.
 
-The order of remedies is the order of their cost: a free hole; dropping a spare copy that nobody is
+The order of remedies is the order of their cost: a free hole; dropping a spare copy that no task is
 known to want; moving buffers inside the space; giving up the buffer whose next use is farthest
 (without a byte where another copy exists, else by a copy to DRAM, with its certificate).
 """
@@ -39,7 +39,7 @@ class RoomDemand:
     """
 
     space: Space
-    who: str
+    purpose: str
     locked: set[int]
     fixed: list[tuple[int, int, str]] = field(default_factory=list)
     floating: list[tuple[int, str]] = field(default_factory=list)
@@ -84,7 +84,7 @@ def _check_fixed(state: Residency, demand: RoomDemand) -> None:
         if address < shape.base or address + size > shape.limit or address % shape.alignment:
             raise LayoutError(
                 f"{what} cannot lie at {address:#x} in {demand.space.value}",
-                where=demand.who,
+                where=demand.purpose,
                 expected=f"a multiple of {shape.alignment} with room for {size} B per bank "
                 f"in [{shape.base:#x}, {shape.limit:#x})",
                 got=f"[{address:#x}, {address + size:#x})",
@@ -94,7 +94,7 @@ def _check_fixed(state: Residency, demand: RoomDemand) -> None:
                 raise LayoutError(
                     f"{what} needs [{address:#x}, {address + size:#x}) of {demand.space.value}, "
                     f"where {buffer.origin} is pinned",
-                    where=demand.who,
+                    where=demand.purpose,
                     remedy="release the exported array or view that pins it, or move the tensor",
                 )
     for (a, size, what), (b, _, other) in pairwise(regions):
@@ -102,7 +102,7 @@ def _check_fixed(state: Residency, demand: RoomDemand) -> None:
             raise LayoutError(
                 f"{what} [{a:#x}, {a + size:#x}) and {other} (at {b:#x}) clash in "
                 f"{demand.space.value}",
-                where=demand.who,
+                where=demand.purpose,
                 remedy="compile one of them for another address",
             )
 
@@ -203,7 +203,7 @@ def _drop(state: Residency, buffer: Buffer) -> None:
 
 
 def _drop_idle_copies(state: Residency, demand: RoomDemand, needed: int) -> bool:
-    """Drop spare copies that nobody is known to want, at least as many bytes as are needed."""
+    """Drop spare copies that no task is known to want, at least as many bytes as are needed."""
     dropped = 0
     for _, buffer, _ in _victims(state, demand):
         if dropped and dropped >= needed:
@@ -226,7 +226,7 @@ def _evict_farthest(
     if not victims:
         wanted = ", ".join([w for _, _, w in demand.fixed] + [w for _, w in demand.floating])
         size = sum(s for _, s, _ in demand.fixed) + sum(s for s, _ in demand.floating)
-        raise state.out_of_memory(demand.space, size, f"{wanted} of {demand.who}")
+        raise state.out_of_memory(demand.space, size, f"{wanted} of {demand.purpose}")
     refused: OutOfMemoryError | None = None
     for _, buffer, spare in victims:
         if spare:
@@ -248,13 +248,13 @@ def _why(demand: RoomDemand, problem: SpaceProblem, proved: bool) -> tuple[str, 
     gaps = tuple(size for _, size in problem.gaps)
     pieces = problem.all_pieces
     if not proved:
-        return f"room for {demand.who}: no arrangement was found within the search limit", None
+        return f"room for {demand.purpose}: no arrangement was found within the search limit", None
     kind: CertificateKind = "capacity" if sum(pieces) > sum(gaps) else "packing"
     why = {
         "capacity": f"{sum(pieces)} B per bank would have to lie in {sum(gaps)} B",
         "packing": "regions that cannot move split the space, and the rest packs into no gaps",
     }[kind]
-    return f"room for {demand.who}: {why}", Certificate(kind, pieces, gaps)
+    return f"room for {demand.purpose}: {why}", Certificate(kind, pieces, gaps)
 
 
 def evict(state: Residency, buffer: Buffer, reason: str, certificate: Certificate | None) -> None:
@@ -309,13 +309,13 @@ def _relocate(state: Residency, demand: RoomDemand, arrangement: Repacking) -> N
         buffer = state.buffers[number]
         assert buffer.address is not None
         moves.append(Move(buffer.address, target, buffer.size_per_bank))
-    step = relocation(state, demand.space, targets, moves, demand.who)
+    step = relocation(state, demand.space, targets, moves, demand.purpose)
     state.moved(targets)
     state.steps.append(step)
 
 
 def relocation(
-    state: Residency, space: Space, targets: dict[int, int], moves: list[Move], who: str
+    state: Residency, space: Space, targets: dict[int, int], moves: list[Move], purpose: str
 ) -> Relocate:
     """The step that carries out moves: ordered, a cycle broken with one granule set aside."""
     shape = state.shape(space)
@@ -334,7 +334,7 @@ def relocation(
         other = _beside(state, space)
         # A granule that is set aside must not lie where the others pass through.
         passing = max(m.size for m in moves) * shape.banks if bounces else 0
-        stage, after = _stage(state, other, (passing, granule * shape.banks), who)
+        stage, after = _stage(state, other, (passing, granule * shape.banks), purpose)
         through, parked = (other, stage[0]) if bounces else None, (other, after)
     elif granule:
         state.claimed.append((space, hole, granule))
@@ -349,7 +349,7 @@ def relocation(
         for t in transfers
     )
     named = ", ".join(state.buffers[n].origin for n in sorted(targets)[:3])
-    reason = f"room for {who}: {named} moved" + (f" through {other.value}" if outside else "")
+    reason = f"room for {purpose}: {named} moved" + (f" through {other.value}" if outside else "")
     return Relocate(
         space, tuple(sorted(targets.items())), tuple(transfers), nbytes, seconds, reason,
         stage, certificate, other,
@@ -370,12 +370,12 @@ def _beside(state: Residency, space: Space) -> Space:
 
 
 def _stage(
-    state: Residency, space: Space, parts: tuple[int, int], who: str
+    state: Residency, space: Space, parts: tuple[int, int], purpose: str
 ) -> tuple[tuple[int, int], int]:
     """A free region for two parts (bytes over all banks), and the address of the second."""
     shape = state.shape(space)
     first, second = (round_up(-(-n // shape.banks), shape.alignment) for n in parts)
-    demand = RoomDemand(space, f"a bounce for {who}", set(state.locked))
+    demand = RoomDemand(space, f"a bounce for {purpose}", set(state.locked))
     demand.floating.append((first + second, "staging"))
     (address,) = make_room(state, demand)
     state.claimed.append((space, address, first + second))

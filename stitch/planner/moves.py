@@ -58,7 +58,7 @@ def order_moves(moves: list[Move], *, spare: int | None) -> tuple[list[Move], in
 
 
 def _peel(waits: dict[int, list[int]]) -> dict[int, None]:
-    """Those that wait for nobody, then those that wait only for them, and so on; in order."""
+    """Those that wait for no other, then those that wait only for them, and so on; in order."""
     left = {i: len(blockers) for i, blockers in waits.items()}
     waiting: dict[int, list[int]] = {i: [] for i in waits}
     for i, blockers in waits.items():

@@ -32,7 +32,8 @@ class Instance:
 class Buffer:
     """One allocation. `address` is per bank; None means a host array outside the spaces.
 
-    `desc` describes the whole buffer (to move it to another space); `origin` says who made it.
+    `desc` describes the whole buffer (to move it to another space); `origin` says which
+    task or call made it.
     """
 
     number: int
@@ -57,7 +58,7 @@ class Resident:
 class PlanRequest:
     """All that a plan may depend on.
 
-    `kept` are the values that somebody can still read afterwards. Raises nothing by itself.
+    `kept` are the values that a handle can still read afterwards. Raises nothing by itself.
     """
 
     machine: Machine

@@ -139,7 +139,7 @@ def _choose_inputs(
             state.locked.add(instance.buffer)
             chosen.append(instance)
             continue
-        # What an output overwrites is nobody else's copy.
+        # What an output overwrites is no other input's copy.
         key = (value, bare, address, index if index in gives else -1)
         if key not in copies:
             what = f"input {transformation.input_name(index)!r}"
@@ -202,7 +202,7 @@ def scratch_desc(scratch: Scratch, banks: int) -> TensorDesc:
 
 
 def _allocate(
-    state: Residency, demands: dict[Space, RoomDemand], wants: list[_Want], who: str
+    state: Residency, demands: dict[Space, RoomDemand], wants: list[_Want], task_name: str
 ) -> None:
     for space in SPACE_ORDER:
         demand = demands.get(space)
@@ -213,7 +213,7 @@ def _allocate(
             continue
         floating = [w for w in mine if w.address is None]
         fixed = [w for w in mine if w.address is not None]
-        demand.fixed += [(w.address or 0, w.size, f"{w.what} of {who!r}") for w in fixed]
+        demand.fixed += [(w.address or 0, w.size, f"{w.what} of {task_name!r}") for w in fixed]
         demand.floating += [(w.size, w.what) for w in floating]
         addresses = make_room(state, demand)
         if space is Space.L1:
@@ -223,7 +223,7 @@ def _allocate(
             want.address = address
         for want in mine:
             assert want.address is not None
-            origin = f"{want.what} of {who!r}"
+            origin = f"{want.what} of {task_name!r}"
             want.buffer = state.allocate(space, want.address, want.size, want.desc, origin)
 
 

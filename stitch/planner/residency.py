@@ -28,9 +28,9 @@ from stitch.program import Space, TensorDesc
 NEVER = 1 << 60
 
 
-#: Who leaves first: whose next use is farthest; the cheapest that makes room alone; or the cheapest
-#: for the time that it stays away. No rule is best for every chain (allocation theory: exact is an
-#: integer program), so all are tried where it matters.
+#: Which buffer leaves first: the one whose next use is farthest; the cheapest that makes room
+#: alone; or the cheapest for the time that it stays away. No rule is best for every chain
+#: (allocation theory: exact is an integer program), so all are tried where it matters.
 Rule: TypeAlias = Literal["farthest", "sufficient", "cheapest"]
 RULES: tuple[Rule, ...] = ("farthest", "sufficient", "cheapest")
 

@@ -1,4 +1,4 @@
-"""The memory report: tt-metal's memory-view keys for each space, and who holds what."""
+"""The memory report: tt-metal's memory-view keys for each space, and which tensor holds what."""
 
 from __future__ import annotations
 

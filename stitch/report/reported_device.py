@@ -1,4 +1,4 @@
-"""`Device` as everybody sees it: the runtime's, with what it has to say of itself.
+"""The `Device` that users open: the runtime's, with what it has to say of itself.
 
 Comes in: a machine and options. Goes out: the device that `open_device` and torch.compile open.
 Must not know: where programs come from.
@@ -32,7 +32,7 @@ class Device(RuntimeDevice):
         super().close()
 
     def loaded(self, source: Any, program: int | str) -> LoadedProgram:
-        """A program of a binary, loaded at most once: for those who submit it over and over.
+        """A program of a binary, loaded at most once: for callers that submit it over and over.
 
         The last `MAX_SUBMITTED` stay loaded until the device closes. Raises what `load` raises.
         """

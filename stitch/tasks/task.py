@@ -15,7 +15,7 @@ _next_key = itertools.count(1).__next__
 
 
 class TransformationKind(enum.Enum):
-    """Who computes a transformation: an executor runs programs, the memory room copies."""
+    """What computes a transformation: an executor runs programs, the backend copies."""
 
     PROGRAM = "program"
     COPY = "copy"

@@ -1,4 +1,4 @@
-"""Diagnosis: who first made a loss that is no number.
+"""Diagnosis: which operation first made a loss that is no number.
 
 Comes in: the cells of a training as they were before forward, and its stitched programs. Goes out:
 a sentence. The programs run once more, one operation at a time. Must not know: optimizers.

@@ -101,7 +101,7 @@ class LossTensor:
         tensor = self._tensor
         if tensor is not None:
             self._value = float(tensor.numpy())
-            # Whoever keeps all losses keeps numbers, not places on the device.
+            # A caller that keeps all losses keeps numbers, not places on the device.
             self._tensor = None
         assert self._value is not None
         return self._value

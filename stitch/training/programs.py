@@ -280,7 +280,7 @@ def compile_accumulation(programs: TrainingPrograms, machine: Machine) -> Progra
 
 
 def home_space(machine: Machine) -> Space:
-    """Where tensors between programs lie unless somebody says otherwise."""
+    """Where tensors between programs lie unless a wish says otherwise."""
     return Space.HOST if machine.shape.dram is None else Space.DRAM
 
 

@@ -24,7 +24,7 @@ from stitch.graph import MAX_KNOWN_ELEMENTS, ComputationGraph
 from stitch.program import ABSENT, Array, Constant, Operation, Value, ValueType
 
 #: Elementary steps that all folding of a graph may take: so many, and so many for each element of
-#: the constants that the graph was given (which somebody read from a file).
+#: the constants that the graph was given (which a front end read from a file).
 FREE_STEPS, STEPS_PER_ELEMENT = 1 << 26, 16
 #: What the kernel of one operation may take for itself: so much, and so many times the constants.
 FREE_WORKSPACE_NBYTES, WORKSPACE_TIMES = 1 << 26, 4

@@ -44,7 +44,7 @@ def _final_buffers(plan: Plan, symbolic_memory: SymbolicMemory) -> Iterator[Foun
             yield "final", f"block {number} ends as {in_spaces.get(number)}, not {said.get(number)}"
     held = {i.buffer for r in plan.final_values for i in r.instances}
     held |= {b.number for b in plan.request.buffers if b.pinned}
-    # What nobody used when the plan began is not the plan's to explain.
+    # What no value used when the plan began is not the plan's to explain.
     began = {i.buffer for r in plan.request.residents for i in r.instances}
     held |= {b.number for b in plan.request.buffers} - began
     for number in sorted(set(said) - held):

@@ -143,8 +143,8 @@ def refuse_other(checkpoint: Checkpoint, identity: Facts, path: Path) -> None:
 class CheckpointFolder:
     """The checkpoints of one training; the newest `keep` stay.
 
-    Who saves has the folder alone from `prepare`, or the first `save`, until `close` or its end:
-    to others `UsageError` names the owner.
+    The process that saves has the folder alone from `prepare`, or the first `save`, until `close`
+    or its end: to others `UsageError` names the owner.
     """
 
     def __init__(self, folder: Path, keep: int = 3) -> None:

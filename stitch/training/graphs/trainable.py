@@ -20,7 +20,7 @@ from stitch.training.graphs.evaluation_form import evaluation_form
 
 #: Operands that gradients never reach: they are statistics that the forward pass itself keeps.
 _STATISTICS = {("", "BatchNormalization"): (3, 4)}
-#: What a builder calls constants that nobody named.
+#: What a builder calls constants that were given no name.
 _UNNAMED = re.compile(r"constant(_[0-9]+)?")
 _KEPT_KINDS = (InputKind.PARAMETER, InputKind.STATE)
 
