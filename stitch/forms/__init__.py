@@ -8,7 +8,7 @@ a machine needs none.
 
 from typing import TYPE_CHECKING
 
-from stitch.forms.combined_kinds import ByKey, Either, Entries, ListOf, Pairs, Tried
+from stitch.forms.combined_kinds import ByKey, Either, Entries, ListOf, Pairs, Tagged, Tried
 from stitch.forms.fields import Fields
 from stitch.forms.kinds import (
     Choice,
@@ -45,7 +45,7 @@ else:
 __all__ = [
     "NUMPY_SUFFIXES", "ByKey", "Choice", "Either", "ElementType", "Entries", "Fields", "Flag",
     "Form", "FormValues", "Kind", "ListOf", "Name", "NameOrPath", "Node", "Number", "Pairs",
-    "Place", "ProblemLog", "Reading", "RelativePath", "Row", "Shape", "Tried", "Whole", "Word",
-    "is_name", "is_word", "npy_bytes", "npz_bytes", "number_of", "read_array",
+    "Place", "ProblemLog", "Reading", "RelativePath", "Row", "Shape", "Tagged", "Tried",
+    "Whole", "Word", "is_name", "is_word", "npy_bytes", "npz_bytes", "number_of", "read_array",
     "read_array_file", "read_yaml", "typed",
 ]  # fmt: skip

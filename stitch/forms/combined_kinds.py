@@ -7,11 +7,11 @@ Must not know: what the values are for.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from stitch.errors import UsageError
-from stitch.forms.kinds import Kind, is_name
+from stitch.forms.kinds import Kind, is_name, is_word
 from stitch.forms.nodes import Node
 from stitch.forms.places import Place
 from stitch.forms.rows import Form
@@ -91,8 +91,9 @@ class Pairs(Kind[tuple[tuple[Any, ...], ...]]):
             place.wrong(node, self.what)
             return None
         pairs: list[tuple[Any, ...]] = []
-        for name, item in items:
-            value = self.kind.read(item, replace(place, line=item.line))
+        for index, (name, item) in enumerate(items):
+            at = place.item(index, item) if name is None else place.entry(name, item)
+            value = self.kind.read(item, at)
             if value is not None:
                 named = value if name is None and self.is_named else name
                 pairs.append((named, value, item.line) if self.has_lines else (named, value))
@@ -151,6 +152,33 @@ class ByKey(Kind[T_co], Generic[T_co]):
         inner.only(dict.fromkeys(word for form in forms.values() for word in form.keys))
         first.row(key).read(inner)
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Tagged(Kind[T_co], Generic[T_co]):
+    """One of several forms, by the word that stands at `tag`, or alone without a mapping.
+
+    They are asked for when something is read, so that a form may hold itself.
+    """
+
+    what: str
+    tag: str
+    forms: Callable[[], Mapping[str, Form[T_co]]]
+
+    @property
+    def wanted(self) -> str:
+        return self.what
+
+    def read(self, node: Node, place: Place) -> T_co | None:
+        forms, tag, at = self.forms(), node, place
+        if isinstance(node.data, Mapping):
+            inner = place.inside(node, next(iter(forms.values())).what)
+            at, tag = inner.at(self.tag), node.data.get(self.tag, Node(inner.line, None))
+        form = forms.get(tag.raw) if is_word(tag) else None
+        if form is None:
+            at.unknown_word(tag, forms)
+            return None
+        return form.read(node, place)
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,7 +142,7 @@ class Whole(Kind[int]):
 
 @dataclass(frozen=True, slots=True)
 class Number(Kind[float]):
-    """A finite number between bounds: at least `least`, and `above` and `below` these.
+    """A number between bounds: at least `least`, and `above` and `below` these.
 
     It stays a whole number if it is written as one. `what` says it better than the bounds do.
     """
@@ -150,13 +150,15 @@ class Number(Kind[float]):
     least: float | None = None
     above: float | None = None
     below: float | None = None
+    is_finite: bool = True
     what: str = ""
 
     @property
     def wanted(self) -> str:
+        kind = "a finite number" if self.is_finite else "a number"
         bounds = (("from", self.least), ("above", self.above), ("below", self.below))
         words = [f"{word} {bound:g}" for word, bound in bounds if bound is not None]
-        return self.what or " ".join(["a finite number", " and ".join(words)]).strip()
+        return self.what or " ".join([kind, " and ".join(words)]).strip()
 
     def read(self, node: Node, place: Place) -> float | None:
         number = node.data
@@ -170,7 +172,7 @@ class Number(Kind[float]):
 
     def _is_within(self, number: float) -> bool:
         return (
-            abs(number) < float("inf")
+            (abs(number) < float("inf") or not self.is_finite)
             and (self.least is None or number >= self.least)
             and (self.above is None or number > self.above)
             and (self.below is None or number < self.below)

@@ -31,6 +31,8 @@ from stitch.forms.nodes import Node
 from stitch.forms.places import Place, Reading
 
 T = TypeVar("T")
+#: Attributes that no row need fill.
+_KNOWN = frozenset({"name", "line", "lines", "file", "folder"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +92,12 @@ class FormValues(Generic[T]):
 
 
 class Form(Kind[T]):
-    """A mapping of fields, each a row. `make` takes their values by name.
+    """A mapping of fields, each a row. `make` takes their values by name; `what` is what messages
+    call it (nothing: as its key is called).
 
     Attributes of `make` that no row fills may be `name`, the name of the entry, where the mapping
-    is one of several by name; `line`, on which it begins; `file` and `folder`, where all is read.
+    is one of several by name; `line`, on which it begins, and `lines`, of its keys; `file` and
+    `folder`, where all is read.
     `word` is the key whose value may stand alone: `encoder.ttb` for `{file: encoder.ttb}`. `check`
     notes what rows cannot say, of a form that is sound by itself. `suffix` tells items of a list
     apart where places are dotted.
@@ -114,8 +118,9 @@ class Form(Kind[T]):
         self._wanted = wanted
         parameters = inspect.signature(make).parameters
         filled = {row.attribute for row in rows}
-        self._free = {"name", "line", "file", "folder"} & (parameters.keys() - filled)
-        assert filled <= parameters.keys(), f"{filled - parameters.keys()} of {what}"
+        self._free = _KNOWN & (parameters.keys() - filled)
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        assert takes_all or filled <= parameters.keys(), f"{filled - parameters.keys()} of {what}"
 
     @property
     def wanted(self) -> str:
@@ -132,13 +137,17 @@ class Form(Kind[T]):
 
     def read(self, node: Node, place: Place) -> T | None:
         """The dataclass; None where a defect was noted."""
-        fields = self.fields(node, place)
+        return self.made(self.fields(node, place))
+
+    def made(self, fields: FormValues[T]) -> T | None:
+        """The dataclass out of its values, checked; None where they are not sound."""
         if not fields.sound:
             return None
-        value, noted = self.make(**fields.values), place.reading.log.noted
+        value, log = self.make(**fields.values), fields.place.reading.log
+        noted = log.noted
         if self.check is not None:
             self.check(value, fields.place)
-        return value if place.reading.log.noted == noted else None
+        return value if log.noted == noted else None
 
     def fields(self, node: Node, place: Place) -> FormValues[T]:
         """The values of all rows, also where some are defective: those have their defaults."""
@@ -155,12 +164,16 @@ class Form(Kind[T]):
         inner.only(self.keys)
         inner.keep_source(inner.nodes.get("source"))
         values = {row.attribute: row.read(inner) for row in self.rows}
-        known = {"name": place.name, "line": node.line, "file": log.file,
-                 "folder": place.reading.folder}  # fmt: skip
+        known: Mapping[str, Any] = {
+            "name": place.name, "line": node.line, "file": log.file,
+            "folder": place.reading.folder,
+            "lines": {key: item.key_line or item.line for key, item in inner.nodes.items()},
+        }  # fmt: skip
         values.update((attribute, known[attribute]) for attribute in self._free)
         return FormValues(inner, values, log.noted == before)
 
     def _title(self, node: Node, place: Place) -> str:
         if place.is_dotted:
             return place.path + (self.suffix(node) if self.suffix is not None else "")
-        return f"{self.what} {place.name!r}" if place.name else self.what
+        what = self.what or place.key
+        return f"{what} {place.name!r}" if place.name else what

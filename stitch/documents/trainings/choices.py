@@ -1,8 +1,8 @@
 """Loss, optimizer, schedule and metrics of a training in YAML, as plain data that was tried.
 
-Comes in: fields. Goes out: what `loss_from_config` and its kin take, or None where a defect was
-noted. What a loss or an optimizer can be told is read off its class: a new one needs nothing here.
-Must not know: models, data.
+Comes in: what stands at their keys. Goes out: what `loss_from_config` and its kin take, or None
+where a defect was noted. What a loss or an optimizer can be told is read off its class: a new one
+needs nothing here. Must not know: models, data.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
-from stitch.errors import UsageError, closest
-from stitch.forms import Fields, Node
+from stitch.errors import UsageError
+from stitch.forms import Form, FormValues, Kind, Node, Place, Row, Tagged, Word, is_word
 from stitch.training import (
     LOSSES,
     SGD,
@@ -38,25 +39,6 @@ CLASSES = ("sparse_categorical_crossentropy", "categorical_crossentropy", "bce_w
 METRICS = ("accuracy", "loss")
 
 
-def loss_of(top: Fields) -> dict[str, Any] | None:
-    """The loss; None where there is none, or a defect was noted."""
-    word = None if isinstance(_data(top, "loss"), Mapping) else top.text("loss")
-    stem, _, last = (word or "").rpartition("_")
-    if stem in _LOSSES and last in ("mean", "sum"):
-        return {"loss": stem, "reduction": last}
-    return _chosen(top, "loss", "loss", _LOSSES, loss_from_config)
-
-
-def optimizer_of(top: Fields) -> dict[str, Any] | None:
-    """The optimizer, without its schedule; None as above."""
-    return _chosen(top, "optimizer", "optimizer", _OPTIMIZERS, optimizer_from_config)
-
-
-def schedule_of(top: Fields) -> dict[str, Any] | None:
-    """The schedule; a cosine may lack `T_max`. None as above."""
-    return _chosen(top, "schedule", "schedule", _SCHEDULES, lambda c: completed_schedule(c, 1))
-
-
 def completed_schedule(config: Mapping[str, Any] | None, steps: int) -> Any:
     """The schedule of a training of so many steps: `T_max` where it was left out.
 
@@ -74,90 +56,36 @@ def completed_schedule(config: Mapping[str, Any] | None, steps: int) -> Any:
     return schedule_from_config(given)
 
 
-def metrics_of(top: Fields, loss: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """The metrics, in order; those that the loss (None: it is defective) cannot have are noted."""
-    node = top.get("metrics")
-    if node is None:
-        return METRICS if loss is not None and loss["loss"] in CLASSES else ("loss",)
-    items = node.data if isinstance(node.data, tuple) else (node,)
-    found = []
-    for item in items:
-        if item.raw not in METRICS:
-            near = closest(item.raw, METRICS)
-            detail = f"there is no metric {item.raw[:40]!r}; allowed: {', '.join(METRICS)}"
-            top.log.note("bad_value", item.line, detail + (f"; {near}" if near else ""))
-        elif item.raw == "accuracy" and loss is not None and loss["loss"] not in CLASSES:
-            detail = f"the loss {loss['loss']} has no classes, so there is no accuracy"
-            top.log.note("bad_value", item.line, detail)
-        elif item.raw not in found:
-            found.append(item.raw)
-    return tuple(found)
+def metrics_of(fields: FormValues[Any]) -> tuple[str, ...]:
+    """The metrics of a training, each once; one that its loss cannot have is noted.
+
+    Without any, all that the loss can have.
+    """
+    metrics, loss = fields.values["metrics"], fields.values["loss"]
+    has_classes = loss is not None and loss["loss"] in CLASSES
+    if metrics is None:
+        return METRICS if has_classes else ("loss",)
+    if "accuracy" in metrics and loss is not None and not has_classes:
+        node = fields.place.nodes["metrics"]
+        items = node.data if isinstance(node.data, tuple) else (node,)
+        line = next(item.line for item in items if item.raw == "accuracy")
+        detail = f"the loss {loss['loss']} has no classes, so there is no accuracy"
+        fields.place.reading.log.note("bad_value", line, detail)
+    return tuple(dict.fromkeys(metrics))
 
 
-def _data(top: Fields, key: str) -> object:
-    node = top.get(key)
-    return None if node is None else node.data
+class _Setting(Kind[Any]):
+    """What a loss, an optimizer or a schedule is told."""
 
+    @property
+    def wanted(self) -> str:
+        return "a number, true, false, a word or a list of numbers"
 
-def _chosen(
-    top: Fields, key: str, word: str, kinds: Mapping[str, Callable[..., Any]],
-    make: Callable[[dict[str, Any]], object],
-) -> dict[str, Any] | None:  # fmt: skip
-    """A name, or a mapping with a name and settings; made once, to try it."""
-    node = top.get(key)
-    if node is None:
-        return None
-    fields = _Settings(node, word, top)
-    name = fields.name or ""
-    if name not in kinds:
-        near = closest(name, kinds)
-        wanted = f"one of {', '.join(kinds)}" + (f" ({near})" if near else "")
-        detail = f"there is no {word} {name[:40]!r}: it must be {wanted}"
-        top.log.note("bad_value", fields.line, detail)
-        return None
-    before = len(top.log.problems)
-    made: dict[str, Any] = {word: name}
-    allowed = [p for p in inspect.signature(kinds[name]).parameters if p != "schedule"]
-    for setting, item in fields.settings(("name", *allowed)):
-        if setting == "then":
-            found = schedule_of(Fields(Node(item.line, {"schedule": item}), "then", top.log))
-            if found is not None:
-                made["then"] = found
-        else:
-            value = _value(item)
-            if value is None:
-                detail = f"{word} {name}: {setting} must be a number, true, false, a word or a list"
-                top.log.note("bad_value", item.line, f"{detail} of numbers, not {item.describe()}")
-            made[setting] = value
-    if len(top.log.problems) > before:
-        return None
-    try:
-        make(made)
-    except (UsageError, TypeError, ValueError) as error:
-        told = str(error) if isinstance(error, UsageError) else f"{word} {name}: {error}"
-        top.log.note("bad_value", fields.line, told)
-        return None
-    return made
-
-
-class _Settings:
-    """A choice: a word alone, or a mapping with `name`."""
-
-    def __init__(self, node: Node, word: str, top: Fields) -> None:
-        self.fields: Fields | None = None
-        self.line = node.line
-        self.name: str | None = node.raw
-        if isinstance(node.data, Mapping):
-            self.fields = Fields(node, f"the {word}", top.log)
-            self.name = self.fields.text("name")
-            self.line = self.fields.line_of("name")
-
-    def settings(self, allowed: tuple[str, ...]) -> list[tuple[str, Node]]:
-        """The settings that have a meaning; the others are noted."""
-        if self.fields is None:
-            return []
-        self.fields.only(allowed)
-        return [(k, n) for k, n in self.fields.items() if k in allowed and k != "name"]
+    def read(self, node: Node, place: Place) -> Any:
+        value = _value(node)
+        if value is None:
+            place.wrong(node, self.wanted)
+        return value
 
 
 def _value(node: Node) -> Any:
@@ -175,3 +103,67 @@ def _value(node: Node) -> Any:
 def _is_number(data: object) -> bool:
     plain = isinstance(data, int | float) and not isinstance(data, bool)
     return plain and math.isfinite(float(data))  # type: ignore[arg-type]  # plain says so
+
+
+def _forms(
+    word: str, kinds: Mapping[str, Callable[..., Any]], attempt: Callable[[dict[str, Any]], object]
+) -> dict[str, Form[dict[str, Any]]]:
+    """A form for each kind of `word`: what its class takes; made once, to try it."""
+
+    def config(name: str, **settings: Any) -> dict[str, Any]:
+        return {word: name, **{k: value for k, value in settings.items() if value is not None}}
+
+    def check(config: dict[str, Any], place: Place) -> None:
+        try:
+            attempt(config)
+        except (UsageError, TypeError, ValueError) as error:
+            is_told = isinstance(error, UsageError)
+            told = str(error) if is_told else f"{word} {config[word]}: {error}"
+            place.reading.log.note("refused", place.at("name").line, told)
+
+    def rows(kind: Callable[..., Any]) -> list[Row]:
+        settings = [p for p in inspect.signature(kind).parameters if p != "schedule"]
+        return [Row(p, SCHEDULE if p == "then" else _Setting()) for p in settings]
+
+    return {
+        name: Form(
+            f"the {word}", config, Row("name", Word(), needed=True), *rows(kind), word="name",
+            check=check,
+        )
+        for name, kind in kinds.items()
+    }  # fmt: skip
+
+
+@cache
+def _losses() -> dict[str, Form[dict[str, Any]]]:
+    return _forms("loss", _LOSSES, loss_from_config)
+
+
+@cache
+def _optimizers() -> dict[str, Form[dict[str, Any]]]:
+    return _forms("optimizer", _OPTIMIZERS, optimizer_from_config)
+
+
+@cache
+def _schedules() -> dict[str, Form[dict[str, Any]]]:
+    # A cosine may lack `T_max`.
+    return _forms("schedule", _SCHEDULES, lambda config: completed_schedule(config, 1))
+
+
+class _Loss(Kind[dict[str, Any]]):
+    """The name of a loss, perhaps with its reduction (`mse_sum`), or a mapping."""
+
+    @property
+    def wanted(self) -> str:
+        return "the name of a loss, or a mapping"
+
+    def read(self, node: Node, place: Place) -> dict[str, Any] | None:
+        stem, _, last = node.raw.rpartition("_")
+        if is_word(node) and stem in _LOSSES and last in ("mean", "sum"):
+            return {"loss": stem, "reduction": last}
+        return Tagged(self.wanted, "name", _losses).read(node, place)
+
+
+LOSS = _Loss()
+OPTIMIZER = Tagged("the name of an optimizer, or a mapping", "name", _optimizers)
+SCHEDULE = Tagged("the name of a schedule, or a mapping", "name", _schedules)

@@ -1,20 +1,17 @@
 """The data of a training in YAML: which arrays of which files, which rows for what.
 
-Comes in: the fields of a training. Goes out: a `DataEntry`, or None where a defect was noted.
-Nothing is opened here. Must not know: models.
+Comes in: what stands at `data`. Goes out: a `DataEntry`, or None where a defect was noted. Nothing
+is opened here. Must not know: models.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from stitch.forms import Fields, Node
-
-_DATA = ("file", "inputs", "labels", "train", "validation", "held_out")
-_ARRAY = ("array", "file", "scale", "shift")
+from stitch.forms import Either, Form, Kind, Node, Number, Pairs, Place, RelativePath, Row, Word
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,98 +67,154 @@ def files_of(entry: DataEntry) -> tuple[Path, ...]:
     return tuple(dict.fromkeys(array.file for array in arrays))
 
 
-def data_of(top: Fields, folder: Path) -> DataEntry | None:
-    """The `data` of a training; None where a defect was noted."""
-    node = top.get("data")
-    if node is None:
-        return None
-    fields = Fields(node, "data", top.log)
-    fields.only(_DATA)
-    before = len(top.log.problems)
-    source = _source(fields, folder, None)
-    file = fields.text("file")
-    default = None if file is None else folder / file
-    parts = {key: _part(fields, key, folder, default) for key in _DATA[3:]}
-    if source is None or len(top.log.problems) > before:
-        return None
-    return DataEntry(source, node.line, parts["train"], parts["validation"], parts["held_out"])
+@dataclass(frozen=True, slots=True)
+class _Array:
+    """An array as it is written: its file may be that of all data."""
+
+    array: str
+    line: int
+    file: Path | None
+    scale: float
+    shift: float
 
 
-def _source(fields: Fields, folder: Path, default: Path | None) -> SourceEntry | None:
-    file = fields.text("file")
-    place = default if file is None else folder / file
-    inputs = fields.get("inputs")
-    if inputs is None:
-        fields.wrong("inputs", "a mapping from the model's inputs to arrays")
-    pairs: list[tuple[str | None, Node]] = []
-    if inputs is not None and isinstance(inputs.data, Mapping):
-        single = set(inputs.data) <= set(_ARRAY) and "array" in inputs.data
-        pairs = [(None, inputs)] if single else list(inputs.data.items())
-    elif inputs is not None and not isinstance(inputs.data, tuple):
-        pairs = [(None, inputs)]
-    elif inputs is not None:
-        fields.wrong("inputs", "a mapping from the model's inputs to arrays, or one array")
-    found = [(name, _array(item, f"input {name}", fields, folder, place)) for name, item in pairs]
-    labels = fields.get("labels")
-    if labels is None:
-        fields.wrong("labels", "the name of an array")
-        return None
-    target = _array(labels, "labels", fields, folder, place)
-    if target is None or not found or any(entry is None for _, entry in found):
-        return None
-    return SourceEntry(tuple((name, entry) for name, entry in found if entry), target)
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Arrays for inputs and labels as they are written, and the file of those that name none."""
+
+    inputs: tuple[tuple[str | None, _Array], ...]
+    labels: _Array
+    line: int
+    file: Path | None
 
 
-def _array(
-    node: Node, what: str, parent: Fields, folder: Path, default: Path | None
-) -> ArrayEntry | None:
+@dataclass(frozen=True, slots=True)
+class _Data:
+    """All data as it is written."""
+
+    source: _Source
+    train: _Array | None
+    validation: float | _Array | _Source | None
+    held_out: float | _Array | _Source | None
+
+
+def _array_form(what: str) -> Form[_Array]:
     """`images`, `images.npy`, or `{array: images, file: ..., scale: ..., shift: ...}`."""
-    if isinstance(node.data, Mapping):
-        fields = Fields(node, what, parent.log)
-        fields.only(_ARRAY)
-        name, file = fields.text("array"), fields.text("file")
-        scale, shift = _finite(fields, "scale", 1.0), _finite(fields, "shift", 0.0)
-        if name is None:
-            fields.wrong("array", "the name of an array")
+    return Form(
+        what,
+        _Array,
+        Row("array", Word("the name of an array"), needed=True),
+        Row("file", RelativePath()),
+        Row("scale", Number(), default=1.0),
+        Row("shift", Number(), default=0.0),
+        word="array",
+        wanted="an array's name, or a mapping",
+    )
+
+
+_ARRAY = _array_form("")
+_INPUT = _array_form("input")
+
+
+class _Inputs(Kind[tuple[tuple[str | None, _Array], ...]]):
+    """The model's inputs by name, each an array; or the array of its only one."""
+
+    @property
+    def wanted(self) -> str:
+        return "a mapping from the model's inputs to arrays, or one array"
+
+    def read(self, node: Node, place: Place) -> tuple[tuple[str | None, _Array], ...] | None:
+        keys = set(node.data) if isinstance(node.data, Mapping) else {"array"}
+        if isinstance(node.data, tuple) or ("array" in keys and keys <= {*_ARRAY.keys}):
+            array = _ARRAY.read(node, place)
+            return None if array is None else ((None, array),)
+        return Pairs(_INPUT, self.wanted, least=1, by_position=False).read(node, place)
+
+
+_SOURCE_ROWS = (
+    Row("file", RelativePath()),
+    Row("inputs", _Inputs(), needed=True),
+    Row("labels", _ARRAY, needed=True),
+)
+_SOURCE = Form("", _Source, *_SOURCE_ROWS)
+_ROWS = "an array of row numbers"
+_PART: Kind[float | _Array | _Source] = Either(
+    f"{_ROWS}, or a share between 0 and 1",
+    number=Number(above=0, below=1, what=f"{_ROWS}, or a share between 0 and 1"),
+    word=_ARRAY,
+    mapping=_SOURCE,
+)
+
+
+def _data(
+    line: int,
+    file: Path | None,
+    inputs: tuple[tuple[str | None, _Array], ...],
+    labels: _Array,
+    **parts: Any,
+) -> _Data:
+    return _Data(_Source(inputs, labels, line, file), **parts)
+
+
+_DATA = Form(
+    "data",
+    _data,
+    *_SOURCE_ROWS,
+    Row("train", Either(_ROWS, word=_ARRAY, mapping=_ARRAY)),
+    Row("validation", _PART),
+    Row("held_out", _PART),
+)
+
+
+class DataKind(Kind[DataEntry]):
+    """The `data` of a training."""
+
+    @property
+    def wanted(self) -> str:
+        return "a mapping"
+
+    def read(self, node: Node, place: Place) -> DataEntry | None:
+        data, log = _DATA.read(node, place), place.reading.log
+        if data is None:
             return None
-    else:
-        name, file, scale, shift = node.raw, None, 1.0, 0.0
-        if isinstance(node.data, tuple) or not node.raw:
-            parent.log.note("bad_value", node.line, f"{what} is an array's name, or a mapping")
+        noted, files = log.noted, _Files(place, data.source.file)
+        entry = DataEntry(
+            files.source(data.source), node.line, files.part("train", node, data.train),
+            files.part("validation", node, data.validation),
+            files.part("held_out", node, data.held_out),
+        )  # fmt: skip
+        return entry if log.noted == noted else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """In which file each array is; notes those of which nobody says it."""
+
+    place: Place
+    default: Path | None
+
+    def array(self, what: str, array: _Array, default: Path | None) -> ArrayEntry:
+        file, reading = array.file or default, self.place.reading
+        if array.file is None and array.array.endswith(".npy"):
+            file = reading.folder / array.array
+        if file is None:
+            detail = f"{what}: nobody says in which file the array {array.array!r} is"
+            reading.log.note("missing_key", array.line, f"{detail}; add file: data.npz")
+        scale, shift = float(array.scale), float(array.shift)
+        return ArrayEntry(file or Path(), array.array, array.line, scale, shift)
+
+    def source(self, source: _Source) -> SourceEntry:
+        file = source.file or self.default
+        inputs = [(name, self.array(f"input {name}", a, file)) for name, a in source.inputs]
+        return SourceEntry(tuple(inputs), self.array("labels", source.labels, file))
+
+    def part(self, key: str, data: Node, part: float | _Array | _Source | None) -> PartEntry | None:
+        if part is None:
             return None
-    place = default if file is None else folder / file
-    if file is None and name.endswith(".npy"):
-        place = folder / name
-    if place is None:
-        detail = f"{what}: nobody says in which file the array {name!r} is; add file: data.npz"
-        parent.log.note("missing_key", node.line, detail)
-        return None
-    return ArrayEntry(place, name, node.line, scale, shift)
-
-
-def _finite(fields: Fields, key: str, otherwise: float) -> float:
-    found = fields.number(key)
-    if found is not None and not math.isfinite(found):
-        fields.wrong(key, "a finite number")
-        return otherwise
-    return otherwise if found is None else float(found)
-
-
-def _part(fields: Fields, key: str, folder: Path, default: Path | None) -> PartEntry | None:
-    node = fields.get(key)
-    if node is None:
-        return None
-    if isinstance(node.data, Mapping) and key != "train":
-        inner = Fields(node, key, fields.log)
-        inner.only(("file", "inputs", "labels"))
-        source = _source(inner, folder, default)
-        return None if source is None else PartEntry(node.line, source=source)
-    if isinstance(node.data, int | float):
-        share = float(node.data)
-        if isinstance(node.data, bool) or key == "train" or not 0 < share < 1:
-            fields.wrong(key, "an array of row numbers" if key == "train" else
-                         "an array of row numbers, or a share between 0 and 1")  # fmt: skip
-            return None
-        return PartEntry(node.line, share=share)
-    rows = _array(node, key, fields, folder, default)
-    return None if rows is None else PartEntry(node.line, rows=rows)
+        assert isinstance(data.data, Mapping), "it was read"
+        line = data.data[key].line
+        if isinstance(part, _Source):
+            return PartEntry(line, source=self.source(part))
+        if isinstance(part, _Array):
+            return PartEntry(line, rows=self.array(key, part, self.default))
+        return PartEntry(line, share=float(part))

@@ -43,23 +43,37 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from stitch.documents.trainings.choices import loss_of, metrics_of, optimizer_of, schedule_of
-from stitch.documents.trainings.data_entries import DataEntry, data_of, files_of
-from stitch.errors import FormatError, UsageError, closest
+from stitch.documents.trainings.choices import LOSS, METRICS, OPTIMIZER, SCHEDULE, metrics_of
+from stitch.documents.trainings.data_entries import DataEntry, DataKind, files_of
+from stitch.errors import FormatError
 from stitch.files import read_text
-from stitch.forms import Fields, Node, ProblemLog, read_yaml
+from stitch.forms import (
+    Choice,
+    ElementType,
+    Flag,
+    Form,
+    Kind,
+    ListOf,
+    NameOrPath,
+    Node,
+    Number,
+    Place,
+    ProblemLog,
+    Reading,
+    RelativePath,
+    Row,
+    Tried,
+    Whole,
+    Word,
+    read_yaml,
+)
 from stitch.runtime import EXECUTORS
 from stitch.training import ALGORITHMS, TrainingOptions
 
-TRAINING_KEYS = (
-    "name", "model", "weights", "trainable", "data", "batch_size", "epochs", "seed", "shuffle",
-    "loss", "optimizer", "schedule", "metrics", "target", "executor", "algorithm", "recompute",
-    "clip_grad_norm", "accumulation_steps", "precision", "checkpoints", "output",
-)  # fmt: skip
 COMPUTING = tuple(name for name in EXECUTORS if name != "null")
 OUTPUTS = (".ttb", ".safetensors")
 MAX_COUNT = 10**9
@@ -143,6 +157,9 @@ class TrainDraft:
     seed: int
 
 
+_DRAFTED = ("folder", "lines", "model", "data", "weights", "target", "batch_size", "seed")
+
+
 def load_training(path: str | Path) -> TrainFile:
     """The training of a YAML file; raises `FormatError` listing every defect of its form."""
     return _whole(read_training(path))
@@ -176,7 +193,10 @@ def _whole(draft: TrainDraft) -> TrainFile:
 
 def _draft(text: str, folder: Path, file: str) -> TrainDraft:
     root, log = read_yaml(text, file)
-    return _Reader(root, folder, log).draft()
+    noted, fields = log.noted, _TRAINING.fields(root, Reading(log, folder).root)
+    fields = replace(fields, values={**fields.values, "metrics": metrics_of(fields)})
+    training = _TRAINING.made(fields) if log.noted == noted else None
+    return TrainDraft(log, file=training, **{key: fields.values[key] for key in _DRAFTED})
 
 
 def parse_every(text: str) -> Every | None:
@@ -191,148 +211,79 @@ def parse_every(text: str) -> Every | None:
     return Every(int(found[1]), (found[2] or "step").rstrip("s"))
 
 
-class _Reader:
-    """Reads one document."""
+class _Every(Kind[Every]):
+    """How often something is done."""
 
-    def __init__(self, root: Node, folder: Path, log: ProblemLog) -> None:
-        self.log = log
-        self.folder = folder
-        self.top = Fields(root, "a training", log)
-        self.top.only(TRAINING_KEYS)
+    @property
+    def wanted(self) -> str:
+        return "a number of steps or epochs, as in 50 steps or 2 epochs"
 
-    def draft(self) -> TrainDraft:
-        top, log = self.top, self.log
-        wanted = {"data": "a mapping", "loss": "the name of a loss, or a mapping",
-                  "optimizer": "the name of an optimizer, or a mapping",
-                  "model": "the path of a model, or pkg.mod:factory"}  # fmt: skip
-        for key, what in wanted.items():
-            if top.get(key) is None:
-                top.wrong(key, what)
-        data, model = data_of(top, self.folder), self._model()
-        loss, optimizer, schedule = loss_of(top), optimizer_of(top), schedule_of(top)
-        metrics, options, made = metrics_of(top, loss), self._options(), self._rest()
-        lines = {key: node.key_line or node.line for key, node in top.items()}
-        file = None
-        if not (log.problems or data is None or loss is None or optimizer is None
-                or options is None):  # fmt: skip
-            file = TrainFile(
-                log.file, self.folder, top.text("name") or Path(log.file).stem, model, data, loss,
-                optimizer, schedule, options, metrics=metrics, **made, lines=lines,
-            )  # fmt: skip
-        return TrainDraft(
-            log, self.folder, lines, file, model, data, made["weights"], made["target"],
-            made["batch_size"], made["seed"],
-        )  # fmt: skip
-
-    def _rest(self) -> dict[str, Any]:
-        top = self.top
-        weights = top.text("weights")
-        made: dict[str, Any] = {
-            "weights": None if weights is None else self.folder / weights,
-            "trainable": self._words("trainable", "a list of names") if top.get("trainable")
-            else None,
-            "batch_size": self._count("batch_size", None),
-            "epochs": self._count("epochs", 1),
-            "seed": self._count("seed", 0, least=0, most=2**63 - 1),
-            "shuffle": self._flag("shuffle", True),
-            "target": self._target(),
-            "executor": self._choice("executor", COMPUTING, "numpy"),
-            "algorithm": self._choice("algorithm", tuple(ALGORITHMS), "none"),
-            "checkpoints": self._checkpoints(),
-            "outputs": self._outputs(),
-        }  # fmt: skip
-        return made
-
-    def _model(self) -> tuple[str, ...]:
-        return self._words("model", "a path, pkg.mod:factory, or a list of the four .ttb files")
-
-    def _words(self, key: str, wanted: str) -> tuple[str, ...]:
-        """One word, or a list of them."""
-        node = self.top.get(key)
-        if node is None:
-            return ()
-        items = node.data if isinstance(node.data, tuple) else (node,)
-        if not items or any(isinstance(i.data, tuple | Mapping) or not i.raw for i in items):
-            self.top.wrong(key, wanted)
-            return ()
-        return tuple(item.raw for item in items)
-
-    def _count(
-        self, key: str, otherwise: int | None, least: int = 1, most: int = MAX_COUNT
-    ) -> int | None:
-        found = self.top.number(key)
-        if found is None:
-            return otherwise
-        if not isinstance(found, int) or not least <= found <= most:
-            self.top.wrong(key, f"a whole number from {least} to {most}")
-            return otherwise
-        return found
-
-    def _flag(self, key: str, otherwise: bool) -> bool:
-        node = self.top.get(key)
-        if node is None:
-            return otherwise
-        if not isinstance(node.data, bool):
-            self.top.wrong(key, "true or false")
-            return otherwise
-        return node.data
-
-    def _choice(self, key: str, choices: tuple[str, ...], otherwise: str) -> str:
-        word = self.top.text(key)
-        if word is not None and word not in choices:
-            near = closest(word, choices)
-            self.top.wrong(key, f"one of {', '.join(choices)}" + (f" ({near})" if near else ""))
-            return otherwise
-        return word or otherwise
-
-    def _target(self) -> str | None:
-        """A machine's name as it is; a path relative to the file, like all of its paths."""
-        word = self.top.text("target")
-        if word is not None and word.endswith((".yaml", ".yml")):
-            return str(self.folder / word)
-        return word
-
-    def _options(self) -> TrainingOptions | None:
-        top = self.top
-        given: dict[str, Any] = {"recompute": top.text("recompute"),
-                                 "clip_grad_norm": top.number("clip_grad_norm"),
-                                 "accumulation_steps": self._count("accumulation_steps", None),
-                                 "precision": top.data_type("precision")}  # fmt: skip
-        whole = True
-        for key, value in given.items():
-            if value is not None:
-                try:
-                    TrainingOptions(**{key: value})
-                except UsageError as error:
-                    self.log.note("bad_value", top.line_of(key), str(error))
-                    whole = False
-        if not whole:
-            return None
-        return TrainingOptions(**{key: value for key, value in given.items() if value is not None})
-
-    def _checkpoints(self) -> CheckpointEntry:
-        node = self.top.get("checkpoints")
-        if node is None:
-            return CheckpointEntry()
-        fields = Fields(node, "checkpoints", self.log)
-        fields.only(("folder", "every", "keep"))
-        folder, word = fields.text("folder"), fields.text("every")
-        every = parse_every(word) if word is not None else Every(1, "epoch")
+    def read(self, node: Node, place: Place) -> Every | None:
+        every = parse_every(node.raw)
         if every is None:
-            fields.wrong("every", "a number of steps or epochs, as in 50 steps or 2 epochs")
-        keep = fields.number("keep")
-        if keep is not None and (not isinstance(keep, int) or not 1 <= keep <= MAX_COUNT):
-            fields.wrong("keep", f"a whole number from 1 to {MAX_COUNT}")
-            keep = None
-        return CheckpointEntry(
-            None if folder is None else self.folder / folder,
-            every or Every(1, "epoch"),
-            int(keep or 3),
-        )
+            place.wrong(node, self.wanted)
+        return every
 
-    def _outputs(self) -> tuple[Path, ...]:
-        words = self._words("output", "a path, or a list of paths")
-        if any(Path(word).suffix.lower() not in OUTPUTS for word in words):
-            self.top.wrong("output", f"files that end in {' or '.join(OUTPUTS)}")
-            return ()
-        return tuple(self.folder / word for word in words)
+
+_CHECKPOINTS = Form(
+    "checkpoints",
+    CheckpointEntry,
+    Row("folder", RelativePath()),
+    Row("every", _Every(), default=Every(1, "epoch")),
+    Row("keep", Whole(1, MAX_COUNT), default=3),
+)
+
+
+def _option(key: str, kind: Kind[Any]) -> Row:
+    """One of the `TrainingOptions`, tried by itself."""
+
+    def attempt(value: Any) -> TrainingOptions:
+        return TrainingOptions(**{key: value})
+
+    return Row(key, Tried(kind, attempt))
+
+
+_OPTIONS = (
+    _option("recompute", Word()),
+    _option("clip_grad_norm", Number(is_finite=False)),
+    _option("accumulation_steps", Whole(1, MAX_COUNT)),
+    _option("precision", ElementType()),
+)
+
+
+def _train_file(file: str, folder: Path, lines: Mapping[str, int], **values: Any) -> TrainFile:
+    given = {row.key: values.pop(row.key) for row in _OPTIONS}
+    options = TrainingOptions(**{key: v for key, v in given.items() if v is not None})
+    return TrainFile(file, folder, options=options, lines=lines, **values)
+
+
+_PATHS = "a path, pkg.mod:factory, or a list of the four .ttb files"
+_TRAINING = Form(
+    "a training",
+    _train_file,
+    Row("name", Word(), default=Reading.stem),
+    Row("model", ListOf(Word(_PATHS), _PATHS, 1, or_one=True), needed=True, default=()),
+    Row("weights", RelativePath()),
+    Row("trainable", ListOf(Word(), "a list of names", 1, or_one=True)),
+    Row("data", DataKind(), needed=True),
+    Row("batch_size", Whole(1, MAX_COUNT)),
+    Row("epochs", Whole(1, MAX_COUNT), default=1),
+    Row("seed", Whole(0), default=0),
+    Row("shuffle", Flag(), default=True),
+    Row("loss", LOSS, needed=True),
+    Row("optimizer", OPTIMIZER, needed=True),
+    Row("schedule", SCHEDULE),
+    Row("metrics", ListOf(Choice(METRICS), "a list of metrics", or_one=True)),
+    Row("target", NameOrPath("the name of a machine, or the path of its .yaml")),
+    Row("executor", Choice(COMPUTING), default="numpy"),
+    Row("algorithm", Choice(ALGORITHMS), default="none"),
+    *_OPTIONS,
+    Row("checkpoints", _CHECKPOINTS, default=CheckpointEntry()),
+    Row(
+        "output",
+        ListOf(RelativePath(endings=OUTPUTS), "a path, or a list of paths", 1, or_one=True),
+        into="outputs",
+        default=(),
+    ),
+)
+TRAINING_KEYS = _TRAINING.keys
