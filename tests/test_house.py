@@ -69,6 +69,8 @@ BREACHES = {
                        "stitch.runtime.executors is not allowed to import stitch.runtime.device"),
     "circles": ("machine/shape.py", "import stitch.machine.description",
                 "No cycles are allowed in stitch.machine."),
+    "front ends": ("frontend/yaml/statement.py", "import stitch.frontend.torch",
+                   "stitch.frontend.yaml is not allowed to import stitch.frontend.torch"),
     "checker": ("planner/checker/proof.py", "import stitch.planner.repack",
                 "stitch.planner.checker is not allowed to import stitch.planner.repack"),
     "face": ("report/explain.py", "import stitch",
@@ -382,6 +384,20 @@ def test_links_between_pages_lead_somewhere() -> None:
             if path and "://" not in path and not (page.parent / path).exists():
                 dead.append(f"{relative(page)}: {target}")
     assert dead == []
+
+
+def test_files_that_texts_name_are_there() -> None:
+    named = re.compile(
+        r"(?<![\w/.-])(?:stitch|tests|tools|docs|schema)/[\w./]*\w(?:\.(?:py|md|fbs)|/)(?!\w)"
+    )
+    gone = {
+        f"{relative(file)}: {name}"
+        for file in repository_files()
+        if file.suffix in {".md", ".py", ".toml"} and "CHANGELOG" not in file.name
+        for name in named.findall(file.read_text(encoding="utf-8"))
+        if not (ROOT / name).exists()
+    }
+    assert gone == set()
 
 
 def test_the_index_names_every_page_and_benchmark() -> None:
