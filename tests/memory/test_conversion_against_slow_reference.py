@@ -65,8 +65,13 @@ def bank_of(spec: ShardSpec, kind: MemoryLayout, i: int, j: int) -> int:
     return row * columns + column
 
 
-def slot_of(desc: TensorDesc, machine: MachineShape, index: tuple[int, ...]) -> tuple[int, int]:
-    """(byte offset of the element's page, the element's number inside its page)."""
+def slot_of(
+    desc: TensorDesc, machine: MachineShape, bank_nbytes: int, index: tuple[int, ...]
+) -> tuple[int, int]:
+    """(byte offset of the element's page, the element's number inside its page).
+
+    `bank_nbytes` is what the tensor takes of each bank.
+    """
     layout, space = desc.layout, machine.space(desc.layout.space)
     shape = desc.shape
     x = index[-1] if index else 0
@@ -85,7 +90,7 @@ def slot_of(desc: TensorDesc, machine: MachineShape, index: tuple[int, ...]) -> 
     if spec is not None:
         i, row = divmod(row, spec.shape[0])
         j, column = divmod(column, spec.shape[1])
-        base = bank_of(spec, layout.memory_layout, i, j) * footprint(desc, machine).size_per_bank
+        base = bank_of(spec, layout.memory_layout, i, j) * bank_nbytes
         region_width = spec.shape[1]
     if not tiled:
         item = layout.data_type.itemsize
@@ -105,7 +110,8 @@ def slot_of(desc: TensorDesc, machine: MachineShape, index: tuple[int, ...]) -> 
 @functools.lru_cache(maxsize=4096)
 def slots_of(desc: TensorDesc, machine: MachineShape) -> NDArray[np.int64]:
     """`slot_of` of every element, in row-major order."""
-    slots = [slot_of(desc, machine, index) for index in np.ndindex(desc.shape)]
+    bank_nbytes = footprint(desc, machine).size_per_bank
+    slots = [slot_of(desc, machine, bank_nbytes, index) for index in np.ndindex(desc.shape)]
     return np.array(slots, np.int64).reshape(-1, 2)
 
 
