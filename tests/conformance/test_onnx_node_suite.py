@@ -1,14 +1,17 @@
-"""Every node test of ONNX is right or refused by name on the NumPy executor, as the table says."""
+"""Every node test of ONNX is right or refused by name: with NumPy's kernels as the table says, with
+ONNX Runtime too."""
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cache
 
 import numpy as np
 import pytest
 
+import stitch
 from tests.support.onnx import node_tests as suite
-from tests.support.onnx.node_tests import CRASH, REFUSED, RIGHT, WRONG, Verdict
+from tests.support.onnx.node_tests import CRASH, REFERENCE, REFUSED, RIGHT, WRONG, Verdict
 
 
 @cache
@@ -42,3 +45,12 @@ def test_a_difference_is_noticed() -> None:
     assert suite.difference(ones, ones.astype(np.float64), 1e-3, 1e-7)
     assert suite.difference(ones, ones[:2], 1e-3, 1e-7)
     assert suite.difference(np.array([1, 2]), np.array([1, 3]), 1e-3, 1e-7)
+
+
+def test_with_onnxruntime_1390_cases_are_right_none_is_wrong_and_refusals_say_why() -> None:
+    with stitch.open_device("host", executor="onnxruntime") as device:
+        verdicts = [suite.run(case, device) for case in suite.cases()]
+    assert [v for v in verdicts if v.outcome in (WRONG, CRASH)] == []
+    assert [v.case for v in verdicts if v.outcome == REFUSED and len(v.detail) < 12] == []
+    counts = Counter(v.outcome for v in verdicts)
+    assert counts[RIGHT] + counts[REFERENCE] >= 1390
