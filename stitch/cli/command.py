@@ -1,22 +1,24 @@
 """What the commands share: how words are read, how errors are said, which exit codes there are.
 
-Comes in: a parser and a body. Goes out: an exit code. Must not know: what a command does.
+Comes in: what loads a command. Goes out: an exit code. What `--version` does not need is imported
+when the command is loaded. Must not know: what a command does.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import re
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from typing import TYPE_CHECKING, NamedTuple
 
-from stitch.budget import allowing
 from stitch.errors import StitchError
-from stitch.files import noting_files
+from stitch.version import __version__
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
 
 EXIT_OK = 0
 EXIT_MISMATCH = 1
@@ -27,10 +29,21 @@ EXIT_FAILURE = 6
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
-Body = Callable[[argparse.Namespace], int]
 #: Whether standard output is for an output, and reports go to standard error.
 _ASIDE: ContextVar[bool] = ContextVar("reports_aside", default=False)
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+class Command(NamedTuple):
+    """A command, loaded: what reads its words, and what does what they ask for."""
+
+    parser: ArgumentParser
+    body: Callable[[Namespace], int]
+
+
+def version_text(prog: str) -> str:
+    """What `--version` says."""
+    return f"{prog} {__version__}"
 
 
 def with_underscores(words: Sequence[str]) -> list[str]:
@@ -77,37 +90,50 @@ def say_aside(text: str) -> None:
     print(printable(text), file=sys.stderr)
 
 
-def run_command(parser: argparse.ArgumentParser, body: Body, argv: Sequence[str] | None) -> int:
-    """Read the words, run the body, and turn every way of failing into an exit code."""
+def carry_out(prog: str, load: Callable[[], Command], argv: Sequence[str] | None) -> int:
+    """Load a command, read its words, do them, and turn every failure into an exit code."""
     _open_standard_handles()
     words = with_underscores(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     _ASIDE.set(False)
     try:
-        try:
-            with noting_files():
-                found = parser.parse_args(words)
-                with allowing(found.max_memory):
-                    code = body(found)
-        except SystemExit as stop:  # argparse: help, version, wrong usage
-            code = stop.code if isinstance(stop.code, int) else EXIT_USAGE
+        if words[:1] == ["--version"]:
+            say(version_text(prog))
+            code = EXIT_OK
+        else:
+            code = _exit_code(load, words)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
-        return _failed(parser.prog, "interrupted", EXIT_INTERRUPTED, debug)
+        return _failed(prog, "interrupted", EXIT_INTERRUPTED, debug)
     except BrokenPipeError:
         _leave_standard_output()
         return EXIT_BROKEN_PIPE
     except StitchError as error:
-        return _failed(parser.prog, f"error: {error}", error.exit_code, debug)
+        return _failed(prog, f"error: {error}", error.exit_code, debug)
     except MemoryError:
-        return _failed(parser.prog, "error: out of host memory", EXIT_OUT_OF_MEMORY, debug)
+        return _failed(prog, "error: out of host memory", EXIT_OUT_OF_MEMORY, debug)
     except OSError as error:
-        return _failed(parser.prog, f"error: {os_error_text(error)}", EXIT_FAILURE, debug)
+        return _failed(prog, f"error: {os_error_text(error)}", EXIT_FAILURE, debug)
     except Exception as error:
         what = f"internal error: {type(error).__name__}: {error}"
         hint = "" if debug else "\n  try: --debug shows the traceback; please report it"
-        return _failed(parser.prog, what + hint, EXIT_FAILURE, debug)
+        return _failed(prog, what + hint, EXIT_FAILURE, debug)
+
+
+def _exit_code(load: Callable[[], Command], words: Sequence[str]) -> int:
+    """Load a command and do what its words ask for."""
+    from stitch.budget import allowing
+    from stitch.files import noting_files
+
+    command = load()
+    try:
+        with noting_files():
+            parsed = command.parser.parse_args(words)
+            with allowing(parsed.max_memory):
+                return command.body(parsed)
+    except SystemExit as stop:  # argparse: help, version, wrong usage
+        return stop.code if isinstance(stop.code, int) else EXIT_USAGE
 
 
 def _open_standard_handles() -> None:
@@ -130,6 +156,8 @@ def os_error_text(error: OSError) -> str:
 
 def _failed(prog: str, message: str, code: int, debug: bool) -> int:
     if debug:
+        import traceback
+
         traceback.print_exc()
     with contextlib.suppress(OSError):
         print(f"{prog}: {printable(message)}", file=sys.stderr)

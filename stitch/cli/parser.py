@@ -11,8 +11,8 @@ import re
 from typing import Any, NoReturn
 
 from stitch.budget import parse_nbytes
+from stitch.cli.command import version_text
 from stitch.errors import UsageError, closest
-from stitch.version import __version__
 
 EXIT_CODES = """\
 exit codes:
@@ -67,7 +67,7 @@ def make_parser(prog: str, description: str, examples: str) -> argparse.Argument
         help="bytes of the host's memory that may be taken, such as 2GiB; more is refused before "
         "it is allocated (default: 80%% of the machine's, or of its control group's)",
     )  # fmt: skip
-    parser.add_argument("--version", action="version", version=f"{prog} {__version__}")
+    parser.add_argument("--version", action="version", version=version_text(prog))
     return parser
 
 

@@ -6,23 +6,28 @@ what forms mean.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from stitch.documents.pipelines import PIPELINE_KEYS
-from stitch.documents.trainings import TRAINING_KEYS
 from stitch.files import read_text
 from stitch.forms import read_yaml
-from stitch.frontend import MODULE_KEYS
-from stitch.machine import MACHINE_KEYS
 
 PIPELINE, TRAINING, MODULE, MACHINE = "pipeline", "training", "module", "machine"
-FORMS = {
-    PIPELINE: PIPELINE_KEYS,
-    TRAINING: TRAINING_KEYS,
-    MODULE: MODULE_KEYS,
-    MACHINE: MACHINE_KEYS,
-}
+
+
+def _keys_of_forms() -> dict[str, Iterable[str]]:
+    """Every form and its keys; what reads them is loaded when there is a file to recognize."""
+    from stitch.documents.pipelines import PIPELINE_KEYS
+    from stitch.documents.trainings import TRAINING_KEYS
+    from stitch.frontend import MODULE_KEYS
+    from stitch.machine import MACHINE_KEYS
+
+    return {
+        PIPELINE: PIPELINE_KEYS,
+        TRAINING: TRAINING_KEYS,
+        MODULE: MODULE_KEYS,
+        MACHINE: MACHINE_KEYS,
+    }
 
 
 def form_of(path: str | Path, otherwise: str = PIPELINE) -> str:
@@ -45,4 +50,5 @@ def form_of_text(text: str, file: str, otherwise: str = PIPELINE) -> str:
     """
     root, _ = read_yaml(text, file)
     keys = set(root.data) if isinstance(root.data, Mapping) else set()
-    return max(FORMS, key=lambda form: (len(keys & set(FORMS[form])), form == otherwise))
+    forms = _keys_of_forms()
+    return max(forms, key=lambda form: (len(keys & set(forms[form])), form == otherwise))

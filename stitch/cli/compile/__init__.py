@@ -1,9 +1,32 @@
 """`stitch-compile`: one module → one `.ttb` file.
 
 Comes in: words. Goes out: `main`, which writes binaries and gives an exit code; `from_entry`, the
-module that a word such as `file.py:function` names. Must not know: runs.
+module that a word such as `file.py:factory` names. Must not know: runs.
 """
 
-from stitch.cli.compile.compile_command import from_entry, main
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from stitch.cli.command import Command, carry_out
+from stitch.on_demand import names_on_demand
+
+if TYPE_CHECKING:
+    from stitch.cli.compile.python_factories import from_entry
+else:
+    __getattr__, __dir__ = names_on_demand(__name__, {"python_factories": "from_entry"})
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; gives its exit code."""
+    return carry_out("stitch-compile", _load, argv)
+
+
+def _load() -> Command:
+    from stitch.cli.compile.compile_command import command
+
+    return command()
+
 
 __all__ = ["from_entry", "main"]

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
 import io
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from stitch import api
-from stitch.cli.command import EXIT_OK, run_command, say, say_aside
+from stitch.cli.command import EXIT_OK, Command, say, say_aside
 from stitch.cli.compile.compile_words import (
     cuts_of,
     example_inputs,
@@ -22,12 +19,13 @@ from stitch.cli.compile.compile_words import (
     part_path,
     refuse_other_forms,
 )
+from stitch.cli.compile.python_factories import from_entry
 from stitch.cli.file_kinds import TTB
 from stitch.cli.output_checks import OutputChecks
 from stitch.cli.parser import add_options, make_parser, positive
 from stitch.compiler import split_graph
-from stitch.errors import CompileError, FormatError, StitchError, UsageError, closest
-from stitch.files import FileBatch, open_file, read_text, unreadable
+from stitch.errors import CompileError, FormatError, UsageError
+from stitch.files import FileBatch, read_text, unreadable
 from stitch.frontend import read_graph
 from stitch.graph import ComputationGraph, from_json, parse_wish
 from stitch.program import Program, Role
@@ -46,8 +44,8 @@ SOURCES = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; gives its exit code."""
+def command() -> Command:
+    """`stitch-compile`, with its words."""
     parser = make_parser("stitch-compile", "Compile a module into a .ttb file.", EXAMPLES)
     parser.add_argument("source", nargs="?", metavar="SOURCE", help=SOURCES)
     parser.add_argument("-o", "--output", metavar="FILE", help="the .ttb file, - for stdout")
@@ -76,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                         "help": "cut the module after these nodes"}),
         ("--text", {"action": "store_true", "help": "print the program as text"}),
     )  # fmt: skip
-    return run_command(parser, _compile, argv)
+    return Command(parser, _compile)
 
 
 def _compile(words: argparse.Namespace) -> int:
@@ -206,94 +204,3 @@ def _graph_of_json(path: Path) -> ComputationGraph:
         model = api.CompiledModel.load(io.StringIO(text))
         return model.graph.with_wishes(*model.wishes)
     return from_json(text)
-
-
-def from_entry(
-    source: str | None, entry: str, folder: Path | None = None
-) -> tuple[Any, Sequence[Any] | Mapping[str, Any]]:
-    """What a factory returns: a graph, or a module and its examples; `folder` is looked in first.
-
-    Raises `UsageError`, `CompileError`, `FormatError`.
-    """
-    module_name, colon, name = entry.rpartition(":")
-    if not name or (source is None and not (colon and module_name)):
-        raise UsageError(
-            f"--entry={entry} names no factory",
-            expected="--entry=pkg.mod:factory, --entry=file.py:factory, or SOURCE and --entry=NAME",
-        )
-    if source is None and module_name.lower().endswith(".py"):
-        source, module_name = module_name, ""
-    if source is not None and module_name:
-        raise UsageError(
-            "SOURCE and the module of --entry both say where the factory is",
-            expected=f"SOURCE and --entry={name}, or --entry={entry} alone",
-        )
-    module = _file_module(Path(source)) if source is not None else _imported(entry, folder)
-    factory = getattr(module, name, None)
-    if not callable(factory):
-        known = [key for key, value in vars(module).items() if callable(value)]
-        raise UsageError(
-            f"{module.__name__} has no factory {name!r}",
-            where=f"--entry={entry}",
-            remedy=closest(name, known) or None,
-        )
-    try:
-        made = factory()
-    except StitchError:
-        raise
-    except Exception as error:
-        raise CompileError(
-            f"the factory failed: {type(error).__name__}: {error}", where=f"--entry={entry}"
-        ) from error
-    if isinstance(made, ComputationGraph):
-        return made, ()
-    if isinstance(made, tuple) and len(made) == 2 and callable(made[0]):
-        examples = made[1]
-        if isinstance(examples, Mapping):
-            return made[0], examples
-        return made[0], tuple(examples) if isinstance(examples, list | tuple) else (examples,)
-    raise CompileError(
-        "the factory returned something that no front end reads",
-        where=f"--entry={entry}",
-        expected="a ComputationGraph, or (function or torch module, example inputs)",
-        got=type(made).__name__,
-    )
-
-
-def _imported(entry: str, folder: Path | None) -> Any:
-    name, _, factory = entry.rpartition(":")
-    # As with `python -m`: the user's own modules lie in the current folder.
-    for place in (str(Path.cwd()), *([] if folder is None else [str(folder.resolve())])):
-        if place not in sys.path:
-            sys.path.insert(0, place)
-    try:
-        return importlib.import_module(name)
-    except Exception as error:
-        remedy = f"a file is named with its ending: --entry={name}.py:{factory}"
-        raise CompileError(
-            f"cannot import {name!r}: {type(error).__name__}: {error}",
-            where=f"--entry={entry}",
-            remedy=remedy
-            if isinstance(error, ModuleNotFoundError) and error.name == name
-            else None,
-        ) from error
-
-
-def _file_module(path: Path) -> Any:
-    if path.suffix.lower() != ".py":
-        raise UsageError("SOURCE with --entry is a Python file", got=str(path))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None, "a .py file always has a loader"
-    module = importlib.util.module_from_spec(spec)
-    try:
-        open_file(path).close()  # The import opens it by its name, and would wait for a pipe.
-        spec.loader.exec_module(module)
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except FormatError:
-        raise
-    except Exception as error:
-        raise CompileError(
-            f"{path.name} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
-    return module

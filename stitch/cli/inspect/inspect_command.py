@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from stitch import api
-from stitch.cli.command import EXIT_FAILURE, EXIT_OK, run_command, say
+from stitch.cli.command import EXIT_FAILURE, EXIT_OK, Command, say
 from stitch.cli.inspect.describe import SECTIONS, describe, head_lines, program_lines
 from stitch.cli.inspect.stitching_cost import stitching, stitching_json, stitching_lines
 from stitch.cli.module_files import machine_for, module_source, read_modules, told_apart
@@ -34,8 +33,8 @@ EXAMPLES = """\
   stitch-inspect --check-plan=run.json       what stitch-run --record=run.json wrote"""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; gives its exit code."""
+def command() -> Command:
+    """`stitch-inspect`, with its words."""
     parser = make_parser(
         "stitch-inspect", "Show .ttb files, and what stitching them costs.", EXAMPLES
     )
@@ -58,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                           "help": "check the certificates of recorded plans, or of the plan "
                           "for the given modules"}),
     )  # fmt: skip
-    return run_command(parser, _inspect, argv)
+    return Command(parser, _inspect)
 
 
 def _inspect(words: argparse.Namespace) -> int:

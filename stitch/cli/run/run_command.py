@@ -10,15 +10,14 @@ nothing, and the copies of the plan are counted instead.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
-from stitch.cli.command import EXIT_OK, run_command, say
+from stitch.cli.command import EXIT_OK, Command, say
 from stitch.cli.parser import make_parser
 from stitch.cli.run.examples import write_example
 from stitch.cli.run.run_session import run_session
 from stitch.cli.run.run_words import EXAMPLES, add_run_words
-from stitch.cli.train import add_training_words, refuse_strangers, run_training
+from stitch.cli.train import add_training_words, refuse_strangers
 from stitch.documents import MACHINE, MODULE, PIPELINE, TRAINING, form_of
 from stitch.errors import FormatError, UsageError
 from stitch.files import nearest_file, read_text, unreadable
@@ -29,14 +28,14 @@ _YAML = (".yaml", ".yml")
 _MODULES = (".ttb", ".onnx")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; gives its exit code."""
+def command() -> Command:
+    """`stitch-run`, with the words of every form of run."""
     parser = make_parser(
         "stitch-run", "Run .ttb modules, stitched, on a simulated device.", EXAMPLES
     )
     add_run_words(parser)
     add_training_words(parser)
-    return run_command(parser, lambda words: _run(parser, words), argv)
+    return Command(parser, lambda words: _run(parser, words))
 
 
 def _run(parser: argparse.ArgumentParser, words: argparse.Namespace) -> int:
@@ -66,8 +65,11 @@ def _run(parser: argparse.ArgumentParser, words: argparse.Namespace) -> int:
         return _replay(words.replay)
     form = _take_files(words)
     refuse_strangers(parser, words, form)
-    runners = {PIPELINE: run_session, TRAINING: run_training}
-    return runners[form](words)
+    if form == TRAINING:
+        from stitch.cli.train import run_training  # What trains is loaded for trainings only.
+
+        return run_training(words)
+    return run_session(words)
 
 
 def _replay(path: str) -> int:

@@ -23,7 +23,6 @@ from stitch.cli.module_files import machine_for, read_modules, told_apart
 from stitch.cli.output_checks import OutputChecks
 from stitch.cli.run.artifacts import add_artifacts, artifact_kinds
 from stitch.cli.run.passes import Measured, leaks, progress, run_passes
-from stitch.cli.run.pipeline_file import open_pipeline_file
 from stitch.cli.run.run_outputs import Destinations, destinations, expectations, put
 from stitch.cli.run.run_report import copies_text, result_json, statistics_text
 from stitch.cli.run.verdicts import Tolerances, Verdict, compare
@@ -143,6 +142,8 @@ def _chain(words: argparse.Namespace) -> tuple[api.Device, Callable[[], Runnable
 
 
 def _pipeline_file(words: argparse.Namespace) -> tuple[api.Device, Callable[[], Runnable]]:
+    from stitch.cli.run.pipeline_file import open_pipeline_file
+
     return open_pipeline_file(words, _open)
 
 

@@ -7,10 +7,13 @@ ignored. Must not know: models, devices.
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from stitch.cli.parser import add_options, positive
-from stitch.documents import Every, parse_every
 from stitch.errors import UsageError
+
+if TYPE_CHECKING:
+    from stitch.documents import Every
 
 #: Words of all kinds of runs that a training takes as well; `output` has another form there.
 SHARED = (
@@ -61,9 +64,11 @@ def refuse_strangers(parser: argparse.ArgumentParser, words: argparse.Namespace,
 
 
 def _every(text: str) -> Every:
-    found = parse_every(text)
-    if found is None:
+    from stitch.documents import parse_every
+
+    every = parse_every(text)
+    if every is None:
         raise argparse.ArgumentTypeError(
             f"takes a number of steps or epochs such as 50, 50steps or 2epochs, not {text!r}"
         )
-    return found
+    return every

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from stitch import api
-from stitch.cli.command import EXIT_OK, run_command, say
+from stitch.cli.command import EXIT_OK, Command, say
 from stitch.cli.file_kinds import TTB
 from stitch.cli.module_files import Module, read_modules
 from stitch.cli.output_checks import OutputChecks
@@ -25,8 +25,8 @@ EXAMPLES = """\
   stitch-link a.ttb b.ttb -o ab.ttb --keep=a.y"""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; gives its exit code."""
+def command() -> Command:
+    """`stitch-link`, with its words."""
     parser = make_parser("stitch-link", "Join .ttb modules into one.", EXAMPLES)
     parser.add_argument("modules", nargs="+", metavar="FILE", help=".ttb files, in run order")
     parser.add_argument("-o", "--output", required=True, metavar="FILE",
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ("--strict_types", {"action": "store_true",
                             "help": "links may not change the floating storage type"}),
     )  # fmt: skip
-    return run_command(parser, _link, argv)
+    return Command(parser, _link)
 
 
 def _link(words: argparse.Namespace) -> int:

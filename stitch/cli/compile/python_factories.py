@@ -1,0 +1,109 @@
+"""Python factories: what `--entry=file.py:factory` names, called.
+
+Comes in: words. Goes out: what the factory returned, with its examples. Must not know: targets,
+programs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stitch.errors import CompileError, FormatError, StitchError, UsageError, closest
+from stitch.files import open_file, unreadable
+from stitch.graph import ComputationGraph
+
+
+def from_entry(
+    source: str | None, entry: str, folder: Path | None = None
+) -> tuple[Any, Sequence[Any] | Mapping[str, Any]]:
+    """What a factory returns: a graph, or a module and its examples; `folder` is looked in first.
+
+    Raises `UsageError`, `CompileError`, `FormatError`.
+    """
+    module_name, colon, name = entry.rpartition(":")
+    if not name or (source is None and not (colon and module_name)):
+        raise UsageError(
+            f"--entry={entry} names no factory",
+            expected="--entry=pkg.mod:factory, --entry=file.py:factory, or SOURCE and --entry=NAME",
+        )
+    if source is None and module_name.lower().endswith(".py"):
+        source, module_name = module_name, ""
+    if source is not None and module_name:
+        raise UsageError(
+            "SOURCE and the module of --entry both say where the factory is",
+            expected=f"SOURCE and --entry={name}, or --entry={entry} alone",
+        )
+    module = _file_module(Path(source)) if source is not None else _imported(entry, folder)
+    factory = getattr(module, name, None)
+    if not callable(factory):
+        known = [key for key, value in vars(module).items() if callable(value)]
+        raise UsageError(
+            f"{module.__name__} has no factory {name!r}",
+            where=f"--entry={entry}",
+            remedy=closest(name, known) or None,
+        )
+    try:
+        returned = factory()
+    except StitchError:
+        raise
+    except Exception as error:
+        raise CompileError(
+            f"the factory failed: {type(error).__name__}: {error}", where=f"--entry={entry}"
+        ) from error
+    if isinstance(returned, ComputationGraph):
+        return returned, ()
+    if isinstance(returned, tuple) and len(returned) == 2 and callable(returned[0]):
+        function, examples = returned
+        if isinstance(examples, Mapping):
+            return function, examples
+        return function, tuple(examples) if isinstance(examples, list | tuple) else (examples,)
+    raise CompileError(
+        "the factory returned something that no front end reads",
+        where=f"--entry={entry}",
+        expected="a ComputationGraph, or (function or torch module, example inputs)",
+        got=type(returned).__name__,
+    )
+
+
+def _imported(entry: str, folder: Path | None) -> Any:
+    name, _, factory = entry.rpartition(":")
+    # As with `python -m`: the user's own modules lie in the current folder.
+    for place in (str(Path.cwd()), *([] if folder is None else [str(folder.resolve())])):
+        if place not in sys.path:
+            sys.path.insert(0, place)
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        remedy = f"a file is named with its ending: --entry={name}.py:{factory}"
+        raise CompileError(
+            f"cannot import {name!r}: {type(error).__name__}: {error}",
+            where=f"--entry={entry}",
+            remedy=remedy
+            if isinstance(error, ModuleNotFoundError) and error.name == name
+            else None,
+        ) from error
+
+
+def _file_module(path: Path) -> Any:
+    if path.suffix.lower() != ".py":
+        raise UsageError("SOURCE with --entry is a Python file", got=str(path))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None, "a .py file always has a loader"
+    module = importlib.util.module_from_spec(spec)
+    try:
+        open_file(path).close()  # The import opens it by its name, and would wait for a pipe.
+        spec.loader.exec_module(module)
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except FormatError:
+        raise
+    except Exception as error:
+        raise CompileError(
+            f"{path.name} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    return module
