@@ -63,10 +63,10 @@ def make_executor(name: str | Executor, threads: int | None = None) -> Executor:
         )
     if isinstance(name, Executor):
         return name
-    module, found = EXECUTORS[name]
+    module, class_name = EXECUTORS[name]
     words = {} if threads is None else {"intra_op_threads": threads}
     try:
-        made = getattr(import_module(module), found)(**words)
+        executor = getattr(import_module(module), class_name)(**words)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("stitch"):
             raise
@@ -74,8 +74,8 @@ def make_executor(name: str | Executor, threads: int | None = None) -> Executor:
             f"the executor {name!r} needs {error.name!r}, which is not installed",
             remedy=f"pip install stitch-runtime[{'torch' if name == 'torch' else 'onnx'}]",
         ) from error
-    assert isinstance(made, Executor)
-    return made
+    assert isinstance(executor, Executor)
+    return executor
 
 
 __all__ = [

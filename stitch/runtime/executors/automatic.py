@@ -82,19 +82,19 @@ class AutomaticExecutor(Executor):
         if alone or points(program) < 1:
             return self.numpy.prepare(program, machine, workspace)
         if self.onnxruntime is None:
-            found = divide(program, [False] * len(program.operations), 1, self.library)
-            return PreparedKernels(program, machine, workspace, (), self.library, found.library)
+            division = divide(program, [False] * len(program.operations), 1, self.library)
+            return PreparedKernels(program, machine, workspace, (), self.library, division.library)
         able = self.sessions.able(program)
-        found = self._divided(program, able)
-        if found.runs == (tuple(range(len(able))),):
+        division = self._divided(program, able)
+        if division.runs == (tuple(range(len(able))),):
             # If the program is at fault, and not ONNX Runtime, NumPy's executor says so.
             with suppress(CompileError):
                 return self.onnxruntime.prepare(program, machine, workspace)
-        calls, able = self.sessions.calls(program, found.runs, able)
+        calls, able = self.sessions.calls(program, division.runs, able)
         while calls is None:
-            found = self._divided(program, able)
-            calls, able = self.sessions.calls(program, found.runs, able)
-        return PreparedKernels(program, machine, workspace, calls, self.library, found.library)
+            division = self._divided(program, able)
+            calls, able = self.sessions.calls(program, division.runs, able)
+        return PreparedKernels(program, machine, workspace, calls, self.library, division.library)
 
     def _divided(self, program: Program, able: Sequence[bool]) -> Division:
         return divide(program, able, self.sessions.threads, self.library)
@@ -108,9 +108,9 @@ def points(program: Program) -> float:
 def _points(program: Program, operation: Operation) -> float:
     if operation.domain:
         return 0
-    found = multiply_adds(program, operation) / MULTIPLY_ADDS
+    score = multiply_adds(program, operation) / MULTIPLY_ADDS
     if operation.op in MANY_PASSES:
-        return found + 1
+        return score + 1
     if operation.op in FEW_PASSES:
-        return found + math.prod(program.values[operation.outputs[0]].type.shape) / ELEMENTS
-    return found
+        return score + math.prod(program.values[operation.outputs[0]].type.shape) / ELEMENTS
+    return score

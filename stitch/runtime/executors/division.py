@@ -115,13 +115,13 @@ def _cheapest(prices: _Prices, able: Sequence[bool]) -> tuple[tuple[tuple[int, .
     for index in reversed(range(len(able))):
         states[index] = state
         state = before[index][state]
-    found: list[list[int]] = []
+    runs: list[list[int]] = []
     for index, state in enumerate(states):
         if state and index and states[index - 1]:
-            found[-1].append(index)
+            runs[-1].append(index)
         elif state:
-            found.append([index])
-    return tuple(map(tuple, found)), least
+            runs.append([index])
+    return tuple(map(tuple, runs)), least
 
 
 class _Prices:
@@ -146,16 +146,16 @@ class _Prices:
         self.cheaper: dict[int, float] = {}
         for index, operation in enumerate(program.operations):
             if library is not None:
-                found = library.price(
+                price = library.price(
                     program, operation, multiply_adds(program, operation), self._batch(operation)
                 )
-                if found < self.of_numpy(index):
-                    self.cheaper[index] = found
+                if price < self.of_numpy(index):
+                    self.cheaper[index] = price
 
     def of_kernel(self, index: int) -> float:
         """What an operation takes by the library's kernel or by NumPy's."""
-        found = self.cheaper.get(index)
-        return self.of_numpy(index) if found is None else found
+        price = self.cheaper.get(index)
+        return self.of_numpy(index) if price is None else price
 
     def of_numpy(self, index: int) -> float:
         """What an operation takes by NumPy's kernel."""
@@ -253,17 +253,19 @@ def _convolutions(operation: Operation) -> tuple[float, float]:
 def multiply_adds(program: Program, operation: Operation) -> int:
     """Multiply-adds of a matrix product or convolution; 0 for other operators."""
     shapes = [program.values[v].type.shape if v >= 0 else () for v in operation.inputs]
-    made = program.values[operation.outputs[0]].type.shape if operation.outputs[:1] != (-1,) else ()
+    shape = (
+        program.values[operation.outputs[0]].type.shape if operation.outputs[:1] != (-1,) else ()
+    )
     if operation.domain:
         if operation.op == "ConvWeightGradient":
-            return math.prod(shapes[1]) * math.prod(made[1:])
+            return math.prod(shapes[1]) * math.prod(shape[1:])
         return 0
     if operation.op == "MatMul":
-        return math.prod(made) * shapes[0][-1]
+        return math.prod(shape) * shapes[0][-1]
     if operation.op == "Gemm":
-        return math.prod(made) * shapes[0][0 if operation.attributes.get("transA") else 1]
+        return math.prod(shape) * shapes[0][0 if operation.attributes.get("transA") else 1]
     if operation.op == "Conv":
-        return math.prod(made) * math.prod(shapes[1][1:])
+        return math.prod(shape) * math.prod(shapes[1][1:])
     if operation.op == "ConvTranspose":
         return math.prod(shapes[0]) * math.prod(shapes[1][1:])
     return 0

@@ -45,7 +45,7 @@ def chunk_count(size: int) -> int:
 
 def element_runs(program: Program, without: Collection[int] = ()) -> dict[int, ElementRun]:
     """The runs of a program by their first operation; none holds one of `without`."""
-    found: dict[int, ElementRun] = {}
+    runs: dict[int, ElementRun] = {}
     run: list[int] = []
     last = ABSENT
 
@@ -54,28 +54,28 @@ def element_runs(program: Program, without: Collection[int] = ()) -> dict[int, E
             shape = program.values[program.operations[run[0]].outputs[0]].type.shape
             count = chunk_count(math.prod(shape))
             if count > 1:
-                found[run[0]] = ElementRun(tuple(run), count)
+                runs[run[0]] = ElementRun(tuple(run), count)
         run.clear()
 
     for index, operation in enumerate(program.operations):
         if index in without or not _is_elementwise(program, operation):
             close()
             continue
-        made = operation.outputs[0]
-        if run and program.values[made].type != program.values[last].type:
+        result = operation.outputs[0]
+        if run and program.values[result].type != program.values[last].type:
             close()
         run.append(index)
-        last = made
+        last = result
     close()
-    return found
+    return runs
 
 
 def _is_elementwise(program: Program, operation: Operation) -> bool:
     if operation.domain or operation.op not in ELEMENTWISE:
         return False
-    made = program.values[operation.outputs[0]].type
+    result = program.values[operation.outputs[0]].type
     kinds = [program.values[v].type for v in operation.inputs]
-    return made.data_type in FLOATS and all(
-        k.data_type is made.data_type and (k.shape == made.shape or math.prod(k.shape) == 1)
+    return result.data_type in FLOATS and all(
+        k.data_type is result.data_type and (k.shape == result.shape or math.prod(k.shape) == 1)
         for k in kinds
     )

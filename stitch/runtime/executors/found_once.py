@@ -30,8 +30,8 @@ class found_once(Generic[Owner, Value]):
     def __get__(self, owner: Any, kind: type[Any]) -> Any:
         if owner is None:
             return self
-        found = self._find(owner)
+        value = self._find(owner)
         # Not by `owner.__dict__`: once it was asked for, CPython looks every attribute of the
         # object up in it, and calls of programs take 4 % longer. Frozen classes allow this too.
-        object.__setattr__(owner, self._name, found)
-        return found
+        object.__setattr__(owner, self._name, value)
+        return value

@@ -258,28 +258,28 @@ class _Workspace:
         """For each root the one whose place it takes over: an elementwise result an operand's."""
         owner = {root: root for root in self.lives}
         for index, operation in enumerate(self.planner.program.operations):
-            made = operation.outputs[0] if operation.outputs else ABSENT
+            result = operation.outputs[0] if operation.outputs else ABSENT
             unit = self.planner.units[self.planner.unit_of[index]]
-            if unit.foreign or self.lives.get(made, (-1, 0))[0] != index:
+            if unit.foreign or self.lives.get(result, (-1, 0))[0] != index:
                 continue
             if not lookup(operation.op, operation.domain).elementwise:
                 continue
             for value in operation.inputs:
-                if self._is_left(value, made, index):
-                    owner[made] = owner[self.planner.held[value][0]]
+                if self._is_left(value, result, index):
+                    owner[result] = owner[self.planner.held[value][0]]
                     break
         return owner
 
-    def _is_left(self, value: int, made: int, index: int) -> bool:
+    def _is_left(self, value: int, result: int, index: int) -> bool:
         """Whether an operand dies here, and nothing else is read of its bytes."""
         held = self.planner.held
         root, view = held.get(value, (ABSENT, None))
-        if view is None or root not in self.lives or self.lives[root][1] != index or root == made:
+        if view is None or root not in self.lives or self.lives[root][1] != index or root == result:
             return False
         others = [held[v] for v in self.planner.program.operations[index].inputs if v in held]
         return (
             view.flags.c_contiguous
-            and self.planner.values[value].type == self.planner.values[made].type
+            and self.planner.values[value].type == self.planner.values[result].type
             and self._nbytes(root) == view.nbytes
             and all(
                 other.flags.c_contiguous and other.shape == view.shape

@@ -85,19 +85,19 @@ class OperationBinding:
         for value in operation.outputs:
             if value != ABSENT:
                 self.arrays[value] = self.place(value)
-        made = tuple(
+        results = tuple(
             self._unused(value, i, index) if value == ABSENT else self.arrays[value]
             for i, value in enumerate(operation.outputs)
         )
         return KernelArguments(
             tuple(None if i == ABSENT else self.arrays[i] for i in operation.inputs),
-            made,
+            results,
             prepared.attributes[index],
             tuple(i in prepared.constants for i in operation.inputs),
             prepared.memos[index],
             tuple(
                 self.values[v].type.data_type if v != ABSENT else DataType.from_dtype(a.dtype)
-                for v, a in zip(operation.outputs, made, strict=True)
+                for v, a in zip(operation.outputs, results, strict=True)
             ),
         )
 

@@ -40,13 +40,13 @@ def program_bytes(
     kept = _computed_constants(program) + _staged(program)
     units = units_of(program, ())
     arrangement = arrange(program, units, program.constant_data())
-    found = kernel_bytes(program, bytes_of)
+    taken = kernel_bytes(program, bytes_of)
     chunks = max((len(u.operations) for u in units if u.group), default=0) * CHUNK_SIZE * 8
-    values, kernels = arrangement.nbytes, max(found.passing, chunks)
+    values, kernels = arrangement.nbytes, max(taken.passing, chunks)
     if in_sessions:
         kept += SESSION_NBYTES + _weights(program)
         values += ARENA_GROWTH * most_inner_nbytes(program)
-    return ProgramBytes(kept, found.kept, values, kernels, found.largest)
+    return ProgramBytes(kept, taken.kept, values, kernels, taken.largest)
 
 
 def program_peak(program: Program, machine: MachineShape, taken: ProgramBytes) -> int:
@@ -85,10 +85,10 @@ def session_bytes(
     program: OperationList, operation: Operation, constants: dict[int, Array]
 ) -> tuple[int, int]:
     """The most that ONNX Runtime's kernel takes; what it takes lies in the arena."""
-    found = FOREIGN_TIMES * operand_nbytes(program, operation)
+    nbytes = FOREIGN_TIMES * operand_nbytes(program, operation)
     if operation.op in GATHERING:
-        found += _columns(program, operation)
-    return found, 0
+        nbytes += _columns(program, operation)
+    return nbytes, 0
 
 
 def _columns(program: OperationList, operation: Operation) -> int:
@@ -102,12 +102,12 @@ def _columns(program: OperationList, operation: Operation) -> int:
 
 def _computed_constants(program: Program) -> int:
     """Narrow constants get copies in the type that kernels compute in."""
-    found = 0
+    nbytes = 0
     for constant in program.constants:
         kind = program.values[constant.value].type
         if constant.data.dtype != kind.data_type.compute_dtype:
-            found += computed_nbytes(kind)
-    return found
+            nbytes += computed_nbytes(kind)
+    return nbytes
 
 
 def _staged(program: Program) -> int:
@@ -115,12 +115,12 @@ def _staged(program: Program) -> int:
     constants = {c.value for c in program.constants}
     touched = _slots(program)
     touched |= {v for o in program.operations for v in (*o.inputs, *o.outputs) if v != ABSENT}
-    found = 0
+    nbytes = 0
     for value in touched - constants:
         stored = program.values[value]
         if not is_direct(stored):
-            found += 2 * computed_nbytes(stored.type)
-    return found
+            nbytes += 2 * computed_nbytes(stored.type)
+    return nbytes
 
 
 def _slots(program: Program) -> set[int]:

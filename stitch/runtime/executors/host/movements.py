@@ -46,9 +46,9 @@ def pieces(program: Program, operation: Operation, constants: dict[int, Array]) 
         return ()
     values = program.values
     shape = values[operation.inputs[0]].type.shape
-    made = [values[v].type.shape if v >= 0 else () for v in operation.outputs]
+    shapes = [values[v].type.shape if v >= 0 else () for v in operation.outputs]
     if operation.op in RESHAPING:
-        there, back = _reshaped(made[0]), _reshaped(shape)
+        there, back = _reshaped(shapes[0]), _reshaped(shape)
         return (Piece(0, 0, _same, back, there, back),)
     if operation.op == "Transpose":
         order = operation.attributes.get("perm", tuple(range(len(shape)))[::-1])
@@ -58,15 +58,16 @@ def pieces(program: Program, operation: Operation, constants: dict[int, Array]) 
         return (Piece(0, 0, there, _same, there, back),)
     if operation.op == "Expand":
         # Numbers that repeat are seen, never made.
-        there = _repeated(made[0])
+        there = _repeated(shapes[0])
         return (Piece(0, 0, there, _same, there, None),)
     if operation.op == "Slice":
-        found = _slices(operation, shape, constants)
-        return () if found is None else (Piece(0, 0, found, _same, found, None),)
+        cut = _slices(operation, shape, constants)
+        return () if cut is None else (Piece(0, 0, cut, _same, cut, None),)
     axis = int(operation.attributes.get("axis", 0)) % len(shape)  # type: ignore[arg-type]
     if operation.op == "Split":
         parts = _parts(
-            axis, [s[axis] if v >= 0 else -1 for s, v in zip(made, operation.outputs, strict=True)]
+            axis,
+            [s[axis] if v >= 0 else -1 for s, v in zip(shapes, operation.outputs, strict=True)],
         )
         if parts is None:
             return ()
@@ -101,11 +102,11 @@ def _parts(axis: int, sizes: Sequence[int]) -> list[View] | None:
     """One part after the other along an axis; None if one is not wanted, and its size not known."""
     if min(sizes) < 0:
         return None
-    found, start = [], 0
+    parts, start = [], 0
     for size in sizes:
-        found.append(_cut((*(slice(None),) * axis, slice(start, start + size))))
+        parts.append(_cut((*(slice(None),) * axis, slice(start, start + size))))
         start += size
-    return found
+    return parts
 
 
 def _slices(

@@ -28,12 +28,12 @@ class StagingArrays:
 
     def array(self, value: int) -> Array:
         """The prepared array of a value that cannot be computed in place."""
-        found = self._arrays.get(value)
-        if found is None:
+        array = self._arrays.get(value)
+        if array is None:
             kind = self.program.values[value].type
-            found = np.zeros(kind.shape, kind.data_type.compute_dtype)
-            self._arrays[value] = found
-        return found
+            array = np.zeros(kind.shape, kind.data_type.compute_dtype)
+            self._arrays[value] = array
+        return array
 
     @property
     def nbytes(self) -> int:
@@ -63,22 +63,22 @@ class StagedRegions:
 
     def read(self, value: int, steps: list[Thunk]) -> Array:
         """The array of an input; what fills it is appended to `steps`."""
-        found = self.values[value]
-        if is_direct(found):
-            return dense_view(self.regions[value], found.type)
+        described = self.values[value]
+        if is_direct(described):
+            return dense_view(self.regions[value], described.type)
         array = self.staging.array(value)
-        target = TensorDesc(found.type.shape, host_layout(compute_type(found.type)))
-        kernel = prepare_copy(found.desc, target, self.staging.machine)
+        target = TensorDesc(described.type.shape, host_layout(compute_type(described.type)))
+        kernel = prepare_copy(described.desc, target, self.staging.machine)
         steps.append(kernel.bind(self.regions[value], as_bytes(array)))
         return array
 
     def place(self, value: int) -> Array:
         """The array that an operation writes a value into."""
-        found = self.values[value]
+        described = self.values[value]
         if value not in self.regions:
-            self.regions[value] = self._scratch_region(found)
-        if is_direct(found):
-            return dense_view(self.regions[value], found.type)
+            self.regions[value] = self._scratch_region(described)
+        if is_direct(described):
+            return dense_view(self.regions[value], described.type)
         return self.staging.array(value)
 
     def _scratch_region(self, value: Value) -> Array:
@@ -94,22 +94,22 @@ class StagedRegions:
 
         With `read_back` the array then holds what was rounded.
         """
-        found, machine = self.values[value], self.staging.machine
-        if is_direct(found):
+        described, machine = self.values[value], self.staging.machine
+        if is_direct(described):
             return []
         steps: list[Thunk] = []
         region = self.regions[value]
-        logical, computed = found.type.data_type, compute_type(found.type)
-        stored = found.desc.layout.data_type
-        source = TensorDesc(found.type.shape, host_layout(computed))
+        logical, computed = described.type.data_type, compute_type(described.type)
+        stored = described.desc.layout.data_type
+        source = TensorDesc(described.type.shape, host_layout(computed))
         if logical is not computed and stored is not logical:
-            rounded = np.empty(found.type.shape, logical.dtype)
+            rounded = np.empty(described.type.shape, logical.dtype)
             steps.append(partial(np.copyto, rounded, array, casting="unsafe"))
             steps.append(partial(np.copyto, array, rounded))
-        write = prepare_copy(source, found.desc, machine)
+        write = prepare_copy(source, described.desc, machine)
         steps.append(write.bind(as_bytes(array), region))
         if stored is not computed and read_back:
-            read = prepare_copy(found.desc, source, machine)
+            read = prepare_copy(described.desc, source, machine)
             steps.append(read.bind(region, as_bytes(array)))
         return steps
 

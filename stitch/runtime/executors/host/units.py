@@ -42,23 +42,23 @@ def units_of(
     Those `apart` are each by itself.
     """
     starts, sizes = {operations[0]: operations for operations in calls}, chunked_sizes(program)
-    found: list[Unit] = []
+    units: list[Unit] = []
     run: list[int] = []
     index = 0
     while index < len(program.operations):
         call = starts.get(index)
         size = None if call is not None or index in apart else sizes[index]
         if run and size != sizes[run[0]]:
-            found.append(Unit(tuple(run)))
+            units.append(Unit(tuple(run)))
             run = []
         if call is not None:
-            found.append(Unit(call, foreign=True))
+            units.append(Unit(call, foreign=True))
         elif size is not None:
             run.append(index)
         else:
-            found.append(Unit((index,)))
+            units.append(Unit((index,)))
         index += len(call) if call is not None else 1
-    return (*found, Unit(tuple(run))) if run else tuple(found)
+    return (*units, Unit(tuple(run))) if run else tuple(units)
 
 
 def chunked_sizes(program: Program) -> list[int | None]:

@@ -21,13 +21,13 @@ from stitch.runtime.executors.onnx.form_writer import FormWriter, value_name
 def write_run(writer: FormWriter, program: Program, run: ElementRun) -> None:
     """The nodes of a run of elementwise operations."""
     operations = [program.operations[i] for i in run.operations]
-    made = [v for o in operations for v in o.outputs]
+    outputs = [v for o in operations for v in o.outputs]
     inside = set(run.operations)
     outside = {s.value for s in program.outputs}
     outside |= {v for i, o in enumerate(program.operations) if i not in inside for v in o.inputs}
-    read = dict.fromkeys(v for o in operations for v in o.inputs if v not in made)
+    read = dict.fromkeys(v for o in operations for v in o.inputs if v not in outputs)
     long = [v for v in read if math.prod(program.values[v].type.shape) > 1]
-    results = [v for v in made if v in outside]
+    results = [v for v in outputs if v in outside]
     names = {v: _number(writer, program, v) for v in read if v not in long}
 
     def write(rows: Sequence[str]) -> Sequence[str]:
@@ -62,12 +62,12 @@ def write_chunks(
     chunks = [writer.node("Reshape", [writer.operand(v), cut]) for v in operands]
     rows, size = [writer.fresh() for _ in operands], math.prod(kind.shape) // count
     with writer.body() as body:
-        made = write(rows)
+        inner = write(rows)
     scanned = {v: value_name(v) if v in given else writer.fresh() for v in results}
     writer.scan(
         body,
         tuple(zip(chunks, rows, strict=True)),
-        tuple(zip(made, scanned.values(), strict=True)),
+        tuple(zip(inner, scanned.values(), strict=True)),
         ValueType((size,), kind.data_type),
     )
     shape = writer.constant(np.array(kind.shape, np.int64))

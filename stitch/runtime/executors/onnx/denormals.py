@@ -63,14 +63,14 @@ def has_effect() -> bool:
     if platform.libc_ver()[0] != "glibc":
         return False
     smallest = 5e-324
-    found: list[float] = []
+    products: list[float] = []
 
     def multiply() -> None:
-        found.append(smallest * float(len(found) + 1))
+        products.append(smallest * float(len(products) + 1))
 
     try:
         _flushing(multiply)()
     except (AttributeError, OSError):
         # No math functions in the process: nothing was called.
         return False
-    return found == [0.0] and smallest * 1.0 > 0.0
+    return products == [0.0] and smallest * 1.0 > 0.0

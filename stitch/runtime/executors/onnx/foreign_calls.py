@@ -44,15 +44,15 @@ class Segment:
 
     def bind(self, arrays: Mapping[int, Array]) -> Sequence[Thunk]:
         """The call on dense arrays of the compute types, by the program's values."""
-        found = {s.value: arrays[v] for s, v in zip(self.part.inputs, self.inputs, strict=True)}
+        own = {s.value: arrays[v] for s, v in zip(self.part.inputs, self.inputs, strict=True)}
         after: list[Thunk] = []
         apart = computed_apart(self.part)
         for slot, value in zip(self.part.outputs, self.outputs, strict=True):
-            found[slot.value] = place = arrays[value]
+            own[slot.value] = place = arrays[value]
             if slot.value in apart:
-                found[slot.value] = np.empty_like(place)
-                after.append(partial(np.copyto, place, found[slot.value]))
-        return (session_call(self.session, found, self.part), *after)
+                own[slot.value] = np.empty_like(place)
+                after.append(partial(np.copyto, place, own[slot.value]))
+        return (session_call(self.session, own, self.part), *after)
 
 
 class Sessions:
@@ -89,10 +89,10 @@ class Sessions:
         ]
         if any(able[i] and not left[i] for run in runs for i in run):
             return None, left
-        found, parts = [], Parts(program)
+        segments, parts = [], Parts(program)
         for run in runs:
             try:
-                found.append(self._segment(parts, run))
+                segments.append(self._segment(parts, run))
             except REFUSALS:
                 for index in run:
                     left[index] = self._runs(parts, index)
@@ -100,7 +100,7 @@ class Sessions:
                 if all(left[index] for index in run):
                     left = [can and i not in run for i, can in enumerate(left)]
                 return None, left
-        return found, left
+        return segments, left
 
     def _runs(self, parts: Parts, index: int) -> bool:
         with suppress(*REFUSALS):

@@ -198,8 +198,8 @@ class FormWriter:
 
     def _without(self) -> tuple[str, ...]:
         is_double = any(self.type_of(v).data_type is DataType.FLOAT64 for v in self.used)
-        found = {PAD_FUSION: self._pools_padding(), SCALE_FUSION: is_double}
-        return tuple(name for name, is_wrong in found.items() if is_wrong)
+        optimizers = {PAD_FUSION: self._pools_padding(), SCALE_FUSION: is_double}
+        return tuple(name for name, is_wrong in optimizers.items() if is_wrong)
 
     def _pools_padding(self) -> bool:
         padded = {name for node in self.nodes if node.op_type == "Pad" for name in node.output}

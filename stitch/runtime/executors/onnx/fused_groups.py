@@ -31,13 +31,13 @@ def fusions(program: Program) -> dict[int, Fused]:
     Gelu by tanh: `(0.5 x) (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`, as GPT-2 has it.
     """
     links = _Links(program)
-    found = {}
+    groups = {}
     for index, operation in enumerate(program.operations):
         if operation.op == "Tanh" and not operation.domain:
             match = links.gelu_around(index, operation)
             if match is not None:
-                found[match[0]] = match[1]
-    return found
+                groups[match[0]] = match[1]
+    return groups
 
 
 class _Links:
@@ -126,12 +126,12 @@ class _Links:
     def only_reader(self, value: int, op: str) -> int | None:
         """The index of the one operation that reads a value, if it is `op`."""
         readers = self.readers.get(value, set())
-        found = next(iter(readers)) if len(readers) == 1 else None
-        if found is None or self.program.operations[found].op != op:
+        reader = next(iter(readers)) if len(readers) == 1 else None
+        if reader is None or self.program.operations[reader].op != op:
             return None
-        return None if self.program.operations[found].domain else found
+        return None if self.program.operations[reader].domain else reader
 
     def is_seen_outside(self, index: int, group: frozenset[int]) -> bool:
         """Whether something beside the group reads what an operation makes."""
-        made = self.program.operations[index].outputs
-        return any(v in self.given or self.readers.get(v, set()) - group for v in made)
+        results = self.program.operations[index].outputs
+        return any(v in self.given or self.readers.get(v, set()) - group for v in results)

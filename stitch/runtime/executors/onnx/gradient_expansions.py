@@ -28,9 +28,9 @@ def _ints(writer: FormWriter, *numbers: int) -> str:
 def conv_weight_gradient(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
     """Pad, a slice per kernel element, one product per sample and group, and their sum."""
     image, seen = (writer.type_of(v).shape for v in operation.inputs)
-    made = writer.type_of(operation.outputs[0]).shape
-    windows = windows_of(attributes, image[2:], made[2:])
-    rank, group = len(windows.kernel), image[1] // made[1]
+    result = writer.type_of(operation.outputs[0]).shape
+    windows = windows_of(attributes, image[2:], result[2:])
+    rank, group = len(windows.kernel), image[1] // result[1]
     data = writer.operand(operation.inputs[0])
     if windows.needs_padding:
         ends = [e + o for e, o in zip(windows.end, windows.overhang, strict=True)]
@@ -57,7 +57,7 @@ def conv_weight_gradient(writer: FormWriter, operation: Operation, attributes: A
     gradient = writer.node("Reshape", [writer.operand(operation.inputs[1]), rows])
     products = writer.node("MatMul", [gradient, turned])
     total = writer.node("ReduceSum", [products, _ints(writer, 0)], keepdims=0)
-    shape = _ints(writer, *made)
+    shape = _ints(writer, *result)
     writer.node("Reshape", [total, shape], value_name(operation.outputs[0]))
     return True
 
@@ -73,26 +73,26 @@ def max_pool_gradient(writer: FormWriter, operation: Operation, attributes: Attr
     places, given = (writer.node("Reshape", [v, every]) for v in (indices, gradient))
     zero = writer.constant(np.zeros((), kind.compute_dtype))
     table = writer.node("Expand", [zero, _ints(writer, math.prod(shape))])
-    made = writer.node("ScatterElements", [table, places, given], axis=0, reduction="add")
-    writer.node("Reshape", [made, _ints(writer, *shape)], value_name(operation.outputs[0]))
+    scattered = writer.node("ScatterElements", [table, places, given], axis=0, reduction="add")
+    writer.node("Reshape", [scattered, _ints(writer, *shape)], value_name(operation.outputs[0]))
     return True
 
 
 def gelu_gradient(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
     """The slope of x share(x) is share(x) + x share'(x); over chunks where memory would be slow."""
     product = _tanh_product if attributes["approximate"] == "tanh" else _exact_product
-    made = operation.outputs[0]
-    kind = writer.type_of(made)
+    result = operation.outputs[0]
+    kind = writer.type_of(result)
     count = chunk_count(math.prod(kind.shape))
     if count == 1:
         gradient, x = map(writer.operand, operation.inputs)
-        product(writer, gradient, x, kind, value_name(made))
+        product(writer, gradient, x, kind, value_name(result))
         return True
 
     def write(rows: Sequence[str]) -> Sequence[str]:
         return [product(writer, rows[0], rows[1], kind)]
 
-    write_chunks(writer, operation.inputs, [made], count, write)
+    write_chunks(writer, operation.inputs, [result], count, write)
     return True
 
 
@@ -152,11 +152,11 @@ def layer_gradient(writer: FormWriter, operation: Operation, attributes: Attribu
         operand = writer.operand(operation.inputs[index])
         return writer.node("Reshape", [operand, _ints(writer, *shape)])
 
-    def given(output: int, made: str) -> None:
+    def given(output: int, name: str) -> None:
         value = operation.outputs[output]
         if value != ABSENT:
             shape = _ints(writer, *writer.type_of(value).shape)
-            writer.node("Reshape", [made, shape], value_name(value))
+            writer.node("Reshape", [name, shape], value_name(value))
 
     gradient, x = (shaped(i, -1, width) for i in (0, 1))
     mean, inverse = (shaped(i, -1, 1) for i in (2, 3))

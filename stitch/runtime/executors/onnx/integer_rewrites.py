@@ -73,8 +73,8 @@ def extreme(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
         return False
     code = onnx_code(DataType.INT32)
     wide = [writer.node("Cast", [writer.operand(v)], to=code) for v in operation.inputs]
-    found = writer.node(operation.op, wide)
-    writer.node("Cast", [found], value_name(operation.outputs[0]), to=onnx_code(kind))
+    picked = writer.node(operation.op, wide)
+    writer.node("Cast", [picked], value_name(operation.outputs[0]), to=onnx_code(kind))
     return True
 
 

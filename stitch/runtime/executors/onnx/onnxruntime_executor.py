@@ -93,9 +93,9 @@ class OnnxRuntimeExecutor(Executor):
             where = operation.location or f"operation {index}"
             try:
                 Session(operation_form(program, operation), self.intra_op_threads)
-            except REFUSALS as found:
+            except REFUSALS as refusal:
                 kinds = ", ".join(program.values[v].type.text() for v in operation.inputs if v >= 0)
-                reasons.setdefault(f"{name}({kinds}) at {where}", first_line(found))
+                reasons.setdefault(f"{name}({kinds}) at {where}", first_line(refusal))
         listed = "; ".join(f"{what}: {why}" for what, why in reasons.items())
         return CompileError(
             "the onnxruntime executor cannot run " + (listed or first_line(error)),
@@ -157,10 +157,10 @@ def _check(
     """Steps that compare an input with the value that the program was compiled for."""
     nothing = np.empty(0, np.float32)
     wanted = constants[operation.inputs[2]]
-    found = arrays[operation.inputs[1]]
+    given = arrays[operation.inputs[1]]
     return bind(
         operation.op,
-        [nothing, found, wanted.astype(found.dtype, copy=False)],
+        [nothing, given, wanted.astype(given.dtype, copy=False)],
         [nothing],
         attributes=operation.attributes,
         domain=operation.domain,

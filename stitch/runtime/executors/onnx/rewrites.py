@@ -149,8 +149,8 @@ def _layer(writer: FormWriter, operation: Operation, attributes: Attributes) -> 
     rank = len(writer.type_of(operation.inputs[0]).shape)
     axes = writer.constant(np.arange(int_of(attributes, "axis") % rank, rank, dtype=np.int64))
     x, scale, *shift = (writer.operand(v) for v in operation.inputs if v != ABSENT)
-    made = [*operation.outputs, ABSENT, ABSENT][:3]
-    out, mean, inverse = (None if v == ABSENT else value_name(v) for v in made)
+    results = [*operation.outputs, ABSENT, ABSENT][:3]
+    out, mean, inverse = (None if v == ABSENT else value_name(v) for v in results)
     apart = writer.node("Sub", [x, writer.node("ReduceMean", [x, axes], mean)])
     variance = writer.node("ReduceMean", [writer.node("Mul", [apart, apart]), axes])
     epsilon = scalar(writer, attributes["epsilon"], np.float64)
@@ -225,17 +225,17 @@ def _known_result(writer: FormWriter, operation: Operation, attributes: Attribut
     first = writer.type_of(operation.inputs[0])
     asked = known_by_type(operation.op, first, attributes=attributes)
     if asked is not None:
-        made: Sequence[Array] = [asked]
+        results: Sequence[Array] = [asked]
     else:
-        results = [writer.type_of(value) for value in operation.outputs]
-        if any(kind.nbytes > KNOWN_NBYTES for kind in results):
+        kinds = [writer.type_of(value) for value in operation.outputs]
+        if any(kind.nbytes > KNOWN_NBYTES for kind in kinds):
             raise CompileError("a result that would be held beside its place, and is too large")
         operands: list[Array | None] = []
         for value in operation.inputs:
             kind, data = writer.type_of(value), writer.known(value)
             operands.append(np.zeros(kind.shape, kind.data_type.dtype) if data is None else data)
-        made = evaluate(operation.op, operands, attributes=attributes)
-    for value, data in zip(operation.outputs, made, strict=True):
+        results = evaluate(operation.op, operands, attributes=attributes)
+    for value, data in zip(operation.outputs, results, strict=True):
         kind = writer.type_of(value)
         held = writer.constant(computable(data, kind))
         writer.node("Cast", [held], value_name(value), to=onnx_code(compute_type(kind)))
@@ -244,8 +244,8 @@ def _known_result(writer: FormWriter, operation: Operation, attributes: Attribut
 
 def _expect(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
     """The data as it is: the executor checks inputs before the model runs."""
-    data, found, wanted = operation.inputs
-    if found not in {s.value for s in writer.program.inputs} or writer.known(wanted) is None:
+    data, given, wanted = operation.inputs
+    if given not in {s.value for s in writer.program.inputs} or writer.known(wanted) is None:
         raise CompileError("only inputs are compared, and only with constants")
     writer.node("Identity", [writer.operand(data)], value_name(operation.outputs[0]))
     return True

@@ -148,15 +148,15 @@ def computed_apart(program: Program) -> frozenset[int]:
     that writes the output is the only one that reads the input.
     """
     safe = all(o.op in SAFE_IN_PLACE and not o.domain for o in program.operations)
-    found = set()
+    apart = set()
     for slot in program.outputs:
         if slot.aliases_input is None:
             continue
         source = program.inputs[slot.aliases_input].value
         readers = [o for o in program.operations if source in o.inputs]
         if not (safe and len(readers) == 1 and slot.value in readers[0].outputs):
-            found.add(slot.value)
-    return frozenset(found)
+            apart.add(slot.value)
+    return frozenset(apart)
 
 
 def _keep_in_child() -> None:
