@@ -4,8 +4,7 @@ Comes in: any computation graph, an optimizer. Goes out: graphs whose weights ar
 again, or overwritten by an update. Must not know: programs' places, devices, instances.
 """
 
-from stitch.training.graphs.constant_weights import graph_of, with_weights
-from stitch.training.graphs.evaluation_form import evaluation_form
+from stitch.training.graphs.predicting import evaluation_form, graph_of, with_weights
 from stitch.training.graphs.splice import in_precision, splice
 from stitch.training.graphs.trainable import Trainable, as_trainable
 from stitch.training.graphs.update_graph import (

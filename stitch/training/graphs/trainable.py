@@ -16,7 +16,7 @@ import numpy as np
 from stitch.errors import CompileError, UsageError
 from stitch.graph import ComputationGraph
 from stitch.program import Array, InputKind, InputSlot
-from stitch.training.graphs.evaluation_form import evaluation_form
+from stitch.training.graphs.predicting import evaluation_form
 
 #: Operands that gradients never reach: they are statistics that the forward pass itself keeps.
 _STATISTICS = {("", "BatchNormalization"): (3, 4)}
