@@ -223,11 +223,11 @@ def submit(
     loaded = device.loaded(binary, program)
     if loaded.device is not device:
         raise UsageError(f"program {loaded.name!r} is loaded on another device")
-    made = loaded(*inputs)
+    results = loaded(*inputs)
     for tensor in inputs:
         if isinstance(tensor, Tensor) and tensor.is_allocated and not tensor.retain:
             device.deallocate(tensor._record, f"submit of {loaded.name!r}")
-    return made if isinstance(made, tuple) else (made,)
+    return results if isinstance(results, tuple) else (results,)
 
 
 def wait(tensors: Tensor | Iterable[Tensor]) -> None:
@@ -257,8 +257,8 @@ def has_layout(tensor: Tensor, layout: Layout | TensorDesc) -> bool:
 def get_layout(binary: Any, program: int | str = 0, input: int | str = 0) -> Layout:
     """The layout that a program wants an input in; raises `UsageError` for an unknown slot."""
     source = getattr(binary, "binary", binary)
-    found = source if isinstance(source, Binary) else load(source)
-    body = found.program(program)
+    opened = source if isinstance(source, Binary) else load(source)
+    body = opened.program(program)
     names = [slot.name for slot in body.inputs]
     if isinstance(input, str):
         if input not in names:

@@ -127,7 +127,7 @@ def takes(**kinds: ArgumentKind) -> Callable[[Callable[_P, _R]], Callable[_P, _R
     return decorated
 
 
-def check_fields(made: object, **kinds: ArgumentKind) -> None:
+def check_fields(checked: object, **kinds: ArgumentKind) -> None:
     """Raise `UsageError` for fields of a dataclass that are of another kind."""
     for name, kind in kinds.items():
-        kind.check(type(made).__name__, name, getattr(made, name))
+        kind.check(type(checked).__name__, name, getattr(checked, name))

@@ -216,10 +216,10 @@ class CompiledModel:
     @property
     def instance(self) -> TrainingInstance:
         """The training that the first call started; raises `UsageError` before."""
-        found = None if self.training is None else self.training.instance
-        if found is None:
+        instance = None if self.training is None else self.training.instance
+        if instance is None:
             raise UsageError("training has not started", remedy="call the model, or start()")
-        return found
+        return instance
 
     @takes(folder=PATH)
     def save_programs(self, folder: str | Path) -> tuple[Path, ...]:
@@ -229,14 +229,14 @@ class CompiledModel:
         """
         place = Path(folder)
         make_folder(place)
-        batch, made = FileBatch(as_one=True), []
+        batch, paths = FileBatch(as_one=True), []
         for program in self.binary.programs:
             twin = self.training is not None and program is self.training.programs.evaluation
             path = place / f"{'evaluation' if twin else program.role.value}.ttb"
             batch.add(path, content_of(Binary((program,), self.binary.machine, PRODUCER)))
-            made.append(path)
+            paths.append(path)
         batch.commit()
-        return tuple(made)
+        return tuple(paths)
 
 
 def _no_model(why: str, problems: tuple[Problem, ...] = ()) -> FormatError:
@@ -248,6 +248,6 @@ def compiled(
     graph: ComputationGraph, machine: Machine, target: str, options: CompileOptions
 ) -> CompiledModel:
     """The model of a graph on a machine; `target` is how the machine is spelled."""
-    made = compile_graph(graph, machine, options)
-    binary = Binary((made.program,), machine.shape, PRODUCER)
-    return CompiledModel(graph, binary, target, options.wishes, made.warnings)
+    compilation = compile_graph(graph, machine, options)
+    binary = Binary((compilation.program,), machine.shape, PRODUCER)
+    return CompiledModel(graph, binary, target, options.wishes, compilation.warnings)

@@ -104,13 +104,13 @@ class DataType(enum.Enum):
     @property
     def dtype(self) -> np.dtype[Any]:
         """The NumPy type of one stored element; raises `LayoutError` for block formats."""
-        found = _FACTS[self].dtype
-        if found is None:
+        dtype = _FACTS[self].dtype
+        if dtype is None:
             raise LayoutError(
                 f"{self.value} has no element type of its own: its elements share exponents",
                 remedy="convert to float32 with to_layout first",
             )
-        return found
+        return dtype
 
     @property
     def itemsize(self) -> int:
@@ -132,24 +132,24 @@ class DataType(enum.Enum):
     @staticmethod
     def from_dtype(dtype: Any) -> DataType:
         """The data type of a NumPy dtype; raises `LayoutError` for those Stitch does not store."""
-        found = _BY_DTYPE.get(np.dtype(dtype))
-        if found is None:
+        data_type = _BY_DTYPE.get(np.dtype(dtype))
+        if data_type is None:
             raise LayoutError(
                 f"arrays of type {np.dtype(dtype)} are not supported",
                 expected=", ".join(t.value for t in DataType if not t.is_block),
                 remedy="convert the array with .astype(...) first",
             )
-        return found
+        return data_type
 
     @staticmethod
     def parse(name: str) -> DataType:
         """The data type of a name, long or short; raises `LayoutError` with the list of names."""
-        found = _BY_NAME.get(name)
-        if found is None:
+        data_type = _BY_NAME.get(name)
+        if data_type is None:
             raise LayoutError(
                 f"unknown data type {name!r}", expected=", ".join(t.value for t in DataType)
             )
-        return found
+        return data_type
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,8 +149,8 @@ def structure_problems(body: OperationList) -> Iterator[Problem]:
 def _constant_problems(constant: Constant, value: Value, index: int) -> Iterator[Problem]:
     data, kind = constant.data, value.type
     if data.shape != kind.shape or kind.data_type.is_block or data.dtype != kind.data_type.dtype:
-        found = f"data is {data.dtype}{list(data.shape)}, value is {kind.text()}"
-        yield Problem("constant_type", f"constant {index}", found)
+        detail = f"data is {data.dtype}{list(data.shape)}, value is {kind.text()}"
+        yield Problem("constant_type", f"constant {index}", detail)
 
 
 def placement_problems(program: Program) -> Iterator[Problem]:
@@ -252,11 +252,11 @@ def body_lines(
         yield f"  constant {name(constant.value)} {kind(constant.value)}{data(constant)}"
     for operation in body.operations:
         op = f"{operation.domain}.{operation.op}" if operation.domain else operation.op
-        made = ", ".join(map(name, operation.outputs))
+        outputs = ", ".join(map(name, operation.outputs))
         call = f"{op}({', '.join(map(name, operation.inputs))})"
         shown = ", ".join(f"{k}={v!r}" for k, v in sorted(operation.attributes.items()))
         types = ", ".join("_" if i == ABSENT else kind(i) for i in operation.outputs)
-        yield f"  {made} = {call}{f' {{{shown}}}' if shown else ''} : {types}"
+        yield f"  {outputs} = {call}{f' {{{shown}}}' if shown else ''} : {types}"
     for output in body.outputs:
         alias = output.aliases_input
         extra = "" if alias is None else f" aliases {body.inputs[alias].name}"

@@ -186,7 +186,7 @@ class Decoder:
 
     def _values(self, records: tuple[Record, ...], where: str) -> tuple[Value, ...]:
         types, layouts = self._types, self._layouts
-        found: list[Value] = []
+        values: list[Value] = []
         for name, type_record, layout_record in records:
             # Pooled records are one object however often they are pointed at.
             value_type = types.get(id(type_record))
@@ -194,10 +194,10 @@ class Decoder:
                 shape, data_type = type_record
                 value_type = types[id(type_record)] = ValueType(shape, _DATA_TYPES[data_type])
             if id(layout_record) not in layouts:
-                place = f"{where}.values[{len(found)}].layout"
+                place = f"{where}.values[{len(values)}].layout"
                 layouts[id(layout_record)] = self._layout(layout_record, place)
-            found.append(Value(name, value_type, layouts[id(layout_record)]))
-        return tuple(found)
+            values.append(Value(name, value_type, layouts[id(layout_record)]))
+        return tuple(values)
 
     def _layout(self, record: Record, where: str) -> Layout | None:
         data_type, space, tile_rows, tile_columns, memory_layout, spec, address = record
@@ -215,26 +215,26 @@ class Decoder:
             return None
 
     def _operations(self, records: tuple[Record, ...], where: str) -> tuple[Operation, ...]:
-        found: list[Operation] = []
+        operations: list[Operation] = []
         for op, domain, inputs, outputs, attributes, location in records:
             read = NO_ATTRIBUTES
             if attributes:
                 read = MappingProxyType({name: _attribute(value) for name, value in attributes})
                 names = [name for name, _ in attributes]
                 if any(a >= b for a, b in itertools.pairwise(names)):
-                    place = f"{where}.operations[{len(found)}]"
+                    place = f"{where}.operations[{len(operations)}]"
                     self._problems.add(
                         "attribute_order", place, "attributes are not sorted, or named twice"
                     )
-            found.append(Operation(op, inputs, outputs, read, domain, location))
-        return tuple(found)
+            operations.append(Operation(op, inputs, outputs, read, domain, location))
+        return tuple(operations)
 
     # Constants -----------------------------------------------------------------------------
 
     def _constants(
         self, records: tuple[Record, ...], values: tuple[Value, ...], where: str
     ) -> tuple[Constant, ...]:
-        found = []
+        constants = []
         for i, (index, segment) in enumerate(records):
             place = f"{where}.constants[{i}]"
             if index >= len(values):
@@ -245,8 +245,8 @@ class Decoder:
             else:
                 array = self._array(values[index].type, self._segments[segment], place)
                 if array is not None:
-                    found.append(Constant(index, array))
-        return tuple(found)
+                    constants.append(Constant(index, array))
+        return tuple(constants)
 
     def _array(self, kind: ValueType, segment: Array, where: str) -> Array | None:
         if kind.data_type.is_block:
@@ -284,5 +284,5 @@ def _shard_spec(record: Record) -> ShardSpec:
 
 def _attribute(value: tuple[int, tuple[Any, ...]]) -> AttributeValue:
     """Every member of the union is a table of one field, and that field is the value."""
-    found: AttributeValue = value[1][0]
-    return found
+    read: AttributeValue = value[1][0]
+    return read

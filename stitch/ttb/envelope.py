@@ -62,12 +62,12 @@ def close_metadata(metadata: bytes) -> bytes:
 def open_envelope(file: memoryview, where: str) -> Envelope:
     """Take a file apart; touches only its metadata. Raises `FormatError` naming what is wrong."""
     if bytes(file[8:HEAD_NBYTES]) != FILE_IDENTIFIER:
-        found, remedy = recognize(bytes(file[:_RECOGNITION_NBYTES]), len(file))
+        recognized, remedy = recognize(bytes(file[:_RECOGNITION_NBYTES]), len(file))
         raise FormatError(
             "not a .ttb file",
             where=where,
             expected=f"the identifier {FILE_IDENTIFIER.decode()!r} at byte 8",
-            got=found,
+            got=recognized,
             remedy=remedy,
         )
     end = 4 + int.from_bytes(file[:4], "little")

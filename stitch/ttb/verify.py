@@ -173,9 +173,9 @@ class Verifier:
             self._add("offset", position, f"{field.name}: an offset of zero points nowhere")
             return None
         self._path.append(field.name)
-        found = self._readers[field.kind](position + offset, field)
+        value = self._readers[field.kind](position + offset, field)
         self._path.pop()
-        return found
+        return value
 
     def _child(self, position: int, field: FieldSpec) -> Record | None:
         if not field.pooled:
@@ -194,9 +194,9 @@ class Verifier:
             self._add("offset", position, f"{field.name}: an offset of zero points nowhere")
             return None
         self._path.append(field.name)
-        found = (code, self._table(position + offset, self._shapes[members[code - 1]]))
+        member = (code, self._table(position + offset, self._shapes[members[code - 1]]))
         self._path.pop()
-        return found
+        return member
 
     def _shape(self, vtable: int, spec: TableSpec) -> TableShape | None:
         nbytes = vtable_nbytes(self._data, vtable, ROOT_OFFSET_POSITION)
@@ -211,16 +211,16 @@ class Verifier:
     # Strings and vectors -------------------------------------------------------------------
 
     def _string(self, position: int, field: FieldSpec) -> str:
-        found = self._strings.get(position)
-        if found is None:
-            found = self._strings[position] = self._read_string(position, field)
+        text = self._strings.get(position)
+        if text is None:
+            text = self._strings[position] = self._read_string(position, field)
         elif field.limit is None:
-            self._spend(5 + len(found))
-        if field.kind == "string" and field.limit is not None and len(found) * 4 > field.limit:
-            too_long = len(found) > field.limit or len(found.encode()) > field.limit
+            self._spend(5 + len(text))
+        if field.kind == "string" and field.limit is not None and len(text) * 4 > field.limit:
+            too_long = len(text) > field.limit or len(text.encode()) > field.limit
             if too_long:
                 self._add("limit", position, f"a string is longer than {field.limit} bytes")
-        return found
+        return text
 
     def _read_string(self, position: int, field: FieldSpec) -> str:
         nbytes = self._count(position, 1, field)
@@ -294,10 +294,10 @@ class Verifier:
     def _vector_of_tables(self, position: int, field: FieldSpec) -> tuple[Record | None, ...]:
         positions = self._offsets(position, field)
         path, shapes, read = self._path, self._shapes[field.of], self._table
-        found: list[Record | None] = []
+        tables: list[Record | None] = []
         path.append(0)
         for i, at in enumerate(positions):
             path[-1] = i
-            found.append(read(at, shapes))
+            tables.append(read(at, shapes))
         path.pop()
-        return tuple(found)
+        return tuple(tables)

@@ -95,7 +95,7 @@ def read_shape(
 def _inline_parts(
     entries: tuple[int, ...], spec: TableSpec, note: Callable[[str, str], None], tolerant: bool
 ) -> list[_Inline]:
-    found: list[_Inline] = []
+    parts: list[_Inline] = []
     known = 0
     for at, field in enumerate(spec.fields):
         union = field.kind == "union"
@@ -107,14 +107,14 @@ def _inline_parts(
         if union and (offset == 0) != (second == 0):
             note("union", f"{spec.name}.{field.name}: type and value go together")
         elif union and offset:
-            found += [_Inline(offset, "B", at, "type"), _Inline(second, "I", at, "value")]
+            parts += [_Inline(offset, "B", at, "type"), _Inline(second, "I", at, "value")]
         elif offset and field.kind == "scalar":
-            found.append(_Inline(offset, field.code, at, "scalar"))
+            parts.append(_Inline(offset, field.code, at, "scalar"))
         elif offset:
-            found.append(_Inline(offset, "I", at, _PARTS.get(field.kind, "other")))
+            parts.append(_Inline(offset, "I", at, _PARTS.get(field.kind, "other")))
     if not tolerant and any(entries[known:]):
         note("unknown_field", f"{spec.name} has fields that the schema lacks")
-    return sorted(found)
+    return sorted(parts)
 
 
 def _check_inline(
