@@ -144,13 +144,15 @@ class Whole(Kind[int]):
 class Number(Kind[float]):
     """A number between bounds: at least `least`, and `above` and `below` these.
 
-    It stays a whole number if it is written as one. `what` says it better than the bounds do.
+    It stays a whole number if it is written as one, unless it `is_float`. `what` says it better
+    than the bounds do.
     """
 
     least: float | None = None
     above: float | None = None
     below: float | None = None
     is_finite: bool = True
+    is_float: bool = False
     what: str = ""
 
     @property
@@ -166,7 +168,7 @@ class Number(Kind[float]):
             place.wrong(node, self.wanted)
             return None
         if self._is_within(number):
-            return number
+            return float(number) if self.is_float else number
         place.wrong(node, self.wanted, "out_of_range")
         return None
 

@@ -32,7 +32,7 @@ from stitch.forms.places import Place, Reading
 
 T = TypeVar("T")
 #: Attributes that no row need fill.
-_KNOWN = frozenset({"name", "line", "lines", "file", "folder"})
+_KNOWN = frozenset({"name", "line", "lines", "place", "file", "folder"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +96,8 @@ class Form(Kind[T]):
     call it (nothing: as its key is called).
 
     Attributes of `make` that no row fills may be `name`, the name of the entry, where the mapping
-    is one of several by name; `line`, on which it begins, and `lines`, of its keys; `file` and
-    `folder`, where all is read.
+    is one of several by name; `line`, on which it begins, `lines`, of its keys, and `place`, to
+    note what does not fit it; `file` and `folder`, where all is read.
     `word` is the key whose value may stand alone: `encoder.ttb` for `{file: encoder.ttb}`. `check`
     notes what rows cannot say, of a form that is sound by itself. `suffix` tells items of a list
     apart where places are dotted.
@@ -165,7 +165,7 @@ class Form(Kind[T]):
         inner.keep_source(inner.nodes.get("source"))
         values = {row.attribute: row.read(inner) for row in self.rows}
         known: Mapping[str, Any] = {
-            "name": place.name, "line": node.line, "file": log.file,
+            "name": place.name, "line": node.line, "place": inner, "file": log.file,
             "folder": place.reading.folder,
             "lines": {key: item.key_line or item.line for key, item in inner.nodes.items()},
         }  # fmt: skip

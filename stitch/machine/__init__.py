@@ -3,8 +3,9 @@
 Comes in: YAML descriptions. Goes out: `Machine`. Must not know tensors' values, plans or devices.
 """
 
-from stitch.machine.description import MACHINE_KEYS, load_machine, machine_names, parse_machine
+from stitch.machine.description import load_machine, machine_names, parse_machine
 from stitch.machine.machine import Machine, Noc, Path
+from stitch.machine.machine_form import MACHINE_KEYS
 from stitch.machine.shape import (
     Footprint,
     MachineShape,

@@ -27,28 +27,17 @@ keeps that); a user's file may leave them all out. Must not know tensors, plans 
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Iterator, Mapping
 from pathlib import Path as FilePath
 
 from stitch.errors import FormatError, StitchError, UsageError, closest
 from stitch.files import identity, open_file
-from stitch.forms import Node, read_yaml
-from stitch.machine.figures import Findings, Section
-from stitch.machine.machine import Machine, Noc, Path
-from stitch.machine.shape import MachineShape, SpaceShape
-from stitch.program import Space
+from stitch.forms import read_yaml
+from stitch.machine.machine import Machine
+from stitch.machine.machine_form import read_description
 
 #: A description is a page of text; anything longer is another kind of file.
 MAX_FILE_NBYTES = 1 << 20
 _SHIPPED = FilePath(__file__).parent
-
-MACHINE_KEYS = ("name", "description", "core_grid", "host", "dram", "l1", "noc", "paths")
-_SPACE_KEYS = ("banks", "bank_nbytes", "base", "reserved_top_nbytes", "alignment")
-_NOC_KEYS = ("clock_hz", "bytes_per_cycle", "latency_cycles", "latency_cycles_per_hop")
-_RATE_KEYS = ("bytes_per_second", "curve", "noc_links")
-_PATH_KEYS = ("from", "to", *_RATE_KEYS, "hops", "latency_seconds", "limit_bytes_per_second")
-_SPACES = {space.value: space for space in Space}
 _FORM = "the form of the file is shown by: python -m pydoc stitch.machine.description"
 
 
@@ -140,185 +129,7 @@ def parse_machine(content: bytes, file_name: str) -> Machine:
             "the machine description is no UTF-8 text", where=file_name, got=error.reason
         ) from error
     root, log = read_yaml(text, file_name)
-    machine = _machine(root, Findings(log))
+    machine = read_description(root, log)
     log.raise_any("machine description", f"correct the keys named below; {_FORM}")
+    assert machine is not None, "what is wrong has been noted"
     return machine
-
-
-def _machine(root: Node, findings: Findings) -> Machine:
-    top = Section(root, "", findings, MACHINE_KEYS)
-    name = top.text("name")
-    grid = _core_grid(top)
-    if top.has("description"):
-        top.text("description")
-    sections = {
-        space: Section(_section(top, space.value), space.value, findings, _SPACE_KEYS)
-        for space in (Space.HOST, Space.DRAM, Space.L1)
-        if top.has(space.value)
-    }
-    spaces = {space: _space(section) for space, section in sections.items()}
-    if Space.HOST not in spaces:
-        top.reject("missing_key", "host", "this key is needed")
-        spaces[Space.HOST] = SpaceShape(1, 0, 1, 1)
-    l1, cores = spaces.get(Space.L1), grid[0] * grid[1]
-    if l1 is not None and sections[Space.L1].sound and top.sound and l1.banks != cores:
-        detail = f"L1 has one bank for each core: {cores} of core_grid, not {l1.banks}"
-        sections[Space.L1].reject("banks_per_core", "banks", detail)
-    if l1 is not None and Space.DRAM not in spaces:
-        top.reject("missing_key", "dram", "a machine with L1 needs DRAM, to evict to")
-    noc = (
-        _noc(Section(_section(top, "noc"), "noc", findings, _NOC_KEYS)) if top.has("noc") else None
-    )
-    paths = tuple(_paths(top, spaces, noc))
-    shape = MachineShape(name, grid, spaces[Space.HOST], l1, spaces.get(Space.DRAM))
-    machine = Machine(shape, paths, tuple(findings.sources), noc)
-    if not findings.log.problems:
-        _check_reachable(machine, top)
-    return machine
-
-
-def _section(top: Section, key: str) -> Node:
-    """The node that stands there; an empty one on the line of the file's form where none does."""
-    return top.content.get(key, Node(top.line, None))
-
-
-def _core_grid(top: Section) -> tuple[int, int]:
-    found = top.value("core_grid")
-    if found is None:
-        return (1, 1)
-    listed = [n.data for n in found.data] if isinstance(found.data, tuple) else []
-    sizes = [n for n in listed if isinstance(n, int) and not isinstance(n, bool)]
-    if len(sizes) == len(listed) == 2 and all(1 <= n <= 1024 for n in sizes):
-        return (sizes[0], sizes[1])
-    raws = [n.raw or n.describe() for n in found.data] if isinstance(found.data, tuple) else []
-    got = f"[{', '.join(raws)}]"[:60] if raws else found.describe()
-    top.reject(
-        "wrong_type",
-        "core_grid",
-        f"[rows, columns] is needed, each from 1 to 1024, not {got}",
-    )
-    return (1, 1)
-
-
-def _space(section: Section) -> SpaceShape:
-    banks = section.integer("banks", least=1)
-    bank_nbytes = section.integer("bank_nbytes", least=1)
-    base = section.integer("base", least=0, default=0)
-    top = section.integer("reserved_top_nbytes", least=0, default=0)
-    alignment = section.integer("alignment", least=1)
-    limit = bank_nbytes - top
-    if section.sound:
-        if alignment & (alignment - 1):
-            section.reject("alignment", "alignment", f"{alignment} is no power of two")
-        if base >= limit:
-            section.reject(
-                "no_room",
-                "base",
-                f"base {base} leaves no room below the limit {limit} "
-                f"(bank_nbytes {bank_nbytes} - reserved_top_nbytes {top})",
-            )
-        for key, address in (("base", base), ("bank_nbytes", limit)):
-            if section.sound and address % alignment:
-                section.reject(
-                    "alignment",
-                    key,
-                    f"usable addresses [{base}, {limit}) must start and end at a multiple "
-                    f"of the alignment {alignment}",
-                )
-    return SpaceShape(banks, base, limit, alignment)
-
-
-def _noc(section: Section) -> Noc:
-    return Noc(
-        section.number("clock_hz", positive=True),
-        section.curve("bytes_per_cycle"),
-        section.number("latency_cycles", positive=False),
-        section.number("latency_cycles_per_hop", positive=False),
-    )
-
-
-def _paths(
-    top: Section, spaces: dict[Space, SpaceShape], noc: Noc | None
-) -> Iterator[tuple[Space, Space, Path]]:
-    listed = top.value("paths")
-    if listed is None:
-        return
-    if not isinstance(listed.data, tuple):
-        top.reject("wrong_type", "paths", f"a list of paths is needed, not {listed.describe()}")
-        return
-    seen: set[tuple[Space, Space]] = set()
-    for index, content in enumerate(listed.data):
-        section = Section(content, _path_place(content, index), top.findings, _PATH_KEYS)
-        source, target = (_end(section, key, spaces) for key in ("from", "to"))
-        path = _path(section, noc)
-        if source is None or target is None:
-            continue
-        if (source, target) in seen:
-            section.reject("duplicate_path", "", "this path is described twice")
-        seen.add((source, target))
-        yield source, target, path
-
-
-def _path_place(node: Node, index: int) -> str:
-    ends = node.data if isinstance(node.data, Mapping) else {}
-    if all(key in ends and isinstance(ends[key].data, str) for key in ("from", "to")):
-        return f"paths[{index}]({ends['from'].data}->{ends['to'].data})"
-    return f"paths[{index}]"
-
-
-def _end(section: Section, key: str, spaces: dict[Space, SpaceShape]) -> Space | None:
-    found = section.value(key)
-    if found is None:
-        return None
-    known = tuple(space.value for space in spaces)
-    if isinstance(found.data, str) and found.data in known:
-        return _SPACES[found.data]
-    section.reject(
-        "unknown_space",
-        key,
-        f"{found.describe()} is no space of this machine (it has {', '.join(known)})",
-    )
-    return None
-
-
-def _path(section: Section, noc: Noc | None) -> Path:
-    given = [key for key in _RATE_KEYS if section.has(key)]
-    if len(given) != 1 and section.sound_mapping:
-        section.reject(
-            "rate",
-            "",
-            f"exactly one of {', '.join(_RATE_KEYS)} is needed, "
-            f"not {' and '.join(given) or 'none'}",
-        )
-    if len(given) != 1:
-        return Path(0.0, ((1, 1.0),))
-    limit = section.number("limit_bytes_per_second", positive=True, default=math.inf)
-    if given[0] == "noc_links":
-        return _noc_path(section, noc, limit)
-    if section.has("hops"):
-        section.reject("rate", "hops", "hops belong to a path with noc_links")
-    latency = section.number("latency_seconds", positive=False)
-    if given[0] == "curve":
-        return Path(latency, section.curve("curve"), limit)
-    return Path(latency, ((1, section.number("bytes_per_second", positive=True)),), limit)
-
-
-def _noc_path(section: Section, noc: Noc | None, limit: float) -> Path:
-    links = section.integer("noc_links", least=1)
-    hops = section.number("hops", positive=False)
-    if section.has("latency_seconds"):
-        detail = "the latency of a path over the NoC follows from its hops"
-        section.reject("rate", "latency_seconds", detail)
-    if noc is None:
-        section.reject("rate", "noc_links", "the machine has no `noc` section")
-        return Path(0.0, ((1, 1.0),))
-    return noc.path(links, hops, limit)
-
-
-def _check_reachable(machine: Machine, top: Section) -> None:
-    for source in machine.shape.spaces:
-        for target in machine.shape.spaces:
-            try:
-                machine.route(source, target)
-            except StitchError as error:
-                top.reject("unreachable", "paths", error.what)

@@ -1,6 +1,6 @@
 """`Machine`: a described device, its memory shape and the cost of every way between its spaces.
 
-Comes in: figures that `description.py` has read and checked. Goes out: simulated seconds. Knows
+Comes in: figures that `machine_form.py` has read and checked. Goes out: simulated seconds. Knows
 nothing of plans, tensors or files.
 
 The cost model, from first principles:

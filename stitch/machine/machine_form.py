@@ -1,0 +1,304 @@
+"""The form of a machine's description, and what of it has to fit each other.
+
+Comes in: the nodes of a file. Goes out: a `Machine`, or None after every defect was noted. The form
+is shown in `description`. Must not know: files, what figures are used for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from stitch.errors import StitchError
+from stitch.forms import (
+    Form,
+    FormValues,
+    Kind,
+    ListOf,
+    Node,
+    Number,
+    Place,
+    ProblemLog,
+    Reading,
+    Row,
+    Whole,
+    Word,
+    number_of,
+)
+from stitch.machine.machine import Curve, Machine, Noc, Path
+from stitch.machine.shape import MachineShape, SpaceShape
+from stitch.program import Space
+
+
+def read_description(root: Node, log: ProblemLog) -> Machine | None:
+    """The machine that a file describes; None where a defect was noted."""
+    reading = Reading(log, sources=[])
+    fields = _MACHINE.fields(root, reading.root)
+    _check_parts(fields)
+    described = None if log.problems else _MACHINE.made(fields)
+    if described is None:
+        return None
+    machine = _machine(described, reading)
+    return None if log.problems else machine
+
+
+# -- what stands in the file -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Space:
+    """The figures of a space."""
+
+    banks: int
+    bank_nbytes: int
+    base: int
+    reserved_top_nbytes: int
+    alignment: int
+    place: Place
+
+    @property
+    def limit(self) -> int:
+        """The first address that is not to be used."""
+        return self.bank_nbytes - self.reserved_top_nbytes
+
+    @property
+    def shape(self) -> SpaceShape:
+        """It as machines have it."""
+        return SpaceShape(self.banks, self.base, self.limit, self.alignment)
+
+
+@dataclass(frozen=True, slots=True)
+class _Path:
+    """A path between two spaces, by their names, and the figures that it is given."""
+
+    source: str
+    target: str
+    bytes_per_second: float | None
+    curve: Curve | None
+    noc_links: int | None
+    hops: float | None
+    latency_seconds: float | None
+    limit_bytes_per_second: float
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class _Description:
+    """All of a file."""
+
+    name: str
+    description: str | None
+    core_grid: tuple[int, int]
+    host: _Space
+    dram: _Space | None
+    l1: _Space | None
+    noc: Noc | None
+    paths: tuple[_Path, ...]
+    place: Place
+
+
+class _Grid(Kind[tuple[int, int]]):
+    """Rows and columns."""
+
+    @property
+    def wanted(self) -> str:
+        return "[rows, columns], each from 1 to 1024"
+
+    def read(self, node: Node, place: Place) -> tuple[int, int] | None:
+        parts = node.data if isinstance(node.data, tuple) else ()
+        sizes = [p.data for p in parts if isinstance(p.data, int) and not isinstance(p.data, bool)]
+        if len(sizes) == len(parts) == 2 and all(1 <= size <= 1024 for size in sizes):
+            return (sizes[0], sizes[1])
+        written = f"[{', '.join(part.raw or part.describe() for part in parts)}]"[:60]
+        got = written if parts else node.describe()
+        place.note("wrong_type", f"must be {self.wanted}, not {got}")
+        return None
+
+
+class _Curve(Kind[Curve]):
+    """Transfer bytes and the rate at them: at least one point, sizes and rates rising."""
+
+    @property
+    def wanted(self) -> str:
+        return "a mapping of transfer bytes to rates"
+
+    def read(self, node: Node, place: Place) -> Curve | None:
+        if not isinstance(node.data, Mapping) or not node.data:
+            place.wrong(node, self.wanted)
+            return None
+        log = place.reading.log
+        noted = log.noted
+        points, places = [], []
+        for word, written in node.data.items():
+            nbytes = number_of(word)
+            if not isinstance(nbytes, int) or nbytes < 1:
+                detail = f"{word[:60]!r} is no size of a transfer"
+                place.note("out_of_range", detail, written.key_line)
+                continue
+            at = place.entry(str(nbytes), written)
+            points.append((nbytes, _POSITIVE.read(written, at) or 1.0))
+            places.append(at)
+        if log.noted == noted:
+            self._check_rising(points, places)
+        return tuple(points) if log.noted == noted else None
+
+    def _check_rising(self, points: list[tuple[int, float]], places: list[Place]) -> None:
+        for (a, b), at in zip(pairwise(points), places[1:], strict=True):
+            if b[0] <= a[0] or b[1] < a[1]:
+                detail = f"{b[0]} bytes at {b[1]:g} must not follow {a[0]} bytes at {a[1]:g}"
+                at.note("not_rising", f"{detail}: sizes rise, and rates do not fall")
+
+
+def _check_space(space: _Space, place: Place) -> None:
+    base, limit, alignment = space.base, space.limit, space.alignment
+    if alignment & (alignment - 1):
+        place.at("alignment").note("alignment", f"{alignment} is no power of two")
+    elif base >= limit:
+        sizes = (
+            f"(bank_nbytes {space.bank_nbytes} - reserved_top_nbytes {space.reserved_top_nbytes})"
+        )
+        detail = f"base {base} leaves no room below the limit {limit} {sizes}"
+        place.at("base").note("no_room", detail)
+    elif base % alignment or limit % alignment:
+        detail = (
+            f"usable addresses [{base}, {limit}) must start and end at a multiple of the "
+            f"alignment {alignment}"
+        )
+        place.at("base" if base % alignment else "bank_nbytes").note("alignment", detail)
+
+
+def _check_path(path: _Path, place: Place) -> None:
+    given = [key for key in _RATES if getattr(path, key) is not None]
+    if len(given) != 1:
+        got = " and ".join(given) or "none"
+        place.note("rate", f"exactly one of {', '.join(_RATES)} is needed, not {got}")
+    elif path.noc_links is None:
+        if path.hops is not None:
+            place.at("hops").note("rate", "hops belong to a path with noc_links")
+        if path.latency_seconds is None:
+            place.at("latency_seconds").wrong(None, _NOT_NEGATIVE.wanted)
+    else:
+        if path.latency_seconds is not None:
+            detail = "the latency of a path over the NoC follows from its hops"
+            place.at("latency_seconds").note("rate", detail)
+        if path.hops is None:
+            place.at("hops").wrong(None, _NOT_NEGATIVE.wanted)
+
+
+def _ends(node: Node) -> str:
+    """How paths are told apart."""
+    ends = node.data if isinstance(node.data, Mapping) else {}
+    if all(key in ends and isinstance(ends[key].data, str) for key in ("from", "to")):
+        return f"({ends['from'].raw}->{ends['to'].raw})"
+    return ""
+
+
+_RATES = ("bytes_per_second", "curve", "noc_links")
+_POSITIVE = Number(above=0, is_float=True)
+_NOT_NEGATIVE = Number(least=0, is_float=True)
+_SPACE = Form(
+    "a space",
+    _Space,
+    Row("banks", Whole(1), needed=True),
+    Row("bank_nbytes", Whole(1), needed=True),
+    Row("base", Whole(0), default=0),
+    Row("reserved_top_nbytes", Whole(0), default=0),
+    Row("alignment", Whole(1), needed=True),
+    check=_check_space,
+)
+_NOC = Form(
+    "the NoC",
+    Noc,
+    Row("clock_hz", _POSITIVE, needed=True),
+    Row("bytes_per_cycle", _Curve(), into="curve", needed=True),
+    Row("latency_cycles", _NOT_NEGATIVE, needed=True),
+    Row("latency_cycles_per_hop", _NOT_NEGATIVE, needed=True),
+)
+_PATH = Form(
+    "a path",
+    _Path,
+    Row("from", Word("the name of a space"), into="source", needed=True),
+    Row("to", Word("the name of a space"), into="target", needed=True),
+    Row("bytes_per_second", _POSITIVE),
+    Row("curve", _Curve()),
+    Row("noc_links", Whole(1)),
+    Row("hops", _NOT_NEGATIVE),
+    Row("latency_seconds", _NOT_NEGATIVE),
+    Row("limit_bytes_per_second", _POSITIVE, default=math.inf),
+    check=_check_path,
+    suffix=_ends,
+)
+_MACHINE = Form(
+    "a machine",
+    _Description,
+    Row("name", Word("a name", is_text=True), needed=True),
+    Row("description", Word("a sentence", is_text=True)),
+    Row("core_grid", _Grid(), needed=True),
+    Row("host", _SPACE, needed=True),
+    Row("dram", _SPACE),
+    Row("l1", _SPACE),
+    Row("noc", _NOC),
+    Row("paths", ListOf(_PATH, "a list of paths"), needed=True, default=()),
+)
+MACHINE_KEYS = _MACHINE.keys
+
+
+# -- what has to fit each other --------------------------------------------------------------------
+
+
+def _check_parts(fields: FormValues[_Description]) -> None:
+    """Notes parts that do not fit each other, as far as they are sound by themselves."""
+    place, values = fields.place, fields.values
+    present = {key for key, node in place.nodes.items() if node.data is not None}
+    l1, grid = values["l1"], values["core_grid"]
+    if l1 is not None and grid is not None and l1.banks != grid[0] * grid[1]:
+        detail = f"L1 has one bank for each core: {grid[0] * grid[1]} of core_grid, not {l1.banks}"
+        l1.place.at("banks").note("banks_per_core", detail)
+    if "l1" in present and "dram" not in present:
+        place.at("dram").note("missing_key", "a machine with L1 needs DRAM, to evict to")
+    spaces = tuple(s.value for s in Space if s is Space.HOST or s.value in present)
+    seen: set[tuple[str, str]] = set()
+    for path in values["paths"]:
+        for key, name in (("from", path.source), ("to", path.target)):
+            if name not in spaces:
+                detail = f"{name!r} is no space of this machine (it has {', '.join(spaces)})"
+                path.place.at(key).note("unknown_space", detail)
+        if (path.source, path.target) in seen:
+            path.place.note("duplicate_path", "this path is described twice")
+        seen.add((path.source, path.target))
+        if path.noc_links is not None and "noc" not in present:
+            path.place.at("noc_links").note("rate", "the machine has no `noc` section")
+
+
+def _machine(described: _Description, reading: Reading) -> Machine:
+    dram, l1 = described.dram, described.l1
+    shape = MachineShape(
+        described.name,
+        described.core_grid,
+        described.host.shape,
+        None if l1 is None else l1.shape,
+        None if dram is None else dram.shape,
+    )
+    paths = tuple(_paths(described))
+    machine = Machine(shape, paths, tuple(reading.sources or ()), described.noc)
+    for source in shape.spaces:
+        for target in shape.spaces:
+            try:
+                machine.route(source, target)
+            except StitchError as error:
+                described.place.at("paths").note("unreachable", error.what)
+    return machine
+
+
+def _paths(described: _Description) -> Iterator[tuple[Space, Space, Path]]:
+    for path in described.paths:
+        limit = path.limit_bytes_per_second
+        if path.noc_links is not None:
+            assert described.noc is not None and path.hops is not None, "it was checked"
+            cost = described.noc.path(path.noc_links, path.hops, limit)
+        else:
+            curve = path.curve or ((1, path.bytes_per_second or 1.0),)
+            cost = Path(path.latency_seconds or 0.0, curve, limit)
+        yield Space(path.source), Space(path.target), cost
