@@ -19,6 +19,7 @@ from stitch.frontend.torch.compile import shared_storage
 from stitch.frontend.torch.compile.shared_storage import CALLS_BETWEEN_LOOKS, ArgumentSlot
 from stitch.planner.checker.plan_check import check_plan
 from stitch.runtime import Device, Tensor
+from tests.support import garbage
 from tests.support.stitched_models import one
 from tests.support.torch.compiled import assert_same, compiled, storage_of
 
@@ -182,9 +183,10 @@ def test_a_module_that_is_gone_leaves_nothing_behind(target: str) -> None:
             run(torch.randn(4, 64)).sum().backward()
         return weakref.ref(module.weight)
 
-    weight = use()
-    torch._dynamo.reset()
-    gc.collect()
+    with garbage.only_of_here():
+        weight = use()
+        torch._dynamo.reset()
+        gc.collect()
     assert weight() is None
     account.look()
     account.device.flush()
@@ -197,7 +199,7 @@ def test_parameters_that_are_replaced_are_not_taken_for_the_old_ones() -> None:
         module = nn.Linear(8, 8)
         run = compiled(module, target=target)
         x = torch.randn(2, 8)
-        with torch.no_grad():
+        with torch.no_grad(), garbage.only_of_here():
             for _ in range(4):
                 assert_same(run(x), module(x))
                 module.weight.data = torch.randn(8, 8)

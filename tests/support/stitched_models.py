@@ -17,6 +17,7 @@ from stitch.machine import Machine, SpaceShape, load_machine
 from stitch.program import Array, InputKind, Ownership
 from stitch.runtime import Device
 from stitch.ttb import Binary
+from tests.support import garbage
 
 Wishes = Sequence[str]
 
@@ -162,13 +163,11 @@ def memory_comes_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         opened.append(self)
 
     monkeypatch.setattr(Device, "__init__", remember)
-    # Collections look at what the test makes: all else, torch's modules among it, takes seconds.
-    gc.freeze()
-    yield
-    for generation in (1, 2):
-        if any(held_by(device) for device in opened):
-            gc.collect(generation)
-    gc.unfreeze()
+    with garbage.only_of_here():
+        yield
+        for generation in (1, 2):
+            if any(held_by(device) for device in opened):
+                gc.collect(generation)
     for device in opened:
         assert not (held := held_by(device)), f"memory was not given back: {held}"
 
