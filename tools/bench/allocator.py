@@ -167,7 +167,7 @@ def measure(live: int, way: str, replayed: Replay, rounds: int) -> Row:
         holes.append(both[k].largest_hole / capacity)
         for address in held[k]:
             both[k].free(address)
-        assert both[k].largest_hole == capacity, "a block was lost"
+        assert both[k].largest_hole == capacity, "a buffer was lost"
     ours, theirs = (seconds / PAIRS * 1e6 for seconds in least)
     return Row(live, way, ours, theirs, theirs / ours, *holes)
 
