@@ -225,6 +225,38 @@ def test_compiling_and_running_load_neither_trainings_nor_front_ends() -> None:
     assert not loaded & (unwanted | {"stitch.cli", "stitch.documents", "stitch.training"})
 
 
+@pytest.mark.parametrize("command", ["compile", "inspect", "link", "run"])
+def test_a_command_says_its_version_and_loads_nothing_for_it(command: str) -> None:
+    code = (
+        f"import sys; from stitch.cli.{command} import main; code = main(['--version']); "
+        "print([code, *sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    version, rest = result.stdout.splitlines()
+    code, *loaded = ast.literal_eval(rest)
+    assert (version, code) == (f"stitch-{command} 0.1.0", 0)
+    assert not {"numpy", "argparse", "stitch.api", f"stitch.cli.{command}.{command}_command"} & {
+        *loaded
+    }
+
+
+def test_a_chain_of_modules_loads_no_training(tmp_path: Path) -> None:
+    code = (
+        "import sys; from stitch.cli.run import main; code = main(['a.ttb', '--init=ones']); "
+        "print([code, *sys.modules])"
+    )
+    module = "import stitch; stitch.compile(lambda x: x + x, (1.0,), target='tiny').save('a.ttb')"
+    for source in (module, code):
+        result = subprocess.run(
+            [sys.executable, "-c", source], capture_output=True, text=True, check=True, cwd=tmp_path
+        )
+    code, *loaded = ast.literal_eval(result.stdout.splitlines()[-1])
+    assert code == 0 and "stitch.runtime" in loaded
+    assert not {"stitch.training", "stitch.documents.pipelines", "stitch.frontend.yaml"} & {*loaded}
+
+
 def test_the_face_only_re_exports() -> None:
     tree = ast.parse((ROOT / "stitch" / "__init__.py").read_text(encoding="utf-8"))
     assert ast.get_docstring(tree)
