@@ -3,9 +3,10 @@
 Comes in: YAML descriptions. Goes out: `Machine`. Must not know tensors' values, plans or devices.
 """
 
+from typing import TYPE_CHECKING
+
 from stitch.machine.description import load_machine, machine_names, parse_machine
 from stitch.machine.machine import Machine, Noc, Path
-from stitch.machine.machine_form import MACHINE_KEYS
 from stitch.machine.shape import (
     Footprint,
     MachineShape,
@@ -16,6 +17,12 @@ from stitch.machine.shape import (
     shard_counts,
     shard_layout,
 )
+from stitch.on_demand import names_on_demand
+
+if TYPE_CHECKING:
+    from stitch.machine.machine_form import MACHINE_KEYS
+else:
+    __getattr__, __dir__ = names_on_demand(__name__, {"machine_form": "MACHINE_KEYS"})
 
 __all__ = [
     "MACHINE_KEYS", "Footprint", "Machine", "MachineShape", "Noc", "Path", "SpaceShape",

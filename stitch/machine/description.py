@@ -31,9 +31,7 @@ from pathlib import Path as FilePath
 
 from stitch.errors import FormatError, StitchError, UsageError, closest
 from stitch.files import identity, open_file
-from stitch.forms import read_yaml
 from stitch.machine.machine import Machine
-from stitch.machine.machine_form import read_description
 
 #: A description is a page of text; anything longer is another kind of file.
 MAX_FILE_NBYTES = 1 << 20
@@ -128,6 +126,10 @@ def parse_machine(content: bytes, file_name: str) -> Machine:
         raise FormatError(
             "the machine description is no UTF-8 text", where=file_name, got=error.reason
         ) from error
+    # Loaded when there is a text to read: YAML's reader takes as long as all of a small room.
+    from stitch.forms import read_yaml
+    from stitch.machine.machine_form import read_description
+
     root, log = read_yaml(text, file_name)
     machine = read_description(root, log)
     log.raise_any("machine description", f"correct the keys named below; {_FORM}")

@@ -2,7 +2,8 @@
 
     import stitch                     less `import numpy`
     compile, open_device at hand      the same, and all that compiling and running need
-    training at hand                  the same, and what training needs
+    a device open                     the same, and a machine's description read
+    training at hand                  the same as `compile` at hand, and what training needs
     stitch-run --version              whole processes, ÷ `python -c "import numpy"`
 
 Each is a fresh interpreter; they take turns, with their bytecode written before into a folder of
@@ -32,6 +33,7 @@ IMPORTS = {
     "import numpy": "import numpy",
     "import stitch": "import numpy, stitch",
     "compile, open_device at hand": f"import numpy; {AT_HAND}",
+    "a device open": f"import numpy; {AT_HAND}('tiny')",
     "training at hand": f"import numpy; {AT_HAND}, stitch.TrainingInstance",
 }
 #: Whole processes.
