@@ -1,0 +1,51 @@
+"""`tools/inject` finds what is broken, names the line, and finds nothing where nothing is."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LINE = re.compile(r"^(\w+) +(interrupt|memory) +(\d+) broken / (\d+) places", re.MULTILINE)
+
+
+def inject(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "tools" / "inject"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_lock_that_is_taken_before_the_try_is_found_by_its_line() -> None:
+    done = inject("--scenario=bare_specimen", "--fault=interrupt", "--seconds=2", "--check")
+    assert done.returncode == 1, done.stderr
+    found = re.search(r"(tools/\S+):(\d+) .*: another thread hangs", done.stdout)
+    assert found is not None, done.stdout
+    lines = (ROOT / found[1]).read_text(encoding="utf-8").splitlines()
+    assert "self.lock.acquire()" in lines[int(found[2]) - 1]
+
+
+def test_nothing_is_found_between_a_lock_and_its_with() -> None:
+    done = inject("--scenario=sound_specimen", "--check")
+    assert done.returncode == 0, done.stdout + done.stderr
+    counts = {
+        kind: (int(broken), int(places)) for _, kind, broken, places in LINE.findall(done.stdout)
+    }
+    assert {broken for broken, _ in counts.values()} == {0}
+    assert counts["interrupt"][1] >= 2 and counts["memory"][1] >= 1
+
+
+@pytest.mark.parametrize("scenario", ["steady_call", "pipeline_call", "training_step"])
+def test_a_sample_of_a_scenario_is_tried(scenario: str) -> None:
+    done = inject(f"--scenario={scenario}", "--every=40")
+    assert done.returncode == 0, done.stderr
+    tried = {kind: int(places) for _, kind, _, places in LINE.findall(done.stdout)}
+    assert tried["interrupt"] >= 1 and tried["memory"] >= 1
+
+
+def test_a_scenario_that_is_not_there_is_refused_by_name() -> None:
+    done = inject("--scenario=nothing")
+    assert done.returncode == 2
+    assert "unknown scenario 'nothing'" in done.stderr and "steady_call" in done.stderr

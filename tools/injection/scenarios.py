@@ -1,0 +1,198 @@
+"""The runs that are stopped: each scenario is one function, which gives a fresh `Case`.
+
+Comes in: nothing. Goes out: `SCENARIOS` by name. Those of torch are in `torch_scenarios.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+
+import stitch
+from injection.model import Array, Case, Held
+
+ROWS, WIDTH = 8, 16
+MACHINE = "tiny"
+
+
+@functools.cache
+def _weights() -> tuple[Array, Array]:
+    random = np.random.default_rng(1)
+    return (
+        random.integers(-2, 3, (WIDTH, WIDTH)).astype(np.float32),
+        random.integers(-2, 3, (WIDTH,)).astype(np.float32),
+    )
+
+
+@functools.cache
+def _layer(name: str) -> bytes:
+    """A file that holds `y = x w + b`; small whole numbers, so that every order gives one sum."""
+    matrix, bias = _weights()
+    builder = stitch.ComputationGraphBuilder(name)
+    x = builder.input("x", (ROWS, WIDTH), stitch.DataType.FLOAT32)
+    w, b = builder.parameter("w", matrix), builder.parameter("b", bias)
+    builder.output("y", builder.op("Gemm", x, w, b))
+    wishes = ("input.x.space=l1", "output.y.space=l1")
+    return stitch.compile(builder.build(), target=MACHINE, wishes=wishes).encode()
+
+
+@functools.cache
+def _x(seed: int) -> Array:
+    return np.random.default_rng(seed).integers(-2, 3, (ROWS, WIDTH)).astype(np.float32)
+
+
+def _after(layers: int, x: Array) -> Array:
+    matrix, bias = _weights()
+    for _ in range(layers):
+        x = x @ matrix + bias
+    return x
+
+
+def _same(found: Array, expected: Array) -> None:
+    if found.tobytes() != expected.tobytes():
+        raise AssertionError("other bytes than expected")
+
+
+def _ready(
+    device: stitch.Device, program: stitch.LoadedProgram, *, act: Callable[[], object]
+) -> Case:
+    """A case of a device with a program, on which a tensor, a result and a view are held."""
+    given = device.tensor(_x(11))
+    result = program(_x(12))
+    assert isinstance(result, stitch.Tensor)
+    device.wait()
+    half = given[ROWS // 2 :]
+    held: Held = {
+        "a tensor": (given.numpy, _x(11)),
+        "a result": (result.numpy, _after(1, _x(12))),
+        "a view": (half.numpy, _x(11)[ROWS // 2 :]),
+    }
+
+    def probe() -> None:
+        fresh = program(_x(13))
+        assert isinstance(fresh, stitch.Tensor)
+        _same(fresh.numpy(), _after(1, _x(13)))
+
+    return Case((act,), probe, device.close, held, views=device.memory_views)
+
+
+def first_call() -> Case:
+    """The first call of a program: planned, bound, written out and run."""
+    device = stitch.open_device(MACHINE)
+    program, other = device.load(_layer("first")), device.load(_layer("other"))
+
+    def act() -> None:
+        _same(_numpy(program(_x(1))), _after(1, _x(1)))
+
+    return _ready(device, other, act=act)
+
+
+def steady_call() -> Case:
+    """A call that has been made several times."""
+    device = stitch.open_device(MACHINE)
+    program = device.load(_layer("steady"))
+
+    def act() -> None:
+        _same(_numpy(program(_x(1))), _after(1, _x(1)))
+
+    case = _ready(device, program, act=act)
+    for _ in range(4):
+        act()
+    return case
+
+
+def queued_calls() -> Case:
+    """Calls that feed each other, queued, and run where the last is looked at."""
+    device = stitch.open_device(MACHINE)
+    first, second = device.load(_layer("one")), device.load(_layer("two"))
+
+    def act() -> None:
+        _same(_numpy(second(first(second(_x(1))))), _after(3, _x(1)))
+
+    case = _ready(device, first, act=act)
+    for _ in range(3):
+        act()
+    return case
+
+
+def pipeline_call() -> Case:
+    """A call of a settled pipeline of two programs."""
+    device = stitch.open_device(MACHINE)
+    first, second = device.load(_layer("one")), device.load(_layer("two"))
+    pipeline = stitch.Pipeline([first, second])
+
+    def act() -> None:
+        _same(_numpy(pipeline(_x(1))), _after(2, _x(1)))
+
+    case = _ready(device, first, act=act)
+    for _ in range(4):
+        act()
+    return case
+
+
+def load() -> Case:
+    """Loading a program, which reserves the addresses of its constants."""
+    device = stitch.open_device(MACHINE)
+    there = device.load(_layer("there"))
+    return _ready(device, there, act=lambda: device.load(_layer("more")))
+
+
+@functools.cache
+def _trainable() -> stitch.CompiledModel:
+    random = np.random.default_rng(7)
+    builder = stitch.ComputationGraphBuilder("net")
+    x = builder.input("x", (ROWS, WIDTH), stitch.DataType.FLOAT32)
+    for layer, (rows, columns) in enumerate(((WIDTH, 12), (12, 1))):
+        weight = (random.standard_normal((rows, columns)) * 0.3).astype(np.float32)
+        w = builder.parameter(f"w{layer}", weight)
+        b = builder.parameter(f"b{layer}", np.zeros(columns, np.float32))
+        x = builder.op("Gemm", x, w, b)
+        x = builder.op("Relu", x) if layer == 0 else x
+    builder.output("y", x)
+    return stitch.compile(builder.build(), optimizer=stitch.Adam(lr=0.01), loss="mse")
+
+
+def training_step() -> Case:
+    """One step of a settled training: forward, loss, backward, update."""
+    model = _trainable()
+    training = model.start()
+    device = training.device
+    assert isinstance(device, stitch.Device) and model.training is not None
+    loss_of, optimizer = model.training.loss, model.training.optimizer
+    x, y = _x(1), _x(2)[:, :1].copy()
+    losses: list[stitch.LossTensor] = []
+
+    def forward() -> None:
+        losses[:] = [loss_of(model(x), y)]
+
+    def backward() -> None:
+        losses[0].backward()
+
+    calls = (forward, backward, optimizer.step, optimizer.zero_grad, lambda: losses[0].item())
+
+    def probe() -> None:
+        _same(device.tensor(_x(13)).numpy(), _x(13))
+
+    def state() -> tuple[Array, ...]:
+        return tuple(training.state_dict().values())
+
+    given = device.tensor(_x(11))
+    held: Held = {"a tensor": (given.numpy, _x(11))}
+    case = Case(calls, probe, training.close, held, state, device.memory_views)
+    for _ in range(6):
+        case.act()
+    return case
+
+
+def _numpy(result: object) -> Array:
+    assert isinstance(result, stitch.Tensor)
+    return result.numpy()
+
+
+#: Every scenario that does without extras.
+SCENARIOS: dict[str, Callable[[], Case]] = {
+    scenario.__name__: scenario
+    for scenario in (first_call, steady_call, queued_calls, pipeline_call, load, training_step)
+}

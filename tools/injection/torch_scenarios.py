@@ -1,0 +1,49 @@
+"""The run of torch.compile that is stopped. Needs the package torch."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch._dynamo.eval_frame import skip_code
+
+import stitch
+from injection.faults import TRACING
+from injection.model import Case
+from stitch.frontend.torch.compile import stitch_backend
+
+OPTIONS = {"target": "tiny"}
+
+# While a compiled function runs, dynamo looks at every frame that begins: these are none of its.
+for _function in TRACING:
+    skip_code(_function.__code__)
+
+
+def torch_compile_call() -> Case:
+    """A call of a small network that torch.compile has compiled. Expensive, so used again."""
+    torch.set_num_threads(1)
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+    compiled = torch.compile(net, backend=stitch_backend, options=OPTIONS)
+    x = torch.randn(8, 16)
+    with torch.no_grad():
+        expected = compiled(x).numpy().copy()
+    device = stitch.device_of(OPTIONS)
+    array = np.arange(16, dtype=np.float32)
+    held = device.tensor(array)
+
+    def act() -> None:
+        with torch.no_grad():
+            if compiled(x).numpy().tobytes() != expected.tobytes():
+                raise AssertionError("other bytes than expected")
+
+    def probe() -> None:
+        if device.tensor(array + 1).numpy().tobytes() != (array + 1).tobytes():
+            raise AssertionError("other bytes than expected")
+
+    for _ in range(4):
+        act()
+    return Case(
+        (act,), probe, device.close, {"a tensor": (held.numpy, array)},
+        views=device.memory_views, reusable=True,
+    )  # fmt: skip
