@@ -9,8 +9,8 @@ a machine needs none.
 from typing import TYPE_CHECKING
 
 from stitch.forms.combined_kinds import ByKey, Either, Entries, ListOf, Pairs, Tagged, Tried
-from stitch.forms.fields import Fields
 from stitch.forms.kinds import (
+    AsWritten,
     Choice,
     ElementType,
     Flag,
@@ -27,7 +27,7 @@ from stitch.forms.kinds import (
 )
 from stitch.forms.nodes import Node, ProblemLog, number_of, read_yaml
 from stitch.forms.places import Place, Reading
-from stitch.forms.rows import Form, FormValues, Row
+from stitch.forms.rows import Form, FormValues, Row, as_written
 from stitch.on_demand import names_on_demand
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ else:
     )
 
 __all__ = [
-    "NUMPY_SUFFIXES", "ByKey", "Choice", "Either", "ElementType", "Entries", "Fields", "Flag",
-    "Form", "FormValues", "Kind", "ListOf", "Name", "NameOrPath", "Node", "Number", "Pairs",
-    "Place", "ProblemLog", "Reading", "RelativePath", "Row", "Shape", "Tagged", "Tried",
-    "Whole", "Word", "is_name", "is_word", "npy_bytes", "npz_bytes", "number_of", "read_array",
-    "read_array_file", "read_yaml", "typed",
+    "NUMPY_SUFFIXES", "AsWritten", "ByKey", "Choice", "Either", "ElementType", "Entries",
+    "Flag", "Form", "FormValues", "Kind", "ListOf", "Name", "NameOrPath", "Node", "Number",
+    "Pairs", "Place", "ProblemLog", "Reading", "RelativePath", "Row", "Shape", "Tagged",
+    "Tried", "Whole", "Word", "as_written", "is_name", "is_word", "npy_bytes", "npz_bytes",
+    "number_of", "read_array", "read_array_file", "read_yaml", "typed",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ Must not know: what the values are for.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from stitch.errors import UsageError
@@ -170,13 +170,14 @@ class Tagged(Kind[T_co], Generic[T_co]):
         return self.what
 
     def read(self, node: Node, place: Place) -> T_co | None:
-        forms, tag, at = self.forms(), node, place
-        if isinstance(node.data, Mapping):
-            inner = place.inside(node, next(iter(forms.values())).what)
-            at, tag = inner.at(self.tag), node.data.get(self.tag, Node(inner.line, None))
+        forms = self.forms()
+        if is_word(node):
+            node = replace(node, data={self.tag: node})
+        inner = next(iter(forms.values())).place(node, place)
+        tag = inner.nodes.get(self.tag, Node(inner.line, None))
         form = forms.get(tag.raw) if is_word(tag) else None
         if form is None:
-            at.unknown_word(tag, forms)
+            inner.at(self.tag).unknown_word(tag, forms)
             return None
         return form.read(node, place)
 

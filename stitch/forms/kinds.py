@@ -48,6 +48,7 @@ class Word(Kind[str]):
 
     what: str = "a word"
     is_text: bool = False
+    may_be_empty: bool = False
 
     @property
     def wanted(self) -> str:
@@ -55,10 +56,25 @@ class Word(Kind[str]):
 
     def read(self, node: Node, place: Place) -> str | None:
         is_text = isinstance(node.data, str) and bool(node.raw.strip())
-        if is_text or (is_word(node) and not self.is_text):
+        is_empty = node.data == "" and self.may_be_empty
+        if is_text or is_empty or (is_word(node) and not self.is_text):
             return node.raw
         place.wrong(node, self.what)
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class AsWritten(Kind[Node]):
+    """Anything, which another reader looks at."""
+
+    what: str = "a value"
+
+    @property
+    def wanted(self) -> str:
+        return self.what
+
+    def read(self, node: Node, place: Place) -> Node | None:
+        return node
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,22 +135,23 @@ class Flag(Kind[bool]):
 
 @dataclass(frozen=True, slots=True)
 class Whole(Kind[int]):
-    """A whole number between bounds."""
+    """A whole number from `least` to `most` (None: as large as can be written)."""
 
     least: int = 0
-    most: int = 2**63 - 1
+    most: int | None = 2**63 - 1
 
     @property
     def wanted(self) -> str:
-        if self.most == 2**63 - 1:
-            return f"a whole number from {self.least}"
-        return f"a whole number from {self.least} to {self.most}"
+        if self.most is not None and self.most < 2**63 - 1:
+            return f"a whole number from {self.least} to {self.most}"
+        least = f"from {self.least}" if self.least else "that is not negative"
+        return f"a whole number {least}"
 
     def read(self, node: Node, place: Place) -> int | None:
         if not isinstance(node.data, int) or isinstance(node.data, bool):
             place.wrong(node, self.wanted)
             return None
-        if not self.least <= node.data <= self.most:
+        if node.data < self.least or (self.most is not None and node.data > self.most):
             place.wrong(node, self.wanted, "out_of_range")
             return None
         return node.data
@@ -268,6 +285,6 @@ class ElementType(Kind[DataType]):
             place.reading.log.note("unknown_word", place.line, detail)
             return None
         if data_type.is_block:
-            place.wrong(node, "a type of single elements: block formats are ways to store")
+            place.wrong(node, "a type of single elements, not a way to store")
             return None
         return data_type

@@ -91,9 +91,14 @@ class FormValues(Generic[T]):
     sound: bool
 
 
+def as_written(**values: Any) -> dict[str, Any]:
+    """The values by key: what makes something of them at once needs no dataclass."""
+    return values
+
+
 class Form(Kind[T]):
     """A mapping of fields, each a row. `make` takes their values by name; `what` is what messages
-    call it (nothing: as its key is called).
+    call it, where `{}` is the mapping around it (nothing: as its key is called).
 
     Attributes of `make` that no row fills may be `name`, the name of the entry, where the mapping
     is one of several by name; `line`, on which it begins, `lines`, of its keys, and `place`, to
@@ -155,7 +160,7 @@ class Form(Kind[T]):
         before = log.noted
         if self.word and not isinstance(node.data, tuple | Mapping) and node.raw:
             node = dataclasses.replace(node, data={self.word: node})
-        inner = place.inside(node, self._title(node, place), place.name)
+        inner = self.place(node, place)
         if not isinstance(node.data, Mapping):
             is_told_by_itself = not place.is_dotted and (place.is_item or not place.key)
             (inner if is_told_by_itself else place).wrong(node, self.wanted)
@@ -172,8 +177,12 @@ class Form(Kind[T]):
         values.update((attribute, known[attribute]) for attribute in self._free)
         return FormValues(inner, values, log.noted == before)
 
+    def place(self, node: Node, place: Place) -> Place:
+        """The mapping itself, as a place."""
+        return place.inside(node, self._title(node, place), place.name)
+
     def _title(self, node: Node, place: Place) -> str:
         if place.is_dotted:
             return place.path + (self.suffix(node) if self.suffix is not None else "")
-        what = self.what or place.key
+        what = self.what.replace("{}", place.what) or place.key
         return f"{what} {place.name!r}" if place.name else what

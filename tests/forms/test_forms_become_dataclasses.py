@@ -187,8 +187,8 @@ def test_every_kind_of_value_becomes_what_it_stands_for() -> None:
         ("wheels: 3", "1: a car: wheels must be a mapping, not '3' [wrong_type]"),
         ("shape: [2,\n  -1]", "2: a car: shape must be a list of at most 32 whole numbers that are "
          "not negative, and its element 1 is '-1' [out_of_range]"),
-        ("kind: bfp8", "1: a car: kind must be a type of single elements: block formats are ways "
-         "to store, not 'bfp8' [wrong_type]"),
+        ("kind: bfp8", "1: a car: kind must be a type of single elements, not a way to store, "
+         "not 'bfp8' [wrong_type]"),
         ("seats: []", "1: a car: seats must be a seat, or a list of seats, not a list of 0 "
          "[wrong_type]"),
         ("seats: [a, b c]", "1: 'b c' is no name: letters, digits and _ only [bad_name]"),

@@ -211,14 +211,14 @@ def test_parameters_without_a_seed_differ_from_each_other() -> None:
 
 BAD_MODULES = {
     "": "holds nothing",
-    "- 3": "a module is a mapping",
+    "- 3": "a module must be a mapping",
     "name: [": "not YAML",
     "name: x\nname: y": "stands twice",
     "a: !!python/object/apply:os.system [ls]": "no key 'a'",
     "? [1]\n: 2": "a key is a word",
     "<<: {a: 1}": "no key '<<'",
     "opertaions: []": "did you mean 'operations'",
-    "inputs: 3": "inputs is a mapping, not '3'",
+    "inputs: 3": "inputs must be a mapping, not '3'",
     "inputs: {x: {shape: [2]}}": "type must be a data type",
     "inputs: {x: {type: f32}}": "shape must be a list of dimensions",
     "inputs: {x: {shape: [2.5], type: f32}}": "whole numbers",

@@ -35,23 +35,35 @@ constant(value); a seed left out is the CRC-32 of the parameter's name. Operator
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
-from stitch.errors import FormatError, LayoutError, StitchError, UsageError, closest
+from stitch.errors import FormatError, LayoutError, StitchError, UsageError
 from stitch.files import read_text
-from stitch.forms import Fields, Node, ProblemLog, read_yaml
+from stitch.forms import (
+    AsWritten,
+    Choice,
+    ElementType,
+    Form,
+    FormValues,
+    Kind,
+    ListOf,
+    Node,
+    Pairs,
+    Place,
+    Reading,
+    Row,
+    Shape,
+    Word,
+    as_written,
+    is_word,
+    read_yaml,
+)
 from stitch.frontend.yaml.module_operations import OperationReader
 from stitch.frontend.yaml.module_parameters import parameter_array
 from stitch.frontend.yaml.statement import NAME
 from stitch.graph import WISH_FIELDS, ComputationGraph, ComputationGraphBuilder, Side, Wish
 from stitch.program import InputKind, Ownership
-
-MODULE_KEYS = ("name", "inputs", "parameters", "operations", "outputs")
-_PLACEMENT = ("space", "data_type", "layout", "memory_layout", "shard_spec", "address")
-_INPUT_KEYS = ("shape", "type", "kind", "ownership", *_PLACEMENT)
-_OUTPUT_KEYS = ("value", "shape", "type", *_PLACEMENT, "alias")
 
 
 def load_module(path: str | Path) -> ComputationGraph:
@@ -72,129 +84,146 @@ def load_module(path: str | Path) -> ComputationGraph:
 def module_from_text(text: str, folder: Path, file: str = "module.yaml") -> ComputationGraph:
     """The graph of a YAML text whose weight files lie in `folder`; raises `FormatError`."""
     root, log = read_yaml(text, file)
-    graph = _ModuleReader(root, folder, log).graph()
+    graph = _ModuleReader(root, Reading(log, folder)).graph()
     log.raise_any("module")
     assert graph is not None, "what is missing has been noted"
     return graph
 
 
+class _Wished(Kind[str | int]):
+    """A placement field as it is spelled; addresses may be numbers."""
+
+    @property
+    def wanted(self) -> str:
+        return "a word"
+
+    def read(self, node: Node, place: Place) -> str | int | None:
+        is_number = isinstance(node.data, int) and not isinstance(node.data, bool)
+        if place.key == "address" and is_number and isinstance(node.data, int):
+            return node.data
+        return Word().read(node, place)
+
+
+_PLACEMENT = tuple(
+    Row(key, _Wished())
+    for key in ("space", "data_type", "layout", "memory_layout", "shard_spec", "address")
+)
+_INPUT = Form(
+    "input",
+    as_written,
+    Row("shape", Shape(), needed=True),
+    Row("type", ElementType(), needed=True),
+    Row("kind", Choice(tuple(kind.value for kind in InputKind)), default="activation"),
+    Row("ownership", Choice(tuple(owner.value for owner in Ownership)), default="borrow"),
+    *_PLACEMENT,
+)
+_OUTPUT = Form(
+    "output",
+    as_written,
+    Row("value", Word()),
+    Row("shape", Shape()),
+    Row("type", ElementType()),
+    *_PLACEMENT,
+    Row("alias", _Wished()),
+)
+_ENTRIES = Pairs(AsWritten(), "a mapping", by_position=False)
+_MODULE = Form(
+    "a module",
+    as_written,
+    Row("name", Word(), default=Reading.stem),
+    Row("inputs", _ENTRIES, default=()),
+    Row("parameters", _ENTRIES, default=()),
+    Row("operations", ListOf(AsWritten(), "a list of operations"), default=()),
+    Row(
+        "outputs",
+        Pairs(AsWritten(), "a mapping or a list of names, at least one", least=1),
+        needed=True,
+        default=(),
+    ),
+)
+MODULE_KEYS = _MODULE.keys
+
+
 class _ModuleReader:
     """Reads one document into a builder."""
 
-    def __init__(self, root: Node, folder: Path, log: ProblemLog) -> None:
-        self.log = log
-        self.folder = folder
-        self.top = Fields(root, "a module", log)
-        self.top.only(MODULE_KEYS)
-        name = self.top.text("name") or Path(log.file).stem
-        self.builder = ComputationGraphBuilder(name)
-        self.operations = OperationReader(self.builder, log)
+    def __init__(self, root: Node, reading: Reading) -> None:
+        self.log = reading.log
+        self.top = _MODULE.fields(root, reading.root)
+        self.builder = ComputationGraphBuilder(self.top.values["name"])
+        self.operations = OperationReader(self.builder, reading)
 
     def graph(self) -> ComputationGraph | None:
-        for name, node in Fields(self.top.get("inputs"), "inputs", self.log).items():
-            self._input(name, Fields(node, f"input {name!r}", self.log))
-        for name, node in Fields(self.top.get("parameters"), "parameters", self.log).items():
-            self._parameter(name, Fields(node, f"parameter {name!r}", self.log))
-        self._operations()
-        self._outputs()
+        for name, node in self.top.values["inputs"]:
+            self._input(name, node)
+        for name, node in self.top.values["parameters"]:
+            self.operations.declare(name, node.line)
+            array = parameter_array(node, self._entry("parameters", name, node))
+            if array is not None:
+                self.operations.define(name, self.builder.parameter(name, array))
+        for node in self.top.values["operations"]:
+            self.operations.read(node)
+        for name, node in self.top.values["outputs"]:
+            self._output(name, node)
         if self.log.problems:
             return None
         try:
             return self.builder.build()
         except StitchError as error:
-            self.log.note_error("bad_module", self.top.line, error)
+            self.log.note_error("bad_module", self.top.place.line, error)
             return None
 
-    def _input(self, name: str, fields: Fields) -> None:
-        self.operations.declare(name, fields.line)
-        fields.only(_INPUT_KEYS)
-        shape, kind = fields.shape("shape", required=True), fields.data_type("type", required=True)
-        role = _word(fields, "kind", {k.value: k for k in InputKind}, InputKind.ACTIVATION)
-        owner = _word(fields, "ownership", {o.value: o for o in Ownership}, Ownership.BORROW)
+    def _entry(self, key: str, name: str, node: Node) -> Place:
+        return self.top.place.at(key).entry(name, node)
+
+    def _input(self, name: str, node: Node) -> None:
+        self.operations.declare(name, node.line)
+        fields = _INPUT.fields(node, self._entry("inputs", name, node))
         self._wishes("input", name, fields)
-        if shape is None or kind is None:
+        shape, data_type = fields.values["shape"], fields.values["type"]
+        if shape is None or data_type is None:
             return
+        role = InputKind(fields.values["kind"])
+        owner = Ownership(fields.values["ownership"])
         try:
-            with self.builder.at(f"{self.log.file}:{fields.line}"):
-                tensor = self.builder.input(name, shape, kind, role, owner)
+            with self.builder.at(f"{self.log.file}:{node.line}"):
+                tensor = self.builder.input(name, shape, data_type, role, owner)
             self.operations.define(name, tensor)
         except StitchError as error:
-            self.log.note_error("bad_input", fields.line, error)
+            self.log.note_error("bad_input", node.line, error)
 
-    def _parameter(self, name: str, fields: Fields) -> None:
-        self.operations.declare(name, fields.line)
-        array = parameter_array(name, fields, self.folder)
-        if array is not None:
-            self.operations.define(name, self.builder.parameter(name, array))
-
-    def _operations(self) -> None:
-        node = self.top.get("operations")
-        if node is None:
-            return
-        if not isinstance(node.data, tuple):
-            self.top.wrong("operations", "a list of operations")
-            return
-        for item in node.data:
-            self.operations.read(item)
-
-    def _outputs(self) -> None:
-        node = self.top.get("outputs")
-        if node is None or not node.data:
-            self.top.wrong("outputs", "a mapping or a list of names, at least one")
-            return
-        if isinstance(node.data, tuple):
-            for item in node.data:
-                if isinstance(item.data, tuple | Mapping) or not item.raw:
-                    self.log.note("bad_value", item.line, "outputs: a list holds names only")
-                    continue
-                self._output(item.raw, Fields(None, f"output {item.raw!r}", self.log), item.line)
-            return
-        for name, item in Fields(node, "outputs", self.log).items():
-            fields = Fields(item if item.data is not None else None, f"output {name!r}", self.log)
-            self._output(name, fields, item.line)
-
-    def _output(self, name: str, fields: Fields, line: int) -> None:
-        fields.only(_OUTPUT_KEYS)
+    def _output(self, name: str | None, node: Node) -> None:
+        if name is None:
+            if not is_word(node):
+                self.log.note("bad_value", node.line, "outputs: a list holds names only")
+                return
+            name, node = node.raw, Node(node.line, None)
+        fields = _OUTPUT.fields(
+            Node(node.line, {}) if node.data is None else node, self._entry("outputs", name, node)
+        )
         self._wishes("output", name, fields)
         if NAME.fullmatch(name) is None:
-            self.log.note("bad_name", line, f"{name!r} cannot be the name of an output")
-        tensor = self.operations.value(fields.text("value") or name, line)
-        shape, kind = fields.shape("shape"), fields.data_type("type")
+            self.log.note("bad_name", node.line, f"{name!r} cannot be the name of an output")
+        tensor = self.operations.value(fields.values["value"] or name, node.line)
+        shape, data_type = fields.values["shape"], fields.values["type"]
         if tensor is None:
             return
-        found = tensor.type
-        if shape not in (None, found.shape) or kind not in (None, found.data_type):
-            detail = f"output {name!r} is {found.text()}, which is not the declared shape or type"
-            self.log.note("wrong_type", fields.line, detail)
+        if shape not in (None, tensor.shape) or data_type not in (None, tensor.data_type):
+            text = tensor.type.text()
+            detail = f"output {name!r} is {text}, which is not the declared shape or type"
+            self.log.note("wrong_type", node.line, detail)
         try:
-            with self.builder.at(f"{self.log.file}:{line}"):
+            with self.builder.at(f"{self.log.file}:{node.line}"):
                 self.builder.output(name, tensor)
         except StitchError as error:
-            self.log.note_error("bad_output", line, error)
+            self.log.note_error("bad_output", node.line, error)
 
-    def _wishes(self, side: Side, name: str, fields: Fields) -> None:
+    def _wishes(self, side: Side, name: str, fields: FormValues[Any]) -> None:
         for key in WISH_FIELDS[side]:
-            node = fields.get(key)
-            if node is None or key in ("kind", "ownership"):
-                continue
-            address = key == "address" and isinstance(node.data, int)
-            spelled = node.data if address and isinstance(node.data, int) else fields.text(key)
-            if spelled is None:
+            spelled = fields.values[key]
+            if spelled is None or key in ("kind", "ownership"):
                 continue
             try:
                 self.builder.wish(Wish(side, name, key, spelled))
             except (UsageError, LayoutError) as error:
-                self.log.note_error("bad_wish", node.line, error)
-
-
-_T = TypeVar("_T")
-
-
-def _word(fields: Fields, key: str, choices: Mapping[str, _T], otherwise: _T) -> _T:
-    word = fields.text(key)
-    if word is None:
-        return otherwise
-    if word not in choices:
-        near = closest(word, choices)
-        fields.wrong(key, f"one of {', '.join(choices)}" + (f" ({near})" if near else ""))
-    return choices.get(word, otherwise)
+                self.log.note_error("bad_wish", fields.place.at(key).line, error)

@@ -6,13 +6,13 @@ line, and what depends on a defective operation is passed over in silence.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from stitch import ops
 from stitch.errors import CompileError, LayoutError, closest
-from stitch.forms import Fields, Node, ProblemLog
+from stitch.forms import AsWritten, Form, ListOf, Node, Pairs, Reading, Row, Word, as_written
 from stitch.frontend.yaml.module_parameters import plain
 from stitch.frontend.yaml.statement import (
     NAME,
@@ -27,15 +27,23 @@ from stitch.frontend.yaml.statement import (
 from stitch.graph import ComputationGraphBuilder, Given, SymbolicTensor, Written
 from stitch.program import DataType
 
-_KEYS = ("op", "domain", "inputs", "outputs", "attributes")
+_OPERATION = Form(
+    "an operation",
+    as_written,
+    Row("op", Word("the name of an operator"), needed=True),
+    Row("domain", Word(may_be_empty=True), default=""),
+    Row("inputs", ListOf(AsWritten(), "a list"), default=()),
+    Row("outputs", ListOf(AsWritten(), "a list of names"), needed=True),
+    Row("attributes", Pairs(AsWritten(), "a mapping", by_position=False), default=()),
+)
 
 
 class OperationReader:
     """Names that are defined so far, and the operations that define more."""
 
-    def __init__(self, builder: ComputationGraphBuilder, log: ProblemLog) -> None:
+    def __init__(self, builder: ComputationGraphBuilder, reading: Reading) -> None:
         self.builder = builder
-        self.log = log
+        self.reading, self.log = reading, reading.log
         self._lines: dict[str, int] = {}
         self._tensors: dict[str, SymbolicTensor] = {}
 
@@ -102,45 +110,35 @@ class OperationReader:
             detail = f"{fused[:60]!r} holds ': '; write attributes as name=value in the brackets"
             self.log.note("bad_operation", node.line, detail)
             return None
-        fields = Fields(node, "an operation", self.log)
-        fields.only(_KEYS)
-        op, domain = fields.text("op"), fields.text("domain") or ""
-        if op is None:
-            fields.wrong("op", "the name of an operator")
+        values = _OPERATION.fields(node, self.reading.root).values
+        op, domain, outputs = values["op"], values["domain"], values["outputs"]
+        if op is None or outputs is None:
             return None
         if not domain:
             domain, op = split_operator(op)
-        operands = self._listed(fields, "inputs")
-        outputs = self._listed(fields, "outputs")
-        if fields.get("outputs") is None:
-            fields.wrong("outputs", "a list of names")
-            return None
-        names = [o.text if isinstance(o, ValueName) else "_" for o in outputs]
-        attributes = Fields(fields.get("attributes"), f"attributes of {op}", self.log)
+        operands = self._listed(values["inputs"], "inputs")
+        names = [
+            one.text if isinstance(one, ValueName) else "_"
+            for one in self._listed(outputs, "outputs")
+        ]
         written: list[tuple[str, Literal]] = []
-        for key, item in attributes.items():
+        for key, item in values["attributes"]:
             value = self._plain(item, f"attribute {key!r}")
             if value is not None:
                 written.append((key, value))
         return Statement(tuple(names), op, domain, tuple(operands), tuple(written))
 
-    def _listed(self, fields: Fields, key: str) -> list[Operand]:
-        node = fields.get(key)
-        if node is None:
-            return []
-        if not isinstance(node.data, tuple):
-            fields.wrong(key, "a list")
-            return []
-        found: list[Operand] = []
-        for item in node.data:
+    def _listed(self, items: Sequence[Node], key: str) -> list[Operand]:
+        operands: list[Operand] = []
+        for item in items:
             if item.data is None or item.raw in ("_", ""):
                 value = None if not isinstance(item.data, tuple) else self._plain(item, key)
             elif isinstance(item.data, str):
                 value = ValueName(item.raw)  # type: ignore[assignment]  # one of Operand's kinds
             else:
                 value = self._plain(item, key)
-            found.append(value)  # type: ignore[arg-type]  # strings became names above
-        return found
+            operands.append(value)  # type: ignore[arg-type]  # strings became names above
+        return operands
 
     def _plain(self, item: Node, what: str) -> Literal | None:
         try:

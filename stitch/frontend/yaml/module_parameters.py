@@ -8,92 +8,119 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Mapping
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from stitch.budget import claim, claim_for
-from stitch.errors import FormatError, OutOfMemoryError, StitchError, closest
-from stitch.forms import Fields, Node, read_array
+from stitch.errors import FormatError, OutOfMemoryError, StitchError
+from stitch.forms import (
+    AsWritten,
+    ElementType,
+    Form,
+    FormValues,
+    Node,
+    Number,
+    Place,
+    Row,
+    Shape,
+    Tagged,
+    Whole,
+    Word,
+    as_written,
+    read_array,
+)
 from stitch.program import Array, DataType
 
 _SOURCES = ("file", "init", "values")
-_KEYS = (*_SOURCES, "name", "shape", "type")
-#: What each way of making numbers up takes beside `kind`.
-_INITS: Mapping[str, tuple[str, ...]] = {
-    "randn": ("seed", "mean", "scale"),
-    "uniform": ("seed", "low", "high"),
-    "zeros": (),
-    "ones": (),
-    "arange": ("start", "step"),
-    "constant": ("value",),
-}
+
 #: A made-up parameter beyond this belongs into a file.
 MAX_MADE_NBYTES = 1 << 32
 
 
-def parameter_array(name: str, fields: Fields, folder: Path) -> Array | None:
+def _numbers_form(*rows: Row) -> Form[dict[str, Any]]:
+    """A way of making numbers up: what it takes beside its name."""
+    return Form("init of {}", as_written, Row("kind", Word(), needed=True), *rows)
+
+
+_NUMBER = Number(is_finite=False)
+_SEED = Row("seed", Whole(0, most=None))
+_INITS = {
+    "randn": _numbers_form(_SEED, Row("mean", _NUMBER), Row("scale", _NUMBER)),
+    "uniform": _numbers_form(_SEED, Row("low", _NUMBER), Row("high", _NUMBER)),
+    "zeros": _numbers_form(),
+    "ones": _numbers_form(),
+    "arange": _numbers_form(Row("start", _NUMBER), Row("step", _NUMBER)),
+    "constant": _numbers_form(Row("value", _NUMBER, needed=True)),
+}
+_PARAMETER = Form(
+    "parameter",
+    as_written,
+    Row("file", Word()),
+    Row("init", Tagged("a way of making numbers up", "kind", lambda: _INITS)),
+    Row("values", AsWritten()),
+    Row("name", Word()),
+    Row("shape", Shape()),
+    Row("type", ElementType()),
+)
+
+
+def parameter_array(node: Node, place: Place) -> Array | None:
     """The array of a parameter, or None after noting what is wrong with it."""
-    before = len(fields.log.problems)
-    fields.only(_KEYS)
-    sources = [key for key in _SOURCES if fields.get(key) is not None]
+    fields = _PARAMETER.fields(node, place)
+    place, values = fields.place, fields.values
+    sources = [key for key in _SOURCES if key in place.nodes and place.nodes[key].data is not None]
     if len(sources) != 1:
         got = " and ".join(sources) or "none of them"
-        fields.log.note(
-            "bad_value", fields.line, f"{fields.what} has one of file, init, values; not {got}"
-        )
+        detail = f"{place.what} has one of file, init, values; not {got}"
+        place.reading.log.note("bad_value", node.line, detail)
         return None
-    shape, data_type = fields.shape("shape"), fields.data_type("type")
-    if data_type is not None and data_type.is_block:
-        fields.wrong("type", "a type to compute in, not a way to store")
-    if len(fields.log.problems) > before:
+    if not fields.sound:
         return None
     if sources == ["file"]:
-        return _checked(_from_file(fields, folder, data_type), shape, data_type, fields)
+        return _checked(_from_file(fields), fields)
     if sources == ["values"]:
-        return _checked(_inline(fields, data_type), shape, data_type, fields)
-    return _made(name, fields, shape, data_type or DataType.FLOAT32)
+        return _checked(_inline(values["values"], values["type"], place), fields)
+    return _made(fields)
 
 
-def _from_file(fields: Fields, folder: Path, kind: DataType | None) -> Array | None:
-    file, name = fields.text("file"), fields.text("name")
-    if file is None:
-        return None
+def _from_file(fields: FormValues[Any]) -> Array | None:
+    values, place = fields.values, fields.place
+    log, line = place.reading.log, place.at("file").line
     try:
-        return read_array(folder / file, name, kind)
+        file = place.reading.folder / values["file"]
+        return read_array(file, values["name"], values["type"])
     except FormatError as error:
-        fields.log.note_error("bad_weights", fields.line_of("file"), error)
+        log.note_error("bad_weights", line, error)
     except (OSError, ValueError) as error:
-        fields.log.note("bad_weights", fields.line_of("file"), f"{file}: {error}")
+        log.note("bad_weights", line, f"{values['file']}: {error}")
     return None
 
 
-def _checked(
-    array: Array | None, shape: tuple[int, ...] | None, kind: DataType | None, fields: Fields
-) -> Array | None:
+def _checked(array: Array | None, fields: FormValues[Any]) -> Array | None:
     """The array, if it is what the module declares."""
     if array is None:
         return None
-    source = fields.text("file") or "values"
-    title = f"{fields.what} ({' '.join(filter(None, (source, fields.text('name'))))})"
-    found = DataType.from_dtype(array.dtype)
+    values, place = fields.values, fields.place
+    shape, declared = values["shape"], values["type"]
+    source = values["file"] or "values"
+    title = f"{place.what} ({' '.join(filter(None, (source, values['name'])))})"
+    data_type = DataType.from_dtype(array.dtype)
     if shape is not None and array.shape != shape:
         detail = f"{title} has the shape {list(array.shape)}, declared is {list(shape)}"
-        fields.log.note("wrong_shape", fields.line_of("shape"), detail)
+        place.reading.log.note("wrong_shape", place.at("shape").line, detail)
         return None
-    if kind is not None and found is not kind:
+    if declared is not None and data_type is not declared:
         detail = (
-            f"{title} holds {found.value}, declared is {kind.value}; "
+            f"{title} holds {data_type.value}, declared is {declared.value}; "
             f"convert the file, or leave out type and add a Cast"
         )
-        fields.log.note("wrong_type", fields.line_of("type"), detail)
+        place.reading.log.note("wrong_type", place.at("type").line, detail)
         return None
     return array
 
 
-def _inline(fields: Fields, kind: DataType | None) -> Array | None:
-    node = fields.get("values")
-    assert node is not None
+def _inline(node: Node, kind: DataType | None, place: Place) -> Array | None:
     try:
         written = plain(node)
         _rectangle(written, "values")
@@ -113,7 +140,7 @@ def _inline(fields: Fields, kind: DataType | None) -> Array | None:
         if lost.any():
             raise ValueError(f"numbers that do not fit {kind.value}")
     except (ValueError, OverflowError) as error:
-        fields.wrong("values", f"a rectangular list of numbers ({error})")
+        place.at("values").wrong(node, f"a rectangular list of numbers ({error})")
         return None
     return made
 
@@ -144,77 +171,56 @@ def plain(node: Node) -> object:
     return node.data
 
 
-def _made(
-    name: str, fields: Fields, shape: tuple[int, ...] | None, data_type: DataType
-) -> Array | None:
-    init = fields.get("init")
-    assert init is not None
-    what = f"init of {fields.what}"
-    if not isinstance(init.data, Mapping):
-        init = Node(init.line, {"kind": init})
-    options = Fields(init, what, fields.log)
-    kind = options.text("kind")
-    if kind is None or kind not in _INITS:
-        near = closest(kind or "", _INITS)
-        options.wrong("kind", f"one of {', '.join(_INITS)}" + (f" ({near})" if near else ""))
-        return None
-    before = len(fields.log.problems)
-    options.only(("kind", *_INITS[kind]))
-    numbers = {key: options.number(key) for key in _INITS[kind]}
+def _made(fields: FormValues[Any]) -> Array | None:
+    values, place = fields.values, fields.place
+    init, shape, data_type = values["init"], values["shape"], values["type"] or DataType.FLOAT32
+    at = place.at("shape")
     if shape is None:
-        fields.wrong("shape", "a list of dimensions: init needs one")
+        at.wrong(None, "a list of dimensions: init needs one")
     elif math.prod(shape) * data_type.itemsize > MAX_MADE_NBYTES:
-        fields.wrong("shape", f"at most {MAX_MADE_NBYTES} bytes in all; put more into a file")
-    if kind == "constant" and numbers["value"] is None:
-        options.wrong("value", "a number")
-    seed = numbers.get("seed")
-    if seed is not None and (not isinstance(seed, int) or seed < 0):
-        options.wrong("seed", "a whole number that is not negative")
-    if shape is None or len(fields.log.problems) > before:
-        return None
-    given = {key: value for key, value in numbers.items() if value is not None}
-    return _numbers(name, kind, shape, given, data_type, options)
+        wanted = f"at most {MAX_MADE_NBYTES} bytes in all; put more into a file"
+        at.wrong(place.nodes["shape"], wanted, "out_of_range")
+    else:
+        return _numbers(init, shape, data_type, place)
+    return None
 
 
 def _numbers(
-    name: str,
-    kind: str,
-    shape: tuple[int, ...],
-    given: Mapping[str, int | float],
-    data_type: DataType,
-    options: Fields,
+    init: Mapping[str, Any], shape: tuple[int, ...], data_type: DataType, place: Place
 ) -> Array | None:
-    count = math.prod(shape)
+    count, what = math.prod(shape), f"parameter {place.name!r}"
+    kind, given = init["kind"], {key: v for key, v in init.items() if v is not None}
     try:
         # Numbers are made in a wide type, compared, and narrowed.
-        taken = claim(
-            count * (3 * np.dtype(np.float64).itemsize + data_type.itemsize), f"parameter {name!r}"
-        )
-        array = _generate(kind, shape, given, int(given.get("seed", zlib.crc32(name.encode()))))
-        if not data_type.is_floating and kind in ("randn", "uniform"):
-            options.wrong("kind", f"arange, zeros, ones or constant for {data_type.value}")
-            return None
+        taken = claim(count * (3 * np.dtype(np.float64).itemsize + data_type.itemsize), what)
+        array = _generate(kind, shape, given, given.get("seed", zlib.crc32(place.name.encode())))
+        wanted = ""
         with np.errstate(all="ignore"):
             made: Array = array.astype(data_type.dtype)
-        if not data_type.is_floating and (made != array).any():
-            options.wrong("kind", f"a way to numbers that {data_type.value} can hold")
-            return None
+        if not data_type.is_floating and kind in ("randn", "uniform"):
+            wanted = f"arange, zeros, ones or constant for {data_type.value}"
+        elif not data_type.is_floating and (made != array).any():
+            wanted = f"a way to numbers that {data_type.value} can hold"
     except OutOfMemoryError:
         raise
     except (MemoryError, ValueError, OverflowError, StitchError) as error:
-        options.wrong("kind", f"possible ({error})")
+        wanted = f"possible ({error})"
+    if wanted:
+        node = place.nodes["init"]
+        inner = _INITS[kind].place(node, place.at("init"))
+        inner.at("kind").wrong(inner.nodes.get("kind", node), wanted, "refused")
         return None
     taken.let_go()
-    claim_for(made, made.nbytes, f"for parameter {name!r}")
+    claim_for(made, made.nbytes, f"for {what}")
     return made
 
 
-def _generate(
-    kind: str, shape: tuple[int, ...], given: Mapping[str, int | float], seed: int
-) -> Array:
+def _generate(kind: str, shape: tuple[int, ...], given: Mapping[str, Any], seed: int) -> Array:
     random = np.random.Generator(np.random.Philox(seed))
     if kind == "randn":
-        return given.get("mean", 0) + given.get("scale", 1) * random.standard_normal(shape)
+        return np.asarray(
+            given.get("mean", 0) + given.get("scale", 1) * random.standard_normal(shape)
+        )
     if kind == "uniform":
         low, high = float(given.get("low", 0.0)), float(given.get("high", 1.0))
         return low + (high - low) * random.random(shape)
