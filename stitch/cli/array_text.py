@@ -28,8 +28,8 @@ def looks_like_array(text: str) -> bool:
     >>> looks_like_array("2x2xf32=1 2 3 4"), looks_like_array("x=@x.npy")
     (True, False)
     """
-    found = _SPELLED.fullmatch(text)
-    return found is not None and found.group(2) in _TYPES
+    spelled = _SPELLED.fullmatch(text)
+    return spelled is not None and spelled.group(2) in _TYPES
 
 
 def array_of_text(text: str) -> Array:
@@ -40,16 +40,16 @@ def array_of_text(text: str) -> Array:
     >>> array_of_text("2x2xi32=1 2 3 4").tolist()
     [[1, 2], [3, 4]]
     """
-    found = _SPELLED.fullmatch(text)
-    if found is None or found.group(2) not in _TYPES:
+    spelled = _SPELLED.fullmatch(text)
+    if spelled is None or spelled.group(2) not in _TYPES:
         raise UsageError(f"{text[:60]!r} is no array", expected=f"SHAPExTYPE=VALUES, {_FORM}")
-    data_type = _TYPES[found.group(2)]
+    data_type = _TYPES[spelled.group(2)]
     if data_type.is_block:
         raise UsageError(
             f"{data_type.value} is a way to store tensors, not to write them",
             remedy="write f32; the device converts",
         )
-    shape = tuple(int(d) for d in found.group(1).split("x") if d)
+    shape = tuple(int(d) for d in spelled.group(1).split("x") if d)
     kind = ValueType(shape, data_type)
     count = 1
     for dimension in shape:
@@ -58,7 +58,7 @@ def array_of_text(text: str) -> Array:
         raise UsageError(
             f"{text[:60]!r} is too large", expected=f"at most {_MAX_ELEMENTS} elements"
         )
-    values = (found.group(3) or "").strip()
+    values = (spelled.group(3) or "").strip()
     if values.startswith("@"):
         return _raw(Path(values[1:]), kind, count)
     return _parsed(values, kind, count)
@@ -82,9 +82,9 @@ def _raw(path: Path, kind: ValueType, count: int) -> Array:
             expected=f"{count * dtype.itemsize} bytes for {kind.text()}",
             got=f"{size} bytes",
         )
-    made: Array = np.frombuffer(data, dtype)
-    keep(made, taken)
-    return made.reshape(kind.shape)
+    array: Array = np.frombuffer(data, dtype)
+    keep(array, taken)
+    return array.reshape(kind.shape)
 
 
 def _parsed(values: str, kind: ValueType, count: int) -> Array:
@@ -98,14 +98,14 @@ def _parsed(values: str, kind: ValueType, count: int) -> Array:
             expected=f"{count} values, or one for all",
         )
     numbers = [_number(word, kind) for word in words]
-    made = claimed_array(kind.shape, dtype, f"the array {kind.text()}")
-    flat = made.reshape(-1)
+    array = claimed_array(kind.shape, dtype, f"the array {kind.text()}")
+    flat = array.reshape(-1)
     try:
         with np.errstate(over="ignore"):
             flat[...] = numbers
     except (OverflowError, ValueError) as error:
         raise UsageError(f"a value does not fit {kind.data_type.value}: {error}") from error
-    return made
+    return array
 
 
 def _number(word: str, kind: ValueType) -> int | float | bool:

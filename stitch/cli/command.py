@@ -68,7 +68,7 @@ def printable(text: str) -> str:
     >>> printable("a\x1b[31m")
     'a\\x1b[31m'
     """
-    return _CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
+    return _CONTROL.sub(lambda character: character.group().encode("unicode_escape").decode(), text)
 
 
 def reports_aside() -> None:
@@ -169,9 +169,9 @@ def _failed(prog: str, message: str, code: int, debug: bool) -> int:
 
 
 def _leave_standard_output() -> None:
-    """Nobody can take it any more: let the interpreter's last flush go nowhere.
+    """What standard output led to is closed: the interpreter's last flush goes nowhere.
 
-    That would fail again, and make the exit code 120.
+    It would fail again, and make the exit code 120.
     """
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)

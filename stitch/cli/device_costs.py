@@ -97,8 +97,8 @@ def entries(device: Device) -> int:
 def copies_inside(device: Device) -> tuple[CopyLine, ...]:
     """The copies of what was in memory already: all but the inputs' way in."""
     account = device.account()
-    found = copy_lines([(_without_entries(plan), times) for plan, times in account.plans])
-    return found + tuple(line for line in other_lines(account) if line.kind != "write")
+    planned = copy_lines([(_without_entries(plan), times) for plan, times in account.plans])
+    return planned + tuple(line for line in other_lines(account) if line.kind != "write")
 
 
 def _without_entries(plan: Plan) -> Plan:

@@ -1,6 +1,6 @@
 """What kinds of files the commands write, and which of them an existing file is.
 
-Comes in: a path. Goes out: the name of a kind. Must not know: why anyone asks.
+Comes in: a path. Goes out: the name of a kind. Must not know: why it is asked.
 """
 
 from __future__ import annotations

@@ -45,17 +45,17 @@ class OutputChecks:
     def reads(self, paths: Iterable[str | Path]) -> None:
         """Files that the command will read, before it has; raises `UsageError`."""
         for path in paths:
-            found = identity(path)
-            if found is not None:
-                self._named[found] = str(path)
+            file = identity(path)
+            if file is not None:
+                self._named[file] = str(path)
         self.refuse_sources()
 
     def add(
-        self, path: str | Path, kind: str, option: str, *, made: str | Path | None = None
+        self, path: str | Path, kind: str, option: str, *, own_folder: str | Path | None = None
     ) -> None:
         """An output of this kind; raises `UsageError` where it cannot go there.
 
-        `made`: a folder that the command makes. Raises `StitchError` where there is no other.
+        `own_folder`: a folder that the command makes. Raises `StitchError` where there is no other.
         """
         if path == STANDARD_OUTPUT or own_descriptor(path) == _STANDARD_OUTPUT:
             self.take_standard_output(option)
@@ -72,7 +72,7 @@ class OutputChecks:
         self._files[place] = str(path), option
         self.refuse_sources()
         if own_descriptor(path) is None:  # Else the shell has opened it for writing.
-            if made is None or not place.is_relative_to(resolved(made)):
+            if own_folder is None or not place.is_relative_to(resolved(own_folder)):
                 _check_folder(path, place.parent)
             _check_kind(path, kind, option)
 
@@ -136,7 +136,7 @@ def _check_kind(path: str | Path, kind: str, option: str) -> None:
     try:
         status = resolved(path).stat()
         special = special_kind(status.st_mode)
-        found = kind_of_file(resolved(path)) if special is None else None
+        existing = kind_of_file(resolved(path)) if special is None else None
     except FileNotFoundError:
         return
     except NotADirectoryError:
@@ -153,9 +153,9 @@ def _check_kind(path: str | Path, kind: str, option: str) -> None:
             f"{option} names no file", where=str(path), expected=kind, got=special,
             remedy="choose another name",
         )  # fmt: skip
-    if found not in (None, kind):
+    if existing not in (None, kind):
         raise UsageError(
             "the file is of another kind, and is not written over", where=str(path),
-            expected=f"{kind}, an empty file, or none ({option})", got=found,
+            expected=f"{kind}, an empty file, or none ({option})", got=existing,
             remedy="choose another name, or remove the file",
         )  # fmt: skip

@@ -35,12 +35,12 @@ class Parser(argparse.ArgumentParser):
     def _said(self, message: str) -> str:
         if message.startswith(_UNKNOWN):
             return self._unknown(message.removeprefix(_UNKNOWN))
-        if found := _CHOICE.fullmatch(message):
-            option, given, listed = found.groups()
+        if match := _CHOICE.fullmatch(message):
+            option, given, listed = match.groups()
             choices = listed.replace("'", "").split(", ")
             return f"{option} takes {_either(choices)}, not {given!r}{_near(given, choices)}"
-        if found := _ARGUMENT.fullmatch(message):
-            option, what = found.groups()
+        if match := _ARGUMENT.fullmatch(message):
+            option, what = match.groups()
             return f"{option} {'needs a value' if what == 'expected one argument' else what}"
         return message
 

@@ -27,7 +27,7 @@ _Part: TypeAlias = Callable[[int, int], Array]
 #: Arrays are made up in parts of so many elements: none is ever held in a wider type as a whole.
 _PART = 1 << 16
 
-#: Who hears what is worth knowing and no error.
+#: Called with what is worth knowing and no error.
 Note: TypeAlias = Callable[[str], None]
 
 INITS = ("randn", "arange", "zeros", "ones")
@@ -35,7 +35,7 @@ FORM = "[NAME=]@file.npy, @file.npz (by name), [NAME=]2x2xf32=1 2 3 4, [NAME=]2x
 
 
 def _unheard(text: str) -> None:
-    """For those who want arrays only."""
+    """The `Note` of a call that says nothing."""
 
 
 def is_array_word(word: str) -> bool:
@@ -91,7 +91,7 @@ def gather_inputs(
             expected=wanted,
             remedy="give them with --input, or have them made with --init=randn",
         )
-    found: list[Array] = []
+    arrays: list[Array] = []
     fitted: dict[tuple[int, ValueType], Array] = {}
     for i, slot in enumerate(slots):
         known = given.get(i, slot.given)
@@ -99,13 +99,13 @@ def gather_inputs(
             key = id(known), slot.type
             if key not in fitted:
                 fitted[key] = _fitted(slot, known, strict_types, note)
-            found.append(fitted[key])
+            arrays.append(fitted[key])
         elif without_data:
             one = np.zeros((), slot.type.data_type.dtype)
-            found.append(np.broadcast_to(one, slot.type.shape))
+            arrays.append(np.broadcast_to(one, slot.type.shape))
         else:
-            found.append(made_up(slot, "zeros" if init is None else init, (seed, i)))
-    return tuple(found)
+            arrays.append(made_up(slot, "zeros" if init is None else init, (seed, i)))
+    return tuple(arrays)
 
 
 def _dealt(slots: Sequence[RunInput], words: Sequence[str]) -> dict[int, str]:
@@ -116,7 +116,7 @@ def _dealt(slots: Sequence[RunInput], words: Sequence[str]) -> dict[int, str]:
 def _of_archives(slots: Sequence[RunInput], words: Sequence[str]) -> dict[int, Array]:
     """The arrays of archives given as a whole: every member belongs to the slot of its name."""
     names = [slot.name for slot in slots]
-    found: dict[int, Array] = {}
+    by_slot: dict[int, Array] = {}
     for word in words:
         if not is_archive(word):
             continue
@@ -131,22 +131,22 @@ def _of_archives(slots: Sequence[RunInput], words: Sequence[str]) -> dict[int, A
                 )
             array = arrays[name]
             for owner in owners:
-                if owner in found:
+                if owner in by_slot:
                     raise UsageError(f"input {names[owner]!r} is given twice")
-                found[owner] = array
-    return found
+                by_slot[owner] = array
+    return by_slot
 
 
 def _arrays(dealt: Mapping[int, str], slots: Sequence[RunInput]) -> dict[int, Array]:
     """The array of each slot that has a word; slots that share a word share its array."""
     known: dict[tuple[str, str], Array] = {}
-    found: dict[int, Array] = {}
+    by_slot: dict[int, Array] = {}
     for index, word in dealt.items():
         own = slots[index].own or slots[index].name
         if (word, own) not in known:
             known[word, own] = _array(word, own)
-        found[index] = known[word, own]
-    return found
+        by_slot[index] = known[word, own]
+    return by_slot
 
 
 def _array(word: str, name: str) -> Array:
@@ -180,7 +180,7 @@ def _fitted(slot: RunInput, array: Array, strict_types: bool, note: Note) -> Arr
     if seen is not array:
         note(f"{what}: two nameless bytes for each element (|V2) are read as bfloat16")
     try:
-        made = capture(seen, slot.type.shape, data_type, True, what)
+        captured = capture(seen, slot.type.shape, data_type, True, what)
     except (LinkError, LayoutError) as error:
         raise UsageError(
             error.what, expected=error.expected, got=error.got, remedy=error.remedy
@@ -195,7 +195,7 @@ def _fitted(slot: RunInput, array: Array, strict_types: bool, note: Note) -> Arr
                 remedy=f"convert the array with .astype({data_type.value!r})",
             )
         note(f"{what} is converted from {given.value} to {data_type.value}")
-    return made
+    return captured
 
 
 def made_up(slot: RunInput, init: str, seed: tuple[int, int]) -> Array:
@@ -204,19 +204,19 @@ def made_up(slot: RunInput, init: str, seed: tuple[int, int]) -> Array:
     `randn`: floats from the normal distribution, integers from 0 to 9, fair bits; `arange`: 0, 1,
     2, ... in row-major order (bits alternate).
     """
-    made: Array = claimed_array(
+    whole: Array = claimed_array(
         slot.type.shape, slot.type.data_type.dtype, f"making input {slot.name!r} up"
     )
     if init in ("zeros", "ones"):
-        made[...] = int(init == "ones")
-        return made
-    flat = made.reshape(-1)
+        whole[...] = int(init == "ones")
+        return whole
+    flat = whole.reshape(-1)
     part = _counted(slot) if init == "arange" else _drawn(slot, seed)
     for start in range(0, flat.size, _PART):
         stop = min(start + _PART, flat.size)
         with np.errstate(over="ignore"):  # counting beyond float16 gives infinities
             flat[start:stop] = part(start, stop).astype(flat.dtype)
-    return made
+    return whole
 
 
 def _counted(slot: RunInput) -> _Part:

@@ -30,18 +30,18 @@ def wires_of(
     if not words:
         return _chained(modules, strict_types, given)
     known = _Names(modules)
-    found = [_parsed(known, word) for word in words]
+    parsed = [_parsed(known, word) for word in words]
     fed: dict[tuple[int, int], str] = {}
-    for one, word in zip(found, words, strict=True):
+    for one, word in zip(parsed, words, strict=True):
         if (one.consumer, one.input) in fed:
             raise UsageError(
                 f"an input is fed twice: {fed[one.consumer, one.input]} and {word}",
                 where="--wire",
             )
         fed[one.consumer, one.input] = word
-    for one in found:
+    for one in parsed:
         check_wire(programs, one, strict_types)
-    return tuple(sorted(found, key=lambda w: (w.consumer, w.input)))
+    return tuple(sorted(parsed, key=lambda w: (w.consumer, w.input)))
 
 
 def _chained(
@@ -85,8 +85,10 @@ def _with_wires(error: LinkError, modules: Sequence[Module]) -> LinkError:
     labels = [module.label for module in modules]
     called = [name if labels.count(name) == 1 else str(at) for at, name in enumerate(labels)]
     wires = [
-        f"--wire={made}.{output}={taken}.{wanted}"
-        for (one, other), (made, taken) in zip(pairwise(modules), pairwise(called), strict=True)
+        f"--wire={producer}.{output}={consumer}.{wanted}"
+        for (one, other), (producer, consumer) in zip(
+            pairwise(modules), pairwise(called), strict=True
+        )
         for output, wanted in _likely_pairs(one.program, other.program)
     ]
     words = " ".join(wires[:4]) or "--wire=MODULE.OUTPUT=MODULE.INPUT"
@@ -119,39 +121,39 @@ class _Names:
     def module(self, name: str) -> int | None:
         """A module by its program's name, its file's, or its index; None: there is none."""
         for called in self._called:
-            found = called.get(name, [])
-            if len(found) > 1:
+            places = called.get(name, [])
+            if len(places) > 1:
                 raise UsageError(
                     f"several modules are called {name!r}", remedy="use their indices, from 0"
                 )
-            if found:
-                return found[0]
+            if places:
+                return places[0]
         return _decimal(name, len(self.modules))
 
     def slots(self, module: int, side: str) -> dict[str, int]:
         """The indices of a module's inputs or outputs by name."""
-        found = self._slots.get((module, side))
-        if found is None:
+        by_name = self._slots.get((module, side))
+        if by_name is None:
             program = self.modules[module].program
             inputs, outputs = program.inputs, program.outputs
             slots: Sequence[InputSlot | OutputSlot] = inputs if side == "input" else outputs
-            found = {slot.name: index for index, slot in enumerate(slots)}
-            self._slots[module, side] = found
-        return found
+            by_name = {slot.name: index for index, slot in enumerate(slots)}
+            self._slots[module, side] = by_name
+        return by_name
 
 
 def _by_name(names: Iterable[str]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
+    indices: dict[str, list[int]] = {}
     for index, name in enumerate(names):
-        found.setdefault(name, []).append(index)
-    return found
+        indices.setdefault(name, []).append(index)
+    return indices
 
 
 def _parsed(modules: _Names, word: str) -> Wire:
-    made, equals, wanted = word.partition("=")
-    if not (equals and "." in made and "." in wanted):
+    source, equals, wanted = word.partition("=")
+    if not (equals and "." in source and "." in wanted):
         raise UsageError(f"{word!r} is no wire", expected=FORM)
-    producer, output = _slot(modules, made, "output", word)
+    producer, output = _slot(modules, source, "output", word)
     consumer, taken = _slot(modules, wanted, "input", word)
     if producer >= consumer:
         raise UsageError(
@@ -174,16 +176,16 @@ def _slot(known: _Names, text: str, side: str, word: str) -> tuple[int, int]:
     candidates = [at for at, mark in enumerate(text) if mark == "."]
     problems = []
     for at in candidates:
-        found = known.module(text[:at])
-        if found is None:
+        owner = known.module(text[:at])
+        if owner is None:
             continue
-        slots = known.slots(found, side)
+        slots = known.slots(owner, side)
         index = slot_index(slots, text[at + 1 :])
         if index is not None:
-            return found, index
+            return owner, index
         near = closest(text[at + 1 :], slots)
         problems.append(
-            f"{known.modules[found].program.name!r} has no {side} {text[at + 1 :]!r} "
+            f"{known.modules[owner].program.name!r} has no {side} {text[at + 1 :]!r} "
             f"(it has {', '.join(slots)})" + (f"; {near}" if near else "")
         )
     if problems:

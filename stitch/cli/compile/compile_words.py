@@ -28,7 +28,7 @@ def input_shapes(words: Sequence[str]) -> dict[str, tuple[int, ...]]:
     >>> input_shapes(["x=1x3x224x224", "scale="])
     {'x': (1, 3, 224, 224), 'scale': ()}
     """
-    found: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for word in words:
         name, equals, text = word.rpartition("=")
         if not (equals and name) or _SHAPE.fullmatch(text) is None:
@@ -36,15 +36,15 @@ def input_shapes(words: Sequence[str]) -> dict[str, tuple[int, ...]]:
                 f"{word[:80]!r} is no shape of an input", where="--input_shape",
                 expected="NAME=1x3x224x224",
             )  # fmt: skip
-        if name in found:
+        if name in shapes:
             raise UsageError(f"the shape of input {name!r} is given twice", where="--input_shape")
-        found[name] = tuple(int(size) for size in text.split("x") if size)
-    return found
+        shapes[name] = tuple(int(size) for size in text.split("x") if size)
+    return shapes
 
 
 def example_inputs(words: Sequence[str]) -> dict[str, Array]:
     """Example arrays by input; raises `UsageError`, or `FormatError` for a bad file."""
-    found: dict[str, Array] = {}
+    examples: dict[str, Array] = {}
     for word in words:
         name, text = split_slot(word, is_array_word)
         if name is None:
@@ -52,14 +52,14 @@ def example_inputs(words: Sequence[str]) -> dict[str, Array]:
                 f"{word[:80]!r} is no example input", where="--input",
                 expected="NAME=@file.npy, or as in NAME=2xi64=3 4",
             )  # fmt: skip
-        if name in found:
+        if name in examples:
             raise UsageError(f"input {name!r} is given twice", where="--input")
         if text.startswith("@"):
             path = Path(text[1:])
-            found[name] = member(read_array_file(path), name, path)
+            examples[name] = member(read_array_file(path), name, path)
         else:
-            found[name] = array_of_text(text)
-    return found
+            examples[name] = array_of_text(text)
+    return examples
 
 
 def cuts_of(count: int | None, nodes: Sequence[str]) -> int | tuple[str, ...] | None:

@@ -63,24 +63,24 @@ def _machine(shape: MachineShape) -> dict[str, Any]:
 
 
 def _program(program: Program, shape: MachineShape, sections: Sequence[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": program.name, "role": program.role.value}
+    described: dict[str, Any] = {"name": program.name, "role": program.role.value}
     if "inputs" in sections:
-        found["inputs"] = [
+        described["inputs"] = [
             _slot(slot.name, program, slot.value, program.input_desc(i))
             | {"kind": slot.kind.value, "ownership": slot.ownership.value}
             for i, slot in enumerate(program.inputs)
         ]
     if "outputs" in sections:
-        found["outputs"] = [
+        described["outputs"] = [
             _slot(slot.name, program, slot.value, program.output_desc(i))
             | {"aliases_input": _alias(program, slot.aliases_input)}
             for i, slot in enumerate(program.outputs)
         ]
     if "operations" in sections:
-        found["operations"] = _operations(program)
+        described["operations"] = _operations(program)
     if "memory" in sections:
-        found["memory"] = _memory(program, shape)
-    return found
+        described["memory"] = _memory(program, shape)
+    return described
 
 
 def _alias(program: Program, index: int | None) -> str | None:
@@ -153,48 +153,48 @@ def _memory(program: Program, shape: MachineShape) -> dict[str, Any]:
         for demand in wanted
     ]
     constants = sum(constant.data.nbytes for constant in program.constants)
-    found = make_executor(HOST_EXECUTOR).host_bytes(program)
+    on_host = make_executor(HOST_EXECUTOR).host_bytes(program)
     host = {
         "executor": HOST_EXECUTOR,
-        "peak_nbytes": program_peak(program, shape, found),
-        "kernels_nbytes": found.kernels,
-        "largest_operation": found.largest,
+        "peak_nbytes": program_peak(program, shape, on_host),
+        "kernels_nbytes": on_host.kernels,
+        "largest_operation": on_host.largest,
     }
     return {"spaces": spaces, "parts": parts, "constants_nbytes": constants, "host": host}
 
 
-def head_lines(path: str, found: Mapping[str, Any]) -> list[str]:
+def head_lines(path: str, described: Mapping[str, Any]) -> list[str]:
     """Version, producer, machine and size of a binary."""
-    size, machine = found["size"], found["machine"]
-    requires = ", ".join(found["requires"]) or "nothing"
+    size, machine = described["size"], described["machine"]
+    requires = ", ".join(described["requires"]) or "nothing"
     rows, columns = machine["core_grid"]
     spaces = ", ".join(
         f"{name} {s['banks']} x {s['limit'] - s['base']} B" for name, s in machine["spaces"].items()
     )
     return [
-        f"{path}: format {found['format_version']}, written by {found['producer']}, "
-        f"opset {found['opset']}, requires {requires}",
+        f"{path}: format {described['format_version']}, written by {described['producer']}, "
+        f"opset {described['opset']}, requires {requires}",
         f"  machine {machine['name']}: {rows}x{columns} cores, {spaces}",
         f"  size {size['total']} B: metadata {size['metadata']}, sealing {size['sealing']}, "
         f"data {size['data']} in {len(size['segments'])} segments (padding {size['padding']})",
     ]
 
 
-def program_lines(found: Mapping[str, Any]) -> list[str]:
+def program_lines(described: Mapping[str, Any]) -> list[str]:
     """A program's sections as text."""
-    out = [f"program {found['name']} ({found['role']})"]
-    for slot in found.get("inputs", ()):
+    out = [f"program {described['name']} ({described['role']})"]
+    for slot in described.get("inputs", ()):
         extra = "" if slot["kind"] == "activation" else f" {slot['kind']}"
         extra += " donate" if slot["ownership"] == "donate" else ""
         out.append(f"  input  {slot['name']}: {slot['type']} in {slot['layout']}{extra}")
-    for slot in found.get("outputs", ()):
+    for slot in described.get("outputs", ()):
         alias = slot["aliases_input"]
         extra = "" if alias is None else f" takes the buffer of {alias}"
         out.append(f"  output {slot['name']}: {slot['type']} in {slot['layout']}{extra}")
-    if "operations" in found:
-        out += _operation_lines(found["operations"])
-    if "memory" in found:
-        out += _memory_lines(found["memory"])
+    if "operations" in described:
+        out += _operation_lines(described["operations"])
+    if "memory" in described:
+        out += _memory_lines(described["memory"])
     return out
 
 
@@ -207,11 +207,11 @@ def _operation_lines(operations: Sequence[Mapping[str, Any]]) -> list[str]:
         attributes = ", ".join(f"{key}={value}" for key, value in operation["attributes"].items())
         arguments = ", ".join([*(name or "_" for name in operation["inputs"]),
                                *([attributes] if attributes else [])])  # fmt: skip
-        made = ", ".join(
+        results = ", ".join(
             f"{name or '_'}: {kind}" if kind else "_"
             for name, kind in zip(operation["outputs"], operation["types"], strict=True)
         )
-        out.append(f"    {made} = {op}({arguments})")
+        out.append(f"    {results} = {op}({arguments})")
     return out
 
 

@@ -2,7 +2,7 @@
 
 One file: versions, machine, slots, operations, memory, sizes; constants are not read unless
 `--verify=full` asks for their checksums. Several: the plan of one pass without data.
-`--check_plan` confirms the certificates of plans, those of a recording or of the given files.
+`--check_plan` confirms the certificates of plans, those of a record or of the given files.
 """
 
 from __future__ import annotations
@@ -61,19 +61,19 @@ def command() -> Command:
 
 
 def _inspect(words: argparse.Namespace) -> int:
-    recording = words.check_plan
-    if recording is not None and recording.endswith(".ttb"):
+    record = words.check_plan
+    if record is not None and record.endswith(".ttb"):
         raise UsageError(
-            f"--check_plan takes a recording, not {recording}",
+            f"--check_plan takes a recording, not {record}",
             remedy="put --check_plan behind the modules",
         )
-    if recording:
+    if record:
         if words.modules:
             raise UsageError("--check_plan checks a recording, or the given modules: not both")
-        return _check(_recorded(recording), words.json)
+        return _check(_recorded(record), words.json)
     if not words.modules:
         raise UsageError("there is nothing to inspect", expected="one or more .ttb files")
-    if len(words.modules) == 1 and recording is None:
+    if len(words.modules) == 1 and record is None:
         if words.wire or words.device or words.function:
             raise UsageError("--wire, --device and --function are for several modules")
         return _show(words)
@@ -92,14 +92,14 @@ def _show(words: argparse.Namespace) -> int:
         sizes = api.inspect_sizes(source)
     asked = words.section or ["inputs", "outputs", "memory"]
     sections = SECTIONS if "all" in asked else tuple(s for s in SECTIONS if s in asked)
-    found = describe(binary, sizes, sections)
+    described = describe(binary, sizes, sections)
     if words.verify == "full":
-        found["verified"] = "full"
+        described["verified"] = "full"
     if words.json:
-        say(json.dumps(found, indent=2))
+        say(json.dumps(described, indent=2))
         return EXIT_OK
-    lines = head_lines("standard input" if path == "-" else path, found)
-    for program in found["programs"]:
+    lines = head_lines("standard input" if path == "-" else path, described)
+    for program in described["programs"]:
         lines += program_lines(program)
     if words.verify == "full":
         lines.append("every byte is as it was written")
@@ -110,11 +110,11 @@ def _show(words: argparse.Namespace) -> int:
 def _stitch(words: argparse.Namespace) -> int:
     modules = told_apart(read_modules(words.modules, words.function, verify=words.verify))
     wires = wires_of(modules, words.wire)
-    found = stitching(modules, wires, machine_for(words.device, modules))
+    stitched = stitching(modules, wires, machine_for(words.device, modules))
     if words.check_plan is not None:
-        return _check(dict(enumerate(found.plans, 1)), words.json)
-    say(json.dumps(stitching_json(found), indent=2) if words.json
-        else "\n".join(stitching_lines(found)))  # fmt: skip
+        return _check(dict(enumerate(stitched.plans, 1)), words.json)
+    say(json.dumps(stitching_json(stitched), indent=2) if words.json
+        else "\n".join(stitching_lines(stitched)))  # fmt: skip
     return EXIT_OK
 
 
@@ -128,9 +128,9 @@ def _recorded(path: str) -> dict[int, Plan]:
 
 def _check(plans: dict[int, Plan], as_json: bool) -> int:
     """Every problem of every plan; exit code 6 if there is one."""
-    found = {index: check_plan(plan) for index, plan in sorted(plans.items())}
+    problems_of = {index: check_plan(plan) for index, plan in sorted(plans.items())}
     certificates = {index: _certificates(plan) for index, plan in plans.items()}
-    wrong = sum(len(problems) for problems in found.values())
+    wrong = sum(len(problems) for problems in problems_of.values())
     if as_json:
         body: dict[str, Any] = {
             "sound": not wrong,
@@ -143,12 +143,12 @@ def _check(plans: dict[int, Plan], as_json: bool) -> int:
                         {"kind": p.kind, "where": p.where, "detail": p.detail} for p in problems
                     ],
                 }
-                for index, problems in found.items()
+                for index, problems in problems_of.items()
             ],
         }
         say(json.dumps(body, indent=2))
         return EXIT_FAILURE if wrong else EXIT_OK
-    for index, problems in found.items():
+    for index, problems in problems_of.items():
         facts = f"{len(plans[index].steps)} steps, {certificates[index]} certificates"
         say(f"plan {index}: {facts}: " + (f"{len(problems)} problems" if problems else "sound"))
         for problem in problems:

@@ -123,45 +123,45 @@ def wish_words(have: TensorDesc, want: TensorDesc, slot: str) -> str:
     return " ".join(f"--set {slot}.{word}" if "=" in word else word for word in words)
 
 
-def stitching_json(found: Stitching) -> dict[str, Any]:
+def stitching_json(result: Stitching) -> dict[str, Any]:
     """The same as plain data."""
     return {
-        "machine": found.machine,
+        "machine": result.machine,
         "can_be_stitched": True,
         "links": [
             {"output": r.output, "input": r.input, "conversions": list(r.conversions),
              "changes_type": r.changes_type}
-            for r in found.links
+            for r in result.links
         ],
         "copies": [
             {"kind": c.kind, "source": c.source, "target": c.target, "nbytes": c.nbytes,
              "seconds": c.seconds, "times": c.times, "reason": c.reason,
              "certificate": c.certificate}
-            for c in found.copies
+            for c in result.copies
         ],
-        "copy_count": found.count,
-        "copy_nbytes": found.nbytes,
-        "copy_seconds": found.seconds,
-        "peak_bytes_per_bank": dict(found.peaks),
-        "advice": list(found.advice),
+        "copy_count": result.count,
+        "copy_nbytes": result.nbytes,
+        "copy_seconds": result.seconds,
+        "peak_bytes_per_bank": dict(result.peaks),
+        "advice": list(result.advice),
     }  # fmt: skip
 
 
-def stitching_lines(found: Stitching) -> list[str]:
+def stitching_lines(result: Stitching) -> list[str]:
     """The same as text."""
-    plural = "copy" if found.count == 1 else "copies"
+    plural = "copy" if result.count == 1 else "copies"
     out = [
-        f"can be stitched on {found.machine}: {found.count} {plural}, {found.nbytes} B, "
-        f"{found.seconds * 1e6:.1f} us simulated in one pass"
+        f"can be stitched on {result.machine}: {result.count} {plural}, {result.nbytes} B, "
+        f"{result.seconds * 1e6:.1f} us simulated in one pass"
     ]
-    out += [f"  link {report.text()}" for report in found.links]
-    for line in found.copies:
+    out += [f"  link {report.text()}" for report in result.links]
+    for line in result.copies:
         proof = f" [{line.certificate}]" if line.certificate else ""
         out.append(
             f"  {line.kind} x{line.times} {line.nbytes} B {line.seconds * 1e6:.1f} us  "
             f"{line.source} -> {line.target}{proof}"
         )
         out.append(f"    {line.reason}")
-    out += [f"  peak {space}: {size} B per bank" for space, size in found.peaks]
-    out += [f"  advice: {line}" for line in found.advice]
+    out += [f"  peak {space}: {size} B per bank" for space, size in result.peaks]
+    out += [f"  advice: {line}" for line in result.advice]
     return out

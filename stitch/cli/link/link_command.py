@@ -76,7 +76,7 @@ def _link(words: argparse.Namespace) -> int:
 def _kept(
     modules: Sequence[Module], wires: Sequence[Wire], words: Sequence[str]
 ) -> set[Port] | None:
-    """The outputs that stay: those that feed nobody, and those that were asked for."""
+    """The outputs that stay: those that feed no input, and those that were asked for."""
     if not words:
         return None
     fed = {(w.producer, w.output) for w in wires}

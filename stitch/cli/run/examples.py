@@ -44,12 +44,12 @@ def write_example(name: str, folder: str | Path = ".") -> tuple[Path, str]:
         )
     # Whole or not at all: a folder half written would be refused at the next attempt.
     with tempfile.TemporaryDirectory(prefix=f".{name}.", suffix=".part", dir=folder) as part:
-        made = Path(part) / source.name
+        copy = Path(part) / source.name
         if source.is_dir():
-            shutil.copytree(source, made, ignore=_LEFT_OUT)
+            shutil.copytree(source, copy, ignore=_LEFT_OUT)
         else:
-            shutil.copyfile(source, made)
-        made.rename(target)
+            shutil.copyfile(source, copy)
+        copy.rename(target)
     return target, _how_to_run(target)
 
 
@@ -60,8 +60,8 @@ def _sources() -> dict[str, Path]:
         raise StitchError(
             "the examples are not here", where=str(folder), remedy="install the package again"
         )
-    found = {p.stem: p for p in folder.glob("*.py")}
-    return found | {p.name: p for p in folder.iterdir() if (p / "README.md").is_file()}
+    scripts = {p.stem: p for p in folder.glob("*.py")}
+    return scripts | {p.name: p for p in folder.iterdir() if (p / "README.md").is_file()}
 
 
 def _how_to_run(target: Path) -> str:

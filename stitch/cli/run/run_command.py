@@ -73,7 +73,7 @@ def _run(parser: argparse.ArgumentParser, words: argparse.Namespace) -> int:
 
 
 def _replay(path: str) -> int:
-    """Replay a recording; raises `FormatError` for a bad file, `TaskError` at a difference."""
+    """Replay a record; raises `FormatError` for a bad file, `TaskError` at a difference."""
     try:
         text = read_text(path, errors="surrogateescape")
     except OSError as error:
@@ -121,10 +121,10 @@ def _take_files(words: argparse.Namespace) -> str:
             remedy=f"stitch-run a.ttb --device={words.pipeline}",
         )
     if form == MODULE:
-        made = Path(words.pipeline).with_suffix(".ttb").name
+        binary = Path(words.pipeline).with_suffix(".ttb").name
         raise UsageError(
             f"{words.pipeline!r} is a module, and modules are compiled before they run",
-            remedy=f"stitch-compile {words.pipeline} -o {made}, then stitch-run {made}",
+            remedy=f"stitch-compile {words.pipeline} -o {binary}, then stitch-run {binary}",
         )
     return form
 

@@ -118,15 +118,15 @@ def expectations(outputs: Sequence[RunOutput], words: Sequence[str]) -> dict[int
     for name, word in split:
         if name is None and not _is_expectation(word):
             raise UsageError(f"{word[:80]!r} is no expected output", expected=EXPECTED_FORM)
-    found: dict[int, Array] = {}
+    wanted: dict[int, Array] = {}
     for index, word in deal(split, names, "expected_output").items():
         if word == IGNORED:
             continue
         if word.startswith("@"):
             path = Path(word[1:])
-            found[index] = member(read_array_file(path), names[index], path)
+            wanted[index] = member(read_array_file(path), names[index], path)
         else:
-            found[index] = array_of_text(word)
+            wanted[index] = array_of_text(word)
     for word in words:
         if not is_archive(word):
             continue
@@ -137,10 +137,10 @@ def expectations(outputs: Sequence[RunOutput], words: Sequence[str]) -> dict[int
                     f"{word[1:]} holds an array {name!r}, and there is no such output",
                     expected=", ".join(names),
                 )
-            found[names.index(name)] = arrays[name]
+            wanted[names.index(name)] = arrays[name]
     return {
         i: typed(array, outputs[i].type.data_type, f"expected_output {names[i]!r}")
-        for i, array in found.items()
+        for i, array in wanted.items()
     }
 
 

@@ -26,8 +26,8 @@ from stitch.report import (
 
 def statistics_text(measured: Measured) -> str:
     """One line: how many passes, and p50, p90, p99 in microseconds."""
-    found = measured.percentiles()
-    listed = "  ".join(f"{name} {seconds * 1e6:.1f} us" for name, seconds in found.items())
+    by_name = measured.percentiles()
+    listed = "  ".join(f"{name} {seconds * 1e6:.1f} us" for name, seconds in by_name.items())
     return f"{len(measured.seconds)} timed passes: {listed}"
 
 

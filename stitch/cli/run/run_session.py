@@ -168,7 +168,7 @@ def _check_outputs(session: RunSession, checks: OutputChecks) -> None:
         checks.add(path, array_kind(path), "--output")
     if words.save_artifacts:
         for path, kind in artifact_kinds(words.artifact_dir, session.runnable).items():
-            checks.add(path, kind, "--save_artifacts", made=words.artifact_dir)
+            checks.add(path, kind, "--save_artifacts", own_folder=words.artifact_dir)
     checks.refuse_sources()
 
 
@@ -177,7 +177,7 @@ def _note(text: str) -> None:
 
 
 def _say_how_much(session: RunSession) -> None:
-    """What lies ahead, before it starts: for those who look, or who asked what a run does."""
+    """What lies ahead, before it starts: on a terminal, and with `--explain` or `--dry_run`."""
     words = session.words
     if not (words.explain or words.dry_run or sys.stderr.isatty()):
         return

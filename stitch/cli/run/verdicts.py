@@ -60,15 +60,15 @@ def compare(output: RunOutput, actual: Array, expected: Array, how: Tolerances) 
     rtol = how.rtol
     if rtol is None:
         rtol = DEFAULT_RTOL if is_floating else 0.0
-    found = correlation(actual, expected) if how.pcc is not None else None
+    correlated = correlation(actual, expected) if how.pcc is not None else None
     problems: list[str] = []
-    if how.pcc is not None and found is not None and not found >= how.pcc:
-        problems.append(f"PCC is {found:.6g}, at least {how.pcc:g} was asked for")
+    if how.pcc is not None and correlated is not None and not correlated >= how.pcc:
+        problems.append(f"PCC is {correlated:.6g}, at least {how.pcc:g} was asked for")
     elementwise = how.pcc is None or how.atol is not None or how.rtol is not None
     wrong, largest = differences(actual, expected, atol, rtol)
     if elementwise and wrong is not None:
         problems.append(f"{wrong} (allowed: {atol:g} + {rtol:g} * |expected|)")
-    return Verdict(output.name, not problems, "; ".join(problems), largest, found)
+    return Verdict(output.name, not problems, "; ".join(problems), largest, correlated)
 
 
 def differences(

@@ -35,17 +35,17 @@ class Evaluation:
         if not self._metrics:
             return {}
         predicted = self.predict(part)
-        found = {"accuracy": _accuracy, "loss": self._loss}
-        return {name: found[name](predicted, part.labels) for name in self._metrics}
+        measures = {"accuracy": _accuracy, "loss": self._loss}
+        return {name: measures[name](predicted, part.labels) for name in self._metrics}
 
     def predict(self, part: DataPart) -> Array:
         """The predictions for all rows; the last batch is filled up and cut."""
-        size, made = self._model.batch_size, []
+        size, predictions = self._model.batch_size, []
         for start in range(0, len(part), size):
             which = np.minimum(np.arange(start, start + size), len(part) - 1)
             batch = {name: array[which] for name, array in part.inputs.items()}
-            made.append(self._instance.predict(**batch).numpy())
-        return np.concatenate(made)[: len(part)].astype(np.float32)
+            predictions.append(self._instance.predict(**batch).numpy())
+        return np.concatenate(predictions)[: len(part)].astype(np.float32)
 
     def _loss(self, predicted: Array, labels: Array) -> float:
         count = len(predicted)

@@ -98,20 +98,20 @@ def _lines_until(path: Path, step: int) -> list[dict[str, Any]]:
         text = read_text(path, errors="replace")
     for line in text.splitlines():
         try:
-            found = json.loads(line)
+            facts = json.loads(line)
         except ValueError:
             continue
-        if not isinstance(found, dict) or type(found.get("step")) is not int:
+        if not isinstance(facts, dict) or type(facts.get("step")) is not int:
             raise FormatError(
                 "these are not the results of a training", where=str(path),
                 remedy="give --result_file another name, or remove this file",
             )  # fmt: skip
-        if found["step"] <= step and found.get("kind") in ("step", "epoch"):
-            kept.append(found)
+        if facts["step"] <= step and facts.get("kind") in ("step", "epoch"):
+            kept.append(facts)
     return kept
 
 
-def plans_text(made: Sequence[tuple[int, int]], before: int) -> str:
+def plans_text(plans: Sequence[tuple[int, int]], before: int) -> str:
     """How many plans were made in which steps, (step, plans); the run began after step `before`.
 
     >>> plans_text([(8, 2), (9, 1)], 7)
@@ -119,10 +119,10 @@ def plans_text(made: Sequence[tuple[int, int]], before: int) -> str:
     >>> plans_text([(8, 2), (19, 1)], 7)
     '3, none after step 19 (late: step 19)'
     """
-    if not made:
+    if not plans:
         return "none"
-    total, last = sum(count for _, count in made), made[-1][0]
-    late = [step for step, _ in made if step > before + STEADY]
+    total, last = sum(count for _, count in plans), plans[-1][0]
+    late = [step for step, _ in plans if step > before + STEADY]
     told = f"{total}, none after step {last}"
     return told if not late else f"{told} (late: step {', '.join(map(str, late[:8]))})"
 

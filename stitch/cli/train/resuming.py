@@ -130,11 +130,11 @@ class Keeper:
                     remedy="--resume to go on from them, or another --checkpoint_dir",
                 )
             return {}
-        found = self.folder.newest(lambda told: say_aside(f"stitch-run: warning: {told}"))
-        if found is None:
+        latest = self.folder.newest(lambda told: say_aside(f"stitch-run: warning: {told}"))
+        if latest is None:
             say_aside(f"stitch-run: note: no checkpoint in {self.folder.folder}: from the start")
             return {}
-        path, checkpoint = found
+        path, checkpoint = latest
         refuse_other(checkpoint, self.facts.identity, path)
         for told in differences(checkpoint.settings, self.facts.settings):
             say_aside(f"stitch-run: note: {told}")

@@ -108,8 +108,8 @@ def run_training(words: argparse.Namespace) -> int:
     try:
         model = build_model(file, optimizer, words.device)
     except StitchError as error:
-        found = defects_of(draft, words.device, error)
-        raise found from (None if found is error else error)
+        defects = defects_of(draft, words.device, error)
+        raise defects from (None if defects is error else error)
     types = ModelTypes(model.inputs, model.programs.prediction_type, model.training.loss)
     data = read_data(file.data, types, file.file, file.seed)
     course = _course(file, model, data, words.epochs or file.epochs)

@@ -83,20 +83,20 @@ class TrainModel:
 def build_model(file: TrainFile, optimizer: Optimizer, target: str | None) -> TrainModel:
     """Read and compile the model, or load its four programs; errors name the file's line."""
     try:
-        made = _built(file, optimizer, target or file.target)
+        built = _built(file, optimizer, target or file.target)
     except StitchError as error:
         named = (error.where or "").startswith(f"{file.file}:")
         if not named and not (isinstance(error, FormatError) and error.problems):
             error.where = ", ".join(filter(None, (file.where("model"), error.where)))
         raise
-    if file.batch_size not in (None, made.batch_size):
+    if file.batch_size not in (None, built.batch_size):
         raise FormatError(
             "the model is made for batches of another size",
             where=file.where("batch_size"),
-            expected=str(made.batch_size), got=str(file.batch_size),
+            expected=str(built.batch_size), got=str(file.batch_size),
             remedy="programs have fixed shapes: change batch_size, or the model's inputs",
         )  # fmt: skip
-    return made
+    return built
 
 
 def _built(file: TrainFile, optimizer: Optimizer, target: str | None) -> TrainModel:
@@ -208,8 +208,8 @@ def _complete(programs: list[Program], target: str) -> TrainingPrograms:
         *(Wish("input", i, "space", home) for i in range(len(graph.inputs))),
         *(Wish("output", i, "space", home) for i in range(len(graph.outputs))),
     )
-    made = compile_graph(graph, machine, CompileOptions(wishes=wishes)).program
-    return TrainingPrograms.of((*programs, made))
+    evaluation = compile_graph(graph, machine, CompileOptions(wishes=wishes)).program
+    return TrainingPrograms.of((*programs, evaluation))
 
 
 def _check_update(
@@ -221,8 +221,8 @@ def _check_update(
         clip_grad_norm=file.options.clip_grad_norm,
     )  # fmt: skip
     machine = load_machine(target)
-    made = compile_graph(graph, machine, CompileOptions()).program
-    if _arithmetic(made) != _arithmetic(programs.update):
+    expected = compile_graph(graph, machine, CompileOptions()).program
+    if _arithmetic(expected) != _arithmetic(programs.update):
         raise UsageError(
             "the update program was compiled with another optimizer, or other settings of it",
             where=file.where("optimizer"),

@@ -49,12 +49,14 @@ def check_outputs(
     checks.add_folder(words.checkpoint_dir or ".", "--checkpoint_dir")
     folder = words.checkpoint_dir or file.checkpoints.folder
     if words.result_file is not None:
-        checks.add(words.result_file, LINES, "--result_file", made=folder)
+        checks.add(words.result_file, LINES, "--result_file", own_folder=folder)
     if words.plot is not None:
         kind = picture_kind("-.png" if words.plot == "-" else words.plot)
-        checks.add(words.plot, kind, "--plot", made=folder)
+        checks.add(words.plot, kind, "--plot", own_folder=folder)
     for path in outputs:
-        checks.add(path, model_kind(path), "--output" if words.output else "output", made=folder)
+        checks.add(
+            path, model_kind(path), "--output" if words.output else "output", own_folder=folder
+        )
     for path in (words.result_file, words.plot, *outputs):
         if path is not None and folder is not None and is_checkpoint(resolved(path), Path(folder)):
             raise UsageError(

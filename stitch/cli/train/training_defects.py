@@ -42,8 +42,8 @@ def defects_of(
         return error
     try:
         log.raise_any("training")
-    except FormatError as found:
-        return found
+    except FormatError as defects:
+        return defects
     raise AssertionError("a draft without defects is a training")
 
 

@@ -49,7 +49,7 @@ class StepResult:
     """One step: its number (from 1), epoch (from 1), loss, learning rate, seconds, and counts.
 
     `copies`: writes that the memories saw, less those that brought host arrays in; None where
-    nobody asked. `plans`: how many plans were made.
+    they are not counted. `plans`: how many plans were made.
     """
 
     step: int
