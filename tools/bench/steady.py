@@ -17,7 +17,7 @@ measured is everything but kernels. In one process and on one thread:
 
 Results are compared before anything is timed, and what is held is looked at again long after.
 Ways take turns in every round; ratios are of least times, `--json` has the median of the ratios of
-each round too. `--quick` runs fewer rounds, lengths, windows and rings. `--only` names groups.
+each round too. `--quick` runs fewer rounds, lengths, windows and rings; `--only` names groups.
 `--check` exits 1 where a goal is missed, or a peer is not installed. Only `import stitch` is used,
 so an older tree may be measured as well: `PYTHONPATH=TREE python tools/bench/steady.py`.
 """
@@ -29,7 +29,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 # Before NumPy is loaded: threads would measure the machine's other work.
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
@@ -51,6 +51,8 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--only", default=",".join(GROUPS), help="groups of rows")
     parser.add_argument("--quick", action="store_true", help="a few rounds of few lengths")
+    parser.add_argument("--lengths", default="", help="programs of the pipelines of `holding`")
+    parser.add_argument("--windows", default="", help="windows of its devices")
     parser.add_argument("--json", action="store_true", help="print rows as JSON")
     parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     options = parser.parse_args(arguments)
@@ -61,10 +63,20 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     return options
 
 
+def effort_of(options: argparse.Namespace) -> Effort:
+    """What the command line allows to be spent."""
+    effort = QUICK if options.quick else FULL
+    if options.lengths:
+        effort = replace(effort, lengths=tuple(map(int, options.lengths.split(","))))
+    if options.windows:
+        effort = replace(effort, windows=tuple(map(int, options.windows.split(","))))
+    return effort
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print; see the module's docstring for the exit code."""
     options = parsed(arguments)
-    effort = QUICK if options.quick else FULL
+    effort = effort_of(options)
     if not options.json:
         print(f"{'row':64} {'value':>15} {'goal':>9}{'ours us':>11}{'peer us':>11}")
     rows = []

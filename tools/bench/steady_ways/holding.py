@@ -157,7 +157,7 @@ def slowest_over_fastest(name: str, times: Mapping[str, Times]) -> Row:
 
 def growth(unheld: Mapping[int, Times], window: int) -> Iterator[Row]:
     """What a program of a chain costs, over one of the shortest chain of several."""
-    base = min(length for length in unheld if length > 1)
+    base = min((length for length in unheld if length > 1), default=1)
     for length in (n for n in unheld if n > base):
         each, short = (tuple(t / n for t in unheld[n]) for n in (length, base))
         name = f"a program, length {length} ÷ length {base}, window {window}"

@@ -40,8 +40,8 @@ class Effort:
 
 
 FULL = Effort(
-    rounds=21, stretch=256, lengths=(1, 2, 4, 16, 64, 65, 200, 300), windows=(1, 8, 64),
-    rings=(1, 2, 3, 5, 8, 13, 20), kept=1000, tasks=2000, warm=60,
+    rounds=11, stretch=256, lengths=(1, 2, 4, 16, 64, 65, 200, 300), windows=(1, 8, 64),
+    rings=(1, 2, 3, 5, 8, 13, 20), kept=1000, tasks=2000, warm=40,
 )  # fmt: skip
 QUICK = Effort(
     rounds=2, stretch=8, lengths=(2, 65), windows=(1, 64), rings=(3,), kept=50, tasks=200, warm=4
