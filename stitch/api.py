@@ -275,12 +275,13 @@ def forbid_copies(device: Device) -> Iterator[None]:
     _DEVICE.check("forbid_copies", "device", device)
     device.flush()
     device.copies_forbidden += 1
-    device.records.touch()
+    device.look_again()
     try:
         yield
         device.flush()
     finally:
         device.copies_forbidden -= 1
+        device.look_again()
 
 
 __all__ = [

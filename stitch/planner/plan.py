@@ -1,14 +1,14 @@
 """The plan: a frozen list of steps, the facts it rests on, and what it leaves behind.
 
 Words. A *buffer* is one allocation in a space; a *value* is what tasks read and write. A value has
-one or more *instances*: (buffer, byte offset, descriptor). Several values may share a buffer
-(views). Buffers and values are plain numbers, the same for every window that asks for the same
-work.
+one or more *instances*: (buffer, byte offset, descriptor). Several values may share a buffer (views).
+Buffers and values are plain numbers, the same for every window that asks for the same work.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from stitch.machine import Machine
@@ -212,3 +212,67 @@ class Plan:
     def copies(self) -> tuple[Copy | Relocate, ...]:
         """The steps that carry bytes, in order."""
         return tuple(s for s in self.steps if isinstance(s, Copy | Relocate))
+
+    @property
+    def temporaries(self) -> tuple[tuple[Space, int, int], ...]:
+        """The regions (space, address, size per bank) that it writes to and leaves free again."""
+        results = {buffer.number for buffer in self.final_buffers}
+        regions = []
+        for step in self.steps:
+            if isinstance(step, Allocate):
+                buffer = step.buffer
+                if buffer.number not in results and buffer.address is not None:
+                    regions.append((buffer.space, buffer.address, buffer.size_per_bank))
+            elif isinstance(step, Execute) and step.scratch is not None:
+                regions.append(step.scratch)
+            elif isinstance(step, Relocate) and step.stage is not None:
+                regions.append((step.stage_space, *step.stage))
+        return tuple(dict.fromkeys(regions))
+
+    @property
+    def moves_nothing(self) -> bool:
+        """Whether it only copies, runs and makes: what was there stays where it is."""
+        before = {buffer.number for buffer in self.request.buffers}
+        return not any(
+            isinstance(step, Relocate)
+            or (isinstance(step, Copy) and step.kind == "evict")
+            or (isinstance(step, Free) and step.buffer in before)
+            for step in self.steps
+        )
+
+    def at(self, addresses: Mapping[int, int]) -> Plan:
+        """The same plan with buffers (number → address per bank) elsewhere, for plans that move
+        nothing; what it does not read is left out of its picture."""
+
+        def placed(buffer: Buffer) -> Buffer:
+            address = addresses.get(buffer.number)
+            return buffer if address is None else replace(buffer, address=address)
+
+        request = self.request
+        used = {number for task in request.tasks for number in (*task.inputs, *task.outputs)}
+        residents = tuple(r for r in request.residents if r.value in used)
+        read = {i.buffer for r in residents for i in r.instances}
+        gone = {b.number for b in request.buffers} - read
+        regions = [*self.temporaries]
+        final = tuple(placed(b) for b in self.final_buffers if b.number not in gone)
+        regions += [
+            (b.space, b.address, b.size_per_bank)
+            for b in final
+            if b.number not in read and b.address is not None
+        ]
+        return Plan(
+            request=replace(
+                request,
+                buffers=tuple(placed(b) for b in request.buffers if b.number in read),
+                residents=residents,
+                kept=request.kept & used,
+            ),
+            steps=tuple(
+                replace(s, buffer=placed(s.buffer)) if isinstance(s, Allocate) else s
+                for s in self.steps
+            ),
+            final_buffers=final,
+            final_values=tuple(r for r in self.final_values if r.value in used),
+            free_regions=tuple(regions),
+            touched=self.touched & read,
+        )

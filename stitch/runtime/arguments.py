@@ -24,20 +24,32 @@ def link_arguments(
     device: Device, agent: LoadedProgram, arguments: Sequence[Any], borrow: bool
 ) -> list[ValueRecord]:
     """The values that the arguments stand for; nothing is queued if one does not fit."""
-    found: list[ValueRecord] = []
+    values: list[ValueRecord] = []
     for port, argument in zip(agent.ports, arguments, strict=True):
         if type(argument) is Tensor:
             value = argument._record
             if value.desc_key not in port.accepted or value.status > READY or value.consumed:
                 _check(device, agent, port, value)
         else:
-            allowed = device.host_memory.allowed
-            host = capture(argument, port.shape, port.type.data_type, borrow, port.origin, allowed)
-            value = ArgumentRecord(device, host, port)
-        found.append(value)
+            value = link_argument(device, agent, port, argument, borrow)
+        values.append(value)
     if agent.transformation.donated:
-        _check_donations(agent, found)
-    return found
+        check_donations(agent, values)
+    return values
+
+
+def link_argument(
+    device: Device, agent: LoadedProgram, port: InputPort, argument: Any, borrow: bool
+) -> ValueRecord:
+    """The value that one argument stands for."""
+    if type(argument) is Tensor:
+        value = argument._record
+        if value.desc_key not in port.accepted or value.status > READY or value.consumed:
+            _check(device, agent, port, value)
+        return value
+    allowed = device.host_memory.allowed
+    host = capture(argument, port.shape, port.type.data_type, borrow, port.origin, allowed)
+    return ArgumentRecord(device, host, port)
 
 
 def check_submission(agent: object, arguments: object) -> None:
@@ -71,7 +83,8 @@ def _check(device: Device, agent: LoadedProgram, port: InputPort, value: ValueRe
         port.accepted.add(value.desc_key)
 
 
-def _check_donations(agent: LoadedProgram, found: list[ValueRecord]) -> None:
+def check_donations(agent: LoadedProgram, found: list[ValueRecord]) -> None:
+    """Raise `TaskError` where something else refers to what a program is to take over."""
     for index in agent.transformation.donated:
         value, name = found[index], agent.ports[index].name
         sharers = {id(u) for i in value.instances for u in i.buffer.users} - {id(value)}

@@ -11,6 +11,7 @@ import gc
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,22 +20,22 @@ import numpy as np
 from stitch.argument_kinds import INDEX_OR_NAME, takes
 from stitch.errors import StitchError, TaskError, UsageError
 from stitch.machine import Machine, load_machine
-from stitch.planner import PlanRequest, plan
 from stitch.program import Layout, TensorDesc
 from stitch.runtime.arguments import check_submission, link_arguments
 from stitch.runtime.backend import LocalBackend
-from stitch.runtime.clearing import make_way
 from stitch.runtime.constant_cache import ConstantCache
-from stitch.runtime.events import EventStream, PlanMade, PlanRun
+from stitch.runtime.events import EventStream, PlanRun
 from stitch.runtime.executors import Executor, make_executor
 from stitch.runtime.fallback import fail, run_one_by_one
 from stitch.runtime.history import Account, History
 from stitch.runtime.hooks import Hooks
 from stitch.runtime.host_memory import HostMemory
 from stitch.runtime.loading import load_program
-from stitch.runtime.plans import PlanCache, ReadyPlan, run_plan
 from stitch.runtime.program import LoadedProgram
-from stitch.runtime.records import Picture, Records
+from stitch.runtime.recording_maker import RecordingMaker
+from stitch.runtime.recordings import Binding, Recordings
+from stitch.runtime.records import Records
+from stitch.runtime.running import run_binding
 from stitch.runtime.state import Status, ValueRecord
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.tensor_access import TensorAccess
@@ -44,8 +45,24 @@ from stitch.ttb import SOURCE, Binary, load
 
 #: Tasks that a window holds unless said otherwise.
 DEFAULT_WINDOW = 64
-#: Places that results of the same work take in turn before earlier ones are moved aside.
-BUFFERS_TAKING_TURNS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What a device has done since it opened, counted; in the steady state only `replays` and
+    `windows` grow.
+
+    `recordings_made`: plans that are kept to run again; `bindings_made`: how often one was bound to
+    places. `replays`: windows that needed no plan. `revocations`: leases that gave their memory up.
+    """
+
+    plans_made: int
+    recordings_made: int
+    bindings_made: int
+    replays: int
+    code_written: int
+    windows: int
+    revocations: int
 
 
 class Device(TensorAccess):
@@ -73,17 +90,19 @@ class Device(TensorAccess):
         self.window = window
         self.strict_types = strict_types
         self.history = History(self.backend.write_counts)
-        self.events = EventStream(self.history.count, self.records.touch)
-        self.hooks = Hooks(self.records.touch)
+        self.events = EventStream(self.history.count, self.look_again)
+        self.hooks = Hooks(self.look_again)
         self.constant_cache = ConstantCache()
         self.dropped: deque[ValueRecord] = deque()
         #: Transformations of programs that nobody refers to any more.
         self.unloaded: deque[int] = deque()
         self.unpinned: deque[Any] = deque()
-        self.plans = PlanCache()
+        self.recordings = Recordings(self.records)
+        self.maker = RecordingMaker(self)
         self.copies_forbidden = 0
-        #: The plan that ran last, for those who run it again by themselves.
-        self.last_ready: ReadyPlan | None = None
+        #: Whether a run is more than its steps: hooks, events, a promise of no copies, or the end.
+        self.is_watched = False
+        self.code_written = self.windows_run = 0
         self._views = {}
         self.queued = Window(0)
         self._limit = window
@@ -125,7 +144,8 @@ class Device(TensorAccess):
 
     def _let_go(self) -> None:
         self.records.touch()
-        self.plans.clear()
+        self.look_again()
+        self.recordings.clear()
         self.constant_cache.clear()
         self.host_memory.close(self.records.pinned())
 
@@ -154,7 +174,7 @@ class Device(TensorAccess):
             binary = load(binary)
         with self.lock:
             self.check_open()
-            self._drain()
+            self.drain()
             return load_program(self, binary, program, where)
 
     # -- queueing ----------------------------------------------------------------------------------
@@ -169,7 +189,7 @@ class Device(TensorAccess):
             if self._closed or self.in_hooks or agent.device is not self:
                 self._refuse(agent)
             if self.dropped or self.unpinned:
-                self._drain()
+                self.drain()
             if agent.is_constant_evaluable:
                 return self._remembered(agent, arguments, borrow)
             return self._queue(agent, link_arguments(self, agent, arguments, borrow))
@@ -184,16 +204,19 @@ class Device(TensorAccess):
         raise UsageError(f"program {agent.name!r} is loaded on another device")
 
     def _queue(self, agent: LoadedProgram, found: list[ValueRecord]) -> Tensor | tuple[Tensor, ...]:
-        queued, what = self.queued, agent.transformation
-        values = queued.append(self, what, agent, found, agent.outputs)
-        if what.donated:
-            for index in what.donated:
-                found[index].consumed = True
-                found[index].by = f"donated to {agent.name!r}"
-        handles = [Tensor(value) for value in values]
-        if len(queued.agents) >= self._limit:
+        handles = [Tensor(value) for value in self.append(agent, found)]
+        if len(self.queued.agents) >= self._limit:
             self._window_full()
         return handles[0] if len(handles) == 1 else tuple(handles)
+
+    def append(self, agent: LoadedProgram, inputs: list[ValueRecord]) -> list[ValueRecord]:
+        """Put one run of a program into the queue; its outputs, pending."""
+        what = agent.transformation
+        values = self.queued.append(self, what, agent, inputs, agent.outputs)
+        for index in what.donated:
+            inputs[index].consumed = True
+            inputs[index].by = f"donated to {agent.name!r}"
+        return values
 
     def _window_full(self) -> None:
         """Run; where the work repeats, let the next windows hold whole periods of it."""
@@ -222,7 +245,7 @@ class Device(TensorAccess):
         """Queue a conversion; see `stitch.to_layout`."""
         with self.lock:
             self.check_open()
-            self._drain()
+            self.drain()
             self.check_device(tensor)
             value = tensor._record
             self.check_usable(value)
@@ -255,75 +278,47 @@ class Device(TensorAccess):
                 self.check_process()
             self.run_queue()
 
-    def run_queue(self) -> None:
-        """`flush`, for those who hold the lock."""
+    def run_queue(self) -> Binding | None:
+        """`flush`, for those who hold the lock; what ran, if it was one plan."""
         if self.in_hooks:
             self.check_idle()
-        self._drain()
+        self.drain()
         window = self.queued
         if not window.agents:
-            return
+            return None
         if window.reads_exposed:
             window.forget_stale_copies(self)
-        kept = window.kept()
-        key = window.key(kept)
-        ready = self._ready(key)
-        if ready is None:
-            try:
-                ready = self._plan(window, kept)
-            except StitchError as error:
-                run_one_by_one(self, window, error)
-                return
-            self.plans.add(key, ready)
-        self.start_window()
-        self.run(ready, window.values)
-
-    def _ready(self, key: Key) -> ReadyPlan | None:
-        """A plan made earlier that may run now, perhaps after results of its last run made way."""
-        ready = self.plans.find(key, self.records)
-        if ready is None:
-            variants = self.plans.variants(key)
-            if len(variants) >= BUFFERS_TAKING_TURNS:
-                ready = next((r for r in variants if make_way(self, r)), None)
-        if self.copies_forbidden and ready is not None and ready.plan.copies:
+        try:
+            binding = self.maker.binding(window)
+        except StitchError as error:
+            run_one_by_one(self, window, error)
             return None
-        return ready
+        self.start_window()
+        self.run(binding, window.values)
+        return binding
 
-    def _plan(self, window: Window, kept: tuple[bool, ...]) -> ReadyPlan:
-        values, agents = window.values, window.agents
-        picture = Picture(self.records, window.sources, len(values), window.number)
-        picture.kept.update(i for i, alive in enumerate(kept) if alive)
-        request = PlanRequest(
-            self.machine, window.graph.tasks, tuple(picture.buffers), tuple(picture.residents),
-            frozenset(picture.kept),
-        )  # fmt: skip
-        made = plan(request)
-        if self.copies_forbidden and made.copies:
-            raise TaskError(
-                "a copy would be needed where copies are forbidden",
-                where=made.copies[0].reason,
-                remedy="compile the programs for matching layouts, or allow copies here",
-            )
-        claimed = self.host_memory.take(made, agents, self._make_room)
-        programs = [None if a is None else a.prepared() for a in agents]
-        bodies = [None if a is None else a.program for a in agents]
-        bound = self.backend.bind(made, programs, bodies)
-        ready = self.plans.ready(bound, picture, self.records, len(values))
-        ready.claim = claimed
-        if self.events.active:
-            self.events.tell(PlanMade(ready.index, made))
-        return ready
-
-    def run(self, ready: ReadyPlan, values: Sequence[ValueRecord]) -> None:
-        """Run a ready plan on the values of a window, and bring the records up to date."""
+    def run(self, binding: Binding, values: Sequence[ValueRecord]) -> None:
+        """Run a binding on the values of a window, and bring the records up to date."""
         listened = self.events.active
         began = time.perf_counter() if listened else 0.0
-        run_plan(self, ready, values, self.queued.number)
-        self.history.repeated(ready.index, ready.tally)
-        self.last_ready = ready
+        self.windows_run += 1
+        run_binding(self, binding, values, self.queued.number)
+        self.history.repeated(binding.index, binding.tally)
         if listened:
-            seconds = time.perf_counter() - began
-            self.events.tell(PlanRun(ready.index, ready.plan, began, seconds))
+            self.tell_run(binding, began)
+
+    def tell_run(self, binding: Binding, began: float) -> None:
+        """Tell who listens that a plan ran, beginning then."""
+        seconds = time.perf_counter() - began
+        self.events.tell(PlanRun(binding.index, binding.plan, began, seconds))
+
+    def statistics(self) -> Statistics:
+        """How often what costs time happened since the device opened; see `Statistics`."""
+        made = self.recordings
+        return Statistics(
+            made.plans_made, made.made, made.bindings_made, self.windows_run - made.plans_made,
+            self.code_written, self.windows_run, self.records.revocations,
+        )  # fmt: skip
 
     def account(self) -> Account:
         """What it has done in this period, all of one moment; runs the queue first."""
@@ -331,24 +326,24 @@ class Device(TensorAccess):
             self.flush()
             return self.history.account()
 
-    def _make_room(self) -> None:
-        """Drop the plans made earlier, and give back what only they wrote to."""
-        self.plans.clear()
-        self.last_ready = None
+    def make_room(self) -> None:
+        """Drop the recordings, and give back what only they wrote to."""
+        self.recordings.clear()
         gc.collect()
         self.host_memory.give_back(self.records.buffers.values())
+
+    def look_again(self) -> None:
+        """Something has changed that every run must know of."""
+        self.records.touch()
+        self.is_watched = (
+            self._closed or self.hooks.active or self.events.active or self.copies_forbidden > 0
+        )
 
     def needs_attention(self) -> bool:
         """Whether a plan may not be run past the queue just now."""
         if self.dropped:
-            self._drain()
-        return (
-            self._closed
-            or self.hooks.active
-            or self.events.active
-            or self.copies_forbidden > 0
-            or len(self.queued.graph) > 0
-        )
+            self.drain()
+        return self.is_watched or len(self.queued.graph) > 0
 
     def start_window(self) -> None:
         """Begin an empty queue."""
@@ -360,7 +355,7 @@ class Device(TensorAccess):
                 fail(value, TaskError(why))
         self.start_window()
 
-    def _drain(self) -> None:
+    def drain(self) -> None:
         """Read the notes that finalizers left: drop values without handles, unpin exports."""
         dropped, now = self.dropped, self.queued.number
         while dropped:
@@ -369,7 +364,7 @@ class Device(TensorAccess):
             if value.handles == 0 and value.window != now and value.status is Status.READY:
                 self._free(value, "its last handle was dropped")
         while self.unloaded:
-            self.plans.forget(self.unloaded.popleft())
+            self.recordings.forget(self.unloaded.popleft())
         while self.unpinned:
             self.release_pin(self.unpinned.popleft())
 

@@ -86,14 +86,19 @@ def effects_of(
         if old != found:
             refs = tuple(_reference(i, old, position, before, buffers, key_of) for i in found)
             changed.append((value, refs))
-    # Host arrays of one call need no obituary: nobody has a handle on them.
-    outside = {number for number, buffer in before.items() if buffer.address is None}
-    dead_arrays = {
-        value
-        for value, found in earlier.items()
-        if value not in plan.request.kept and all(i.buffer in outside for i in found)
+    # What lies where the plan may not free it, outside the spaces or pinned, is not the plan's to
+    # end: it is gone when nobody refers to it.
+    others = {
+        number for number, buffer in before.items() if buffer.address is None or buffer.pinned
     }
-    gone = tuple(sorted(v for v in earlier if v not in values and v not in dead_arrays))
+    gone = tuple(
+        sorted(
+            value
+            for value, found in earlier.items()
+            if value not in values
+            and not (value not in plan.request.kept and all(i.buffer in others for i in found))
+        )
+    )
     simple = not (freed or moved or gone) and all(
         value not in earlier and all(ref.made >= 0 for ref in refs) for value, refs in changed
     )

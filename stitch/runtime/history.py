@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from sys import getrefcount
 
 from stitch.planner import Allocate, Copy, Execute, Plan, Relocate
 from stitch.program import Space, TensorDesc
@@ -80,9 +79,11 @@ def _of_steps(plan: Plan, steps_done: int | None = None) -> Totals:
 class Tally:
     """How often one plan ran. It outlives the bound plan, which holds programs and arrays."""
 
-    __slots__ = ("each", "plan", "runs", "staging_nbytes")
+    __slots__ = ("each", "is_closed", "plan", "runs", "staging_nbytes")
 
     def __init__(self, plan: Plan, staging_nbytes: int) -> None:
+        #: Whether the plan cannot run again.
+        self.is_closed = False
         self.plan = plan
         self.staging_nbytes = staging_nbytes
         self.each = _of_steps(plan)
@@ -94,19 +95,6 @@ class Tally:
         return Totals(staging_nbytes=self.staging_nbytes if self.runs else 0).plus(
             self.each, self.runs
         )
-
-
-def _held_by_history_alone(tallies: dict[int, Tally], key: int) -> bool:
-    """Whether nothing is left that could run a plan again."""
-    return getrefcount(tallies[key]) <= _ALONE
-
-
-def _references_of_one() -> int:
-    tallies = {0: object()}
-    return getrefcount(tallies[0])
-
-
-_ALONE = _references_of_one()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +157,7 @@ class History:
     def _fold(self) -> None:
         """Add up what nothing can run any more, oldest first; the rest is alive in any case."""
         spare = len(self._plans) - MAX_PLANS
-        for key in [k for k in self._plans if _held_by_history_alone(self._plans, k)][:spare]:
+        for key in [k for k, tally in self._plans.items() if tally.is_closed][:spare]:
             self._earlier += self._plans.pop(key).total
         self._limit = max(MAX_PLANS, 2 * len(self._plans) - MAX_PLANS)
 

@@ -11,6 +11,7 @@ host arrays on their way in. Not counted: the mappings of files, Python's own ob
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -119,6 +120,23 @@ class HostMemory:
             program.host_claim = claimed
         self._regions[mine] = regions
         self.peak_nbytes = max(self.peak_nbytes, self.nbytes + sum(c.nbytes for c in self._regions))
+        return mine
+
+    def take_again(self, plan: Plan, first: Claim | None) -> Claim | None:
+        """Claim what a plan takes in other places than those that `first` was given for."""
+        if not self._writes or first is None:
+            return None
+        regions = tuple(self._regions_of(plan))
+        parts = ((self._added(regions), f"in the spaces of device {self.machine.name!r}"),
+                 (first.nbytes, f"for plans of {_naming((), plan)!r}"))  # fmt: skip
+        in_spaces, mine = BUDGET.claim_parts(
+            lambda: parts, f"running {_naming((), plan)!r}", allowed=self.allowed,
+            make_room=gc.collect,
+        )  # fmt: skip
+        self._in_spaces += [in_spaces] if in_spaces.nbytes else []
+        for space, start, stop in regions:
+            self._written[space].update([(start, stop)])
+        self._regions[mine] = regions
         return mine
 
     def take_region(self, space: Space, address: int, desc: TensorDesc, what: str) -> None:

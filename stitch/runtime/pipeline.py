@@ -1,24 +1,25 @@
 """`Pipeline`: a fixed chain of loaded programs, called in one go; the fast steady path.
 
-The first call plans the whole chain; later calls with arrays check the plan's preconditions, run
-its steps, and hand out the outputs.
+The first call records the whole chain; later calls with arrays look whether the recording's guard
+still holds, run its code, and hand out what it left in one of its leases.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from sys import getrefcount
 from typing import Any
-
-import numpy as np
 
 from stitch.errors import UsageError
 from stitch.linker import chain_wires
 from stitch.program import Array
-from stitch.runtime.program import InputPort, LoadedProgram
+from stitch.runtime.arguments import check_donations, link_argument
+from stitch.runtime.events import PlanStopped
+from stitch.runtime.leases import Lease
+from stitch.runtime.program import LoadedProgram
+from stitch.runtime.recordings import Binding, Recording
+from stitch.runtime.state import ValueRecord
 from stitch.runtime.tensor import Tensor
-from stitch.runtime.turns import MAX_TURNS, OWN_REFERENCES, Turn, can_take_turns
 
 
 class Pipeline:
@@ -42,8 +43,6 @@ class Pipeline:
             raise UsageError("the programs of a pipeline are loaded on one device")
         wires = chain_wires([loaded.program for loaded in self.programs])
         self._feeds = {(w.consumer, w.input): (w.producer, w.output) for w in wires}
-        #: The last reader of every output that feeds one: nobody holds it longer.
-        self._last_readers = {source: reader for reader, source in sorted(self._feeds.items())}
         self.inputs = tuple(
             (stage, index)
             for stage, program in enumerate(self.programs)
@@ -53,14 +52,12 @@ class Pipeline:
         ports = [self.programs[s].ports[i] for s, i in self.inputs]
         self._ports = tuple(ports)
         self._count = len(ports)
-        self._turns: list[Turn] = []
+        self._outputs, self._maker = self.programs[-1].outputs, self.programs[-1].name
+        #: What its last run on arrays was a run of.
+        self._recording: Recording | None = None
 
     def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
-        """Run the chain on arrays (or tensors); gives the last program's outputs.
-
-        The result is ready when this returns where all inputs are arrays of the described types;
-        otherwise it is queued like any call.
-        """
+        """Run the chain on arrays or tensors; gives the last program's outputs, ready."""
         if named or len(arguments) != self._count:
             arguments = self._arrange(arguments, named)
         device = self.device
@@ -68,68 +65,77 @@ class Pipeline:
         # `with` would take twice as long, of a call that has half a microsecond for everything.
         lock.acquire()
         try:
-            if not device.dropped:
-                epoch = device.records.epoch
-                for turn in self._turns:
-                    if turn.epoch == epoch and getrefcount(turn.only) == OWN_REFERENCES:
-                        if turn.run(turn.straight, arguments):
-                            return turn.only  # type: ignore[return-value]  # None is never unheld.
-                        break
-            return self._look_closer(arguments)
-        except BaseException as error:
-            for turn in self._turns:
-                turn.stopped(error)
-            raise
+            if device.dropped:
+                device.drain()
+            recording = self._recording
+            if (
+                recording is not None
+                and recording.generation == device.records.generation
+                and not device.is_watched
+                and not device.queued.agents
+                and recording.idle
+            ):
+                lease = recording.idle[-1]
+                binding = lease.plain
+                if binding is not None and binding.straight is not None:
+                    if self._runs(binding, arguments):
+                        return self._results(lease)
+            return self._run(arguments)
         finally:
             lock.release()
 
-    def _look_closer(self, arguments: tuple[Any, ...]) -> Tensor | tuple[Tensor, ...]:
-        """Something has happened since the last call: check what a turn rests on, or plan anew."""
-        device = self.device
-        if not all(map(_is_plain, arguments, self._ports)):
-            return self.queue(arguments)
-        if not device.needs_attention():
-            for turn in self._turns:
-                if turn.is_unheld() and turn.is_free() and turn.again(arguments):
-                    return turn.outputs()
-        return self._first_time(arguments)
+    def _runs(self, binding: Binding, arrays: tuple[Any, ...]) -> bool:
+        """Run the code of a binding; False, and nothing done, if an array is of another kind."""
+        straight = binding.straight
+        assert straight is not None
+        try:
+            return self.device.quiet.run(straight.run, arrays)
+        except BaseException as error:
+            done = binding.steps_of(straight.steps_done(error))
+            if done:
+                self.device.events.report(PlanStopped(binding.index, binding.plan, done))
+            raise
 
-    def _first_time(self, arrays: tuple[Array, ...]) -> Tensor | tuple[Tensor, ...]:
-        """Plan and run by way of the queue; keep the plan where it can take turns."""
+    def _results(self, lease: Lease) -> Tensor | tuple[Tensor, ...]:
+        """Handles on what a run has just left in a lease."""
+        device = self.device
+        values = []
+        for desc, key in self._outputs:
+            value = ValueRecord(device, desc, key)
+            value.by = self._maker
+            values.append(value)
+        lease.take(values)
+        handles = [Tensor(value) for value in values]
+        return handles[0] if len(handles) == 1 else tuple(handles)
+
+    def _run(self, arguments: tuple[Any, ...]) -> Tensor | tuple[Tensor, ...]:
+        """By way of the queue, as one window whatever its length."""
         device = self.device
         device.check_open()
-        device.flush()
-        outputs = self.queue(arrays, borrow=True)
-        device.flush()
-        handles = outputs if isinstance(outputs, tuple) else (outputs,)
-        ready = device.last_ready
-        if ready is not None and not device.hooks.active and can_take_turns(ready):
-            self._turns = [t for t in self._turns if t.is_whole()][: MAX_TURNS - 1]
-            self._turns.append(Turn(device, ready, handles, self._ports))
-        return outputs
+        device.run_queue()
+        handles = tuple([Tensor(value) for value in self._queue(arguments)])
+        binding = device.run_queue()
+        if binding is not None and binding.lease is not None and binding is binding.lease.plain:
+            self._recording = binding.recording
+        return handles[0] if len(handles) == 1 else handles
 
-    def queue(
-        self, arguments: Sequence[Any], *, borrow: bool = False
-    ) -> Tensor | tuple[Tensor, ...]:
-        """Queue the chain as ordinary calls; gives the last program's outputs, pending."""
-        given: dict[tuple[int, int], Any] = dict(zip(self.inputs, arguments, strict=True))
-        held: dict[tuple[int, int], Tensor] = {}
-        outputs: tuple[Tensor, ...] = ()
+    def _queue(self, arguments: Sequence[Any]) -> list[ValueRecord]:
+        """Put the chain into the queue, all of it or nothing; the pending last outputs."""
+        device = self.device
+        given: dict[tuple[int, int], ValueRecord] = {
+            at: link_argument(device, self.programs[at[0]], port, argument, True)
+            for at, port, argument in zip(self.inputs, self._ports, arguments, strict=True)
+        }
+        made: list[list[ValueRecord]] = []
         for stage, program in enumerate(self.programs):
             inputs = []
             for index in range(len(program.ports)):
                 source = self._feeds.get((stage, index))
-                if source is None:
-                    inputs.append(given[stage, index])
-                elif self._last_readers[source] == (stage, index):
-                    inputs.append(held.pop(source))
-                else:
-                    inputs.append(held[source])
-            made = self.device.submit(program, inputs, borrow)
-            outputs = made if isinstance(made, tuple) else (made,)
-            held |= {(stage, o): tensor for o, tensor in enumerate(outputs)
-                     if (stage, o) in self._last_readers}  # fmt: skip
-        return outputs[0] if len(outputs) == 1 else outputs
+                inputs.append(given[stage, index] if source is None else made[source[0]][source[1]])
+            if program.transformation.donated:
+                check_donations(program, inputs)
+            made.append(device.append(program, inputs))
+        return made[-1]
 
     def _arrange(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Array, ...]:
         names = self.input_names
@@ -158,12 +164,3 @@ class Pipeline:
             name if times[name] == 1 else f"{self.programs[s].name}.{name}"
             for name, (s, _) in zip(names, self.inputs, strict=True)
         )
-
-
-def _is_plain(argument: Any, port: InputPort) -> bool:
-    """Whether it is an array of just the described type and shape."""
-    return (
-        type(argument) is np.ndarray
-        and argument.dtype is port.dtype
-        and argument.shape == port.shape
-    )

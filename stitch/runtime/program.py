@@ -48,7 +48,7 @@ class InputPort:
         self.host_desc = TensorDesc(kind.shape, host_layout(kind.data_type))
         self.host_key = key
         #: What `InstanceRecord.signature` says of a host array in this slot.
-        self.signature = (Space.HOST, None, 0, key, False, 0, key)
+        self.signature = (Space.HOST, 0, key, False, 0, key)
         #: Keys of the descriptors that have been linked to this slot before.
         self.accepted: set[int] = set()
 

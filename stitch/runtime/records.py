@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
+from stitch.errors import OutOfMemoryError
 from stitch.memory import Allocator, SpaceMemory
 from stitch.planner import Buffer, Instance, Resident
 from stitch.program import Array, Space, TensorDesc
 from stitch.runtime.effects import Effects, InstanceRef, Place
+from stitch.runtime.leases import Lease
 from stitch.runtime.state import BufferRecord, InstanceRecord, Status, ValueRecord
 
+#: Space, address and size in bytes per bank.
+Region = tuple[Space, int, int]
 #: Over all devices: a tensor of another device never passes for one of this.
 _next_desc_key = itertools.count().__next__
 
@@ -22,36 +26,104 @@ class Records:
         self._spaces = spaces
         self._allocators: dict[Space, Allocator] = {s: m.allocator for s, m in spaces.items()}
         self._buffers: dict[Place, BufferRecord] = {}
-        #: Buffers that nobody uses and that are not given back yet: a plan that runs again takes
-        #: the buffers of its last run as they are. Whoever looks sees them given back.
-        self.parked: dict[Place, BufferRecord] = {}
-        #: Counts what the allocators were told.
-        self.changes = 0
-        # In debug mode what is freed is poisoned at once.
-        self._parks = not any(memory.debug for memory in spaces.values())
+        self._debug = any(memory.debug for memory in spaces.values())
         self._desc_keys: dict[TensorDesc, int] = {}
+        #: Those of all recordings, in the order in which they were made.
+        self.leases: dict[int, Lease] = {}
+        #: How many leases had to give their memory to somebody else.
+        self.revocations = 0
+        #: Counts what the allocators were told: while it stands still, what was free is free.
+        self.generation = 0
         #: Counts every change of the records: while it stands still, so does what they say.
         self.epoch = 0
 
     @property
     def allocators(self) -> dict[Space, Allocator]:
-        """The allocators, with everything given back that nobody uses."""
-        if self.parked:
-            self.sweep()
-        return self._allocators
+        """The allocators as if idle leases were given back: what anybody may have."""
+        idle = self.idle_leases()
+        if not any(lease.buffers for lease in idle):
+            return self._allocators
+        seen = {space: allocator.clone() for space, allocator in self._allocators.items()}
+        for lease in idle:
+            for buffer in lease.buffers:
+                assert buffer.address is not None
+                seen[buffer.space].free(buffer.address)
+        return seen
 
     @property
     def buffers(self) -> dict[Place, BufferRecord]:
-        """The live buffers by place."""
-        if self.parked:
-            self.sweep()
+        """The live buffers by place, without those of idle leases."""
+        return {
+            place: buffer
+            for place, buffer in self._buffers.items()
+            if buffer.lease is None or buffer.lease.held
+        }
+
+    def all_blocks(self) -> dict[Place, BufferRecord]:
+        """The live buffers by place, those of idle leases among them."""
         return self._buffers
 
-    def sweep(self) -> None:
-        """Give the parked buffers back."""
-        parked, self.parked = self.parked, {}
-        for buffer in parked.values():
-            self.free(buffer)
+    def is_free(self, space: Space, address: int, size_per_bank: int) -> bool:
+        """Whether nothing is allocated there, no lease either."""
+        return self._allocators[space].is_free(address, size_per_bank)
+
+    # -- leases ----------------------------------------------------------------------------------
+
+    def idle_leases(self) -> list[Lease]:
+        """The leases that nobody holds, least recently run first."""
+        idle = [lease for lease in self.leases.values() if not lease.held]
+        idle.sort(key=lambda lease: lease.last_run)
+        return idle
+
+    def lease(
+        self, buffers: Sequence[tuple[Buffer, int]], addresses: Sequence[int]
+    ) -> tuple[BufferRecord, ...]:
+        """Take free places for buffers, which come with the keys of their descriptors."""
+        made = []
+        for (buffer, key), address in zip(buffers, addresses, strict=True):
+            self._allocators[buffer.space].alloc_at(address, buffer.size_per_bank)
+            made.append(self._add(buffer.desc, key, buffer.size_per_bank, address, buffer.origin))
+        return tuple(made)
+
+    def end_lease(self, lease: Lease) -> None:
+        """What lies in its places stays there as it would in any others; the rest is free."""
+        self.leases.pop(id(lease), None)
+        buffers = lease.buffers
+        is_idle = not lease.held
+        lease.let_go()
+        for buffer in buffers:
+            if is_idle:
+                buffer.users = []
+            if not buffer.users and not buffer.pins:
+                self.free(buffer)
+
+    def revoke(self, leases: Sequence[Lease]) -> None:
+        """Somebody needs the memory of idle leases."""
+        for lease in leases:
+            self.revocations += 1
+            self.end_lease(lease)
+
+    def outside_of(self, regions: Sequence[Region], buffers: Sequence[Buffer]) -> list[int] | None:
+        """Free addresses for buffers, outside regions that are free; None where there are none.
+
+        Nothing has changed afterwards.
+        """
+        taken: list[tuple[Allocator, int]] = []
+        addresses: list[int] = []
+        try:
+            for space, start, size in merged(regions):
+                self._allocators[space].alloc_at(start, size)
+                taken.append((self._allocators[space], start))
+            for buffer in buffers:
+                address = self._allocators[buffer.space].try_alloc(buffer.size_per_bank)
+                if address is None:
+                    return None
+                addresses.append(address)
+                taken.append((self._allocators[buffer.space], address))
+        finally:
+            for allocator, address in taken:
+                allocator.free(address)
+        return addresses
 
     def pinned(self) -> list[BufferRecord]:
         """The live buffers whose bytes somebody outside holds."""
@@ -60,6 +132,7 @@ class Records:
     def touch(self) -> None:
         """Something that runs rest on has changed."""
         self.epoch += 1
+        self.generation += 1
 
     def desc_key(self, desc: TensorDesc) -> int:
         """A number for a descriptor: the same for equal ones, never that of another device."""
@@ -74,13 +147,27 @@ class Records:
         self, desc: TensorDesc, size: int, address: int | None, origin: str
     ) -> BufferRecord:
         """A buffer outside any plan (a constant's address); raises `OutOfMemoryError`."""
-        allocator = self.allocators[desc.layout.space]
-        if address is None:
-            address = allocator.alloc(size)
-        else:
-            allocator.alloc_at(address, size)
+        idle = self.idle_leases()
+        while True:
+            try:
+                address = self._taken(desc.layout.space, size, address)
+                break
+            except OutOfMemoryError:
+                if not idle:
+                    raise
+            # The least recently run first, more and more of them at a time.
+            count = max(1, len(idle) // 2)
+            self.revoke(idle[:count])
+            del idle[:count]
         self.epoch += 1
         return self._add(desc, self.desc_key(desc), size, address, origin)
+
+    def _taken(self, space: Space, size: int, address: int | None) -> int:
+        allocator = self._allocators[space]
+        if address is None:
+            return allocator.alloc(size)
+        allocator.alloc_at(address, size)
+        return address
 
     def _add(
         self, desc: TensorDesc, key: int, size: int, address: int, origin: str
@@ -88,7 +175,7 @@ class Records:
         space = desc.layout.space
         buffer = BufferRecord(space, address, size, desc, key, origin)
         self._buffers[space, address] = buffer
-        self.changes += 1
+        self.generation += 1
         return buffer
 
     def outside(self, desc: TensorDesc, key: int, array: Array, origin: str) -> BufferRecord:
@@ -106,28 +193,36 @@ class Records:
         buffer.users.append(value)
 
     def release(self, value: ValueRecord) -> None:
-        """Forget a value's instances, and free the buffers that nobody else uses."""
+        """Forget a value's instances, and let go of the buffers that nobody else uses."""
         self.epoch += 1
-        for instance in value.instances:
-            buffer = instance.buffer
-            users = buffer.users
-            users.remove(value)
-            if not users and not buffer.pins:
-                if self._parks and buffer.address is not None:
-                    self.parked[buffer.space, buffer.address] = buffer
-                else:
-                    self.free(buffer)
-        value.instances = []
+        instances, value.instances = value.instances, []
+        for instance in instances:
+            self.leave(value, instance.buffer)
 
     def forget_copies(self, value: ValueRecord) -> None:
         """Keep a value's primary instance alone: its bytes have changed, or may have."""
         self.epoch += 1
-        for instance in value.instances[1:]:
-            buffer = instance.buffer
-            buffer.users.remove(value)
-            if not buffer.users and not buffer.pins:
-                self.free(buffer)
+        copies = value.instances[1:]
         del value.instances[1:]
+        for instance in copies:
+            self.leave(value, instance.buffer)
+
+    def leave(self, value: ValueRecord, buffer: BufferRecord) -> None:
+        """A value lies in a buffer no more."""
+        buffer.users.remove(value)
+        if not buffer.users and not buffer.pins:
+            self.unused(buffer)
+
+    def unused(self, buffer: BufferRecord) -> None:
+        """Nobody uses a buffer any more: its lease has it back, or it is free."""
+        lease = buffer.lease
+        if lease is None:
+            self.free(buffer)
+            return
+        if self._debug:
+            assert buffer.address is not None
+            self._spaces[buffer.space].release(buffer.address, buffer.size_per_bank)
+        lease.give_back()
 
     def free(self, buffer: BufferRecord) -> None:
         """Give a buffer's region back; a buffer that is free already stays so."""
@@ -137,8 +232,7 @@ class Records:
             return
         if self._buffers.pop((buffer.space, buffer.address), None) is None:
             return
-        self.changes += 1
-        self.parked.pop((buffer.space, buffer.address), None)
+        self.generation += 1
         self._allocators[buffer.space].free(buffer.address)
         self._spaces[buffer.space].release(buffer.address, buffer.size_per_bank)
 
@@ -146,7 +240,7 @@ class Records:
         """Give back the buffers among these in which nothing lies (their task never ran)."""
         for place in places:
             buffer = self._buffers.get(place)
-            if buffer is not None and not buffer.users and not buffer.pins:
+            if buffer is not None and not buffer.users and not buffer.pins and buffer.lease is None:
                 self.free(buffer)
 
     # -- plans -----------------------------------------------------------------------------------
@@ -162,21 +256,18 @@ class Records:
         `value_of` finds the record of a value's number; `note` hears of values that are gone.
         """
         self.epoch += 1
-        if effects.is_simple:
-            made = self._make_again(effects) if self.parked else self._make(effects.made)
-            for number, refs in effects.changed:
-                self._settle(value_of(number), refs, made)
-            return
-        if self.parked:
-            # After a failure: what the failed run had taken for itself is taken anew below.
-            self.sweep()
+        for space, address in (*effects.freed, *(place for place, _ in effects.moved)):
+            lease = self._buffers[space, address].lease
+            if lease is not None:
+                # It stays where the plan has brought it.
+                self.end_lease(lease)
         changed = [(value_of(v), refs, self._found(refs)) for v, refs in effects.changed]
         gone = [value_of(v) for v in effects.gone]
         for space, address in effects.freed:
             self._allocators[space].free(address)
-            self.changes += 1
+            self.generation += 1
             record = self._buffers.pop((space, address))
-            if not self._spaces[space].debug:
+            if not self._debug:
                 self._spaces[space].release(address, record.size_per_bank)
         self.move(effects.moved)
         made = self._make(effects.made)
@@ -197,33 +288,15 @@ class Records:
             made.append(self._add(buffer.desc, key, size, at, buffer.origin))
         return made
 
-    def _make_again(self, effects: Effects) -> list[BufferRecord]:
-        """The buffers of the last run, where they are parked (`ReadyPlan.repeats` has looked)."""
-        parked = self.parked
-        if all(place in parked for place in effects.places):
-            return [parked.pop(place) for place in effects.places]
-        self.sweep()
-        return self._make(effects.made)
-
-    def _settle(
-        self, value: ValueRecord, refs: tuple[InstanceRef, ...], made: list[BufferRecord]
-    ) -> None:
-        """A value that did not exist before now lies in new buffers."""
-        for ref in refs:
-            buffer = made[ref.made]
-            buffer.users.append(value)
-            value.instances.append(
-                InstanceRecord(buffer, ref.offset_nbytes, ref.desc, ref.desc_key)
-            )
-        value.status = Status.READY
-
     def _found(self, refs: tuple[InstanceRef, ...]) -> list[BufferRecord | None]:
         return [None if ref.place is None else self._buffers[ref.place] for ref in refs]
 
     def move(self, moved: Sequence[tuple[Place, int]]) -> None:
         """Buffers lie at new addresses of their spaces now; their bytes have been moved."""
+        if not moved:
+            return
         self.epoch += 1
-        self.changes += 1
+        self.generation += 1
         taken = []
         for (space, address), target in moved:
             self._allocators[space].free(address)
@@ -265,7 +338,16 @@ class Picture:
     """
 
     def __init__(self, records: Records, sources: Sequence[ValueRecord], first_free: int,
-                 now: int) -> None:  # fmt: skip
+                 now: int, without: Collection[Lease], lent: Collection[int]) -> None:  # fmt: skip
+        """`without`: idle leases whose memory the plan may take; `lent`: values that it leaves where
+        they are."""
+        self._lent = {
+            id(i.buffer)
+            for value in sources
+            if value.number in lent
+            for i in value.instances
+            if i.buffer.address is not None
+        }
         self._numbers: dict[int, int] = {}
         self.buffers: list[Buffer] = []
         self.residents: list[Resident] = []
@@ -274,7 +356,12 @@ class Picture:
         for value in sources:
             for instance in value.instances:
                 self._number(instance.buffer)
-        for _, buffer in sorted(records.buffers.items(), key=lambda b: (b[0][0].value, b[0][1])):
+        present = {
+            place: buffer
+            for place, buffer in records.all_blocks().items()
+            if buffer.lease is None or buffer.lease.held or buffer.lease not in without
+        }
+        for _, buffer in sorted(present.items(), key=lambda b: (b[0][0].value, b[0][1])):
             self._number(buffer)
         self._add_values(records, sources, first_free, now)
 
@@ -283,7 +370,9 @@ class Picture:
         if number is None:
             number = self._numbers[id(buffer)] = len(self.buffers)
             # A buffer without users is reserved for good: constants, exported bytes.
-            pinned = buffer.pins > 0 or (not buffer.users and buffer.address is not None)
+            idle = buffer.lease is not None and not buffer.lease.held
+            pinned = buffer.pins > 0 or idle or id(buffer) in self._lent
+            pinned = pinned or (not buffer.users and buffer.address is not None)
             self.buffers.append(
                 Buffer(
                     number,
@@ -304,7 +393,7 @@ class Picture:
         for value in sources:
             self._resident(value.number, value, now)
         number = first_free
-        for buffer in list(records.buffers.values()):
+        for buffer in records.buffers.values():
             for value in buffer.users:
                 if id(value) not in seen:
                     seen.add(id(value))
@@ -318,3 +407,15 @@ class Picture:
             Instance(self._number(i.buffer), i.offset_nbytes, i.desc) for i in value.instances
         )
         self.residents.append(Resident(number, instances, max(0, now - value.last_used)))
+
+
+def merged(regions: Iterable[Region]) -> list[Region]:
+    """Regions that do not overlap and have the same bytes."""
+    joined: list[Region] = []
+    for space, start, size in sorted(regions, key=lambda r: (r[0].value, r[1])):
+        if joined and joined[-1][0] is space and start <= joined[-1][1] + joined[-1][2]:
+            _, first, length = joined[-1]
+            joined[-1] = (space, first, max(length, start + size - first))
+        elif size:
+            joined.append((space, start, size))
+    return joined

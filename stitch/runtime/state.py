@@ -9,6 +9,7 @@ from stitch.program import Array, Space, TensorDesc
 
 if TYPE_CHECKING:
     from stitch.runtime.device import Device
+    from stitch.runtime.leases import Lease
     from stitch.runtime.program import InputPort
 
 
@@ -30,6 +31,8 @@ class BufferRecord:
 
     array: Array | None = None
     pins = 0
+    #: The lease whose place this is: what lies here is given back to it, not to the allocator.
+    lease: Lease | None = None
 
     def __init__(
         self,
@@ -64,11 +67,10 @@ class InstanceRecord:
         self.desc_key = desc_key
 
     def signature(self) -> tuple[object, ...]:
-        """What a plan depends on."""
+        """What a plan depends on, but for the address."""
         buffer = self.buffer
         return (
             buffer.space,
-            buffer.address,
             buffer.size_per_bank,
             buffer.desc_key,
             buffer.pins > 0,
@@ -108,17 +110,27 @@ class ValueRecord:
         return self.handles > 0 and not self.consumed
 
     def signature(self) -> tuple[object, ...]:
-        """What a plan that uses this value depends on."""
-        found = self.instances
-        if len(found) == 1:
-            return found[0].signature()
-        return tuple(instance.signature() for instance in found)
+        """What a plan that uses this value depends on, but for addresses."""
+        instances = self.instances
+        if len(instances) == 1:
+            return instances[0].signature()
+        return tuple([instance.signature() for instance in instances])
+
+    def places(self) -> tuple[int | None, ...]:
+        """The addresses of its instances."""
+        instances = self.instances
+        if len(instances) == 1:
+            return (instances[0].buffer.address,)
+        return tuple([instance.buffer.address for instance in instances])
 
     def host_array(self) -> Array:
         """The host array outside the spaces in which it lies."""
         array = self.instances[0].buffer.array
         assert array is not None
         return array
+
+
+_OUTSIDE: tuple[int | None, ...] = (None,)
 
 
 class ArgumentRecord(ValueRecord):
@@ -157,6 +169,10 @@ class ArgumentRecord(ValueRecord):
     def signature(self) -> tuple[object, ...]:
         """The same for every array of a slot."""
         return self.port.signature
+
+    def places(self) -> tuple[int | None, ...]:
+        """Outside the spaces."""
+        return _OUTSIDE
 
     def host_array(self) -> Array:
         """The array."""

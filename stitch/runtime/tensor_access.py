@@ -55,7 +55,7 @@ class TensorAccess(Lifetime):
     #: Dense arrays over places that were read before.
     _views: dict[tuple[Space, int | None, int, int], Array]
 
-    def run_queue(self) -> None:
+    def run_queue(self) -> object:
         """Run what is queued, with the lock held."""
         raise AssertionError("Device defines it")
 
@@ -369,7 +369,7 @@ class TensorAccess(Lifetime):
             if user.is_exposed and len(user.instances) > 1:
                 forget_stale_copies(self, user)
         if not buffer.users:
-            self.records.free(buffer)
+            self.records.unused(buffer)
 
     def note_gone(self, value: ValueRecord) -> None:
         """A value lost its last instance in a plan."""

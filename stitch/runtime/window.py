@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING
 
 from stitch.program import TensorDesc
 from stitch.runtime.exposure import forget_stale_copies
-from stitch.runtime.state import ValueRecord
+from stitch.runtime.state import ArgumentRecord, ValueRecord
 from stitch.tasks import TaskGraph, Transformation
 
 if TYPE_CHECKING:
     from stitch.runtime.device import Device
     from stitch.runtime.program import LoadedProgram
 
-#: The tasks (transformation and values of each), which values are kept, the sources' places.
+#: The tasks (transformation and values of each), which values are kept, the sources' forms.
 Key = tuple[tuple[tuple[int, ...], ...], tuple[bool, ...], tuple[object, ...]]
+#: Where the sources in the device's memory lie: numbers of values, and addresses of all instances.
+Places = tuple[tuple[int, tuple[int | None, ...]], ...]
 
 
 class Window:
@@ -43,7 +45,6 @@ class Window:
     ) -> list[ValueRecord]:
         """Queue a task; gives the pending values of its outputs (descriptors and their keys)."""
         graph, now = self.graph, self.number
-        device.records.epoch += 1
         for value in inputs:
             if value.window != now:
                 if value.is_exposed:
@@ -74,5 +75,13 @@ class Window:
                 forget_stale_copies(device, value)
 
     def key(self, kept: tuple[bool, ...]) -> Key:
-        """What two windows have in common that one plan serves, up to free regions."""
+        """What two windows have in common that one plan serves, up to places."""
         return (self.graph.key(), kept, tuple([value.signature() for value in self.sources]))
+
+    def places(self) -> Places:
+        """Where the sources lie, those apart that are arrays of a call."""
+        return tuple([
+            (value.number, value.places())
+            for value in self.sources
+            if type(value) is not ArgumentRecord
+        ])  # fmt: skip

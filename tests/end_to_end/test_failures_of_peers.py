@@ -189,7 +189,7 @@ def test_a_caller_who_keeps_every_result_needs_few_plans() -> None:
             stitch.wait(kept[-1])
         for i, tensor in enumerate(kept):
             np.testing.assert_array_equal(tensor.numpy(), (integers(start=i) * 2 + 1) * 3 + 1)
-        assert device.plans.made <= 8
+        assert device.statistics().plans_made <= 8
 
 
 def test_a_second_model_loads_beside_the_first_and_a_third_is_refused_with_the_facts() -> None:

@@ -52,14 +52,18 @@ def test_a_tensor_stays_on_the_device_over_a_graph_break(target: str) -> None:
     with torch.no_grad():
         for _ in range(3):
             assert_same(run(x), function(x))
-        made, copied, written = account.device.plans.made, account.copied, _written(account.device)
+        made, copied, written = (
+            account.device.statistics().plans_made,
+            account.copied,
+            _written(account.device),
+        )
         fresh = [torch.randn(4, 64) for _ in range(3)]
         for batch in fresh:
             assert_same(run(batch), function(batch))
     # Only the batch enters; what the first program made is read where it lies.
     assert account.copied - copied == 3
     assert _written(account.device) - written == sum(batch.nbytes for batch in fresh)
-    assert account.device.plans.made - made <= 1
+    assert account.device.statistics().plans_made - made <= 1
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -157,7 +161,12 @@ def test_a_thousand_steps_leave_nothing_behind(target: str) -> None:
 
     def state() -> tuple[int, int, int, int]:
         device = account.device
-        return device.plans.made, device.plans.kinds, len(device.records.buffers), len(account)
+        return (
+            device.statistics().plans_made,
+            device.recordings.kinds,
+            len(device.records.buffers),
+            len(account),
+        )
 
     for _ in range(100):
         step()

@@ -280,7 +280,7 @@ def test_plans_that_are_not_listed_any_more_stay_counted() -> None:
             for rows in range(1, 24):
                 stitch.wait(device.tensor(integers((rows, 8))).to_layout(
                     Layout(DataType.FLOAT32, Space.L1)))  # fmt: skip
-                device.plans.clear()
+                device.recordings.clear()
                 device.last_ready = None
             one(a(integers())).numpy()
             assert agree(device, None, None)[0] == 24

@@ -106,7 +106,7 @@ def test_a_wrong_argument_names_slot_program_and_both_sides(
         if not as_tensor:
             assert all(word in message for word in words)
         device.flush()
-        assert device.plans.made == 0
+        assert device.statistics().plans_made == 0
 
 
 def test_a_link_error_names_both_programs_and_both_descriptors() -> None:

@@ -28,7 +28,7 @@ def test_the_host_machine_reads_lent_bytes_where_they_lie() -> None:
         for number in range(3):
             array[...] = number
             np.testing.assert_array_equal(one(program(tensor)).numpy(), array * 2)
-        assert device.plans.made == 1
+        assert device.statistics().plans_made == 1
         assert device.backend.write_counts() == (0, 0)
         assert device.last_ready is not None
         assert check_plan(device.last_ready.plan) == ()
@@ -68,7 +68,7 @@ def test_arrays_that_are_lent_one_after_the_other_never_share_a_place() -> None:
             tensor = lend(device, array, "an array")
             np.testing.assert_array_equal(one(program(tensor)).numpy(), array * 2)
             take_back(device, tensor)
-        assert device.plans.made == 3
+        assert device.statistics().plans_made == 3
 
 
 def test_a_tensor_of_another_shape_shares_the_bytes() -> None:

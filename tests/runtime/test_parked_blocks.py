@@ -49,7 +49,7 @@ def test_a_plan_that_repeats_takes_the_buffer_of_its_last_run() -> None:
         y = one(program(integers()))
         y.numpy()
         assert device.records.changes - changes <= 1
-        assert device.plans.made <= 2
+        assert device.statistics().plans_made <= 2
 
 
 def test_a_large_tensor_gets_the_memory_of_dropped_results() -> None:

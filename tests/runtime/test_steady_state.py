@@ -50,8 +50,8 @@ def test_lazy_calls_stop_planning_after_three_iterations(window: int, debug: boo
             for program in chain:
                 value = program(value)
             np.testing.assert_array_equal(one(value).numpy(), through(integers(start=i)))
-            made = device.plans.made if i == 2 else made
-        assert device.plans.made == made
+            made = device.statistics().plans_made if i == 2 else made
+        assert device.statistics().plans_made == made
 
 
 def test_holding_the_last_result_makes_two_buffers_take_turns() -> None:
@@ -67,8 +67,8 @@ def test_holding_the_last_result_makes_two_buffers_take_turns() -> None:
                 np.testing.assert_array_equal(one(previous).numpy(), through(integers(start=i - 1)))
             previous = value
             addresses.append(one(value).address)
-            made = device.plans.made if i == 3 else made
-        assert device.plans.made == made
+            made = device.statistics().plans_made if i == 3 else made
+        assert device.statistics().plans_made == made
         assert len(set(addresses)) == 2
         assert all(a != b for a, b in itertools.pairwise(addresses))
 
@@ -85,9 +85,9 @@ def test_feeding_a_state_back_stops_planning() -> None:
         for i in range(20):
             state = one(step(state))
             stitch.wait(state)
-            made = device.plans.made if i == 4 else made
+            made = device.statistics().plans_made if i == 4 else made
         np.testing.assert_array_equal(state.numpy(), integers() + 20)
-        assert device.plans.made == made
+        assert device.statistics().plans_made == made
 
 
 def test_a_window_that_fills_again_and_again_learns_the_period() -> None:
@@ -99,9 +99,9 @@ def test_a_window_that_fills_again_and_again_learns_the_period() -> None:
             for program in chain:
                 value = program(value)
             if i == 40:
-                made = device.plans.made
+                made = device.statistics().plans_made
         np.testing.assert_array_equal(one(value).numpy(), through(integers(start=119)))
-        assert device.plans.made <= made + 1, "only the last, shorter window may be new"
+        assert device.statistics().plans_made <= made + 1, "only the last, shorter window may be new"
 
 
 def test_submitting_a_binary_over_and_over_loads_and_plans_it_once() -> None:
@@ -111,8 +111,8 @@ def test_submitting_a_binary_over_and_over_loads_and_plans_it_once() -> None:
         for i in range(10):
             (y,) = stitch.submit(device, compiled, 0, (integers(start=i),))
             np.testing.assert_array_equal(y.numpy(), integers(start=i) * 2 + 1)
-            made = device.plans.made if i == 2 else made
-        assert device.plans.made == made
+            made = device.statistics().plans_made if i == 2 else made
+        assert device.statistics().plans_made == made
 
 
 def test_weights_are_converted_once_and_again_only_after_a_write() -> None:
@@ -144,11 +144,11 @@ def test_replays_use_fresh_inputs_and_survive_what_happens_in_between() -> None:
                 kept = stray
                 np.testing.assert_array_equal(kept.numpy(), x)
             del stray
-        made = device.plans.made
+        made = device.statistics().plans_made
         for i in range(12):
             x = integers(start=i)
             np.testing.assert_array_equal(one(b(one(a(x)))).numpy(), through(x, 2))
-        assert device.plans.made <= made + 1
+        assert device.statistics().plans_made <= made + 1
 
 
 def test_replay_never_writes_over_what_was_allocated_after_it_was_made() -> None:
@@ -179,8 +179,8 @@ def test_a_pipeline_gives_the_numbers_of_calls_without_planning(window: int, deb
         for i in range(20):
             found = one(pipeline(integers(start=i))).numpy()
             np.testing.assert_array_equal(found, through(integers(start=i)))
-            made = device.plans.made if i == 3 else made
-        assert device.plans.made == made
+            made = device.statistics().plans_made if i == 3 else made
+        assert device.statistics().plans_made == made
 
 
 def test_a_result_that_nobody_holds_is_reused_and_a_held_one_keeps_its_numbers() -> None:
@@ -206,8 +206,8 @@ def test_the_previous_result_may_be_held_for_ever_in_two_buffers() -> None:
                 np.testing.assert_array_equal(previous.numpy(), through(integers(start=i - 1)))
             previous = result
             places.add(result.address)
-            made = device.plans.made if i == 5 else made
-        assert device.plans.made == made
+            made = device.statistics().plans_made if i == 5 else made
+        assert device.statistics().plans_made == made
         assert len(places) == 2
 
 
@@ -380,8 +380,8 @@ def test_plans_go_with_the_program_that_they_run() -> None:
             del program
             gc.collect()
         device.flush()
-        assert device.plans.made == 3
-        assert device.plans.kinds == 0
+        assert device.statistics().plans_made == 3
+        assert device.recordings.kinds == 0
 
 
 @pytest.mark.parametrize("target", ["host", "tiny", "wormhole_n150"])
@@ -391,6 +391,6 @@ def test_a_host_tensor_that_is_given_again_is_carried_in_once(target: str) -> No
         x, made = device.tensor(integers()), 0
         for i in range(8):
             np.testing.assert_array_equal(one(program(x)).numpy(), integers() * 2 + 1)
-            made = device.plans.made if i == 2 else made
-        assert device.plans.made == made
+            made = device.statistics().plans_made if i == 2 else made
+        assert device.statistics().plans_made == made
         assert len(x._record.instances) == 2

@@ -67,7 +67,7 @@ def test_arrays_of_unsupported_types_are_refused_by_name(array: Array) -> None:
                 attempt(array)
             assert str(array.dtype) in str(refused.value) or "not numeric" in str(refused.value)
         device.flush()
-        assert device.plans.made == 0
+        assert device.statistics().plans_made == 0
 
 
 def test_retain_is_false_at_first_and_can_be_set() -> None:

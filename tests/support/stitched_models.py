@@ -174,8 +174,8 @@ def memory_comes_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def held_by(device: Device) -> list[str]:
     """What a device still holds once it has read the notes of the finalizers."""
-    device._drain()
-    device._drain()
+    device.drain()
+    device.drain()
     buffers = [f"{place}: {buffer.origin}" for place, buffer in device.records.buffers.items()]
     allocators = device.records.allocators.items()
     spaces = [f"{s.value}: {a.used_nbytes} B" for s, a in allocators if a.used_nbytes]

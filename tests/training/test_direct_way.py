@@ -236,7 +236,7 @@ def micro_batches(*, directly: bool, parts: int, keep: bool) -> tuple[list[float
                 kept.append((pred, values_of(pred)))
         model.training.optimizer.step()
         model.training.optimizer.zero_grad()
-        plans.append(instance.device.plans.made)
+        plans.append(instance.device.statistics().plans_made)
     for pred, values in kept:
         np.testing.assert_array_equal(values_of(pred), values)
     assert instance._sums_directly is directly

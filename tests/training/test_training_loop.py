@@ -67,7 +67,7 @@ def test_no_plan_is_made_after_the_third_step_though_every_loss_is_kept(target: 
         model.training.optimizer.step()
         model.training.optimizer.zero_grad()
         kept.append((loss, pred))
-        counts.append(model.instance.device.plans.made)
+        counts.append(model.instance.device.statistics().plans_made)
         kept = [(loss, loss) for loss, _ in kept]
     assert counts[2:] == counts[2:3] * 10
     assert len({loss.item() for loss, _ in kept}) == 12
@@ -184,7 +184,7 @@ def test_a_schedule_changes_the_rate_without_another_program() -> None:
         expected += torch_train(theirs, stepped, torch.nn.functional.mse_loss, [data[step % 4]], 1)
         scheduler.step()
     np.testing.assert_allclose(train(model, data, 10), expected, atol=1e-5)
-    assert model.instance.device.plans.made <= 4
+    assert model.instance.device.statistics().plans_made <= 4
 
 
 def test_setting_the_rate_of_the_optimizer_takes_effect_at_the_next_step() -> None:

@@ -43,10 +43,10 @@ def test_an_algorithm_changes_no_result_and_adds_no_copy(algorithm: str, target:
     )
     assert train(chosen, batches(4), 8) == train(plain, batches(4), 8)
     device = chosen.instance.device
-    made = device.plans.made
+    made = device.statistics().plans_made
     device.history.clear()
     train(chosen, batches(4), 4)
-    assert device.plans.made == made
+    assert device.statistics().plans_made == made
     assert sum(times * len(plan.copies) for plan, times in device.history.plans) == 8
 
 

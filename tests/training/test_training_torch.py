@@ -108,7 +108,7 @@ def test_fifty_steps_equal_those_of_torch(
         stepped.step()
         stepped.zero_grad()
         assert step(model, x, y) == pytest.approx(expected.item(), abs=1e-4)
-        plans.append(model.instance.device.plans.made)
+        plans.append(model.instance.device.statistics().plans_made)
     assert plans[2:] == plans[2:3] * 48
     state = module.state_dict()
     for buffer in model.instance.programs.buffers:

@@ -83,7 +83,7 @@ class TrainingLoop:
         """One step; raises `TaskError` for a loss that is no number: then it has not happened."""
         instance, device = self.instance, self.instance.device
         began, forwards = time.perf_counter(), instance.forwards
-        plans = device.plans.made
+        plans = device.statistics().plans_made
         before = self._writes()
         epoch = self.step // self.course.steps_per_epoch
         losses = []
@@ -108,7 +108,7 @@ class TrainingLoop:
         copies = self._writes() - before - entered if self._count_copies else None
         seconds = time.perf_counter() - began
         return StepResult(
-            self.step, epoch + 1, total, rate, seconds, device.plans.made - plans, copies
+            self.step, epoch + 1, total, rate, seconds, device.statistics().plans_made - plans, copies
         )
 
     def _writes(self) -> int:

@@ -1,0 +1,96 @@
+"""Leases: the places of a recording's results, its own for as long as it lives.
+
+Comes in: buffers of the records. Goes out: sets of places that are idle, or hold a result. A result
+that nobody refers to any more gives its place back to its lease, not to the allocator, so the next
+run of the same work finds it as it was. A lease is free memory that is taken last: who needs it
+takes it before anything is moved, evicted or refused (`Records.revoke`). Must not know plans.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from stitch.runtime.state import BufferRecord, InstanceRecord, Status, ValueRecord
+
+if TYPE_CHECKING:
+    from stitch.runtime.recordings import Binding
+    from stitch.runtime.window import Places
+
+
+class LeaseHolder:
+    """Who has leases: `leases` are all that it has, `idle` those that nobody holds.
+
+    The last one that was given back is the next to be taken: what was touched last is in caches.
+    """
+
+    def __init__(self) -> None:
+        self.leases: list[Lease] = []
+        self.idle: list[Lease] = []
+
+
+class Lease:
+    """One set of places. `instances`: for each result where its value lies, all of its instances.
+
+    `held`: how many of its buffers somebody uses; at 0 it is idle.
+    """
+
+    __slots__ = ("bindings", "buffers", "held", "holder", "instances", "last_run", "plain")
+
+    def __init__(
+        self,
+        holder: LeaseHolder,
+        buffers: tuple[BufferRecord, ...],
+        instances: tuple[tuple[InstanceRecord, ...], ...],
+    ) -> None:
+        self.holder = holder
+        self.buffers = buffers
+        self.instances = instances
+        self.held = 0
+        #: When it was last taken, on the device's clock of runs.
+        self.last_run = 0
+        #: By the places of what a run reads, the least recently used first.
+        self.bindings: OrderedDict[Places, Binding] = OrderedDict()
+        #: The one for runs that read nothing but arrays of the call.
+        self.plain: Binding | None = None
+        for buffer in buffers:
+            buffer.lease = self
+        holder.leases.append(self)
+        holder.idle.append(self)
+
+    def take(self, values: list[ValueRecord]) -> None:
+        """The results of a run lie here now; `values` as `instances`."""
+        buffers = self.buffers
+        if self.held == 0 and buffers:
+            self.holder.idle.remove(self)
+        self.held = len(buffers)
+        for buffer in buffers:
+            if buffer.users:
+                buffer.users = []
+        for value, instances in zip(values, self.instances, strict=True):
+            value.instances = [*instances]
+            value.status = Status.READY
+            for instance in instances:
+                instance.buffer.users.append(value)
+
+    def give_back(self) -> bool:
+        """One of its buffers has lost its last user; whether all have."""
+        self.held -= 1
+        if self.held:
+            return False
+        self.holder.idle.append(self)
+        return True
+
+    def let_go(self) -> None:
+        """It is a lease no more: its buffers are like any others (the caller frees the unused)."""
+        holder = self.holder
+        if self in holder.leases:
+            holder.leases.remove(self)
+        if self in holder.idle:
+            holder.idle.remove(self)
+        for buffer in self.buffers:
+            buffer.lease = None
+        for binding in self.bindings.values():
+            binding.drop()
+        self.bindings.clear()
+        self.plain = None

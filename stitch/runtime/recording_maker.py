@@ -1,0 +1,224 @@
+"""From a window to what runs: a recording of the same work, or a new one.
+
+Comes in: windows. Goes out: bindings that may run now, bound if need be. A plan is made in a picture
+in which idle leases are occupied and what nobody will refer to stays where it is, so that running it
+changes nothing but its results; where that asks for moves or evictions, or does not fit, it is made
+in the true picture, and leases give their memory up, least recently run first. Must not know
+handles, or how a binding runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from stitch.errors import OutOfMemoryError, StitchError, TaskError
+from stitch.planner import Copy, Plan, PlanRequest, plan
+from stitch.runtime.effects import Effects, effects_of
+from stitch.runtime.events import PlanMade
+from stitch.runtime.history import Tally
+from stitch.runtime.leases import Lease
+from stitch.runtime.recordings import MAX_BINDINGS, MAX_VARIANTS, Binding, Recording
+from stitch.runtime.records import Picture
+
+if TYPE_CHECKING:
+    from stitch.runtime.device import Device
+    from stitch.runtime.window import Key, Places, Window
+
+
+class RecordingMaker:
+    """Finds and makes the recordings of one device."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def binding(self, window: Window) -> Binding:
+        """What runs a window now; raises what planning and binding raise, with nothing changed."""
+        kept = window.kept()
+        key, places = window.key(kept), window.places()
+        variants = self._device.recordings.of(key)
+        binding = self._again(variants, places)
+        if binding is None and len(variants) > 1:
+            # Not its first time round: other recordings' leases may well be taken.
+            binding = self._again(variants, places, clear=True)
+        if binding is None:
+            binding = self._new(window, kept, key, places)
+        return binding
+
+    # -- again -----------------------------------------------------------------------------------
+
+    def _again(
+        self, variants: Sequence[Recording], places: Places, *, clear: bool = False
+    ) -> Binding | None:
+        """A recording that may run; `clear`: after idle leases that lie in its way are revoked."""
+        device = self._device
+        records = device.records
+        for recording in variants:
+            if recording.places is not None and recording.places != places:
+                continue
+            if device.copies_forbidden and recording.plan.copies:
+                continue
+            if clear and recording.generation != records.generation:
+                records.revoke(recording.in_the_way(records))
+            if not recording.holds(records):
+                continue
+            if recording.alone is not None:
+                return recording.alone
+            lease = recording.take_places(records)
+            if lease is not None:
+                return lease.bindings.get(places) or self._bound(recording, lease, places)
+        return None
+
+    # -- new -------------------------------------------------------------------------------------
+
+    def _new(self, window: Window, kept: tuple[bool, ...], key: Key, places: Places) -> Binding:
+        device = self._device
+        made, picture, effects, revoked, is_lent = self._planned(window, kept)
+        if device.copies_forbidden and made.copies:
+            raise TaskError(
+                "a copy would be needed where copies are forbidden",
+                where=made.copies[0].reason,
+                remedy="compile the programs for matching layouts, or allow copies here",
+            )
+        agents = window.agents
+        claim = device.host_memory.take(made, agents, device.make_room)
+        device.records.revoke([lease for lease in revoked if id(lease) in device.records.leases])
+        recording = Recording(
+            made, effects, None if is_lent else places,
+            [None if a is None else a.prepared() for a in agents],
+            [None if a is None else a.program for a in agents],
+            _has_fixed_results(made),
+        )  # fmt: skip
+        if not is_lent:
+            recording.look_around(device.records, picture, len(window.values))
+        device.recordings.plans_made += 1
+        variants = device.recordings.of(key)
+        device.recordings.add(key, recording)
+        lease = None
+        if is_lent:
+            if len(variants) > 1:
+                recording.move_results_out(device.records)
+            recording.generation = device.records.generation
+            lease = recording.take_places(device.records)
+            assert lease is not None, "its own places are free"
+        return self._bound(recording, lease, places, claim)
+
+    def _planned(
+        self, window: Window, kept: tuple[bool, ...]
+    ) -> tuple[Plan, Picture, Effects, Collection[Lease], bool]:
+        """A plan, its picture and effects, the leases that it takes, and whether all that it changes
+        are its results."""
+        device, records = self._device, self._device.records
+        lent = _lent(window, kept)
+        idle = records.idle_leases()
+        first: StitchError | None = None
+        try:
+            made, picture = self._plan(window, kept, (), lent)
+            effects = effects_of(made, records.desc_key)
+            if made.moves_nothing and effects.is_simple and not _reads_fixed(made, window):
+                return made, picture, effects, (), True
+        except OutOfMemoryError as error:
+            first = error
+        best: tuple[Plan, Picture, Collection[Lease]] | None = None
+        # Nothing given up, then the older half, then all; the first is kept unless more saves time.
+        for leases in (idle[:0], idle[: len(idle) // 2], idle):
+            if best is not None and (len(leases) <= len(best[2]) or not _is_pressed(best[0])):
+                break
+            try:
+                made, picture = self._plan(window, kept, leases, ())
+            except OutOfMemoryError as error:
+                first = error
+                continue
+            if best is None or made.seconds < best[0].seconds:
+                best = made, picture, leases
+        if best is None:
+            assert first is not None
+            raise first
+        made, picture, leases = best
+        return made, picture, effects_of(made, records.desc_key), leases, False
+
+    def _plan(
+        self,
+        window: Window,
+        kept: tuple[bool, ...],
+        without: Collection[Lease],
+        lent: Collection[int],
+    ) -> tuple[Plan, Picture]:
+        device, values = self._device, window.values
+        picture = Picture(
+            device.records, window.sources, len(values), window.number, without, lent
+        )  # fmt: skip
+        picture.kept.update(i for i, alive in enumerate(kept) if alive)
+        request = PlanRequest(
+            device.machine, window.graph.tasks, tuple(picture.buffers), tuple(picture.residents),
+            frozenset(picture.kept),
+        )  # fmt: skip
+        return plan(request), picture
+
+    # -- binding ---------------------------------------------------------------------------------
+
+    def _bound(
+        self, recording: Recording, lease: Lease | None, places: Places, claim: object = None
+    ) -> Binding:
+        """Bind a recording's plan to places; kept for the next time."""
+        device = self._device
+        made = recording.plan if lease is None else recording.plan_for(lease, places)
+        if claim is None:
+            claim = device.host_memory.take_again(made, recording.claim)
+        else:
+            recording.claim = claim
+        bound = device.backend.bind(made, recording.programs, recording.bodies)
+        arrays = tuple(sorted(bound.argument_values))
+        rank = {number: at for at, number in enumerate(arrays)}
+        device.recordings.bindings_made += 1
+        index = device.recordings.bindings_made
+        binding = Binding(
+            index, recording, bound, lease, Tally(made, bound.staging_nbytes), claim, arrays,
+            tuple(rank[number] for number in bound.argument_values),
+        )  # fmt: skip
+        if lease is None:
+            recording.alone = binding
+        else:
+            lease.bindings[places] = binding
+            if not places:
+                lease.plain = binding
+            while len(lease.bindings) > MAX_BINDINGS:
+                _, old = lease.bindings.popitem(last=False)
+                old.drop()
+        if device.events.active:
+            device.events.tell(PlanMade(index, made))
+        return binding
+
+
+def _lent(window: Window, kept: tuple[bool, ...]) -> set[int]:
+    """The sources that nobody will refer to: they are freed when the window has run, unless one of
+    its tasks overwrites them."""
+    donated = {
+        task.inputs[position]
+        for task in window.graph.tasks
+        for position in task.transformation.donated
+    }
+    return {v.number for v in window.sources if not kept[v.number]} - donated
+
+
+def _reads_fixed(made: Plan, window: Window) -> bool:
+    """Whether what it may leave out depends on where a source lies."""
+    inside = {number for number, _ in window.places()}
+    return any(
+        number in inside and desc.layout.address is not None
+        for task in made.request.tasks
+        for number, desc in zip(task.inputs, task.transformation.inputs, strict=True)
+    )
+
+
+def _has_fixed_results(made: Plan) -> bool:
+    final = {resident.value for resident in made.final_values}
+    return any(
+        number in final and desc.layout.address is not None
+        for task in made.request.tasks
+        for number, desc in zip(task.outputs, task.transformation.outputs, strict=True)
+    )
+
+
+def _is_pressed(made: Plan) -> bool:
+    return any(not isinstance(s, Copy) or s.kind == "evict" for s in made.copies)

@@ -1,0 +1,332 @@
+"""Recordings: work that has been planned, bound and written out, and runs again.
+
+A recording is a kind of work (the same tasks on values of the same forms) with one plan. Its guard
+says whether the plan may run now: what it works in must be free, and what it moves or frees must
+lie as it did. Where it moves nothing, the same plan serves values at any places: for each set of
+places that it reads from, and each lease that it writes its results to, it is bound once. Comes in:
+plans. Goes out: bindings that may run. Must not know handles.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stitch.memory import Claim
+from stitch.planner import Plan
+from stitch.program import Program, Space
+from stitch.runtime.backend import BoundPlan
+from stitch.runtime.effects import Effects, Place
+from stitch.runtime.executors import PreparedProgram
+from stitch.runtime.history import Tally
+from stitch.runtime.leases import Lease, LeaseHolder
+from stitch.runtime.records import Picture, Records, Region, merged
+from stitch.runtime.state import BufferRecord, InstanceRecord, ValueRecord
+from stitch.runtime.straight import Straight
+
+if TYPE_CHECKING:
+    from stitch.runtime.window import Key, Places
+
+#: Kinds of work that are kept, and recordings of one kind (they differ in what was in their way).
+MAX_KINDS = 512
+MAX_VARIANTS = 8
+#: Leases of one recording; a result that is held longer than so many later ones leaves its own.
+MAX_LEASES = 32
+#: Bindings of one lease to the places of what a run reads; the least recently used goes.
+MAX_BINDINGS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Bystander:
+    """A buffer that the plan touches although no task of the window uses it."""
+
+    place: Place
+    users: tuple[object, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Binding:
+    """A plan bound to bytes: what runs; `index` numbers the bindings of a device.
+
+    `lease`: where its results go; None where running it makes and frees places (`effects`).
+    `order`: for each position among the plan's host arrays, which of those in the order of their
+    values' numbers takes it; `arrays`: these numbers.
+    """
+
+    index: int
+    recording: Recording
+    bound: BoundPlan
+    lease: Lease | None
+    tally: Tally
+    claim: Claim | None
+    arrays: tuple[int, ...]
+    order: tuple[int, ...]
+    #: Its steps as one function, once it has run a few times.
+    straight: Straight | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that this is."""
+        return self.bound.plan
+
+    def steps_of(self, thunks_done: int) -> int:
+        """How many steps are done when so many thunks are."""
+        return sum(1 for step in self.bound.steps if step.stop <= thunks_done)
+
+    def drop(self) -> None:
+        """It will not run again."""
+        self.tally.is_closed = True
+
+
+class Recording(LeaseHolder):
+    """One plan for a kind of work: what it rests on, its leases and bindings."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        effects: Effects,
+        places: Places | None,
+        programs: Sequence[PreparedProgram | None],
+        bodies: Sequence[Program | None],
+        fixed_results: bool,
+    ) -> None:
+        """`places`: the only ones of its sources that it serves; None for any, where the plan
+        changes nothing but its results, which then lie in leases."""
+        super().__init__()
+        self.plan, self.effects = plan, effects
+        self.places = places
+        self.programs, self.bodies = tuple(programs), tuple(bodies)
+        self.bystanders: tuple[Bystander, ...] = ()
+        #: Where the record of a bystander's value is found: value → (place, position among users).
+        self.bystander_values: dict[int, tuple[Place, int]] = {}
+        #: The generation of the records at which what it works in was last seen to be free.
+        self.generation = -1
+        #: The binding without a lease.
+        self.alone: Binding | None = None
+        self.fixed_results = fixed_results
+        own = [(b.space, b.address or 0, b.size_per_bank) for b, _ in effects.made]
+        temporary = merged(plan.temporaries)
+        #: Its results can lie in one place only: where they must, or where temporary values of the
+        #: same run lay before. Then it runs only while nobody holds them.
+        self.has_one_lease = fixed_results or any(_overlap(a, b) for a in temporary for b in own)
+        #: What must be free, beside its leases.
+        self.work: tuple[Region, ...] = plan.free_regions
+        if places is None:
+            kept_out = own if self.has_one_lease else []
+            self.work = tuple(part for t in temporary for part in _outside(t, kept_out))
+
+    def look_around(self, records: Records, picture: Picture, first_free: int) -> None:
+        """Note what it touches that no task of the window uses, and where it is."""
+        plan, effects = self.plan, self.effects
+        in_window = {
+            i.buffer for r in plan.request.residents if r.value < first_free for i in r.instances
+        }
+        touched: list[Place] = []
+        for number in sorted(plan.touched - in_window):
+            buffer = plan.request.buffers[number]
+            if buffer.address is not None:
+                touched.append((buffer.space, buffer.address))
+        wanted = {v for v, _ in effects.changed} | set(effects.gone)
+        for number, value in picture.bystanders.items():
+            if number in wanted:
+                # A host array has its first instance outside the spaces.
+                record = next(i.buffer for i in value.instances if i.buffer.address is not None)
+                assert record.address is not None
+                place = (record.space, record.address)
+                self.bystander_values[number] = (place, record.users.index(value))
+                touched.append(place)
+        live = records.all_blocks()
+        self.bystanders = tuple(
+            Bystander(place, tuple(map(_signature, live[place].users)))
+            for place in dict.fromkeys(touched)
+        )
+
+    # -- the guard -------------------------------------------------------------------------------
+
+    def holds(self, records: Records) -> bool:
+        """Whether what it works in is free, and the bystanders are as they were."""
+        if self.bystanders and not self._bystanders_hold(records):
+            return False
+        if self.generation == records.generation:
+            return True
+        for space, address, size in self.work:
+            if not records.is_free(space, address, size):
+                return False
+        self.generation = records.generation
+        return True
+
+    def _bystanders_hold(self, records: Records) -> bool:
+        live = records.all_blocks()
+        for bystander in self.bystanders:
+            buffer = live.get(bystander.place)
+            if buffer is None or tuple(map(_signature, buffer.users)) != bystander.users:
+                return False
+        return True
+
+    def found_bystanders(self, records: Records) -> dict[int, ValueRecord]:
+        """The values that it changes and no task uses, by number."""
+        live = records.all_blocks()
+        return {
+            number: live[place].users[position]
+            for number, (place, position) in self.bystander_values.items()
+        }
+
+    def in_the_way(self, records: Records) -> list[Lease]:
+        """The idle leases of others that lie where it works."""
+        return [
+            lease
+            for lease in records.idle_leases()
+            if lease.holder is not self
+            and any(
+                _overlap((b.space, b.address or 0, b.size_per_bank), region)
+                for b in lease.buffers
+                for region in self.work
+            )
+        ]
+
+    # -- places for results ----------------------------------------------------------------------
+
+    def take_places(self, records: Records) -> Lease | None:
+        """An idle lease, or a new one where memory has it to give; what it works in is free."""
+        if self.idle:
+            return self.idle[-1]
+        made = [buffer for buffer, _ in self.effects.made]
+        if not self.leases:
+            own = [buffer.address or 0 for buffer in made]
+            regions = zip(made, own, strict=True)
+            if all(records.is_free(b.space, a, b.size_per_bank) for b, a in regions):
+                return self._leased(records, own)
+        if self.has_one_lease:
+            return None
+        addresses = records.outside_of(self.work, made)
+        if addresses is None:
+            return None
+        lease = self._leased(records, addresses)
+        if len(self.leases) > MAX_LEASES:
+            # What is held for so long lies there like any other tensor from now on.
+            records.end_lease(self.leases[0])
+        return lease
+
+    def move_results_out(self, records: Records) -> None:
+        """Let results lie outside of what it works in, so that they can be held; where no memory is
+        left for that, they stay where they are."""
+        if self.fixed_results or not self.has_one_lease:
+            return
+        work = tuple(merged(self.plan.temporaries))
+        addresses = records.outside_of(work, [buffer for buffer, _ in self.effects.made])
+        if addresses is not None:
+            self.has_one_lease, self.work, self.generation = False, work, -1
+            self._leased(records, addresses)
+
+    def _leased(self, records: Records, addresses: Sequence[int]) -> Lease:
+        buffers = records.lease(self.effects.made, addresses)
+        lease = Lease(self, buffers, tuple(self._instances(buffers)))
+        records.leases[id(lease)] = lease
+        self.generation = -1
+        return lease
+
+    def _instances(self, buffers: Sequence[BufferRecord]) -> list[tuple[InstanceRecord, ...]]:
+        return [
+            tuple(
+                [InstanceRecord(buffers[r.made], r.offset_nbytes, r.desc, r.desc_key) for r in refs]
+            )
+            for _, refs in self.effects.changed
+        ]
+
+    def plan_for(self, lease: Lease, places: Places) -> Plan:
+        """The plan with its results in a lease and its sources where they lie."""
+        moved: dict[int, int] = {}
+        for (buffer, _), record in zip(self.effects.made, lease.buffers, strict=True):
+            if record.address is not None and record.address != buffer.address:
+                moved[buffer.number] = record.address
+        buffers = {b.number: b for b in self.plan.request.buffers}
+        residents = {r.value: r.instances for r in self.plan.request.residents}
+        for number, addresses in places:
+            for instance, address in zip(residents[number], addresses, strict=True):
+                if address is not None and buffers[instance.buffer].address != address:
+                    moved[instance.buffer] = address
+        return self.plan.at(moved) if moved else self.plan
+
+
+class Recordings:
+    """The recordings of a device by the work that they do; kinds least recently used go first."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._kinds: OrderedDict[Key, list[Recording]] = OrderedDict()
+        #: How many plans, recordings and bindings were made; in the steady state all stand still.
+        self.plans_made = self.made = self.bindings_made = 0
+
+    @property
+    def kinds(self) -> int:
+        """How many kinds of work there are recordings of."""
+        return len(self._kinds)
+
+    def of(self, key: Key) -> list[Recording]:
+        """The recordings of a kind of work, the last one used first."""
+        variants = self._kinds.get(key)
+        if variants is None:
+            return []
+        self._kinds.move_to_end(key)
+        return variants
+
+    def add(self, key: Key, recording: Recording) -> None:
+        """Keep a recording for the next time."""
+        variants = self._kinds.setdefault(key, [])
+        variants.insert(0, recording)
+        self.made += 1
+        for old in variants[MAX_VARIANTS:]:
+            self._drop(old)
+        del variants[MAX_VARIANTS:]
+        while len(self._kinds) > MAX_KINDS:
+            _, dropped = self._kinds.popitem(last=False)
+            for old in dropped:
+                self._drop(old)
+
+    def forget(self, transformation: int) -> None:
+        """Drop what runs a transformation whose agent is gone."""
+        stale = [key for key in self._kinds if any(part[0] == transformation for part in key[0])]
+        for key in stale:
+            for recording in self._kinds.pop(key):
+                self._drop(recording)
+
+    def clear(self) -> None:
+        """Drop all recordings."""
+        kinds, self._kinds = self._kinds, OrderedDict()
+        for variants in kinds.values():
+            for recording in variants:
+                self._drop(recording)
+
+    def _drop(self, recording: Recording) -> None:
+        recording.generation = -1
+        if recording.alone is not None:
+            recording.alone.drop()
+            recording.alone = None
+        for lease in tuple(recording.leases):
+            self._records.end_lease(lease)
+
+
+def _signature(value: ValueRecord) -> tuple[object, ...]:
+    """What a plan that touches a bystander's buffer depends on."""
+    return (value.signature(), value.places(), value.kept)
+
+
+def _overlap(a: Region, b: Region) -> bool:
+    return a[0] is b[0] and a[1] < b[1] + b[2] and b[1] < a[1] + a[2]
+
+
+def _outside(region: Region, kept: Sequence[Region]) -> list[Region]:
+    """The parts of a region that lie outside the kept ones."""
+    space, address, size = region
+    left, at, end = [], address, address + size
+    for start, length in sorted((a, n) for s, a, n in kept if s is space):
+        if start + length <= at or start >= end:
+            continue
+        if start > at:
+            left.append((space, at, start - at))
+        at = max(at, start + length)
+    if at < end:
+        left.append((space, at, end - at))
+    return left
