@@ -1,8 +1,9 @@
 """The plan: a frozen list of steps, the facts it rests on, and what it leaves behind.
 
 Words. A *buffer* is one allocation in a space; a *value* is what tasks read and write. A value has
-one or more *instances*: (buffer, byte offset, descriptor). Several values may share a buffer (views).
-Buffers and values are plain numbers, the same for every window that asks for the same work.
+one or more *instances*: (buffer, byte offset, descriptor). Several values may share a buffer
+(views). Buffers and values are plain numbers, the same for every window that asks for the same
+work.
 """
 
 from __future__ import annotations

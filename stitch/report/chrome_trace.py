@@ -10,11 +10,10 @@ from collections import deque
 from typing import Any
 
 from stitch.planner import Allocate, Copy, Execute, Free, Plan, Relocate
-from stitch.report.explain import ASIDE, WRITTEN, totals_json
+from stitch.report.explain import WRITTEN, totals_json
 from stitch.runtime import (
     Device,
     Event,
-    MovedAside,
     PlanRun,
     PlanStopped,
     ReadBack,
@@ -49,9 +48,6 @@ class ChromeTrace:
         elif isinstance(event, PlanStopped):
             for step in event.plan.steps[: event.steps_done]:
                 self._step(step, event.plan, event.index)
-        elif isinstance(event, MovedAside):
-            where = event.space.value
-            self._copied("aside", event.seconds, 1, event.nbytes, space=where, reason=ASIDE)
         elif isinstance(event, Written):
             self._copied("write", event.seconds, 1, event.nbytes, source="host",
                          target=event.desc.text(), reason=WRITTEN)  # fmt: skip

@@ -15,7 +15,6 @@ from stitch.planner import Allocate, Copy, Plan, Relocate
 from stitch.report.memory import host_memory_line
 from stitch.runtime import Account, Device, Totals
 
-ASIDE = "an earlier result lay where a plan that runs again writes"
 WRITTEN = "the host overwrote a tensor"
 
 
@@ -23,7 +22,7 @@ WRITTEN = "the host overwrote a tensor"
 class CopyLine:
     """One copy: from where to where, its bytes and simulated seconds, how often, and why."""
 
-    kind: str  # copy, evict, move, bounce, aside, write
+    kind: str  # copy, evict, move, bounce, write
     source: str
     target: str
     nbytes: int
@@ -69,13 +68,12 @@ def _lines(step: Copy | Relocate, plan: Plan, buffers: dict[int, Any]) -> Iterat
 
 
 def other_lines(account: Account) -> tuple[CopyLine, ...]:
-    """The copies of an account that belong to no plan: results moved aside, writes of the host."""
-    listed = (("aside", account.asides, ASIDE), ("write", account.writes, WRITTEN))
+    """The copies of an account that belong to no plan: writes of the host."""
     return tuple(
-        CopyLine(kind, line.source, line.target, line.nbytes, line.seconds, line.times, why, None)
-        for kind, lines, why in listed
-        for line in lines
-    )
+        CopyLine("write", line.source, line.target, line.nbytes, line.seconds, line.times, WRITTEN,
+                 None)
+        for line in account.writes
+    )  # fmt: skip
 
 
 def explain(device: Device, period: str | None = None) -> str:

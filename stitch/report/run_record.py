@@ -9,13 +9,13 @@ Comes in: a device's events. Goes out: text. It changes nothing. The form, one J
                 {"event": "free", "space", "address", "size_per_bank"},      outside any plan
                 {"event": "run", "plan", "used": {space: bytes per bank afterwards}},
                 {"event": "stopped", "plan", "steps"},                a plan that failed after these
-                {"event": "move", "space", "address", "target", "size_per_bank", "nbytes"},
                 {"event": "write", "nbytes", "desc"},              the host overwrote a tensor
                 {"event": "read", "nbytes", "desc"}],
      "totals": {"period", "programs", "copies", "nbytes", "entries", "seconds"}}
 
-What a copy and its bytes are: `Footprint.own_nbytes`. Version 1 had neither totals, moves of
-earlier results, writes, nor plans that stopped.
+What a copy and its bytes are: `Footprint.own_nbytes`. Version 1 had neither totals,
+writes, nor plans that stopped; older records of version 2 have moves of earlier results
+({"event": "move", "space", "address", "target", "size_per_bank", "nbytes"}).
 
 What happens outside plans (constants that take their places, handles that are dropped) is found by
 comparing the allocators before and after each plan with what the plan itself does.
@@ -24,8 +24,10 @@ comparing the allocators before and after each plan with what the plan itself do
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
+from stitch.memory import LENT_ADDRESSES
 from stitch.planner import Buffer, Plan
 from stitch.program import Space
 from stitch.report.explain import totals_json
@@ -33,7 +35,6 @@ from stitch.report.frozen_json import to_plain
 from stitch.runtime import (
     Device,
     Event,
-    MovedAside,
     PlanRun,
     PlanStopped,
     ReadBack,
@@ -68,30 +69,21 @@ class Recorder:
         if isinstance(event, PlanRun):
             self._plans[event.index] = event.plan
             after = _allocated(self._device)
-            self._differences(_before(event.plan, after))
-            self._known = after
-            used = {s.value: a.used_nbytes for s, a in self._device.records.allocators.items()}
+            before = self._differences(_before(event.plan, after))
+            self._known = _ended(event.plan, before)
+            used = {space.value: 0 for space in self._device.machine.shape.spaces}
+            for (space, _), size in self._known.items():
+                used[space.value] += size
             self._events.append({"event": "run", "plan": event.index, "used": used})
+            # What no handle refers to any more goes when the plan has run.
+            self._known = self._differences(after)
         elif isinstance(event, PlanStopped):
             self._plans[event.index] = event.plan
             stopped = {"event": "stopped", "plan": event.index, "steps": event.steps_done}
             self._events.append(stopped)
-        elif isinstance(event, MovedAside):
-            self._moved(event)
         elif isinstance(event, Written | ReadBack):
             kind = "write" if isinstance(event, Written) else "read"
             self._events.append({"event": kind, "nbytes": event.nbytes, "desc": event.desc.text()})
-
-    def _moved(self, event: MovedAside) -> None:
-        after = _allocated(self._device)
-        before = dict(after)
-        before[event.space, event.address] = before.pop((event.space, event.target))
-        self._differences(before)
-        self._known = after
-        self._events.append(
-            {"event": "move", "space": event.space.value, "address": event.address,
-             "target": event.target, "size_per_bank": event.size_per_bank, "nbytes": event.nbytes}
-        )  # fmt: skip
 
     def _differences(self, now: Sizes) -> Sizes:
         """Notes what was freed and taken since the last event, frees first."""
@@ -131,18 +123,24 @@ def _allocated(device: Device) -> Sizes:
 
 def _before(plan: Plan, after: Sizes) -> Sizes:
     """What was allocated before a plan ran, from what is allocated afterwards."""
-    started = {b.number: b for b in plan.request.buffers if b.address is not None}
-    ended = {b.number: b for b in plan.final_buffers if b.address is not None}
-    sizes = dict(after)
-    for number, buffer in ended.items():
-        old = started.get(number)
-        if old is None or old.address != buffer.address:
-            sizes.pop(_place(buffer), None)
-    for number, buffer in started.items():
-        new = ended.get(number)
-        if new is None or new.address != buffer.address:
-            sizes[_place(buffer)] = buffer.size_per_bank
-    return sizes
+    started, ended = _own(plan, plan.request.buffers), _own(plan, plan.final_buffers)
+    return {place: size for place, size in after.items() if place not in ended} | started
+
+
+def _ended(plan: Plan, before: Sizes) -> Sizes:
+    """What is allocated when a plan has run, before anything is let go of."""
+    started, ended = _own(plan, plan.request.buffers), _own(plan, plan.final_buffers)
+    return {place: size for place, size in before.items() if place not in started} | ended
+
+
+def _own(plan: Plan, buffers: Iterable[Buffer]) -> Sizes:
+    """Those of the buffers that a plan reads, moves, frees or makes."""
+    others = {b.number for b in plan.request.buffers} - plan.touched
+    return {
+        _place(b): b.size_per_bank
+        for b in buffers
+        if b.address is not None and b.address < LENT_ADDRESSES and b.number not in others
+    }
 
 
 def _place(buffer: Buffer) -> Place:

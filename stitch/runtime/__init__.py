@@ -8,7 +8,6 @@ from stitch.runtime.arrays import capture
 from stitch.runtime.device import DEFAULT_WINDOW, Device
 from stitch.runtime.events import (
     Event,
-    MovedAside,
     PlanMade,
     PlanRun,
     PlanStopped,
@@ -25,7 +24,7 @@ from stitch.runtime.tensor_access import TENSOR
 
 __all__ = [
     "DEFAULT_WINDOW", "EXECUTORS", "TENSOR", "WHOLE_RUN", "Account", "Device", "Event",
-    "Executor", "HookContext", "InputPort", "LoadedProgram", "MovedAside", "Pipeline", "PlanMade",
+    "Executor", "HookContext", "InputPort", "LoadedProgram", "Pipeline", "PlanMade",
     "PlanRun", "PlanStopped", "ReadBack", "Tensor", "Totals", "Written", "capture",
     "make_executor", "program_peak", "totals_of",
 ]  # fmt: skip

@@ -39,7 +39,7 @@ from stitch.runtime.running import run_binding
 from stitch.runtime.state import Status, ValueRecord
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.tensor_access import TensorAccess
-from stitch.runtime.window import Key, Window
+from stitch.runtime.window import Window
 from stitch.tasks import Transformation, TransformationKind
 from stitch.ttb import SOURCE, Binary, load
 

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 from stitch.argument_kinds import CALLABLE
 from stitch.planner import Plan
-from stitch.program import Space, TensorDesc
+from stitch.program import TensorDesc
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +44,6 @@ class PlanStopped:
 
 
 @dataclass(frozen=True, slots=True)
-class MovedAside:
-    """An earlier result lay where a plan that runs again writes: one copy inside a space."""
-
-    space: Space
-    address: int
-    target: int
-    size_per_bank: int
-    nbytes: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class Written:
     """The host overwrote a tensor of a space: one copy from the host."""
 
@@ -72,7 +60,7 @@ class ReadBack:
     nbytes: int
 
 
-Event: TypeAlias = PlanMade | PlanRun | PlanStopped | MovedAside | Written | ReadBack
+Event: TypeAlias = PlanMade | PlanRun | PlanStopped | Written | ReadBack
 Subscriber = Callable[[Event], object]
 
 
@@ -99,6 +87,7 @@ class EventStream:
             if subscriber in self._subscribers:
                 self._subscribers.remove(subscriber)
             self.active = bool(self._subscribers)
+            self._changed()
 
         return unsubscribe
 

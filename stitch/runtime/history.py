@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from stitch.planner import Allocate, Copy, Execute, Plan, Relocate
 from stitch.program import Space, TensorDesc
-from stitch.runtime.events import Event, MovedAside, PlanRun, PlanStopped, Written
+from stitch.runtime.events import Event, PlanRun, PlanStopped, Written
 
 #: The period that begins with the device.
 WHOLE_RUN = "whole run"
@@ -56,7 +56,7 @@ def totals_of(event: Event) -> Totals:
         return _of_steps(event.plan)
     if isinstance(event, PlanStopped):
         return _of_steps(event.plan, event.steps_done)
-    if isinstance(event, MovedAside | Written):
+    if isinstance(event, Written):
         return Totals(0, 1, event.nbytes, event.seconds)
     return Totals()
 
@@ -113,7 +113,7 @@ class Account:
     """What a device did in a period, all of one moment.
 
     `plans` with how often each ran, in the order of first runs; `earlier`: plans that are not
-    listed any more; `asides`: results moved out of a plan's way; `writes`: tensors that the host
+    listed any more; `writes`: tensors that the host
     overwrote; `reads`: tensors that the host read. `total` adds all of that up but the reads;
     `writes_seen` and `nbytes_seen` are what the memories of the spaces themselves counted.
     """
@@ -121,7 +121,6 @@ class Account:
     period: str
     plans: tuple[tuple[Plan, int], ...]
     earlier: Totals
-    asides: tuple[Line, ...]
     writes: tuple[Line, ...]
     reads: tuple[Line, ...]
     total: Totals
@@ -165,9 +164,6 @@ class History:
         """Count an event that comes seldom: runs and reads are counted as they happen."""
         if isinstance(event, PlanStopped):
             self._earlier += totals_of(event)
-        elif isinstance(event, MovedAside):
-            place = event.space.value
-            self._line(MovedAside, place, place, event.nbytes, event.seconds)
         elif isinstance(event, Written):
             self._line(Written, Space.HOST.value, event.desc.text(), event.nbytes, event.seconds)
 
@@ -195,14 +191,14 @@ class History:
 
     def account(self) -> Account:
         """What happened since the period began; the device's lock is held."""
-        asides, writes = self._told(MovedAside), self._told(Written)
+        writes = self._told(Written)
         reads = tuple(
             Line(desc.text(), Space.HOST.value, nbytes, 0.0, times[0])
             for desc, nbytes, times in self._reads.copy().values()
         )
         writes_seen, nbytes_seen = self._seen()
         return Account(
-            self.period, self.plans, self._earlier, asides, writes, reads,
+            self.period, self.plans, self._earlier, writes, reads,
             self._total(), writes_seen - self._began[0], nbytes_seen - self._began[1],
         )  # fmt: skip
 
@@ -225,7 +221,7 @@ class History:
         made = self._earlier
         for tally in self._plans.copy().values():
             made += tally.total
-        for line in (*self._told(MovedAside), *self._told(Written)):
+        for line in self._told(Written):
             made = made.plus(Totals(0, 1, line.nbytes, line.seconds), line.times)
         return made
 

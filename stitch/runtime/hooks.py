@@ -75,11 +75,11 @@ class Hooks:
         return unregister
 
     def _update(self) -> None:
-        self._changed()
         self.active = bool(self._registered)
         self.on_operations = any(
             "before_operation" in entry or "after_operation" in entry for entry in self._registered
         )
+        self._changed()
 
     def call(self, moment: Moment, context: HookContext) -> None:
         """Call every hook of a moment, in the order of registration; exceptions propagate."""

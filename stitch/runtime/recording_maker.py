@@ -1,29 +1,44 @@
 """From a window to what runs: a recording of the same work, or a new one.
 
-Comes in: windows. Goes out: bindings that may run now, bound if need be. A plan is made in a picture
-in which idle leases are occupied and what nobody will refer to stays where it is, so that running it
-changes nothing but its results; where that asks for moves or evictions, or does not fit, it is made
-in the true picture, and leases give their memory up, least recently run first. Must not know
-handles, or how a binding runs.
+Comes in: windows. Goes out: bindings that may run now, bound if need be. A plan is made in a
+picture in which idle leases are occupied and what nobody will refer to stays where it is, so that
+running it changes nothing but its results; where that asks for moves or evictions, or does not fit,
+it is made in the true picture, and leases give their memory up, least recently run first. Must not
+know handles, or how a binding runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stitch.errors import OutOfMemoryError, StitchError, TaskError
+from stitch.budget import Claim
+from stitch.errors import StitchError, TaskError
 from stitch.planner import Copy, Plan, PlanRequest, plan
-from stitch.runtime.effects import Effects, effects_of
+from stitch.runtime.effects import effects_of
 from stitch.runtime.events import PlanMade
 from stitch.runtime.history import Tally
 from stitch.runtime.leases import Lease
-from stitch.runtime.recordings import MAX_BINDINGS, MAX_VARIANTS, Binding, Recording
+from stitch.runtime.recordings import MAX_BINDINGS, Binding, Recording
 from stitch.runtime.records import Picture
 
 if TYPE_CHECKING:
     from stitch.runtime.device import Device
     from stitch.runtime.window import Key, Places, Window
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Planned:
+    """A plan, the picture that it was made in, and the idle leases whose memory it takes.
+
+    `is_lent`: it changes nothing but its results, wherever its sources lie.
+    """
+
+    plan: Plan
+    picture: Picture
+    leases: list[Lease]
+    is_lent: bool
 
 
 class RecordingMaker:
@@ -73,7 +88,8 @@ class RecordingMaker:
 
     def _new(self, window: Window, kept: tuple[bool, ...], key: Key, places: Places) -> Binding:
         device = self._device
-        made, picture, effects, revoked, is_lent = self._planned(window, kept)
+        planned = self.planned(window, kept)
+        made, is_lent = planned.plan, planned.is_lent
         if device.copies_forbidden and made.copies:
             raise TaskError(
                 "a copy would be needed where copies are forbidden",
@@ -82,15 +98,17 @@ class RecordingMaker:
             )
         agents = window.agents
         claim = device.host_memory.take(made, agents, device.make_room)
-        device.records.revoke([lease for lease in revoked if id(lease) in device.records.leases])
+        device.records.revoke(
+            [lease for lease in planned.leases if id(lease) in device.records.leases]
+        )
         recording = Recording(
-            made, effects, None if is_lent else places,
+            made, effects_of(made, device.desc_key), None if is_lent else places,
             [None if a is None else a.prepared() for a in agents],
             [None if a is None else a.program for a in agents],
             _has_fixed_results(made),
         )  # fmt: skip
         if not is_lent:
-            recording.look_around(device.records, picture, len(window.values))
+            recording.look_around(device.records, planned.picture, len(window.values))
         device.recordings.plans_made += 1
         variants = device.recordings.of(key)
         device.recordings.add(key, recording)
@@ -103,12 +121,9 @@ class RecordingMaker:
             assert lease is not None, "its own places are free"
         return self._bound(recording, lease, places, claim)
 
-    def _planned(
-        self, window: Window, kept: tuple[bool, ...]
-    ) -> tuple[Plan, Picture, Effects, Collection[Lease], bool]:
-        """A plan, its picture and effects, the leases that it takes, and whether all that it changes
-        are its results."""
-        device, records = self._device, self._device.records
+    def planned(self, window: Window, kept: tuple[bool, ...]) -> Planned:
+        """The plan for a window's work as things are; raises where there is none."""
+        records = self._device.records
         lent = _lent(window, kept)
         idle = records.idle_leases()
         first: StitchError | None = None
@@ -116,17 +131,17 @@ class RecordingMaker:
             made, picture = self._plan(window, kept, (), lent)
             effects = effects_of(made, records.desc_key)
             if made.moves_nothing and effects.is_simple and not _reads_fixed(made, window):
-                return made, picture, effects, (), True
-        except OutOfMemoryError as error:
+                return Planned(made, picture, [], True)
+        except StitchError as error:
             first = error
-        best: tuple[Plan, Picture, Collection[Lease]] | None = None
+        best: tuple[Plan, Picture, list[Lease]] | None = None
         # Nothing given up, then the older half, then all; the first is kept unless more saves time.
         for leases in (idle[:0], idle[: len(idle) // 2], idle):
             if best is not None and (len(leases) <= len(best[2]) or not _is_pressed(best[0])):
                 break
             try:
                 made, picture = self._plan(window, kept, leases, ())
-            except OutOfMemoryError as error:
+            except StitchError as error:
                 first = error
                 continue
             if best is None or made.seconds < best[0].seconds:
@@ -135,7 +150,7 @@ class RecordingMaker:
             assert first is not None
             raise first
         made, picture, leases = best
-        return made, picture, effects_of(made, records.desc_key), leases, False
+        return Planned(made, picture, leases, False)
 
     def _plan(
         self,
@@ -158,7 +173,7 @@ class RecordingMaker:
     # -- binding ---------------------------------------------------------------------------------
 
     def _bound(
-        self, recording: Recording, lease: Lease | None, places: Places, claim: object = None
+        self, recording: Recording, lease: Lease | None, places: Places, claim: Claim | None = None
     ) -> Binding:
         """Bind a recording's plan to places; kept for the next time."""
         device = self._device
@@ -207,7 +222,7 @@ def _reads_fixed(made: Plan, window: Window) -> bool:
     return any(
         number in inside and desc.layout.address is not None
         for task in made.request.tasks
-        for number, desc in zip(task.inputs, task.transformation.inputs, strict=True)
+        for number, desc in zip(task.inputs, task.transformation.inputs, strict=False)
     )
 
 

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stitch.memory import Claim
+from stitch.budget import Claim
 from stitch.planner import Plan
-from stitch.program import Program, Space
+from stitch.program import Program
 from stitch.runtime.backend import BoundPlan
 from stitch.runtime.effects import Effects, Place
 from stitch.runtime.executors import PreparedProgram
@@ -103,6 +103,8 @@ class Recording(LeaseHolder):
         self.bystander_values: dict[int, tuple[Place, int]] = {}
         #: The generation of the records at which what it works in was last seen to be free.
         self.generation = -1
+        #: What its first binding took of the host's memory.
+        self.claim: Claim | None = None
         #: The binding without a lease.
         self.alone: Binding | None = None
         self.fixed_results = fixed_results

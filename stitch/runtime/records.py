@@ -339,7 +339,7 @@ class Picture:
 
     def __init__(self, records: Records, sources: Sequence[ValueRecord], first_free: int,
                  now: int, without: Collection[Lease], lent: Collection[int]) -> None:  # fmt: skip
-        """`without`: idle leases whose memory the plan may take; `lent`: values that it leaves where
+        """`without`: idle leases whose memory the plan may take; `lent`: values that stay where
         they are."""
         self._lent = {
             id(i.buffer)

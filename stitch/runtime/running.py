@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 RUNS_TO_STRAIGHTEN = 3
 
 
-def run_binding(
-    device: Device, binding: Binding, values: Sequence[ValueRecord], now: int
-) -> None:
+def run_binding(device: Device, binding: Binding, values: Sequence[ValueRecord], now: int) -> None:
     """Run a plan on the values of a window; on failure leave what was finished."""
     records, recording, lease = device.records, binding.recording, binding.lease
     value_of: Callable[[int], ValueRecord] = values.__getitem__
@@ -43,13 +41,13 @@ def run_binding(
     else:
         lease.take([values[number] for number, _ in effects.changed])
         lease.last_run = now
-    pending, freed = Status.PENDING, Status.FREED
+    pending, ready, freed = Status.PENDING, Status.READY, Status.FREED
     for value in values:
         value.last_used = now
         if value.status is pending:
             value.status = freed
-        elif value.handles <= 0 and value.instances and value.status is Status.READY:
-            # The plan has left it where it was; nobody refers to it any more.
+        elif not value.is_array and not value.kept and value.status is ready:
+            # The plan has left it where it was; no handle refers to it any more.
             records.release(value)
             value.status = freed
             device.constant_cache.forget(value)
@@ -67,7 +65,8 @@ def run_steps(
     try:
         straight = binding.straight
         if straight is not None and not device.hooks.active:
-            if device.quiet.run(straight.run, arrays):
+            ran = device.quiet.run(straight.run, arrays)
+            if ran:
                 return
         steps = iter(binding.bound.thunks)
         _run_one_by_one(device, binding, arrays, steps)
@@ -161,6 +160,4 @@ def _after_failure(
     for value in values:
         if not value.kept and value.instances:
             records.release(value)
-    records.free_unused(
-        {(b.space, b.address) for b, _ in effects.made if b.address is not None}
-    )
+    records.free_unused({(b.space, b.address) for b, _ in effects.made if b.address is not None})

@@ -97,6 +97,8 @@ class ValueRecord:
     version = 0
     #: Others hold its bytes too, and may write to them at any time without anyone's being told.
     is_exposed = False
+    #: Whether it is an array of one call, which no handle ever refers to.
+    is_array = False
 
     def __init__(self, device: Device, desc: TensorDesc, desc_key: int) -> None:
         self.device = device
@@ -140,6 +142,7 @@ class ArgumentRecord(ValueRecord):
     """
 
     status = Status.READY
+    is_array = True
     _own: list[InstanceRecord] | None = None
 
     def __init__(self, device: Device, array: Array, port: InputPort) -> None:

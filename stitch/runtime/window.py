@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from stitch.program import TensorDesc
 from stitch.runtime.exposure import forget_stale_copies
-from stitch.runtime.state import ArgumentRecord, ValueRecord
+from stitch.runtime.state import ValueRecord
 from stitch.tasks import TaskGraph, Transformation
 
 if TYPE_CHECKING:
@@ -83,5 +83,5 @@ class Window:
         return tuple([
             (value.number, value.places())
             for value in self.sources
-            if type(value) is not ArgumentRecord
+            if not value.is_array
         ])  # fmt: skip

@@ -137,13 +137,13 @@ def test_arguments_that_come_again_are_read_in_place() -> None:
 
 def test_results_that_are_kept_stay_as_they_were() -> None:
     module = nn.Linear(32, 32)
-    run, plans = compiled(module), storage_of().device.plans
+    run, device = compiled(module), storage_of().device
     batches = [torch.randn(4, 32) for _ in range(30)]
     with torch.no_grad():
         kept = [run(batch) for batch in batches[:10]]
-        made = plans.made
+        made = device.statistics().plans_made
         kept += [run(batch) for batch in batches[10:]]
-        assert plans.made <= made + 1
+        assert device.statistics().plans_made <= made + 1
         for result, batch in zip(kept, batches, strict=True):
             assert_same(result, module(batch))
 
@@ -245,8 +245,8 @@ def test_plans_that_read_lent_bytes_pass_the_independent_checker() -> None:
     run, device = compiled(module), storage_of().device
     with torch.no_grad():
         run(torch.randn(2, 16))
-    assert device.last_ready is not None
-    assert check_plan(device.last_ready.plan) == ()
+    made, _ = device.history.plans[-1]
+    assert check_plan(made) == ()
 
 
 def test_rows_that_are_taken_one_after_the_other_are_not_planned_one_by_one() -> None:
@@ -256,16 +256,16 @@ def test_rows_that_are_taken_one_after_the_other_are_not_planned_one_by_one() ->
         compiled(second),
         torch.compile(first, backend="stitch"),
     )
-    plans = storage_of().device.plans
+    device = storage_of().device
     with torch.no_grad():
         made = whole(table)
         for rows in (table, made):
             run(rows[:1])
             run(rows[1:2])
-            before = plans.made
+            before = device.statistics().plans_made
             for start in range(2, 40):
                 assert_same(run(rows[start : start + 1]), second(rows[start : start + 1]))
-            assert plans.made <= before + 1
+            assert device.statistics().plans_made <= before + 1
 
 
 def test_many_parameters_in_one_storage_are_told_apart() -> None:

@@ -114,12 +114,12 @@ def test_from_the_third_step_on_nothing_is_planned_and_no_parameter_is_copied() 
     torch.manual_seed(0)
     module, batches = _mlp(), [torch.randn(7, 6) for _ in range(8)]
     run, account = compiled(module), storage_of()
-    plans = account.device.plans
+    device = account.device
     train(module, run, batches[:3], _classes, _sgd)
-    before, lent, copied = plans.made, account.lent, account.copied
+    before, lent, copied = device.statistics().plans_made, account.lent, account.copied
     written = account.device.backend.write_counts()[1]
     train(module, run, batches[3:], _classes, _sgd)
-    assert (plans.made, account.lent) == (before, lent)
+    assert (device.statistics().plans_made, account.lent) == (before, lent)
     # The batch for either pass, and the gradient that torch makes of the loss.
     assert account.copied - copied == 3 * 5
     nbytes = account.device.backend.write_counts()[1] - written

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.planner import Allocate, Copy, Execute, Plan, PlanRequest, Relocate, plan
+from stitch.planner import Allocate, Copy, Execute, Plan, Relocate
 from stitch.program import TILE_SHAPE, Array, DataType, Layout, Space
-from stitch.runtime import device as device_module
+from stitch.runtime.recording_maker import Planned, RecordingMaker
+from stitch.runtime.window import Window
 from tests.support import plans_that_ran
 from tests.support.stitched_models import consuming, integers, one, scaled, tiny
 
@@ -90,12 +91,14 @@ def scenario(device: stitch.Device) -> list[tuple[Array, Array]]:
 def is_right(machine: stitch.machine.Machine, mutation: Mutation | None) -> bool:
     """Whether the scenario's numbers come out, with the first plan changed."""
 
-    def changed(request: PlanRequest) -> Plan:
-        made = plan(request)
-        return made if mutation is None else mutation(made)
+    planned = RecordingMaker.planned
+
+    def changed(self: RecordingMaker, window: Window, kept: tuple[bool, ...]) -> Planned:
+        chosen = planned(self, window, kept)
+        return chosen if mutation is None else replace(chosen, plan=mutation(chosen.plan))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device_module, "plan", changed)
+        patch.setattr(RecordingMaker, "planned", changed)
         device = stitch.open_device(machine)
         try:
             return all(np.array_equal(found, right) for found, right in scenario(device))

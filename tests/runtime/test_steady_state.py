@@ -69,7 +69,7 @@ def test_holding_the_last_result_makes_two_buffers_take_turns() -> None:
             addresses.append(one(value).address)
             made = device.statistics().plans_made if i == 3 else made
         assert device.statistics().plans_made == made
-        assert len(set(addresses)) == 2
+        assert len(set(addresses[1:])) == 2, "the first may lie where values in between lay"
         assert all(a != b for a, b in itertools.pairwise(addresses))
 
 
@@ -101,7 +101,9 @@ def test_a_window_that_fills_again_and_again_learns_the_period() -> None:
             if i == 40:
                 made = device.statistics().plans_made
         np.testing.assert_array_equal(one(value).numpy(), through(integers(start=119)))
-        assert device.statistics().plans_made <= made + 1, "only the last, shorter window may be new"
+        assert device.statistics().plans_made <= made + 1, (
+            "only the last, shorter window may be new"
+        )
 
 
 def test_submitting_a_binary_over_and_over_loads_and_plans_it_once() -> None:
@@ -205,7 +207,8 @@ def test_the_previous_result_may_be_held_for_ever_in_two_buffers() -> None:
             if previous is not None:
                 np.testing.assert_array_equal(previous.numpy(), through(integers(start=i - 1)))
             previous = result
-            places.add(result.address)
+            if i:  # The first may lie where values in between lay.
+                places.add(result.address)
             made = device.statistics().plans_made if i == 5 else made
         assert device.statistics().plans_made == made
         assert len(places) == 2

@@ -108,7 +108,13 @@ class TrainingLoop:
         copies = self._writes() - before - entered if self._count_copies else None
         seconds = time.perf_counter() - began
         return StepResult(
-            self.step, epoch + 1, total, rate, seconds, device.statistics().plans_made - plans, copies
+            self.step,
+            epoch + 1,
+            total,
+            rate,
+            seconds,
+            device.statistics().plans_made - plans,
+            copies,
         )
 
     def _writes(self) -> int:
