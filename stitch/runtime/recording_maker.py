@@ -1,7 +1,7 @@
 """From a window to what runs: a recording of the same work, or a new one.
 
 Comes in: windows. Goes out: bindings that may run now, bound if need be. A plan is made in a
-picture in which idle leases are occupied and what nobody will refer to stays where it is, so that
+picture in which all leases are occupied and what nobody will refer to stays where it is, so that
 running it changes nothing but its results; where that asks for moves or evictions, or does not fit,
 it is made in the true picture, and leases give their memory up, least recently run first. Must not
 know handles, or how a binding runs.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Planned:
-    """A plan, the picture that it was made in, and the idle leases whose memory it takes.
+    """A plan, the picture that it was made in, and the leases whose spare memory it takes.
 
     `is_lent`: it changes nothing but its results, wherever its sources lie.
     """
@@ -54,7 +54,7 @@ class RecordingMaker:
         variants = self._device.recordings.of(key)
         binding = self._again(variants, places)
         if binding is None and len(variants) > 1:
-            # Not its first time round: other recordings' leases may well be taken.
+            # Not its first time round: what others' leases have to spare may well be taken.
             binding = self._again(variants, places, clear=True)
         if binding is None:
             binding = self._new(window, kept, key, places)
@@ -65,7 +65,7 @@ class RecordingMaker:
     def _again(
         self, variants: Sequence[Recording], places: Places, *, clear: bool = False
     ) -> Binding | None:
-        """A recording that may run; `clear`: after idle leases that lie in its way are revoked."""
+        """A recording that may run; `clear`: after spare leases that lie in its way are revoked."""
         device = self._device
         records = device.records
         for recording in variants:
@@ -125,7 +125,7 @@ class RecordingMaker:
         """The plan for a window's work as things are; raises where there is none."""
         records = self._device.records
         lent = _lent(window, kept)
-        idle = records.idle_leases()
+        spare = records.spare_leases()
         first: StitchError | None = None
         try:
             made, picture = self._plan(window, kept, (), lent)
@@ -136,7 +136,7 @@ class RecordingMaker:
             first = error
         best: tuple[Plan, Picture, list[Lease]] | None = None
         # Nothing given up, then the older half, then all; the first is kept unless more saves time.
-        for leases in (idle[:0], idle[: len(idle) // 2], idle):
+        for leases in (spare[:0], spare[: len(spare) // 2], spare):
             if best is not None and (len(leases) <= len(best[2]) or not _is_pressed(best[0])):
                 break
             try:

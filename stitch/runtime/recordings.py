@@ -139,7 +139,7 @@ class Recording(LeaseHolder):
                 place = (record.space, record.address)
                 self.bystander_values[number] = (place, record.users.index(value))
                 touched.append(place)
-        live = records.all_blocks()
+        live = records.all_buffers()
         self.bystanders = tuple(
             Bystander(place, tuple(map(_signature, live[place].users)))
             for place in dict.fromkeys(touched)
@@ -160,7 +160,7 @@ class Recording(LeaseHolder):
         return True
 
     def _bystanders_hold(self, records: Records) -> bool:
-        live = records.all_blocks()
+        live = records.all_buffers()
         for bystander in self.bystanders:
             buffer = live.get(bystander.place)
             if buffer is None or tuple(map(_signature, buffer.users)) != bystander.users:
@@ -169,21 +169,22 @@ class Recording(LeaseHolder):
 
     def found_bystanders(self, records: Records) -> dict[int, ValueRecord]:
         """The values that it changes and no task uses, by number."""
-        live = records.all_blocks()
+        live = records.all_buffers()
         return {
             number: live[place].users[position]
             for number, (place, position) in self.bystander_values.items()
         }
 
     def in_the_way(self, records: Records) -> list[Lease]:
-        """The idle leases of others that lie where it works."""
+        """The leases of others that have memory to spare where it works."""
         return [
             lease
-            for lease in records.idle_leases()
+            for lease in records.spare_leases()
             if lease.holder is not self
             and any(
                 _overlap((b.space, b.address or 0, b.size_per_bank), region)
                 for b in lease.buffers
+                if b.is_spare
                 for region in self.work
             )
         ]

@@ -39,28 +39,23 @@ class Records:
 
     @property
     def allocators(self) -> dict[Space, Allocator]:
-        """The allocators as if idle leases were given back: what anybody may have."""
-        idle = self.idle_leases()
-        if not any(lease.buffers for lease in idle):
+        """The allocators as if what leases have to spare were free: what anybody may have."""
+        spare = [b for lease in self.leases.values() for b in lease.buffers if b.is_spare]
+        if not spare:
             return self._allocators
         seen = {space: allocator.clone() for space, allocator in self._allocators.items()}
-        for lease in idle:
-            for buffer in lease.buffers:
-                assert buffer.address is not None
-                seen[buffer.space].free(buffer.address)
+        for buffer in spare:
+            assert buffer.address is not None
+            seen[buffer.space].free(buffer.address)
         return seen
 
     @property
     def buffers(self) -> dict[Place, BufferRecord]:
-        """The live buffers by place, without those of idle leases."""
-        return {
-            place: buffer
-            for place, buffer in self._buffers.items()
-            if buffer.lease is None or buffer.lease.held
-        }
+        """The live buffers by place, without what leases have to spare."""
+        return {place: b for place, b in self._buffers.items() if not b.is_spare}
 
-    def all_blocks(self) -> dict[Place, BufferRecord]:
-        """The live buffers by place, those of idle leases among them."""
+    def all_buffers(self) -> dict[Place, BufferRecord]:
+        """The live buffers by place, those among them that leases have to spare."""
         return self._buffers
 
     def is_free(self, space: Space, address: int, size_per_bank: int) -> bool:
@@ -69,11 +64,11 @@ class Records:
 
     # -- leases ----------------------------------------------------------------------------------
 
-    def idle_leases(self) -> list[Lease]:
-        """The leases that nobody holds, least recently run first."""
-        idle = [lease for lease in self.leases.values() if not lease.held]
-        idle.sort(key=lambda lease: lease.last_run)
-        return idle
+    def spare_leases(self) -> list[Lease]:
+        """The leases with something to spare, least recently run first."""
+        spare = [le for le in self.leases.values() if any(b.is_spare for b in le.buffers)]
+        spare.sort(key=lambda lease: lease.last_run)
+        return spare
 
     def lease(
         self, buffers: Sequence[tuple[Buffer, int]], addresses: Sequence[int]
@@ -88,17 +83,13 @@ class Records:
     def end_lease(self, lease: Lease) -> None:
         """What lies in its places stays there as it would in any others; the rest is free."""
         self.leases.pop(id(lease), None)
-        buffers = lease.buffers
-        is_idle = not lease.held
+        spare = [buffer for buffer in lease.buffers if buffer.is_spare]
         lease.let_go()
-        for buffer in buffers:
-            if is_idle:
-                buffer.users = []
-            if not buffer.users and not buffer.pins:
-                self.free(buffer)
+        for buffer in spare:
+            self.free(buffer)
 
     def revoke(self, leases: Sequence[Lease]) -> None:
-        """Somebody needs the memory of idle leases."""
+        """Somebody needs the memory that leases have to spare."""
         for lease in leases:
             self.revocations += 1
             self.end_lease(lease)
@@ -147,18 +138,18 @@ class Records:
         self, desc: TensorDesc, size: int, address: int | None, origin: str
     ) -> BufferRecord:
         """A buffer outside any plan (a constant's address); raises `OutOfMemoryError`."""
-        idle = self.idle_leases()
+        spare = self.spare_leases()
         while True:
             try:
                 address = self._taken(desc.layout.space, size, address)
                 break
             except OutOfMemoryError:
-                if not idle:
+                if not spare:
                     raise
-            # The least recently run first, more and more of them at a time.
-            count = max(1, len(idle) // 2)
-            self.revoke(idle[:count])
-            del idle[:count]
+            # The least recently run first, half of them at a time.
+            count = max(1, len(spare) // 2)
+            self.revoke(spare[:count])
+            del spare[:count]
         self.epoch += 1
         return self._add(desc, self.desc_key(desc), size, address, origin)
 
@@ -339,7 +330,7 @@ class Picture:
 
     def __init__(self, records: Records, sources: Sequence[ValueRecord], first_free: int,
                  now: int, without: Collection[Lease], lent: Collection[int]) -> None:  # fmt: skip
-        """`without`: idle leases whose memory the plan may take; `lent`: values that stay where
+        """`without`: leases whose spare memory the plan may take; `lent`: values that stay where
         they are."""
         self._lent = {
             id(i.buffer)
@@ -358,8 +349,8 @@ class Picture:
                 self._number(instance.buffer)
         present = {
             place: buffer
-            for place, buffer in records.all_blocks().items()
-            if buffer.lease is None or buffer.lease.held or buffer.lease not in without
+            for place, buffer in records.all_buffers().items()
+            if not (buffer.is_spare and buffer.lease in without)
         }
         for _, buffer in sorted(present.items(), key=lambda b: (b[0][0].value, b[0][1])):
             self._number(buffer)
@@ -370,8 +361,7 @@ class Picture:
         if number is None:
             number = self._numbers[id(buffer)] = len(self.buffers)
             # A buffer without users is reserved for good: constants, exported bytes.
-            idle = buffer.lease is not None and not buffer.lease.held
-            pinned = buffer.pins > 0 or idle or id(buffer) in self._lent
+            pinned = buffer.pins > 0 or id(buffer) in self._lent
             pinned = pinned or (not buffer.users and buffer.address is not None)
             self.buffers.append(
                 Buffer(

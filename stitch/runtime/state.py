@@ -52,6 +52,11 @@ class BufferRecord:
         #: The values that lie in it, in the order in which they came.
         self.users: list[ValueRecord] = []
 
+    @property
+    def is_spare(self) -> bool:
+        """Whether it is a lease's and nothing lies in it: memory that others may have."""
+        return self.lease is not None and not self.users and not self.pins
+
 
 class InstanceRecord:
     """Where a value lies: buffer, byte offset into its footprint, descriptor without address."""

@@ -34,7 +34,7 @@ def test_a_recording_replays(cli: Cli, recording: dict[str, Any]) -> None:
     done = cli("run", "--replay=run.json")
     assert done.code == 0 and "[SUCCESS]" in done.out and "3 plan runs" in done.out
     kinds = {event["event"] for event in recording["events"]}
-    assert kinds == {"reserve", "run", "free", "move", "read"}
+    assert kinds == {"reserve", "run", "free", "read"}
 
 
 def test_the_same_run_records_the_same_events(cli: Cli, recording: dict[str, Any]) -> None:

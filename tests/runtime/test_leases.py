@@ -23,7 +23,7 @@ def used(device: stitch.Device) -> dict[Space, int]:
 
 
 def leased(device: stitch.Device) -> int:
-    return sum(len(lease.buffers) for lease in device.records.idle_leases())
+    return sum(len(lease.buffers) for lease in device.records.spare_leases())
 
 
 def test_a_dropped_result_counts_as_free_for_whoever_looks() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
@@ -138,5 +138,5 @@ def counts_of(device: Any) -> dict[str, int] | None:
     if statistics is None:
         return None
     counted = statistics()
-    told = counted if isinstance(counted, Mapping) else vars(counted)
+    told = counted if isinstance(counted, Mapping) else asdict(counted)
     return {name: int(told[name]) for name in ("plans_made", "code_written")}
