@@ -357,12 +357,15 @@ class Device(TensorAccess):
 
     def drain(self) -> None:
         """Read the notes that finalizers left: drop values without handles, unpin exports."""
-        dropped, now = self.dropped, self.queued.number
+        dropped, now, debug = self.dropped, self.queued.number, self.backend.debug
         while dropped:
             value = dropped.popleft()
             value.handles -= 1
             if value.handles == 0 and value.window != now and value.status is Status.READY:
-                self._free(value, "its last handle was dropped")
+                lease = value.lease
+                # In debug mode what is free is poisoned.
+                if lease is None or debug or not lease.put_back(value):
+                    self._free(value, "its last handle was dropped")
         while self.unloaded:
             self.recordings.forget(self.unloaded.popleft())
         while self.unpinned:

@@ -35,7 +35,9 @@ class Lease:
     `held`: how many of its buffers somebody uses; at 0 it is idle.
     """
 
-    __slots__ = ("bindings", "buffers", "held", "holder", "instances", "last_run", "plain")
+    __slots__ = (
+        "bindings", "buffers", "held", "holder", "instances", "last_run", "plain", "values",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -47,6 +49,8 @@ class Lease:
         self.buffers = buffers
         self.instances = instances
         self.held = 0
+        #: The values of its last run, as `instances`, while each is as that run left it.
+        self.values: list[ValueRecord] | None = None
         #: When it was last taken, on the device's clock of runs.
         self.last_run = 0
         #: By the places of what a run reads, the least recently used first.
@@ -70,11 +74,46 @@ class Lease:
         for value, instances in zip(values, self.instances, strict=True):
             value.instances = [*instances]
             value.status = Status.READY
+            value.lease = self
             for instance in instances:
                 instance.buffer.users.append(value)
+        self.values = values
+
+    def take_again(self) -> list[ValueRecord] | None:
+        """As `take`, with the values of the last run, where they can serve once more."""
+        values = self.values
+        if values is None or self.held:
+            return None
+        self.holder.idle.remove(self)
+        self.held = len(self.buffers)
+        for value in values:
+            value.status = Status.READY
+            value.instances[0].buffer.users.append(value)
+        return values
+
+    def put_back(self, value: ValueRecord) -> bool:
+        """A result without handles gives its place back; False if it is not as its run left it.
+
+        It stays what it is, for the next run.
+        """
+        if (
+            self.values is None or len(value.instances) != 1 or value.is_exposed
+            or value.version or value.retain or value.consumed
+        ):  # fmt: skip
+            return False
+        buffer = value.instances[0].buffer
+        if buffer.lease is not self or buffer.pins or len(buffer.users) != 1:
+            return False
+        buffer.users.clear()
+        value.status = Status.FREED
+        self.held -= 1
+        if not self.held:
+            self.holder.idle.append(self)
+        return True
 
     def give_back(self) -> bool:
         """One of its buffers has lost its last user; whether all have."""
+        self.values = None
         self.held -= 1
         if self.held:
             return False
@@ -88,6 +127,7 @@ class Lease:
             holder.leases.remove(self)
         if self in holder.idle:
             holder.idle.remove(self)
+        self.values = None
         for buffer in self.buffers:
             buffer.lease = None
         for binding in self.bindings.values():

@@ -99,6 +99,11 @@ class Pipeline:
     def _results(self, lease: Lease) -> Tensor | tuple[Tensor, ...]:
         """Handles on what a run has just left in a lease."""
         device = self.device
+        again = lease.take_again()
+        if again is not None:
+            if len(again) == 1:
+                return Tensor(again[0])
+            return tuple([Tensor(value) for value in again])
         values = []
         for desc, key in self._outputs:
             value = ValueRecord(device, desc, key)

@@ -100,6 +100,8 @@ class ValueRecord:
     consumed = False
     by = ""
     version = 0
+    #: The lease in whose place it was made.
+    lease: Lease | None = None
     #: Others hold its bytes too, and may write to them at any time without anyone's being told.
     is_exposed = False
     #: Whether it is an array of one call, which no handle ever refers to.
