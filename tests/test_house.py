@@ -405,6 +405,19 @@ def test_test_files_have_names_of_their_own() -> None:
     assert sorted(names) == sorted(set(names))
 
 
+def test_what_tests_share_lies_in_support_and_is_imported_by_its_full_name() -> None:
+    support, elsewhere = ROOT / "tests" / "support", []
+    for file in python_files("tests"):
+        own = file.name.startswith("test_") or file.name in ("conftest.py", "__init__.py")
+        if not own and support not in file.parents and file.name != "write_frozen_files.py":
+            elsewhere.append(f"{relative(file)} is no test")
+        nodes = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        calls = [node for node in nodes if isinstance(node, ast.Call)]
+        elsewhere += [f"{relative(file)}:{call.lineno} changes the path"
+                      for call in calls if ast.unparse(call.func) == "sys.path.insert"]  # fmt: skip
+    assert elsewhere == []
+
+
 def test_links_between_pages_lead_somewhere() -> None:
     dead = []
     for page in repository_files():
