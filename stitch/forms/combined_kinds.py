@@ -19,7 +19,7 @@ from stitch.forms.rows import Form
 T_co = TypeVar("T_co", covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False)
 class ListOf(Kind[tuple[T_co, ...]], Generic[T_co]):
     """A list of values of one kind; `or_one`: or a single one without brackets."""
 
@@ -41,7 +41,7 @@ class ListOf(Kind[tuple[T_co, ...]], Generic[T_co]):
         return tuple(value for value in values if value is not None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False)
 class Entries(Kind[tuple[T_co, ...]], Generic[T_co]):
     """A mapping from names to values of one kind, in the order of the file."""
 
@@ -62,7 +62,7 @@ class Entries(Kind[tuple[T_co, ...]], Generic[T_co]):
         return tuple(value for value in values if value is not None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False)
 class Pairs(Kind[tuple[tuple[Any, ...], ...]]):
     """A mapping from names to values; a list of values `by_position`, whose names are None.
 
@@ -100,7 +100,7 @@ class Pairs(Kind[tuple[tuple[Any, ...], ...]]):
         return tuple(pairs)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False)
 class Either(Kind[T_co], Generic[T_co]):
     """One kind where a number is written, one for words, one for mappings; None: not allowed."""
 
@@ -125,7 +125,7 @@ class Either(Kind[T_co], Generic[T_co]):
         return kind.read(node, place)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False)
 class ByKey(Kind[T_co], Generic[T_co]):
     """One of several forms: the first whose key is there.
 
@@ -154,7 +154,7 @@ class ByKey(Kind[T_co], Generic[T_co]):
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False)
 class Tagged(Kind[T_co], Generic[T_co]):
     """One of several forms, by the word that stands at `tag`, or alone without a mapping.
 
@@ -182,7 +182,7 @@ class Tagged(Kind[T_co], Generic[T_co]):
         return form.read(node, place)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False)
 class Tried(Kind[T_co], Generic[T_co]):
     """A value that a function takes: what the function says of it is noted."""
 

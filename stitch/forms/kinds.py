@@ -1,7 +1,8 @@
 """Kinds of values in a form: what may stand there, and the Python value that it is.
 
 Comes in: one `Node`. Goes out: a value of the right type, or None after a defect was noted. Each
-kind is data: its bounds and words are attributes. Must not know: what the values are for.
+kind is data: its bounds and words are attributes, which nobody changes (a frozen dataclass would
+say so, and cost more at every import). Must not know: what the values are for.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def is_word(node: Node) -> bool:
     return not isinstance(node.data, tuple | Mapping) and bool(node.raw)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False)
 class Word(Kind[str]):
     """A word as it is written; `is_text` refuses numbers."""
 
@@ -63,7 +64,7 @@ class Word(Kind[str]):
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False)
 class AsWritten(Kind[Node]):
     """Anything, which another reader looks at."""
 
@@ -77,7 +78,6 @@ class AsWritten(Kind[Node]):
         return node
 
 
-@dataclass(frozen=True, slots=True)
 class Name(Kind[str]):
     """A word that can be the name of a value."""
 
@@ -101,7 +101,7 @@ def is_name(word: str, line: int, place: Place) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False)
 class Choice(Kind[str]):
     """One of several words."""
 
@@ -118,7 +118,6 @@ class Choice(Kind[str]):
         return None
 
 
-@dataclass(frozen=True, slots=True)
 class Flag(Kind[bool]):
     """True or false."""
 
@@ -133,7 +132,7 @@ class Flag(Kind[bool]):
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False)
 class Whole(Kind[int]):
     """A whole number from `least` to `most` (None: as large as can be written)."""
 
@@ -157,7 +156,7 @@ class Whole(Kind[int]):
         return node.data
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False)
 class Number(Kind[float]):
     """A number between bounds: at least `least`, and `above` and `below` these.
 
@@ -198,7 +197,7 @@ class Number(Kind[float]):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False)
 class RelativePath(Kind[Path]):
     """A path, relative to the file; one with one of the `endings`, if there are any."""
 
@@ -219,7 +218,7 @@ class RelativePath(Kind[Path]):
         return place.reading.folder / node.raw
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False)
 class NameOrPath(Kind[str]):
     """A name as it is, or the path of a YAML file, relative to the file."""
 
@@ -237,7 +236,6 @@ class NameOrPath(Kind[str]):
         return str(place.reading.folder / node.raw) if is_path else node.raw
 
 
-@dataclass(frozen=True, slots=True)
 class Shape(Kind[tuple[int, ...]]):
     """A list of dimensions, or the only one."""
 
@@ -264,7 +262,6 @@ def _is_dimension(data: object) -> bool:
     return isinstance(data, int) and not isinstance(data, bool) and 0 <= data < 2**40
 
 
-@dataclass(frozen=True, slots=True)
 class ElementType(Kind[DataType]):
     """The name of a data type of single elements."""
 

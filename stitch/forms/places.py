@@ -14,7 +14,7 @@ from stitch.errors import closest
 from stitch.forms.nodes import Node, ProblemLog
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False, slots=True)
 class Reading:
     """One file while it is read: its log, and the folder that its paths are relative to.
 
@@ -37,7 +37,7 @@ class Reading:
         return Path(self.log.file).stem
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False, slots=True)
 class Place:
     """A mapping of the form (`what`), or the value of one key of it.
 
@@ -67,18 +67,18 @@ class Place:
         """The value of a key of this mapping; on the line of the mapping where it is absent."""
         node = self.nodes.get(key)
         line = self.line if node is None else node.key_line or node.line
-        return replace(self, key=key, line=line, name="", is_item=False, nodes={})
+        return Place(self.reading, self.what, key, line)
 
     def item(self, index: int, node: Node) -> Place:
         """An item of the list that stands here."""
         key = f"{self.key}[{index}]" if self.is_dotted else self.key
-        return replace(self, key=key, line=node.line, is_item=True)
+        return Place(self.reading, self.what, key, node.line, self.name, True)
 
     def entry(self, name: str, node: Node) -> Place:
         """One of the entries, by name, of the mapping that stands here."""
         what, key = (self.path, name) if self.is_dotted else (self.what, self.key)
         line = node.key_line or node.line
-        return replace(self, what=what, key=key, line=line, name=name, is_item=True)
+        return Place(self.reading, what, key, line, name, True)
 
     def inside(self, node: Node, what: str, name: str = "") -> Place:
         """A mapping that stands at this place."""

@@ -13,9 +13,8 @@ A form is data: which keys there are, of what kind each value is, what it is if 
 
 Comes in: `Node`s of a file that was parsed. Goes out: the dataclass, or None after every defect was
 noted: with its line, the allowed words and the closest of them. A new key is one row. Kinds and
-rows are frozen and say all that they check, so a form can also be printed (as JSON Schema, say);
-what no row can say (that two fields fit each other) is the form's `check`. Must not know: what the
-forms are for.
+rows say all that they check, so a form can also be printed (as JSON Schema, say); what no row can
+say (that two fields fit each other) is the form's `check`. Must not know: what the forms are for.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ T = TypeVar("T")
 _KNOWN = frozenset({"name", "line", "lines", "place", "file", "folder"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False)
 class Row:
     """A field of a form: its key, the kind of its value, and what it is where the key is absent.
 
@@ -82,7 +81,7 @@ def _has(mapping: Place, key: str) -> bool:
     return node is not None and node.data is not None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False)
 class FormValues(Generic[T]):
     """What the rows of a form gave, by attribute; `sound` if no defect was noted meanwhile."""
 

@@ -47,7 +47,7 @@ def read_description(root: Node, log: ProblemLog) -> Machine | None:
 # -- what stands in the file -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False)
 class _Space:
     """The figures of a space."""
 
@@ -69,7 +69,7 @@ class _Space:
         return SpaceShape(self.banks, self.base, self.limit, self.alignment)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False)
 class _Path:
     """A path between two spaces, by their names, and the figures that it is given."""
 
@@ -84,7 +84,7 @@ class _Path:
     place: Place
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False)
 class _Description:
     """All of a file."""
 

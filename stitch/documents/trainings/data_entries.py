@@ -67,7 +67,7 @@ def files_of(entry: DataEntry) -> tuple[Path, ...]:
     return tuple(dict.fromkeys(array.file for array in arrays))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False)
 class _Array:
     """An array as it is written: its file may be that of all data."""
 
@@ -78,7 +78,7 @@ class _Array:
     shift: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False)
 class _Source:
     """Arrays for inputs and labels as they are written, and the file of those that name none."""
 
@@ -88,7 +88,7 @@ class _Source:
     file: Path | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False)
 class _Data:
     """All data as it is written."""
 
@@ -186,7 +186,7 @@ class DataKind(Kind[DataEntry]):
         return entry if log.noted == noted else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False)
 class _Files:
     """In which file each array is; notes those of which nobody says it."""
 
