@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -155,6 +154,8 @@ class LoadedProgram:
     @found_once
     def content_hash(self) -> bytes:
         """What programs with the same text and constants share, whatever their file."""
+        import hashlib  # It loads OpenSSL, for programs that share remembered results.
+
         digest = hashlib.sha256(self.program.text().encode())
         for constant in self.program.constants:
             digest.update(as_bytes(np.ascontiguousarray(constant.data)).data)

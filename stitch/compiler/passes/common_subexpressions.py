@@ -6,7 +6,6 @@ the result depends on the order of operations alone.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import replace
@@ -54,6 +53,8 @@ def _sample(constant: Constant) -> Hashable:
 
 
 def _constant_key(constant: Constant) -> Hashable:
+    import hashlib  # It loads OpenSSL: only for graphs that have constants.
+
     data = constant.data
     content = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
     return (data.dtype.name, data.shape, hashlib.blake2b(content.data).digest())
