@@ -121,7 +121,6 @@ STILL_ALLOWED = {
         "stitch.frontend.torch.compile.shared_storage:", "stitch.training.direct:",
     ),
     "circles of files": ("stitch.runtime.device",),
-    "uses of getrefcount": ("stitch.training.direct:",),
     "folders over 20 files": ("stitch.runtime ",),
     "files of one name": (
         "stitch.program.program, stitch.runtime.program",

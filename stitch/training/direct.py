@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from sys import getrefcount
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -29,10 +29,8 @@ from stitch.runtime.straight import Thunk, straight_code
 from stitch.tasks import Task
 from stitch.training.stitching import Cells, Stitched
 
-#: Tensors that an output takes turns between, and references to one that nobody else holds: those
-#: of its pool and its place, of the loop that looks at it, and the argument of `getrefcount`.
+#: Tensors that an output takes turns between.
 TURNS = 2
-OWN_REFERENCES = 4
 #: Tensors of one output that are held at a time before the first is left to its holder.
 MAX_TURNS = 4
 
@@ -115,7 +113,7 @@ class _Stage:
             if free is None:
                 return False
             chosen.append(free)
-        key = (*[id(tensors[n]) for n in self.turning_in], *map(id, chosen))
+        key = (*[id(tensors[n]._record) for n in self.turning_in], *[id(t._record) for t in chosen])
         code = self.forms.get(key)
         if code is None:
             code = self.forms[key] = self._bound(dict(zip(self.turning_out, chosen, strict=True)))
@@ -131,7 +129,8 @@ class _Stage:
             raise
         device.history.repeated(self.key, self.tally)
         for number, tensor in zip(self.turning_out, chosen, strict=True):
-            tensors[number] = tensor
+            # A handle of its own: whoever takes it from the cell is counted.
+            tensors[number] = copy(tensor)
         for number in self.fixed_out:
             tensors[number] = direct.pools[number][0]
         return True
@@ -192,8 +191,9 @@ class Direct:
             _Stage(self, stitched, [self._entry(stitched, n) for n in entering])
             for stitched, entering in stages
         )
-        own = [t for pool in self.pools.values() for t in pool] + [*self._scratches.values()]
-        self._own = {id(t): (t, self._place(t)) for t in own}
+        own = [(t, n in turning) for n, pool in self.pools.items() for t in pool]
+        own += [(scratch, False) for scratch in self._scratches.values()]
+        self._own = {id(t): (t, self._place(t, is_shared=s), s) for t, s in own}
         self.epoch = -1
 
     def _make_pool(self, number: int) -> None:
@@ -201,7 +201,7 @@ class Direct:
             return
         made = []
         if number in self.kept:
-            made.append(self.cells.tensors[number])
+            made.append(copy(self.cells.tensors[number]))
         wanted = TURNS if number in self.turning else 1
         made += [self.device.empty(self.cells.descs[number]) for _ in range(wanted - len(made))]
         self.pools[number] = made
@@ -235,35 +235,38 @@ class Direct:
         )
 
     def free_turn(self, number: int) -> Tensor | None:
-        """A tensor of a cell's pool that nobody holds and that the cell does not show.
+        """A tensor of a cell's pool to which the pool's handle is the only one.
 
-        Where all are held another joins them; what is held longest is left to its holder.
+        Where there is none another joins them; what is held longest is left to its holder.
         """
         shown, pool = self.cells.tensors[number], self.pools[number]
         for tensor in pool:
-            if tensor is not shown and getrefcount(tensor) <= OWN_REFERENCES:
+            if tensor._record.handles == 1:
                 return tensor
         try:
             made = self.device.empty(self.cells.descs[number])
         except OutOfMemoryError:
             return None
         pool.append(made)
-        self._own[id(made)] = (made, self._place(made))
+        self._own[id(made)] = (made, self._place(made, is_shared=True), True)
         if len(pool) > MAX_TURNS:
-            left = next(tensor for tensor in pool if tensor is not shown)
+            left = next(t for t in pool if shown is None or t._record is not shown._record)
             pool.remove(left)
             del self._own[id(left)]
             for stage in self.stages:
-                stage.forget(id(left))
+                stage.forget(id(left._record))
         return made
 
     @staticmethod
-    def _place(tensor: Any) -> tuple[Space, int | None] | None:
-        """Where a tensor lies, None where it may not be written in place."""
+    def _place(tensor: Any, *, is_shared: bool = False) -> tuple[Space, int | None] | None:
+        """Where a tensor lies, None where it may not be written in place.
+
+        `is_shared`: other handles are allowed, as it is written only when they are gone.
+        """
         record = tensor._record
         if record.status is not Status.READY or record.consumed or record.version:
             return None
-        if len(record.instances) != 1 or record.handles != 1:
+        if len(record.instances) != 1 or (record.handles != 1 and not is_shared):
             return None
         buffer = record.instances[0].buffer
         if buffer.pins or len(buffer.users) != 1 or buffer.address is None:
@@ -279,19 +282,20 @@ class Direct:
             return True
         if self._bottom:
             l1 = device.machine.shape.space(Space.L1)
-            if not device.records.allocators[Space.L1].is_free(l1.base, self._bottom):
+            if not device.records.is_free(Space.L1, l1.base, self._bottom):
                 return False
         for number in self.kept:
             tensor = tensors[number]
             if number in self.turning:
-                if not any(tensor is turn for turn in self.pools[number]):
+                record = None if tensor is None else tensor._record
+                if not any(turn._record is record for turn in self.pools[number]):
                     return False
                 continue
             bound = self.places[number]
             if tensor is None or bound is None or self._place(tensor) != bound:
                 return False
-        for mine, place in self._own.values():
-            if place is None or self._place(mine) != place:
+        for mine, place, is_shared in self._own.values():
+            if place is None or self._place(mine, is_shared=is_shared) != place:
                 return False
         self.epoch = device.records.epoch
         return True
