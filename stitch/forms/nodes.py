@@ -128,8 +128,8 @@ def _check_bounds(text: str, file: str) -> None:
             raise FormatError(f"this YAML goes beyond {limit}", where=f"{file}:{_line(event)}")
 
 
-def _line(found: yaml.Event | yaml.Node) -> int:
-    return 1 if found.start_mark is None else found.start_mark.line + 1
+def _line(written: yaml.Event | yaml.Node) -> int:
+    return 1 if written.start_mark is None else written.start_mark.line + 1
 
 
 class _Walk:
@@ -140,8 +140,8 @@ class _Walk:
         self.problems: list[Problem] = []
         self._count = 0
 
-    def node(self, found: yaml.Node, depth: int) -> Node:
-        line = _line(found)
+    def node(self, written: yaml.Node, depth: int) -> Node:
+        line = _line(written)
         self._count += 1
         if self._count > MAX_NODES or depth > MAX_DEPTH:
             raise FormatError(
@@ -150,44 +150,44 @@ class _Walk:
                 expected=f"at most {MAX_NODES} nodes, {MAX_DEPTH} levels deep",
                 remedy="write the parts out, or use fewer aliases",
             )
-        if isinstance(found, yaml.MappingNode):
-            return Node(line, self._mapping(found, depth))
-        if isinstance(found, yaml.SequenceNode):
-            return Node(line, tuple(self.node(item, depth + 1) for item in found.value))
-        return Node(line, self._scalar(found, line), str(found.value))
+        if isinstance(written, yaml.MappingNode):
+            return Node(line, self._mapping(written, depth))
+        if isinstance(written, yaml.SequenceNode):
+            return Node(line, tuple(self.node(item, depth + 1) for item in written.value))
+        return Node(line, self._scalar(written, line), str(written.value))
 
-    def _mapping(self, found: yaml.MappingNode, depth: int) -> dict[str, Node]:
-        made: dict[str, Node] = {}
-        for key, value in found.value:
+    def _mapping(self, written: yaml.MappingNode, depth: int) -> dict[str, Node]:
+        nodes: dict[str, Node] = {}
+        for key, value in written.value:
             line = _line(key)
             if not isinstance(key, yaml.ScalarNode):
                 self._note("bad_key", line, "a key is a word")
                 continue
-            if key.value in made:
+            if key.value in nodes:
                 self._note("duplicate_key", line, f"the key {key.value!r} stands twice")
                 continue
-            made[key.value] = replace(self.node(value, depth + 1), key_line=line)
-        return made
+            nodes[key.value] = replace(self.node(value, depth + 1), key_line=line)
+        return nodes
 
-    def _scalar(self, found: yaml.Node, line: int) -> bool | int | float | str | None:
-        kind = str(found.tag).rpartition(":")[2]
-        text = str(found.value)
+    def _scalar(self, written: yaml.Node, line: int) -> bool | int | float | str | None:
+        kind = str(written.tag).rpartition(":")[2]
+        text = str(written.value)
         if kind == "null":
             return None
         if kind == "bool":
             return text.lower() in ("yes", "true", "on")
         if kind in ("int", "float"):
             return self._number(text, line)
-        if kind not in ("str", "timestamp", "merge", "value") or "python" in str(found.tag):
-            self._note("tag", line, f"tags such as {found.tag} have no meaning here")
-        return number_of(text) if found.style is None else text  # type: ignore[attr-defined]
+        if kind not in ("str", "timestamp", "merge", "value") or "python" in str(written.tag):
+            self._note("tag", line, f"tags such as {written.tag} have no meaning here")
+        return number_of(text) if written.style is None else text  # type: ignore[attr-defined]
 
     def _number(self, text: str, line: int) -> int | float | str:
-        found = number_of(text)
-        if isinstance(found, str):
+        number = number_of(text)
+        if isinstance(number, str):
             self._note("bad_number", line, f"not a number that is understood here: {text[:40]!r}")
             return 0
-        return found
+        return number
 
     def _note(self, kind: str, line: int, detail: str) -> None:
         self.problems.append(Problem(kind, f"{self.file}:{line}", detail))

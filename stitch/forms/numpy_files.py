@@ -103,8 +103,10 @@ def _promised(file: IO[bytes], nbytes: int) -> int:
 
 def _claimed(file: IO[bytes], nbytes: int, what: str) -> Array:
     taken = claim(nbytes, what)
-    found: Any = np.lib.format.read_array(file, allow_pickle=False)
-    array: Array = np.ascontiguousarray(found, found.dtype.newbyteorder("=")).reshape(found.shape)
+    stored: Any = np.lib.format.read_array(file, allow_pickle=False)
+    array: Array = np.ascontiguousarray(stored, stored.dtype.newbyteorder("=")).reshape(
+        stored.shape
+    )
     keep(array, taken)
     return array
 

@@ -141,9 +141,9 @@ class Form(Kind[T]):
 
     def read(self, node: Node, place: Place) -> T | None:
         """The dataclass; None where a defect was noted."""
-        return self.made(self.fields(node, place))
+        return self.build(self.fields(node, place))
 
-    def made(self, fields: FormValues[T]) -> T | None:
+    def build(self, fields: FormValues[T]) -> T | None:
         """The dataclass out of its values, checked; None where they are not sound."""
         if not fields.sound:
             return None

@@ -27,6 +27,6 @@ def read(path: Path, choose: Callable[[Iterable[str]], str]) -> Array:
         part = arrays.get_slice(name)
         nbytes = math.prod(part.get_shape()) * _BITS.get(part.get_dtype(), 64) // 8
         taken = claim(nbytes, f"reading array {name!r} of {str(path)!r}")
-        found: Array = arrays.get_tensor(name)
-    keep(found, taken)
-    return found
+        array: Array = arrays.get_tensor(name)
+    keep(array, taken)
+    return array

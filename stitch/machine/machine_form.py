@@ -37,7 +37,7 @@ def read_description(root: Node, log: ProblemLog) -> Machine | None:
     reading = Reading(log, sources=[])
     fields = _MACHINE.fields(root, reading.root)
     _check_parts(fields)
-    described = None if log.problems else _MACHINE.made(fields)
+    described = None if log.problems else _MACHINE.build(fields)
     if described is None:
         return None
     machine = _machine(described, reading)

@@ -42,14 +42,14 @@ def unread(pipeline: PipelineFile) -> tuple[Problem, ...]:
     ["p.yaml:4: 'yy' is read by no step and is no output [unread]"]
     """
     wanted = frozenset(word for _, word, _ in pipeline.outputs)
-    found = list(_unread_results(pipeline.steps, wanted))
+    names = list(_unread_results(pipeline.steps, wanted))
     read = wanted.union(*(uses_of(step) for step in pipeline.steps))
-    found += [(one.name, one.line) for one in pipeline.inputs if one.name not in read]
+    names += [(one.name, one.line) for one in pipeline.inputs if one.name not in read]
     return tuple(
         Problem(
             "unread", f"{pipeline.file}:{line}", f"{name!r} is read by no step and is no output"
         )
-        for name, line in sorted(found, key=lambda pair: pair[1])
+        for name, line in sorted(names, key=lambda pair: pair[1])
         if not name.startswith("_")
     )
 

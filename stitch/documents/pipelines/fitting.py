@@ -55,15 +55,15 @@ def check_pipeline(
     check = _Check(pipeline, programs, strict_types)
     values: Values = ChainMap({name: CheckedValue(kind) for name, kind in inputs.items()})
     check.steps(pipeline.steps, values, {})
-    found = []
+    outputs = []
     for name, word, line in pipeline.outputs:
         value = check.named(word, values, line)
         if value is not None and value.desc is None:
             check.note("bad_output", line, f"output {name!r} is an input: no step makes it")
         elif value is not None:
-            found.append(value)
+            outputs.append(value)
     check.log.raise_any("pipeline")
-    return tuple(found), tuple(check.converted)
+    return tuple(outputs), tuple(check.converted)
 
 
 class _Check:
@@ -86,13 +86,13 @@ class _Check:
         self, name: str, values: Mapping[str, CheckedValue], line: int
     ) -> CheckedValue | None:
         """A value by name; notes an unknown one."""
-        found = values.get(name)
-        if found is None and not self.log.is_full:
+        value = values.get(name)
+        if value is None and not self.log.is_full:
             near = closest(name, values)
             hint = f"; {near}" if near else ""
             self.note("undefined", line, f"there is no value {name!r} here (there are "
                       f"{_listed(values)}){hint}")  # fmt: skip
-        return found
+        return value
 
     def steps(
         self,
@@ -169,7 +169,7 @@ class _Check:
         self, step: RunStep, words: Sequence[str | None], names: Sequence[str], side: str
     ) -> list[int | None]:
         """The index of each slot that is named, or stands by position; notes what is wrong."""
-        found: list[int | None] = []
+        indices: list[int | None] = []
         taken: set[int] = set()
         places = {name: at for at, name in enumerate(names)}
         for position, word in enumerate(words):
@@ -187,8 +187,8 @@ class _Check:
                 index = None
             else:
                 taken.add(index)
-            found.append(index)
-        return found
+            indices.append(index)
+        return indices
 
     def _input(
         self,

@@ -203,10 +203,10 @@ def parse_reference(text: str) -> Reference | None:
     >>> parse_reference("xs[i+1]").text()
     'xs[i+1]'
     """
-    found = _REFERENCE.fullmatch(text.strip())
-    if found is None:
+    match = _REFERENCE.fullmatch(text.strip())
+    if match is None:
         return None
-    name, number, index, sign, offset = found.groups()
+    name, number, index, sign, offset = match.groups()
     if number is not None:
         return Reference(name, True, None, int(number)) if len(number) < 12 else None
     if index is None:

@@ -81,10 +81,10 @@ def shuffled(count: int, seed: int, draw: int) -> Array:
 def read_data(entry: DataEntry, model: ModelTypes, file: str, seed: int) -> TrainData:
     """Read, check and part the data; raises `FormatError` listing every defect."""
     reader = _Reader(model, ProblemLog(file), seed)
-    made = reader.data(entry)
+    data = reader.data(entry)
     reader.log.raise_any("training")
-    assert made is not None, "what is missing has been noted"
-    return made
+    assert data is not None, "what is missing has been noted"
+    return data
 
 
 def data_defects(entry: DataEntry, model: ModelTypes | None, log: ProblemLog, seed: int) -> None:

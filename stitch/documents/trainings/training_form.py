@@ -195,7 +195,7 @@ def _draft(text: str, folder: Path, file: str) -> TrainDraft:
     root, log = read_yaml(text, file)
     noted, fields = log.noted, _TRAINING.fields(root, Reading(log, folder).root)
     fields = replace(fields, values={**fields.values, "metrics": metrics_of(fields)})
-    training = _TRAINING.made(fields) if log.noted == noted else None
+    training = _TRAINING.build(fields) if log.noted == noted else None
     return TrainDraft(log, file=training, **{key: fields.values[key] for key in _DRAFTED})
 
 
@@ -205,10 +205,10 @@ def parse_every(text: str) -> Every | None:
     >>> parse_every("2epochs"), parse_every("50")
     (Every(count=2, unit='epoch'), Every(count=50, unit='step'))
     """
-    found = _EVERY.fullmatch(text.strip())
-    if found is None or int(found[1]) < 1:
+    match = _EVERY.fullmatch(text.strip())
+    if match is None or int(match[1]) < 1:
         return None
-    return Every(int(found[1]), (found[2] or "step").rstrip("s"))
+    return Every(int(match[1]), (match[2] or "step").rstrip("s"))
 
 
 class _Every(Kind[Every]):

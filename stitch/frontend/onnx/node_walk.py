@@ -81,15 +81,15 @@ class Walk:
                     f"the model expands to more than {MAX_NODES} nodes", where=self.model.title
                 )
             where = scope.place or f"{self.model.title}:{node.name or f'#{index}'}"
-            made: Sequence[Bound] = [FAILED] * len(node.output)
+            results: Sequence[Bound] = [FAILED] * len(node.output)
             try:
                 with self.builder.at(where):
-                    made = self._node(node, scope, where)
+                    results = self._node(node, scope, where)
             except Unsupported as error:
                 self.refusals.unsupported(error.what, where)
             except StitchError as error:
                 self.refusals.failed(where, error)
-            self._define(node, made, scope, where)
+            self._define(node, results, scope, where)
 
     def look_up(self, name: str, scope: Scope, where: str) -> Bound:
         """What a name stands for in a scope; raises `StitchError`."""
@@ -99,13 +99,13 @@ class Walk:
         where = f"{self.model.title}: initializer {tensor.name!r}"
         return self.builder.parameter(tensor.name, tensor_array(tensor, self.model.folder, where))
 
-    def _define(self, node: Any, made: Sequence[Bound], scope: Scope, where: str) -> None:
+    def _define(self, node: Any, results: Sequence[Bound], scope: Scope, where: str) -> None:
         for index, name in enumerate(node.output):
             if not name:
                 continue
             try:
-                scope.define(name, made[index] if index < len(made) else FAILED, where)
-                if index >= len(made):
+                scope.define(name, results[index] if index < len(results) else FAILED, where)
+                if index >= len(results):
                     raise FormatError(f"{node.op_type} has no output {index}", where=where)
             except FormatError as error:
                 self.refusals.failed(where, error)
@@ -177,12 +177,12 @@ class Walk:
                 )
         names = [name or "unused" for name in call.outputs] or ["unused"]
         try:
-            made = self.builder.apply(call.op, call.inputs, names, call.attributes, call.domain)
+            results = self.builder.apply(call.op, call.inputs, names, call.attributes, call.domain)
         except CompileError:
             self._note_deciding_inputs(call, len(names))
             raise
-        self.dependencies.note(call.op, call.inputs, made)
-        return made
+        self.dependencies.note(call.op, call.inputs, results)
+        return results
 
     def _note_deciding_inputs(self, call: NodeCall, outputs: int) -> None:
         known = [None if t is None else self.builder.known_data(t) for t in call.inputs]
@@ -193,9 +193,11 @@ class Walk:
 
     def _without_definition(self, node: Any, call: NodeCall) -> Sequence[Bound]:
         types = [None if t is None else t.type for t in call.inputs]
-        found = self._functions.of_schema(node, call.version, call.attributes, types, call.where)
-        if found is not None:
-            return self._expanded(found, call, call.inputs)
+        expansion = self._functions.of_schema(
+            node, call.version, call.attributes, types, call.where
+        )
+        if expansion is not None:
+            return self._expanded(expansion, call, call.inputs)
         known = [None if t is None else self.builder.known_data(t) for t in call.inputs]
         if all(t is None or data is not None for t, data in zip(call.inputs, known, strict=True)):
             results = reference_results(node, call, known)

@@ -85,11 +85,13 @@ class OperationReader:
         try:
             with self.builder.at(f"{self.log.file}:{node.line}"):
                 given: list[Given] = [o for o in operands if not isinstance(o, _Missing)]
-                made = self.builder.apply(statement.op, given, names, attributes, statement.domain)
+                results = self.builder.apply(
+                    statement.op, given, names, attributes, statement.domain
+                )
         except (CompileError, LayoutError) as error:
             self.log.note_error("bad_operation", node.line, error)
             return
-        for name, tensor in zip(statement.outputs, made, strict=True):
+        for name, tensor in zip(statement.outputs, results, strict=True):
             self.define(name, tensor)
 
     def _compact(self, node: Node) -> Statement | None:
@@ -149,8 +151,8 @@ class OperationReader:
 
     def _operand(self, operand: Operand, line: int) -> Given | _Missing:
         if isinstance(operand, ValueName):
-            found = self.value(operand.text, line)
-            return _MISSING if found is None else found
+            tensor = self.value(operand.text, line)
+            return _MISSING if tensor is None else tensor
         if isinstance(operand, list):
             return self._list(operand, line)
         return operand
@@ -167,7 +169,7 @@ class OperationReader:
 
     def _attributes(self, statement: Statement, line: int) -> dict[str, Written] | None:
         """Attributes with data types by name where the operator wants ONNX's number."""
-        found: dict[str, Written] = {}
+        attributes: dict[str, Written] = {}
         try:
             declared = ops.lookup(statement.op, statement.domain).attributes
         except CompileError as error:
@@ -182,8 +184,8 @@ class OperationReader:
                     detail = f"attribute {name!r} of {statement.op} is a whole number"
                     self.log.note("bad_attribute", line, f"{detail}, not {value!r}")
                     return None
-            found[name] = written
-        return found
+            attributes[name] = written
+        return attributes
 
 
 class _Missing:

@@ -132,17 +132,17 @@ def _inline(node: Node, kind: DataType | None, place: Place) -> Array | None:
         if array.size and array.dtype.kind == "f" and not kind.is_floating:
             raise ValueError(f"not whole numbers, for {kind.value}")
         with np.errstate(all="ignore"):
-            made: Array = array.astype(kind.dtype)
+            narrowed: Array = array.astype(kind.dtype)
         if kind.is_floating:
-            lost = np.isinf(made.astype(np.float64)) & np.isfinite(array.astype(np.float64))
+            lost = np.isinf(narrowed.astype(np.float64)) & np.isfinite(array.astype(np.float64))
         else:
-            lost = np.asarray(made != array)
+            lost = np.asarray(narrowed != array)
         if lost.any():
             raise ValueError(f"numbers that do not fit {kind.value}")
     except (ValueError, OverflowError) as error:
         place.at("values").wrong(node, f"a rectangular list of numbers ({error})")
         return None
-    return made
+    return narrowed
 
 
 def _rectangle(written: object, place: str) -> tuple[int, ...]:
@@ -196,10 +196,10 @@ def _numbers(
         array = _generate(kind, shape, given, given.get("seed", zlib.crc32(place.name.encode())))
         wanted = ""
         with np.errstate(all="ignore"):
-            made: Array = array.astype(data_type.dtype)
+            narrowed: Array = array.astype(data_type.dtype)
         if not data_type.is_floating and kind in ("randn", "uniform"):
             wanted = f"arange, zeros, ones or constant for {data_type.value}"
-        elif not data_type.is_floating and (made != array).any():
+        elif not data_type.is_floating and (narrowed != array).any():
             wanted = f"a way to numbers that {data_type.value} can hold"
     except OutOfMemoryError:
         raise
@@ -211,8 +211,8 @@ def _numbers(
         inner.at("kind").wrong(inner.nodes.get("kind", node), wanted, "refused")
         return None
     taken.let_go()
-    claim_for(made, made.nbytes, f"for {what}")
-    return made
+    claim_for(narrowed, narrowed.nbytes, f"for {what}")
+    return narrowed
 
 
 def _generate(kind: str, shape: tuple[int, ...], given: Mapping[str, Any], seed: int) -> Array:

@@ -77,12 +77,12 @@ class _Parser:
         self._tokens: list[tuple[str, str, int]] = []
         position = 0
         while text[position:].strip():
-            found = _TOKEN.match(text, position)
-            if found is None:
+            match = _TOKEN.match(text, position)
+            if match is None:
                 raise self._wrong(position, "a name, number, string or one of ( ) [ ] , =")
-            kind = str(found.lastgroup)
-            self._tokens.append((kind, found[kind], found.start(kind)))
-            position = found.end()
+            kind = str(match.lastgroup)
+            self._tokens.append((kind, match[kind], match.start(kind)))
+            position = match.end()
         self._tokens.append(("end", "", len(text)))
         self._next = 0
 

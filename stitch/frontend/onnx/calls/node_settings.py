@@ -21,58 +21,58 @@ T = TypeVar("T")
 
 def operand(call: NodeCall, index: int) -> SymbolicTensor:
     """An operand that must be there."""
-    found = call.operand(index)
-    if found is None:
+    tensor = call.operand(index)
+    if tensor is None:
         raise FormatError(f"{call.op} needs its operand {index}", where=call.where)
-    return found
+    return tensor
 
 
 def whole(call: NodeCall, name: str, default: int = 0) -> int:
     """An attribute that is one whole number."""
-    found = call.attributes.get(name, default)
-    if not isinstance(found, int):
-        raise unfit(call, name, "one whole number", found)
-    return found
+    value = call.attributes.get(name, default)
+    if not isinstance(value, int):
+        raise unfit(call, name, "one whole number", value)
+    return value
 
 
 def real(call: NodeCall, name: str, default: float = 0.0) -> float:
     """An attribute that is one number."""
-    found = call.attributes.get(name, default)
-    if not isinstance(found, int | float):
-        raise unfit(call, name, "one number", found)
-    return float(found)
+    value = call.attributes.get(name, default)
+    if not isinstance(value, int | float):
+        raise unfit(call, name, "one number", value)
+    return float(value)
 
 
 def word(call: NodeCall, name: str, default: str, allowed: Collection[str]) -> str:
     """An attribute that is one of some words."""
-    found = call.attributes.get(name, default)
-    if found not in allowed:
-        raise unfit(call, name, f"one of {', '.join(allowed)}", found)
-    return str(found)
+    value = call.attributes.get(name, default)
+    if value not in allowed:
+        raise unfit(call, name, f"one of {', '.join(allowed)}", value)
+    return str(value)
 
 
 def wholes(call: NodeCall, name: str, count: int | None = None) -> tuple[int, ...]:
     """An attribute that is a list of whole numbers, empty where it is absent."""
-    found = call.attributes.get(name, ())
-    if not isinstance(found, tuple) or not all(isinstance(one, int) for one in found):
-        raise unfit(call, name, "a list of whole numbers", found)
-    return _counted(call, name, found, count)
+    values = call.attributes.get(name, ())
+    if not isinstance(values, tuple) or not all(isinstance(one, int) for one in values):
+        raise unfit(call, name, "a list of whole numbers", values)
+    return _counted(call, name, values, count)
 
 
 def words(call: NodeCall, name: str, count: int | None = None) -> tuple[str, ...]:
     """An attribute that is a list of words, empty where it is absent."""
-    found = call.attributes.get(name, ())
-    if not isinstance(found, tuple) or not all(isinstance(one, str) for one in found):
-        raise unfit(call, name, "a list of words", found)
-    return _counted(call, name, found, count)
+    values = call.attributes.get(name, ())
+    if not isinstance(values, tuple) or not all(isinstance(one, str) for one in values):
+        raise unfit(call, name, "a list of words", values)
+    return _counted(call, name, values, count)
 
 
 def reals(call: NodeCall, name: str, count: int | None = None) -> Array:
     """An attribute that is a list of float32 numbers, empty where it is absent."""
-    found = call.attributes.get(name, ())
-    if not isinstance(found, tuple) or not all(isinstance(one, int | float) for one in found):
-        raise unfit(call, name, "a list of numbers", found)
-    return np.array(_counted(call, name, found, count), np.float32)
+    values = call.attributes.get(name, ())
+    if not isinstance(values, tuple) or not all(isinstance(one, int | float) for one in values):
+        raise unfit(call, name, "a list of numbers", values)
+    return np.array(_counted(call, name, values, count), np.float32)
 
 
 def unfit(call: NodeCall, name: str, expected: str, got: object) -> FormatError:
@@ -83,7 +83,7 @@ def unfit(call: NodeCall, name: str, expected: str, got: object) -> FormatError:
     )  # fmt: skip
 
 
-def _counted(call: NodeCall, name: str, found: tuple[T, ...], count: int | None) -> tuple[T, ...]:
-    if count is not None and len(found) != count:
-        raise unfit(call, name, f"{count} elements", len(found))
-    return found
+def _counted(call: NodeCall, name: str, values: tuple[T, ...], count: int | None) -> tuple[T, ...]:
+    if count is not None and len(values) != count:
+        raise unfit(call, name, f"{count} elements", len(values))
+    return values

@@ -34,21 +34,21 @@ class ControlCall:
 
     def body(self, name: str) -> Any:
         """A graph that is an attribute."""
-        found = self.attributes.get(name)
-        if found is None or not hasattr(found, "node"):
+        graph = self.attributes.get(name)
+        if graph is None or not hasattr(graph, "node"):
             missing = "a branch" if self.op == "If" else f"its {name}"
             raise FormatError(f"{self.op} lacks {missing}", where=self.where)
-        return found
+        return graph
 
     def integers(self, name: str, count: int) -> tuple[int, ...]:
         """A list of integers, zeros where it is not written."""
-        found = self.attributes.get(name) or (0,) * count
-        if not isinstance(found, tuple) or len(found) != count:
+        values = self.attributes.get(name) or (0,) * count
+        if not isinstance(values, tuple) or len(values) != count:
             raise FormatError(
                 f"attribute {name!r} of {self.op} does not fit", where=self.where,
-                expected=f"{count} integers", got=repr(found),
+                expected=f"{count} integers", got=repr(values),
             )  # fmt: skip
-        return found
+        return values
 
 
 class Bodies(Protocol):

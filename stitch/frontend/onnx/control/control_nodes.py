@@ -34,9 +34,9 @@ def lower_control(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
 
 def _if(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
     condition = call.operand(0)
-    made = _both(bodies, call, condition) if isinstance(condition, SymbolicTensor) else None
-    if made is not None:
-        return made
+    chosen = _both(bodies, call, condition) if isinstance(condition, SymbolicTensor) else None
+    if chosen is not None:
+        return chosen
     name = "then_branch" if known_number(bodies, call, condition) else "else_branch"
     return run_once(bodies, call.body(name), (), call)
 
@@ -52,8 +52,8 @@ def _both(bodies: Bodies, call: ControlCall, condition: SymbolicTensor) -> list[
     sides = [run_once(bodies, call.body(f"{name}_branch"), (), call) for name in ("then", "else")]
     if any(isinstance(value, Failed) for side in sides for value in side):
         return None
-    made = {one.op for one in bodies.builder.operations[before:]}
-    if not _MAY_STOP.isdisjoint(made) or not _same_kinds(*sides):
+    operators = {one.op for one in bodies.builder.operations[before:]}
+    if not _MAY_STOP.isdisjoint(operators) or not _same_kinds(*sides):
         return None
     asked = bodies.builder.op("Reshape", condition, np.zeros(0, np.int64))
     return [_choice(bodies, asked, yes, no) for yes, no in zip(*sides, strict=True)]
@@ -96,12 +96,12 @@ def _loop(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
         _check_rounds(call, index + 1)
         counter = builder.constant(np.full(_shape_of(body.input[0]), index, np.int64))
         asked = builder.constant(np.full(_shape_of(body.input[1]), True))
-        made = bodies.body(body, shared, (counter, asked, *states), call)
-        if any(isinstance(value, Failed) for value in made):
+        results = bodies.body(body, shared, (counter, asked, *states), call)
+        if any(isinstance(value, Failed) for value in results):
             return [FAILED] * call.outputs
-        goes_on = bool(known_number(bodies, call, _given(made[0])))
-        states = [_given(value) for value in made[1 : 1 + len(states)]]
-        for values, value in zip(collected, made[1 + len(states) :], strict=True):
+        goes_on = bool(known_number(bodies, call, _given(results[0])))
+        states = [_given(value) for value in results[1 : 1 + len(states)]]
+        for values, value in zip(collected, results[1 + len(states) :], strict=True):
             values.append(value)
         index += 1
     infos = body.output[1 + len(states) :]
@@ -172,8 +172,8 @@ def _sequence_map(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
     shared = bodies.body_scope(body, call)
     for index in range(len(first.items)):
         operands = [v.items[index] if isinstance(v, TensorList) else v for v in call.operands]
-        made = bodies.body(body, shared, operands, call)
-        for values, value in zip(collected, made, strict=True):
+        results = bodies.body(body, shared, operands, call)
+        for values, value in zip(collected, results, strict=True):
             if isinstance(value, Failed):
                 return [FAILED] * call.outputs
             if not isinstance(value, SymbolicTensor):

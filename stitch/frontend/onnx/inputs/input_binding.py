@@ -80,9 +80,9 @@ def bind_inputs(
         try:
             one = _declared(info)
             declared.append(one)
-            found = _given(one, given.get(info.name), shapes.get(info.name))
-            if found is not None:
-                known[info.name] = found
+            given_input = _given(one, given.get(info.name), shapes.get(info.name))
+            if given_input is not None:
+                known[info.name] = given_input
         except StitchError as error:
             problems.append(_line(info.name, error))
     sizes = _sizes(declared, known)
@@ -147,34 +147,34 @@ def _dimension(dim: Any) -> Dimension:
 
 def _given(declared: _Declared, example: Any, shape: Sequence[int] | None) -> _Given | None:
     """What the caller said of an input, checked against its declaration."""
-    found = None if example is None else _described(declared, example)
+    taken = None if example is None else _described(declared, example)
     if shape is not None:
         asked = tuple(int(size) for size in shape)
-        if found is not None and found.shape != asked:
+        if taken is not None and taken.shape != asked:
             raise CompileError(
                 "the example has another shape", expected=str(list(asked)),
-                got=str(list(found.shape)),
+                got=str(list(taken.shape)),
             )  # fmt: skip
-        found = found or _Given(asked)
-    if found is None:
+        taken = taken or _Given(asked)
+    if taken is None:
         return None
-    if found.data_type not in (None, declared.data_type):
+    if taken.data_type not in (None, declared.data_type):
         raise CompileError(
             "the example has another type", expected=declared.data_type.value,
-            got=found.data_type.value if found.data_type else None,
+            got=taken.data_type.value if taken.data_type else None,
         )  # fmt: skip
     dimensions = declared.dimensions
     if dimensions is not None and not (
-        len(dimensions) == len(found.shape)
+        len(dimensions) == len(taken.shape)
         and all(
             size == wanted or not isinstance(wanted, int)
-            for size, wanted in zip(found.shape, dimensions, strict=True)
+            for size, wanted in zip(taken.shape, dimensions, strict=True)
         )
     ):
         raise CompileError(
-            "the shape does not fit", expected=_shape_text(dimensions), got=str(list(found.shape))
+            "the shape does not fit", expected=_shape_text(dimensions), got=str(list(taken.shape))
         )
-    return found
+    return taken
 
 
 def _described(declared: _Declared, example: Any) -> _Given:
@@ -216,15 +216,15 @@ def _bound(
         return None
     shape: list[int] = []
     for axis, dimension in enumerate(declared.dimensions):
-        found = sizes.get(dimension, set()) if isinstance(dimension, str) else set()
-        if isinstance(dimension, int) or len(found) == 1:
-            shape += [dimension] if isinstance(dimension, int) else found
+        known = sizes.get(dimension, set()) if isinstance(dimension, str) else set()
+        if isinstance(dimension, int) or len(known) == 1:
+            shape += [dimension] if isinstance(dimension, int) else known
             continue
         spelled = dimension or f"axis {axis}"
-        several = f" (in other inputs it is {' and '.join(map(str, sorted(found)))})"
+        several = f" (in other inputs it is {' and '.join(map(str, sorted(known)))})"
         problems.append(
             f"input {declared.name!r} {_shape_text(declared.dimensions)}: "
-            f"dynamic dimension left unbound: {spelled}{several if found else ''}"
+            f"dynamic dimension left unbound: {spelled}{several if known else ''}"
         )
     if len(shape) < len(declared.dimensions):
         return None

@@ -55,12 +55,12 @@ def attributes_of(
 
     Inside a function an attribute may refer to one of the call's, and is absent where that is.
     """
-    found: Attributes = {}
+    attributes: Attributes = {}
     for attribute in written:
-        if attribute.name in found:
+        if attribute.name in attributes:
             raise FormatError(f"the attribute {attribute.name!r} is given twice", where=where)
         if not attribute.ref_attr_name:
-            found[attribute.name] = attribute_value(attribute, where)
+            attributes[attribute.name] = attribute_value(attribute, where)
         elif called_with is None:
             raise FormatError(
                 f"the attribute {attribute.name!r} refers to a function's attribute "
@@ -68,5 +68,5 @@ def attributes_of(
                 where=where,
             )
         elif attribute.ref_attr_name in called_with:
-            found[attribute.name] = called_with[attribute.ref_attr_name]
-    return found
+            attributes[attribute.name] = called_with[attribute.ref_attr_name]
+    return attributes

@@ -153,7 +153,7 @@ def _converted(model: OnnxModel, opset: int) -> OnnxModel:
     # Before IR 4 every initializer had to be an input as well; the converter insists, files do not.
     proto.ir_version = max(proto.ir_version, FREE_INITIALIZERS_IR)
     try:
-        made = version_converter.convert_version(proto, OLDEST_OPSET)
+        converted = version_converter.convert_version(proto, OLDEST_OPSET)
     except Exception as error:
         # The converter is C++: what it cannot do it says with whatever exception is at hand.
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -163,4 +163,4 @@ def _converted(model: OnnxModel, opset: int) -> OnnxModel:
             expected=f"opset {OLDEST_OPSET} to {NEWEST_OPSET}",
             remedy=f"export with opset_version={OLDEST_OPSET} or newer",
         ) from error
-    return OnnxModel(made, model.title, model.folder, opset)
+    return OnnxModel(converted, model.title, model.folder, opset)

@@ -94,11 +94,11 @@ def _listed(tensor: Any, kind: DataType, count: int, where: str) -> Array:
     return source.astype(kind.dtype)
 
 
-def _check_count(found: int, wanted: int, unit: str, where: str) -> None:
-    if found != wanted:
+def _check_count(count: int, wanted: int, unit: str, where: str) -> None:
+    if count != wanted:
         raise FormatError(
             "a tensor's data does not fit its shape", where=where,
-            expected=f"{wanted} {unit}", got=str(found),
+            expected=f"{wanted} {unit}", got=str(count),
         )  # fmt: skip
 
 

@@ -25,10 +25,10 @@ class _Known(tuple[Any, ...]):
     missing: list[int]
 
     def __getitem__(self, index: Any) -> Any:
-        found = super().__getitem__(index)
-        if found is None:
+        operand = super().__getitem__(index)
+        if operand is None:
             self.missing.append(index)
-        return found
+        return operand
 
 
 def asked_operand(call: NodeCall, known: Sequence[Array | None], outputs: int) -> int | None:
@@ -67,11 +67,11 @@ class Dependencies:
         self,
         op: str,
         operands: Sequence[SymbolicTensor | None],
-        made: Sequence[SymbolicTensor],
+        results: Sequence[SymbolicTensor],
     ) -> None:
         """Remembers what the results of an operation are computed from."""
         read = () if op in _SHAPE_ONLY else tuple(t.index for t in operands if t is not None)
-        for tensor in made:
+        for tensor in results:
             self._sources[tensor.index] = read
 
     def want(self, tensor: SymbolicTensor, *, integers_only: bool = False) -> None:
@@ -79,16 +79,16 @@ class Dependencies:
 
         With `integers_only`, does nothing where one of them is of real numbers.
         """
-        found: dict[str, SymbolicTensor] = {}
+        slots: dict[str, SymbolicTensor] = {}
         pending, seen = [tensor.index], {tensor.index}
         while pending:
             index = pending.pop()
             if index in self._inputs:
                 name, slot = self._inputs[index]
-                found[name] = slot
+                slots[name] = slot
             for source in self._sources.get(index, ()):
                 if source not in seen:
                     seen.add(source)
                     pending.append(source)
-        if not integers_only or all(slot.dtype.kind in "iub" for slot in found.values()):
-            self.wanted.update(dict.fromkeys(found))
+        if not integers_only or all(slot.dtype.kind in "iub" for slot in slots.values()):
+            self.wanted.update(dict.fromkeys(slots))

@@ -37,17 +37,17 @@ class ListCall:
 
     def items(self, index: int) -> tuple[SymbolicTensor, ...]:
         """The tensors of a list."""
-        found = self.operand(index)
-        if not isinstance(found, TensorList):
+        value = self.operand(index)
+        if not isinstance(value, TensorList):
             raise self.wrong(index, "a sequence")
-        return found.items
+        return value.items
 
     def tensor(self, index: int) -> SymbolicTensor:
         """A plain tensor."""
-        found = self.operand(index)
-        if not isinstance(found, SymbolicTensor):
+        value = self.operand(index)
+        if not isinstance(value, SymbolicTensor):
             raise self.wrong(index, "a tensor")
-        return found
+        return value
 
     def wrong(self, index: int, wanted: str) -> FormatError:
         """What to raise for an operand of another kind."""
@@ -84,10 +84,10 @@ class ListCall:
 
     def number(self, name: str, default: int) -> int:
         """An integer attribute."""
-        found = self.attributes.get(name, default)
-        if not isinstance(found, int):
+        value = self.attributes.get(name, default)
+        if not isinstance(value, int):
             raise FormatError(f"attribute {name!r} of {self.op} is one integer", where=self.where)
-        return found
+        return value
 
 
 def kind_of(value: Given) -> str:

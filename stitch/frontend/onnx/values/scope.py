@@ -90,8 +90,8 @@ class Scope:
         tensor = self._initializers.get(name)
         if tensor is not None:
             self._values[name] = FAILED
-            self._values[name] = made = make(tensor)
-            return made
+            self._values[name] = parameter = make(tensor)
+            return parameter
         if self._outer is not None:
             return self._outer.look_up(name, where, make)
         near = closest(name, self._values)
