@@ -1,7 +1,8 @@
 """Results of programs that depend on parameters only, remembered by the versions of their inputs.
 
 Entries are shared across binaries (the program counts by content) and die with any of their
-inputs. Arrays have no version, so calls with arrays are not remembered.
+inputs, or once a result is written or exported. Arrays have no version, so calls with arrays are
+not remembered.
 """
 
 from __future__ import annotations
@@ -55,13 +56,17 @@ class ConstantCache:
     def remember(
         self, key: Key, inputs: Sequence[ValueRecord], results: tuple[Tensor, ...]
     ) -> None:
-        """Keep a result until one of its inputs dies."""
+        """Keep a result until one of its inputs dies, or it is written or can be."""
         self._entries[key] = results
-        for value in inputs:
+        made = [tensor._record for tensor in results]
+        for value in made:
+            if value.version == 0:
+                value.version = _next_version()
+        for value in (*inputs, *made):
             self._by_version.setdefault(value.version, set()).add(key)
 
     def forget(self, value: ValueRecord) -> None:
-        """An input died or changed: drop what was made from it."""
+        """A value died or changed: drop what was made from it, and what it was the result of."""
         for key in self._by_version.pop(value.version, ()) if value.version else ():
             self._entries.pop(key, None)
 

@@ -20,7 +20,7 @@ from stitch.runtime.effects import effects_of
 from stitch.runtime.events import PlanMade
 from stitch.runtime.history import Tally
 from stitch.runtime.leases import Lease
-from stitch.runtime.recordings import MAX_BINDINGS, Binding, Recording
+from stitch.runtime.recordings import MAX_BINDINGS, Binding, Recording, sharing
 from stitch.runtime.records import Picture
 
 if TYPE_CHECKING:
@@ -67,8 +67,10 @@ class RecordingMaker:
     ) -> Binding | None:
         """A recording that may run; `clear`: after spare leases that lie in its way are revoked."""
         device = self._device
-        records = device.records
+        records, shared = device.records, sharing(places)
         for recording in variants:
+            if recording.shared != shared:
+                continue
             if recording.places is not None and recording.places != places:
                 continue
             if device.copies_forbidden and recording.plan.copies:
@@ -103,12 +105,12 @@ class RecordingMaker:
         )
         recording = Recording(
             made, effects_of(made, device.desc_key), None if is_lent else places,
-            [None if a is None else a.prepared() for a in agents],
+            sharing(places), [None if a is None else a.prepared() for a in agents],
             [None if a is None else a.program for a in agents],
             _has_fixed_results(made),
         )  # fmt: skip
         if not is_lent:
-            recording.look_around(device.records, planned.picture, len(window.values))
+            recording.look_around(device.records, planned.picture)
         device.recordings.plans_made += 1
         variants = device.recordings.of(key)
         device.recordings.add(key, recording)

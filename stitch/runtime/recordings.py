@@ -40,7 +40,8 @@ MAX_BINDINGS = 8
 
 @dataclass(frozen=True, slots=True)
 class Bystander:
-    """A buffer that the plan touches although no task of the window uses it."""
+    """A buffer that the plan touches, and all the values that lay in it: whether or not a task of
+    the window uses them."""
 
     place: Place
     users: tuple[object, ...]
@@ -88,15 +89,16 @@ class Recording(LeaseHolder):
         plan: Plan,
         effects: Effects,
         places: Places | None,
+        shared: tuple[int, ...],
         programs: Sequence[PreparedProgram | None],
         bodies: Sequence[Program | None],
         fixed_results: bool,
     ) -> None:
-        """`places`: the only ones of its sources that it serves; None for any, where the plan
-        changes nothing but its results, which then lie in leases."""
+        """`places`: the only ones of its sources that it serves; None for any that are `shared`
+        alike, where the plan changes nothing but its results, which then lie in leases."""
         super().__init__()
         self.plan, self.effects = plan, effects
-        self.places = places
+        self.places, self.shared = places, shared
         self.programs, self.bodies = tuple(programs), tuple(bodies)
         self.bystanders: tuple[Bystander, ...] = ()
         #: Where the record of a bystander's value is found: value → (place, position among users).
@@ -119,16 +121,14 @@ class Recording(LeaseHolder):
             kept_out = own if self.has_one_lease else []
             self.work = tuple(part for t in temporary for part in _outside(t, kept_out))
 
-    def look_around(self, records: Records, picture: Picture, first_free: int) -> None:
-        """Note what it touches that no task of the window uses, and where it is."""
-        plan, effects = self.plan, self.effects
-        in_window = {
-            i.buffer for r in plan.request.residents if r.value < first_free for i in r.instances
-        }
+    def look_around(self, records: Records, picture: Picture) -> None:
+        """Note what lies in the buffers that it touches, and where they are."""
+        plan, effects, live = self.plan, self.effects, records.all_buffers()
         touched: list[Place] = []
-        for number in sorted(plan.touched - in_window):
+        # Those of the tasks' values too: a view that came since must not be freed with them.
+        for number in sorted(plan.touched):
             buffer = plan.request.buffers[number]
-            if buffer.address is not None:
+            if buffer.address is not None and (buffer.space, buffer.address) in live:
                 touched.append((buffer.space, buffer.address))
         wanted = {v for v, _ in effects.changed} | set(effects.gone)
         for number, value in picture.bystanders.items():
@@ -139,7 +139,6 @@ class Recording(LeaseHolder):
                 place = (record.space, record.address)
                 self.bystander_values[number] = (place, record.users.index(value))
                 touched.append(place)
-        live = records.all_buffers()
         self.bystanders = tuple(
             Bystander(place, tuple(map(_signature, live[place].users)))
             for place in dict.fromkeys(touched)
@@ -314,6 +313,16 @@ class Recordings:
 def _signature(value: ValueRecord) -> tuple[object, ...]:
     """What a plan that touches a bystander's buffer depends on."""
     return (value.signature(), value.places(), value.kept)
+
+
+def sharing(places: Places) -> tuple[int, ...]:
+    """Which of a window's sources lie in one buffer, as far as addresses tell; () if none do."""
+    if len(places) < 2:
+        return ()
+    addresses = [address for _, instances in places for address in instances]
+    if len(set(addresses)) == len(addresses):
+        return ()
+    return tuple(map(addresses.index, addresses))
 
 
 def _overlap(a: Region, b: Region) -> bool:

@@ -13,7 +13,7 @@ import pytest
 import stitch
 from stitch.program import DataType, Layout, Space, TensorDesc
 from stitch.runtime import LoadedProgram
-from tests.support.stitched_models import integers, one, scaled
+from tests.support.stitched_models import binary_op, integers, one, scaled
 
 F32 = DataType.FLOAT32
 
@@ -68,6 +68,41 @@ def test_a_large_tensor_gets_the_memory_of_dropped_results() -> None:
         assert device.records.allocators[Space.L1].free_nbytes < 64
         del tensor
         np.testing.assert_array_equal(one(program(integers())).numpy(), integers() * 2 + 1)
+
+
+@pytest.mark.parametrize("machine", ["host", "tiny"])
+def test_a_recording_tells_one_buffer_from_two(machine: str) -> None:
+    x, z = integers(), integers(start=7) * 3
+    with stitch.open_device(machine) as device:
+        program = device.load(binary_op("less", "Sub", (4, 64), target=machine))
+        left, right = (
+            device.tensor(a).to_layout(program.input_layout(i)) for i, a in enumerate((x, z))
+        )
+        for _ in range(4):
+            whole = left[0:4]
+            np.testing.assert_array_equal(one(program(left, whole)).numpy(), x - x)
+            np.testing.assert_array_equal(one(program(left, right)).numpy(), x - z)
+            np.testing.assert_array_equal(one(program(right, left)).numpy(), z - x)
+
+
+def test_a_view_outlives_its_tensor_in_work_that_freed_the_tensor_before() -> None:
+    with stitch.open_device("tiny") as device:
+        program = device.load(binary_op("less", "Sub", (4, 64)))
+        for start in range(6):
+            x = device.tensor(integers(start=start)).to_layout(Layout(F32, Space.L1))
+            z = device.tensor(integers(start=7)).to_layout(Layout(F32, Space.L1))
+            device.flush()
+            view = x[0:2] if start > 2 else None
+            y = one(program(x, z))
+            del x
+            device.flush()
+            others = [device.empty(TensorDesc((4, 64), Layout(F32, Space.L1))) for _ in range(3)]
+            for other in others:
+                device.write(other, -integers())
+            np.testing.assert_array_equal(y.numpy(), integers(start=start) - integers(start=7))
+            if view is not None:
+                np.testing.assert_array_equal(view.numpy(), integers(start=start)[:2])
+            del view, y, z, others, other
 
 
 def step(

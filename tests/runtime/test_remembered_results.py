@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 
 import numpy as np
+import pytest
 
 import stitch
 from tests.support.stitched_models import integers, one, parameters_only, scaled, used
@@ -131,3 +132,21 @@ def test_a_pipelines_reused_output_is_a_new_version_each_time() -> None:
             result = one(k(one(pipeline(integers(start=start)))))
             np.testing.assert_array_equal(result.numpy(), (integers(start=start) * 2 + 1) * 3)
             del result
+
+
+@pytest.mark.parametrize("how", ["written", "written through a view", "exported"])
+def test_a_result_that_others_have_changed_is_made_again(how: str) -> None:
+    with stitch.open_device("tiny") as device:
+        program = device.load(parameters_only("twice", 2.0))
+        w = device.tensor(integers())
+        y = one(program(w))
+        if how == "exported":
+            np.from_dlpack(y)[...] = -1
+        elif how == "written":
+            device.write(y, -integers())
+        else:
+            device.write(y[0:2], -integers((2, 64)))
+        np.testing.assert_array_equal(one(program(w)).numpy(), integers() * 2)
+        assert device.constant_cache.hits == 0
+        np.testing.assert_array_equal(one(program(w)).numpy(), integers() * 2)
+        assert device.constant_cache.hits == 1
