@@ -105,6 +105,8 @@ class Recording(LeaseHolder):
         self.bystander_values: dict[int, tuple[Place, int]] = {}
         #: The generation of the records at which what it works in was last seen to be free.
         self.generation = -1
+        #: Whether its steps have been written out as code for some binding.
+        self.is_written = False
         #: What its first binding took of the host's memory.
         self.claim: Claim | None = None
         #: The binding without a lease.

@@ -60,7 +60,17 @@ def run_steps(
     values: Sequence[ValueRecord],
     value_of: Callable[[int], ValueRecord],
 ) -> None:
-    """The steps alone, in the form that the moment asks for: code, a loop, or with hooks."""
+    """The steps alone, and what is left where one fails."""
+    try:
+        perform(device, binding, arrays)
+    except BaseException as error:
+        done: int = error.__dict__.pop("stitch_steps_done", 0)
+        _after_failure(device, binding, values, value_of, done, error)
+        raise
+
+
+def perform(device: Device, binding: Binding, arrays: Sequence[Any]) -> None:
+    """Run the steps; an exception carries how many were done, as `stitch_steps_done`."""
     steps: Any = None
     try:
         straight = binding.straight
@@ -71,8 +81,7 @@ def run_steps(
         steps = iter(binding.bound.thunks)
         _run_one_by_one(device, binding, arrays, steps)
     except BaseException as error:
-        done = steps_done(binding, steps, error)
-        _after_failure(device, binding, values, value_of, done, error)
+        error.__dict__.setdefault("stitch_steps_done", _steps_done(binding, steps, error))
         raise
 
 
@@ -92,7 +101,8 @@ def _run_one_by_one(device: Device, binding: Binding, arrays: Sequence[Any], ste
     finally:
         bound.arguments[:] = [None] * len(arrays)
     tally.runs += 1
-    if binding.straight is None and tally.runs >= RUNS_TO_STRAIGHTEN:
+    wanted = 2 if binding.recording.is_written else RUNS_TO_STRAIGHTEN
+    if binding.straight is None and tally.runs >= wanted:
         write_out(device, binding)
 
 
@@ -104,14 +114,12 @@ def write_out(device: Device, binding: Binding) -> None:
     descs = [residents[number].instances[0].desc for number in binding.arrays]
     kinds = [(d.layout.data_type.dtype, d.shape) for d in descs]
     binding.straight = straight_code(binding.bound.thunks, kinds, binding.order, binding.tally)
+    binding.recording.is_written = True
     device.code_written += 1
 
 
-def steps_done(binding: Binding, steps: Any, error: BaseException) -> int:
+def _steps_done(binding: Binding, steps: Any, error: BaseException) -> int:
     """How many steps were finished when one raised; `steps`: the loop's iterator, if it was one."""
-    done: int | None = error.__dict__.pop("stitch_steps_done", None)
-    if done is not None:
-        return done
     if steps is None:
         assert binding.straight is not None
         thunks_done = binding.straight.steps_done(error)

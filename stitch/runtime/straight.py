@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from types import CodeType
 from typing import Any
 
@@ -80,6 +80,12 @@ def straight_code(
     return source.made(first_line)
 
 
+@lru_cache(maxsize=256)
+def _compiled(text: str) -> CodeType:
+    """The same steps at other places are the same text: only the objects are others."""
+    return compile(text, "<stitched plan>", "exec")
+
+
 class _Source:
     """The lines so far, and the names of the objects in them."""
 
@@ -144,6 +150,6 @@ class _Source:
         objects = ", ".join(f"v{i}" for i in range(len(self._objects)))
         text = f"def make({objects}):\n    {body}\n    return run"
         space: dict[str, Any] = {}
-        exec(compile(text, "<stitched plan>", "exec"), space)
+        exec(_compiled(text), space)
         run = space["make"](*self._objects)
         return Straight(run, run.__code__, first_line)
