@@ -49,8 +49,8 @@ def parse_nbytes(given: int | str) -> int:
     """
     if isinstance(given, int) and not isinstance(given, bool) and given > 0:
         return given
-    found = _SIZE.fullmatch(given) if isinstance(given, str) else None
-    amount = float(found[1]) * _UNITS[(found[2] or "").lower()] if found else 0.0
+    match = _SIZE.fullmatch(given) if isinstance(given, str) else None
+    amount = float(match[1]) * _UNITS[(match[2] or "").lower()] if match else 0.0
     nbytes = int(amount) if math.isfinite(amount) else 0
     if nbytes < 1:
         raise UsageError(
@@ -155,26 +155,26 @@ class Budget:
 
         `parts` is asked again once room was made; `what` is what the error names.
         """
-        made = self._try(parts(), allowed)
-        if made is None:
+        claims = self._try(parts(), allowed)
+        if claims is None:
             make_room()
             wanted = parts()
-            made = self._try(wanted, allowed)
-            if made is None:
+            claims = self._try(wanted, allowed)
+            if claims is None:
                 raise self._refusal(sum(n for n, _ in wanted), what, allowed)
-        return made
+        return claims
 
     def _try(self, parts: Sequence[tuple[int, str]], allowed: int) -> list[Claim] | None:
         with self._lock:
             wanted = sum(nbytes for nbytes, _ in parts)
             if self._settled() + wanted > allowed and wanted:
                 return None
-            made = [Claim(self, next(self._numbers), nbytes) for nbytes, _ in parts]
+            claims = [Claim(self, next(self._numbers), nbytes) for nbytes, _ in parts]
             self._is_sum = False
-            self._claims.update(zip((found.number for found in made), parts, strict=True))
+            self._claims.update(zip((found.number for found in claims), parts, strict=True))
             self._taken += wanted
             self._is_sum = not self._is_sum
-        return made
+        return claims
 
     def _settled(self) -> int:
         gone = self.gone
@@ -231,9 +231,9 @@ def claimed_array(
     if nbytes < SMALL_NBYTES:
         return np.empty(shape, kind)
     taken = claim(nbytes, what, allowed=allowed)
-    made: Array = np.empty(shape, kind)
-    keep(made, taken)
-    return made
+    array: Array = np.empty(shape, kind)
+    keep(array, taken)
+    return array
 
 
 def copied(array: Array, what: str, allowed: int | None = None) -> Array:
@@ -241,9 +241,9 @@ def copied(array: Array, what: str, allowed: int | None = None) -> Array:
     if array.nbytes < LARGE_NBYTES:
         return array.copy()
     taken = claim(array.nbytes, what, allowed=allowed)
-    made: Array = array.copy()
-    keep(made, taken)
-    return made
+    copy: Array = array.copy()
+    keep(copy, taken)
+    return copy
 
 
 def keep(owner: Any, taken: Claim) -> None:

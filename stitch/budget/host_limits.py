@@ -33,25 +33,25 @@ def group_limit(membership: Path, mount: Path) -> int | None:
         lines = membership.read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
-    found: list[int] = []
+    limits: list[int] = []
     for line in lines:
         number, controllers, path = (*line.split(":", 2), "", "")[:3]
         if number == "0" and not controllers:
-            found += _limits(mount, path, "memory.max")
+            limits += _limits(mount, path, "memory.max")
         elif "memory" in controllers.split(","):
-            found += _limits(mount / "memory", path, "memory.limit_in_bytes")
-    return min(found, default=None)
+            limits += _limits(mount / "memory", path, "memory.limit_in_bytes")
+    return min(limits, default=None)
 
 
 def _limits(root: Path, path: str, name: str) -> list[int]:
     """The limits of a group and of all groups around it; inside a container only its own shows."""
     inside = [part for part in path.split("/") if part not in ("", "..", ".")]
-    found = []
+    limits = []
     for depth in range(len(inside) + 1):
         try:
             text = root.joinpath(*inside[:depth], name).read_text(encoding="ascii").strip()
         except (OSError, ValueError):
             continue
         if re.fullmatch(r"\d+", text) and int(text) < _UNLIMITED:
-            found.append(int(text))
-    return found
+            limits.append(int(text))
+    return limits

@@ -41,12 +41,12 @@ class DataPart:
 
     def checksum(self) -> int:
         """A number that other data hardly have."""
-        found = 0
+        sum_so_far = 0
         for name in (*sorted(self.inputs), None):
             array = self.labels if name is None else self.inputs[name]
             dense = np.ascontiguousarray(array).reshape(-1)
-            found = zlib.crc32(dense.view(np.uint8).data, found)
-        return found
+            sum_so_far = zlib.crc32(dense.view(np.uint8).data, sum_so_far)
+        return sum_so_far
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,7 +137,7 @@ class _Reader:
 
     def _named(self, entry: SourceEntry) -> dict[str, ArrayEntry]:
         if self.model is None:
-            return {name or "of the model": found for name, found in entry.inputs}
+            return {name or "of the model": array for name, array in entry.inputs}
         wanted = tuple(self.model.inputs)
         if len(entry.inputs) == 1 and entry.inputs[0][0] is None:
             if len(wanted) == 1:
@@ -145,12 +145,12 @@ class _Reader:
             detail = f"the model has the inputs {', '.join(wanted)}: name an array for each"
             self.log.note("missing_input", entry.inputs[0][1].line, detail)
             return {}
-        named = {name: found for name, found in entry.inputs if name is not None}
-        for name, found in named.items():
+        named = {name: array for name, array in entry.inputs if name is not None}
+        for name, array in named.items():
             if name not in wanted:
                 near = closest(name, wanted)
                 detail = f"the model has no input {name!r}; it has {', '.join(wanted)}"
-                self.log.note("unknown_input", found.line, detail + (f"; {near}" if near else ""))
+                self.log.note("unknown_input", array.line, detail + (f"; {near}" if near else ""))
         missing = [name for name in wanted if name not in named]
         if missing:
             detail = f"the model also needs {', '.join(missing)}"
@@ -234,45 +234,45 @@ class _Reader:
 
     def _rows(self, entry: DataEntry, count: int | None) -> dict[str, Array] | None:
         """The rows of each part that takes its rows from the whole; `count`: None if unknown."""
-        made: dict[str, Array] = {}
+        parts: dict[str, Array] = {}
         sound = count is not None
         for key in ("held_out", "validation", "train"):
             part: PartEntry | None = getattr(entry, key)
             if part is not None and part.rows is not None:
-                found = self._numbers(part.rows, key, count)
-                if found is None:
+                rows = self._numbers(part.rows, key, count)
+                if rows is None:
                     sound = False
                 else:
-                    made[key] = found
+                    parts[key] = rows
         if count is None or not sound:
             return None
         taken = np.zeros(count, bool)
-        for key, found in made.items():
-            if taken[found].any():
-                row = int(found[taken[found]][0])
+        for key, rows in parts.items():
+            if taken[rows].any():
+                row = int(rows[taken[rows]][0])
                 line = getattr(entry, key).line
                 detail = f"row {row} belongs to {key} and to another part as well"
                 self.log.note("row_twice", line, detail)
                 return None
-            taken[found] = True
-        made.setdefault("train", np.flatnonzero(~taken))
+            taken[rows] = True
+        parts.setdefault("train", np.flatnonzero(~taken))
         for draw, key in enumerate(("held_out", "validation")):
             part = getattr(entry, key)
             if part is not None and part.share is not None:
-                self._draw(made, key, part.share, draw)
-                if not len(made[key]):
-                    detail = f"{key}: this share of {len(made['train'])} rows is no row at all"
+                self._draw(parts, key, part.share, draw)
+                if not len(parts[key]):
+                    detail = f"{key}: this share of {len(parts['train'])} rows is no row at all"
                     self.log.note("no_rows", part.line, detail)
                     return None
-        return made
+        return parts
 
-    def _draw(self, made: dict[str, Array], key: str, share: float, draw: int) -> None:
+    def _draw(self, parts: dict[str, Array], key: str, share: float, draw: int) -> None:
         """A share of the rows for training, drawn by the seed, in the order that they had."""
-        rows = made["train"]
+        rows = parts["train"]
         order = shuffled(len(rows), self.seed, _SHARES + draw)
         size = round(share * len(rows))
-        made[key] = rows[np.sort(order[:size])]
-        made["train"] = rows[np.sort(order[size:])]
+        parts[key] = rows[np.sort(order[:size])]
+        parts["train"] = rows[np.sort(order[size:])]
 
     def _numbers(self, entry: ArrayEntry, key: str, count: int | None) -> Array | None:
         array = self._read(entry)

@@ -33,10 +33,10 @@ def coupled(
     own = builder.apply("Split", [diagonal], classes, {"axis": 1, "num_outputs": classes})
     shape = [answers.shape[0], classes]
     start: Array = np.full(shape, np.float32(1) / np.float32(classes), np.float32)
-    found = builder.constant(start)
+    shares = builder.constant(start)
     for _ in range(_ROUNDS):
-        found = _round(builder, found, matrix, rows, own)
-    return found
+        shares = _round(builder, shares, matrix, rows, own)
+    return shares
 
 
 def _quadratic(
@@ -57,22 +57,22 @@ def _quadratic(
 
 
 def _round(
-    builder: ComputationGraphBuilder, found: SymbolicTensor, matrix: SymbolicTensor,
+    builder: ComputationGraphBuilder, shares: SymbolicTensor, matrix: SymbolicTensor,
     rows: list[SymbolicTensor], own: tuple[SymbolicTensor, ...],
 ) -> SymbolicTensor:  # fmt: skip
     """Each class in turn set to its best; rows that are near enough stay as they are."""
     classes = len(rows)
-    slopes = builder.op("MatMul", matrix, builder.op("Unsqueeze", found, [2]))
+    slopes = builder.op("MatMul", matrix, builder.op("Unsqueeze", shares, [2]))
     slopes = builder.op("Squeeze", slopes, [2])
-    value = builder.op("ReduceSum", found * slopes, [1], keepdims=1)
+    value = builder.op("ReduceSum", shares * slopes, [1], keepdims=1)
     apart = builder.op("ReduceMax", builder.op("Abs", slopes - value), [1], keepdims=1)
-    made = found
+    better = shares
     for index in range(classes):
         unit = np.eye(classes, dtype=np.float32)[index : index + 1]
         slope = builder.op("Slice", slopes, [index], [index + 1], [1])
         step = (value - slope) / own[index]
         whole = 1 + step
-        made = (made + step * unit) / whole
+        better = (better + step * unit) / whole
         value = (value + step * (step * own[index] + 2 * slope)) / whole / whole
         slopes = (slopes + step * rows[index]) / whole
-    return builder.op("Where", builder.op("Less", apart, _NEAR / classes), found, made)
+    return builder.op("Where", builder.op("Less", apart, _NEAR / classes), shares, better)

@@ -138,12 +138,12 @@ def _holds(
 
 def _stacked(forest: Forest, dtype: np.dtype[np.generic]) -> Array:
     """The sets of all nodes, [nodes, members]; those that end early repeat a member."""
-    longest = max(1, *(len(found) for found in forest.sets.values()))
+    longest = max(1, *(len(members) for members in forest.sets.values()))
     # NaN equals nothing, so it fills an empty set.
-    made = np.full((len(forest.modes), longest), np.nan, dtype)
-    for node, found in forest.sets.items():
-        made[node] = np.resize(found, longest) if found.size else np.nan
-    return made
+    stacked = np.full((len(forest.modes), longest), np.nan, dtype)
+    for node, members in forest.sets.items():
+        stacked[node] = np.resize(members, longest) if members.size else np.nan
+    return stacked
 
 
 def _held(

@@ -39,9 +39,9 @@ def regressor(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTenso
     intercepts = reals(call, "intercepts")
     if intercepts.size not in (0, targets):
         raise unfit(call, "intercepts", f"{targets} numbers, or none", intercepts.size)
-    made = builder.op("MatMul", x, factors.T.copy())
-    made = made + intercepts if intercepts.size else made
-    return transformed(builder, call, made, named_transform(call))
+    scores = builder.op("MatMul", x, factors.T.copy())
+    scores = scores + intercepts if intercepts.size else scores
+    return transformed(builder, call, scores, named_transform(call))
 
 
 def classifier(builder: ComputationGraphBuilder, call: NodeCall) -> list[SymbolicTensor]:
@@ -76,10 +76,10 @@ def vector_regressor(builder: ComputationGraphBuilder, call: NodeCall) -> Symbol
     if count > 0:
         x = _kernel(builder, call, x, count)
     factors = reals(call, "coefficients", x.shape[1]).astype(np.float64)
-    made = _float32(builder, builder.op("MatMul", x, factors.reshape(-1, 1)) + rho)
+    scores = _float32(builder, builder.op("MatMul", x, factors.reshape(-1, 1)) + rho)
     if not whole(call, "one_class"):
-        return made
-    above = builder.op("Greater", made, 0.0)
+        return scores
+    above = builder.op("Greater", scores, 0.0)
     return builder.op("Where", above, np.array(1, np.float32), np.array(-1, np.float32))
 
 
@@ -147,12 +147,12 @@ def _by_vectors(
 def _of_pairs(factors: Array, counts: tuple[int, ...], pairs: list[tuple[int, int]]) -> Array:
     """What each vector counts in each pair of classes: those of either class, by the other."""
     ends = np.cumsum(counts)
-    made = np.zeros((ends[-1], len(pairs)), np.float64)
+    factors_of_pairs = np.zeros((ends[-1], len(pairs)), np.float64)
     for column, (i, j) in enumerate(pairs):
         for own, row in ((i, j - 1), (j, i)):
             vectors = slice(ends[own] - counts[own], ends[own])
-            made[vectors, column] = factors[row, vectors]
-    return made
+            factors_of_pairs[vectors, column] = factors[row, vectors]
+    return factors_of_pairs
 
 
 def _elected(
@@ -184,8 +184,8 @@ def _kernel(
         squares = builder.op("ReduceSumSquare", x, [1], keepdims=1)
         apart = squares + (vectors**2).sum(1) - 2 * products
         return builder.op("Exp", -gamma * builder.op("Relu", apart))
-    made = products * gamma + shift
-    return builder.op("Tanh", made) if kind == "SIGMOID" else builder.op("Pow", made, degree)
+    scaled = products * gamma + shift
+    return builder.op("Tanh", scaled) if kind == "SIGMOID" else builder.op("Pow", scaled, degree)
 
 
 def _float32(builder: ComputationGraphBuilder, x: SymbolicTensor) -> SymbolicTensor:

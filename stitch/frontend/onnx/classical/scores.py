@@ -44,16 +44,16 @@ def named_transform(call: NodeCall) -> str:
 
 def labels(call: NodeCall, numbers: str, names: str) -> Array:
     """The labels of classes; raises `CompileError` where they are words."""
-    found = wholes(call, numbers)
+    values = wholes(call, numbers)
     if words(call, names):
         raise CompileError(
             f"operator ai.onnx.ml.{call.op} is not supported with words as labels (only numbers "
             "are supported, not strings)", where=call.where, expected=numbers, got=names,
             remedy="fit the model with whole numbers as classes (sklearn's LabelEncoder)",
         )  # fmt: skip
-    if not found:
-        raise unfit(call, numbers, "the labels of the classes", found)
-    return np.array(found, np.int64)
+    if not values:
+        raise unfit(call, numbers, "the labels of the classes", values)
+    return np.array(values, np.int64)
 
 
 def chosen(

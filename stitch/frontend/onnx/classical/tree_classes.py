@@ -35,10 +35,10 @@ def lower_classifier(builder: ComputationGraphBuilder, call: NodeCall) -> list[S
     leaf = reached(builder, call, forest, data, shape.depth)
     scores = collected(builder, leaf, forest.weights.astype(data.dtype), "ReduceSum")
     if names.size == 2:
-        label, made = _of_two(builder, call, forest, shape, scores, base, names)
+        label, values = _of_two(builder, call, forest, shape, scores, base, names)
     else:
-        label, made = _of_many(builder, call, forest, shape, scores, base, names, leaf)
-    return [label, builder.op("Cast", made, to=ops.onnx_code(DataType.FLOAT32))]
+        label, values = _of_many(builder, call, forest, shape, scores, base, names, leaf)
+    return [label, builder.op("Cast", values, to=ops.onnx_code(DataType.FLOAT32))]
 
 
 def _of_many(
@@ -54,8 +54,8 @@ def _of_many(
         counts = forest.counts.astype(np.int32)
         named = builder.op("Greater", collected(builder, leaf, counts, "ReduceMax"), 0)
         ranked = builder.op("Where", named, scores, np.array(-np.inf, scores.dtype))
-    made = transformed(builder, call, scores, named_transform(call))
-    return chosen(builder, ranked, names), made
+    values = transformed(builder, call, scores, named_transform(call))
+    return chosen(builder, ranked, names), values
 
 
 def _of_two(

@@ -62,8 +62,8 @@ def lower_regressor(builder: ComputationGraphBuilder, call: NodeCall) -> Symboli
     data, forest = older_forest(builder, call, "target", _targets(call))
     aggregate = word(call, "aggregate_function", "SUM", _AGGREGATES)
     base = numbers(call, "base_values")
-    made = _scores(builder, call, forest, data, base, aggregate, named_transform(call))
-    return made.cast(DataType.FLOAT32)
+    scores = _scores(builder, call, forest, data, base, aggregate, named_transform(call))
+    return scores.cast(DataType.FLOAT32)
 
 
 def _scores(
@@ -78,13 +78,13 @@ def _scores(
             "where a leaf is without a weight for some target", where=call.where,
         )  # fmt: skip
     leaf = reached(builder, call, forest, data, shape.depth)
-    made = collected(builder, leaf, forest.weights.astype(dtype), _REDUCTIONS[aggregate])
-    made = made / float(len(forest.roots)) if aggregate == "AVERAGE" else made
+    sums = collected(builder, leaf, forest.weights.astype(dtype), _REDUCTIONS[aggregate])
+    sums = sums / float(len(forest.roots)) if aggregate == "AVERAGE" else sums
     if base.size:
         if base.size != targets:
             raise unfit(call, "base_values", f"{targets} numbers, or none", base.size)
-        made = made + base.astype(dtype)
-    return transformed(builder, call, made, transform)
+        sums = sums + base.astype(dtype)
+    return transformed(builder, call, sums, transform)
 
 
 def _targets(call: NodeCall) -> int:
@@ -172,17 +172,17 @@ def _check_size(call: NodeCall, nodes: int, targets: int) -> None:
 
 def _missing(call: NodeCall, count: int) -> Array:
     """Whether NaN counts as a condition that holds."""
-    found = wholes(call, "nodes_missing_value_tracks_true")
-    if len(found) not in (0, count):
-        raise unfit(call, "nodes_missing_value_tracks_true", f"{count} flags, or none", len(found))
-    return np.array(found or (0,) * count, np.bool_)
+    flags = wholes(call, "nodes_missing_value_tracks_true")
+    if len(flags) not in (0, count):
+        raise unfit(call, "nodes_missing_value_tracks_true", f"{count} flags, or none", len(flags))
+    return np.array(flags or (0,) * count, np.bool_)
 
 
 def _tensor(call: NodeCall, name: str, count: int | None = None) -> Array:
-    found = call.attributes.get(name)
-    if not isinstance(found, TensorProto):
+    proto = call.attributes.get(name)
+    if not isinstance(proto, TensorProto):
         raise FormatError(f"{call.op} lacks {name!r}", where=call.where)
-    array = tensor_array(found, None, f"{call.where}, attribute {name!r}").reshape(-1)
+    array = tensor_array(proto, None, f"{call.where}, attribute {name!r}").reshape(-1)
     if count is not None and array.size != count:
         raise unfit(call, name, f"{count} elements", array.size)
     return array
@@ -221,15 +221,15 @@ def _newest(call: NodeCall) -> Forest:
 
 def _sides(call: NodeCall, count: int, leaves: int) -> Array:
     """The nodes where conditions fail and where they hold."""
-    made = []
+    sides = []
     for side in ("false", "true"):
         ids = np.array(wholes(call, f"nodes_{side}nodeids", count), np.int64)
         ends = np.array(wholes(call, f"nodes_{side}leafs", count), np.bool_)
         if not ((ids >= 0) & (ids < np.where(ends, leaves, count))).all():
             raise FormatError(f"a node of {call.op} leads to no node, or is no node",
                               where=call.where)  # fmt: skip
-        made.append(ids + ends * count)
-    return np.stack(made, axis=1)
+        sides.append(ids + ends * count)
+    return np.stack(sides, axis=1)
 
 
 def _members(call: NodeCall, modes: Array) -> dict[int, Array]:

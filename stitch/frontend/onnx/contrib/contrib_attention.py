@@ -41,10 +41,10 @@ def attention(builder: ComputationGraphBuilder, call: NodeCall) -> _Some:
             builder.op("Concat", old, new, axis=2)
             for old, new in zip(earlier, (key, value), strict=True)
         )
-    made = _attended(builder, call, query, key, value, call.operand(3), call.operand(5))
+    attended = _attended(builder, call, query, key, value, call.operand(3), call.operand(5))
     pair = [builder.op("Unsqueeze", half, [0]) for half in (key, value)]
     present = builder.op("Concat", *pair, axis=0) if _wants(call, 1) else None
-    return [made, present]
+    return [attended, present]
 
 
 def multi_head_attention(builder: ComputationGraphBuilder, call: NodeCall) -> _Some:
@@ -72,8 +72,8 @@ def multi_head_attention(builder: ComputationGraphBuilder, call: NodeCall) -> _S
         new if before is None else builder.op("Concat", before, new, axis=2)
         for before, new in zip(old, (key, value), strict=True)
     )
-    made = _attended(builder, call, query, key, value, call.operand(4), call.operand(5))
-    return [made, key, value]
+    attended = _attended(builder, call, query, key, value, call.operand(4), call.operand(5))
+    return [attended, key, value]
 
 
 def _wants(call: NodeCall, index: int) -> bool:
@@ -108,13 +108,13 @@ def _attended(
     hidden = _hidden(builder, call, mask, scores)
     scores = scores if hidden is None else scores + hidden
     scores = scores if added is None else scores + added
-    made = builder.op("MatMul", builder.op("Softmax", scores, axis=-1), value)
-    if made.ndim != 4:
+    attended = builder.op("MatMul", builder.op("Softmax", scores, axis=-1), value)
+    if attended.ndim != 4:
         raise FormatError(f"the operands of {call.op} do not fit", where=call.where,
                           expected="[batch, heads, length, width]",
-                          got=str(list(made.shape)))  # fmt: skip
-    batch, heads, length, width = made.shape
-    side_by_side = builder.op("Transpose", made, perm=[0, 2, 1, 3])
+                          got=str(list(attended.shape)))  # fmt: skip
+    batch, heads, length, width = attended.shape
+    side_by_side = builder.op("Transpose", attended, perm=[0, 2, 1, 3])
     return builder.op("Reshape", side_by_side, [batch, length, heads * width])
 
 
@@ -127,18 +127,18 @@ def _hidden(
     """What is added to scores of places that may not be seen, or None where all may be."""
     length, total = scores.shape[-2:]
     dtype = scores.dtype
-    made = None
+    hidden = None
     if mask is not None:
         seen = _seen(builder, call, mask, scores)
         filled = np.asarray(real(call, "mask_filter_value", -10000.0), dtype)
-        made = builder.op("Where", seen, np.zeros((), dtype), filled)
+        hidden = builder.op("Where", seen, np.zeros((), dtype), filled)
     if whole(call, "unidirectional"):
         later = np.triu(np.ones((length, total), np.bool_), total - length + 1)
         # A row sees itself, so that none is -inf all along.
         least = np.asarray(-np.inf, dtype)
-        before = np.zeros((), dtype) if made is None else made
-        made = builder.op("Where", builder.constant(later), least, before)
-    return made
+        before = np.zeros((), dtype) if hidden is None else hidden
+        hidden = builder.op("Where", builder.constant(later), least, before)
+    return hidden
 
 
 def _seen(
@@ -186,12 +186,12 @@ def embeddings(builder: ComputationGraphBuilder, call: NodeCall) -> _Some:
     added = builder.op("Gather", words, ids) + builder.op("Gather", places, where)
     if segments is not None and kinds is not None:
         added = added + builder.op("Gather", kinds, segments)
-    made = builder.op("LayerNormalization", added, operand(call, 5), operand(call, 6), axis=-1,
-                      epsilon=real(call, "epsilon", 1e-12))  # fmt: skip
+    operands, epsilon = (added, operand(call, 5), operand(call, 6)), real(call, "epsilon", 1e-12)
+    normalized = builder.op("LayerNormalization", *operands, axis=-1, epsilon=epsilon)
     counted: SymbolicTensor | None = None
     if _wants(call, 1) and mask is None:
         counted = builder.constant(np.zeros(batch, np.int32))
     elif _wants(call, 1) and mask is not None:
         ones = builder.op("Cast", mask == 1, to=ops.onnx_code(DataType.INT32))
         counted = builder.op("ReduceSum", ones, [1], keepdims=0)
-    return [made, counted, added]
+    return [normalized, counted, added]

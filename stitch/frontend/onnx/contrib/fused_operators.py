@@ -42,9 +42,9 @@ def product(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
                 whole(call, f"trans{side}") != 0)
         for index, side in enumerate("AB")
     ]  # fmt: skip
-    made = builder.op("MatMul", *sides)
+    product_of_sides = builder.op("MatMul", *sides)
     alpha = real(call, "alpha", 1.0)
-    return made if alpha == 1 else made * alpha
+    return product_of_sides if alpha == 1 else product_of_sides * alpha
 
 
 def _turned(
@@ -62,7 +62,7 @@ def _turned(
 def gemm(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
     """Gemm, then an activation."""
     plain = {k: v for k, v in call.attributes.items() if not k.startswith("activation")}
-    made = builder.apply("Gemm", call.inputs, 1, plain)[0]
+    sums = builder.apply("Gemm", call.inputs, 1, plain)[0]
     name = call.attributes.get("activation")
     numbers = {
         known: real(call, f"activation_{known}")
@@ -71,27 +71,27 @@ def gemm(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
     takes = _ACTIVATIONS.get(str(name))
     if takes is None:
         raise _strange_activation(call, name)
-    return builder.apply(str(name), [made], 1, {k: v for k, v in numbers.items() if k in takes})[0]
+    return builder.apply(str(name), [sums], 1, {k: v for k, v in numbers.items() if k in takes})[0]
 
 
 def convolution(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
     """Conv, then another tensor added, then an activation."""
     plain = {k: v for k, v in call.attributes.items() if not k.startswith("activation")}
-    made = builder.apply("Conv", call.inputs[:3], 1, plain)[0]
+    result = builder.apply("Conv", call.inputs[:3], 1, plain)[0]
     added = call.operand(3)
-    made = made if added is None else made + added
+    result = result if added is None else result + added
     name = call.attributes.get("activation", "")
     numbers = [float(number) for number in reals(call, "activation_params")]
     if name == "":
-        return made
+        return result
     if name == "Clip" and len(numbers) == 2:
-        return builder.op("Clip", made, *numbers)
+        return builder.op("Clip", result, *numbers)
     takes = _ACTIVATIONS.get(str(name))
     if takes is None:
         raise _strange_activation(call, name)
     if len(takes) != len(numbers):
         raise unfit(call, "activation_params", f"{len(takes)} numbers", len(numbers))
-    return builder.apply(str(name), [made], 1, dict(zip(takes, numbers, strict=True)))[0]
+    return builder.apply(str(name), [result], 1, dict(zip(takes, numbers, strict=True)))[0]
 
 
 def _strange_activation(call: NodeCall, name: object) -> CompileError:
@@ -118,11 +118,11 @@ def quick_gelu(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTens
 
 def _sum(call: NodeCall, *indices: int) -> SymbolicTensor:
     """The sum of the operands that are there; the first must be."""
-    made = operand(call, indices[0])
+    total = operand(call, indices[0])
     for index in indices[1:]:
         more = call.operand(index)
-        made = made if more is None else made + more
-    return made
+        total = total if more is None else total + more
+    return total
 
 
 def skip_layer_normalization(
@@ -131,9 +131,9 @@ def skip_layer_normalization(
     """A sum of up to three, normalized; and the sum."""
     operand(call, 1)
     added, epsilon = _sum(call, 0, 1, 4), real(call, "epsilon", 1e-12)
-    made = builder.op("LayerNormalization", added, operand(call, 2), call.operand(3), axis=-1,
-                      epsilon=epsilon)  # fmt: skip
-    return [made, None, None, added]
+    operands = (added, operand(call, 2), call.operand(3))
+    normalized = builder.op("LayerNormalization", *operands, axis=-1, epsilon=epsilon)
+    return [normalized, None, None, added]
 
 
 def skip_root_mean_square(
@@ -142,8 +142,8 @@ def skip_root_mean_square(
     """A sum of up to three over the root of its squares' mean; and the sum."""
     operand(call, 1)
     added, epsilon = _sum(call, 0, 1, 3), real(call, "epsilon", 1e-12)
-    made = builder.op("RMSNormalization", added, operand(call, 2), axis=-1, epsilon=epsilon)
-    return [made, None, None, added]
+    normalized = builder.op("RMSNormalization", added, operand(call, 2), axis=-1, epsilon=epsilon)
+    return [normalized, None, None, added]
 
 
 def root_mean_square(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
@@ -158,9 +158,9 @@ def scaled_product(builder: ComputationGraphBuilder, call: NodeCall) -> Symbolic
     points = [_zero_point(call, index) for index in (4, 5)]
     counted = builder.op("MatMulInteger", a, b, *points)
     bias = call.operand(6)
-    made = builder.op("Cast", counted, to=ops.onnx_code(DataType.FLOAT32))
-    made = made * (operand(call, 2) * operand(call, 3))
-    return made if bias is None else made + bias
+    result = builder.op("Cast", counted, to=ops.onnx_code(DataType.FLOAT32))
+    result = result * (operand(call, 2) * operand(call, 3))
+    return result if bias is None else result + bias
 
 
 def _zero_point(call: NodeCall, index: int) -> SymbolicTensor | None:
