@@ -19,7 +19,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from injection.faults import Fault, Place
-from injection.model import Case, Reference, reference_of, what_is_broken
+from injection.model import (
+    Case,
+    Reference,
+    reference_of,
+    says_lost,
+    what_closing_breaks,
+    what_is_broken,
+)
 
 Scenario = Callable[[], Case]
 #: The longest that one place may take, the preparation of its case included.
@@ -30,7 +37,8 @@ SECONDS_FOR_PLACES = 120.0
 
 @dataclass
 class Outcome:
-    """What a campaign saw: places in all, places tried, and the broken ones.
+    """What a campaign saw: places in all, places tried, broken ones, and those where all is well
+    but something that was held says that it was lost.
 
     Each broken one is the place, its callers behind it, and what is broken.
     """
@@ -39,6 +47,7 @@ class Outcome:
     fault: str
     places: int = 0
     tried: int = 0
+    lost: int = 0
     broken: list[tuple[tuple[Place, ...], str]] = field(default_factory=list)
 
 
@@ -49,40 +58,44 @@ def run_campaign(
     *,
     every: int = 1,
     seconds: float = 5.0,
-    progress: Callable[[str], None] = lambda text: None,
 ) -> Outcome:
     """Try every `every`-th place of a scenario; another thread may take `seconds` afterwards."""
     reference = _warm(scenario)
     outcome = Outcome(name, fault.name)
-    listed = next(
-        iter(_messages(lambda tell: _tell_places(scenario, fault, tell), SECONDS_FOR_PLACES))
-    )
-    if listed is None:
-        raise RuntimeError(f"{name}: the places could not be listed")
-    if "error" in listed:
-        raise RuntimeError(f"{name}: {listed['error']}")
-    places = _distinct([Place(**place) for place in listed["places"]])
+    places = _places(name, scenario, fault)
     outcome.places = len(places)
     chosen = places[::every]
     while outcome.tried < len(chosen):
-        rest = chosen[outcome.tried :]
-        began = outcome.tried
+        rest, began = chosen[outcome.tried :], outcome.tried
 
         def child(tell: Callable[[Any], None], rest: Sequence[Place] = rest) -> None:
             _try_places(scenario, fault, rest, reference, seconds, tell)
 
-        for line in _messages(child, SECONDS_A_PLACE):
+        for message in _messages(child, SECONDS_A_PLACE):
             if outcome.tried == len(chosen):
                 break  # Its end: a case for all of them is closed.
-            told = line or {"broken": "the process hangs or falls"}
+            told = message or {"broken": "the process hangs or falls"}
+            outcome.lost += told.get("lost", False)
             if told["broken"] is not None:
                 hit = tuple(Place(**place) for place in told.get("hit", ()))
                 outcome.broken.append((hit or (chosen[outcome.tried],), told["broken"]))
             outcome.tried += 1
-            progress(f"{name}: {len(outcome.broken)} / {outcome.tried} of {len(chosen)}")
         if outcome.tried == began:
             raise RuntimeError(f"{name}: a process ended without a word")
     return outcome
+
+
+def _places(name: str, scenario: Scenario, fault: Fault) -> list[Place]:
+    """Every place, one for each number: what comes twice behind one instruction counts once."""
+
+    def child(tell: Callable[[Any], None]) -> None:
+        _tell_places(scenario, fault, tell)
+
+    told = next(_messages(child, SECONDS_FOR_PLACES)) or {"error": "no answer"}
+    if "error" in told:
+        raise RuntimeError(f"{name}: the places could not be listed: {told['error']}")
+    places = [Place(**place) for place in told["places"]]
+    return list({place.number: place for place in reversed(places)}.values())[::-1]
 
 
 def _warm(scenario: Scenario) -> Reference:
@@ -92,11 +105,6 @@ def _warm(scenario: Scenario) -> Reference:
     gc.collect()
     gc.freeze()
     return reference
-
-
-def _distinct(places: Sequence[Place]) -> list[Place]:
-    """One place for each number: what is delivered twice behind one instruction counts once."""
-    return list({place.number: place for place in reversed(places)}.values())[::-1]
 
 
 def _tell_places(scenario: Scenario, fault: Fault, tell: Callable[[Any], None]) -> None:
@@ -132,7 +140,11 @@ def _try_places(
             broken = f"{type(error).__name__} came out instead"
         del error
         broken = broken or what_is_broken(case, reference, seconds)
-        tell({"broken": broken, "hit": [asdict(place) for place in fault.hit]})
+        lost = broken is None and says_lost(case)
+        if broken is None and not case.reusable:
+            broken = what_closing_breaks(case)
+        hit = [asdict(place) for place in fault.hit]
+        tell({"broken": broken, "lost": lost, "hit": hit})
         if broken is not None:
             return
         if not case.reusable:

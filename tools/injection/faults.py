@@ -1,8 +1,8 @@
 """The two faults: where they can occur in a run, and making one occur.
 
 `Interrupts` makes a signal pending and lets the interpreter deliver it, so the places are the
-interpreter's own: CPython 3.11 looks at its eval breaker in RESUME (the begin of a function, after
-a yield), behind calls of what is not Python, and in jumps backward, nowhere else. Between the
+interpreter's own: CPython looks at its eval breaker in RESUME (the begin of a function, after a
+yield), behind calls of what is not Python, and in jumps backward, nowhere else. Between the
 `__enter__` of a lock and the body of its `with`, or between that body and the `__exit__`, it does
 not look, and so nothing is delivered there; between a bare `acquire()` and its `try` it does.
 
@@ -19,12 +19,12 @@ from __future__ import annotations
 import _thread
 import dis
 import signal
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType, FrameType
-from typing import Any
+
+from injection.tracing import FUNCTIONS, tracing
 
 Act = Callable[[], object]
 
@@ -92,6 +92,8 @@ class Interrupts(Fault):
         self._count = 0
         self._target: int | None = None
         self._delivered: list[tuple[int, CodeType, int]] = []
+        self._runs = False
+        self._tracing = tracing(self._wants, self._step)
 
     def places(self, act: Act) -> list[Place]:
         self._target = None
@@ -110,48 +112,40 @@ class Interrupts(Fault):
     def _run(self, act: Act) -> BaseException | None:
         self._count, self._delivered = 0, []
         before = signal.signal(signal.SIGINT, self._deliver)
-        # What is bound here is no call of a method later, behind which a signal could arrive.
-        settrace, begin = sys.settrace, self._begin
         try:
-            settrace(begin)
+            self._runs = True
+            self._tracing.start()
             act()
-            settrace(None)
         except BaseException as error:
-            settrace(None)
             return error
         finally:
+            self._runs = False
+            self._tracing.stop()
             signal.signal(signal.SIGINT, before)
         return None
 
-    def _begin(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if frame.f_code in _OWN:
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return self._step
+    def _wants(self, code: CodeType) -> bool:
+        return code not in _OWN
 
-    def _step(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if event == "opcode":
-            self._count += 1
-            if self._target is None or self._count == self._target:
-                _SIGNAL.soon  # noqa: B018  # Nothing but the return stands behind it.
-        return self._step
+    def _step(self, frame: FrameType) -> None:
+        self._count += 1
+        if self._target is None or self._count == self._target:
+            _SIGNAL.soon  # noqa: B018  # Nothing but returns stand behind it.
 
     def _deliver(self, number: int, frame: FrameType | None) -> None:
         assert frame is not None
+        if not self._runs or frame.f_code is _RUN:
+            return  # The act has not begun, or is over.
         if frame.f_code in _OWN:
             _SIGNAL.soon  # noqa: B018  # It arrived while tracing: let the traced frame have it.
-        elif frame.f_code is _RUN:
-            pass  # The act is over.
         elif self._target is None:
-            # No function of Python may be called here: it would be traced.
             self._delivered.append((self._count, frame.f_code, frame.f_lineno or 0))
         else:
-            sys.settrace(None)
+            self._tracing.stop()
             self.hit = _stack(self._count, frame)
             raise KeyboardInterrupt
 
 
-_OWN = {f.__code__ for f in (Interrupts._begin, Interrupts._step, Interrupts._deliver)}
 _RUN = Interrupts._run.__code__
 
 
@@ -205,40 +199,33 @@ class Shortages(Fault):
 
     def _run(self, act: Act) -> BaseException | None:
         self._count, self._places, self._call = 0, [], None
+        called = self._called if self._target is None else None
+        self._tracing = tracing(self._wants, self._step, called)
         try:
-            if self._target is None:
-                sys.setprofile(self._called)
-            sys.settrace(self._begin)
+            self._tracing.start()
             act()
         except BaseException as error:
             return error
         finally:
-            sys.settrace(None)
-            sys.setprofile(None)
+            self._tracing.stop()
         self._close_call()
         return None
 
-    def _is_own(self, code: CodeType) -> bool:
-        return code.co_filename.startswith(self._package) or code.co_filename in self._generated
+    def _wants(self, code: CodeType) -> bool:
+        file = code.co_filename
+        return (file.startswith(self._package) or file in self._generated) and code not in _OWN
 
-    def _begin(self, frame: FrameType, event: str, argument: Any) -> Any:
-        code = frame.f_code
-        if self._call is not None and frame.f_back is self._call[0]:
-            if self._is_own(code) and code.co_name not in _MAKERS:
-                self._call = None  # A function of the package: its own allocations are places.
-            else:
-                self._close_call()
-        if not self._is_own(code):
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return self._step
-
-    def _called(self, frame: FrameType, event: str, argument: Any) -> None:
-        if event == "c_call" and self._call is not None and frame is self._call[0]:
-            if getattr(argument, "__name__", "") in _FRUGAL:
-                self._call = None
-            else:
-                self._close_call()
+    def _called(self, frame: FrameType, name: str, code: CodeType | None) -> None:
+        """What the call is that a frame has begun: what takes no memory of its own is no place."""
+        if self._call is None or frame is not self._call[0]:
+            return
+        is_frugal = code is None and name in _FRUGAL
+        # The allocations of a function of the package are places of their own.
+        is_own = code is not None and self._wants(code) and name not in _MAKERS
+        if is_frugal or is_own:
+            self._call = None
+        else:
+            self._close_call()
 
     def _close_call(self) -> None:
         """The call that was begun last allocates."""
@@ -246,16 +233,14 @@ class Shortages(Fault):
             self._places.append(self._call[1])
             self._call = None
 
-    def _step(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if event != "opcode":
-            return self._step
+    def _step(self, frame: FrameType) -> None:
         self._count += 1
         if self._target is not None:
             if self._count == self._target:
-                sys.settrace(None)
+                self._tracing.stop()
                 self.hit = _stack(self._count, frame)
                 raise MemoryError("injected")
-            return self._step
+            return
         self._close_call()
         code = self._codes.get(frame.f_code)
         if code is None:
@@ -265,11 +250,13 @@ class Shortages(Fault):
             self._call = (frame, _place(self._count, frame.f_code, frame.f_lineno or 0))
         elif instruction in _CONTAINERS:
             self._places.append(_place(self._count, frame.f_code, frame.f_lineno or 0))
-        return self._step
 
 
 #: The functions that run in between those of an act.
 TRACING = (
-    Interrupts._begin, Interrupts._step, Interrupts._deliver, Shortages._begin, Shortages._step,
-    Shortages._called, Shortages._close_call, Shortages._is_own, _place, _stack, Place.__init__,
+    *FUNCTIONS, Interrupts._wants, Interrupts._step, Interrupts._deliver, Interrupts._run,
+    Shortages._wants, Shortages._step, Shortages._run, Shortages._called, Shortages._close_call,
+    _place, _stack,
+    Place.__init__,
 )  # fmt: skip
+_OWN = frozenset(function.__code__ for function in TRACING)

@@ -73,7 +73,7 @@ def reference_of(scenario: Callable[[], Case]) -> Reference:
 
 
 def what_is_broken(case: Case, reference: Reference, seconds: float) -> str | None:
-    """The first promise that a case breaks after a fault; None if it keeps all."""
+    """The first promise that a case breaks after a fault; None if it keeps all. Leaves it open."""
     checks: tuple[Callable[[], str | None], ...] = (
         lambda: _other_threads(case, seconds),
         lambda: _held_bytes(case),
@@ -87,7 +87,22 @@ def what_is_broken(case: Case, reference: Reference, seconds: float) -> str | No
         broken = check()
         if broken is not None:
             return broken
-    return None if case.reusable else _tried("close() fails", case.close)
+    return None
+
+
+def what_closing_breaks(case: Case) -> str | None:
+    """What `close()` raises."""
+    return _tried("close() fails", case.close)
+
+
+def says_lost(case: Case) -> bool:
+    """Whether something that was held, or the state, says that it was lost."""
+    for read in (*(read for read, _ in case.held.values()), case.state or (lambda: ())):
+        try:
+            read()
+        except TaskError:
+            return True
+    return False
 
 
 def _tried(what: str, step: Callable[[], object], *, lost: bool = False) -> str | None:
