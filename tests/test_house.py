@@ -73,8 +73,8 @@ BREACHES = {
                    "stitch.frontend.yaml is not allowed to import stitch.frontend.torch"),
     "checker": ("planner/checker/proof.py", "import stitch.planner.repack",
                 "stitch.planner.checker is not allowed to import stitch.planner.repack"),
-    "face": ("report/explain.py", "import stitch",
-             "stitch.report.explain is not allowed to import stitch"),
+    "face": ("report/explanation.py", "import stitch",
+             "stitch.report.explanation is not allowed to import stitch"),
     "flatbuffers": ("ttb/verify.py", "import flatbuffers", "stitch.ttb.verify -> flatbuffers"),
     "generated": ("model.py", "import stitch.ttb.generated",
                   "stitch.model -> stitch.ttb.generated"),
@@ -290,6 +290,8 @@ def test_a_face_loads_the_names_that_type_checkers_see(face: str) -> None:
     homes = ast.literal_eval(call.args[1])
     place = ".".join(Path(face).parent.parts)
     assert {n: f"{place}.{home}" for home, names in homes.items() for n in names.split()} == seen
+    beside = {file.stem for file in (ROOT / face).parent.iterdir()}
+    assert not seen.keys() & beside, "once it is imported, a file hides a name of its own name"
     room = importlib.import_module(place)
     assert seen.keys() <= set(room.__all__) <= set(dir(room))
     for name, home in seen.items():

@@ -9,20 +9,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stitch.on_demand import names_on_demand
-from stitch.report.explain import (
-    CopyLine,
-    copy_lines,
-    counted,
-    explain,
-    other_lines,
-    plan_json,
-    totals_json,
-)
-from stitch.report.memory import host_memory_line, memory_report, memory_view, memory_views
 from stitch.report.reported_device import Device
 
 if TYPE_CHECKING:
     from stitch.report.chrome_trace import ChromeTrace
+    from stitch.report.explanation import (
+        CopyLine,
+        copy_lines,
+        counted,
+        explain,
+        other_lines,
+        plan_json,
+        totals_json,
+    )
+    from stitch.report.memory import host_memory_line, memory_report, memory_view, memory_views
     from stitch.report.record_replay import RunRecord, read_record, replay
     from stitch.report.run_record import Recorder
 else:
@@ -30,6 +30,8 @@ else:
         __name__,
         {
             "chrome_trace": "ChromeTrace",
+            "explanation": "CopyLine copy_lines counted explain other_lines plan_json totals_json",
+            "memory": "host_memory_line memory_report memory_view memory_views",
             "record_replay": "RunRecord read_record replay",
             "run_record": "Recorder",
         },

@@ -10,7 +10,7 @@ from collections import deque
 from typing import Any
 
 from stitch.planner import Allocate, Copy, Execute, Free, Plan, Relocate
-from stitch.report.explain import WRITTEN, totals_json
+from stitch.report.explanation import WRITTEN, totals_json
 from stitch.runtime import (
     Device,
     Event,

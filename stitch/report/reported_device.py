@@ -1,6 +1,7 @@
 """The `Device` that users open: the runtime's, with what it has to say of itself.
 
-Comes in: a machine and options. Goes out: the device that `open_device` and torch.compile open.
+Comes in: a machine and options. Goes out: the device that `open_device` and torch.compile open;
+its reports are loaded when they are asked for.
 Must not know: where programs come from.
 """
 
@@ -9,8 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 from stitch.machine import Machine
-from stitch.report.explain import explain
-from stitch.report.memory import memory_report, memory_views
 from stitch.runtime import Device as RuntimeDevice
 from stitch.runtime import LoadedProgram
 from stitch.ttb import Binary
@@ -52,12 +51,18 @@ class Device(RuntimeDevice):
 
     def explain(self) -> str:
         """Every copy so far, with bytes, simulated time and reason."""
+        from stitch.report.explanation import explain
+
         return explain(self)
 
     def memory_report(self) -> str:
         """What each space holds, in bytes per bank, and what the host's memory gave."""
+        from stitch.report.memory import memory_report
+
         return memory_report(self)
 
     def memory_views(self) -> dict[str, dict[str, Any]]:
         """The memory report as data, with tt-metal's keys."""
+        from stitch.report.memory import memory_views
+
         return memory_views(self)

@@ -30,7 +30,7 @@ from typing import Any
 from stitch.memory import LENT_ADDRESSES
 from stitch.planner import Buffer, Plan
 from stitch.program import Space
-from stitch.report.explain import totals_json
+from stitch.report.explanation import totals_json
 from stitch.report.frozen_json import to_plain
 from stitch.runtime import (
     Device,

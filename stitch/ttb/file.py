@@ -22,7 +22,6 @@ from stitch.errors import IncompatibleError, StitchError
 from stitch.files import Sink, open_file, unreadable, write_file
 from stitch.ttb.binary import CURRENT, FEATURES, Binary, Version
 from stitch.ttb.decode import Decoder
-from stitch.ttb.encode import encode_metadata
 from stitch.ttb.envelope import Envelope, close_metadata, open_envelope
 from stitch.ttb.generated import ROOT, TABLES
 from stitch.ttb.problems import ProblemList
@@ -52,7 +51,7 @@ _PEEK_TABLES = {
 def content_of(binary: Binary) -> Callable[[Sink], None]:
     """What writes a `.ttb` file, segment by segment; raises as `encode` does."""
     segments = collect_segments(binary.programs)
-    head = close_metadata(encode_metadata(binary, segments))
+    head = close_metadata(_encoded(binary, segments))
 
     def write(sink: Sink) -> None:
         sink.write(head)
@@ -60,6 +59,13 @@ def content_of(binary: Binary) -> Callable[[Sink], None]:
             sink.write(piece)
 
     return write
+
+
+def _encoded(binary: Binary, segments: Segments) -> bytes:
+    # What writes is loaded for writing: most processes only read.
+    from stitch.ttb.encode import encode_metadata
+
+    return encode_metadata(binary, segments)
 
 
 def encode(binary: Binary) -> bytes:
@@ -213,7 +219,7 @@ def inspect_sizes(source: Source | Binary) -> FileSizes:
     if isinstance(source, Binary):
         binary = source
         segments = collect_segments(binary.programs)
-        metadata = encode_metadata(binary, segments)
+        metadata = _encoded(binary, segments)
         start, rows = len(close_metadata(metadata)), segments.rows
         metadata_nbytes = len(metadata)
     else:
