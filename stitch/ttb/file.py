@@ -21,7 +21,7 @@ from stitch.argument_kinds import ArgumentKind
 from stitch.errors import IncompatibleError, StitchError
 from stitch.files import Sink, open_file, unreadable, write_file
 from stitch.ttb.binary import CURRENT, FEATURES, Binary, Version
-from stitch.ttb.decode import Decoder
+from stitch.ttb.decoding import Decoder
 from stitch.ttb.envelope import Envelope, close_metadata, open_envelope
 from stitch.ttb.generated import ROOT, TABLES
 from stitch.ttb.problems import ProblemList
@@ -63,7 +63,7 @@ def content_of(binary: Binary) -> Callable[[Sink], None]:
 
 def _encoded(binary: Binary, segments: Segments) -> bytes:
     # What writes is loaded for writing: most processes only read.
-    from stitch.ttb.encode import encode_metadata
+    from stitch.ttb.encoding import encode_metadata
 
     return encode_metadata(binary, segments)
 

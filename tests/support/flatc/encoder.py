@@ -1,4 +1,4 @@
-"""The peer of `stitch.ttb.encode`: the same metadata, written with the code that flatc generates.
+"""The peer of `stitch.ttb.encoding`: the same metadata, written with the code that flatc generates.
 
 Comes in: a `Binary` that the format can hold. Goes out: its size-prefixed flatbuffer. Shares
 nothing with the product's encoder but the codes of enums and the rows of segments.
