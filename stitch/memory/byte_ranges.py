@@ -7,7 +7,7 @@ those are what it commits. Must not know: spaces, buffers.
 from __future__ import annotations
 
 import mmap
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 
 
@@ -38,26 +38,33 @@ class ByteRanges:
 
     def added(self, ranges: Iterable[tuple[int, int]]) -> int:
         """How many bytes these ranges would add."""
-        new = [r for r in ranges if not self.covers(*r)]
-        if not new:
-            return 0
-        return ByteRanges([*self, *new]).nbytes - self.nbytes
+        new = [_pages(*r) for r in ranges if not self.covers(*r)]
+        if len(new) == 1:
+            return self._missing(*new[0])
+        return sum(self._missing(*r) for r in ByteRanges(new)) if new else 0
+
+    def _missing(self, start: int, stop: int) -> int:
+        """How many bytes of a range are not there."""
+        starts, stops = self._starts, self._stops
+        missing, at = stop - start, bisect_right(stops, start)
+        while at < len(starts) and starts[at] < stop:
+            missing -= min(stop, stops[at]) - max(start, starts[at])
+            at += 1
+        return missing
 
     def update(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Add all bytes of these ranges."""
-        new = [_pages(*r) for r in ranges if not self.covers(*r)]
-        if not new:
-            return
-        starts: list[int] = []
-        stops: list[int] = []
-        for start, stop in sorted([*self, *new]):
-            if stops and start <= stops[-1]:
-                stops[-1] = max(stops[-1], stop)
-            else:
-                starts.append(start)
-                stops.append(stop)
-        self._starts, self._stops = starts, stops
-        self.nbytes = sum(stops) - sum(starts)
+        starts, stops = self._starts, self._stops
+        for given in ranges:
+            start, stop = _pages(*given)
+            if start >= stop:
+                continue
+            # What it overlaps or touches becomes one with it.
+            first, last = bisect_left(stops, start), bisect_right(starts, stop)
+            if first < last:
+                start, stop = min(start, starts[first]), max(stop, stops[last - 1])
+            self.nbytes += stop - start - (sum(stops[first:last]) - sum(starts[first:last]))
+            starts[first:last], stops[first:last] = [start], [stop]
 
 
 def _pages(start: int, stop: int) -> tuple[int, int]:

@@ -158,7 +158,7 @@ class History:
         spare = len(self._plans) - MAX_PLANS
         for key in [k for k, tally in self._plans.items() if tally.is_closed][:spare]:
             self._earlier += self._plans.pop(key).total
-        self._limit = max(MAX_PLANS, 2 * len(self._plans) - MAX_PLANS)
+        self._limit = max(MAX_PLANS + MAX_PLANS // 4, 2 * len(self._plans) - MAX_PLANS)
 
     def count(self, event: Event) -> None:
         """Count an event that comes seldom: runs and reads are counted as they happen."""
