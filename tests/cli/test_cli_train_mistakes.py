@@ -232,6 +232,8 @@ def test_mutated_trainings_run_or_are_refused_in_words(cli: Cli, small: Path) ->
         Path("m.yaml").write_text(text[:start] + chance.choice(JUNK) + text[end:])
         done = cli("run", "m.yaml", "--epochs=1", "--checkpoint_dir=c", "--resume")
         codes.add(done.code)
-        assert done.code in (0, 2, 3, 4), done.err
+        # A learning rate that is drawn may be one that no loss survives.
+        diverged = done.code == 6 and "the loss of step" in done.err
+        assert done.code in (0, 2, 3, 4) or diverged, done.err
         assert "internal error" not in done.err and "Traceback" not in done.err
     assert codes >= {0, 3}

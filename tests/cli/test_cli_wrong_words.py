@@ -58,7 +58,7 @@ def test_a_wrong_word_is_answered_in_one_line(
             2,
             ("'own.yaml' is named with its ending",),
         ),
-        (("steps.yaml",), 3, ("a step is a mapping such as {run: encoder", "'y = a(x)'")),
+        (("steps.yaml",), 3, ("a step must be a mapping such as {run: encoder", "'y = a(x)'")),
         (("--replay=r.json", "a.ttb"), 2, ("a replay runs alone", "got: a.ttb")),
         (("--replay=r.json", "--init=ones"), 2, ("a replay runs alone", "got: --init")),
     ],
