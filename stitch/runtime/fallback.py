@@ -34,9 +34,24 @@ def run_one_by_one(device: Device, window: Window, error: StitchError) -> None:
             _run_alone(device, window, index, {v for v, i in last_use.items() if i > index})
         except StitchError as problem:
             first = first or problem
+        except BaseException as problem:
+            # A hook's own, or an interrupt: nobody will run the rest.
+            _cancel(window, index, problem)
+            _drop_dead(device, values)
+            raise
     _drop_dead(device, values)
     if first is not None:
         raise first
+
+
+def _cancel(window: Window, index: int, error: BaseException) -> None:
+    """The tasks from one on will not run."""
+    for task in window.graph.tasks[index:]:
+        for number in task.outputs:
+            if window.values[number].status is Status.PENDING:
+                fail(window.values[number], error)
+        for number in task.inputs:
+            _undo_donation(window.values[number], task.transformation.name)
 
 
 def _run_alone(device: Device, window: Window, index: int, later: set[int]) -> None:

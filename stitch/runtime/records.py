@@ -80,13 +80,16 @@ class Records:
             made.append(self._add(buffer.desc, key, buffer.size_per_bank, address, buffer.origin))
         return tuple(made)
 
-    def end_lease(self, lease: Lease) -> None:
-        """What lies in its places stays there as it would in any others; the rest is free."""
+    def end_lease(self, lease: Lease, *, with_bytes: bool = True) -> None:
+        """What lies in its places stays there as it would in any others; the rest is free.
+
+        `with_bytes`: debug mode poisons what was spare. Else a run has just written there.
+        """
         self.leases.pop(id(lease), None)
         spare = [buffer for buffer in lease.buffers if buffer.is_spare]
         lease.let_go()
         for buffer in spare:
-            self.free(buffer)
+            self.free(buffer, with_bytes=with_bytes)
 
     def revoke(self, leases: Sequence[Lease]) -> None:
         """Somebody needs the memory that leases have to spare."""
@@ -215,7 +218,7 @@ class Records:
             self._spaces[buffer.space].release(buffer.address, buffer.size_per_bank)
         lease.give_back()
 
-    def free(self, buffer: BufferRecord) -> None:
+    def free(self, buffer: BufferRecord, *, with_bytes: bool = True) -> None:
         """Give a buffer's region back; a buffer that is free already stays so."""
         self.epoch += 1
         if buffer.address is None:
@@ -225,7 +228,8 @@ class Records:
             return
         self.generation += 1
         self._allocators[buffer.space].free(buffer.address)
-        self._spaces[buffer.space].release(buffer.address, buffer.size_per_bank)
+        if with_bytes:
+            self._spaces[buffer.space].release(buffer.address, buffer.size_per_bank)
 
     def free_unused(self, places: Iterable[Place]) -> None:
         """Give back the buffers among these in which nothing lies (their task never ran)."""

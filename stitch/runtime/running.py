@@ -146,8 +146,8 @@ def _after_failure(
     if steps_done:
         device.events.report(PlanStopped(binding.index, plan, steps_done))
     if binding.lease is not None:
-        # What was finished takes its places for itself.
-        records.end_lease(binding.lease)
+        # What was finished takes its places for itself, with what lies there.
+        records.end_lease(binding.lease, with_bytes=False)
     effects = effects_of(plan, device.desc_key, steps_done)
     records.apply(effects, value_of, device.note_gone)
     finished = {s.task for s in plan.steps[:steps_done] if isinstance(s, Execute)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -232,3 +233,51 @@ def test_room_for_empty_that_is_not_there_is_out_of_memory() -> None:
             device.empty(TensorDesc((4096, 64), Layout(F32, Space.L1)))
         assert refused.value.exit_code == 5
         assert used(device)["l1"] == 0
+
+
+def test_what_was_finished_before_a_failure_keeps_its_bytes_in_debug_mode() -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        a, b = device.load(scaled("a", 2.0)), device.load(scaled("b", 3.0))
+        for fails in (False, False, True):
+
+            def hook(context: HookContext, fails: bool = fails) -> None:
+                if fails and context.program.name == "b":
+                    raise ValueError("planted")
+
+            forget = device.hooks.register(before_program=hook)
+            first, second = one(a(integers())), one(b(integers()))
+            with pytest.raises(ValueError, match="planted") if fails else nullcontext():
+                device.flush()
+            forget()
+            np.testing.assert_array_equal(first.numpy(), integers() * 2 + 1)
+            assert second.is_allocated is not fails
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_an_interrupt_while_tasks_run_one_by_one_leaves_nothing_pending(
+    error: type[BaseException],
+) -> None:
+    small = tiny(l1_nbytes=4096)
+    wishes = ("input.x.space=l1", "output.y.space=l1")
+    wide = scaled("wide", 2.0, (32, 64), target=small, wishes=wishes)
+    with stitch.open_device(small) as device:
+        big, a = device.load(wide), device.load(scaled("a", 2.0, target=small))
+        in_the_way = np.from_dlpack(device.empty(TensorDesc((4, 64), Layout(F32, Space.L1))))
+        eat = device.load(consuming("eat", 3.0, target=small))
+        given = device.tensor(integers())
+
+        def hook(context: HookContext) -> None:
+            raise error("planted")
+
+        forget = device.hooks.register(before_program=hook)
+        results = [one(big(integers((32, 64)))), one(a(integers())), one(eat(given))]
+        with pytest.raises(error, match="planted"):
+            device.flush()
+        forget()
+        assert not any(y.is_pending or y.is_allocated for y in results)
+        for y in results[1:]:
+            with pytest.raises(stitch.TaskError):
+                a(y)
+        del in_the_way
+        np.testing.assert_array_equal(given.numpy(), integers())
+        np.testing.assert_array_equal(one(a(integers())).numpy(), integers() * 2 + 1)
