@@ -139,8 +139,10 @@ class RecordingMaker:
         best: tuple[Plan, Picture, list[Lease]] | None = None
         # Nothing given up, then the older half, then all; the first is kept unless more saves time.
         for leases in (spare[:0], spare[: len(spare) // 2], spare):
-            if best is not None and (len(leases) <= len(best[2]) or not _is_pressed(best[0])):
+            if best is not None and not _is_pressed(best[0]):
                 break
+            if best is not None and len(leases) <= len(best[2]):
+                continue
             try:
                 made, picture = self._plan(window, kept, leases, ())
             except StitchError as error:

@@ -70,6 +70,21 @@ def test_a_large_tensor_gets_the_memory_of_dropped_results() -> None:
         np.testing.assert_array_equal(one(program(integers())).numpy(), integers() * 2 + 1)
 
 
+def test_the_spare_memory_of_the_only_lease_is_taken_before_anything_is_evicted() -> None:
+    with stitch.open_device("tiny") as device:
+        tiles = device.load(scaled("a", 2.0, (8, 8), wishes=["output.y.layout=tile"]))
+        x = integers((8, 8))
+        first = one(tiles(x))
+        spare = one(tiles(x))
+        third = one(tiles(first))
+        third.numpy()
+        # Three tiles fill the memory of a bank, and each window asks for one more.
+        fourth = one(tiles(first))
+        del spare
+        np.testing.assert_array_equal(fourth.numpy(), third.numpy())
+        assert "evict" not in device.explain()
+
+
 @pytest.mark.parametrize("machine", ["host", "tiny"])
 def test_a_recording_tells_one_buffer_from_two(machine: str) -> None:
     x, z = integers(), integers(start=7) * 3
