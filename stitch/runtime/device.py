@@ -26,7 +26,7 @@ from stitch.runtime.backend import LocalBackend
 from stitch.runtime.constant_cache import ConstantCache
 from stitch.runtime.events import EventStream, PlanRun
 from stitch.runtime.executors import Executor, make_executor
-from stitch.runtime.fallback import fail, run_one_by_one
+from stitch.runtime.fallback import fail, run_one_by_one, run_the_rest
 from stitch.runtime.history import Account, History
 from stitch.runtime.hooks import Hooks
 from stitch.runtime.host_memory import HostMemory
@@ -182,22 +182,18 @@ class Device(TensorAccess):
     def submit(self, agent: LoadedProgram, arguments: Sequence[Any],
                borrow: bool = False) -> Tensor | tuple[Tensor, ...]:  # fmt: skip
         """Queue one run of a loaded program; see `LoadedProgram.__call__`."""
-        lock = self.lock
-        # Not `with`: that takes twice as long, and this is called for every program.
-        lock.acquire()
-        try:
-            if self._closed or self.in_hooks or agent.device is not self:
-                self._refuse(agent)
-            if self.dropped or self.unpinned:
-                self.drain()
-            if agent.is_constant_evaluable:
-                return self._remembered(agent, arguments, borrow)
-            return self._queue(agent, link_arguments(self, agent, arguments, borrow))
-        except (AttributeError, TypeError, ValueError, StitchError):
-            check_submission(agent, arguments)
-            raise
-        finally:
-            lock.release()
+        with self.lock:
+            try:
+                if self._closed or self.in_hooks or agent.device is not self:
+                    self._refuse(agent)
+                if self.dropped or self.unpinned:
+                    self.drain()
+                if agent.is_constant_evaluable:
+                    return self._remembered(agent, arguments, borrow)
+                return self._queue(agent, link_arguments(self, agent, arguments, borrow))
+            except (AttributeError, TypeError, ValueError, StitchError):
+                check_submission(agent, arguments)
+                raise
 
     def _refuse(self, agent: LoadedProgram) -> None:
         self.check_open()
@@ -294,7 +290,11 @@ class Device(TensorAccess):
             run_one_by_one(self, window, error)
             return None
         self.start_window()
-        self.run(binding, window.values)
+        try:
+            self.run(binding, window.values)
+        except Exception as error:
+            run_the_rest(self, window, error.__dict__.pop("stitch_tasks_left", ()))
+            raise
         return binding
 
     def run(self, binding: Binding, values: Sequence[ValueRecord]) -> None:

@@ -5,7 +5,7 @@ So a task that does not fit fails the same whatever the window, and nothing else
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from stitch.errors import StitchError, TaskError
@@ -52,6 +52,25 @@ def _cancel(window: Window, index: int, error: BaseException) -> None:
                 fail(window.values[number], error)
         for number in task.inputs:
             _undo_donation(window.values[number], task.transformation.name)
+
+
+def run_the_rest(device: Device, window: Window, left: Sequence[int]) -> None:
+    """Run the tasks of a window that do not depend on the one that failed, each by itself.
+
+    What fails among them is marked; the first failure is the one that is raised.
+    """
+    if not left:
+        return
+    tasks = window.graph.tasks
+    last_use = {number: index for index in left for number in tasks[index].inputs}
+    for index in left:
+        later = {number for number, last in last_use.items() if last > index}
+        try:
+            _run_alone(device, window, index, later)
+        except Exception:
+            # Its outputs say what happened.
+            continue
+    _drop_dead(device, window.values)
 
 
 def _run_alone(device: Device, window: Window, index: int, later: set[int]) -> None:

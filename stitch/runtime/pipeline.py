@@ -72,10 +72,7 @@ class Pipeline:
         if named or len(arguments) != self._count:
             arguments = self._arrange(arguments, named)
         device = self.device
-        lock = device.lock
-        # `with` would take twice as long, of a call that has half a microsecond for everything.
-        lock.acquire()
-        try:
+        with device.lock:
             if device.dropped:
                 device.drain()
             recording = self._recording
@@ -90,9 +87,8 @@ class Pipeline:
                 binding = lease.plain
                 if binding is not None and self._runs(binding, arguments):
                     return self._results(lease)
-            return self._again(arguments) or self._run(arguments)
-        finally:
-            lock.release()
+            again = self._again(arguments)
+            return self._run(arguments) if again is None else again
 
     def _runs(self, binding: Binding, arrays: tuple[Any, ...]) -> bool:
         """Run the code of a binding; False, and nothing done, if an array is of another kind."""

@@ -6,18 +6,19 @@ records that say so. Must not know how the binding was found.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stitch.planner import Execute
+from stitch.planner import Copy, Execute, Plan, Step
 from stitch.runtime.effects import effects_of
 from stitch.runtime.events import PlanStopped
 from stitch.runtime.hooked import run_hooked
 from stitch.runtime.recordings import Binding
 from stitch.runtime.state import Status, ValueRecord
 from stitch.runtime.straight import MAX_LINES, straight_code
+from stitch.tasks import Task
 
 if TYPE_CHECKING:
     from stitch.runtime.device import Device
@@ -150,22 +151,57 @@ def _after_failure(
         records.end_lease(binding.lease, with_bytes=False)
     effects = effects_of(plan, device.desc_key, steps_done)
     records.apply(effects, value_of, device.note_gone)
-    finished = {s.task for s in plan.steps[:steps_done] if isinstance(s, Execute)}
-    failing = next(
-        (s.task for s in plan.steps[steps_done:] if isinstance(s, Execute)), len(plan.request.tasks)
-    )
+    failing, left = _what_is_left(plan, steps_done, is_over=not isinstance(error, Exception))
+    wanted = {number for index in left for number in plan.request.tasks[index].inputs}
     for index, task in enumerate(plan.request.tasks):
+        if index in left:
+            continue
         name = task.transformation.name
+        is_made = all(values[number].status is not Status.PENDING for number in task.outputs)
         for number in task.outputs:
             value = values[number]
             if value.status is Status.PENDING:
                 why = f"failed: {error}" if index == failing else "was cancelled after a failure"
                 value.status = Status.FAILED
                 value.by = f"task {name!r} {why}"
-        if index not in finished:
+        if not is_made:
             for position in task.transformation.donated:
                 values[task.inputs[position]].status = Status.LOST
-    for value in values:
-        if not value.kept and value.instances:
+    for number, value in enumerate(values):
+        if not value.kept and value.instances and number not in wanted:
             records.release(value)
+    # Whoever has the window runs them.
+    error.__dict__["stitch_tasks_left"] = left
     records.free_unused({(b.space, b.address) for b, _ in effects.made if b.address is not None})
+
+
+def _what_is_left(plan: Plan, steps_done: int, *, is_over: bool) -> tuple[int, tuple[int, ...]]:
+    """The task that failed, and those that neither ran nor read what is missing now.
+
+    `is_over`: it was no failure but an interrupt, after which nothing more is run.
+    """
+    tasks = plan.request.tasks
+    finished = {made for step in plan.steps[:steps_done] for made in _tasks_of(step, tasks)}
+    failing = next(
+        (made for step in plan.steps[steps_done:] for made in _tasks_of(step, tasks)), len(tasks)
+    )
+    missing: set[int] = set()
+    left = []
+    for index, task in enumerate(tasks):
+        if index in finished:
+            continue
+        if is_over or index == failing or not missing.isdisjoint(task.inputs):
+            missing.update(task.outputs)
+            # What it would have overwritten is lost.
+            missing.update(task.inputs[position] for position in task.transformation.donated)
+        else:
+            left.append(index)
+    return failing, tuple(left)
+
+
+def _tasks_of(step: Step, tasks: Sequence[Task]) -> Iterator[int]:
+    """The task that a step ends: a program's run, or the copy that `to_layout` asked for."""
+    if isinstance(step, Execute):
+        yield step.task
+    elif isinstance(step, Copy) and step.made != step.value:
+        yield from (i for i, task in enumerate(tasks) if step.made in task.outputs)

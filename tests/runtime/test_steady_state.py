@@ -397,3 +397,18 @@ def test_a_host_tensor_that_is_given_again_is_carried_in_once(target: str) -> No
             made = device.statistics().plans_made if i == 2 else made
         assert device.statistics().plans_made == made
         assert len(x._record.instances) == 2
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (1, 4)], ids=str)
+def test_a_pipeline_on_tensors_gives_results_of_any_length(shape: tuple[int, ...]) -> None:
+    def build(b: stitch.ComputationGraphBuilder) -> None:
+        b.output("y", b.input("x", shape, "float32") * 2.0)
+
+    with stitch.open_device("tiny") as device:
+        pipeline = stitch.Pipeline([device.load(model("double", build))])
+        x = np.full(shape, 3.0, np.float32)
+        tensor = device.tensor(x)
+        for _ in range(5):
+            np.testing.assert_array_equal(one(pipeline(tensor)).numpy(), x * 2)
+            np.testing.assert_array_equal(one(pipeline(x)).numpy(), x * 2)
+        assert device.statistics().plans_made <= 4
