@@ -18,6 +18,7 @@ def memory_view(device: Device, space: Space) -> dict[str, Any]:
 def _view(device: Device, space: Space) -> dict[str, Any]:
     allocator = device.records.allocators[space]
     shape = device.machine.shape.space(space)
+    spare = device.records.spare_bytes(space)
     names = {
         buffer.address: buffer.origin
         for (where, _), buffer in device.records.buffers.items()
@@ -35,6 +36,7 @@ def _view(device: Device, space: Space) -> dict[str, Any]:
         "total_bytes_per_bank": shape.capacity,
         "total_bytes_allocated_per_bank": allocator.used_nbytes,
         "total_bytes_free_per_bank": allocator.free_nbytes,
+        "total_bytes_leased_per_bank": spare,
         "largest_contiguous_bytes_free_per_bank": allocator.largest_hole,
         "block_table": sorted(table, key=lambda entry: int(str(entry["address"]))),
     }
@@ -64,7 +66,7 @@ def memory_report(device: Device) -> str:
             f"{name}: {view['num_banks']} banks x {view['total_bytes_per_bank']} B, "
             f"{view['total_bytes_allocated_per_bank']} B allocated, "
             f"{view['total_bytes_free_per_bank']} B free, largest hole "
-            f"{view['largest_contiguous_bytes_free_per_bank']} B (per bank)"
+            f"{view['largest_contiguous_bytes_free_per_bank']} B (per bank){_leased(view)}"
         )
         out += [
             f"  {entry['address']:#010x} {entry['size']:>9} B  {entry['tensor']}"
@@ -72,3 +74,9 @@ def memory_report(device: Device) -> str:
             if entry["allocated"]
         ]
     return "\n".join([*out, host_memory_line(device)])
+
+
+def _leased(view: dict[str, Any]) -> str:
+    """What of the free memory repeated work takes again unless somebody needs it."""
+    nbytes = view["total_bytes_leased_per_bank"]
+    return f", {nbytes} B of the free leased" if nbytes else ""

@@ -70,6 +70,11 @@ class Records:
         spare.sort(key=lambda lease: lease.last_run)
         return spare
 
+    def spare_bytes(self, space: Space) -> int:
+        """What leases have to spare in a space, in bytes per bank."""
+        buffers = [b for lease in self.leases.values() for b in lease.buffers if b.is_spare]
+        return sum(b.size_per_bank for b in buffers if b.space is space)
+
     def lease(
         self, buffers: Sequence[tuple[Buffer, int]], addresses: Sequence[int]
     ) -> tuple[BufferRecord, ...]:

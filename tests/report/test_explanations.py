@@ -16,7 +16,8 @@ from tests.support.stitched_models import integers, one, scaled, tiny
 F32 = DataType.FLOAT32
 KEYS = {
     "num_banks", "total_bytes_per_bank", "total_bytes_allocated_per_bank",
-    "total_bytes_free_per_bank", "largest_contiguous_bytes_free_per_bank", "block_table",
+    "total_bytes_free_per_bank", "total_bytes_leased_per_bank",
+    "largest_contiguous_bytes_free_per_bank", "block_table",
 }  # fmt: skip
 
 
@@ -130,6 +131,22 @@ def test_the_memory_report_names_every_buffer_and_adds_up() -> None:
         table = memory_view(device, Space.L1)["block_table"]
         assert any(e["address"] == y.address and e["allocated"] for e in table)
         assert x.is_allocated
+
+
+def test_the_memory_report_counts_leases_apart() -> None:
+    with stitch.open_device("tiny") as device:
+        program = device.load(scaled("a", 2.0))
+        y = one(program(integers()))
+        y.numpy()
+        held = memory_view(device, Space.L1)
+        assert held["total_bytes_leased_per_bank"] == 0
+        assert "leased" not in device.memory_report()
+        del y
+        idle = memory_view(device, Space.L1)
+        size = idle["total_bytes_leased_per_bank"]
+        assert size == held["total_bytes_allocated_per_bank"] > 0
+        assert idle["total_bytes_allocated_per_bank"] == 0
+        assert f"{size} B of the free leased" in device.memory_report()
 
 
 def test_the_memory_report_ends_with_what_the_host_gave_as_explain_does() -> None:
