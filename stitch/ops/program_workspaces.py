@@ -29,7 +29,6 @@ class KernelBytes:
     kept: int
     passing: int
     largest: str
-    largest_nbytes: int
 
 
 #: The most bytes that an operation takes for itself, and how many it keeps from binding on.
@@ -47,7 +46,7 @@ def kernel_bytes(program: OperationList, bytes_of: OperationBytes) -> KernelByte
         kept += STEPS_NBYTES + held
         if nbytes > most:
             most, largest = nbytes, operation_text(program, operation)
-    return KernelBytes(kept, passing, largest, most)
+    return KernelBytes(kept, passing, largest)
 
 
 def numpy_bytes(

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from stitch.budget import BUDGET, LARGE_NBYTES, Claim, allowed_nbytes, parse_nbytes
-from stitch.errors import OutOfMemoryError
 from stitch.machine import footprint
 from stitch.memory import LENT_ADDRESSES, ByteRanges
 from stitch.planner import Allocate, Copy, Execute, Plan, Relocate
@@ -148,14 +147,6 @@ class HostMemory:
             nbytes = self._added([region])
             self._in_spaces.append(BUDGET.claim(nbytes, what, allowed=self.allowed))
             self._written[space].update([region[1:]])
-
-    def try_take_region(self, space: Space, address: int, desc: TensorDesc) -> bool:
-        """Claim as `take_region` does, but for the error: False where the budget has too little."""
-        try:
-            self.take_region(space, address, desc, f"in the spaces of {self.machine.name!r}")
-        except OutOfMemoryError:
-            return False
-        return True
 
     def give_back(self, live: Iterable[BufferRecord]) -> None:
         """Give the system back what neither live buffers nor plans that can still run use."""

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stitch.api import inspect_sizes
 from stitch.errors import StitchError
 from stitch.linker import demands
 from stitch.machine import MachineShape
@@ -42,11 +41,6 @@ def describe(binary: Binary, sizes: FileSizes, sections: Sequence[str]) -> dict[
         },
         "programs": [_program(p, shape, sections) for p in binary.programs],
     }
-
-
-def sizes_of(source: str | bytes) -> FileSizes:
-    """The sizes of a file's parts."""
-    return inspect_sizes(source)
 
 
 def _machine(shape: MachineShape) -> dict[str, Any]:

@@ -16,8 +16,6 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import onnx
-
 from stitch.errors import CompileError, FormatError, StitchError
 from stitch.frontend.onnx.inputs import (
     BoundInput,
@@ -36,11 +34,6 @@ from stitch.program import Array
 
 #: An input that decides shapes holds sizes, axes or indices; larger ones are data.
 MAX_DECIDING_ELEMENTS = 4096
-
-
-def is_model(module: object) -> bool:
-    """Whether this is a `ModelProto`."""
-    return isinstance(module, onnx.ModelProto)
 
 
 def from_onnx(
