@@ -205,14 +205,23 @@ class Pipeline:
             for at, port, argument in zip(self.inputs, self._ports, arguments, strict=True)
         }
         made: list[list[ValueRecord]] = []
-        for stage, program in enumerate(self.programs):
-            inputs = []
-            for index in range(len(program.ports)):
-                source = self._feeds.get((stage, index))
-                inputs.append(given[stage, index] if source is None else made[source[0]][source[1]])
-            if program.transformation.donated:
-                check_donations(program, inputs)
-            made.append(device.append(program, inputs))
+        try:
+            for stage, program in enumerate(self.programs):
+                inputs = []
+                for index in range(len(program.ports)):
+                    source = self._feeds.get((stage, index))
+                    inputs.append(
+                        given[stage, index] if source is None else made[source[0]][source[1]]
+                    )
+                if program.transformation.donated:
+                    check_donations(program, inputs)
+                made.append(device.append(program, inputs))
+        except BaseException:
+            # The queue was empty before, and what earlier programs took is its owner's again.
+            for value in given.values():
+                value.consumed = False
+            device.start_window()
+            raise
         return list(given.values()), made[-1]
 
     def _arrange(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Array, ...]:

@@ -10,11 +10,12 @@ know handles, or how a binding runs.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stitch.budget import Claim
-from stitch.errors import StitchError, TaskError
+from stitch.errors import OutOfMemoryError, StitchError, TaskError
 from stitch.planner import Copy, Plan, PlanRequest, plan
 from stitch.runtime.effects import effects_of
 from stitch.runtime.events import PlanMade
@@ -52,10 +53,13 @@ class RecordingMaker:
         kept = window.kept()
         key, places = window.key(kept), window.places()
         variants = self._device.recordings.of(key)
-        binding = self._again(variants, places)
-        if binding is None and len(variants) > 1:
-            # Not its first time round: what others' leases have to spare may well be taken.
-            binding = self._again(variants, places, clear=True)
+        binding = None
+        # Where the host has no memory to bind a recording once more, a new plan makes room first.
+        with suppress(OutOfMemoryError):
+            binding = self._again(variants, places)
+            if binding is None and len(variants) > 1:
+                # Not its first time round: what others' leases have to spare may well be taken.
+                binding = self._again(variants, places, clear=True)
         if binding is None:
             binding = self._new(window, kept, key, places)
         return binding

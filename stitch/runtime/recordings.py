@@ -305,6 +305,8 @@ class Recordings:
 
     def _drop(self, recording: Recording) -> None:
         recording.generation = -1
+        # A pipeline may remember the recording for some time yet.
+        recording.claim = None
         if recording.alone is not None:
             recording.alone.drop()
             recording.alone = None

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.program import Array, DataType, Layout, Space, TensorDesc
+from stitch.graph import ComputationGraphBuilder
+from stitch.program import Array, DataType, InputKind, Layout, Ownership, Space, TensorDesc
 from stitch.runtime import HookContext, LoadedProgram
-from tests.support.stitched_models import consuming, integers, one, scaled, tiny, used
+from tests.support.stitched_models import consuming, integers, model, one, scaled, tiny, used
 
 F32 = DataType.FLOAT32
 
@@ -323,3 +324,24 @@ def test_only_what_depends_on_a_failed_task_is_cancelled(window: int) -> None:
         del first, failed, third, dependent, fourth, tensor
         results.clear()
         assert used(device) == base
+
+
+def test_a_pipeline_that_is_refused_half_way_has_taken_nothing() -> None:
+    def build(b: ComputationGraphBuilder) -> None:
+        x = b.input("x", (4, 64), "float32")
+        w = b.input("w", (4, 64), "float32", InputKind.PARAMETER, ownership=Ownership.DONATE)
+        b.output("y", x - w)
+
+    with stitch.open_device("tiny") as device:
+        pipeline = stitch.Pipeline(
+            [device.load(consuming("eat", 2.0)), device.load(model("less", build))]
+        )
+        x, w = (device.tensor(integers()).to_layout(Layout(F32, Space.L1)) for _ in range(2))
+        view = w[0:2]
+        with pytest.raises(stitch.TaskError, match="views share it"):
+            pipeline(x, w)
+        np.testing.assert_array_equal(x.numpy(), integers())
+        del view
+        np.testing.assert_array_equal(one(pipeline(x, w)).numpy(), integers())
+        with pytest.raises(stitch.TaskError, match="donated to"):
+            x.numpy()

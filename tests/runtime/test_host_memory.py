@@ -15,7 +15,7 @@ import pytest
 import stitch
 from stitch.budget import BUDGET, Budget, allowing
 from stitch.errors import OutOfMemoryError
-from tests.support.stitched_models import one
+from tests.support.stitched_models import integers, one, scaled
 
 MIB = 1 << 20
 
@@ -318,3 +318,31 @@ def test_what_does_not_fit_is_not_folded() -> None:
     assert len(compiled().binary.programs[0].operations) == 1
     with allowing(BUDGET.taken_nbytes + 4 * MIB):
         assert len(compiled().binary.programs[0].operations) == 2
+
+
+def lasts_for(times: int, allowed: int, keep: int) -> bool:
+    """Whether so many bytes are enough for a ring of results."""
+    compiled = scaled("a", 2.0, (64, 1024), target="host")
+    with stitch.open_device("host", max_memory=allowed) as device:
+        program, ring = device.load(compiled), list[object]()
+        try:
+            for _ in range(times):
+                y = program(integers((64, 1024)))
+                device.flush()
+                ring = [*ring[1 - keep :], y]
+                del y
+        except stitch.OutOfMemoryError:
+            return False
+        finally:
+            ring.clear()
+    return True
+
+
+def test_a_result_that_is_held_takes_its_own_bytes_alone() -> None:
+    """What its lease's bindings claim goes before memory runs out."""
+    step, nbytes = 1 << 16, 64 * 1024 * 4
+    least = {
+        keep: next(n for n in range(3 << 20, 8 << 20, step) if lasts_for(12, n, keep))
+        for keep in (2, 6)
+    }
+    assert least[6] - least[2] <= 4 * nbytes + 2 * step
