@@ -60,7 +60,7 @@ def from_plain(kind: type[_T], data: object, where: str) -> _T:
 
 def _read(hint: Any, data: object, where: str, depth: int) -> Any:
     if depth > MAX_DEPTH:
-        raise FormatError("this recording nests too deep", where=where)
+        raise FormatError("this record nests too deep", where=where)
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         return _read_union(typing.get_args(hint), data, where, depth)
@@ -166,5 +166,5 @@ def _fields_of(kind: Callable[..., object]) -> dict[str, Any]:
 
 
 def _wrong(where: str, expected: str, got: object) -> FormatError:
-    return FormatError("a recording holds a value of the wrong type", where=where,
+    return FormatError("a record holds a value of the wrong type", where=where,
                        expected=expected[:200], got=repr(got)[:80])  # fmt: skip

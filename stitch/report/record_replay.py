@@ -36,19 +36,19 @@ def read_record(text: str) -> RunRecord:
         body = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise FormatError(
-            "this is no recording", expected="what stitch-run --record=FILE writes",
+            "this is no record", expected="what stitch-run --record=FILE writes",
             got=f"no JSON: {error}"[:200],
         ) from error  # fmt: skip
     if not isinstance(body, dict) or body.get("stitch") != "run":
-        raise FormatError("this is no recording", expected="what stitch-run --record=FILE writes")
+        raise FormatError("this is no record", expected="what stitch-run --record=FILE writes")
     if type(body.get("version")) is not int or not 1 <= body["version"] <= VERSION:
         raise FormatError(
-            "a recording of another version", expected=f"1 to {VERSION}",
+            "a record of another version", expected=f"1 to {VERSION}",
             got=str(body.get("version")),
         )  # fmt: skip
     plans, events = body.get("plans"), body.get("events")
     if not isinstance(plans, dict) or not isinstance(events, list):
-        raise FormatError("a recording has `plans` by number and a list of `events`")
+        raise FormatError("a record has `plans` by number and a list of `events`")
     machine = from_plain(Machine, body.get("machine"), "machine")
     _check_machine(machine)
     numbered: dict[int, Plan] = {}
@@ -58,7 +58,7 @@ def read_record(text: str) -> RunRecord:
         numbered[int(index)] = from_plain(Plan, plan, f"plans.{index}")
         if numbered[int(index)].request.machine != machine:
             raise FormatError(
-                "a plan is for another machine than the recording", where=f"plans.{index}"
+                "a plan is for another machine than the record", where=f"plans.{index}"
             )
         _check_tasks(numbered[int(index)], f"plans.{index}")
     if not all(isinstance(event, dict) for event in events):
@@ -116,7 +116,7 @@ def replay(text: str) -> Replayed:
             raise
         except StitchError as error:
             raise TaskError(
-                f"the replay differs from the recording: {error.what}",
+                f"the replay differs from the record: {error.what}",
                 where=f"event {number} ({_words(event)}){again.step}",
                 expected=error.expected,
                 got=error.got,
@@ -208,7 +208,7 @@ class _Replay:
         if granules is None or granules != max(unit, -(-size // unit) * unit):
             raise TaskError(
                 f"{space.value} {address:#x} is not live with {size} B per bank",
-                expected=f"a live block of {size} B per bank",
+                expected=f"a live buffer of {size} B per bank",
                 got="nothing is live there" if granules is None else f"{granules} B per bank",
             )
 
@@ -216,7 +216,7 @@ class _Replay:
         index = event.get("plan")
         plan = self._record.plans.get(index) if isinstance(index, int) else None
         if plan is None:
-            raise FormatError("a run of a plan that is not in the recording", where=_words(event))
+            raise FormatError("a run of a plan that is not in the record", where=_words(event))
         self._counts["runs"] += 1
         self._buffers = {b.number: b for b in plan.request.buffers}
         for space, address, size in plan.free_regions:
@@ -279,7 +279,7 @@ class _Replay:
 
     def _buffer(self, number: int) -> Buffer:
         if number not in self._buffers:
-            raise TaskError(f"block {number} does not exist here")
+            raise TaskError(f"buffer {number} does not exist here")
         return self._buffers[number]
 
     def _used(self, instance: Instance) -> None:

@@ -2,7 +2,7 @@
 
 Comes in: a device's events. Goes out: text. It changes nothing. The form, one JSON object:
 
-    {"stitch": "run", "version": 1,
+    {"stitch": "run", "version": 2,
      "machine": Machine,
      "plans": {"1": Plan, ...},            frozen data, see `frozen_json`
      "events": [{"event": "reserve", "space", "address", "size_per_bank"},   outside any plan

@@ -128,7 +128,7 @@ def test_names_from_a_file_cannot_steer_the_terminal(cli: Cli, here: Path) -> No
         (("a.ttb", "--wire=a.y=b.x"), 2, "several modules"),
         (("a.ttb", "--section=nothing"), 2, "operations"),
         (("--check-plan=gone.json",), 3, "gone.json"),
-        (("--check-plan=a.yaml",), 3, "no recording"),
+        (("--check-plan=a.yaml",), 3, "no record"),
         (("a.ttb", "--check-plan=run.json"), 2, "not both"),
         (("--check-plan", "a.ttb"), 2, "behind the modules"),
         (("a.ttb", "b.ttb", "--device=nowhere"), 2, "nowhere"),

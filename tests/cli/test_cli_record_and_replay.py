@@ -50,7 +50,7 @@ def test_a_missing_step_is_named(cli: Cli, recording: dict[str, Any], step: str)
     steps.remove(next(s for s in steps if s["is"] == step))
     Path("run.json").write_text(json.dumps(recording))
     done = cli("run", "--replay=run.json")
-    assert done.code == 6 and "differs from the recording" in done.err
+    assert done.code == 6 and "differs from the record" in done.err
     assert re.search(r"event \d+ \(event=run plan=1\)", done.err)
 
 
@@ -66,7 +66,7 @@ def test_a_shifted_address_is_named_with_its_event(cli: Cli, recording: dict[str
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda body: body.update(stitch="model"), "no recording"),
+        (lambda body: body.update(stitch="model"), "no record"),
         (lambda body: body.update(version=3), "another version"),
         (lambda body: body.update(events=3), "events"),
         (lambda body: body["machine"].pop("shape"), "no 'shape'"),
@@ -76,8 +76,8 @@ def test_a_shifted_address_is_named_with_its_event(cli: Cli, recording: dict[str
         (lambda body: body["plans"].update(x=1), "numbered"),
         (lambda body: body["plans"]["1"]["request"]["tasks"][0]["inputs"].clear(), "tasks[0]"),
         (lambda body: body["events"].append({"event": "sing"}), "unknown event"),
-        (lambda body: body["events"].append({"event": "run", "plan": 99}), "not in the recording"),
-        (lambda body: body["events"].append({"event": "run", "plan": []}), "not in the recording"),
+        (lambda body: body["events"].append({"event": "run", "plan": 99}), "not in the record"),
+        (lambda body: body["events"].append({"event": "run", "plan": []}), "not in the record"),
         (lambda body: body["events"].append({"event": "free", "space": "sky"}), "no space"),
         (lambda body: body["events"].append({"event": "free", "space": "l1"}), "address"),
     ],

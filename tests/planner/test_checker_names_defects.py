@@ -73,7 +73,7 @@ def test_a_buffer_that_is_too_small_for_its_tensor_is_named() -> None:
 def test_a_buffer_that_is_freed_twice_is_named() -> None:
     made = plan(cases.over_capacity())
     index, step = first(made, Free)
-    assert "block" in kinds(with_step(made, index, step, step))
+    assert "buffer" in kinds(with_step(made, index, step, step))
 
 
 def test_a_copy_from_the_wrong_tensor_is_named() -> None:

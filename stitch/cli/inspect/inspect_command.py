@@ -64,12 +64,12 @@ def _inspect(words: argparse.Namespace) -> int:
     record = words.check_plan
     if record is not None and record.endswith(".ttb"):
         raise UsageError(
-            f"--check_plan takes a recording, not {record}",
+            f"--check_plan takes a record, not {record}",
             remedy="put --check_plan behind the modules",
         )
     if record:
         if words.modules:
-            raise UsageError("--check_plan checks a recording, or the given modules: not both")
+            raise UsageError("--check_plan checks a record, or the given modules: not both")
         return _check(_recorded(record), words.json)
     if not words.modules:
         raise UsageError("there is nothing to inspect", expected="one or more .ttb files")

@@ -58,7 +58,7 @@ def _run(parser: argparse.ArgumentParser, words: argparse.Namespace) -> int:
                  if w not in alone and value not in (parser.get_default(w), [])]  # fmt: skip
         if extra:
             raise UsageError(
-                "a replay runs alone: the recording says what ran, and on which machine",
+                "a replay runs alone: the record says what ran, and on which machine",
                 got=", ".join([*words.files, *(f"--{w}" for w in extra if w != "files")]),
                 remedy=f"stitch-run --replay={words.replay}",
             )

@@ -27,9 +27,9 @@ def end_problems(
     yield from _kept(plan, symbolic_memory)
     yield from _free_regions(plan, used)
     for number in sorted(read - plan.touched):
-        yield "touched", f"resident block {number} is used and not listed"
+        yield "touched", f"resident buffer {number} is used and not listed"
     for number in sorted(plan.touched - {b.number for b in plan.request.buffers}):
-        yield "touched", f"block {number} is listed and no resident"
+        yield "touched", f"buffer {number} is listed and no resident"
 
 
 def _final_buffers(plan: Plan, symbolic_memory: SymbolicMemory) -> Iterator[Found]:
@@ -41,14 +41,15 @@ def _final_buffers(plan: Plan, symbolic_memory: SymbolicMemory) -> Iterator[Foun
     }
     for number in sorted({n for n, b in said.items() if b.address is not None} | set(in_spaces)):
         if said.get(number) != in_spaces.get(number):
-            yield "final", f"block {number} ends as {in_spaces.get(number)}, not {said.get(number)}"
+            ends, wanted = in_spaces.get(number), said.get(number)
+            yield "final", f"buffer {number} ends as {ends}, not {wanted}"
     held = {i.buffer for r in plan.final_values for i in r.instances}
     held |= {b.number for b in plan.request.buffers if b.pinned}
     # What no value used when the plan began is not the plan's to explain.
     began = {i.buffer for r in plan.request.residents for i in r.instances}
     held |= {b.number for b in plan.request.buffers} - began
     for number in sorted(set(said) - held):
-        yield "final", f"block {number} stays alive and holds no value"
+        yield "final", f"buffer {number} stays alive and holds no value"
 
 
 def _final_values(plan: Plan, symbolic_memory: SymbolicMemory) -> Iterator[Found]:
@@ -58,7 +59,7 @@ def _final_values(plan: Plan, symbolic_memory: SymbolicMemory) -> Iterator[Found
             continue
         for instance in resident.instances:
             if not symbolic_memory.holds(instance, resident.value):
-                where = f"block {instance.buffer} as {instance.desc.text()}"
+                where = f"buffer {instance.buffer} as {instance.desc.text()}"
                 yield "final", f"value {resident.value} does not lie in {where}"
         primary = resident.instances[0].desc.layout.data_type
         if primary is not symbolic_memory.made_in.get(resident.value):

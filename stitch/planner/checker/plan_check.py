@@ -3,7 +3,7 @@
 Comes in: a `Plan`. Goes out: problems, none for a sound plan. It shares no code with what makes
 plans (residency, room, repack, planner): it follows contents byte range by byte range instead.
 
-Kinds of problems: `address` (out of range, misaligned, taken), `block` (unknown, or made twice),
+Kinds of problems: `address` (out of range, misaligned, taken), `buffer` (unknown, or made twice),
 `room` (does not fit its buffer), `content` (bytes are not what the step takes them for), `order`
 (tasks left out, repeated or out of order), `layout`, `pinned`, `overlap`, `lossy`, `transfer`,
 `stage`, `scratch`, `alias`, `bytes`, `certificate`, `final`, `kept`, `free_region`, `touched`;
@@ -80,10 +80,10 @@ class _Checker(Inspection):
     def _allocate(self, step: Allocate) -> None:
         buffer = step.buffer
         if buffer.number in self.symbolic_memory.buffers:
-            self.say("block", f"block {buffer.number} exists already")
+            self.say("buffer", f"buffer {buffer.number} exists already")
             return
         if buffer.address is None or buffer.pinned or buffer.desc.layout.space is not buffer.space:
-            self.say("block", f"block {buffer.number} cannot be allocated as described")
+            self.say("buffer", f"buffer {buffer.number} cannot be allocated as described")
             return
         if not self.region(buffer.origin, buffer.space, buffer.address, buffer.size_per_bank):
             return
@@ -101,7 +101,7 @@ class _Checker(Inspection):
     def _free(self, step: Free) -> None:
         buffer = self.symbolic_memory.buffers.get(step.buffer)
         if buffer is None or buffer.address is None:
-            self.say("block", f"block {step.buffer} is freed and is not alive")
+            self.say("buffer", f"buffer {step.buffer} is freed and is not alive")
             return
         if buffer.pinned:
             self.say("pinned", f"{buffer.origin} is pinned and freed")
@@ -117,7 +117,7 @@ class _Checker(Inspection):
         source, target = (symbolic_memory.buffers.get(i.buffer) for i in (step.source, step.target))
         if source is None or target is None:
             missing = step.source.buffer if source is None else step.target.buffer
-            self.say("block", f"block {missing} is not alive")
+            self.say("buffer", f"buffer {missing} is not alive")
             return
         self.reads(step.source.buffer)
         if target.pinned or target.address is None or target.number == source.number:
@@ -188,7 +188,7 @@ class _Checker(Inspection):
             self.say("layout", f"{what} is {instance.desc.text()}, wanted {wanted.text()}")
         at = wanted.layout.address
         if buffer is None or buffer.address is None or not self.symbolic_memory.room(instance):
-            self.say("room", f"{what} has no room in block {instance.buffer}")
+            self.say("room", f"{what} has no room in buffer {instance.buffer}")
         elif at is not None and (buffer.address != at or instance.offset_nbytes):
             self.say("layout", f"{what} lies at {buffer.address:#x}, wanted {at:#x}")
 

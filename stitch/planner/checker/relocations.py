@@ -11,7 +11,7 @@ from stitch.program import Space
 def check_relocation(run: Inspection, step: Relocate) -> None:
     symbolic_memory, moving = run.symbolic_memory, dict(step.targets)
     if len(moving) != len(step.targets) or any(n not in symbolic_memory.buffers for n in moving):
-        run.say("block", "a block that is not alive, or one twice, is moved")
+        run.say("buffer", "a buffer that is not alive, or one twice, is moved")
         return
     before = {b: bytes_of(run, b) for b in symbolic_memory.buffers}
     shape = run.machine.shape
@@ -37,7 +37,7 @@ def check_relocation(run: Inspection, step: Relocate) -> None:
         buffer, stop = symbolic_memory.buffers[number], moving[number]
         others = symbolic_memory.live_in(buffer.space, stop, stop + buffer.size_per_bank)
         if len(others) > 1:
-            run.say("overlap", f"{buffer.origin} is moved onto another block")
+            run.say("overlap", f"{buffer.origin} is moved onto another buffer")
     for number, held in before.items():
         if not held <= bytes_of(run, number):
             run.say(
@@ -82,7 +82,7 @@ def _stage(run: Inspection, step: Relocate) -> None:
         address, size = step.stage
         run.region("the stage", step.stage_space, address, size)
         if run.symbolic_memory.live_in(step.stage_space, address, address + size):
-            run.say("stage", "the stage overlaps a live block")
+            run.say("stage", "the stage overlaps a live buffer")
         run.used.append((step.stage_space, address, address + size))
     if leaves:
         _justify(run, step, step.certificate)

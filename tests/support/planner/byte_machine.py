@@ -144,7 +144,7 @@ class ByteMachine:
     def _step(self, step: object) -> None:
         if isinstance(step, Allocate):
             if step.buffer.number in self.buffers or self._taken(step.buffer):
-                self.complaints.append(f"block {step.buffer.number} cannot be allocated")
+                self.complaints.append(f"buffer {step.buffer.number} cannot be allocated")
             self.buffers[step.buffer.number] = step.buffer
             assert step.buffer.address is not None
             self._noise(step.buffer.space, step.buffer.address, step.buffer.size_per_bank)
@@ -193,7 +193,7 @@ class ByteMachine:
         for buffer in plan.final_buffers:
             mine = self.buffers.get(buffer.number)
             if mine is None or mine.address != buffer.address:
-                self.complaints.append(f"block {buffer.number} is not where the plan says")
+                self.complaints.append(f"buffer {buffer.number} is not where the plan says")
         if {b.number for b in plan.final_buffers} != {
             n for n, b in self.buffers.items() if b.address is not None
         } | {b.number for b in plan.final_buffers if b.address is None}:

@@ -86,7 +86,7 @@ class Scene:
         size = footprint(desc, self.machine.shape).size_per_bank if address is not None else 0
         number = len(self.buffers)
         self.buffers.append(
-            Buffer(number, space, address, size, bare(desc), f"block {number}", pinned)
+            Buffer(number, space, address, size, bare(desc), f"buffer {number}", pinned)
         )
         return self.buffers[-1]
 
