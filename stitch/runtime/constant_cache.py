@@ -42,6 +42,7 @@ class ConstantCache:
         for value in inputs:
             if value.version == 0:
                 value.version = _next_version()
+                value.lease = None
         return (agent.content_hash, *(value.version for value in inputs))
 
     def find(self, key: Key) -> tuple[ValueRecord, ...] | None:
@@ -62,6 +63,7 @@ class ConstantCache:
         for value in made:
             if value.version == 0:
                 value.version = _next_version()
+                value.lease = None
         for value in (*inputs, *made):
             self._by_version.setdefault(value.version, set()).add(key)
 

@@ -43,6 +43,7 @@ from stitch.runtime.window import Window
 from stitch.tasks import Transformation, TransformationKind
 from stitch.ttb import SOURCE, Binary, load
 
+READY = Status.READY
 #: Tasks that a window holds unless said otherwise.
 DEFAULT_WINDOW = 64
 
@@ -361,7 +362,7 @@ class Device(TensorAccess):
         while dropped:
             value = dropped.popleft()
             value.handles -= 1
-            if value.handles == 0 and value.window != now and value.status is Status.READY:
+            if value.handles == 0 and value.window != now and value.status is READY:
                 lease = value.lease
                 # In debug mode what is free is poisoned.
                 if lease is None or debug or not lease.put_back(value):

@@ -29,6 +29,7 @@ def expose(device: TensorAccess, value: ValueRecord) -> None:
     device.queued.reads_exposed = True
     for sharer in value.instances[0].buffer.users:
         sharer.is_exposed = True
+        sharer.lease = None
         device.constant_cache.forget(sharer)
         sharer.version = 0
 

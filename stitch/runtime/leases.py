@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from stitch.runtime.window import Places
 
 
+READY, FREED = Status.READY, Status.FREED
+
+
 class LeaseHolder:
     """Who has leases: `leases` are all that it has, `idle` those that nobody holds.
 
@@ -73,7 +76,7 @@ class Lease:
                 buffer.users = []
         for value, instances in zip(values, self.instances, strict=True):
             value.instances = [*instances]
-            value.status = Status.READY
+            value.status = READY
             value.lease = self
             for instance in instances:
                 instance.buffer.users.append(value)
@@ -84,28 +87,27 @@ class Lease:
         values = self.values
         if values is None or self.held:
             return None
-        self.holder.idle.remove(self)
+        idle = self.holder.idle
+        if idle[-1] is self:
+            idle.pop()
+        else:
+            idle.remove(self)
         self.held = len(self.buffers)
         for value in values:
-            value.status = Status.READY
+            value.status = READY
             value.instances[0].buffer.users.append(value)
         return values
 
     def put_back(self, value: ValueRecord) -> bool:
-        """A result without handles gives its place back; False if it is not as its run left it.
+        """A result without handles gives its place back, and stays what it is, for the next run.
 
-        It stays what it is, for the next run.
+        `value.lease` is this one; False where it ended or another of its results did not stay.
         """
-        if (
-            self.values is None or len(value.instances) != 1 or value.is_exposed
-            or value.version or value.retain or value.consumed
-        ):  # fmt: skip
+        instances = value.instances
+        if self.values is None or len(instances) != 1:
             return False
-        buffer = value.instances[0].buffer
-        if buffer.lease is not self or buffer.pins or len(buffer.users) != 1:
-            return False
-        buffer.users.clear()
-        value.status = Status.FREED
+        instances[0].buffer.users.clear()
+        value.status = FREED
         self.held -= 1
         if not self.held:
             self.holder.idle.append(self)

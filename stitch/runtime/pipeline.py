@@ -85,23 +85,23 @@ class Pipeline:
             ):
                 lease = recording.idle[-1]
                 binding = lease.plain
-                if binding is not None and self._runs(binding, arguments):
-                    return self._results(lease)
+                if binding is not None and binding.straight is not None:
+                    try:
+                        ran = device.quiet.run(binding.straight.run, arguments)
+                    except BaseException as error:
+                        self._stopped(binding, error)
+                        raise
+                    if ran:
+                        return self._results(lease)
             again = self._again(arguments)
             return self._run(arguments) if again is None else again
 
-    def _runs(self, binding: Binding, arrays: tuple[Any, ...]) -> bool:
-        """Run the code of a binding; False, and nothing done, if an array is of another kind."""
-        straight = binding.straight
-        if straight is None:
-            return False
-        try:
-            return self.device.quiet.run(straight.run, arrays)
-        except BaseException as error:
-            done = binding.steps_of(straight.steps_done(error))
-            if done:
-                self.device.events.report(PlanStopped(binding.index, binding.plan, done))
-            raise
+    def _stopped(self, binding: Binding, error: BaseException) -> None:
+        """Tell of the steps that code had done when it raised."""
+        assert binding.straight is not None
+        done = binding.steps_of(binding.straight.steps_done(error))
+        if done:
+            self.device.events.report(PlanStopped(binding.index, binding.plan, done))
 
     def _results(self, lease: Lease) -> Tensor | tuple[Tensor, ...]:
         """Handles on what a run has just left in a lease."""

@@ -188,6 +188,8 @@ class Records:
     ) -> None:
         """A value now lies in a buffer (as well)."""
         self.epoch += 1
+        for user in (value, *buffer.users):
+            user.lease = None
         value.instances.append(InstanceRecord(buffer, offset, desc, key))
         buffer.users.append(value)
 
@@ -327,6 +329,7 @@ class Records:
             if instance not in after:
                 instance.buffer.users.remove(value)
         value.instances = after
+        value.lease = None
         if value.status is Status.PENDING:
             value.status = Status.READY
 

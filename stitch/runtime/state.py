@@ -100,7 +100,8 @@ class ValueRecord:
     consumed = False
     by = ""
     version = 0
-    #: The lease in whose place it was made.
+    #: The lease in whose place it was made, while nothing but reading was done with it: then that
+    #: lease may hand it out again when it has no handles.
     lease: Lease | None = None
     #: Others hold its bytes too, and may write to them at any time without anyone's being told.
     is_exposed = False

@@ -114,6 +114,7 @@ class Tensor:
     @retain.setter
     def retain(self, value: bool) -> None:
         self._record.retain = bool(value)
+        self._record.lease = None
 
     def __len__(self) -> int:
         if not self.shape:
