@@ -13,7 +13,7 @@ import pytest
 import stitch
 from stitch.program import DataType, Layout, Space, TensorDesc
 from stitch.runtime import LoadedProgram
-from tests.support.stitched_models import binary_op, integers, one, scaled
+from tests.support.stitched_models import binary_op, integers, one, parameters_only, scaled
 
 F32 = DataType.FLOAT32
 
@@ -98,6 +98,22 @@ def test_a_recording_tells_one_buffer_from_two(machine: str) -> None:
             np.testing.assert_array_equal(one(program(left, whole)).numpy(), x - x)
             np.testing.assert_array_equal(one(program(left, right)).numpy(), x - z)
             np.testing.assert_array_equal(one(program(right, left)).numpy(), z - x)
+
+
+def test_a_place_is_handed_out_again_without_what_was_wished_or_remembered_of_its_value() -> None:
+    with stitch.open_device("tiny") as device:
+        pipeline = stitch.Pipeline([device.load(scaled("a", 2.0))])
+        weights = device.load(parameters_only("weights", 3.0))
+        for start in range(12):
+            y = one(pipeline(integers(start=start)))
+            assert not y.retain
+            expected = integers(start=start) * 2 + 1
+            if start % 2:
+                y.retain = True
+            else:
+                np.testing.assert_array_equal(one(weights(y)).numpy(), expected * 3)
+            np.testing.assert_array_equal(y.numpy(), expected)
+            del y
 
 
 def test_a_view_outlives_its_tensor_in_work_that_freed_the_tensor_before() -> None:
