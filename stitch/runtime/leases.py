@@ -65,8 +65,9 @@ class Lease:
         holder.leases.append(self)
         holder.idle.append(self)
 
-    def take(self, values: list[ValueRecord]) -> None:
+    def take(self, values: list[ValueRecord], now: int) -> None:
         """The results of a run lie here now; `values` as `instances`."""
+        self.last_run = now
         buffers = self.buffers
         if self.held == 0 and buffers:
             self.holder.idle.remove(self)
@@ -77,12 +78,13 @@ class Lease:
         for value, instances in zip(values, self.instances, strict=True):
             value.instances = [*instances]
             value.status = READY
+            value.last_used = now
             value.lease = self
             for instance in instances:
                 instance.buffer.users.append(value)
         self.values = values
 
-    def take_again(self) -> list[ValueRecord] | None:
+    def take_again(self, now: int) -> list[ValueRecord] | None:
         """As `take`, with the values of the last run, where they can serve once more."""
         values = self.values
         if values is None or self.held:
@@ -93,8 +95,10 @@ class Lease:
         else:
             idle.remove(self)
         self.held = len(self.buffers)
+        self.last_run = now
         for value in values:
             value.status = READY
+            value.last_used = now
             value.instances[0].buffer.users.append(value)
         return values
 

@@ -106,7 +106,7 @@ class Pipeline:
     def _results(self, lease: Lease) -> Tensor | tuple[Tensor, ...]:
         """Handles on what a run has just left in a lease."""
         device = self.device
-        again = lease.take_again()
+        again = lease.take_again(device.queued.number)
         if again is not None:
             if len(again) == 1:
                 return Tensor(again[0])
@@ -116,7 +116,7 @@ class Pipeline:
             value = ValueRecord(device, desc, key)
             value.by = self._maker
             values.append(value)
-        lease.take(values)
+        lease.take(values, device.queued.number)
         handles = [Tensor(value) for value in values]
         return handles[0] if len(handles) == 1 else tuple(handles)
 

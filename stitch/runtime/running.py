@@ -40,8 +40,7 @@ def run_binding(device: Device, binding: Binding, values: Sequence[ValueRecord],
     if lease is None:
         records.apply(effects, value_of, device.note_gone)
     else:
-        lease.take([values[number] for number, _ in effects.changed])
-        lease.last_run = now
+        lease.take([values[number] for number, _ in effects.changed], now)
     pending, ready, freed = Status.PENDING, Status.READY, Status.FREED
     for value in values:
         value.last_used = now

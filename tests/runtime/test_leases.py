@@ -70,6 +70,25 @@ def test_a_large_tensor_gets_the_memory_of_dropped_results() -> None:
         np.testing.assert_array_equal(one(program(integers())).numpy(), integers() * 2 + 1)
 
 
+def test_what_a_pipeline_ran_lately_gives_its_memory_up_late() -> None:
+    """Runs past the queue count too: for leases, and for results that may be evicted."""
+    with stitch.open_device("tiny") as device:
+        pipeline = stitch.Pipeline([device.load(scaled("hot", 2.0))])
+        for _ in range(6):
+            one(pipeline(integers())).numpy()
+        other, later = device.load(scaled("other", 3.0)), device.load(scaled("later", 4.0))
+        one(other(integers())).numpy()
+        one(later(integers())).numpy()
+        windows = device.statistics().windows
+        y = one(pipeline(integers()))
+        assert device.statistics().windows == windows, "it ran past the queue"
+        assert y._record.last_used == device.queued.number
+        del y
+        device.flush()
+        origins = [lease.buffers[0].origin for lease in device.records.spare_leases()]
+        assert origins.index("output 'y' of 'other'") < origins.index("output 'y' of 'hot'")
+
+
 def test_the_spare_memory_of_the_only_lease_is_taken_before_anything_is_evicted() -> None:
     with stitch.open_device("tiny") as device:
         tiles = device.load(scaled("a", 2.0, (8, 8), wishes=["output.y.layout=tile"]))
