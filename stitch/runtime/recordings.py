@@ -260,6 +260,8 @@ class Recordings:
     def __init__(self, records: Records) -> None:
         self._records = records
         self._kinds: OrderedDict[Key, list[Recording]] = OrderedDict()
+        #: What was asked for last.
+        self._last: tuple[Key | None, list[Recording]] = (None, [])
         #: How many plans, recordings and bindings were made; in the steady state all stand still.
         self.plans_made = self.made = self.bindings_made = 0
 
@@ -270,14 +272,20 @@ class Recordings:
 
     def of(self, key: Key) -> list[Recording]:
         """The recordings of a kind of work, the last one used first."""
-        variants = self._kinds.get(key)
-        if variants is None:
+        last, variants = self._last
+        # Comparing takes less time than looking up, and the same is asked for again and again.
+        if key == last:
+            return variants
+        found = self._kinds.get(key)
+        if found is None:
             return []
         self._kinds.move_to_end(key)
-        return variants
+        self._last = (key, found)
+        return found
 
     def add(self, key: Key, recording: Recording) -> None:
         """Keep a recording for the next time."""
+        self._last = (None, [])
         variants = self._kinds.setdefault(key, [])
         variants.insert(0, recording)
         self.made += 1
@@ -291,6 +299,7 @@ class Recordings:
 
     def forget(self, transformation: int) -> None:
         """Drop what runs a transformation whose agent is gone."""
+        self._last = (None, [])
         stale = [key for key in self._kinds if any(part[0] == transformation for part in key[0])]
         for key in stale:
             for recording in self._kinds.pop(key):
@@ -298,6 +307,7 @@ class Recordings:
 
     def clear(self) -> None:
         """Drop all recordings."""
+        self._last = (None, [])
         kinds, self._kinds = self._kinds, OrderedDict()
         for variants in kinds.values():
             for recording in variants:

@@ -83,3 +83,18 @@ def test_zeros_around_an_image_are_pooled_with_numbers_below_zero() -> None:
     with stitch.open_device("host", executor="onnxruntime") as device:
         y = one(device.load(model("padded", build, target="host"))(x))
         assert y.numpy().ravel().tolist() == [0, -1]
+
+
+@pytest.mark.parametrize("executor", ["numpy", "onnxruntime", "auto"])
+def test_indices_of_a_floating_type_are_cut_to_whole_numbers(executor: str) -> None:
+    """As ONNX says of OneHot; its reference, and ONNX Runtime below 1.32, compare as they are."""
+
+    def build(b: ComputationGraphBuilder) -> None:
+        indices = b.input("x", (6,), "float32")
+        b.output("y", b.op("OneHot", indices, np.array(3), np.array([0, 1]), axis=-1))
+
+    with stitch.open_device("tiny", executor=executor) as device:
+        program = device.load(model("hot", build))
+        given = np.array([0.6, 2.9, -0.5, -1.2, np.nan, 3.4e38], np.float32)
+        hot = one(program(given)).numpy().argmax(1) - (one(program(given)).numpy().sum(1) == 0)
+    np.testing.assert_array_equal(hot, [0, 2, 0, 2, -1, -1])

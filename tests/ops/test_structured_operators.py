@@ -226,7 +226,7 @@ INDICES = [
     ("TopK", ["T[3,6]", [2]], {}, 2),
     ("TopK", ["T[3,6]", [3]], {"axis": 0, "largest": 0}, 2),
     ("OneHot", ["i64[2,3]<4", np.array(4), "T[2]"], {}),
-    ("OneHot", ["f32[3]", np.array(4), "T[2]"], {"axis": 0}),
+    ("OneHot", ["f32[3]<4", np.array(4), "T[2]"], {"axis": 0}),
 ]
 REDUCED_SCATTERS = [
     (op, specs, {"reduction": reduction})

@@ -140,9 +140,13 @@ def _infer_one_hot(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def _one_hot_into(indices: Array, classes: Array, hit: Array) -> None:
-    """Whether each class is the one that an index, perhaps counted from the end, names."""
-    depth = classes.size
-    np.equal(np.where(indices < 0, indices + indices.dtype.type(depth), indices), classes, hit)
+    """Whether each class is the one that an index, perhaps counted from the end, names.
+
+    An index of a floating type counts as the whole number that it is cut to.
+    """
+    whole = np.trunc(indices)
+    np.add(whole, whole.dtype.type(classes.size), out=whole, where=whole < 0)
+    np.equal(whole, classes, hit)
 
 
 def _one_hot(arguments: KernelArguments) -> Sequence[Thunk]:

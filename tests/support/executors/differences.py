@@ -5,7 +5,9 @@ Comes in: `docs/executor_differences.md`, which is the table. Goes out: its line
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "executor_differences.md"
@@ -33,9 +35,22 @@ def lines(text: str | None = None) -> tuple[Line, ...]:
         if cells == HEADER or set(cells[0]) <= set("-:"):
             continue
         operators, kernels, classes, way, reason = cells
-        words = _listed(operators), _listed(kernels), _listed(classes)
-        found.append(Line(*words, way, reason))
+        installed = tuple(name for word in _listed(kernels) for name in _installed(word))
+        if installed:
+            words = _listed(operators), installed, _listed(classes)
+            found.append(Line(*words, way, reason))
     return tuple(found)
+
+
+def _installed(word: str) -> Iterator[str]:
+    """The kernels of a word, `name` or `name < version`; none where another version is there."""
+    name, _, below = word.partition(" < ")
+    if not below or _numbers(version(name)) < _numbers(below):
+        yield name
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".")[:2])
 
 
 def _listed(cell: str) -> tuple[str, ...]:

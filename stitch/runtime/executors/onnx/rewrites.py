@@ -211,6 +211,17 @@ def _product(writer: FormWriter, operation: Operation, attributes: Attributes) -
     return _scaled_bias(writer, operation, attributes)
 
 
+def _one_hot(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
+    """Indices of a floating type are cut to whole numbers; ONNX Runtime does so from 1.32 on."""
+    if not writer.type_of(operation.inputs[0]).data_type.is_floating:
+        return False
+    indices, *others = (writer.operand(v) for v in operation.inputs)
+    whole = writer.node("Cast", [indices], to=onnx_code(DataType.INT64))
+    out = value_name(operation.outputs[0])
+    writer.node("OneHot", [whole, *others], out, axis=attributes["axis"])
+    return True
+
+
 def _squeeze(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
     """An empty list of axes is none of them; ONNX Runtime (1.31) takes all of size 1."""
     axes = operation.inputs[1] if len(operation.inputs) > 1 else ABSENT
@@ -288,6 +299,7 @@ REWRITES: Mapping[tuple[str, str], Rewrite] = {
     ("", "MeanVarianceNormalization"): _mean_variance,
     ("", "Min"): integer_rewrites.extreme,
     ("", "Mod"): integer_rewrites.modulo,
+    ("", "OneHot"): _one_hot,
     ("", "Pow"): integer_rewrites.power,
     ("", "QuantizeLinear"): _quantize,
     ("", "Range"): _known_result,
