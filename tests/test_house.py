@@ -119,12 +119,9 @@ def test_every_contract_is_broken_by_an_import_against_it(tmp_path: Path) -> Non
 STILL_ALLOWED = {
     "deep imports": (
         "stitch.frontend.torch.compile.shared_storage:", "stitch.training.direct:",
+        "stitch.runtime.",
     ),
     "circles of files": ("stitch.runtime.device",),
-    "folders over 20 files": ("stitch.runtime ",),
-    "files of one name": (
-        "stitch.program.program, stitch.runtime.program",
-    ),
     "classes of one name": ("Device: ", "Pipeline: "),
 }  # fmt: skip
 

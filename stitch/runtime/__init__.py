@@ -4,7 +4,6 @@ Comes in: binaries, arrays, calls. Goes out: tensors, perhaps pending. Must not 
 what it runs was compiled elsewhere, by anyone.
 """
 
-from stitch.runtime.arrays import capture
 from stitch.runtime.device import DEFAULT_WINDOW, Device
 from stitch.runtime.events import (
     Event,
@@ -17,10 +16,11 @@ from stitch.runtime.events import (
 from stitch.runtime.executors import EXECUTORS, Executor, make_executor, program_peak
 from stitch.runtime.history import WHOLE_RUN, Account, Totals, totals_of
 from stitch.runtime.hooks import HookContext
+from stitch.runtime.loaded import InputPort, LoadedProgram
 from stitch.runtime.pipeline import Pipeline
-from stitch.runtime.program import InputPort, LoadedProgram
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.tensor_access import TENSOR
+from stitch.runtime.values.arrays import capture
 
 __all__ = [
     "DEFAULT_WINDOW", "EXECUTORS", "TENSOR", "WHOLE_RUN", "Account", "Device", "Event",

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from stitch.argument_kinds import LIST, instance_of
 from stitch.errors import TaskError, UsageError
 from stitch.linker import check_link
-from stitch.runtime.arrays import capture
-from stitch.runtime.program import InputPort, LoadedProgram
-from stitch.runtime.state import ArgumentRecord, Status, ValueRecord
+from stitch.runtime.loaded import InputPort, LoadedProgram
 from stitch.runtime.tensor import Tensor
+from stitch.runtime.values.arrays import capture
+from stitch.runtime.values.state import ArgumentRecord, Status, ValueRecord
 
 if TYPE_CHECKING:
     from stitch.runtime.device import Device

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from stitch.machine import footprint
 from stitch.program import Array, DataType, Space, TensorDesc, host_layout
 from stitch.runtime.executors import as_bytes
-from stitch.runtime.state import BufferRecord
 from stitch.runtime.tensor import Tensor
+from stitch.runtime.values.state import BufferRecord
 
 if TYPE_CHECKING:
     from stitch.runtime.device import Device

@@ -24,8 +24,8 @@ from stitch.program import Array, DataType, Scratch, Space, TensorDesc, host_lay
 from stitch.runtime import Device, PlanStopped, Tensor
 from stitch.runtime.executors import as_bytes
 from stitch.runtime.history import Tally
-from stitch.runtime.state import Status
-from stitch.runtime.straight import Thunk, straight_code
+from stitch.runtime.recording.code import Thunk, straight_code
+from stitch.runtime.values.state import Status
 from stitch.tasks import Task
 from stitch.training.stitching import Cells, Stitched
 

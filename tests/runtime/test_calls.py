@@ -8,6 +8,7 @@ import pytest
 import stitch
 from stitch.errors import StitchError, UsageError
 from stitch.program import Array, DataType, Layout, Space
+from stitch.runtime import capture
 from tests.support.stitched_models import binary_op, integers, model, one, scaled, several
 
 
@@ -50,7 +51,7 @@ def test_a_read_only_array_is_not_copied_at_the_call() -> None:
     x.flags.writeable = False
     with stitch.open_device("tiny") as device:
         value = device.load(scaled("a", 2.0)).ports[0]
-        assert stitch.runtime.arrays.capture(x, value.shape, DataType.FLOAT32, False, "x") is x
+        assert capture(x, value.shape, DataType.FLOAT32, False, "x") is x
 
 
 def test_arguments_come_by_position_and_by_name() -> None:

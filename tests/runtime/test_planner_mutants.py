@@ -17,8 +17,8 @@ import pytest
 import stitch
 from stitch.planner import Allocate, Copy, Execute, Plan, Relocate
 from stitch.program import TILE_SHAPE, Array, DataType, Layout, Space
-from stitch.runtime.recording_maker import Planned, RecordingMaker
-from stitch.runtime.window import Window
+from stitch.runtime.queue.window import Window
+from stitch.runtime.recording.recording_maker import Planned, RecordingMaker
 from tests.support import plans_that_ran
 from tests.support.stitched_models import consuming, integers, one, scaled, tiny
 

@@ -26,7 +26,8 @@ from stitch.graph import ComputationGraphBuilder
 from stitch.machine import Machine, load_machine
 from stitch.program import Array, DataType, Layout, Space, TensorDesc
 from stitch.report import ChromeTrace, Recorder
-from stitch.runtime import Device, recording_maker, recordings
+from stitch.runtime import Device
+from stitch.runtime.recording import recording_maker, recordings
 from tests.support.stitched_models import binary_op, consuming, held_by, model, tiny
 
 F32 = DataType.FLOAT32

@@ -8,7 +8,7 @@ import pytest
 import stitch
 from stitch import ComputationGraphBuilder, DataType
 from stitch.program import Array
-from stitch.runtime import straight
+from stitch.runtime.recording import code as straight
 from tests.support.stitched_models import integers, one, scaled, several
 
 F32 = DataType.FLOAT32

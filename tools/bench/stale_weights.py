@@ -30,7 +30,8 @@ import torch
 from train_ways.models import Sizes, subjects
 
 from stitch.frontend.torch.compile import device_of
-from stitch.runtime import exposure, window
+from stitch.runtime.queue import window
+from stitch.runtime.values import exposure
 
 #: `copied` over `compared`, at least.
 LEAST_RATIO = 0.85

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING
 from stitch.budget import Claim
 from stitch.errors import OutOfMemoryError, StitchError, TaskError
 from stitch.planner import Copy, Plan, PlanRequest, plan
-from stitch.runtime.effects import effects_of
 from stitch.runtime.events import PlanMade
 from stitch.runtime.history import Tally
-from stitch.runtime.leases import Lease
-from stitch.runtime.recordings import MAX_BINDINGS, Binding, Recording, sharing
-from stitch.runtime.records import Picture
+from stitch.runtime.recording.recordings import MAX_BINDINGS, Binding, Recording, sharing
+from stitch.runtime.values.effects import effects_of
+from stitch.runtime.values.leases import Lease
+from stitch.runtime.values.records import Picture
 
 if TYPE_CHECKING:
     from stitch.runtime.device import Device
-    from stitch.runtime.window import Key, Places, Window
+    from stitch.runtime.queue.window import Key, Places, Window
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,10 +11,10 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from stitch.runtime.state import ValueRecord
+from stitch.runtime.values.state import ValueRecord
 
 if TYPE_CHECKING:
-    from stitch.runtime.program import LoadedProgram
+    from stitch.runtime.loaded import LoadedProgram
     from stitch.runtime.tensor import Tensor
 
 Key = tuple[bytes | int, ...]

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from stitch.runtime.state import BufferRecord, InstanceRecord, Status, ValueRecord
+from stitch.runtime.values.state import BufferRecord, InstanceRecord, Status, ValueRecord
 
 if TYPE_CHECKING:
-    from stitch.runtime.recordings import Binding
-    from stitch.runtime.window import Places
+    from stitch.runtime.queue.window import Places
+    from stitch.runtime.recording.recordings import Binding
 
 
 READY, FREED = Status.READY, Status.FREED

@@ -21,12 +21,12 @@ from stitch.machine import footprint
 from stitch.memory import LENT_ADDRESSES, ByteRanges
 from stitch.planner import Allocate, Copy, Execute, Plan, Relocate
 from stitch.program import Space, TensorDesc
-from stitch.runtime.backend import LocalBackend
+from stitch.runtime.backends.local_backend import LocalBackend
 from stitch.runtime.executors import committed_nbytes
-from stitch.runtime.state import BufferRecord
+from stitch.runtime.values.state import BufferRecord
 
 if TYPE_CHECKING:
-    from stitch.runtime.program import LoadedProgram
+    from stitch.runtime.loaded import LoadedProgram
 
 #: Names of programs that an error lists.
 _LISTED = 3

@@ -9,8 +9,8 @@ from stitch.program import Array, Space, TensorDesc
 
 if TYPE_CHECKING:
     from stitch.runtime.device import Device
-    from stitch.runtime.leases import Lease
-    from stitch.runtime.program import InputPort
+    from stitch.runtime.loaded import InputPort
+    from stitch.runtime.values.leases import Lease
 
 
 class Status(enum.IntEnum):

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stitch.planner import Copy, Execute, Plan, Step
-from stitch.runtime.effects import effects_of
 from stitch.runtime.events import PlanStopped
-from stitch.runtime.hooked import run_hooked
-from stitch.runtime.recordings import Binding
-from stitch.runtime.state import Status, ValueRecord
-from stitch.runtime.straight import MAX_LINES, straight_code
+from stitch.runtime.recording.code import MAX_LINES, straight_code
+from stitch.runtime.recording.hooked import run_hooked
+from stitch.runtime.recording.recordings import Binding
+from stitch.runtime.values.effects import effects_of
+from stitch.runtime.values.state import Status, ValueRecord
 from stitch.tasks import Task
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from stitch.errors import StitchError, TaskError
-from stitch.runtime.state import Status, ValueRecord
-from stitch.runtime.window import Window
+from stitch.runtime.queue.window import Window
+from stitch.runtime.values.state import Status, ValueRecord
 
 if TYPE_CHECKING:
     from stitch.runtime.device import Device

@@ -9,9 +9,9 @@ from stitch.errors import OutOfMemoryError
 from stitch.memory import Allocator, SpaceMemory
 from stitch.planner import Buffer, Instance, Resident
 from stitch.program import Array, Space, TensorDesc
-from stitch.runtime.effects import Effects, InstanceRef, Place
-from stitch.runtime.leases import Lease
-from stitch.runtime.state import BufferRecord, InstanceRecord, Status, ValueRecord
+from stitch.runtime.values.effects import Effects, InstanceRef, Place
+from stitch.runtime.values.leases import Lease
+from stitch.runtime.values.state import BufferRecord, InstanceRecord, Status, ValueRecord
 
 #: Space, address and size in bytes per bank.
 Region = tuple[Space, int, int]

@@ -24,7 +24,7 @@ from stitch.runtime.executors import (
     Workspace,
     as_bytes,
 )
-from stitch.runtime.straight import Thunk, enter, stage
+from stitch.runtime.recording.code import Thunk, enter, stage
 
 
 @dataclass(frozen=True, slots=True, eq=False)

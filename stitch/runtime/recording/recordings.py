@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING
 from stitch.budget import Claim
 from stitch.planner import Plan
 from stitch.program import Program
-from stitch.runtime.backend import BoundPlan
-from stitch.runtime.effects import Effects, Place
+from stitch.runtime.backends.local_backend import BoundPlan
 from stitch.runtime.executors import PreparedProgram
 from stitch.runtime.history import Tally
-from stitch.runtime.leases import Lease, LeaseHolder
-from stitch.runtime.records import Picture, Records, Region, merged
-from stitch.runtime.state import BufferRecord, InstanceRecord, ValueRecord
-from stitch.runtime.straight import Straight
+from stitch.runtime.recording.code import Straight
+from stitch.runtime.values.effects import Effects, Place
+from stitch.runtime.values.leases import Lease, LeaseHolder
+from stitch.runtime.values.records import Picture, Records, Region, merged
+from stitch.runtime.values.state import BufferRecord, InstanceRecord, ValueRecord
 
 if TYPE_CHECKING:
-    from stitch.runtime.window import Key, Places
+    from stitch.runtime.queue.window import Key, Places
 
 #: Kinds of work that are kept, and recordings of one kind (they differ in what was in their way).
 MAX_KINDS = 512

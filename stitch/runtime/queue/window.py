@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from stitch.program import TensorDesc
-from stitch.runtime.exposure import forget_stale_copies
-from stitch.runtime.state import ValueRecord
+from stitch.runtime.values.exposure import forget_stale_copies
+from stitch.runtime.values.state import ValueRecord
 from stitch.tasks import TaskGraph, Transformation
 
 if TYPE_CHECKING:
     from stitch.runtime.device import Device
-    from stitch.runtime.program import LoadedProgram
+    from stitch.runtime.loaded import LoadedProgram
 
 #: The tasks (transformation and values of each), which values are kept, the sources' forms.
 Key = tuple[tuple[tuple[int, ...], ...], tuple[bool, ...], tuple[object, ...]]
