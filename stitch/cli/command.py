@@ -18,7 +18,7 @@ from stitch.errors import StitchError
 from stitch.version import __version__
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from argparse import Namespace
 
 EXIT_OK = 0
 EXIT_MISMATCH = 1
@@ -37,7 +37,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 class Command(NamedTuple):
     """A command, loaded: what reads its words, and what does what they ask for."""
 
-    parser: ArgumentParser
+    read: Callable[[Sequence[str]], Namespace]
     body: Callable[[Namespace], int]
 
 
@@ -129,7 +129,7 @@ def _exit_code(load: Callable[[], Command], words: Sequence[str]) -> int:
     command = load()
     try:
         with noting_files():
-            parsed = command.parser.parse_args(words)
+            parsed = command.read(words)
             with allowing(parsed.max_memory):
                 return command.body(parsed)
     except SystemExit as stop:  # argparse: help, version, wrong usage

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from stitch.budget import parse_nbytes
@@ -22,19 +23,30 @@ exit codes:
 
 _CHOICE = re.compile(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
 _ARGUMENT = re.compile(r"argument (\S+): (.*)", re.DOTALL)
-_UNKNOWN = "unrecognized arguments: "
 
 
 class Parser(argparse.ArgumentParser):
     """An `ArgumentParser` that raises `UsageError`, one line, instead of printing its usage."""
+
+    def read(self, words: Sequence[str]) -> argparse.Namespace:
+        """The words, parsed. An unknown option is told before a missing one: it may be that one."""
+        required = [action for action in self._actions if action.required]
+        for action in required:
+            action.required = False
+        try:
+            _, strangers = self.parse_known_args(words)
+        finally:
+            for action in required:
+                action.required = True
+        if strangers:
+            self.error(self._unknown(strangers))
+        return self.parse_args(words)
 
     def error(self, message: str) -> NoReturn:
         """Say in one line what is wrong with the words."""
         raise UsageError(f"{self._said(message)} (--help lists what {self.prog} takes)")
 
     def _said(self, message: str) -> str:
-        if message.startswith(_UNKNOWN):
-            return self._unknown(message.removeprefix(_UNKNOWN))
         if match := _CHOICE.fullmatch(message):
             option, given, listed = match.groups()
             choices = listed.replace("'", "").split(", ")
@@ -44,15 +56,16 @@ class Parser(argparse.ArgumentParser):
             return f"{option} {'needs a value' if what == 'expected one argument' else what}"
         return message
 
-    def _unknown(self, words: str) -> str:
-        word = words.split(" ")[0].partition("=")[0]
-        if word.startswith("-") and word != "-":
-            names = [name for action in self._actions for name in action.option_strings]
-            return f"there is no option {word}{_near(word, names)}"
-        return f"there is nothing to do with {words!r}"
+    def _unknown(self, strangers: list[str]) -> str:
+        for stranger in strangers:
+            word = stranger.partition("=")[0]
+            if word.startswith("-") and word != "-":
+                names = [name for action in self._actions for name in action.option_strings]
+                return f"there is no option {word}{_near(word, names)}"
+        return f"there is nothing to do with {' '.join(strangers)!r}"
 
 
-def make_parser(prog: str, description: str, examples: str) -> argparse.ArgumentParser:
+def make_parser(prog: str, description: str, examples: str) -> Parser:
     """A parser with `--debug`, `--version`, examples and exit codes."""
     parser = Parser(
         prog=prog,

@@ -20,11 +20,17 @@ NEAR = [
     ("run", ("--epochs=many",), "--epochs takes a whole number from 1 on, not 'many'"),
     ("run", ("--checkpoint_every=z",), "such as 50, 50steps or 2epochs, not 'z'"),
     ("run", ("--module",), "--module needs a value"),
+    ("run", ("--ouput=x",), "there is no option --ouput: did you mean '--output'?"),
     ("compile", ("a.yaml", "--tarrget=x"), "did you mean '--target'?"),
+    ("compile", ("--ouput=x",), "there is no option --ouput: did you mean '--output'?"),
+    ("compile", ("a.yaml", "b.yaml", "--ouput"), "there is no option --ouput"),
     ("compile", ("a.yaml", "--split=0"), "--split takes a whole number from 1 on, not '0'"),
     ("inspect", ("a.ttb", "--sectoin=all"), "did you mean '--section'?"),
+    ("inspect", ("--devise", "x"), "there is no option --devise: did you mean '--device'?"),
     ("inspect", ("a.ttb", "--section=memry"), "did you mean 'memory'?"),
     ("link", ("a.ttb", "b.ttb", "-o", "c.ttb", "--wiring=x"), "there is no option --wiring"),
+    ("link", ("a.ttb", "--ouput=x"), "there is no option --ouput: did you mean '--output'?"),
+    ("link", ("--wier", "x", "-o", "c"), "there is no option --wier: did you mean '--wire'?"),
 ]
 
 

@@ -74,7 +74,7 @@ def command() -> Command:
                         "help": "cut the module after these nodes"}),
         ("--text", {"action": "store_true", "help": "print the program as text"}),
     )  # fmt: skip
-    return Command(parser, _compile)
+    return Command(parser.read, _compile)
 
 
 def _compile(words: argparse.Namespace) -> int:

@@ -57,7 +57,7 @@ def command() -> Command:
                           "help": "check the certificates of recorded plans, or of the plan "
                           "for the given modules"}),
     )  # fmt: skip
-    return Command(parser, _inspect)
+    return Command(parser.read, _inspect)
 
 
 def _inspect(words: argparse.Namespace) -> int:

@@ -43,7 +43,7 @@ def command() -> Command:
         ("--strict_types", {"action": "store_true",
                             "help": "links may not change the floating storage type"}),
     )  # fmt: skip
-    return Command(parser, _link)
+    return Command(parser.read, _link)
 
 
 def _link(words: argparse.Namespace) -> int:

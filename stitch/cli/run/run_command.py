@@ -35,7 +35,7 @@ def command() -> Command:
     )
     add_run_words(parser)
     add_training_words(parser)
-    return Command(parser, lambda words: _run(parser, words))
+    return Command(parser.read, lambda words: _run(parser, words))
 
 
 def _run(parser: argparse.ArgumentParser, words: argparse.Namespace) -> int:
