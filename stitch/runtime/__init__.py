@@ -20,7 +20,7 @@ from stitch.runtime.loaded import InputPort, LoadedProgram
 from stitch.runtime.pipeline import Pipeline
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.tensor_access import TENSOR
-from stitch.runtime.values.arrays import capture
+from stitch.runtime.values import capture
 
 __all__ = [
     "DEFAULT_WINDOW", "EXECUTORS", "TENSOR", "WHOLE_RUN", "Account", "Device", "Event",

@@ -10,8 +10,7 @@ from stitch.errors import TaskError, UsageError
 from stitch.linker import check_link
 from stitch.runtime.loaded import InputPort, LoadedProgram
 from stitch.runtime.tensor import Tensor
-from stitch.runtime.values.arrays import capture
-from stitch.runtime.values.state import ArgumentRecord, Status, ValueRecord
+from stitch.runtime.values import ArgumentRecord, Status, ValueRecord, capture
 
 if TYPE_CHECKING:
     from stitch.runtime.device import Device

@@ -22,24 +22,18 @@ from stitch.errors import StitchError, TaskError, UsageError
 from stitch.machine import Machine, load_machine
 from stitch.program import Layout, TensorDesc
 from stitch.runtime.arguments import check_submission, link_arguments
-from stitch.runtime.backends.host_memory import HostMemory
-from stitch.runtime.backends.local_backend import LocalBackend
+from stitch.runtime.backends import HostMemory, LocalBackend
 from stitch.runtime.events import EventStream, PlanRun
 from stitch.runtime.executors import Executor, make_executor
 from stitch.runtime.history import Account, History
 from stitch.runtime.hooks import Hooks
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.loading import load_program
-from stitch.runtime.queue.constant_cache import ConstantCache
-from stitch.runtime.queue.failure import fail, run_one_by_one, run_the_rest
-from stitch.runtime.queue.window import Window
-from stitch.runtime.recording.recording_maker import RecordingMaker
-from stitch.runtime.recording.recordings import Binding, Recordings
-from stitch.runtime.recording.running import run_binding
+from stitch.runtime.queue import ConstantCache, Window, fail, run_one_by_one, run_the_rest
+from stitch.runtime.recording import Binding, RecordingMaker, Recordings, run_binding
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.tensor_access import TensorAccess
-from stitch.runtime.values.records import Records
-from stitch.runtime.values.state import Status, ValueRecord
+from stitch.runtime.values import Records, Status, ValueRecord
 from stitch.tasks import Transformation, TransformationKind
 from stitch.ttb import SOURCE, Binary, load
 

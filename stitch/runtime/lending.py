@@ -14,7 +14,7 @@ from stitch.machine import footprint
 from stitch.program import Array, DataType, Space, TensorDesc, host_layout
 from stitch.runtime.executors import as_bytes
 from stitch.runtime.tensor import Tensor
-from stitch.runtime.values.state import BufferRecord
+from stitch.runtime.values import BufferRecord
 
 if TYPE_CHECKING:
     from stitch.runtime.device import Device

@@ -13,7 +13,7 @@ import weakref
 
 from stitch.errors import TaskError
 from stitch.machine import Machine
-from stitch.runtime.values.records import Records
+from stitch.runtime.values import Records
 
 _alive: weakref.WeakSet[Lifetime] = weakref.WeakSet()
 

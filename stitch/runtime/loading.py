@@ -9,7 +9,7 @@ from stitch.errors import IncompatibleError
 from stitch.machine import footprint, machine_names
 from stitch.runtime.checks import check_program
 from stitch.runtime.loaded import LoadedProgram
-from stitch.runtime.values.state import BufferRecord
+from stitch.runtime.values import BufferRecord
 from stitch.ttb import Binary
 
 if TYPE_CHECKING:

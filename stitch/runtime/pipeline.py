@@ -19,11 +19,9 @@ from stitch.program import Array
 from stitch.runtime.arguments import check_donations, link_argument
 from stitch.runtime.events import PlanStopped
 from stitch.runtime.loaded import LoadedProgram
-from stitch.runtime.recording.recordings import Binding, Recording
-from stitch.runtime.recording.running import perform
+from stitch.runtime.recording import Binding, Recording, perform
 from stitch.runtime.tensor import Tensor
-from stitch.runtime.values.leases import Lease
-from stitch.runtime.values.state import Status, ValueRecord
+from stitch.runtime.values import Lease, Status, ValueRecord
 
 #: Forms of inputs whose recordings a pipeline remembers.
 MAX_FORMS = 8

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from stitch.argument_kinds import WHOLE
 from stitch.errors import LayoutError
 from stitch.program import Array, DataType, Layout, Space, TensorDesc
-from stitch.runtime.values.state import Status, ValueRecord
+from stitch.runtime.values import Status, ValueRecord
 
 if TYPE_CHECKING:
     from stitch.runtime.device import Device

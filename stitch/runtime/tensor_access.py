@@ -17,22 +17,25 @@ from stitch.machine import footprint
 from stitch.memory import CopyKernel
 from stitch.planner import copy_cost
 from stitch.program import Array, DataType, Layout, Space, TensorDesc, host_layout
-from stitch.runtime.backends.host_memory import HostMemory
-from stitch.runtime.backends.local_backend import LocalBackend
+from stitch.runtime.backends import HostMemory, LocalBackend
 from stitch.runtime.events import EventStream, ReadBack, Written
 from stitch.runtime.executors import as_bytes
 from stitch.runtime.history import History
 from stitch.runtime.lifetime import Lifetime
-from stitch.runtime.queue.constant_cache import ConstantCache
+from stitch.runtime.queue import ConstantCache, expose, forget_stale_copies
 from stitch.runtime.tensor import Tensor
-from stitch.runtime.values.arrays import as_array
-from stitch.runtime.values.exposure import expose, forget_stale_copies
-from stitch.runtime.values.state import BufferRecord, InstanceRecord, Status, ValueRecord
-from stitch.runtime.values.views import view_offset
+from stitch.runtime.values import (
+    BufferRecord,
+    InstanceRecord,
+    Status,
+    ValueRecord,
+    as_array,
+    view_offset,
+)
 
 if TYPE_CHECKING:
     from stitch.runtime.device import Device
-    from stitch.runtime.queue.window import Window
+    from stitch.runtime.queue import Window
 
 TENSOR = instance_of("a tensor of a device (device.tensor(array) makes one)", Tensor)
 LAYOUT = instance_of("a Layout or a TensorDesc", Layout, TensorDesc)

@@ -22,10 +22,11 @@ from stitch.planner import Copy, Execute, Instance, Plan, PlanRequest, Step, cop
 from stitch.planner.planner import scratch_desc
 from stitch.program import Array, DataType, Scratch, Space, TensorDesc, host_layout
 from stitch.runtime import Device, PlanStopped, Tensor
+from stitch.runtime.backends import Thunk
 from stitch.runtime.executors import as_bytes
 from stitch.runtime.history import Tally
-from stitch.runtime.recording.code import Thunk, straight_code
-from stitch.runtime.values.state import Status
+from stitch.runtime.recording import straight_code
+from stitch.runtime.values import Status
 from stitch.tasks import Task
 from stitch.training.stitching import Cells, Stitched
 

@@ -30,8 +30,7 @@ import torch
 from train_ways.models import Sizes, subjects
 
 from stitch.frontend.torch.compile import device_of
-from stitch.runtime.queue import window
-from stitch.runtime.values import exposure
+from stitch.runtime.queue import exposure, window
 
 #: `copied` over `compared`, at least.
 LEAST_RATIO = 0.85

@@ -3,3 +3,15 @@
 Comes in: plans, prepared programs. Goes out: bound plans, claims on host memory. Must not know
 handles, recordings, queues.
 """
+
+from stitch.runtime.backends.host_memory import HostMemory
+from stitch.runtime.backends.local_backend import (
+    BoundPlan,
+    BoundStep,
+    LocalBackend,
+    Thunk,
+    enter,
+    stage,
+)
+
+__all__ = ["BoundPlan", "BoundStep", "HostMemory", "LocalBackend", "Thunk", "enter", "stage"]

@@ -23,7 +23,7 @@ from stitch.planner import Allocate, Copy, Execute, Plan, Relocate
 from stitch.program import Space, TensorDesc
 from stitch.runtime.backends.local_backend import LocalBackend
 from stitch.runtime.executors import committed_nbytes
-from stitch.runtime.values.state import BufferRecord
+from stitch.runtime.values import BufferRecord
 
 if TYPE_CHECKING:
     from stitch.runtime.loaded import LoadedProgram

@@ -6,7 +6,7 @@ nothing. Must not know handles or windows: that is the device's business.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from stitch.machine import Machine
-from stitch.memory import POISON_BYTE, CopyKernel, SpaceMemory, prepare_copy
+from stitch.memory import POISON_BYTE, CopyKernel, SpaceMemory, WriteCounter, prepare_copy
 from stitch.planner import Allocate, Buffer, Copy, Execute, Free, Instance, Plan, Relocate, Transfer
 from stitch.program import Array, Program, Space, TensorDesc
 from stitch.runtime.executors import (
@@ -24,7 +24,8 @@ from stitch.runtime.executors import (
     Workspace,
     as_bytes,
 )
-from stitch.runtime.recording.code import Thunk, enter, stage
+
+Thunk = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -232,3 +233,15 @@ class _PlanBinding:
         self.thunks += bound.steps
         self.staging_nbytes += bound.staging_nbytes
         return bound
+
+
+def enter(into: Array, arguments: list[Any], position: int, counter: WriteCounter) -> None:
+    """A host array of this run goes into the bytes of a space."""
+    into[...] = arguments[position]
+    counter.writes += 1
+    counter.nbytes += into.nbytes
+
+
+def stage(into: Array, arguments: list[Any], position: int) -> None:
+    """A host array of this run goes to where a conversion reads it."""
+    into[...] = arguments[position]

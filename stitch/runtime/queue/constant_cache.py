@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from stitch.runtime.values.state import ValueRecord
+from stitch.runtime.values import ValueRecord
 
 if TYPE_CHECKING:
     from stitch.runtime.loaded import LoadedProgram

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from stitch.errors import StitchError, TaskError
 from stitch.runtime.queue.window import Window
-from stitch.runtime.values.state import Status, ValueRecord
+from stitch.runtime.values import Status, ValueRecord
 
 if TYPE_CHECKING:
     from stitch.runtime.device import Device

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from stitch.program import TensorDesc
-from stitch.runtime.values.exposure import forget_stale_copies
-from stitch.runtime.values.state import ValueRecord
+from stitch.runtime.queue.exposure import forget_stale_copies
+from stitch.runtime.values import ValueRecord
 from stitch.tasks import TaskGraph, Transformation
 
 if TYPE_CHECKING:

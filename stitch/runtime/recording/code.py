@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from stitch.memory import WriteCounter
 from stitch.program import Array
+from stitch.runtime.backends import Thunk, enter, stage
 from stitch.runtime.history import Tally
 
-Thunk = Callable[[], object]
 #: The type and shape that an array must have.
 Kind = tuple[np.dtype[Any], tuple[int, ...]]
 #: Steps that are written out; the rest of a long plan is looped over, where calls weigh little.
@@ -45,18 +44,6 @@ class Straight:
                 return max(0, traceback.tb_lineno - self.first_line)
             traceback = traceback.tb_next
         return 0
-
-
-def enter(into: Array, arguments: list[Any], position: int, counter: WriteCounter) -> None:
-    """A host array of this run goes into the bytes of a space."""
-    into[...] = arguments[position]
-    counter.writes += 1
-    counter.nbytes += into.nbytes
-
-
-def stage(into: Array, arguments: list[Any], position: int) -> None:
-    """A host array of this run goes to where a conversion reads it."""
-    into[...] = arguments[position]
 
 
 def straight_code(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stitch.program import ABSENT, Array
-from stitch.runtime.backends.local_backend import BoundPlan, BoundStep
+from stitch.runtime.backends import BoundPlan, BoundStep
 from stitch.runtime.hooks import HookContext, Hooks
 
 

@@ -20,13 +20,11 @@ from stitch.planner import Copy, Plan, PlanRequest, plan
 from stitch.runtime.events import PlanMade
 from stitch.runtime.history import Tally
 from stitch.runtime.recording.recordings import MAX_BINDINGS, Binding, Recording, sharing
-from stitch.runtime.values.effects import effects_of
-from stitch.runtime.values.leases import Lease
-from stitch.runtime.values.records import Picture
+from stitch.runtime.values import Lease, Picture, effects_of
 
 if TYPE_CHECKING:
     from stitch.runtime.device import Device
-    from stitch.runtime.queue.window import Key, Places, Window
+    from stitch.runtime.queue import Key, Places, Window
 
 
 @dataclass(frozen=True, slots=True, eq=False)

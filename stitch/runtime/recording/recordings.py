@@ -17,17 +17,26 @@ from typing import TYPE_CHECKING
 from stitch.budget import Claim
 from stitch.planner import Plan
 from stitch.program import Program
-from stitch.runtime.backends.local_backend import BoundPlan
+from stitch.runtime.backends import BoundPlan
 from stitch.runtime.executors import PreparedProgram
 from stitch.runtime.history import Tally
 from stitch.runtime.recording.code import Straight
-from stitch.runtime.values.effects import Effects, Place
-from stitch.runtime.values.leases import Lease, LeaseHolder
-from stitch.runtime.values.records import Picture, Records, Region, merged
-from stitch.runtime.values.state import BufferRecord, InstanceRecord, ValueRecord
+from stitch.runtime.values import (
+    BufferRecord,
+    Effects,
+    InstanceRecord,
+    Lease,
+    LeaseHolder,
+    Picture,
+    Place,
+    Records,
+    Region,
+    ValueRecord,
+    merged,
+)
 
 if TYPE_CHECKING:
-    from stitch.runtime.queue.window import Key, Places
+    from stitch.runtime.queue import Key, Places
 
 #: Kinds of work that are kept, and recordings of one kind (they differ in what was in their way).
 MAX_KINDS = 512

@@ -16,8 +16,7 @@ from stitch.runtime.events import PlanStopped
 from stitch.runtime.recording.code import MAX_LINES, straight_code
 from stitch.runtime.recording.hooked import run_hooked
 from stitch.runtime.recording.recordings import Binding
-from stitch.runtime.values.effects import effects_of
-from stitch.runtime.values.state import Status, ValueRecord
+from stitch.runtime.values import Status, ValueRecord, effects_of
 from stitch.tasks import Task
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from stitch.runtime.values.state import BufferRecord, InstanceRecord, Status, ValueRecord
 
 if TYPE_CHECKING:
-    from stitch.runtime.queue.window import Places
-    from stitch.runtime.recording.recordings import Binding
+    from stitch.runtime.queue import Places
+    from stitch.runtime.recording import Binding
 
 
 READY, FREED = Status.READY, Status.FREED

@@ -27,8 +27,8 @@ from stitch.program import Array, DataType, TensorDesc, host_layout
 from stitch.report import Device
 from stitch.runtime import Tensor
 from stitch.runtime.lending import lend, reshaped, take_back
-from stitch.runtime.values.exposure import expose
-from stitch.runtime.values.state import BufferRecord
+from stitch.runtime.queue import expose
+from stitch.runtime.values import BufferRecord
 
 #: Results of one output that torch may hold as views of our bytes; further ones it gets as copies,
 #: for each place that is held forces a plan of its own.

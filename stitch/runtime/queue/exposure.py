@@ -12,7 +12,7 @@ import ctypes
 from typing import TYPE_CHECKING
 
 from stitch.program import Array
-from stitch.runtime.values.state import ValueRecord
+from stitch.runtime.values import ValueRecord
 
 if TYPE_CHECKING:
     from stitch.runtime.tensor_access import TensorAccess
