@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import itertools
+import random
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -412,3 +415,42 @@ def test_a_pipeline_on_tensors_gives_results_of_any_length(shape: tuple[int, ...
             np.testing.assert_array_equal(one(pipeline(tensor)).numpy(), x * 2)
             np.testing.assert_array_equal(one(pipeline(x)).numpy(), x * 2)
         assert device.statistics().plans_made <= 4
+
+
+@pytest.mark.parametrize("target", ["host", "wormhole_n150"])
+def test_programs_that_take_turns_do_not_take_each_others_places_for_ever(target: str) -> None:
+    """Whatever is held when: after some rounds nothing is planned, bound or revoked any more."""
+    random_numbers = random.Random(0)
+    x = {width: np.ones((4, width), np.float32) for width in (16, 256)}
+    compiled = {
+        (width, length): stitch.compile(_products(width, length), (x[width],), target=target)
+        for width in x
+        for length in (1, 2, 3)
+    }
+    for _ in range(12):
+        drawn = random_numbers.choices(list(compiled), k=3)
+        turns = [(random_numbers.randrange(3), random_numbers.random() < 0.6) for _ in range(6)]
+        with stitch.open_device(target) as device:
+            loaded = [device.load(compiled[shape]) for shape in drawn]
+            counted = []
+            for _ in range(40):
+                held = []
+                for number, is_held in turns:
+                    made = loaded[number](x[drawn[number][0]])
+                    device.flush()
+                    held += [made] if is_held else []
+                del held, made
+                so_far = device.statistics()
+                counted.append((so_far.bindings_made, so_far.revocations))
+            assert counted[20] == counted[-1], (drawn, turns)
+
+
+def _products(width: int, length: int) -> Callable[[Any], Any]:
+    weights = np.eye(width, dtype=np.float32)
+
+    def products(x: Any) -> Any:
+        for _ in range(length):
+            x = x @ weights
+        return x
+
+    return products

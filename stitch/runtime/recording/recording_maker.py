@@ -78,7 +78,7 @@ class RecordingMaker:
             if device.copies_forbidden and recording.plan.copies:
                 continue
             if clear and recording.generation != records.generation:
-                records.revoke(recording.in_the_way(records))
+                recording.clear_way(records)
             if not recording.holds(records):
                 continue
             if recording.alone is not None:

@@ -199,6 +199,13 @@ class Recording(LeaseHolder):
             )
         ]
 
+    def clear_way(self, records: Records) -> None:
+        """Take from others what their leases have to spare where it works."""
+        leases = self.in_the_way(records)
+        for lease in leases:
+            lease.holder.make_way_for(self.work)
+        records.revoke(leases)
+
     # -- places for results ----------------------------------------------------------------------
 
     def take_places(self, records: Records) -> Lease | None:
@@ -208,12 +215,19 @@ class Recording(LeaseHolder):
         made = [buffer for buffer, _ in self.effects.made]
         if not self.leases:
             own = [buffer.address or 0 for buffer in made]
-            regions = zip(made, own, strict=True)
-            if all(records.is_free(b.space, a, b.size_per_bank) for b, a in regions):
+            regions = [(b.space, a, b.size_per_bank) for b, a in zip(made, own, strict=True)]
+            if all(records.is_free(*region) for region in regions) and not self._in_others_way(
+                regions
+            ):
                 return self._leased(records, own)
         if self.has_one_lease:
             return None
-        addresses = records.outside_of(self.work, made)
+        addresses = None
+        if self.others_work:
+            free = [region for region in self.others_work if records.is_free(*region)]
+            addresses = records.outside_of((*self.work, *free), made)
+        if addresses is None:
+            addresses = records.outside_of(self.work, made)
         if addresses is None:
             return None
         lease = self._leased(records, addresses)
@@ -221,6 +235,11 @@ class Recording(LeaseHolder):
             # What is held for so long lies there like any other tensor from now on.
             records.end_lease(self.leases[0])
         return lease
+
+    def _in_others_way(self, regions: Sequence[Region]) -> bool:
+        return not self.has_one_lease and any(
+            _overlap(mine, other) for mine in regions for other in self.others_work
+        )
 
     def move_results_out(self, records: Records) -> None:
         """Let results lie outside of what it works in, so that they can be held; where no memory is

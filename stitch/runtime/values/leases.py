@@ -9,8 +9,10 @@ takes it before anything is moved, evicted or refused (`Records.revoke`). Must n
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from stitch.program import Space
 from stitch.runtime.values.state import BufferRecord, InstanceRecord, Status, ValueRecord
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 
 READY, FREED = Status.READY, Status.FREED
+#: Places that a holder of leases remembers to be in others' way.
+MAX_AVOIDED = 64
 
 
 class LeaseHolder:
@@ -30,6 +34,15 @@ class LeaseHolder:
     def __init__(self) -> None:
         self.leases: list[Lease] = []
         self.idle: list[Lease] = []
+        #: Where others work to whom its leases had to make way: its next ones lie elsewhere, or
+        #: kinds of work that take turns would take the same bytes from each other for ever.
+        self.others_work: set[tuple[Space, int, int]] = set()
+
+    def make_way_for(self, work: Sequence[tuple[Space, int, int]]) -> None:
+        """Leases of its are about to be revoked by who works there."""
+        if len(self.others_work) > MAX_AVOIDED:
+            self.others_work.clear()
+        self.others_work.update(work)
 
 
 class Lease:
