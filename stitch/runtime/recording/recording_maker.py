@@ -212,14 +212,14 @@ class RecordingMaker:
 
 
 def _lent(window: Window, kept: tuple[bool, ...]) -> set[int]:
-    """The sources that nobody will refer to: they are freed when the window has run, unless one of
-    its tasks overwrites them."""
-    donated = {
+    """The sources that nobody will refer to: they are freed when the window has run, unless an
+    output of its tasks takes their buffer."""
+    given = {
         task.inputs[position]
         for task in window.graph.tasks
-        for position in task.transformation.donated
+        for _, position in task.transformation.aliases
     }
-    return {v.number for v in window.sources if not kept[v.number]} - donated
+    return {v.number for v in window.sources if not kept[v.number]} - given
 
 
 def _reads_fixed(made: Plan, window: Window) -> bool:

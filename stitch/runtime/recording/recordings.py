@@ -264,7 +264,7 @@ class Recording(LeaseHolder):
             tuple(
                 [InstanceRecord(buffers[r.made], r.offset_nbytes, r.desc, r.desc_key) for r in refs]
             )
-            for _, refs in self.effects.changed
+            for _, refs in self.effects.own
         ]
 
     def plan_for(self, lease: Lease, places: Places) -> Plan:

@@ -39,7 +39,11 @@ def run_binding(device: Device, binding: Binding, values: Sequence[ValueRecord],
     if lease is None:
         records.apply(effects, value_of, device.note_gone)
     else:
-        lease.take([values[number] for number, _ in effects.changed], now)
+        lease.take([values[number] for number, _ in effects.own], now)
+        for carried in effects.carried:
+            entry = values[carried.entry]
+            records.hand_on(entry, values[carried.result], carried.ref)
+            device.note_gone(entry)
     pending, ready, freed = Status.PENDING, Status.READY, Status.FREED
     for value in values:
         value.last_used = now

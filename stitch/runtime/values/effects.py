@@ -32,6 +32,15 @@ class InstanceRef:
     origin: str
 
 
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """A result that lies in the buffer of a donated entry, which is gone; numbers of both."""
+
+    result: int
+    entry: int
+    ref: InstanceRef
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Effects:
     """The difference between the records before and after.
@@ -46,7 +55,10 @@ class Effects:
     made: tuple[tuple[Buffer, int], ...]
     changed: tuple[tuple[int, tuple[InstanceRef, ...]], ...]
     gone: tuple[int, ...]
-    #: Nothing but new values in new buffers: what the steady state does.
+    #: Of `changed`: new values in new buffers, and those in the buffers of entries that are gone.
+    own: tuple[tuple[int, tuple[InstanceRef, ...]], ...]
+    carried: tuple[Carried, ...]
+    #: Nothing but those: what the steady state does.
     is_simple: bool
     #: Where the new buffers lie.
     places: tuple[Place, ...]
@@ -99,11 +111,39 @@ def effects_of(
             and not (value not in plan.request.kept and all(i.buffer in others for i in found))
         )
     )
-    simple = not (freed or moved or gone) and all(
-        value not in earlier and all(ref.made >= 0 for ref in refs) for value, refs in changed
+    own = tuple(
+        (value, refs)
+        for value, refs in changed
+        if value not in earlier and all(ref.made >= 0 for ref in refs)
     )
+    carried = _carried(changed, values, earlier, set(gone))
+    simple = not (freed or moved) and len(own) + len(carried) == len(changed)
+    simple = simple and {c.entry for c in carried} == set(gone)
     places = tuple((b.space, b.address) for b in new if b.address is not None)
-    return Effects(tuple(freed), tuple(moved), made, tuple(changed), gone, simple, places)
+    return Effects(
+        tuple(freed), tuple(moved), made, tuple(changed), gone, own, carried, simple, places
+    )
+
+
+def _carried(
+    changed: list[tuple[int, tuple[InstanceRef, ...]]],
+    values: Mapping[int, tuple[Instance, ...]],
+    earlier: Mapping[int, tuple[Instance, ...]],
+    gone: set[int],
+) -> tuple[Carried, ...]:
+    """New values that alone lie where a value alone lay that is gone."""
+    entries: dict[int, list[int]] = {}
+    for value, found in earlier.items():
+        for instance in found:
+            entries.setdefault(instance.buffer, []).append(value)
+    carried = []
+    for value, refs in changed:
+        if value in earlier or len(refs) != 1 or refs[0].place is None or refs[0].offset_nbytes:
+            continue
+        before = entries[values[value][0].buffer]
+        if len(before) == 1 and before[0] in gone and len(earlier[before[0]]) == 1:
+            carried.append(Carried(value, before[0], refs[0]))
+    return tuple(carried)
 
 
 def _reference(

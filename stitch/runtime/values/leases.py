@@ -95,7 +95,8 @@ class Lease:
             value.lease = self
             for instance in instances:
                 instance.buffer.users.append(value)
-        self.values = values
+        # With nothing of its own it is always idle.
+        self.values = values if buffers else None
 
     def take_again(self, now: int) -> list[ValueRecord] | None:
         """As `take`, with the values of the last run, where they can serve once more."""

@@ -281,6 +281,18 @@ class Records:
             value.instances = []
             note(value)
 
+    def hand_on(self, entry: ValueRecord, result: ValueRecord, ref: InstanceRef) -> None:
+        """A result has overwritten a donated entry, and lies in its buffer now."""
+        self.epoch += 1
+        (instance,) = entry.instances
+        if instance.desc_key != ref.desc_key:
+            instance = InstanceRecord(instance.buffer, 0, ref.desc, ref.desc_key)
+        instance.buffer.origin = ref.origin
+        instance.buffer.users = [result]
+        entry.instances, result.instances = [], [instance]
+        entry.lease = result.lease = None
+        result.status = Status.READY
+
     def _make(self, buffers: tuple[tuple[Buffer, int], ...]) -> list[BufferRecord]:
         made = []
         for buffer, key in buffers:
