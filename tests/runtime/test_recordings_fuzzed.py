@@ -156,6 +156,7 @@ class Drill:
             (2, self.convert), (1, self.deallocate), (1, self.retain), (2, self.flush),
             (1, self.reload), (1, self.make), (1, self.collect), (1, self.account),
             (1, self.let_exports_go), (1, self.room), (3, self.pairs), (2, self.remember),
+            (4, self.feed_back),
         )  # fmt: skip
 
     # -- the model -------------------------------------------------------------------------------
@@ -324,6 +325,33 @@ class Drill:
             del results, tensor
             if len(self.held) > ring:
                 del self.held[self.choice.randrange(len(self.held))]
+
+    def feed_back(self) -> None:
+        """A state that programs read or overwrite, looked at or not, with handles left behind."""
+        overwrites = [i for i, kind in enumerate(self.kinds) if kind.donates]
+        reads = [i for i, kind in enumerate(self.kinds) if kind.takes == 1 and not kind.remembered]
+        value, expected, held = self.argument(self.kinds[overwrites[0]], True)
+        if held is not None:
+            self.held.remove(held)
+            self.given.append(held)
+        index, looks = self.choice.choice(overwrites), self.choice.random() < 0.6
+        for _ in range(self.choice.randrange(2, 9)):
+            if self.choice.random() < 0.15:
+                index = self.choice.choice([*overwrites, *reads])
+            before = value
+            value = tuple_of(self.loaded[index](before))[0]
+            expected = self.kinds[index].rule(expected)[0]
+            if looks:
+                np.testing.assert_array_equal(value.numpy(), expected)
+            if self.kinds[index].donates and isinstance(before, stitch.Tensor):
+                with pytest.raises(stitch.TaskError, match="donated to 'eat"):
+                    before.numpy()
+            if self.choice.random() < 0.1:
+                # Held as it is now: what overwrites it next must be given another.
+                self.keep([value], [expected])
+                value = np.array(expected)
+        if isinstance(value, stitch.Tensor):
+            self.keep([value], [expected])
 
     def drop(self) -> None:
         for _ in range(self.choice.randrange(1, 5)):
