@@ -6,16 +6,12 @@ earlier for the same work is replayed; then the backend runs it.
 
 from __future__ import annotations
 
-import contextvars
 import gc
-import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
-
-import numpy as np
 
 from stitch.argument_kinds import INDEX_OR_NAME, takes
 from stitch.errors import StitchError, TaskError, UsageError
@@ -23,14 +19,14 @@ from stitch.machine import Machine, load_machine
 from stitch.program import Layout, TensorDesc
 from stitch.runtime.arguments import check_submission, link_arguments
 from stitch.runtime.backends import HostMemory, LocalBackend
-from stitch.runtime.events import EventStream, PlanRun
+from stitch.runtime.events import TIMES, EventStream, PlanRun
 from stitch.runtime.executors import Executor, make_executor
 from stitch.runtime.history import Account, History
 from stitch.runtime.hooks import Hooks
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.loading import load_program
 from stitch.runtime.queue import ConstantCache, Window, fail, run_one_by_one, run_the_rest
-from stitch.runtime.recording import Binding, RecordingMaker, Recordings, run_binding
+from stitch.runtime.recording import Binding, Ran, RecordingMaker, Recordings, run_binding
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.tensor_access import TensorAccess
 from stitch.runtime.values import Records, Status, ValueRecord
@@ -97,15 +93,13 @@ class Device(TensorAccess):
         self.copies_forbidden = 0
         #: Whether a run is more than its steps: hooks, events, a promise of no copies, or the end.
         self.is_watched = False
+        #: The bits of what observes it (`TIMES`, `Hooks.bits`): runs have another form for each.
+        self.observers = 0
         self.code_written = self.windows_run = 0
         self._views = {}
         self.queued = Window(0)
         self._limit = window
         self.begin_life()
-        #: Kernels may divide by zero and overflow: in here that gives IEEE results, no warnings.
-        #: A context of its own is entered in a tenth of the time that np.errstate takes.
-        self.quiet = contextvars.copy_context()
-        self.quiet.run(np.seterr, all="ignore")
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -294,18 +288,17 @@ class Device(TensorAccess):
 
     def run(self, binding: Binding, values: Sequence[ValueRecord]) -> None:
         """Run a binding on the values of a window, and bring the records up to date."""
-        listened = self.events.active
-        began = time.perf_counter() if listened else 0.0
         self.windows_run += 1
-        run_binding(self, binding, values, self.queued.number)
+        ran = run_binding(self, binding, values, self.queued.number)
         self.history.repeated(binding.index, binding.tally)
-        if listened:
-            self.tell_run(binding, began)
+        if ran is not True:
+            self.tell_run(binding, ran)
 
-    def tell_run(self, binding: Binding, began: float) -> None:
-        """Tell who listens that a plan ran, beginning then."""
-        seconds = time.perf_counter() - began
-        self.events.tell(PlanRun(binding.index, binding.plan, began, seconds))
+    def tell_run(self, binding: Binding, ran: Ran) -> None:
+        """Tell who listens that a plan ran, from when to when."""
+        assert isinstance(ran, tuple)
+        began, ended = ran
+        self.events.tell(PlanRun(binding.index, binding.plan, began, ended - began))
 
     def statistics(self) -> Statistics:
         """How often what costs time happened since the device opened; see `Statistics`."""
@@ -330,6 +323,7 @@ class Device(TensorAccess):
     def look_again(self) -> None:
         """Something has changed that every run must know of."""
         self.records.touch()
+        self.observers = self.hooks.bits | (TIMES if self.events.active else 0)
         self.is_watched = (
             self._closed or self.hooks.active or self.events.active or self.copies_forbidden > 0
         )

@@ -24,9 +24,10 @@ class PlanMade:
     plan: Plan
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: it is made at each run, and that would take three times as long.
+@dataclass(slots=True)
 class PlanRun:
-    """A plan ran, whether new or replayed."""
+    """A plan ran, whether new or replayed; the seconds are those of its steps."""
 
     index: int
     plan: Plan
@@ -62,6 +63,8 @@ class ReadBack:
 
 Event: TypeAlias = PlanMade | PlanRun | PlanStopped | Written | ReadBack
 Subscriber = Callable[[Event], object]
+#: The bit, among those of a device's observers, that tells that runs are timed for listeners.
+TIMES = 1
 
 
 class EventStream:
@@ -72,21 +75,23 @@ class EventStream:
     def __init__(self, count: Subscriber, changed: Callable[[], None]) -> None:
         """`count` takes what is reported, before it is told; `changed` is called for a listener."""
         self._count = count
-        self._subscribers: list[Subscriber] = []
+        self._subscribers: tuple[Subscriber, ...] = ()
         self._changed = changed
         self.active = False
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
         """Call `subscriber(event)` from now on; returns what ends the subscription."""
         CALLABLE.check("events.subscribe", "subscriber", subscriber)
-        self._subscribers.append(subscriber)
+        self._subscribers = (*self._subscribers, subscriber)
         self.active = True
         self._changed()
 
         def unsubscribe() -> None:
-            if subscriber in self._subscribers:
-                self._subscribers.remove(subscriber)
-            self.active = bool(self._subscribers)
+            others = list(self._subscribers)
+            if subscriber in others:
+                others.remove(subscriber)
+            self._subscribers = tuple(others)
+            self.active = bool(others)
             self._changed()
 
         return unsubscribe
@@ -98,7 +103,7 @@ class EventStream:
 
     def tell(self, event: Event) -> None:
         """Tell everybody of something that has been counted."""
-        for subscriber in tuple(self._subscribers):
+        for subscriber in self._subscribers:
             subscriber(event)
 
 

@@ -1,6 +1,7 @@
 """Hooks: callables before and after programs and operations, for inspection and debugging.
 
-While an operation hook is registered, programs run one operation at a time.
+While an operation hook is registered, programs run one operation at a time. Hooks that come and go
+during a run are called from its next moment on, those of other moments from the next run on.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from typing import get_args
 from stitch.argument_kinds import CALLABLE, optional
 from stitch.errors import UsageError
 from stitch.program import Array, Operation, Program
-from stitch.runtime.events import Moment
+from stitch.runtime.events import TIMES, Moment
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HookContext:
     """What a hook sees: the program, and, for operation hooks, the operation and its arrays.
 
-    The arrays are the live ones, read-only; copy what is to be kept.
+    The arrays are the live ones, read-only; copy what is to be kept. The same context may come
+    again, in a later run of the same work.
     """
 
     program: Program
@@ -31,16 +33,43 @@ class HookContext:
 
 Hook = Callable[[HookContext], object]
 HOOK = optional(CALLABLE)
+#: The bit of the first moment; that of listeners to events is below.
+FIRST_BIT = TIMES << 1
+MOMENTS: tuple[Moment, ...] = get_args(Moment)
+
+
+class MomentHooks:
+    """The hooks of one moment, in the order of registration; `bit` tells moments apart."""
+
+    __slots__ = ("bit", "hooks")
+
+    def __init__(self, bit: int) -> None:
+        self.bit = bit
+        self.hooks: tuple[Hook, ...] = ()
+
+
+def call_hooks(moment: MomentHooks, context: HookContext) -> None:
+    """Call every hook of a moment; exceptions propagate."""
+    for hook in moment.hooks:
+        hook(context)
 
 
 class Hooks:
-    """The hooks of one device. Registrations add up; each is undone by what `register` returns."""
+    """The hooks of one device. Registrations add up; each is undone by what `register` returns.
+
+    `bits`: those of the moments that have hooks, from `FIRST_BIT` on; 0 if there is none.
+    """
 
     def __init__(self, changed: Callable[[], None]) -> None:
         self._changed = changed
         self._registered: list[MappingProxyType[Moment, Hook]] = []
-        self.active = False
-        self.on_operations = False
+        self.moments = {m: MomentHooks(FIRST_BIT << i) for i, m in enumerate(MOMENTS)}
+        self.bits = 0
+
+    @property
+    def active(self) -> bool:
+        """Whether there is any hook."""
+        return self.bits != 0
 
     def register(
         self,
@@ -62,7 +91,7 @@ class Hooks:
             HOOK.check("hooks.register", moment, hook)
         hooks = {moment: hook for moment, hook in given.items() if hook is not None}
         if not hooks:
-            raise UsageError("register needs a hook", expected=", ".join(get_args(Moment)))
+            raise UsageError("register needs a hook", expected=", ".join(MOMENTS))
         entry = MappingProxyType(hooks)
         self._registered.append(entry)
         self._update()
@@ -75,15 +104,7 @@ class Hooks:
         return unregister
 
     def _update(self) -> None:
-        self.active = bool(self._registered)
-        self.on_operations = any(
-            "before_operation" in entry or "after_operation" in entry for entry in self._registered
-        )
+        for moment, those in self.moments.items():
+            those.hooks = tuple([entry[moment] for entry in self._registered if moment in entry])
+        self.bits = sum(those.bit for those in self.moments.values() if those.hooks)
         self._changed()
-
-    def call(self, moment: Moment, context: HookContext) -> None:
-        """Call every hook of a moment, in the order of registration; exceptions propagate."""
-        for entry in tuple(self._registered):
-            hook = entry.get(moment)
-            if hook is not None:
-                hook(context)

@@ -6,9 +6,9 @@ still holds, run its code, and hand out what it left in one of its leases.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextvars import copy_context
 from typing import Any
 
 import numpy as np
@@ -77,27 +77,30 @@ class Pipeline:
             if (
                 recording is not None
                 and recording.generation == device.records.generation
-                and not device.is_watched
+                and not device.copies_forbidden
                 and not device.queued.agents
                 and recording.idle
             ):
                 lease = recording.idle[-1]
                 binding = lease.plain
-                if binding is not None and binding.straight is not None:
+                straight = None if binding is None else binding.straight
+                if straight is not None and straight.observers == device.observers:
+                    assert binding is not None
                     try:
-                        ran = device.quiet.run(binding.straight.run, arguments)
+                        ran = copy_context().run(straight.run, arguments)
                     except BaseException as error:
-                        self._stopped(binding, error)
+                        self._stopped(binding, straight.steps_done(error))
                         raise
                     if ran:
-                        return self._results(lease)
+                        results = self._results(lease)
+                        if ran is not True:
+                            device.tell_run(binding, ran)
+                        return results
             again = self._again(arguments)
             return self._run(arguments) if again is None else again
 
-    def _stopped(self, binding: Binding, error: BaseException) -> None:
-        """Tell of the steps that code had done when it raised."""
-        assert binding.straight is not None
-        done = binding.steps_of(binding.straight.steps_done(error))
+    def _stopped(self, binding: Binding, done: int) -> None:
+        """Tell of the steps that were done when one raised."""
         if done:
             self.device.events.report(PlanStopped(binding.index, binding.plan, done))
 
@@ -152,18 +155,14 @@ class Pipeline:
         binding = lease.bindings.get(tuple(places))
         if binding is None or (device.copies_forbidden and binding.plan.copies):
             return None
-        listened = device.events.active
-        began = time.perf_counter() if listened else 0.0
         try:
-            perform(device, binding, arrays)
+            ran = perform(device, binding, arrays)
         except BaseException as error:
-            done = error.__dict__.pop("stitch_steps_done", 0)
-            if done:
-                device.events.report(PlanStopped(binding.index, binding.plan, done))
+            self._stopped(binding, error.__dict__.pop("stitch_steps_done", 0))
             raise
         results = self._results(lease)
-        if listened:
-            device.tell_run(binding, began)
+        if ran is not True:
+            device.tell_run(binding, ran)
         return results
 
     def _run(self, arguments: tuple[Any, ...]) -> Tensor | tuple[Tensor, ...]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from contextvars import copy_context
 from copy import copy
 from typing import Any
 
@@ -122,7 +123,7 @@ class _Stage:
             entry.carry(array)
             tensors[entry.number] = entry.tensor
         try:
-            device.quiet.run(code, ())
+            copy_context().run(code, ())
         except BaseException:
             # The entries are in; the tally counts whole runs.
             plan = self.tally.plan

@@ -8,7 +8,7 @@ import pytest
 import stitch
 from stitch import ComputationGraphBuilder, DataType
 from stitch.program import Array
-from stitch.runtime.recording import code as straight
+from stitch.runtime.recording import running
 from tests.support.stitched_models import integers, one, scaled, several
 
 F32 = DataType.FLOAT32
@@ -59,8 +59,10 @@ def test_a_step_that_fails_leaves_the_same_behind_however_often_the_plan_has_run
         np.testing.assert_array_equal(picked.numpy(), (table * 2 + 1)[:2])
 
 
-def test_steps_beyond_those_written_out_run_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(straight, "MAX_LINES", 2)
+def test_plans_that_are_too_long_to_be_written_out_run_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(running, "MAX_LINES", 2)
     with stitch.open_device("tiny") as device:
         pipe = stitch.Pipeline([device.load(scaled(f"p{i}", float(i + 2))) for i in range(4)])
         for start in range(5):

@@ -6,7 +6,7 @@ Comes in: programs and regions of bytes. Goes out: steps to call. Must not know 
 from importlib import import_module
 
 from stitch.errors import UsageError, closest
-from stitch.runtime.executors.error_state import quietly
+from stitch.runtime.executors.error_state import ignore_errors, quietly
 from stitch.runtime.executors.executor import (
     BoundProgram,
     Executor,
@@ -81,5 +81,5 @@ def make_executor(name: str | Executor, threads: int | None = None) -> Executor:
 __all__ = [
     "EXECUTORS", "THREADED", "BoundProgram", "Executor", "NullExecutor", "NumpyExecutor",
     "PreparedProgram", "ProgramBytes", "Workspace", "as_bytes", "committed_nbytes", "dense_view",
-    "found_once", "make_executor", "program_peak", "quietly",
+    "found_once", "ignore_errors", "make_executor", "program_peak", "quietly",
 ]  # fmt: skip

@@ -4,7 +4,8 @@ Comes in: a call. Goes out: what it gives. Kernels rely on it that overflow, div
 NaN neither warn nor raise. The state belongs to a run: it is set in a copy of the caller's context,
 which ends with the call. So a run may happen within another and beside others, sees the context
 variables of its caller, and leaves nothing behind wherever it is interrupted. It takes 0.1 us;
-`np.errstate` takes 0.7.
+`np.errstate` takes 0.7. Code that begins with `ignore_errors()` is called by
+`copy_context().run`, which saves a call.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def quietly(function: Callable[[Argument], Result], argument: Argument) -> Resul
 
 
 def _run(function: Callable[[Argument], Result], argument: Argument) -> Result:
-    _ignore()
+    ignore_errors()
     return function(argument)
 
 
@@ -48,4 +49,5 @@ def ignoring(context: Context) -> Callable[[], object]:
     return partial(variable.set, state)
 
 
-_ignore = ignoring(Context())
+#: Makes NumPy ignore errors in the context of the caller, for as long as that lasts.
+ignore_errors = ignoring(Context())

@@ -1,70 +1,79 @@
 """Straight-line code: the steps of a bound plan as one function, written out call by call.
 
 A loop over prepared calls pays for the loop and for every `partial`; written out, a step costs what
-a programmer's own line would. Comes in: thunks. Goes out: a function of the host arrays. Must not
+a programmer's own line would. There is a bare form and one for each kind of observers: the same
+steps with calls around them. Comes in: thunks. Goes out: a function of the host arrays. Must not
 know records or handles. All names in the source are generated; objects reach it as arguments.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from time import perf_counter
 from types import CodeType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from stitch.program import Array
 from stitch.runtime.backends import Thunk, enter, stage
+from stitch.runtime.executors import ignore_errors
 from stitch.runtime.history import Tally
+from stitch.runtime.hooks import call_hooks
 
 #: The type and shape that an array must have.
 Kind = tuple[np.dtype[Any], tuple[int, ...]]
-#: Steps that are written out; the rest of a long plan is looped over, where calls weigh little.
-MAX_LINES = 1024
+#: What a run gives: when it began and ended where somebody wants the time, else True.
+Ran: TypeAlias = "tuple[float, float] | bool"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Straight:
-    """`run(arrays)` is False, with nothing done, where one of the arrays is of another kind.
+    """`run(arrays)` is False, with nothing done, where one of the arrays is of another kind;
+    `run(arrays, True)` does not look. It is called in a context of its own (`copy_context().run`),
+    for it changes NumPy's error state there.
 
-    The steps are the lines of `code` from `first_line` on.
+    `observers`: for whom it was written. `ends`: the last line of each step of the plan.
     """
 
-    run: Callable[[Sequence[Any]], bool]
+    run: Callable[..., Ran]
+    observers: int
     code: CodeType
-    first_line: int
+    ends: tuple[int, ...]
 
     def steps_done(self, error: BaseException) -> int:
         """How many steps were finished when one of them raised; 0 if the error is another's."""
         traceback = error.__traceback__
         while traceback is not None:
             if traceback.tb_frame.f_code is self.code:
-                return max(0, traceback.tb_lineno - self.first_line)
+                return bisect_left(self.ends, traceback.tb_lineno)
             traceback = traceback.tb_next
         return 0
 
 
 def straight_code(
     thunks: Sequence[Thunk], kinds: Sequence[Kind | None], order: Sequence[int], tally: Tally,
+    ends: Sequence[int] = (), observers: int = 0, *, is_timed: bool = False, busy: object = None,
 ) -> Straight:  # fmt: skip
     """One function that checks its arrays' kinds (None: not this one) and calls all steps.
 
     `order[p]` tells which array takes position p among the arguments of `enter` and `stage`;
-    `tally` counts the runs.
+    `tally` counts the runs; `ends[i]` tells how many thunks are done when step i of the plan is.
+    `busy`: what is told, by its `in_hooks`, that hooks run.
     """
     source = _Source(order, len(kinds))
     for i, kind in enumerate(kinds):
         if kind is not None:
             source.check(i, *kind)
+    source.begin(is_timed, busy)
     first_line = source.next_line
-    for thunk in thunks[:MAX_LINES]:
+    for thunk in thunks:
         source.step(thunk)
-    if len(thunks) > MAX_LINES:
-        source.loop(tuple(thunks[MAX_LINES:]))
-    source.count(tally)
-    return source.made(first_line)
+    source.end(tally)
+    return source.made(observers, tuple(first_line - 1 + end for end in ends))
 
 
 @lru_cache(maxsize=256)
@@ -78,11 +87,14 @@ class _Source:
 
     def __init__(self, order: Sequence[int], arrays: int) -> None:
         self._order = order
-        self._lines = ["def run(arrays):"]
+        self._lines = ["def run(arrays, sure=False):"]
         if arrays:
-            self._lines.append("".join(f"a{i}, " for i in range(arrays)) + "= arrays")
+            self._lines.append("    " + "".join(f"a{i}, " for i in range(arrays)) + "= arrays")
         self._names: dict[int, str] = {}
         self._objects: list[object] = []
+        self._indent = "    "
+        self._busy: object = None
+        self._now = ""
 
     @property
     def next_line(self) -> int:
@@ -96,47 +108,65 @@ class _Source:
             self._objects.append(thing)
         return found
 
+    def _line(self, text: str) -> None:
+        self._lines.append(self._indent + text)
+
     def check(self, index: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         """Types of built-in dtypes are singletons; anything else takes the careful way."""
         array = f"a{index}"
-        self._lines.append(
+        self._line(
             f"if (type({array}) is not {self.name(np.ndarray)}"
             f" or {array}.dtype is not {self.name(dtype)}"
-            f" or {array}.shape != {self.name(shape)}): return False"
+            f" or {array}.shape != {self.name(shape)}) and not sure: return False"
         )
+
+    def begin(self, is_timed: bool, busy: object) -> None:
+        self._line(f"{self.name(ignore_errors)}()")
+        if is_timed:
+            self._now = f"{self.name(perf_counter)}()"
+            self._line(f"began = {self._now}")
+        self._busy = busy
+        if busy is not None:
+            self._line("try:")
+            self._indent += "    "
+            self._line(f"{self.name(busy)}.in_hooks = True")
 
     def step(self, thunk: Thunk) -> None:
         if type(thunk) is not partial:
-            self._lines.append(f"{self.name(thunk)}()")
+            self._line(f"{self.name(thunk)}()")
         elif thunk.func is enter:
             into, _, position, counter = thunk.args
             count = self.name(counter)
-            self._lines.append(
+            self._line(
                 f"{self._entry(into, position)};"
                 f" {count}.writes += 1; {count}.nbytes += {int(into.nbytes)}"
             )
         elif thunk.func is stage:
             into, _, position = thunk.args
-            self._lines.append(self._entry(into, position))
+            self._line(self._entry(into, position))
+        elif thunk.func is call_hooks:
+            moment, context = thunk.args
+            self._line(f"for hook in {self.name(moment)}.hooks: hook({self.name(context)})")
         else:
             given = [self.name(argument) for argument in thunk.args]
             given += [f"{key}={self.name(value)}" for key, value in thunk.keywords.items()]
-            self._lines.append(f"{self.name(thunk.func)}({', '.join(given)})")
+            self._line(f"{self.name(thunk.func)}({', '.join(given)})")
 
     def _entry(self, into: Array, position: int) -> str:
         return f"{self.name(into)}[...] = a{self._order[position]}"
 
-    def loop(self, rest: tuple[Thunk, ...]) -> None:
-        self._lines.append(f"for step in {self.name(rest)}: step()")
+    def end(self, tally: Tally) -> None:
+        if self._busy is not None:
+            self._indent = self._indent[:-4]
+            self._line(f"finally: {self.name(self._busy)}.in_hooks = False")
+        self._line(f"{self.name(tally)}.runs += 1")
+        self._line(f"return (began, {self._now})" if self._now else "return True")
 
-    def count(self, tally: Tally) -> None:
-        self._lines.append(f"{self.name(tally)}.runs += 1")
-
-    def made(self, first_line: int) -> Straight:
-        body = "\n        ".join([*self._lines, "return True"])
+    def made(self, observers: int, ends: tuple[int, ...]) -> Straight:
+        body = "\n    ".join(self._lines)
         objects = ", ".join(f"v{i}" for i in range(len(self._objects)))
         text = f"def make({objects}):\n    {body}\n    return run"
         space: dict[str, Any] = {}
         exec(_compiled(text), space)
         run = space["make"](*self._objects)
-        return Straight(run, run.__code__, first_line)
+        return Straight(run, observers, run.__code__, ends)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from stitch.budget import Claim
@@ -73,17 +73,15 @@ class Binding:
     claim: Claim | None
     arrays: tuple[int, ...]
     order: tuple[int, ...]
-    #: Its steps as one function, once it has run a few times.
+    #: Its steps as one function, once it has run a few times: for those who observed it last.
     straight: Straight | None = None
+    #: For each kind of observers that it had; 0: nobody.
+    written: dict[int, Straight] = field(default_factory=dict)
 
     @property
     def plan(self) -> Plan:
         """The plan that this is."""
         return self.bound.plan
-
-    def steps_of(self, thunks_done: int) -> int:
-        """How many steps are done when so many thunks are."""
-        return sum(1 for step in self.bound.steps if step.stop <= thunks_done)
 
     def drop(self) -> None:
         """It will not run again."""

@@ -6,15 +6,16 @@ records that say so. Must not know how the binding was found.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from stitch.planner import Copy, Execute, Plan, Step
 from stitch.runtime.events import PlanStopped
-from stitch.runtime.recording.code import MAX_LINES, straight_code
-from stitch.runtime.recording.hooked import run_hooked
+from stitch.runtime.executors import quietly
+from stitch.runtime.recording.code import Ran, Straight, straight_code
+from stitch.runtime.recording.observed import observed
 from stitch.runtime.recording.recordings import Binding
 from stitch.runtime.values import Status, ValueRecord, effects_of
 from stitch.tasks import Task
@@ -22,19 +23,23 @@ from stitch.tasks import Task
 if TYPE_CHECKING:
     from stitch.runtime.device import Device
 
-#: Runs after which a plan's steps are written out as code (about 10 us a step, once).
-RUNS_TO_STRAIGHTEN = 3
+#: Runs after which a plan's steps are written out as code (about 10 us a step, once); where they
+#: were for other places, one is enough.
+RUNS_TO_STRAIGHTEN = 2
+#: The most steps that are written out: those of longer plans are looped over, where calls weigh
+#: little.
+MAX_LINES = 1024
 
 
-def run_binding(device: Device, binding: Binding, values: Sequence[ValueRecord], now: int) -> None:
-    """Run a plan on the values of a window; on failure leave what was finished."""
+def run_binding(device: Device, binding: Binding, values: Sequence[ValueRecord], now: int) -> Ran:
+    """Run a plan on the values of a window, as `perform`; on failure leave what was finished."""
     records, recording, lease = device.records, binding.recording, binding.lease
     value_of: Callable[[int], ValueRecord] = values.__getitem__
     if recording.bystander_values:
         others = recording.found_bystanders(records)
         value_of = lambda n: values[n] if n < len(values) else others[n]  # noqa: E731
-    run_steps(device, binding, [values[number].host_array() for number in binding.arrays],
-              values, value_of)  # fmt: skip
+    ran = run_steps(device, binding, [values[number].host_array() for number in binding.arrays],
+                    values, value_of)  # fmt: skip
     effects = recording.effects
     if lease is None:
         records.apply(effects, value_of, device.note_gone)
@@ -54,6 +59,7 @@ def run_binding(device: Device, binding: Binding, values: Sequence[ValueRecord],
             records.release(value)
             value.status = freed
             device.constant_cache.forget(value)
+    return ran
 
 
 def run_steps(
@@ -62,73 +68,89 @@ def run_steps(
     arrays: Sequence[Any],
     values: Sequence[ValueRecord],
     value_of: Callable[[int], ValueRecord],
-) -> None:
+) -> Ran:
     """The steps alone, and what is left where one fails."""
     try:
-        perform(device, binding, arrays)
+        return perform(device, binding, arrays)
     except BaseException as error:
         done: int = error.__dict__.pop("stitch_steps_done", 0)
         _after_failure(device, binding, values, value_of, done, error)
         raise
 
 
-def perform(device: Device, binding: Binding, arrays: Sequence[Any]) -> None:
-    """Run the steps; an exception carries how many were done, as `stitch_steps_done`."""
-    steps: Any = None
+def perform(device: Device, binding: Binding, arrays: Sequence[Any]) -> Ran:
+    """Run the steps on arrays that have been looked at; gives their times where somebody listens.
+
+    An exception carries how many steps were done, as `stitch_steps_done`.
+    """
+    straight: Straight | None = None
+    loop: Any = None
     try:
-        straight = binding.straight
-        if straight is not None and not device.hooks.active:
-            ran = device.quiet.run(straight.run, arrays)
-            if ran:
-                return
-        steps = iter(binding.bound.thunks)
-        _run_one_by_one(device, binding, arrays, steps)
+        straight = _straight(device, binding)
+        if straight is not None:
+            return copy_context().run(straight.run, arrays, True)
+        loop = iter(binding.bound.thunks)
+        return _run_one_by_one(device, binding, arrays, loop)
     except BaseException as error:
-        error.__dict__.setdefault("stitch_steps_done", _steps_done(binding, steps, error))
+        if straight is not None:
+            done = straight.steps_done(error)
+        else:
+            done = 0 if loop is None else _steps_of(binding, loop.__length_hint__())
+        error.__dict__.setdefault("stitch_steps_done", done)
         raise
 
 
-def _run_one_by_one(device: Device, binding: Binding, arrays: Sequence[Any], steps: Any) -> None:
-    bound, tally = binding.bound, binding.tally
-    bound.arguments[:] = [arrays[rank] for rank in binding.order]
-    try:
-        if device.hooks.active:
-            device.in_hooks = True
-            try:
-                with np.errstate(all="ignore"):
-                    run_hooked(bound, device.hooks)
-            finally:
-                device.in_hooks = False
-        else:
-            device.quiet.run(run_all, steps)
-    finally:
-        bound.arguments[:] = [None] * len(arrays)
-    tally.runs += 1
-    wanted = 2 if binding.recording.is_written else RUNS_TO_STRAIGHTEN
-    if binding.straight is None and tally.runs >= wanted:
-        write_out(device, binding)
+def _straight(device: Device, binding: Binding) -> Straight | None:
+    """The code of a binding's steps for those who observe just now; None where it is not worth
+    writing yet. Calls of hooks are always written out."""
+    observers = device.observers
+    straight = binding.straight
+    if straight is None or straight.observers != observers:
+        straight = binding.written.get(observers)
+        if straight is None and (device.hooks.bits or _is_worth_writing(binding)):
+            straight = binding.written[observers] = _written(device, binding)
+            binding.recording.is_written = True
+            device.code_written += 1
+        binding.straight = straight
+    return straight
 
 
-def write_out(device: Device, binding: Binding) -> None:
-    """Give a binding the code of its steps."""
-    if len(binding.bound.thunks) > MAX_LINES:
-        return
+def _is_worth_writing(binding: Binding) -> bool:
+    wanted = 1 if binding.recording.is_written else RUNS_TO_STRAIGHTEN
+    return binding.tally.runs >= wanted and len(binding.bound.thunks) <= MAX_LINES
+
+
+def _written(device: Device, binding: Binding) -> Straight:
+    """The code of a binding's steps."""
+    bound, hooks = binding.bound, device.hooks
     residents = {r.value: r for r in binding.plan.request.residents}
     descs = [residents[number].instances[0].desc for number in binding.arrays]
     kinds = [(d.layout.data_type.dtype, d.shape) for d in descs]
-    binding.straight = straight_code(binding.bound.thunks, kinds, binding.order, binding.tally)
-    binding.recording.is_written = True
-    device.code_written += 1
+    thunks, ends = bound.thunks, tuple([step.stop for step in bound.steps])
+    if hooks.bits:
+        thunks, ends = observed(bound, hooks)
+    return straight_code(
+        thunks, kinds, binding.order, binding.tally, ends, device.observers,
+        is_timed=device.events.active, busy=device if hooks.bits else None,
+    )  # fmt: skip
 
 
-def _steps_done(binding: Binding, steps: Any, error: BaseException) -> int:
-    """How many steps were finished when one raised; `steps`: the loop's iterator, if it was one."""
-    if steps is None:
-        assert binding.straight is not None
-        thunks_done = binding.straight.steps_done(error)
-    else:
-        thunks_done = max(0, len(binding.bound.thunks) - steps.__length_hint__() - 1)
-    return binding.steps_of(thunks_done)
+def _run_one_by_one(device: Device, binding: Binding, arrays: Sequence[Any], loop: Any) -> Ran:
+    bound = binding.bound
+    bound.arguments[:] = [arrays[rank] for rank in binding.order]
+    began = time.perf_counter()
+    try:
+        quietly(run_all, loop)
+    finally:
+        bound.arguments[:] = [None] * len(arrays)
+    binding.tally.runs += 1
+    return (began, time.perf_counter()) if device.events.active else True
+
+
+def _steps_of(binding: Binding, thunks_left: int) -> int:
+    """How many steps were finished when a thunk raised, with so many after it."""
+    thunks_done = len(binding.bound.thunks) - thunks_left - 1
+    return sum(1 for step in binding.bound.steps if step.stop <= thunks_done)
 
 
 def run_all(steps: Iterable[Callable[[], object]]) -> None:
