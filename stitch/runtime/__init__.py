@@ -16,11 +16,11 @@ from stitch.runtime.events import (
 from stitch.runtime.executors import EXECUTORS, Executor, make_executor, program_peak
 from stitch.runtime.history import WHOLE_RUN, Account, Totals, totals_of
 from stitch.runtime.hooks import HookContext
-from stitch.runtime.loaded import InputPort, LoadedProgram
+from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.pipeline import Pipeline
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.tensor_access import TENSOR
-from stitch.runtime.values import capture
+from stitch.runtime.values import InputPort, capture
 
 __all__ = [
     "DEFAULT_WINDOW", "EXECUTORS", "TENSOR", "WHOLE_RUN", "Account", "Device", "Event",

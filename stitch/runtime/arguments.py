@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from stitch.argument_kinds import LIST, instance_of
 from stitch.errors import TaskError, UsageError
 from stitch.linker import check_link
-from stitch.runtime.loaded import InputPort, LoadedProgram
+from stitch.runtime.backends import HostMemory
+from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.tensor import Tensor
-from stitch.runtime.values import ArgumentRecord, Status, ValueRecord, capture
-
-if TYPE_CHECKING:
-    from stitch.runtime.device import Device
+from stitch.runtime.values import ArgumentRecord, InputPort, Status, Store, ValueRecord, capture
 
 READY = Status.READY
 PROGRAM = instance_of("a loaded program (from device.load)", LoadedProgram)
 
 
+class Caller(Store, Protocol):
+    """A device, as the arguments of its calls know it."""
+
+    host_memory: HostMemory
+    strict_types: bool
+
+    def check_usable(self, value: ValueRecord) -> None:
+        """Raise `TaskError` for a value that is gone."""
+
+
 def link_arguments(
-    device: Device, agent: LoadedProgram, arguments: Sequence[Any], borrow: bool
+    device: Caller, agent: LoadedProgram, arguments: Sequence[Any], borrow: bool
 ) -> list[ValueRecord]:
     """The values that the arguments stand for; nothing is queued if one does not fit."""
     values: list[ValueRecord] = []
@@ -38,7 +46,7 @@ def link_arguments(
 
 
 def link_argument(
-    device: Device, agent: LoadedProgram, port: InputPort, argument: Any, borrow: bool
+    device: Caller, agent: LoadedProgram, port: InputPort, argument: Any, borrow: bool
 ) -> ValueRecord:
     """The value that one argument stands for."""
     if type(argument) is Tensor:
@@ -66,7 +74,7 @@ def check_submission(agent: object, arguments: object) -> None:
         )
 
 
-def _check(device: Device, agent: LoadedProgram, port: InputPort, value: ValueRecord) -> None:
+def _check(device: Caller, agent: LoadedProgram, port: InputPort, value: ValueRecord) -> None:
     device.check_usable(value)
     if value.device is not device:
         raise UsageError(

@@ -7,6 +7,7 @@ earlier for the same work is replayed; then the backend runs it.
 from __future__ import annotations
 
 import gc
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -164,7 +165,14 @@ class Device(TensorAccess):
         with self.lock:
             self.check_open()
             self.drain()
-            return load_program(self, binary, program, where)
+            loaded = load_program(self, self.machine, self.records, binary, program, where)
+            # They run wherever the last reference dies, so they only leave notes; see `drain`.
+            unload = weakref.finalize(loaded, self.unloaded.append, loaded.transformation.key)
+            unload.atexit = False
+            if loaded.constant_buffers:
+                unpin = weakref.finalize(loaded, self.unpinned.extend, loaded.constant_buffers)
+                unpin.atexit = False
+            return loaded
 
     # -- queueing ----------------------------------------------------------------------------------
 
@@ -221,7 +229,8 @@ class Device(TensorAccess):
         made = self._queue(agent, found)
         if key is not None:
             handles = made if isinstance(made, tuple) else (made,)
-            self.constant_cache.remember(key, found, handles)
+            results = tuple([tensor._record for tensor in handles])
+            self.constant_cache.remember(key, found, results, handles)
         return made
 
     def to_layout(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -15,41 +15,30 @@ from stitch.program import (
     Layout,
     Ownership,
     Program,
-    Space,
     TensorDesc,
     ValueType,
     host_layout,
 )
-from stitch.runtime.executors import ProgramBytes, as_bytes, found_once
+from stitch.runtime.backends import LocalBackend
+from stitch.runtime.executors import PreparedProgram, ProgramBytes, as_bytes, found_once
+from stitch.runtime.tensor import Tensor
+from stitch.runtime.values import InputPort
 from stitch.tasks import Transformation, TransformationKind
 
-if TYPE_CHECKING:
-    from stitch.runtime.device import Device
-    from stitch.runtime.executors import PreparedProgram
-    from stitch.runtime.tensor import Tensor
 
+class Home(Protocol):
+    """A device, as the programs that it has loaded know it."""
 
-class InputPort:
-    """An input slot as the call path sees it: what arrays become, and which tensors fit."""
+    @property
+    def backend(self) -> LocalBackend:
+        """What prepares them."""
 
-    __slots__ = (
-        "accepted", "desc", "dtype", "host_desc", "host_key", "name", "origin", "shape",
-        "signature", "type",
-    )  # fmt: skip
+    def desc_key(self, desc: TensorDesc) -> int:
+        """A small number for a descriptor."""
 
-    def __init__(self, who: str, name: str, kind: ValueType, desc: TensorDesc, key: int) -> None:
-        self.name = name
-        self.origin = f"input {name!r} of {who!r}"
-        self.type = kind
-        self.desc = desc
-        self.shape = kind.shape
-        self.dtype = kind.data_type.dtype
-        self.host_desc = TensorDesc(kind.shape, host_layout(kind.data_type))
-        self.host_key = key
-        #: What `InstanceRecord.signature` says of a host array in this slot.
-        self.signature = (Space.HOST, 0, key, False, 0, key)
-        #: Keys of the descriptors that have been linked to this slot before.
-        self.accepted: set[int] = set()
+    def submit(self, agent: LoadedProgram, arguments: Sequence[Any],
+               borrow: bool = False) -> Tensor | tuple[Tensor, ...]:  # fmt: skip
+        """Queue one run."""
 
 
 class LoadedProgram:
@@ -60,7 +49,7 @@ class LoadedProgram:
 
     def __init__(
         self,
-        device: Device,
+        device: Home,
         program: Program,
         verify: Callable[[], None],
         constants: tuple[object, ...],

@@ -17,6 +17,7 @@ from stitch.errors import UsageError
 from stitch.linker import chain_wires
 from stitch.program import Array
 from stitch.runtime.arguments import check_donations, link_argument
+from stitch.runtime.device import Device
 from stitch.runtime.events import PlanStopped
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.recording import Binding, Recording, perform
@@ -43,7 +44,9 @@ class Pipeline:
                 expected="programs: a list of what device.load gave",
                 got=type(programs).__name__,
             )
-        self.device = self.programs[0].device
+        device = self.programs[0].device
+        assert isinstance(device, Device), "devices load programs"
+        self.device = device
         if any(p.device is not self.device for p in self.programs):
             raise UsageError("the programs of a pipeline are loaded on one device")
         wires = chain_wires([loaded.program for loaded in self.programs])
@@ -104,7 +107,7 @@ class Pipeline:
         if done:
             self.device.events.report(PlanStopped(binding.index, binding.plan, done))
 
-    def _results(self, lease: Lease) -> Tensor | tuple[Tensor, ...]:
+    def _results(self, lease: Lease[Binding]) -> Tensor | tuple[Tensor, ...]:
         """Handles on what a run has just left in a lease."""
         device = self.device
         again = lease.take_again(device.queued.number)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import operator
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stitch.argument_kinds import WHOLE
 from stitch.errors import LayoutError
 from stitch.program import Array, DataType, Layout, Space, TensorDesc
 from stitch.runtime.values import Status, ValueRecord
-
-if TYPE_CHECKING:
-    from stitch.runtime.device import Device
 
 
 class Tensor:
@@ -47,8 +44,8 @@ class Tensor:
     # -- what it is ------------------------------------------------------------------------------
 
     @property
-    def device(self) -> Device:
-        """The device that it belongs to."""
+    def device(self) -> Any:
+        """The `Device` that it belongs to, which knows tensors and is not known by them."""
         return self._record.device
 
     @property
@@ -83,7 +80,7 @@ class Tensor:
     @property
     def layout(self) -> Layout:
         """Where it lies and how; for a pending tensor, where its program will leave it."""
-        return self.device.layout_of(self._record)
+        return self._record.device.layout_of(self._record)
 
     @property
     def space(self) -> Space:
@@ -93,7 +90,7 @@ class Tensor:
     @property
     def address(self) -> int | None:
         """Its address per bank, None for an array outside the device; runs the queue if pending."""
-        self.device.settle(self._record)
+        self._record.device.settle(self._record)
         return self.layout.address
 
     @property
@@ -104,7 +101,7 @@ class Tensor:
     @property
     def is_allocated(self) -> bool:
         """Whether it can be used: pending or ready, not freed, donated, lost or failed."""
-        return self._record.status <= Status.READY and not self._record.consumed
+        return self._record.is_usable
 
     @property
     def retain(self) -> bool:
@@ -128,7 +125,7 @@ class Tensor:
 
     def numpy(self) -> Array:
         """Its elements as a NumPy array of its own (block formats as float32); runs the queue."""
-        return self.device.read(self._record)
+        return self._record.device.read(self._record)
 
     def item(self) -> Any:
         """Its only element as a Python number; raises `ValueError` if there are more."""
@@ -145,7 +142,7 @@ class Tensor:
 
         Raises `BufferError` where its layout is not dense, as a copy would be needed.
         """
-        return self.device.export(self._record).__dlpack__(**options)
+        return self._record.device.export(self._record).__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (1, 0)
@@ -154,15 +151,16 @@ class Tensor:
 
     def to_layout(self, layout: Layout | TensorDesc, *, retain: bool | None = None) -> Tensor:
         """The same elements in another layout; see `stitch.to_layout`."""
-        return self.device.to_layout(self, layout, retain=retain)
+        made: Tensor = self._record.device.to_layout(self, layout, retain=retain)
+        return made
 
     def has_layout(self, layout: Layout | TensorDesc) -> bool:
         """Whether it already lies so (an address counts only where one is given)."""
-        return self.device.has_layout(self, layout)
+        return self._record.device.has_layout(self, layout)
 
     def deallocate(self) -> None:
         """Free it now: any later use of any handle on it raises `TaskError`."""
-        self.device.deallocate(self._record, "deallocate()")
+        self._record.device.deallocate(self._record, "deallocate()")
 
     def __getitem__(self, index: int | slice | EllipsisType) -> Tensor:
         """A view on part of the first dimension; it shares the buffer and keeps it alive.
@@ -178,9 +176,13 @@ class Tensor:
             start, stop, step = index.indices(length)
             if step != 1:
                 raise LayoutError("a view takes consecutive elements", got=f"step {step}")
-            return self.device.view(self._record, start, max(stop, start), keep=True)
+            stop = max(stop, start)
+            rows: Tensor = self._record.device.view(self._record, start, stop, keep=True)
+            return rows
         WHOLE.check("Tensor[...]", "index", index)
         at = operator.index(index)
         if not -length <= at < length:
             raise IndexError(f"index {at} is out of range for length {length}")
-        return self.device.view(self._record, at % length, at % length + 1, keep=False)
+        at %= length
+        row: Tensor = self._record.device.view(self._record, at, at + 1, keep=False)
+        return row

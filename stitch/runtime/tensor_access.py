@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,20 +22,17 @@ from stitch.runtime.events import EventStream, ReadBack, Written
 from stitch.runtime.executors import as_bytes
 from stitch.runtime.history import History
 from stitch.runtime.lifetime import Lifetime
-from stitch.runtime.queue import ConstantCache, expose, forget_stale_copies
+from stitch.runtime.queue import ConstantCache, Window, expose, forget_stale_copies
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.values import (
     BufferRecord,
     InstanceRecord,
     Status,
+    Store,
     ValueRecord,
     as_array,
     view_offset,
 )
-
-if TYPE_CHECKING:
-    from stitch.runtime.device import Device
-    from stitch.runtime.queue import Window
 
 TENSOR = instance_of("a tensor of a device (device.tensor(array) makes one)", Tensor)
 LAYOUT = instance_of("a Layout or a TensorDesc", Layout, TensorDesc)
@@ -240,7 +237,7 @@ class TensorAccess(Lifetime):
         value.status = Status.READY
         return value
 
-    def _self(self) -> Device:
+    def _self(self) -> Store:
         raise AssertionError("Device defines it")
 
     def tensor(self, array: Any, *, borrow: bool = False) -> Tensor:
@@ -330,7 +327,7 @@ class TensorAccess(Lifetime):
                 key = self.records.desc_key(desc)
                 buffer = self.records.outside(desc, key, np.asarray(part), buffer.origin)
                 # To the records these are two arrays: neither hears of writes to the other.
-                expose(self, value)
+                self.expose(value)
             else:
                 offset += view_offset(instance.desc, (start, stop), keep, self.machine.shape)
             made = self.new_value(desc)
@@ -353,13 +350,19 @@ class TensorAccess(Lifetime):
                     "use .numpy(), or to_layout with a row-major layout"
                 )
             view = found.view()
-            expose(self, value)
+            self.expose(value)
             buffer = instance.buffer
             if buffer.address is not None:
                 buffer.pins += 1
                 self.records.epoch += 1
                 weakref.finalize(view, self.unpinned.append, buffer).atexit = False
             return view
+
+    def expose(self, value: ValueRecord) -> None:
+        """Others hold the primary bytes of a value from now on."""
+        # The window may read it already.
+        self.queued.reads_exposed = True
+        expose(value, self.constant_cache)
 
     def release_pin(self, buffer: BufferRecord) -> None:
         """An export, or whoever reserved the buffer, has let go."""
@@ -384,5 +387,5 @@ class TensorAccess(Lifetime):
         """Raise `UsageError` for what is no tensor, or one of another device."""
         if not isinstance(tensor, Tensor):
             TENSOR.check("Device", "tensor", tensor)
-        if tensor._record.device is not self:
+        if tensor._record.device is not self._self():
             raise UsageError("this tensor belongs to another device")

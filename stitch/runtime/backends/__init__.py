@@ -4,7 +4,7 @@ Comes in: plans, prepared programs. Goes out: bound plans, claims on host memory
 handles, recordings, queues.
 """
 
-from stitch.runtime.backends.host_memory import HostMemory
+from stitch.runtime.backends.host_memory import HostMemory, Taker
 from stitch.runtime.backends.local_backend import (
     BoundPlan,
     BoundStep,
@@ -14,4 +14,6 @@ from stitch.runtime.backends.local_backend import (
     stage,
 )
 
-__all__ = ["BoundPlan", "BoundStep", "HostMemory", "LocalBackend", "Thunk", "enter", "stage"]
+__all__ = [
+    "BoundPlan", "BoundStep", "HostMemory", "LocalBackend", "Taker", "Thunk", "enter", "stage",
+]  # fmt: skip

@@ -14,7 +14,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from stitch.budget import BUDGET, LARGE_NBYTES, Claim, allowed_nbytes, parse_nbytes
 from stitch.machine import footprint
@@ -22,16 +22,25 @@ from stitch.memory import LENT_ADDRESSES, ByteRanges
 from stitch.planner import Allocate, Copy, Execute, Plan, Relocate
 from stitch.program import Space, TensorDesc
 from stitch.runtime.backends.local_backend import LocalBackend
-from stitch.runtime.executors import committed_nbytes
+from stitch.runtime.executors import ProgramBytes, committed_nbytes
 from stitch.runtime.values import BufferRecord
-
-if TYPE_CHECKING:
-    from stitch.runtime.loaded import LoadedProgram
 
 #: Names of programs that an error lists.
 _LISTED = 3
 #: A range of a space's bytes.
 Region = tuple[Space, int, int]
+
+
+class Taker(Protocol):
+    """A loaded program, as far as it takes of the host's memory."""
+
+    name: str
+    #: What it took once it was prepared.
+    host_claim: Claim | None
+
+    @property
+    def host_bytes(self) -> ProgramBytes:
+        """What running it takes beside the spaces."""
 
 
 class HostMemory:
@@ -69,7 +78,7 @@ class HostMemory:
     def take(
         self,
         plan: Plan,
-        agents: Sequence[LoadedProgram | None],
+        agents: Sequence[Taker | None],
         make_room: Callable[[], object],
     ) -> Claim | None:
         """Claim what a plan takes, before it is bound; what is given is the plan's to keep.
@@ -237,7 +246,7 @@ class HostMemory:
         return found
 
 
-def _naming(programs: Sequence[LoadedProgram], plan: Plan) -> str:
+def _naming(programs: Sequence[Taker], plan: Plan) -> str:
     if not programs:
         return plan.request.tasks[0].transformation.name
     names = list(dict.fromkeys(repr(p.name) for p in programs))

@@ -9,13 +9,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from stitch.runtime.recording import Agent
 from stitch.runtime.values import ValueRecord
-
-if TYPE_CHECKING:
-    from stitch.runtime.loaded import LoadedProgram
-    from stitch.runtime.tensor import Tensor
 
 Key = tuple[bytes | int, ...]
 _next_version = itertools.count(1).__next__
@@ -27,13 +23,14 @@ class ConstantCache:
     def __init__(self) -> None:
         self.hits = 0
         self.misses = 0
-        self._entries: dict[Key, tuple[Tensor, ...]] = {}
+        #: Results, each with what holds it.
+        self._entries: dict[Key, tuple[tuple[ValueRecord, ...], object]] = {}
         self._by_version: dict[int, set[Key]] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def key(self, agent: LoadedProgram, inputs: Sequence[ValueRecord]) -> Key | None:
+    def key(self, agent: Agent, inputs: Sequence[ValueRecord]) -> Key | None:
         """What a result is remembered by; None where others may write to an input unseen, or it is
         an array of this call only."""
         if any(value.handles == 0 or value.is_exposed for value in inputs):
@@ -48,18 +45,19 @@ class ConstantCache:
     def find(self, key: Key) -> tuple[ValueRecord, ...] | None:
         """The values of an earlier result, if they still exist."""
         entry = self._entries.get(key)
-        if entry is not None and all(tensor.is_allocated for tensor in entry):
+        if entry is not None and all(value.is_usable for value in entry[0]):
             self.hits += 1
-            return tuple(tensor._record for tensor in entry)
+            return entry[0]
         self.misses += 1
         return None
 
     def remember(
-        self, key: Key, inputs: Sequence[ValueRecord], results: tuple[Tensor, ...]
-    ) -> None:
-        """Keep a result until one of its inputs dies, or it is written or can be."""
-        self._entries[key] = results
-        made = [tensor._record for tensor in results]
+        self, key: Key, inputs: Sequence[ValueRecord], made: tuple[ValueRecord, ...],
+        handles: object,
+    ) -> None:  # fmt: skip
+        """Keep a result, by handles on it, until one of its inputs dies, or it is written or can
+        be."""
+        self._entries[key] = made, handles
         for value in made:
             if value.version == 0:
                 value.version = _next_version()

@@ -9,13 +9,11 @@ Must not know plans.
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from stitch.program import Array
-from stitch.runtime.values import ValueRecord
-
-if TYPE_CHECKING:
-    from stitch.runtime.tensor_access import TensorAccess
+from stitch.runtime.queue.constant_cache import ConstantCache
+from stitch.runtime.values import InstanceRecord, Records, ValueRecord
 
 #: The C library's: at memory's speed, without an array of answers, done at the first difference.
 _compare = ctypes.CDLL(None).memcmp
@@ -23,18 +21,25 @@ _compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _compare.restype = ctypes.c_int
 
 
-def expose(device: TensorAccess, value: ValueRecord) -> None:
+class Bytes(Protocol):
+    """A device, as those know it who compare what it holds."""
+
+    records: Records
+
+    def dense(self, instance: InstanceRecord) -> Array | None:
+        """An instance as an array over its own bytes, None where its layout is not dense."""
+
+
+def expose(value: ValueRecord, remembered: ConstantCache) -> None:
     """Others hold the primary bytes of a value from now on, and so those of all that share them."""
-    # The window may read it already.
-    device.queued.reads_exposed = True
     for sharer in value.instances[0].buffer.users:
         sharer.is_exposed = True
         sharer.lease = None
-        device.constant_cache.forget(sharer)
+        remembered.forget(sharer)
         sharer.version = 0
 
 
-def forget_stale_copies(device: TensorAccess, value: ValueRecord) -> None:
+def forget_stale_copies(device: Bytes, value: ValueRecord) -> None:
     """Drop the copies of an exposed value unless each of them has its bytes, bit by bit.
 
     A copy of another form (tiles, another data type) cannot be compared, so it never stays.

@@ -6,17 +6,27 @@ So a task that does not fit fails the same whatever the window, and nothing else
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from stitch.errors import StitchError, TaskError
 from stitch.runtime.queue.window import Window
-from stitch.runtime.values import Status, ValueRecord
-
-if TYPE_CHECKING:
-    from stitch.runtime.device import Device
+from stitch.runtime.values import Records, Status, Store, ValueRecord
 
 
-def run_one_by_one(device: Device, window: Window, error: StitchError) -> None:
+class Queue(Store, Protocol):
+    """A device, as those know it who have tasks to run again one by one."""
+
+    records: Records
+    queued: Window
+
+    def start_window(self) -> None:
+        """Begin an empty queue."""
+
+    def flush(self) -> None:
+        """Run what is queued."""
+
+
+def run_one_by_one(device: Queue, window: Window, error: StitchError) -> None:
     """Run each task of a window in a window of its own; raises the first error at the end."""
     tasks, values = window.graph.tasks, window.values
     device.start_window()
@@ -54,7 +64,7 @@ def _cancel(window: Window, index: int, error: BaseException) -> None:
             _undo_donation(window.values[number], task.transformation.name)
 
 
-def run_the_rest(device: Device, window: Window, left: Sequence[int]) -> None:
+def run_the_rest(device: Queue, window: Window, left: Sequence[int]) -> None:
     """Run the tasks of a window that do not depend on the one that failed, each by itself.
 
     What fails among them is marked; the first failure is the one that is raised.
@@ -73,7 +83,7 @@ def run_the_rest(device: Device, window: Window, left: Sequence[int]) -> None:
     _drop_dead(device, window.values)
 
 
-def _run_alone(device: Device, window: Window, index: int, later: set[int]) -> None:
+def _run_alone(device: Queue, window: Window, index: int, later: set[int]) -> None:
     task, values = window.graph.tasks[index], window.values
     inputs = [values[number] for number in task.inputs]
     broken = next((v for v in inputs if v.status > Status.FREED), None)
@@ -109,7 +119,7 @@ def _undo_donation(value: ValueRecord, name: str) -> None:
         value.consumed = False
 
 
-def _drop_dead(device: Device, values: Iterable[ValueRecord]) -> None:
+def _drop_dead(device: Queue, values: Iterable[ValueRecord]) -> None:
     for value in values:
         in_queue = value.window == device.queued.number
         if value.status is Status.READY and not value.kept and not in_queue:

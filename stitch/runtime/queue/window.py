@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from stitch.program import TensorDesc
-from stitch.runtime.queue.exposure import forget_stale_copies
-from stitch.runtime.values import ValueRecord
+from stitch.runtime.queue.exposure import Bytes, forget_stale_copies
+from stitch.runtime.recording import Agent, Key
+from stitch.runtime.values import Places, Store, ValueRecord
 from stitch.tasks import TaskGraph, Transformation
-
-if TYPE_CHECKING:
-    from stitch.runtime.device import Device
-    from stitch.runtime.loaded import LoadedProgram
-
-#: The tasks (transformation and values of each), which values are kept, the sources' forms.
-Key = tuple[tuple[tuple[int, ...], ...], tuple[bool, ...], tuple[object, ...]]
-#: Where the sources in the device's memory lie: numbers of values, and addresses of all instances.
-Places = tuple[tuple[int, tuple[int | None, ...]], ...]
 
 
 class Window:
@@ -33,13 +24,13 @@ class Window:
         #: Every value by its number, the ones that existed before, and the agent of each task.
         self.values: list[ValueRecord] = []
         self.sources: list[ValueRecord] = []
-        self.agents: list[LoadedProgram | None] = []
+        self.agents: list[Agent | None] = []
 
     def append(
         self,
-        device: Device,
+        device: Store,
         what: Transformation,
-        agent: LoadedProgram | None,
+        agent: Agent | None,
         inputs: Sequence[ValueRecord],
         outputs: Sequence[tuple[TensorDesc, int]],
     ) -> list[ValueRecord]:
@@ -68,7 +59,7 @@ class Window:
         """For each value whether somebody can still read it."""
         return tuple([value.handles > 0 and not value.consumed for value in self.values])
 
-    def forget_stale_copies(self, device: Device) -> None:
+    def forget_stale_copies(self, device: Bytes) -> None:
         """Look at the bytes that others may have written since the device copied them."""
         for value in self.sources:
             if value.is_exposed and len(value.instances) > 1:

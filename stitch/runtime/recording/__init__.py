@@ -5,11 +5,12 @@ know handles, or what a queue is.
 """
 
 from stitch.runtime.recording.code import Ran, Straight, straight_code
+from stitch.runtime.recording.recorded_work import Agent, Site, Work
 from stitch.runtime.recording.recording_maker import RecordingMaker
-from stitch.runtime.recording.recordings import Binding, Recording, Recordings
+from stitch.runtime.recording.recordings import Binding, Key, Recording, Recordings
 from stitch.runtime.recording.running import perform, run_binding
 
 __all__ = [
-    "Binding", "Ran", "Recording", "RecordingMaker", "Recordings", "Straight", "perform",
-    "run_binding", "straight_code",
+    "Agent", "Binding", "Key", "Ran", "Recording", "RecordingMaker", "Recordings", "Site",
+    "Straight", "Work", "perform", "run_binding", "straight_code",
 ]  # fmt: skip

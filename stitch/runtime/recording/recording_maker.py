@@ -12,19 +12,21 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from stitch.budget import Claim
 from stitch.errors import OutOfMemoryError, StitchError, TaskError
 from stitch.planner import Copy, Plan, PlanRequest, plan
 from stitch.runtime.events import PlanMade
 from stitch.runtime.history import Tally
-from stitch.runtime.recording.recordings import MAX_BINDINGS, Binding, Recording, sharing
-from stitch.runtime.values import Lease, Picture, effects_of
-
-if TYPE_CHECKING:
-    from stitch.runtime.device import Device
-    from stitch.runtime.queue import Key, Places, Window
+from stitch.runtime.recording.recorded_work import Site, Work
+from stitch.runtime.recording.recordings import (
+    MAX_BINDINGS,
+    Binding,
+    Key,
+    Recording,
+    sharing,
+)
+from stitch.runtime.values import AnyLease, Lease, Picture, Places, effects_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,17 +38,17 @@ class Planned:
 
     plan: Plan
     picture: Picture
-    leases: list[Lease]
+    leases: list[AnyLease]
     is_lent: bool
 
 
 class RecordingMaker:
     """Finds and makes the recordings of one device."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Site) -> None:
         self._device = device
 
-    def binding(self, window: Window) -> Binding:
+    def binding(self, window: Work) -> Binding:
         """What runs a window now; raises what planning and binding raise, with nothing changed."""
         kept = window.kept()
         key, places = window.key(kept), window.places()
@@ -90,7 +92,7 @@ class RecordingMaker:
 
     # -- new -------------------------------------------------------------------------------------
 
-    def _new(self, window: Window, kept: tuple[bool, ...], key: Key, places: Places) -> Binding:
+    def _new(self, window: Work, kept: tuple[bool, ...], key: Key, places: Places) -> Binding:
         device = self._device
         planned = self.planned(window, kept)
         made, is_lent = planned.plan, planned.is_lent
@@ -125,7 +127,7 @@ class RecordingMaker:
             assert lease is not None, "its own places are free"
         return self._bound(recording, lease, places, claim)
 
-    def planned(self, window: Window, kept: tuple[bool, ...]) -> Planned:
+    def planned(self, window: Work, kept: tuple[bool, ...]) -> Planned:
         """The plan for a window's work as things are; raises where there is none."""
         records = self._device.records
         lent = _lent(window, kept)
@@ -138,7 +140,7 @@ class RecordingMaker:
                 return Planned(made, picture, [], True)
         except StitchError as error:
             first = error
-        best: tuple[Plan, Picture, list[Lease]] | None = None
+        best: tuple[Plan, Picture, list[AnyLease]] | None = None
         # Nothing given up, then the older half, then all; the first is kept unless more saves time.
         for leases in (spare[:0], spare[: len(spare) // 2], spare):
             if best is not None and not _is_pressed(best[0]):
@@ -160,9 +162,9 @@ class RecordingMaker:
 
     def _plan(
         self,
-        window: Window,
+        window: Work,
         kept: tuple[bool, ...],
-        without: Collection[Lease],
+        without: Collection[AnyLease],
         lent: Collection[int],
     ) -> tuple[Plan, Picture]:
         device, values = self._device, window.values
@@ -179,7 +181,11 @@ class RecordingMaker:
     # -- binding ---------------------------------------------------------------------------------
 
     def _bound(
-        self, recording: Recording, lease: Lease | None, places: Places, claim: Claim | None = None
+        self,
+        recording: Recording,
+        lease: Lease[Binding] | None,
+        places: Places,
+        claim: Claim | None = None,
     ) -> Binding:
         """Bind a recording's plan to places; kept for the next time."""
         device = self._device
@@ -211,7 +217,7 @@ class RecordingMaker:
         return binding
 
 
-def _lent(window: Window, kept: tuple[bool, ...]) -> set[int]:
+def _lent(window: Work, kept: tuple[bool, ...]) -> set[int]:
     """The sources that nobody will refer to: they are freed when the window has run, unless an
     output of its tasks takes their buffer."""
     given = {
@@ -222,7 +228,7 @@ def _lent(window: Window, kept: tuple[bool, ...]) -> set[int]:
     return {v.number for v in window.sources if not kept[v.number]} - given
 
 
-def _reads_fixed(made: Plan, window: Window) -> bool:
+def _reads_fixed(made: Plan, window: Work) -> bool:
     """Whether what it may leave out depends on where a source lies."""
     inside = {number for number, _ in window.places()}
     return any(

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from stitch.budget import Claim
 from stitch.planner import Plan
@@ -22,6 +21,7 @@ from stitch.runtime.executors import PreparedProgram
 from stitch.runtime.history import Tally
 from stitch.runtime.recording.code import Straight
 from stitch.runtime.values import (
+    AnyLease,
     BufferRecord,
     Effects,
     InstanceRecord,
@@ -29,15 +29,15 @@ from stitch.runtime.values import (
     LeaseHolder,
     Picture,
     Place,
+    Places,
     Records,
     Region,
     ValueRecord,
     merged,
 )
 
-if TYPE_CHECKING:
-    from stitch.runtime.queue import Key, Places
-
+#: The tasks (transformation and values of each), which values are kept, the sources' forms.
+Key = tuple[tuple[tuple[int, ...], ...], tuple[bool, ...], tuple[object, ...]]
 #: Kinds of work that are kept, and recordings of one kind (they differ in what was in their way).
 MAX_KINDS = 512
 MAX_VARIANTS = 8
@@ -68,7 +68,7 @@ class Binding:
     index: int
     recording: Recording
     bound: BoundPlan
-    lease: Lease | None
+    lease: Lease[Binding] | None
     tally: Tally
     claim: Claim | None
     arrays: tuple[int, ...]
@@ -88,7 +88,7 @@ class Binding:
         self.tally.is_closed = True
 
 
-class Recording(LeaseHolder):
+class Recording(LeaseHolder["Binding"]):
     """One plan for a kind of work: what it rests on, its leases and bindings."""
 
     def __init__(
@@ -183,7 +183,7 @@ class Recording(LeaseHolder):
             for number, (place, position) in self.bystander_values.items()
         }
 
-    def in_the_way(self, records: Records) -> list[Lease]:
+    def in_the_way(self, records: Records) -> list[AnyLease]:
         """The leases of others that have memory to spare where it works."""
         return [
             lease
@@ -206,7 +206,7 @@ class Recording(LeaseHolder):
 
     # -- places for results ----------------------------------------------------------------------
 
-    def take_places(self, records: Records) -> Lease | None:
+    def take_places(self, records: Records) -> Lease[Binding] | None:
         """An idle lease, or a new one where memory has it to give; what it works in is free."""
         if self.idle:
             return self.idle[-1]
@@ -250,7 +250,7 @@ class Recording(LeaseHolder):
             self.has_one_lease, self.work, self.generation = False, work, -1
             self._leased(records, addresses)
 
-    def _leased(self, records: Records, addresses: Sequence[int]) -> Lease:
+    def _leased(self, records: Records, addresses: Sequence[int]) -> Lease[Binding]:
         buffers = records.lease(self.effects.made, addresses)
         lease = Lease(self, buffers, tuple(self._instances(buffers)))
         records.leases[id(lease)] = lease
@@ -265,7 +265,7 @@ class Recording(LeaseHolder):
             for _, refs in self.effects.own
         ]
 
-    def plan_for(self, lease: Lease, places: Places) -> Plan:
+    def plan_for(self, lease: Lease[Binding], places: Places) -> Plan:
         """The plan with its results in a lease and its sources where they lie."""
         moved: dict[int, int] = {}
         for (buffer, _), record in zip(self.effects.made, lease.buffers, strict=True):

@@ -9,19 +9,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stitch.planner import Copy, Execute, Plan, Step
 from stitch.runtime.events import PlanStopped
 from stitch.runtime.executors import quietly
 from stitch.runtime.recording.code import Ran, Straight, straight_code
 from stitch.runtime.recording.observed import observed
+from stitch.runtime.recording.recorded_work import Site
 from stitch.runtime.recording.recordings import Binding
 from stitch.runtime.values import Status, ValueRecord, effects_of
 from stitch.tasks import Task
-
-if TYPE_CHECKING:
-    from stitch.runtime.device import Device
 
 #: Runs after which a plan's steps are written out as code (about 10 us a step, once); where they
 #: were for other places, one is enough.
@@ -31,7 +29,7 @@ RUNS_TO_STRAIGHTEN = 2
 MAX_LINES = 1024
 
 
-def run_binding(device: Device, binding: Binding, values: Sequence[ValueRecord], now: int) -> Ran:
+def run_binding(device: Site, binding: Binding, values: Sequence[ValueRecord], now: int) -> Ran:
     """Run a plan on the values of a window, as `perform`; on failure leave what was finished."""
     records, recording, lease = device.records, binding.recording, binding.lease
     value_of: Callable[[int], ValueRecord] = values.__getitem__
@@ -58,12 +56,12 @@ def run_binding(device: Device, binding: Binding, values: Sequence[ValueRecord],
             # The plan has left it where it was; no handle refers to it any more.
             records.release(value)
             value.status = freed
-            device.constant_cache.forget(value)
+            device.note_gone(value)
     return ran
 
 
 def run_steps(
-    device: Device,
+    device: Site,
     binding: Binding,
     arrays: Sequence[Any],
     values: Sequence[ValueRecord],
@@ -78,7 +76,7 @@ def run_steps(
         raise
 
 
-def perform(device: Device, binding: Binding, arrays: Sequence[Any]) -> Ran:
+def perform(device: Site, binding: Binding, arrays: Sequence[Any]) -> Ran:
     """Run the steps on arrays that have been looked at; gives their times where somebody listens.
 
     An exception carries how many steps were done, as `stitch_steps_done`.
@@ -100,7 +98,7 @@ def perform(device: Device, binding: Binding, arrays: Sequence[Any]) -> Ran:
         raise
 
 
-def _straight(device: Device, binding: Binding) -> Straight | None:
+def _straight(device: Site, binding: Binding) -> Straight | None:
     """The code of a binding's steps for those who observe just now; None where it is not worth
     writing yet. Calls of hooks are always written out."""
     observers = device.observers
@@ -120,7 +118,7 @@ def _is_worth_writing(binding: Binding) -> bool:
     return binding.tally.runs >= wanted and len(binding.bound.thunks) <= MAX_LINES
 
 
-def _written(device: Device, binding: Binding) -> Straight:
+def _written(device: Site, binding: Binding) -> Straight:
     """The code of a binding's steps."""
     bound, hooks = binding.bound, device.hooks
     residents = {r.value: r for r in binding.plan.request.residents}
@@ -135,7 +133,7 @@ def _written(device: Device, binding: Binding) -> Straight:
     )  # fmt: skip
 
 
-def _run_one_by_one(device: Device, binding: Binding, arrays: Sequence[Any], loop: Any) -> Ran:
+def _run_one_by_one(device: Site, binding: Binding, arrays: Sequence[Any], loop: Any) -> Ran:
     bound = binding.bound
     bound.arguments[:] = [arrays[rank] for rank in binding.order]
     began = time.perf_counter()
@@ -160,7 +158,7 @@ def run_all(steps: Iterable[Callable[[], object]]) -> None:
 
 
 def _after_failure(
-    device: Device,
+    device: Site,
     binding: Binding,
     values: Sequence[ValueRecord],
     value_of: Callable[[int], ValueRecord],

@@ -6,19 +6,22 @@ not know devices, bindings, queues.
 
 from stitch.runtime.values.arrays import as_array, capture
 from stitch.runtime.values.effects import Effects, Place, effects_of
-from stitch.runtime.values.leases import Lease, LeaseHolder
+from stitch.runtime.values.leases import AnyLease, Lease, LeaseHolder
+from stitch.runtime.values.ports import InputPort
 from stitch.runtime.values.records import Picture, Records, Region, merged
 from stitch.runtime.values.state import (
     ArgumentRecord,
     BufferRecord,
     InstanceRecord,
+    Places,
     Status,
+    Store,
     ValueRecord,
 )
 from stitch.runtime.values.views import view_offset
 
 __all__ = [
-    "ArgumentRecord", "BufferRecord", "Effects", "InstanceRecord", "Lease", "LeaseHolder",
-    "Picture", "Place", "Records", "Region", "Status", "ValueRecord", "as_array", "capture",
-    "effects_of", "merged", "view_offset",
+    "AnyLease", "ArgumentRecord", "BufferRecord", "Effects", "InputPort", "InstanceRecord",
+    "Lease", "LeaseHolder", "Picture", "Place", "Places", "Records", "Region", "Status", "Store",
+    "ValueRecord", "as_array", "capture", "effects_of", "merged", "view_offset",
 ]  # fmt: skip

@@ -10,30 +10,35 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from stitch.program import Space
-from stitch.runtime.values.state import BufferRecord, InstanceRecord, Status, ValueRecord
-
-if TYPE_CHECKING:
-    from stitch.runtime.queue import Places
-    from stitch.runtime.recording import Binding
-
+from stitch.runtime.values.state import BufferRecord, InstanceRecord, Places, Status, ValueRecord
 
 READY, FREED = Status.READY, Status.FREED
 #: Places that a holder of leases remembers to be in others' way.
 MAX_AVOIDED = 64
 
 
-class LeaseHolder:
+class Bound(Protocol):
+    """What a lease keeps to run again: work that is bound to its places."""
+
+    def drop(self) -> None:
+        """It will not run again."""
+
+
+B = TypeVar("B", bound=Bound)
+
+
+class LeaseHolder(Generic[B]):
     """Who has leases: `leases` are all that it has, `idle` those that nobody holds.
 
     The last one that was given back is the next to be taken: what was touched last is in caches.
     """
 
     def __init__(self) -> None:
-        self.leases: list[Lease] = []
-        self.idle: list[Lease] = []
+        self.leases: list[Lease[B]] = []
+        self.idle: list[Lease[B]] = []
         #: Where others work to whom its leases had to make way: its next ones lie elsewhere, or
         #: kinds of work that take turns would take the same bytes from each other for ever.
         self.others_work: set[tuple[Space, int, int]] = set()
@@ -45,7 +50,7 @@ class LeaseHolder:
         self.others_work.update(work)
 
 
-class Lease:
+class Lease(Generic[B]):
     """One set of places. `instances`: for each result where its value lies, all of its instances.
 
     `held`: how many of its buffers somebody uses; at 0 it is idle.
@@ -57,7 +62,7 @@ class Lease:
 
     def __init__(
         self,
-        holder: LeaseHolder,
+        holder: LeaseHolder[B],
         buffers: tuple[BufferRecord, ...],
         instances: tuple[tuple[InstanceRecord, ...], ...],
     ) -> None:
@@ -70,9 +75,9 @@ class Lease:
         #: When it was last taken, on the device's clock of runs.
         self.last_run = 0
         #: By the places of what a run reads, the least recently used first.
-        self.bindings: OrderedDict[Places, Binding] = OrderedDict()
+        self.bindings: OrderedDict[Places, B] = OrderedDict()
         #: The one for runs that read nothing but arrays of the call.
-        self.plain: Binding | None = None
+        self.plain: B | None = None
         for buffer in buffers:
             buffer.lease = self
         holder.leases.append(self)
@@ -154,3 +159,7 @@ class Lease:
             binding.drop()
         self.bindings.clear()
         self.plain = None
+
+
+#: One whose bindings are nobody's business.
+AnyLease: TypeAlias = Lease[Any]

@@ -10,8 +10,14 @@ from stitch.memory import Allocator, SpaceMemory
 from stitch.planner import Buffer, Instance, Resident
 from stitch.program import Array, Space, TensorDesc
 from stitch.runtime.values.effects import Effects, InstanceRef, Place
-from stitch.runtime.values.leases import Lease
-from stitch.runtime.values.state import BufferRecord, InstanceRecord, Status, ValueRecord
+from stitch.runtime.values.leases import AnyLease
+from stitch.runtime.values.state import (
+    BufferRecord,
+    InstanceRecord,
+    PlaceOwner,
+    Status,
+    ValueRecord,
+)
 
 #: Space, address and size in bytes per bank.
 Region = tuple[Space, int, int]
@@ -29,7 +35,7 @@ class Records:
         self._debug = any(memory.debug for memory in spaces.values())
         self._desc_keys: dict[TensorDesc, int] = {}
         #: Those of all recordings, in the order in which they were made.
-        self.leases: dict[int, Lease] = {}
+        self.leases: dict[int, AnyLease] = {}
         #: How many leases had to give their memory to somebody else.
         self.revocations = 0
         #: Counts what the allocators were told: while it stands still, what was free is free.
@@ -64,7 +70,7 @@ class Records:
 
     # -- leases ----------------------------------------------------------------------------------
 
-    def spare_leases(self) -> list[Lease]:
+    def spare_leases(self) -> list[AnyLease]:
         """The leases with something to spare, least recently run first."""
         spare = [le for le in self.leases.values() if any(b.is_spare for b in le.buffers)]
         spare.sort(key=lambda lease: lease.last_run)
@@ -85,7 +91,7 @@ class Records:
             made.append(self._add(buffer.desc, key, buffer.size_per_bank, address, buffer.origin))
         return tuple(made)
 
-    def end_lease(self, lease: Lease, *, with_bytes: bool = True) -> None:
+    def end_lease(self, lease: PlaceOwner, *, with_bytes: bool = True) -> None:
         """What lies in its places stays there as it would in any others; the rest is free.
 
         `with_bytes`: debug mode poisons what was spare. Else a run has just written there.
@@ -96,7 +102,7 @@ class Records:
         for buffer in spare:
             self.free(buffer, with_bytes=with_bytes)
 
-    def revoke(self, leases: Sequence[Lease]) -> None:
+    def revoke(self, leases: Sequence[AnyLease]) -> None:
         """Somebody needs the memory that leases have to spare."""
         for lease in leases:
             self.revocations += 1
@@ -353,7 +359,8 @@ class Picture:
     """
 
     def __init__(self, records: Records, sources: Sequence[ValueRecord], first_free: int,
-                 now: int, without: Collection[Lease], lent: Collection[int]) -> None:  # fmt: skip
+                 now: int, without: Collection[PlaceOwner], lent: Collection[int]
+                 ) -> None:  # fmt: skip
         """`without`: leases whose spare memory the plan may take; `lent`: values that stay where
         they are."""
         self._lent = {

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING
+from collections import deque
+from typing import Any, Protocol
 
-from stitch.program import Array, Space, TensorDesc
+from stitch.program import Array, Layout, Space, TensorDesc
+from stitch.runtime.values.ports import InputPort
 
-if TYPE_CHECKING:
-    from stitch.runtime.device import Device
-    from stitch.runtime.loaded import InputPort
-    from stitch.runtime.values.leases import Lease
+#: Where the sources of some work lie in the device's memory: numbers of values, and addresses of
+#: all instances.
+Places = tuple[tuple[int, tuple[int | None, ...]], ...]
 
 
 class Status(enum.IntEnum):
@@ -23,6 +24,56 @@ class Status(enum.IntEnum):
     FAILED = 4
 
 
+class Store(Protocol):
+    """A device, as values and the handles on them know it."""
+
+    #: Values that lost a handle: finalizers run anywhere, so they only leave a note.
+    dropped: deque[ValueRecord]
+
+    def settle(self, value: ValueRecord) -> None:
+        """Make sure that a value is ready."""
+
+    def layout_of(self, value: ValueRecord) -> Layout:
+        """Where it lies, or will lie, and how."""
+
+    def read(self, value: ValueRecord) -> Array:
+        """Its elements in an array of their own."""
+
+    def export(self, value: ValueRecord) -> Array:
+        """Its very bytes."""
+
+    def deallocate(self, value: ValueRecord, by: str) -> None:
+        """Free it now."""
+
+    def view(self, value: ValueRecord, start: int, stop: int, *, keep: bool) -> Any:
+        """A tensor on a part of it."""
+
+    def to_layout(
+        self, tensor: Any, layout: Layout | TensorDesc, *, retain: bool | None = None
+    ) -> Any:
+        """A tensor of the same elements in another layout."""
+
+    def has_layout(self, tensor: Any, layout: Layout | TensorDesc) -> bool:
+        """Whether it lies so."""
+
+
+class PlaceOwner(Protocol):
+    """Whose places buffers are for good, as these and their values know it: a lease."""
+
+    @property
+    def buffers(self) -> tuple[BufferRecord, ...]:
+        """All that are its own."""
+
+    def let_go(self) -> None:
+        """They are its own no more."""
+
+    def put_back(self, value: ValueRecord) -> bool:
+        """A value without handles gives its place back, for the next run; False where it cannot."""
+
+    def give_back(self) -> bool:
+        """One of its buffers has lost its last user; whether all have."""
+
+
 class BufferRecord:
     """One allocation: in a space at an address, or a host array outside the spaces (`array`).
 
@@ -32,7 +83,7 @@ class BufferRecord:
     array: Array | None = None
     pins = 0
     #: The lease whose place this is: what lies here is given back to it, not to the allocator.
-    lease: Lease | None = None
+    lease: PlaceOwner | None = None
 
     def __init__(
         self,
@@ -102,13 +153,13 @@ class ValueRecord:
     version = 0
     #: The lease in whose place it was made, while nothing but reading was done with it: then that
     #: lease may hand it out again when it has no handles.
-    lease: Lease | None = None
+    lease: PlaceOwner | None = None
     #: Others hold its bytes too, and may write to them at any time without anyone's being told.
     is_exposed = False
     #: Whether it is an array of one call, which no handle ever refers to.
     is_array = False
 
-    def __init__(self, device: Device, desc: TensorDesc, desc_key: int) -> None:
+    def __init__(self, device: Store, desc: TensorDesc, desc_key: int) -> None:
         self.device = device
         self.desc = desc
         self.desc_key = desc_key
@@ -118,6 +169,11 @@ class ValueRecord:
     def kept(self) -> bool:
         """Whether somebody can still read it."""
         return self.handles > 0 and not self.consumed
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it is pending or ready, not freed, donated, lost or failed."""
+        return self.status <= Status.READY and not self.consumed
 
     def signature(self) -> tuple[object, ...]:
         """What a plan that uses this value depends on, but for addresses."""
@@ -153,7 +209,7 @@ class ArgumentRecord(ValueRecord):
     is_array = True
     _own: list[InstanceRecord] | None = None
 
-    def __init__(self, device: Device, array: Array, port: InputPort) -> None:
+    def __init__(self, device: Store, array: Array, port: InputPort) -> None:
         self.array = array
         self.port = port
         self.device = device

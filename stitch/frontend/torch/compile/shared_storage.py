@@ -27,7 +27,6 @@ from stitch.program import Array, DataType, TensorDesc, host_layout
 from stitch.report import Device
 from stitch.runtime import Tensor
 from stitch.runtime.lending import lend, reshaped, take_back
-from stitch.runtime.queue import expose
 from stitch.runtime.values import BufferRecord
 
 #: Results of one output that torch may hold as views of our bytes; further ones it gets as copies,
@@ -197,7 +196,7 @@ class SharedStorage:
         watch = _Watch(shown, self._let_go)
         watch.owner, watch.held, watch.views = owner, held, views
         # As `Device.export` does, whose finalizers take longer than all of this.
-        expose(device, record)
+        device.expose(record)
         watch.buffer = instance.buffer
         watch.buffer.pins += 1
         device.records.epoch += 1

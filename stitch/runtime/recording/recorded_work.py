@@ -1,0 +1,96 @@
+"""Work: what recordings are made of, and what of a device making and running them takes.
+
+Comes in: nothing. Goes out: the forms of what comes from above: tasks on values, by whoever
+gathered them, and a device. Must not know: queues, handles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from stitch.machine import Machine
+from stitch.program import Program, TensorDesc
+from stitch.runtime.backends import HostMemory, LocalBackend, Taker
+from stitch.runtime.events import EventStream
+from stitch.runtime.executors import PreparedProgram
+from stitch.runtime.hooks import Hooks
+from stitch.runtime.recording.recordings import Key, Recordings
+from stitch.runtime.values import Places, Records, ValueRecord
+from stitch.tasks import TaskGraph
+
+
+class Agent(Taker, Protocol):
+    """A loaded program, as those know it who plan and remember its runs."""
+
+    program: Program
+
+    @property
+    def content_hash(self) -> bytes:
+        """The same for programs that compute the same."""
+
+    def prepared(self) -> PreparedProgram:
+        """The executor's form of it."""
+
+
+class Work(Protocol):
+    """A stretch of tasks and the values that they work on, numbered as in the graph.
+
+    `number` is the time by which values are used.
+    """
+
+    @property
+    def graph(self) -> TaskGraph:
+        """The tasks."""
+
+    @property
+    def number(self) -> int:
+        """Which stretch it is, of all that the device ran."""
+
+    @property
+    def values(self) -> Sequence[ValueRecord]:
+        """Every value by its number."""
+
+    @property
+    def sources(self) -> Sequence[ValueRecord]:
+        """Those that existed before."""
+
+    @property
+    def agents(self) -> Sequence[Agent | None]:
+        """Who runs each task; None for copies."""
+
+    def kept(self) -> tuple[bool, ...]:
+        """For each value whether somebody can still read it."""
+
+    def key(self, kept: tuple[bool, ...]) -> Key:
+        """What two stretches have in common that one plan serves, up to places."""
+
+    def places(self) -> Places:
+        """Where the sources lie."""
+
+
+class Site(Protocol):
+    """A device, as recordings know it: where they are made and run."""
+
+    machine: Machine
+    backend: LocalBackend
+    host_memory: HostMemory
+    records: Records
+    recordings: Recordings
+    events: EventStream
+    hooks: Hooks
+    #: For whom code is written: which listeners and hooks there are, as a number.
+    observers: int
+    #: While hooks run the records are behind the bytes.
+    in_hooks: bool
+    copies_forbidden: int
+    code_written: int
+
+    def desc_key(self, desc: TensorDesc) -> int:
+        """A small number for a descriptor."""
+
+    def make_room(self) -> None:
+        """Give back what the host's memory can do without."""
+
+    def note_gone(self, value: ValueRecord) -> None:
+        """A value lost its last instance."""

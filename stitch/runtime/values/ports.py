@@ -1,0 +1,32 @@
+"""Input ports: the slots of a loaded program, as its calls see them.
+
+Comes in: a slot's name, type and descriptor. Goes out: what arrays become there, which tensors fit.
+Must not know: values, programs.
+"""
+
+from __future__ import annotations
+
+from stitch.program import Space, TensorDesc, ValueType, host_layout
+
+
+class InputPort:
+    """An input slot as the call path sees it: what arrays become, and which tensors fit."""
+
+    __slots__ = (
+        "accepted", "desc", "dtype", "host_desc", "host_key", "name", "origin", "shape",
+        "signature", "type",
+    )  # fmt: skip
+
+    def __init__(self, who: str, name: str, kind: ValueType, desc: TensorDesc, key: int) -> None:
+        self.name = name
+        self.origin = f"input {name!r} of {who!r}"
+        self.type = kind
+        self.desc = desc
+        self.shape = kind.shape
+        self.dtype = kind.data_type.dtype
+        self.host_desc = TensorDesc(kind.shape, host_layout(kind.data_type))
+        self.host_key = key
+        #: What `InstanceRecord.signature` says of a host array in this slot.
+        self.signature = (Space.HOST, 0, key, False, 0, key)
+        #: Keys of the descriptors that have been linked to this slot before.
+        self.accepted: set[int] = set()
