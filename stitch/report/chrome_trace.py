@@ -1,12 +1,15 @@
 """`ChromeTrace`: what a device does, as a Chrome trace (Perfetto and chrome://tracing open it).
 
 Comes in: a device's events. Goes out: the trace as plain data. Two tracks: the plans' steps on the
-simulated clock, one after the other, and the runs on the wall clock. It changes nothing.
+simulated clock, one after the other, and the runs on the wall clock. It changes nothing. While the
+device works events are only kept: the trace is made of them when it is asked for.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
+from copy import copy
 from typing import Any
 
 from stitch.planner import Allocate, Copy, Execute, Free, Plan, Relocate
@@ -14,6 +17,7 @@ from stitch.report.explanation import WRITTEN, totals_json
 from stitch.runtime import (
     Device,
     Event,
+    PlanMade,
     PlanRun,
     PlanStopped,
     ReadBack,
@@ -22,8 +26,13 @@ from stitch.runtime import (
     totals_of,
 )
 
-#: Events kept; beyond this the oldest go, so that a long run does not fill the memory.
+#: Events of a trace that are kept; beyond this the oldest go, so that a long run does not fill the
+#: memory.
 MAX_EVENTS = 200_000
+#: Events of a device after which it is looked whether old ones go.
+_LOOK_AFTER = 1024
+#: Plans whose totals are remembered while lines are made.
+_MAX_PLANS = 512
 _SIMULATED, _WALL = 1, 2
 
 
@@ -33,16 +42,105 @@ class ChromeTrace:
     def __init__(self, device: Device) -> None:
         self._machine = device.machine.name
         self._period = device.history.period_from_now()
-        self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
-        self._clock = 0.0
-        self._start: float | None = None
-        self._last = 0.0
-        self._added = 0
-        self._total = Totals()
+        self._limit, self._look_after = MAX_EVENTS, _LOOK_AFTER
+        self._seen: deque[Event] = deque()
+        #: What came before those that are kept, and how many lines of the trace those make that
+        #: have been counted.
+        self._before = _Lines(self._limit)
+        self._counted = self._lines = 0
         self.close = device.events.subscribe(self._on_event)
 
     def _on_event(self, event: Event) -> None:
-        self._total += totals_of(event)
+        self._seen.append(event)
+        if len(self._seen) - self._counted >= self._look_after:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Drop what makes none of the last lines."""
+        seen = self._seen
+        self._lines += sum(_count(seen[-i]) for i in range(1, len(seen) - self._counted + 1))
+        while seen and self._lines - _count(seen[0]) >= self._limit:
+            self._lines -= _count(seen[0])
+            self._before.skip(seen.popleft())
+        self._counted = len(seen)
+
+    def as_json(self) -> dict[str, Any]:
+        """The trace in the JSON object form; times in microseconds.
+
+        `otherData` adds up all copies since it began, those of events that are gone as well.
+        """
+        titles = ((_SIMULATED, f"{self._machine} (simulated time)"), (_WALL, "host (wall time)"))
+        names: list[dict[str, Any]] = [
+            {"name": "process_name", "ph": "M", "pid": track, "tid": 1, "args": {"name": title}}
+            for track, title in titles
+        ]
+        lines = self._before.followed_by(tuple(self._seen))
+        return {
+            "traceEvents": names + list(lines.kept), "displayTimeUnit": "ns",
+            "otherData": totals_json(self._period, lines.total)
+            | {"older_events_left_out": lines.added - len(lines.kept)},
+        }  # fmt: skip
+
+
+def _count(event: Event) -> int:
+    """How many lines of a trace an event makes."""
+    if isinstance(event, PlanRun):
+        return 1 + len(event.plan.steps)
+    if isinstance(event, PlanStopped):
+        return min(event.steps_done, len(event.plan.steps))
+    return int(not isinstance(event, PlanMade))
+
+
+class _Lines:
+    """The lines that events make, in their order; the last so many are kept."""
+
+    def __init__(self, limit: int) -> None:
+        self.kept: deque[dict[str, Any]] = deque(maxlen=limit)
+        self.added = 0
+        self.total = Totals()
+        self._clock = 0.0
+        self._start: float | None = None
+        self._last = 0.0
+        #: What a run of a plan adds up to, by its index: that takes longer to find than all else.
+        self._totals: dict[int, Totals] = {}
+
+    def followed_by(self, events: Iterable[Event]) -> _Lines:
+        """These lines and those of later events; this object stays as it is."""
+        lines = copy(self)
+        lines.kept, lines._totals = self.kept.copy(), {}
+        for event in events:
+            lines.add(event)
+        return lines
+
+    def skip(self, event: Event) -> None:
+        """Count the lines of one more event, and keep none."""
+        self._add_up(event)
+        self.added += _count(event)
+        if isinstance(event, Written):
+            self._clock += event.seconds
+        elif isinstance(event, PlanRun | PlanStopped):
+            done = event.steps_done if isinstance(event, PlanStopped) else None
+            for step in event.plan.steps[:done]:
+                if isinstance(step, Copy | Relocate):
+                    self._clock += step.seconds
+
+    def _add_up(self, event: Event) -> None:
+        if not isinstance(event, PlanRun):
+            self.total += totals_of(event)
+            return
+        found = self._totals.get(event.index)
+        if found is None:
+            if len(self._totals) >= _MAX_PLANS:
+                self._totals.clear()
+            found = self._totals[event.index] = totals_of(event)
+        self.total += found
+        if self._start is None:
+            self._start = event.began_seconds
+        self._last = event.began_seconds - self._start + event.seconds
+
+    def add(self, event: Event) -> None:
+        """The lines of one more event."""
+        self._add_up(event)
         if isinstance(event, PlanRun):
             self._run(event)
         elif isinstance(event, PlanStopped):
@@ -56,11 +154,8 @@ class ChromeTrace:
                       tensor=event.desc.text())  # fmt: skip
 
     def _run(self, event: PlanRun) -> None:
-        if self._start is None:
-            self._start = event.began_seconds
-        began = event.began_seconds - self._start
-        self._last = began + event.seconds
-        plan = event.plan
+        assert self._start is not None
+        began, plan = event.began_seconds - self._start, event.plan
         names = [task.transformation.name for task in plan.request.tasks]
         self._add(f"plan {event.index}", "run", _WALL, began, event.seconds, tasks=names)
         for step in plan.steps:
@@ -104,21 +199,5 @@ class ChromeTrace:
             "tid": 1, "ts": at * 1e6, "args": arguments,
         }  # fmt: skip
         event |= {"s": "t"} if seconds is None else {"dur": seconds * 1e6}
-        self._events.append(event)
-        self._added += 1
-
-    def as_json(self) -> dict[str, Any]:
-        """The trace in the JSON object form; times in microseconds.
-
-        `otherData` adds up all copies since it began, those of events that are gone as well.
-        """
-        titles = ((_SIMULATED, f"{self._machine} (simulated time)"), (_WALL, "host (wall time)"))
-        names: list[dict[str, Any]] = [
-            {"name": "process_name", "ph": "M", "pid": track, "tid": 1, "args": {"name": title}}
-            for track, title in titles
-        ]
-        return {
-            "traceEvents": names + list(self._events), "displayTimeUnit": "ns",
-            "otherData": totals_json(self._period, self._total)
-            | {"older_events_left_out": self._added - len(self._events)},
-        }  # fmt: skip
+        self.kept.append(event)
+        self.added += 1
