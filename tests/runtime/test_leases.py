@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import stitch
+from stitch.graph import ComputationGraphBuilder
 from stitch.program import DataType, Layout, Space, TensorDesc
 from stitch.runtime import LoadedProgram
-from tests.support.stitched_models import binary_op, integers, one, parameters_only, scaled
+from tests.support.stitched_models import binary_op, integers, model, one, parameters_only, scaled
 
 F32 = DataType.FLOAT32
 
@@ -196,3 +197,31 @@ def test_a_device_in_debug_mode_says_the_same(seed: int) -> None:
             seen.append([step(device, programs, held, choice) for _ in range(60)])
             held.clear()
     assert seen[0] == seen[1]
+
+
+def test_what_is_dropped_keeps_its_place_though_another_result_of_its_run_is_held() -> None:
+    def two(b: ComputationGraphBuilder) -> None:
+        x = b.input("x", (4, 64), "float32")
+        b.output("held", x * 2)
+        b.output("dropped", x * 3)
+
+    with stitch.open_device("wormhole_n150") as device:
+        program = device.load(model("two", two, target=device.machine))
+        last, places, x = None, set(), integers()
+        for step in range(12):
+            if step == 6:
+                settled, generation = device.statistics(), device.records.generation
+            result = program(x + np.float32(step))
+            assert isinstance(result, tuple)
+            held, dropped = result
+            np.testing.assert_array_equal(dropped.numpy(), (x + np.float32(step)) * 3)
+            places.add(dropped.address)
+            del dropped, result
+            if last is not None:
+                np.testing.assert_array_equal(last.numpy(), (x + np.float32(step - 1)) * 2)
+            last = held
+        assert len(places) == 1
+        assert device.records.generation == generation
+        after = device.statistics()
+        assert after.plans_made == settled.plans_made
+        assert after.bindings_made == settled.bindings_made

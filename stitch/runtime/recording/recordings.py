@@ -220,15 +220,17 @@ class Recording(LeaseHolder["Binding"]):
                 return self._leased(records, own)
         if self.has_one_lease:
             return None
+        spare = self._spare_places()
+        wanted = [buffer for buffer, place in zip(made, spare, strict=True) if place is None]
         addresses = None
         if self.others_work:
             free = [region for region in self.others_work if records.is_free(*region)]
-            addresses = records.outside_of((*self.work, *free), made)
+            addresses = records.outside_of((*self.work, *free), wanted)
         if addresses is None:
-            addresses = records.outside_of(self.work, made)
+            addresses = records.outside_of(self.work, wanted)
         if addresses is None:
             return None
-        lease = self._leased(records, addresses)
+        lease = self._leased(records, addresses, spare)
         if len(self.leases) > MAX_LEASES:
             # What is held for so long lies there like any other tensor from now on.
             records.end_lease(self.leases[0])
@@ -250,8 +252,24 @@ class Recording(LeaseHolder["Binding"]):
             self.has_one_lease, self.work, self.generation = False, work, -1
             self._leased(records, addresses)
 
-    def _leased(self, records: Records, addresses: Sequence[int]) -> Lease[Binding]:
-        buffers = records.lease(self.effects.made, addresses)
+    def _spare_places(self) -> list[BufferRecord | None]:
+        """For each result a place of a lease in which nothing lies, where there is one."""
+        return [
+            next((lease.buffers[i] for lease in self.leases if lease.buffers[i].is_spare), None)
+            for i in range(len(self.effects.made))
+        ]
+
+    def _leased(
+        self, records: Records, addresses: Sequence[int],
+        spare: Sequence[BufferRecord | None] = (),
+    ) -> Lease[Binding]:  # fmt: skip
+        """A lease at free addresses, but for places that it shares."""
+        spare = spare or [None] * len(self.effects.made)
+        wanted = [
+            made for made, place in zip(self.effects.made, spare, strict=True) if place is None
+        ]
+        fresh = iter(records.lease(wanted, addresses))
+        buffers = tuple([next(fresh) if place is None else place for place in spare])
         lease = Lease(self, buffers, tuple(self._instances(buffers)))
         records.leases[id(lease)] = lease
         self.generation = -1

@@ -170,7 +170,7 @@ def _after_failure(
         device.events.report(PlanStopped(binding.index, plan, steps_done))
     if binding.lease is not None:
         # What was finished takes its places for itself, with what lies there.
-        records.end_lease(binding.lease, with_bytes=False)
+        records.end_leases_at(binding.lease.buffers, with_bytes=False)
     effects = effects_of(plan, device.desc_key, steps_done)
     records.apply(effects, value_of, device.note_gone)
     failing, left = _what_is_left(plan, steps_done, is_over=not isinstance(error, Exception))

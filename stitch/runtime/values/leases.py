@@ -53,7 +53,8 @@ class LeaseHolder(Generic[B]):
 class Lease(Generic[B]):
     """One set of places. `instances`: for each result where its value lies, all of its instances.
 
-    `held`: how many of its buffers somebody uses; at 0 it is idle.
+    `held`: how many of its buffers somebody uses; at 0 it is idle. Leases of one holder share
+    buffers: where one result of a run is held, only that one's place is another in the next.
     """
 
     __slots__ = (
@@ -79,6 +80,9 @@ class Lease(Generic[B]):
         #: The one for runs that read nothing but arrays of the call.
         self.plain: B | None = None
         for buffer in buffers:
+            leases = buffer.leases
+            if leases:
+                buffer.sharers = (*leases, self)
             buffer.lease = self
         holder.leases.append(self)
         holder.idle.append(self)
@@ -93,6 +97,8 @@ class Lease(Generic[B]):
         for buffer in buffers:
             if buffer.users:
                 buffer.users = []
+            if buffer.sharers:
+                self._use(buffer)
         for value, instances in zip(values, self.instances, strict=True):
             value.instances = [*instances]
             value.status = READY
@@ -115,6 +121,9 @@ class Lease(Generic[B]):
             idle.remove(self)
         self.held = len(self.buffers)
         self.last_run = now
+        for buffer in self.buffers:
+            if buffer.sharers:
+                self._use(buffer)
         for value in values:
             value.status = READY
             value.last_used = now
@@ -129,24 +138,52 @@ class Lease(Generic[B]):
         instances = value.instances
         if self.values is None or len(instances) != 1:
             return False
-        instances[0].buffer.users.clear()
+        buffer = instances[0].buffer
+        buffer.users.clear()
         value.status = FREED
+        if buffer.sharers:
+            self._leave(buffer)
         self.held -= 1
         if not self.held:
             self.holder.idle.append(self)
         return True
 
-    def give_back(self) -> bool:
-        """One of its buffers has lost its last user; whether all have."""
+    def give_back(self, buffer: BufferRecord) -> None:
+        """One of its buffers has lost its last user."""
         self.values = None
+        if buffer.sharers:
+            self._leave(buffer)
         self.held -= 1
-        if self.held:
-            return False
-        self.holder.idle.append(self)
-        return True
+        if not self.held:
+            self.holder.idle.append(self)
+
+    def _use(self, buffer: BufferRecord) -> None:
+        """A shared buffer is in use: the others that lie there are not idle."""
+        buffer.lease = self
+        for other in buffer.sharers:
+            if other is not self:
+                other.block()
+
+    def block(self) -> None:
+        """Another that shares one of its buffers uses that now."""
+        if not self.held:
+            self.holder.idle.remove(self)
+        self.held += 1
+
+    def unblock(self) -> None:
+        """It does no more."""
+        self.held -= 1
+        if not self.held:
+            self.holder.idle.append(self)
+
+    def _leave(self, buffer: BufferRecord) -> None:
+        for other in buffer.sharers:
+            if other is not self:
+                other.unblock()
 
     def let_go(self) -> None:
-        """It is a lease no more: its buffers are like any others (the caller frees the unused)."""
+        """It is a lease no more: buffers of its own are like any others (the caller frees the
+        unused)."""
         holder = self.holder
         if self in holder.leases:
             holder.leases.remove(self)
@@ -154,7 +191,10 @@ class Lease(Generic[B]):
             holder.idle.remove(self)
         self.values = None
         for buffer in self.buffers:
-            buffer.lease = None
+            others = [lease for lease in buffer.leases if lease is not self]
+            buffer.sharers = tuple(others) if len(others) > 1 else ()
+            if buffer.lease is self:
+                buffer.lease = others[-1] if others else None
         for binding in self.bindings.values():
             binding.drop()
         self.bindings.clear()

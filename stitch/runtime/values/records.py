@@ -46,7 +46,7 @@ class Records:
     @property
     def allocators(self) -> dict[Space, Allocator]:
         """The allocators as if what leases have to spare were free: what anybody may have."""
-        spare = [b for lease in self.leases.values() for b in lease.buffers if b.is_spare]
+        spare = self._spare_buffers()
         if not spare:
             return self._allocators
         seen = {space: allocator.clone() for space, allocator in self._allocators.items()}
@@ -70,6 +70,11 @@ class Records:
 
     # -- leases ----------------------------------------------------------------------------------
 
+    def _spare_buffers(self) -> list[BufferRecord]:
+        """What leases have to spare, each buffer once."""
+        buffers = {id(b): b for lease in self.leases.values() for b in lease.buffers if b.is_spare}
+        return list(buffers.values())
+
     def spare_leases(self) -> list[AnyLease]:
         """The leases with something to spare, least recently run first."""
         spare = [le for le in self.leases.values() if any(b.is_spare for b in le.buffers)]
@@ -78,8 +83,7 @@ class Records:
 
     def spare_bytes(self, space: Space) -> int:
         """What leases have to spare in a space, in bytes per bank."""
-        buffers = [b for lease in self.leases.values() for b in lease.buffers if b.is_spare]
-        return sum(b.size_per_bank for b in buffers if b.space is space)
+        return sum(b.size_per_bank for b in self._spare_buffers() if b.space is space)
 
     def lease(
         self, buffers: Sequence[tuple[Buffer, int]], addresses: Sequence[int]
@@ -100,7 +104,14 @@ class Records:
         spare = [buffer for buffer in lease.buffers if buffer.is_spare]
         lease.let_go()
         for buffer in spare:
-            self.free(buffer, with_bytes=with_bytes)
+            if buffer.lease is None:
+                self.free(buffer, with_bytes=with_bytes)
+
+    def end_leases_at(self, buffers: Iterable[BufferRecord], *, with_bytes: bool = True) -> None:
+        """No lease has any of these as its place any more."""
+        for buffer in buffers:
+            for lease in buffer.leases:
+                self.end_lease(lease, with_bytes=with_bytes)
 
     def revoke(self, leases: Sequence[AnyLease]) -> None:
         """Somebody needs the memory that leases have to spare."""
@@ -229,7 +240,7 @@ class Records:
         if self._debug:
             assert buffer.address is not None
             self._spaces[buffer.space].release(buffer.address, buffer.size_per_bank)
-        lease.give_back()
+        lease.give_back(buffer)
 
     def free(self, buffer: BufferRecord, *, with_bytes: bool = True) -> None:
         """Give a buffer's region back; a buffer that is free already stays so."""
@@ -265,10 +276,8 @@ class Records:
         """
         self.epoch += 1
         for space, address in (*effects.freed, *(place for place, _ in effects.moved)):
-            lease = self._buffers[space, address].lease
-            if lease is not None:
-                # It stays where the plan has brought it.
-                self.end_lease(lease)
+            # What lies there stays where the plan has brought it.
+            self.end_leases_at([self._buffers[space, address]])
         changed = [(value_of(v), refs, self._found(refs)) for v, refs in effects.changed]
         gone = [value_of(v) for v in effects.gone]
         for space, address in effects.freed:
@@ -381,7 +390,7 @@ class Picture:
         present = {
             place: buffer
             for place, buffer in records.all_buffers().items()
-            if not (buffer.is_spare and buffer.lease in without)
+            if not (buffer.is_spare and all(lease in without for lease in buffer.leases))
         }
         for _, buffer in sorted(present.items(), key=lambda b: (b[0][0].value, b[0][1])):
             self._number(buffer)

@@ -70,8 +70,14 @@ class PlaceOwner(Protocol):
     def put_back(self, value: ValueRecord) -> bool:
         """A value without handles gives its place back, for the next run; False where it cannot."""
 
-    def give_back(self) -> bool:
-        """One of its buffers has lost its last user; whether all have."""
+    def give_back(self, buffer: BufferRecord) -> None:
+        """One of its buffers has lost its last user."""
+
+    def block(self) -> None:
+        """Another that shares one of its buffers uses that now."""
+
+    def unblock(self) -> None:
+        """It does no more."""
 
 
 class BufferRecord:
@@ -82,8 +88,11 @@ class BufferRecord:
 
     array: Array | None = None
     pins = 0
-    #: The lease whose place this is: what lies here is given back to it, not to the allocator.
+    #: The lease whose place this is, the last to take it where several share it: what lies here is
+    #: given back to it, not to the allocator.
     lease: PlaceOwner | None = None
+    #: All of them, where there is more than one.
+    sharers: tuple[PlaceOwner, ...] = ()
 
     def __init__(
         self,
@@ -107,6 +116,11 @@ class BufferRecord:
     def is_spare(self) -> bool:
         """Whether it is a lease's and nothing lies in it: memory that others may have."""
         return self.lease is not None and not self.users and not self.pins
+
+    @property
+    def leases(self) -> tuple[PlaceOwner, ...]:
+        """All leases that it is a place of."""
+        return self.sharers or (() if self.lease is None else (self.lease,))
 
 
 class InstanceRecord:
