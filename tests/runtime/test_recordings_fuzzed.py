@@ -496,6 +496,8 @@ def watched(device: Device, how: str) -> Iterator[None]:
             stack.callback(device.events.subscribe(lambda event: None))
         elif how == "hooks":
             stack.callback(device.hooks.register(before_program=lambda context: None))
+        elif how == "operation hooks":
+            stack.callback(device.hooks.register(after_operation=lambda context: None))
         elif how == "trace and record":
             trace, recorder = ChromeTrace(device), Recorder(device)
             stack.callback(trace.as_json)
@@ -547,7 +549,9 @@ def test_nothing_that_is_held_changes(seed: int, fails: bool) -> None:
     drilled(MACHINES[seed % 4], seed, 80, window=window, debug=debug, fails=fails)
 
 
-@pytest.mark.parametrize("how", ["listener", "hooks", "trace and record", "no counts"])
+@pytest.mark.parametrize(
+    "how", ["listener", "hooks", "operation hooks", "trace and record", "no counts"]
+)
 def test_who_looks_on_changes_neither_results_nor_copies(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
