@@ -184,6 +184,8 @@ class Pipeline:
         """The next run on values of these forms may go past the queue."""
         lease = binding.lease
         assert lease is not None
+        if binding.recording.effects.carried:
+            return  # Its entries are gone each time.
         if binding is lease.plain:
             self._recording = binding.recording
         numbers = tuple([value.number for value in sources])

@@ -56,3 +56,17 @@ def test_an_overwritten_result_leaves_its_lease_and_gives_it_back_when_dropped()
         after = device.statistics()
         assert after.plans_made == settled.plans_made
         assert after.bindings_made == settled.bindings_made
+
+
+def test_a_pipeline_overwrites_what_it_is_given_to_keep() -> None:
+    with stitch.open_device("wormhole_n150") as device:
+        eat = device.load(consuming("eat", 2.0, SHAPE, target=device.machine))
+        pipe = stitch.Pipeline([eat, eat])
+        state = one(pipe(np.ones(SHAPE, np.float32)))
+        for step in range(12):
+            before, spot = state, state.address
+            state = one(pipe(before))
+            assert state.address == spot
+            np.testing.assert_array_equal(state.numpy(), np.full(SHAPE, 4.0 ** (step + 2)))
+            with pytest.raises(stitch.TaskError, match="donated to 'eat'"):
+                before.numpy()
