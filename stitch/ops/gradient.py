@@ -126,6 +126,17 @@ class GradientContext:
 
 #: Gives the gradient of every input, None where it is not wanted or nothing flows back.
 Gradient = Callable[[GradientContext], Sequence[Any]]
+#: Gives the gradient of an operator's only differentiable operand, its first.
+Slope = Callable[[GradientContext], Any]
+
+
+def of_first(slope: Slope) -> Gradient:
+    """The rule of an operator that has a gradient by its first operand alone."""
+
+    def gradient(context: GradientContext) -> Sequence[Any]:
+        return slope(context), *no_gradient(context)[1:]
+
+    return gradient
 
 
 def kept(context: GradientContext, condition: Any, gradient: Any) -> Any:

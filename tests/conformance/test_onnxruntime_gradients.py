@@ -16,7 +16,7 @@ import pytest
 import stitch
 from stitch.compiler import differentiate
 from stitch.graph import ComputationGraph
-from tests.support.gradients import elementwise_rows, layer_rows, moving_rows, recurrent_rows
+from tests.support.gradients import tables
 from tests.support.gradients.running import (
     Case,
     Feeds,
@@ -29,12 +29,7 @@ from tests.support.gradients.running import (
 )
 
 ROWS: dict[str, list[Case]] = defaultdict(list)
-for _row in (
-    *elementwise_rows.ROWS,
-    *moving_rows.ROWS,
-    *layer_rows.ROWS,
-    *recurrent_rows.ROWS,
-):
+for _row in tables.ROWS:
     ROWS[_row.op].append(_row)
 
 

@@ -10,15 +10,8 @@ import torch
 
 from stitch import ops
 from stitch.program import Array
-from tests.support.gradients import elementwise_rows, layer_rows, moving_rows, recurrent_rows
-from tests.support.gradients.running import Case, gradients, operands_of
-
-ROWS = [
-    *elementwise_rows.ROWS,
-    *moving_rows.ROWS,
-    *layer_rows.ROWS,
-    *recurrent_rows.ROWS,
-]
+from tests.support.gradients.running import Case, gradients, graph_of, operands_of, run
+from tests.support.gradients.tables import ROWS
 
 
 def torch_gradients(one: Case, seeds: dict[str, Array], names: list[str]) -> dict[str, Array]:
@@ -55,6 +48,18 @@ def test_gradients_equal_those_of_torch(one: Case) -> None:
     assert made
     for name, theirs in torch_gradients(one, seeds, list(made)).items():
         assert_close(made[name], theirs)
+
+
+@pytest.mark.parametrize("one", [one for one in ROWS if one.torch is not None], ids=str)
+def test_values_equal_those_of_torch(one: Case) -> None:
+    assert one.torch is not None
+    operands = operands_of(one)
+    given = [a for a, spec in zip(operands, one.specs, strict=True) if isinstance(spec, str)]
+    made = one.torch(*(torch.from_numpy(np.array(array)) for array in given))
+    ours = run(*graph_of(one, operands))
+    wanted = made if isinstance(made, tuple | list) else (made,)
+    for index, theirs in enumerate(wanted[: len(ours)]):
+        assert_close(ours[f"y{index}"], theirs.numpy())
 
 
 def test_every_operator_with_a_gradient_has_a_case() -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from stitch.program import Array, DataType
-from tests.support.gradients import elementwise_rows, layer_rows, moving_rows, recurrent_rows
 from tests.support.gradients.running import (
     Case,
     gradients,
@@ -17,13 +16,8 @@ from tests.support.gradients.running import (
     run,
     wanted_names,
 )
+from tests.support.gradients.tables import ROWS
 
-ROWS = [
-    *elementwise_rows.ROWS,
-    *moving_rows.ROWS,
-    *layer_rows.ROWS,
-    *recurrent_rows.ROWS,
-]
 DIRECTIONS = 3
 
 

@@ -8,12 +8,13 @@ from functools import partial
 
 import numpy as np
 
-from stitch.ops.activation.activation_gradients import ACTIVATIONS, prelu_gradient
+from stitch.ops.activation import activation_gradients as gradients
 from stitch.ops.activation.gelu_gradient_operator import GELU_CUBE, GELU_RATE
 from stitch.ops.arithmetic import ERF_WORKSPACES, erf_steps
 from stitch.ops.attributes import Attributes, float_of, string_of
 from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS, PRODUCTS, SIGNED_NUMERIC
+from stitch.ops.gradient import Slope, of_first
 from stitch.ops.inference import (
     require_broadcast_to,
     require_same_type,
@@ -208,7 +209,7 @@ def _relu(arguments: KernelArguments) -> Sequence[Thunk]:
     return (partial(np.maximum, x, scalar(0, x), out=arguments.outputs[0]),)
 
 
-def _activation(name: str, workspaces: int, chain: Chain, **defaults: float) -> OpDef:
+def _activation(name: str, workspaces: int, chain: Chain, slope: Slope, **defaults: float) -> OpDef:
     # ONNX has Celu for float32 only.
     allowed = frozenset({DataType.FLOAT32}) if name == "Celu" else FLOATS
     return OpDef(
@@ -218,50 +219,40 @@ def _activation(name: str, workspaces: int, chain: Chain, **defaults: float) -> 
         chain_kernel(workspaces, chain),
         attributes={key: Attribute("float", value) for key, value in defaults.items()},
         elementwise=True,
-        gradient=ACTIVATIONS[name],
+        gradient=of_first(slope),
         workspace=few,
     )
 
 
 OPERATORS = (
     OpDef(
-        "Relu",
-        (1, 1),
-        same_as_first(SIGNED_NUMERIC),
-        _relu,
-        elementwise=True,
-        gradient=ACTIVATIONS["Relu"],
-        workspace=few,
+        "Relu", (1, 1), same_as_first(SIGNED_NUMERIC), _relu,
+        elementwise=True, gradient=of_first(gradients.relu), workspace=few,
     ),
     OpDef(
-        "PRelu",
-        (2, 2),
-        _infer_prelu,
-        _prelu,
-        elementwise=True,
-        gradient=prelu_gradient,
-        workspace=operands(1),
+        "PRelu", (2, 2), _infer_prelu, _prelu,
+        elementwise=True, gradient=gradients.prelu, workspace=operands(1),
     ),
     OpDef(
-        "Gelu",
-        (1, 1),
-        _infer_gelu,
-        chain_kernel(ERF_WORKSPACES + 1, _gelu),
-        attributes={"approximate": Attribute("string", "none")},
-        elementwise=True,
-        gradient=ACTIVATIONS["Gelu"],
-        workspace=few,
+        "Gelu", (1, 1), _infer_gelu, chain_kernel(ERF_WORKSPACES + 1, _gelu),
+        attributes={"approximate": Attribute("string", "none")}, elementwise=True,
+        gradient=of_first(gradients.gelu), workspace=few,
     ),
-    _activation("Sigmoid", 0, _sigmoid),
-    _activation("Softplus", 1, _softplus),
-    _activation("Softsign", 1, _softsign),
-    _activation("Mish", 2, _mish),
-    _activation("Swish", 1, _swish, alpha=1.0),
-    _activation("HardSwish", 1, _hard_swish),
-    _activation("HardSigmoid", 0, _hard_sigmoid, alpha=0.20000000298023224, beta=0.5),
-    _activation("LeakyRelu", 2, _leaky_relu, alpha=0.009999999776482582),
-    _activation("ThresholdedRelu", 1, _thresholded, alpha=1.0),
-    _activation("Elu", 1, _elu, alpha=1.0),
-    _activation("Celu", 1, _celu, alpha=1.0),
-    _activation("Selu", 1, _selu, alpha=1.6732631921768188, gamma=1.0507010221481323),
-)
+    _activation("Sigmoid", 0, _sigmoid, gradients.sigmoid),
+    _activation("Softplus", 1, _softplus, gradients.softplus),
+    _activation("Softsign", 1, _softsign, gradients.softsign),
+    _activation("Mish", 2, _mish, gradients.mish),
+    _activation("Swish", 1, _swish, gradients.swish, alpha=1.0),
+    _activation("HardSwish", 1, _hard_swish, gradients.hard_swish),
+    _activation(
+        "HardSigmoid", 0, _hard_sigmoid, gradients.hard_sigmoid,
+        alpha=0.20000000298023224, beta=0.5,
+    ),
+    _activation("LeakyRelu", 2, _leaky_relu, gradients.leaky_relu, alpha=0.009999999776482582),
+    _activation("ThresholdedRelu", 1, _thresholded, gradients.thresholded, alpha=1.0),
+    _activation("Elu", 1, _elu, gradients.elu, alpha=1.0),
+    _activation("Celu", 1, _celu, gradients.celu, alpha=1.0),
+    _activation(
+        "Selu", 1, _selu, gradients.selu, alpha=1.6732631921768188, gamma=1.0507010221481323,
+    ),
+)  # fmt: skip

@@ -1,21 +1,17 @@
-"""Gradients of activations: by their results where these tell the slope, else by their operands."""
+"""Gradients of activations: by their results where these tell the slope, else by their operands.
+
+Each is called as its operator is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from stitch.ops.attributes import float_of, string_of
-from stitch.ops.gradient import Gradient, GradientContext, kept
-
-
-def _rule(slope: Callable[[GradientContext], Any]) -> Gradient:
-    def gradient(context: GradientContext) -> Sequence[Any]:
-        return (slope(context),)
-
-    return gradient
+from stitch.ops.gradient import GradientContext, kept
 
 
 def _number(c: GradientContext, value: float) -> Any:
@@ -26,7 +22,7 @@ def _attribute(c: GradientContext, name: str) -> float:
     return float_of(c.attributes, name)
 
 
-def _relu(c: GradientContext) -> Any:
+def relu(c: GradientContext) -> Any:
     return kept(c, c.apply("Greater", c.output(), 0.0), c.gradient)
 
 
@@ -35,19 +31,19 @@ def _sign_teller(c: GradientContext, slope_below: float) -> Any:
     return c.output() if slope_below >= 0.0 else c.input(0)
 
 
-def _leaky(c: GradientContext) -> Any:
+def leaky_relu(c: GradientContext) -> Any:
     alpha = _attribute(c, "alpha")
     up = c.apply("Greater", _sign_teller(c, alpha), 0.0)
     return c.apply("Where", up, c.gradient, c.gradient * alpha)
 
 
-def _thresholded(c: GradientContext) -> Any:
+def thresholded(c: GradientContext) -> Any:
     alpha = _attribute(c, "alpha")
     teller = c.output() if alpha >= 0.0 else c.input(0)
     return kept(c, c.apply("Greater", teller, alpha), c.gradient)
 
 
-def _elu(c: GradientContext) -> Any:
+def elu(c: GradientContext) -> Any:
     """Below zero y = alpha (exp(x) - 1), so its slope is y + alpha."""
     alpha, y = _attribute(c, "alpha"), c.output()
     if alpha == 1.0:
@@ -56,52 +52,52 @@ def _elu(c: GradientContext) -> Any:
     return c.apply("Where", up, c.gradient, c.gradient * (y + alpha))
 
 
-def _celu(c: GradientContext) -> Any:
+def celu(c: GradientContext) -> Any:
     below = c.apply("Min", c.output(), 0.0)
     return c.gradient * (below * (1.0 / _attribute(c, "alpha")) + 1.0)
 
 
-def _selu(c: GradientContext) -> Any:
+def selu(c: GradientContext) -> Any:
     alpha, gamma, y = _attribute(c, "alpha"), _attribute(c, "gamma"), c.output()
     up = c.apply("Greater", _sign_teller(c, alpha * gamma), 0.0)
     return c.gradient * c.apply("Where", up, _number(c, gamma), y + alpha * gamma)
 
 
-def _sigmoid(c: GradientContext) -> Any:
+def sigmoid(c: GradientContext) -> Any:
     y = c.output()
     return c.gradient * (y - y * y)
 
 
-def _softplus(c: GradientContext) -> Any:
+def softplus(c: GradientContext) -> Any:
     return c.gradient * c.apply("Sigmoid", c.input(0))
 
 
-def _softsign(c: GradientContext) -> Any:
+def softsign(c: GradientContext) -> Any:
     size = c.apply("Abs", c.input(0)) + 1.0
     return c.gradient / (size * size)
 
 
-def _hard_sigmoid(c: GradientContext) -> Any:
+def hard_sigmoid(c: GradientContext) -> Any:
     y = c.output()
     inside = c.apply("And", c.apply("Greater", y, 0.0), c.apply("Less", y, 1.0))
     return kept(c, inside, c.gradient * _attribute(c, "alpha"))
 
 
-def _hard_swish(c: GradientContext) -> Any:
+def hard_swish(c: GradientContext) -> Any:
     x = c.input(0)
     inner = c.gradient * (x * (1.0 / 3.0) + 0.5)
     inner = c.apply("Where", c.apply("Greater", x, 3.0), c.gradient, inner)
     return kept(c, c.apply("Greater", x, -3.0), inner)
 
 
-def _mish(c: GradientContext) -> Any:
+def mish(c: GradientContext) -> Any:
     """y = x t with t = tanh(softplus(x))."""
     x = c.input(0)
     t = c.apply("Tanh", c.apply("Softplus", x))
     return c.gradient * (t + x * c.apply("Sigmoid", x) * (1.0 - t * t))
 
 
-def _swish(c: GradientContext) -> Any:
+def swish(c: GradientContext) -> Any:
     """y = x s with s = sigmoid(rate x): the slope is s + rate (y - y s)."""
     x, rate = c.input(0), _attribute(c, "alpha")
     s = c.apply("Sigmoid", x if rate == 1.0 else x * rate)
@@ -110,12 +106,12 @@ def _swish(c: GradientContext) -> Any:
     return c.gradient * (s + (rest if rate == 1.0 else rest * rate))
 
 
-def _gelu(c: GradientContext) -> Any:
+def gelu(c: GradientContext) -> Any:
     approximate = string_of(c.attributes, "approximate")
     return c.apply("GeluGradient", c.gradient, c.input(0), domain="stitch", approximate=approximate)
 
 
-def prelu_gradient(context: GradientContext) -> Sequence[Any]:
+def prelu(context: GradientContext) -> Sequence[Any]:
     """Below zero y = slope x."""
     x, gradient = context.input(0), context.gradient
     first = second = None
@@ -125,24 +121,3 @@ def prelu_gradient(context: GradientContext) -> Sequence[Any]:
     if context.wants(1):
         second = context.reduced(gradient * context.apply("Min", x, 0.0), 1)
     return first, second
-
-
-ACTIVATIONS: dict[str, Gradient] = {
-    name: _rule(slope)
-    for name, slope in {
-        "Relu": _relu,
-        "LeakyRelu": _leaky,
-        "ThresholdedRelu": _thresholded,
-        "Elu": _elu,
-        "Celu": _celu,
-        "Selu": _selu,
-        "Sigmoid": _sigmoid,
-        "Softplus": _softplus,
-        "Softsign": _softsign,
-        "HardSigmoid": _hard_sigmoid,
-        "HardSwish": _hard_swish,
-        "Mish": _mish,
-        "Swish": _swish,
-        "Gelu": _gelu,
-    }.items()
-}

@@ -72,12 +72,8 @@ def _workspace(context: WorkspaceContext) -> int:
 
 OPERATORS = (
     OpDef(
-        "SoftmaxGradient",
-        (2, 2),
-        _infer,
-        _kernel,
-        attributes={"axis": Attribute("int", -1)},
-        domain="stitch",
+        "SoftmaxGradient", (2, 2), _infer, _kernel,
+        attributes={"axis": Attribute("int", -1)}, domain="stitch",
         workspace=WorkspaceRule(_workspace, is_kept=False),
     ),
-)
+)  # fmt: skip

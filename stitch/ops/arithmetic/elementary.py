@@ -13,24 +13,11 @@ import numpy as np
 
 from stitch.ops.definition import KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import BOOLEAN, FLOATS, INTEGERS, NUMERIC, SIGNED_NUMERIC
-from stitch.ops.gradient import Gradient, GradientContext, no_gradient
+from stitch.ops.gradient import GradientContext, Slope, of_first
 from stitch.ops.inference import same_as_first
 from stitch.ops.steps import given
 from stitch.ops.workspaces import few
 from stitch.program import DataType
-
-_STEPS = frozenset({"Ceil", "Floor", "Round", "Sign"})
-
-
-#: The operand's gradient of one operator.
-Slope = Callable[[GradientContext], Any]
-
-
-def _rule(slope: Slope) -> Gradient:
-    def gradient(context: GradientContext) -> Sequence[Any]:
-        return (slope(context),)
-
-    return gradient
 
 
 def _tanh(c: GradientContext) -> Any:
@@ -52,76 +39,52 @@ def _over_root(c: GradientContext, inner: Any) -> Any:
     return c.gradient / c.apply("Sqrt", inner)
 
 
-ELEMENTARY: dict[str, Gradient] = {
-    name: _rule(slope)
-    for name, slope in {
-        "Neg": lambda c: -c.gradient,
-        "Abs": lambda c: c.gradient * c.apply("Sign", c.input(0)),
-        "Sqrt": lambda c: c.gradient * 0.5 / c.output(),
-        "Exp": lambda c: c.gradient * c.output(),
-        "Log": lambda c: c.gradient / c.input(0),
-        "Reciprocal": lambda c: -(c.gradient * c.output() * c.output()),
-        "Sin": lambda c: c.gradient * c.apply("Cos", c.input(0)),
-        "Cos": lambda c: -(c.gradient * c.apply("Sin", c.input(0))),
-        "Tan": _tan,
-        "Asin": lambda c: _over_root(c, 1.0 - _square(c)),
-        "Acos": lambda c: -_over_root(c, 1.0 - _square(c)),
-        "Atan": lambda c: c.gradient / (1.0 + _square(c)),
-        "Sinh": lambda c: c.gradient * c.apply("Cosh", c.input(0)),
-        "Cosh": lambda c: c.gradient * c.apply("Sinh", c.input(0)),
-        "Tanh": _tanh,
-        "Asinh": lambda c: _over_root(c, 1.0 + _square(c)),
-        "Acosh": lambda c: _over_root(c, _square(c) - 1.0),
-        "Atanh": lambda c: c.gradient / (1.0 - _square(c)),
-    }.items()
-}
+def _flat(_: GradientContext) -> Any:
+    """Steps and signs are flat where they have a slope."""
+    return None
 
 
-def unary(
-    name: str, function: Callable[..., object], allowed: frozenset[DataType] = FLOATS
+def _unary(
+    name: str,
+    function: Callable[..., object],
+    slope: Slope | None = None,
+    allowed: frozenset[DataType] = FLOATS,
 ) -> OpDef:
     """An operator of one operand that is one NumPy function of one result type."""
 
     def kernel(arguments: KernelArguments) -> Sequence[Thunk]:
         return (partial(function, given(arguments, 0), arguments.outputs[0]),)
 
-    # Steps and signs are flat where they have a slope.
-    gradient = no_gradient if name in _STEPS else ELEMENTARY.get(name)
-    infer = same_as_first(allowed)
+    gradient = None if slope is None else of_first(slope)
     return OpDef(
-        name,
-        (1, 1),
-        infer,
-        kernel,
-        elementwise=True,
-        gradient=gradient,
-        workspace=few,
-    )
+        name, (1, 1), same_as_first(allowed), kernel,
+        elementwise=True, gradient=gradient, workspace=few,
+    )  # fmt: skip
 
 
 OPERATORS = (
-    unary("Neg", np.negative, SIGNED_NUMERIC),
-    unary("Abs", np.absolute, NUMERIC),
-    unary("Sign", np.sign, NUMERIC),
-    unary("Sqrt", np.sqrt),
-    unary("Exp", np.exp),
-    unary("Log", np.log),
-    unary("Reciprocal", np.reciprocal),
-    unary("Floor", np.floor),
-    unary("Ceil", np.ceil),
-    unary("Round", np.rint),
-    unary("Sin", np.sin),
-    unary("Cos", np.cos),
-    unary("Tan", np.tan),
-    unary("Asin", np.arcsin),
-    unary("Acos", np.arccos),
-    unary("Atan", np.arctan),
-    unary("Sinh", np.sinh),
-    unary("Cosh", np.cosh),
-    unary("Asinh", np.arcsinh),
-    unary("Acosh", np.arccosh),
-    unary("Atanh", np.arctanh),
-    unary("Tanh", np.tanh),
-    unary("Not", np.logical_not, BOOLEAN),
-    unary("BitwiseNot", np.invert, INTEGERS),
+    _unary("Neg", np.negative, lambda c: -c.gradient, SIGNED_NUMERIC),
+    _unary("Abs", np.absolute, lambda c: c.gradient * c.apply("Sign", c.input(0)), NUMERIC),
+    _unary("Sign", np.sign, _flat, NUMERIC),
+    _unary("Sqrt", np.sqrt, lambda c: c.gradient * 0.5 / c.output()),
+    _unary("Exp", np.exp, lambda c: c.gradient * c.output()),
+    _unary("Log", np.log, lambda c: c.gradient / c.input(0)),
+    _unary("Reciprocal", np.reciprocal, lambda c: -(c.gradient * c.output() * c.output())),
+    _unary("Floor", np.floor, _flat),
+    _unary("Ceil", np.ceil, _flat),
+    _unary("Round", np.rint, _flat),
+    _unary("Sin", np.sin, lambda c: c.gradient * c.apply("Cos", c.input(0))),
+    _unary("Cos", np.cos, lambda c: -(c.gradient * c.apply("Sin", c.input(0)))),
+    _unary("Tan", np.tan, _tan),
+    _unary("Asin", np.arcsin, lambda c: _over_root(c, 1.0 - _square(c))),
+    _unary("Acos", np.arccos, lambda c: -_over_root(c, 1.0 - _square(c))),
+    _unary("Atan", np.arctan, lambda c: c.gradient / (1.0 + _square(c))),
+    _unary("Sinh", np.sinh, lambda c: c.gradient * c.apply("Cosh", c.input(0))),
+    _unary("Cosh", np.cosh, lambda c: c.gradient * c.apply("Sinh", c.input(0))),
+    _unary("Asinh", np.arcsinh, lambda c: _over_root(c, 1.0 + _square(c))),
+    _unary("Acosh", np.arccosh, lambda c: _over_root(c, _square(c) - 1.0)),
+    _unary("Atanh", np.arctanh, lambda c: c.gradient / (1.0 - _square(c))),
+    _unary("Tanh", np.tanh, _tanh),
+    _unary("Not", np.logical_not, allowed=BOOLEAN),
+    _unary("BitwiseNot", np.invert, allowed=INTEGERS),
 )

@@ -84,11 +84,8 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
 
 OPERATORS = (
     OpDef(
-        "TensorScatter",
-        (2, 3),
-        _infer,
-        _kernel,
+        "TensorScatter", (2, 3), _infer, _kernel,
         attributes={"axis": Attribute("int", -2), "mode": Attribute("string", "linear")},
         workspace=few,
     ),
-)
+)  # fmt: skip

@@ -165,30 +165,17 @@ def _one_hot(arguments: KernelArguments) -> Sequence[Thunk]:
 
 OPERATORS = (
     OpDef(
-        "ScatterElements",
-        (3, 3),
-        _infer_elements,
-        _elements,
+        "ScatterElements", (3, 3), _infer_elements, _elements,
         attributes={"axis": Attribute("int", 0), "reduction": Attribute("string", "none")},
-        gradient=scatter_elements_gradient,
-        workspace=WorkspaceRule(element_index_nbytes),
+        gradient=scatter_elements_gradient, workspace=WorkspaceRule(element_index_nbytes),
     ),
     OpDef(
-        "ScatterND",
-        (3, 3),
-        _infer_nd,
-        _nd,
-        attributes={"reduction": Attribute("string", "none")},
-        gradient=scatter_nd_gradient,
+        "ScatterND", (3, 3), _infer_nd, _nd,
+        attributes={"reduction": Attribute("string", "none")}, gradient=scatter_nd_gradient,
         workspace=WorkspaceRule(_nd_workspace),
     ),
     OpDef(
-        "OneHot",
-        (3, 3),
-        _infer_one_hot,
-        _one_hot,
-        attributes={"axis": Attribute("int", -1)},
-        gradient=one_hot_gradient,
-        workspace=operands(1),
+        "OneHot", (3, 3), _infer_one_hot, _one_hot,
+        attributes={"axis": Attribute("int", -1)}, gradient=one_hot_gradient, workspace=operands(1),
     ),
-)
+)  # fmt: skip

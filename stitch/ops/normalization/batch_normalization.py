@@ -223,30 +223,21 @@ def _lrn(arguments: KernelArguments) -> Sequence[Thunk]:
 
 OPERATORS = (
     OpDef(
-        "LRN",
-        (1, 1),
-        _infer_lrn,
-        _lrn,
+        "LRN", (1, 1), _infer_lrn, _lrn,
         attributes={
-            "alpha": Attribute("float", 9.999999747378752e-05),
-            "beta": Attribute("float", 0.75),
-            "bias": Attribute("float", 1.0),
-            "size": Attribute("int", required=True),
+            "alpha": Attribute("float", 9.999999747378752e-05), "beta": Attribute("float", 0.75),
+            "bias": Attribute("float", 1.0), "size": Attribute("int", required=True),
         },
         gradient=response_gradient,
     ),
     OpDef(
-        "BatchNormalization",
-        (5, 5),
-        _infer_batch,
-        _batch,
+        "BatchNormalization", (5, 5), _infer_batch, _batch,
         outputs=(1, 3),
         attributes={
             "epsilon": Attribute("float", EPSILON),
             "momentum": Attribute("float", 0.8999999761581421),
             "training_mode": Attribute("int", 0),
         },
-        gradient=batch_gradient,
-        workspace=operands(1 / 2, is_kept=False),
+        gradient=batch_gradient, workspace=operands(1 / 2, is_kept=False),
     ),
-)
+)  # fmt: skip

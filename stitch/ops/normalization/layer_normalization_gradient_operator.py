@@ -128,13 +128,8 @@ def _workspace(context: WorkspaceContext) -> int:
 
 OPERATORS = (
     OpDef(
-        "LayerNormalizationGradient",
-        (5, 5),
-        _infer,
-        _kernel,
-        (1, 3),
-        attributes={"axis": Attribute("int", -1)},
-        domain="stitch",
+        "LayerNormalizationGradient", (5, 5), _infer, _kernel, (1, 3),
+        attributes={"axis": Attribute("int", -1)}, domain="stitch",
         workspace=WorkspaceRule(_workspace, is_kept=False),
     ),
-)
+)  # fmt: skip

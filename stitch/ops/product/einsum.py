@@ -190,11 +190,7 @@ def _one(
 
 OPERATORS = (
     OpDef(
-        "Einsum",
-        (1, -1),
-        _infer,
-        _einsum,
-        attributes={"equation": Attribute("string", required=True)},
-        gradient=einsum_gradient,
+        "Einsum", (1, -1), _infer, _einsum,
+        attributes={"equation": Attribute("string", required=True)}, gradient=einsum_gradient,
     ),
-)
+)  # fmt: skip

@@ -178,19 +178,13 @@ def _stft(arguments: KernelArguments) -> Sequence[Thunk]:
 
 OPERATORS = (
     OpDef(
-        "DFT",
-        (1, 3),
-        _infer_dft,
-        _dft,
+        "DFT", (1, 3), _infer_dft, _dft,
         attributes={"inverse": Attribute("int", 0), "onesided": Attribute("int", 0)},
         workspace=WorkspaceRule(_dft_workspace, is_kept=False),
     ),
     OpDef(
-        "STFT",
-        (2, 4),
-        _infer_stft,
-        _stft,
+        "STFT", (2, 4), _infer_stft, _stft,
         attributes={"onesided": Attribute("int", 1)},
         workspace=WorkspaceRule(_stft_workspace, is_kept=False),
     ),
-)
+)  # fmt: skip

@@ -233,26 +233,13 @@ def gemm_gradient(context: GradientContext) -> Sequence[Any]:
 
 
 OPERATORS = (
+    OpDef("MatMul", (2, 2), _infer_matmul, _matmul, gradient=matmul_gradient, workspace=few),
     OpDef(
-        "MatMul",
-        (2, 2),
-        _infer_matmul,
-        _matmul,
-        gradient=matmul_gradient,
-        workspace=few,
-    ),
-    OpDef(
-        "Gemm",
-        (2, 3),
-        _infer_gemm,
-        _gemm,
+        "Gemm", (2, 3), _infer_gemm, _gemm,
         attributes={
-            "alpha": Attribute("float", 1.0),
-            "beta": Attribute("float", 1.0),
-            "transA": Attribute("int", 0),
-            "transB": Attribute("int", 0),
+            "alpha": Attribute("float", 1.0), "beta": Attribute("float", 1.0),
+            "transA": Attribute("int", 0), "transB": Attribute("int", 0),
         },
-        gradient=gemm_gradient,
-        workspace=WorkspaceRule(_gemm_nbytes),
+        gradient=gemm_gradient, workspace=WorkspaceRule(_gemm_nbytes),
     ),
-)
+)  # fmt: skip

@@ -280,33 +280,19 @@ _CONV_ATTRIBUTES = {**WINDOW_ATTRIBUTES, "group": Attribute("int", 1)}
 
 OPERATORS = (
     OpDef(
-        "MatMulInteger",
-        (2, 4),
-        _infer_matmul_integer,
-        _matmul_integer,
+        "MatMulInteger", (2, 4), _infer_matmul_integer, _matmul_integer,
         workspace=_product_workspace((0, 1), 2),
     ),
     OpDef(
-        "QLinearMatMul",
-        (8, 8),
-        _infer_qlinear_matmul,
-        _qlinear_matmul,
+        "QLinearMatMul", (8, 8), _infer_qlinear_matmul, _qlinear_matmul,
         workspace=_product_workspace((0, 3), 6),
     ),
     OpDef(
-        "ConvInteger",
-        (2, 4),
-        _infer_conv_integer,
-        _conv_integer,
-        attributes=_CONV_ATTRIBUTES,
-        workspace=_conv_workspace(1),
+        "ConvInteger", (2, 4), _infer_conv_integer, _conv_integer,
+        attributes=_CONV_ATTRIBUTES, workspace=_conv_workspace(1),
     ),
     OpDef(
-        "QLinearConv",
-        (8, 9),
-        _infer_qlinear_conv,
-        _qlinear_conv,
-        attributes=_CONV_ATTRIBUTES,
-        workspace=_conv_workspace(3),
+        "QLinearConv", (8, 9), _infer_qlinear_conv, _qlinear_conv,
+        attributes=_CONV_ATTRIBUTES, workspace=_conv_workspace(3),
     ),
-)
+)  # fmt: skip

@@ -105,20 +105,15 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
 
 OPERATORS = (
     OpDef(
-        "TfIdfVectorizer",
-        (1, 1),
-        _infer,
-        _kernel,
+        "TfIdfVectorizer", (1, 1), _infer, _kernel,
         attributes={
             "max_gram_length": Attribute("int", required=True),
             "max_skip_count": Attribute("int", required=True),
             "min_gram_length": Attribute("int", required=True),
             "mode": Attribute("string", required=True),
             "ngram_counts": Attribute("ints", required=True),
-            "ngram_indexes": Attribute("ints", required=True),
-            "pool_int64s": Attribute("ints"),
-            "pool_strings": Attribute("strings"),
-            "weights": Attribute("floats"),
+            "ngram_indexes": Attribute("ints", required=True), "pool_int64s": Attribute("ints"),
+            "pool_strings": Attribute("strings"), "weights": Attribute("floats"),
         },
     ),
-)
+)  # fmt: skip

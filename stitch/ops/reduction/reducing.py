@@ -23,6 +23,7 @@ from stitch.ops.definition import (
     Thunk,
 )
 from stitch.ops.element_types import BOOLEAN, INT64, NUMERIC, PRODUCTS
+from stitch.ops.gradient import Slope, of_first
 from stitch.ops.inference import (
     axes_of,
     axis_of,
@@ -31,7 +32,7 @@ from stitch.ops.inference import (
     require_rank,
     require_type,
 )
-from stitch.ops.reduction.reduction_gradients import REDUCTIONS
+from stitch.ops.reduction import reduction_gradients as gradients
 from stitch.ops.reduction.row_statistics import LONG_ROW
 from stitch.ops.steps import fill_step, given, optional, scalar
 from stitch.ops.workspaces import few, integers, operands
@@ -250,19 +251,15 @@ def _log_sum_exp(r: _Reduction) -> Sequence[Thunk]:
 _IN_ONE_PASS = {"ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd"}
 
 
-def _reduce(name: str, body: Body, allowed: frozenset[DataType] = PRODUCTS) -> OpDef:
+def _reduce(name: str, body: Body, slope: Slope, allowed: frozenset[DataType] = PRODUCTS) -> OpDef:
     return OpDef(
-        name,
-        (1, 2),
-        partial(_infer, allowed),
-        _kernel(body),
+        name, (1, 2), partial(_infer, allowed), _kernel(body),
         attributes={
-            "keepdims": Attribute("int", 1),
-            "noop_with_empty_axes": Attribute("int", 0),
+            "keepdims": Attribute("int", 1), "noop_with_empty_axes": Attribute("int", 0),
         },
-        gradient=REDUCTIONS[name],
+        gradient=of_first(slope),
         workspace=integers(3, few if name in _IN_ONE_PASS else operands(2)),
-    )
+    )  # fmt: skip
 
 
 def _infer_argument(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -299,31 +296,27 @@ def _argument(function: Callable[..., object]) -> Callable[[KernelArguments], Se
 
 def _argument_operator(name: str, function: Callable[..., object]) -> OpDef:
     return OpDef(
-        name,
-        (1, 1),
-        _infer_argument,
-        _argument(function),
+        name, (1, 1), _infer_argument, _argument(function),
         attributes={
-            "axis": Attribute("int", 0),
-            "keepdims": Attribute("int", 1),
+            "axis": Attribute("int", 0), "keepdims": Attribute("int", 1),
             "select_last_index": Attribute("int", 0),
         },
-    )
+    )  # fmt: skip
 
 
 _EXTREMES = PRODUCTS | {DataType.INT8, DataType.UINT8} | BOOLEAN
 
 OPERATORS = (
-    _reduce("ReduceSum", _sum),
-    _reduce("ReduceMean", _mean),
-    _reduce("ReduceMax", _maximum, _EXTREMES),
-    _reduce("ReduceMin", _minimum, _EXTREMES),
-    _reduce("ReduceProd", _product),
-    _reduce("ReduceL1", _absolute_sum),
-    _reduce("ReduceL2", _norm),
-    _reduce("ReduceLogSum", _log_sum),
-    _reduce("ReduceLogSumExp", _log_sum_exp),
-    _reduce("ReduceSumSquare", _square_sum),
+    _reduce("ReduceSum", _sum, gradients.total),
+    _reduce("ReduceMean", _mean, gradients.mean),
+    _reduce("ReduceMax", _maximum, gradients.extreme, _EXTREMES),
+    _reduce("ReduceMin", _minimum, gradients.extreme, _EXTREMES),
+    _reduce("ReduceProd", _product, gradients.product),
+    _reduce("ReduceL1", _absolute_sum, gradients.absolute_sum),
+    _reduce("ReduceL2", _norm, gradients.norm),
+    _reduce("ReduceLogSum", _log_sum, gradients.log_sum),
+    _reduce("ReduceLogSumExp", _log_sum_exp, gradients.log_sum_exp),
+    _reduce("ReduceSumSquare", _square_sum, gradients.square_sum),
     _argument_operator("ArgMax", np.argmax),
     _argument_operator("ArgMin", np.argmin),
 )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from stitch.ops.attributes import int_of
 from stitch.ops.element_types import onnx_code
-from stitch.ops.gradient import Gradient, GradientContext, kept, zero_like
+from stitch.ops.gradient import GradientContext, kept, zero_like
 
 
 def _axes(context: GradientContext) -> tuple[int, ...]:
@@ -43,15 +42,15 @@ def _spread(context: GradientContext, value: Any) -> Any:
     return value if value.shape == shape else context.apply("Expand", value, list(shape))
 
 
-def _sum(c: GradientContext) -> Any:
+def total(c: GradientContext) -> Any:
     return _spread(c, c.gradient)
 
 
-def _mean(c: GradientContext) -> Any:
+def mean(c: GradientContext) -> Any:
     return _spread(c, c.gradient * (1.0 / max(_count(c), 1)))
 
 
-def _extreme(c: GradientContext) -> Any:
+def extreme(c: GradientContext) -> Any:
     """All places that reach the extreme share the gradient equally, as torch's amax has it."""
     hit = c.apply("Equal", c.input(0), _with_axes(c, c.output()))
     ones = c.apply("Cast", hit, to=onnx_code(c.gradient.data_type))
@@ -60,7 +59,7 @@ def _extreme(c: GradientContext) -> Any:
     return kept(c, hit, _with_axes(c, c.gradient) / count)
 
 
-def _product(c: GradientContext) -> Any:
+def product(c: GradientContext) -> Any:
     """The product of the others: among them, one zero leaves a slope only at itself."""
     x, axes = c.input(0), list(_axes(c))
     if not axes:
@@ -76,49 +75,25 @@ def _product(c: GradientContext) -> Any:
     return c.apply("Where", zero, alone, whole / others)
 
 
-def _absolute_sum(c: GradientContext) -> Any:
+def absolute_sum(c: GradientContext) -> Any:
     return _with_axes(c, c.gradient) * c.apply("Sign", c.input(0))
 
 
-def _norm(c: GradientContext) -> Any:
+def norm(c: GradientContext) -> Any:
     """x / |x|, and nothing where the norm is zero."""
     y = c.output()
     share = c.apply("Where", c.apply("Equal", y, 0.0), zero_like(c, y), c.gradient / y)
     return _with_axes(c, share) * c.input(0)
 
 
-def _log_sum(c: GradientContext) -> Any:
+def log_sum(c: GradientContext) -> Any:
     return _spread(c, c.gradient * c.apply("Exp", -c.output()))
 
 
-def _log_sum_exp(c: GradientContext) -> Any:
+def log_sum_exp(c: GradientContext) -> Any:
     share = c.apply("Exp", c.input(0) - _with_axes(c, c.output()))
     return _with_axes(c, c.gradient) * share
 
 
-def _square_sum(c: GradientContext) -> Any:
+def square_sum(c: GradientContext) -> Any:
     return _with_axes(c, c.gradient * 2.0) * c.input(0)
-
-
-def _rule(slope: Callable[[GradientContext], Any]) -> Gradient:
-    def gradient(context: GradientContext) -> Sequence[Any]:
-        return slope(context), None
-
-    return gradient
-
-
-REDUCTIONS: dict[str, Gradient] = {
-    name: _rule(slope)
-    for name, slope in {
-        "ReduceSum": _sum,
-        "ReduceMean": _mean,
-        "ReduceMax": _extreme,
-        "ReduceMin": _extreme,
-        "ReduceProd": _product,
-        "ReduceL1": _absolute_sum,
-        "ReduceL2": _norm,
-        "ReduceLogSum": _log_sum,
-        "ReduceLogSumExp": _log_sum_exp,
-        "ReduceSumSquare": _square_sum,
-    }.items()
-}

@@ -266,27 +266,18 @@ _DEFORM_ATTRIBUTES = {k: v for k, v in WINDOW_ATTRIBUTES.items() if k != "auto_p
 
 OPERATORS = (
     OpDef(
-        "GridSample",
-        (2, 2),
-        _infer_grid,
-        _grid,
+        "GridSample", (2, 2), _infer_grid, _grid,
         attributes={
-            "align_corners": Attribute("int", 0),
-            "mode": Attribute("string", "linear"),
+            "align_corners": Attribute("int", 0), "mode": Attribute("string", "linear"),
             "padding_mode": Attribute("string", "zeros"),
         },
         workspace=WorkspaceRule(_grid_workspace, is_kept=False),
     ),
     OpDef(
-        "DeformConv",
-        (3, 5),
-        _infer_deform,
-        _deform,
+        "DeformConv", (3, 5), _infer_deform, _deform,
         attributes={
-            **_DEFORM_ATTRIBUTES,
-            "group": Attribute("int", 1),
-            "offset_group": Attribute("int", 1),
+            **_DEFORM_ATTRIBUTES, "group": Attribute("int", 1), "offset_group": Attribute("int", 1),
         },
         workspace=WorkspaceRule(_deform_workspace),
     ),
-)
+)  # fmt: skip

@@ -188,18 +188,13 @@ def _workspace(context: WorkspaceContext) -> int:
 
 OPERATORS = (
     OpDef(
-        "RoiAlign",
-        (3, 3),
-        _infer_roi,
-        _roi_align,
+        "RoiAlign", (3, 3), _infer_roi, _roi_align,
         attributes={
             "coordinate_transformation_mode": Attribute("string", "half_pixel"),
-            "mode": Attribute("string", "avg"),
-            "output_height": Attribute("int", 1),
-            "output_width": Attribute("int", 1),
-            "sampling_ratio": Attribute("int", 0),
+            "mode": Attribute("string", "avg"), "output_height": Attribute("int", 1),
+            "output_width": Attribute("int", 1), "sampling_ratio": Attribute("int", 0),
             "spatial_scale": Attribute("float", 1.0),
         },
         workspace=WorkspaceRule(_workspace, is_kept=False),
     ),
-)
+)  # fmt: skip

@@ -368,22 +368,16 @@ def _gradient(context: GradientContext) -> Sequence[Any]:
 
 OPERATORS = (
     OpDef(
-        "Resize",
-        (1, 4),
-        _infer,
-        _kernel,
+        "Resize", (1, 4), _infer, _kernel,
         attributes={
-            "antialias": Attribute("int", 0),
-            "axes": Attribute("ints"),
+            "antialias": Attribute("int", 0), "axes": Attribute("ints"),
             "coordinate_transformation_mode": Attribute("string", "half_pixel"),
-            "cubic_coeff_a": Attribute("float", -0.75),
-            "exclude_outside": Attribute("int", 0),
+            "cubic_coeff_a": Attribute("float", -0.75), "exclude_outside": Attribute("int", 0),
             "extrapolation_value": Attribute("float", 0.0),
             "keep_aspect_ratio_policy": Attribute("string", "stretch"),
             "mode": Attribute("string", "nearest"),
             "nearest_mode": Attribute("string", "round_prefer_floor"),
         },
-        gradient=_gradient,
-        workspace=WorkspaceRule(_workspace),
+        gradient=_gradient, workspace=WorkspaceRule(_workspace),
     ),
-)
+)  # fmt: skip

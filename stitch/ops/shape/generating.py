@@ -171,12 +171,8 @@ def _mel(arguments: KernelArguments) -> Sequence[Thunk]:
 
 OPERATORS = (
     OpDef(
-        "MelWeightMatrix",
-        (5, 5),
-        _infer_mel,
-        _mel,
-        attributes={"output_datatype": Attribute("int", 1)},
-        workspace=operands(3),
+        "MelWeightMatrix", (5, 5), _infer_mel, _mel,
+        attributes={"output_datatype": Attribute("int", 1)}, workspace=operands(3),
     ),
     OpDef(
         "ConstantOfShape",
@@ -194,11 +190,7 @@ OPERATORS = (
     ),
     OpDef("Range", (3, 3), _infer_range, _range, workspace=few),
     OpDef(
-        "EyeLike",
-        (1, 1),
-        _infer_eye,
-        _eye,
-        attributes={"dtype": Attribute("int"), "k": Attribute("int", 0)},
-        workspace=few,
+        "EyeLike", (1, 1), _infer_eye, _eye,
+        attributes={"dtype": Attribute("int"), "k": Attribute("int", 0)}, workspace=few,
     ),
-)
+)  # fmt: skip

@@ -183,12 +183,8 @@ def _unrepeated(context: GradientContext, begins: Sequence[int]) -> Any:
 
 OPERATORS = (
     OpDef(
-        "Pad",
-        (2, 4),
-        _infer_pad,
-        _pad,
-        attributes={"mode": Attribute("string", "constant")},
-        gradient=pad_gradient,
+        "Pad", (2, 4), _infer_pad, _pad,
+        attributes={"mode": Attribute("string", "constant")}, gradient=pad_gradient,
         workspace=WorkspaceRule(_workspace),
     ),
-)
+)  # fmt: skip

@@ -121,22 +121,13 @@ _NEEDED = Attribute("float", required=True)
 OPERATORS = (
     _operator("Adagrad", 1, _adagrad, decay_factor=_NONE, epsilon=_SMALL, norm_coefficient=_NONE),
     _operator(
-        "Adam",
-        2,
-        _adam,
-        alpha=Attribute("float", 0.8999999761581421),
-        beta=Attribute("float", 0.9990000128746033),
-        epsilon=_SMALL,
-        norm_coefficient=_NONE,
-        norm_coefficient_post=_NONE,
+        "Adam", 2, _adam,
+        alpha=Attribute("float", 0.8999999761581421), beta=Attribute("float", 0.9990000128746033),
+        epsilon=_SMALL, norm_coefficient=_NONE, norm_coefficient_post=_NONE,
     ),
     _operator(
-        "Momentum",
-        1,
-        _momentum,
-        alpha=_NEEDED,
-        beta=_NEEDED,
-        mode=Attribute("string", required=True),
+        "Momentum", 1, _momentum,
+        alpha=_NEEDED, beta=_NEEDED, mode=Attribute("string", required=True),
         norm_coefficient=_NEEDED,
     ),
-)
+)  # fmt: skip

@@ -114,20 +114,11 @@ OPERATORS = (
         workspace=operands(1 / 2),
     ),
     OpDef(
-        "BitCast",
-        (1, 1),
-        _infer_bit_cast,
-        _bit_cast,
-        attributes={"to": Attribute("int", required=True)},
-        workspace=few,
+        "BitCast", (1, 1), _infer_bit_cast, _bit_cast,
+        attributes={"to": Attribute("int", required=True)}, workspace=few,
     ),
     OpDef(
-        "CastLike",
-        (2, 2),
-        _infer_cast_like,
-        _cast,
-        attributes=_ROUNDING,
-        gradient=cast_gradient,
-        workspace=operands(1 / 2),
+        "CastLike", (2, 2), _infer_cast_like, _cast,
+        attributes=_ROUNDING, gradient=cast_gradient, workspace=operands(1 / 2),
     ),
-)
+)  # fmt: skip

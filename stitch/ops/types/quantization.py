@@ -182,24 +182,16 @@ _AXIS = {"axis": Attribute("int", 1), "block_size": Attribute("int", 0)}
 
 OPERATORS = (
     OpDef(
-        "QuantizeLinear",
-        (2, 3),
-        _infer_quantize,
-        _quantize,
+        "QuantizeLinear", (2, 3), _infer_quantize, _quantize,
         attributes={
-            **_AXIS,
-            "output_dtype": Attribute("int", 0),
-            "precision": Attribute("int", 0),
+            **_AXIS, "output_dtype": Attribute("int", 0), "precision": Attribute("int", 0),
             "saturate": Attribute("int", 1),
         },
         workspace=operands(4, is_kept=False),
     ),
     OpDef(
-        "DequantizeLinear",
-        (2, 3),
-        _infer_dequantize,
-        _dequantize,
+        "DequantizeLinear", (2, 3), _infer_dequantize, _dequantize,
         attributes={**_AXIS, "output_dtype": Attribute("int", 0)},
         workspace=operands(3, is_kept=False),
     ),
-)
+)  # fmt: skip

@@ -315,17 +315,11 @@ CONVOLUTION = OpDef(
 OPERATORS = (
     CONVOLUTION,
     OpDef(
-        "ConvTranspose",
-        (2, 3),
-        _infer_conv_transpose,
-        _conv_transpose,
+        "ConvTranspose", (2, 3), _infer_conv_transpose, _conv_transpose,
         attributes={
-            **WINDOW_ATTRIBUTES,
-            "group": Attribute("int", 1),
-            "output_padding": Attribute("ints"),
+            **WINDOW_ATTRIBUTES, "group": Attribute("int", 1), "output_padding": Attribute("ints"),
             "output_shape": Attribute("ints"),
         },
-        gradient=conv_transpose_gradient,
-        workspace=WorkspaceRule(_conv_transpose_workspace),
+        gradient=conv_transpose_gradient, workspace=WorkspaceRule(_conv_transpose_workspace),
     ),
-)
+)  # fmt: skip

@@ -166,16 +166,11 @@ def _joined(
 
 OPERATORS = (
     OpDef(
-        "ConvWeightGradient",
-        (2, 2),
-        _infer,
-        _kernel,
+        "ConvWeightGradient", (2, 2), _infer, _kernel,
         attributes={
-            **WINDOW_ATTRIBUTES,
-            "group": Attribute("int", 1),
+            **WINDOW_ATTRIBUTES, "group": Attribute("int", 1),
             "kernel_shape": Attribute("ints", required=True),
         },
-        domain="stitch",
-        workspace=WorkspaceRule(_workspace),
+        domain="stitch", workspace=WorkspaceRule(_workspace),
     ),
-)
+)  # fmt: skip

@@ -149,16 +149,11 @@ class _Workspace:
 
 OPERATORS = (
     OpDef(
-        "MaxPoolGradient",
-        (3, 3),
-        _infer,
-        _kernel,
+        "MaxPoolGradient", (3, 3), _infer, _kernel,
         attributes={
-            **WINDOW_ATTRIBUTES,
-            "ceil_mode": Attribute("int", 0),
+            **WINDOW_ATTRIBUTES, "ceil_mode": Attribute("int", 0),
             "kernel_shape": Attribute("ints", required=True),
         },
-        domain="stitch",
-        workspace=WorkspaceRule(_taken),
+        domain="stitch", workspace=WorkspaceRule(_taken),
     ),
-)
+)  # fmt: skip

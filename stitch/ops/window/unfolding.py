@@ -175,24 +175,15 @@ def max_unpool_gradient(context: GradientContext) -> Sequence[Any]:
 
 OPERATORS = (
     OpDef(
-        "Col2Im",
-        (3, 3),
-        _infer_col2im,
-        _col2im,
-        attributes=_LISTS,
-        gradient=col2im_gradient,
-        workspace=few,
+        "Col2Im", (3, 3), _infer_col2im, _col2im,
+        attributes=_LISTS, gradient=col2im_gradient, workspace=few,
     ),
     OpDef(
-        "MaxUnpool",
-        (2, 3),
-        _infer_max_unpool,
-        _max_unpool,
+        "MaxUnpool", (2, 3), _infer_max_unpool, _max_unpool,
         attributes={
-            "kernel_shape": Attribute("ints", required=True),
-            "pads": Attribute("ints"),
+            "kernel_shape": Attribute("ints", required=True), "pads": Attribute("ints"),
             "strides": Attribute("ints"),
         },
         gradient=max_unpool_gradient,
     ),
-)
+)  # fmt: skip

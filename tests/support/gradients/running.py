@@ -1,6 +1,6 @@
 """How a gradient is run: one operation as a graph, differentiated, both graphs on our kernels.
 
-A case is a row of the tables in `gradient_rows` and its neighbours: (operator, operands,
+A case is a row of the tables beside this file: (operator, operands,
 attributes, the same function in torch, outputs). Operands are texts such as `f64[2,3]`, whose data
 is drawn with a fixed seed; a suffix narrows it: `+` positive, `1` inside (-1, 1), `>` above 1,
 `<5` an index in 0..4. Lists and arrays are constants, None an absent operand.

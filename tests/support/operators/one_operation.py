@@ -16,7 +16,7 @@ import numpy as np
 
 from stitch.errors import CompileError, TaskError
 from stitch.machine import load_machine
-from stitch.ops import infer_types
+from stitch.ops import infer_types, operators
 from stitch.program import (
     ABSENT,
     Array,
@@ -54,6 +54,15 @@ def table_rows(*names: str) -> tuple[Row, ...]:
     """The rows of some tables of `tests/ops`."""
     tables = [import_module(f"tests.ops.test_{name}_operators").CASES for name in names]
     return tuple(Row(*row) for table in tables for row in table)
+
+
+def own_rows(spec: str) -> tuple[Row, ...]:
+    """Rows of Stitch's own elementwise operators of one operand: ONNX has none to compare with."""
+    return tuple(
+        Row(d.name, [spec], {}, 1, d.domain)
+        for d in operators()
+        if d.domain == "stitch" and d.elementwise and d.inputs == (1, 1)
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from stitch.errors import TaskError
 from stitch.ops import evaluate
 from stitch.program import Array, DataType
 from tests.support.operators.against_onnx import tolerance
-from tests.support.operators.one_operation import OneOperation, Row, table_rows
+from tests.support.operators.one_operation import OneOperation, Row, own_rows, table_rows
 
 #: Classes of values, as the table of differences names them.
 CLASSES = ("NaN", "infinity", "huge", "denormal", "zero", "integer")
@@ -69,7 +69,7 @@ OTHERS = (
 
 def rows() -> tuple[Row, ...]:
     """Every row: together they have every operator of the registry."""
-    return (*_table_rows(), *OTHERS)
+    return (*_table_rows(), *own_rows(_MATRIX), *OTHERS)
 
 
 def in_other_integers(row: Row) -> Iterator[Row]:
