@@ -17,6 +17,11 @@ PAGE = ROOT / "docs" / "errands.md"
 #: The files of the product that an errand may touch.
 CHANGED = {
     "A new ATen lowering": {"stitch/frontend/torch/lowering/single_elements.py"},
+    "A new elementwise operator": {"stitch/ops/arithmetic/elementary.py"},
+    "A new key in a pipeline file": {
+        "stitch/documents/pipelines/pipeline_form.py",
+        "stitch/documents/pipelines/yaml_pipeline.py",
+    },
 }
 
 
@@ -41,7 +46,7 @@ def test_an_errand_is_done_by_its_diff(errand: str, tmp_path: Path) -> None:
     diff = only(r"^```diff\n(.*?)^```$", text)
     files = set(re.findall(r"^\+\+\+ b/(.*)$", diff, re.MULTILINE))
     assert {file for file in files if file.startswith("stitch/")} == CHANGED[errand]
-    for folder in ("stitch", "tests"):
+    for folder in ("stitch", "tests", "docs"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=diff, text=True, check=True)
