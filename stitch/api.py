@@ -226,7 +226,7 @@ def submit(
     results = loaded(*inputs)
     for tensor in inputs:
         if isinstance(tensor, Tensor) and tensor.is_allocated and not tensor.retain:
-            device.deallocate(tensor._record, f"submit of {loaded.name!r}")
+            tensor.deallocate(f"submit of {loaded.name!r}")
     return results if isinstance(results, tuple) else (results,)
 
 
@@ -234,7 +234,7 @@ def wait(tensors: Tensor | Iterable[Tensor]) -> None:
     """Run the queues that these tensors are in; raises what a failed task raised."""
     for tensor in tensors if isinstance(tensors, Iterable) else (tensors,):
         TENSOR.check("wait", "tensors", tensor)
-        tensor.device.settle(tensor._record)
+        tensor.settle()
 
 
 @takes(tensor=TENSOR)

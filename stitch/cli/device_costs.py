@@ -85,7 +85,7 @@ def peaks_of(device: Device) -> dict[str, int]:
     """The peaks of the period's plans, and what is held now, in bytes per bank by space."""
     with device.lock:
         most = peaks([plan for plan, _ in device.history.plans])
-        _raise_to(most, {s: a.used_nbytes for s, a in device.records.allocators.items()})
+        _raise_to(most, {s: use.used_nbytes for s, use in device.memory_use().items()})
     return {space.value: size for space, size in most.items() if size}
 
 

@@ -16,28 +16,21 @@ def memory_view(device: Device, space: Space) -> dict[str, Any]:
 
 
 def _view(device: Device, space: Space) -> dict[str, Any]:
-    allocator = device.records.allocators[space]
-    shape = device.machine.shape.space(space)
-    spare = device.records.spare_bytes(space)
-    names = {
-        buffer.address: buffer.origin
-        for (where, _), buffer in device.records.buffers.items()
-        if where is space
-    }
+    use, shape = device.memory_use()[space], device.machine.shape.space(space)
     table = [
-        {"address": address, "size": size, "allocated": True, "tensor": names.get(address, "")}
-        for address, size in allocator.buffers()
+        {"address": address, "size": size, "allocated": True, "tensor": origin}
+        for address, size, origin in use.buffers
     ] + [
         {"address": address, "size": size, "allocated": False, "tensor": ""}
-        for address, size in allocator.holes()
+        for address, size in use.holes
     ]
     return {
         "num_banks": shape.banks,
         "total_bytes_per_bank": shape.capacity,
-        "total_bytes_allocated_per_bank": allocator.used_nbytes,
-        "total_bytes_free_per_bank": allocator.free_nbytes,
-        "total_bytes_leased_per_bank": spare,
-        "largest_contiguous_bytes_free_per_bank": allocator.largest_hole,
+        "total_bytes_allocated_per_bank": use.used_nbytes,
+        "total_bytes_free_per_bank": use.free_nbytes,
+        "total_bytes_leased_per_bank": use.leased_nbytes,
+        "largest_contiguous_bytes_free_per_bank": use.largest_hole,
         "block_table": sorted(table, key=lambda entry: int(str(entry["address"]))),
     }
 
@@ -51,10 +44,9 @@ def memory_views(device: Device) -> dict[str, dict[str, Any]]:
 
 def host_memory_line(device: Device) -> str:
     """What the device took of the host's memory at most, and what it may take."""
-    memory = device.host_memory
     return (
-        f"host memory: at most {memory.peak_nbytes} B claimed, {memory.allowed} B allowed to all "
-        "devices of the process"
+        f"host memory: at most {device.peak_nbytes} B claimed, {device.allowed_nbytes} B allowed "
+        "to all devices of the process"
     )
 
 

@@ -116,8 +116,8 @@ class Recorder:
 def _allocated(device: Device) -> Sizes:
     return {
         (space, address): size
-        for space, allocator in device.records.allocators.items()
-        for address, size in allocator.buffers()
+        for space, use in device.memory_use().items()
+        for address, size, _ in use.buffers
     }
 
 

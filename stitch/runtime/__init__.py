@@ -20,11 +20,11 @@ from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.pipeline import Pipeline
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.tensor_access import TENSOR
-from stitch.runtime.values import InputPort, capture
+from stitch.runtime.values import InputPort, SpaceUse, capture
 
 __all__ = [
     "DEFAULT_WINDOW", "EXECUTORS", "TENSOR", "WHOLE_RUN", "Account", "Device", "Event",
     "Executor", "HookContext", "InputPort", "LoadedProgram", "Pipeline", "PlanMade",
-    "PlanRun", "PlanStopped", "ReadBack", "Tensor", "Totals", "Written", "capture",
+    "PlanRun", "PlanStopped", "ReadBack", "SpaceUse", "Tensor", "Totals", "Written", "capture",
     "make_executor", "program_peak", "totals_of",
 ]  # fmt: skip

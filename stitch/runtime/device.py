@@ -17,7 +17,7 @@ from typing import Any, Self
 from stitch.argument_kinds import INDEX_OR_NAME, takes
 from stitch.errors import StitchError, TaskError, UsageError
 from stitch.machine import Machine, load_machine
-from stitch.program import Layout, TensorDesc
+from stitch.program import Layout, Space, TensorDesc
 from stitch.runtime.arguments import check_submission, link_arguments
 from stitch.runtime.backends import HostMemory, LocalBackend
 from stitch.runtime.events import TIMES, EventStream, PlanRun
@@ -30,7 +30,7 @@ from stitch.runtime.queue import ConstantCache, Window, fail, run_one_by_one, ru
 from stitch.runtime.recording import Binding, Ran, RecordingMaker, Recordings, run_binding
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.tensor_access import TensorAccess
-from stitch.runtime.values import Records, Status, ValueRecord
+from stitch.runtime.values import Records, SpaceUse, Status, ValueRecord
 from stitch.tasks import Transformation, TransformationKind
 from stitch.ttb import SOURCE, Binary, load
 
@@ -143,6 +143,31 @@ class Device(TensorAccess):
     def executor(self) -> str:
         """The name of the executor that computes."""
         return self.backend.executor.name
+
+    @property
+    def computes(self) -> bool:
+        """Whether its executor computes data, so that there is something to read."""
+        return self.backend.executor.computes
+
+    @property
+    def reads_in_place(self) -> bool:
+        """Whether the host's memory is its only space: lent bytes are read where they lie."""
+        return len(self.backend.spaces) == 1
+
+    @property
+    def allowed_nbytes(self) -> int:
+        """What all devices of the process may take of the host's memory, as this one was told."""
+        return self.host_memory.allowed
+
+    @property
+    def peak_nbytes(self) -> int:
+        """The most that it took of the host's memory at any time."""
+        return self.host_memory.peak_nbytes
+
+    def memory_use(self) -> dict[Space, SpaceUse]:
+        """What each space holds now; runs nothing."""
+        with self.lock:
+            return self.records.use()
 
     def desc_key(self, desc: TensorDesc) -> int:
         """A small number for a descriptor."""

@@ -132,8 +132,8 @@ class History:
     """How often each plan ran, and what else happened, since the period began."""
 
     def __init__(self, seen: Callable[[], tuple[int, int]]) -> None:
-        """`seen` gives the writes and bytes that the memories of the spaces have counted."""
-        self._seen = seen
+        #: Gives the writes and bytes that the memories of the spaces have counted.
+        self.seen = seen
         self._began = (0, 0)
         self.period = WHOLE_RUN
         self._plans: dict[int, Tally] = {}
@@ -196,7 +196,7 @@ class History:
             Line(desc.text(), Space.HOST.value, nbytes, 0.0, times[0])
             for desc, nbytes, times in self._reads.copy().values()
         )
-        writes_seen, nbytes_seen = self._seen()
+        writes_seen, nbytes_seen = self.seen()
         return Account(
             self.period, self.plans, self._earlier, writes, reads,
             self._total(), writes_seen - self._began[0], nbytes_seen - self._began[1],
@@ -227,7 +227,7 @@ class History:
 
     def clear(self, period: str = "since the last look") -> None:
         """Begin another period (counts of plans that run again go on from zero)."""
-        self._before, self._began = self.whole(), self._seen()
+        self._before, self._began = self.whole(), self.seen()
         self.period = period
         for tally in self._plans.values():
             tally.runs = 0

@@ -90,7 +90,7 @@ class Tensor:
     @property
     def address(self) -> int | None:
         """Its address per bank, None for an array outside the device; runs the queue if pending."""
-        self._record.device.settle(self._record)
+        self.settle()
         return self.layout.address
 
     @property
@@ -158,9 +158,14 @@ class Tensor:
         """Whether it already lies so (an address counts only where one is given)."""
         return self._record.device.has_layout(self, layout)
 
-    def deallocate(self) -> None:
-        """Free it now: any later use of any handle on it raises `TaskError`."""
-        self._record.device.deallocate(self._record, "deallocate()")
+    def settle(self) -> None:
+        """Make sure that it is ready: run the queue if it is pending; raises `TaskError` if it is
+        gone."""
+        self._record.device.settle(self._record)
+
+    def deallocate(self, by: str = "deallocate()") -> None:
+        """Free it now: any later use of any handle on it raises `TaskError`, which says `by`."""
+        self._record.device.deallocate(self._record, by)
 
     def __getitem__(self, index: int | slice | EllipsisType) -> Tensor:
         """A view on part of the first dimension; it shares the buffer and keeps it alive.

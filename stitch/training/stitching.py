@@ -72,7 +72,7 @@ class Cells:
         for number in numbers:
             tensor = self.tensors[number]
             if isinstance(tensor, Tensor) and tensor.is_allocated:
-                self.device.deallocate(tensor._record, by)
+                tensor.deallocate(by)
 
     def drop(self, numbers: Iterable[int]) -> None:
         """Empty cells: their tensors are freed once nobody else holds them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -115,7 +116,7 @@ def test_using_a_deallocated_tensor_names_who_freed_it(pending: bool) -> None:
             stitch.wait(y)
         y.deallocate()
         assert not y.is_allocated
-        uses = {
+        uses: dict[str, Callable[[], object]] = {
             "numpy": y.numpy,
             "address": lambda: y.address,
             "call": lambda: a(y),

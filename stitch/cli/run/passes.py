@@ -74,12 +74,12 @@ def run_passes(
     """Warm up, run and time; gives the last pass's results (none without data)."""
     device = runnable.device
     for index in range(warmup + timed):
-        before = device.backend.write_counts()[0] - entries(device)
+        before = device.history.seen()[0] - entries(device)
         began = time.perf_counter()
         tensors = runnable.run(arrays)
         device.flush()
         seconds = time.perf_counter() - began
-        wrote = device.backend.write_counts()[0] - entries(device) - before
+        wrote = device.history.seen()[0] - entries(device) - before
         measured.copies = max(measured.copies, wrote)
         measured.passes += 1
         tick()
@@ -87,7 +87,7 @@ def run_passes(
             measured.seconds.append(seconds)
         if index < warmup + timed - 1:
             del tensors
-    if not device.backend.executor.computes:
+    if not device.computes:
         return []
     return [tensor.numpy() for tensor in tensors]
 
@@ -96,8 +96,7 @@ def leaks(device: Device) -> list[str]:
     """What is still allocated, one line per buffer; nothing should be once all is dropped."""
     device.flush()
     return [
-        f"{space.value} {address:#x}: {buffer.size_per_bank} B per bank, {buffer.origin}"
-        for (space, address), buffer in sorted(
-            device.records.buffers.items(), key=lambda item: (item[0][0].value, item[0][1])
-        )
+        f"{space.value} {address:#x}: {size} B per bank, {origin}"
+        for space, use in sorted(device.memory_use().items(), key=lambda item: item[0].value)
+        for address, size, origin in sorted(use.buffers)
     ]

@@ -85,7 +85,7 @@ def result_json(
         "peak_bytes_per_bank": peaks_of(device),
         "memory": memory_views(device),
         "host_memory": {
-            "peak_nbytes": device.host_memory.peak_nbytes,
-            "allowed_nbytes": device.host_memory.allowed,
+            "peak_nbytes": device.peak_nbytes,
+            "allowed_nbytes": device.allowed_nbytes,
         },
     }

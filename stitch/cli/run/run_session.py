@@ -148,7 +148,7 @@ def _pipeline_file(words: argparse.Namespace) -> tuple[api.Device, Callable[[], 
 
 
 def _prepared(words: argparse.Namespace, device: api.Device, runnable: Runnable) -> RunSession:
-    computes = device.backend.executor.computes
+    computes = device.computes
     check_room(device, runnable)
     arrays = gather_inputs(
         runnable.inputs, words.input, init=words.init, seed=words.seed,
@@ -208,7 +208,7 @@ def _outcome(session: RunSession) -> list[str]:
     """The lines to print; result files go into the batch."""
     words, device = session.words, session.device
     lines: list[str] = []
-    if device.backend.executor.computes:
+    if device.computes:
         lines += put(session.where, session.runnable.outputs, session.results, session.batch, _note)
     else:
         lines.append("planned only: nothing was executed, no results exist")
@@ -231,7 +231,7 @@ def _checked(session: RunSession) -> int:
     code = EXIT_OK
     if any(not v.passed for v in session.verdicts.values()):
         code = EXIT_MISMATCH
-    if not device.backend.executor.computes:
+    if not device.computes:
         session.measured.copies = planned_copies(device)
     if words.max_copies is not None and session.measured.copies > words.max_copies:
         many = session.measured.copies

@@ -67,7 +67,7 @@ def facts_of(
         "algorithm": file.algorithm,
         "epochs": course.epochs,
         "target": model.target,
-        "executor": instance.device.backend.executor.name,
+        "executor": instance.device.executor,
     }
     return TrainingFacts(identity, settings)
 

@@ -121,7 +121,7 @@ class TrainingLoop:
         if not self._count_copies:
             return 0
         device: Any = self.instance.device
-        return int(device.backend.write_counts()[0]) - entries(device)
+        return int(device.history.seen()[0]) - entries(device)
 
     def _rows(self) -> Iterator[Array]:
         """The rows of each batch of the next step."""

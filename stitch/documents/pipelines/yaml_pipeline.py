@@ -187,7 +187,7 @@ class YamlPipeline:
                                  expected=str(one.type.shape), got=str(value.shape))  # fmt: skip
             return value
         what = f"input {one.name!r}"
-        allowed = self.device.host_memory.allowed
+        allowed = self.device.allowed_nbytes
         array = capture(value, one.type.shape, one.type.data_type, borrow, what, allowed)
         if array is not value:
             # Ours alone: steps need no copies of their own.

@@ -9,6 +9,7 @@ from stitch.runtime.values.effects import Effects, Place, effects_of
 from stitch.runtime.values.leases import AnyLease, Lease, LeaseHolder
 from stitch.runtime.values.ports import InputPort
 from stitch.runtime.values.records import Picture, Records, Region, merged
+from stitch.runtime.values.space_use import SpaceUse
 from stitch.runtime.values.state import (
     ArgumentRecord,
     BufferRecord,
@@ -22,6 +23,6 @@ from stitch.runtime.values.views import view_offset
 
 __all__ = [
     "AnyLease", "ArgumentRecord", "BufferRecord", "Effects", "InputPort", "InstanceRecord",
-    "Lease", "LeaseHolder", "Picture", "Place", "Places", "Records", "Region", "Status", "Store",
-    "ValueRecord", "as_array", "capture", "effects_of", "merged", "view_offset",
+    "Lease", "LeaseHolder", "Picture", "Place", "Places", "Records", "Region", "SpaceUse",
+    "Status", "Store", "ValueRecord", "as_array", "capture", "effects_of", "merged", "view_offset",
 ]  # fmt: skip

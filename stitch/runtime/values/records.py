@@ -11,6 +11,7 @@ from stitch.planner import Buffer, Instance, Resident
 from stitch.program import Array, Space, TensorDesc
 from stitch.runtime.values.effects import Effects, InstanceRef, Place
 from stitch.runtime.values.leases import AnyLease
+from stitch.runtime.values.space_use import SpaceUse
 from stitch.runtime.values.state import (
     BufferRecord,
     InstanceRecord,
@@ -84,6 +85,18 @@ class Records:
     def spare_bytes(self, space: Space) -> int:
         """What leases have to spare in a space, in bytes per bank."""
         return sum(b.size_per_bank for b in self._spare_buffers() if b.space is space)
+
+    def use(self) -> dict[Space, SpaceUse]:
+        """What each space holds now."""
+        origins = {place: buffer.origin for place, buffer in self._buffers.items()}
+        used = {}
+        for space, allocator in self.allocators.items():
+            buffers = [(at, size, origins.get((space, at), "")) for at, size in allocator.buffers()]
+            used[space] = SpaceUse(
+                tuple(buffers), tuple(allocator.holes()), allocator.used_nbytes,
+                allocator.free_nbytes, allocator.largest_hole, self.spare_bytes(space),
+            )  # fmt: skip
+        return used
 
     def lease(
         self, buffers: Sequence[tuple[Buffer, int]], addresses: Sequence[int]
