@@ -35,9 +35,7 @@ from stitch.machine import Machine, load_machine
 from stitch.model import MACHINE, PRODUCER, CompiledModel, compiled, open_device
 from stitch.program import Layout, Role, TensorDesc
 from stitch.report import Device
-from stitch.runtime import TENSOR, LoadedProgram, Tensor
-from stitch.runtime import Device as RuntimeDevice
-from stitch.runtime import Pipeline as RuntimePipeline
+from stitch.runtime import TENSOR, LoadedProgram, RuntimeDevice, RuntimePipeline, Tensor
 from stitch.ttb import SOURCE, Binary, inspect_sizes
 from stitch.ttb import load as load_binary
 

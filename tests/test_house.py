@@ -120,7 +120,6 @@ STILL_ALLOWED = {
     "deep imports": (
         "stitch.frontend.torch.compile.shared_storage:", "stitch.training.direct:",
     ),
-    "classes of one name": ("Device: ", "Pipeline: "),
 }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from stitch.cli.module_files import Module
 from stitch.errors import IncompatibleError
 from stitch.linker import Wire
 from stitch.program import Array, DataType, InputKind, ValueType
-from stitch.runtime import LoadedProgram, Pipeline, Tensor
+from stitch.runtime import LoadedProgram, RuntimePipeline, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,8 @@ class Chain:
         self.outputs = self._named_outputs(modules)
         self._pipeline = self._fast_path() if by_position else None
 
-    def _fast_path(self) -> Pipeline | None:
-        """A `Pipeline` where it gives the same outputs, and connects all activations."""
+    def _fast_path(self) -> RuntimePipeline | None:
+        """A pipeline where it gives the same outputs, and connects all activations."""
         last = len(self._programs) - 1
         if any(k != last for k, _ in self._results):
             return None
@@ -100,7 +100,7 @@ class Chain:
             for k, i in self._sources
         ):
             return None
-        return Pipeline(self._programs)
+        return RuntimePipeline(self._programs)
 
     def _named_inputs(self, modules: Sequence[Module]) -> tuple[RunInput, ...]:
         plain = [modules[k].program.inputs[i].name for k, i in self._sources]

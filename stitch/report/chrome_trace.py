@@ -15,12 +15,12 @@ from typing import Any
 from stitch.planner import Allocate, Copy, Execute, Free, Plan, Relocate
 from stitch.report.explanation import WRITTEN, totals_json
 from stitch.runtime import (
-    Device,
     Event,
     PlanMade,
     PlanRun,
     PlanStopped,
     ReadBack,
+    RuntimeDevice,
     Totals,
     Written,
     totals_of,
@@ -39,7 +39,7 @@ _SIMULATED, _WALL = 1, 2
 class ChromeTrace:
     """Subscribes to a device until `close`; `as_json` gives what was seen so far."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: RuntimeDevice) -> None:
         self._machine = device.machine.name
         self._period = device.history.period_from_now()
         self._limit, self._look_after = MAX_EVENTS, _LOOK_AFTER

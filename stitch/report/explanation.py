@@ -13,7 +13,7 @@ from typing import Any
 from stitch.machine import footprint
 from stitch.planner import Allocate, Copy, Plan, Relocate
 from stitch.report.memory import host_memory_line
-from stitch.runtime import Account, Device, Totals
+from stitch.runtime import Account, RuntimeDevice, Totals
 
 WRITTEN = "the host overwrote a tensor"
 
@@ -76,7 +76,7 @@ def other_lines(account: Account) -> tuple[CopyLine, ...]:
     )  # fmt: skip
 
 
-def explain(device: Device, period: str | None = None) -> str:
+def explain(device: RuntimeDevice, period: str | None = None) -> str:
     """The device's copies as text; runs the queue first.
 
     One line per distinct copy: kind, how often, bytes and simulated microseconds of one, from → to,

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from stitch.program import Space
-from stitch.runtime import Device
+from stitch.runtime import RuntimeDevice
 
 
-def memory_view(device: Device, space: Space) -> dict[str, Any]:
+def memory_view(device: RuntimeDevice, space: Space) -> dict[str, Any]:
     """One space as data; sizes are bytes per bank, as the device allocates in lock-step."""
     with device.lock:
         device.flush()
         return _view(device, space)
 
 
-def _view(device: Device, space: Space) -> dict[str, Any]:
+def _view(device: RuntimeDevice, space: Space) -> dict[str, Any]:
     use, shape = device.memory_use()[space], device.machine.shape.space(space)
     table = [
         {"address": address, "size": size, "allocated": True, "tensor": origin}
@@ -35,14 +35,14 @@ def _view(device: Device, space: Space) -> dict[str, Any]:
     }
 
 
-def memory_views(device: Device) -> dict[str, dict[str, Any]]:
+def memory_views(device: RuntimeDevice) -> dict[str, dict[str, Any]]:
     """Every space of the machine, by name, all at one moment."""
     with device.lock:
         device.flush()
         return {space.value: _view(device, space) for space in device.machine.shape.spaces}
 
 
-def host_memory_line(device: Device) -> str:
+def host_memory_line(device: RuntimeDevice) -> str:
     """What the device took of the host's memory at most, and what it may take."""
     return (
         f"host memory: at most {device.peak_nbytes} B claimed, {device.allowed_nbytes} B allowed "
@@ -50,7 +50,7 @@ def host_memory_line(device: Device) -> str:
     )
 
 
-def memory_report(device: Device) -> str:
+def memory_report(device: RuntimeDevice) -> str:
     """The views as text: one line per space, one per live buffer; and the host's own memory."""
     out = []
     for name, view in memory_views(device).items():

@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from stitch.machine import Machine
-from stitch.runtime import Device as RuntimeDevice
-from stitch.runtime import LoadedProgram
+from stitch.runtime import LoadedProgram, RuntimeDevice
 from stitch.ttb import Binary
 
 #: Programs that `submit` keeps loaded on a device.

@@ -33,11 +33,11 @@ from stitch.program import Space
 from stitch.report.explanation import totals_json
 from stitch.report.frozen_json import to_plain
 from stitch.runtime import (
-    Device,
     Event,
     PlanRun,
     PlanStopped,
     ReadBack,
+    RuntimeDevice,
     Totals,
     Written,
     totals_of,
@@ -54,7 +54,7 @@ class Recorder:
     Subscribe before programs are loaded, so that their constants are seen.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: RuntimeDevice) -> None:
         self._device = device
         self._plans: dict[int, Plan] = {}
         self._events: list[dict[str, Any]] = []
@@ -113,7 +113,7 @@ class Recorder:
         return json.dumps(body) + "\n"
 
 
-def _allocated(device: Device) -> Sizes:
+def _allocated(device: RuntimeDevice) -> Sizes:
     return {
         (space, address): size
         for space, use in device.memory_use().items()

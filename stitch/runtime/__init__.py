@@ -4,7 +4,7 @@ Comes in: binaries, arrays, calls. Goes out: tensors, perhaps pending. Must not 
 what it runs was compiled elsewhere, by anyone.
 """
 
-from stitch.runtime.device import DEFAULT_WINDOW, Device
+from stitch.runtime.device import DEFAULT_WINDOW, RuntimeDevice
 from stitch.runtime.events import (
     Event,
     PlanMade,
@@ -17,14 +17,14 @@ from stitch.runtime.executors import EXECUTORS, Executor, make_executor, program
 from stitch.runtime.history import WHOLE_RUN, Account, Totals, totals_of
 from stitch.runtime.hooks import HookContext
 from stitch.runtime.loaded import LoadedProgram
-from stitch.runtime.pipeline import Pipeline
+from stitch.runtime.pipeline import RuntimePipeline
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.tensor_access import TENSOR
 from stitch.runtime.values import InputPort, SpaceUse, capture
 
 __all__ = [
-    "DEFAULT_WINDOW", "EXECUTORS", "TENSOR", "WHOLE_RUN", "Account", "Device", "Event",
-    "Executor", "HookContext", "InputPort", "LoadedProgram", "Pipeline", "PlanMade",
-    "PlanRun", "PlanStopped", "ReadBack", "SpaceUse", "Tensor", "Totals", "Written", "capture",
+    "DEFAULT_WINDOW", "EXECUTORS", "TENSOR", "WHOLE_RUN", "Account", "Event", "Executor",
+    "HookContext", "InputPort", "LoadedProgram", "PlanMade", "PlanRun", "PlanStopped", "ReadBack",
+    "RuntimeDevice", "RuntimePipeline", "SpaceUse", "Tensor", "Totals", "Written", "capture",
     "make_executor", "program_peak", "totals_of",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""`Device`: a simulated machine with its queue. Calls queue tasks; looking at a result runs them.
+"""`RuntimeDevice`: a simulated machine with its queue. Calls queue tasks; reading a result runs it.
 
 The queue is a task graph. When the window closes the planner turns it into a plan, or a plan made
 earlier for the same work is replayed; then the backend runs it.
@@ -57,7 +57,7 @@ class Statistics:
     revocations: int
 
 
-class Device(TensorAccess):
+class RuntimeDevice(TensorAccess):
     """A machine, opened. Use it as a context manager, or call `close`.
 
     It may be used from several threads; two devices are independent of each other.
@@ -104,7 +104,7 @@ class Device(TensorAccess):
 
     # -- life --------------------------------------------------------------------------------------
 
-    def _self(self) -> Device:
+    def _self(self) -> RuntimeDevice:
         return self
 
     def __enter__(self) -> Self:

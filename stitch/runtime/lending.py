@@ -17,10 +17,10 @@ from stitch.runtime.tensor import Tensor
 from stitch.runtime.values import BufferRecord
 
 if TYPE_CHECKING:
-    from stitch.runtime.device import Device
+    from stitch.runtime.device import RuntimeDevice
 
 
-def lend(device: Device, array: Array, origin: str) -> Tensor:
+def lend(device: RuntimeDevice, array: Array, origin: str) -> Tensor:
     """A tensor on the very bytes of a C-contiguous array; see `take_back`."""
     with device.lock:
         device.check_open()
@@ -41,7 +41,7 @@ def lend(device: Device, array: Array, origin: str) -> Tensor:
         return Tensor(value)
 
 
-def take_back(device: Device, tensor: Tensor) -> None:
+def take_back(device: RuntimeDevice, tensor: Tensor) -> None:
     """The owner's bytes are gone: free the copies that the device made; the tensor is dead."""
     with device.lock:
         buffer = tensor._record.instances[0].buffer
@@ -50,7 +50,7 @@ def take_back(device: Device, tensor: Tensor) -> None:
         device.deallocate(tensor._record, "its owner, who took the bytes back")
 
 
-def reshaped(device: Device, tensor: Tensor, desc: TensorDesc, offset_nbytes: int) -> Tensor:
+def reshaped(device: RuntimeDevice, tensor: Tensor, desc: TensorDesc, offset_nbytes: int) -> Tensor:
     """A tensor of another shape on the bytes of a dense one; both share them and keep them."""
     with device.lock:
         device.settle(tensor._record)

@@ -1,4 +1,4 @@
-"""`Pipeline`: a fixed chain of loaded programs, called in one go; the fast steady path.
+"""`RuntimePipeline`: a fixed chain of loaded programs, called in one go; the fast steady path.
 
 The first call records the whole chain; later calls with arrays look whether the recording's guard
 still holds, run its code, and hand out what it left in one of its leases.
@@ -17,7 +17,7 @@ from stitch.errors import UsageError
 from stitch.linker import chain_wires
 from stitch.program import Array
 from stitch.runtime.arguments import check_donations, link_argument
-from stitch.runtime.device import Device
+from stitch.runtime.device import RuntimeDevice
 from stitch.runtime.events import PlanStopped
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.recording import Binding, Recording, perform
@@ -28,7 +28,7 @@ from stitch.runtime.values import Lease, Status, ValueRecord
 MAX_FORMS = 8
 
 
-class Pipeline:
+class RuntimePipeline:
     """Loaded programs chained by position: `pipeline(x)` is `c(b(a(x)))` with one plan.
 
     Where numbers of slots differ, outputs feed activations of their name (`chain_wires`), and may
@@ -45,7 +45,7 @@ class Pipeline:
                 got=type(programs).__name__,
             )
         device = self.programs[0].device
-        assert isinstance(device, Device), "devices load programs"
+        assert isinstance(device, RuntimeDevice), "devices load programs"
         self.device = device
         if any(p.device is not self.device for p in self.programs):
             raise UsageError("the programs of a pipeline are loaded on one device")

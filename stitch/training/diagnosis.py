@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from stitch.program import Array
-from stitch.runtime import Device, HookContext
+from stitch.runtime import HookContext, RuntimeDevice
 from stitch.training.profiling import first_result
 from stitch.training.stitching import Cells, Stitched
 
@@ -34,7 +34,7 @@ def culprit(cells: Cells, names: Iterable[str], programs: Sequence[Stitched]) ->
 
 
 @contextmanager
-def _looking(device: Device) -> Iterator[list[str]]:
+def _looking(device: RuntimeDevice) -> Iterator[list[str]]:
     """Within the block, the first operation that makes NaN or Inf of finite operands is noted."""
     culprits: list[str] = []
 

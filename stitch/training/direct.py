@@ -22,7 +22,7 @@ from stitch.memory import WriteCounter
 from stitch.planner import Copy, Execute, Instance, Plan, PlanRequest, Step, copy_cost
 from stitch.planner.planner import scratch_desc
 from stitch.program import Array, DataType, Scratch, Space, TensorDesc, host_layout
-from stitch.runtime import Device, PlanStopped, Tensor
+from stitch.runtime import PlanStopped, RuntimeDevice, Tensor
 from stitch.runtime.backends import Thunk
 from stitch.runtime.executors import as_bytes
 from stitch.runtime.history import Tally
@@ -44,7 +44,7 @@ class _Entry:
     """A host array that every run of a stage carries in: where it goes, and how it is counted."""
 
     def __init__(
-        self, device: Device, number: int, tensor: Tensor, dtype: np.dtype[Any], who: str
+        self, device: RuntimeDevice, number: int, tensor: Tensor, dtype: np.dtype[Any], who: str
     ) -> None:
         self.number = number
         instance = tensor._record.instances[0]
@@ -175,7 +175,8 @@ class Direct:
     """
 
     def __init__(
-        self, device: Device, cells: Cells, stages: Sequence[tuple[Stitched, tuple[int, ...]]],
+        self, device: RuntimeDevice, cells: Cells,
+        stages: Sequence[tuple[Stitched, tuple[int, ...]]],
         kept: frozenset[int], turning: frozenset[int],
     ) -> None:  # fmt: skip
         self.device, self.cells, self.turning = device, cells, turning
@@ -304,7 +305,7 @@ class Direct:
 
 
 def direct_way(
-    device: Device, cells: Cells, stages: Sequence[tuple[Stitched, tuple[int, ...]]],
+    device: RuntimeDevice, cells: Cells, stages: Sequence[tuple[Stitched, tuple[int, ...]]],
     kept: frozenset[int], turning: frozenset[int],
 ) -> Direct | None:  # fmt: skip
     """The direct way, None where the device checks every byte, computes nothing, or has no room."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from stitch.errors import TaskError, UsageError
 from stitch.program import Array, InputKind, Program
-from stitch.runtime import Device, LoadedProgram, Tensor
+from stitch.runtime import LoadedProgram, RuntimeDevice, Tensor
 from stitch.training.batch import fitted
 from stitch.training.diagnosis import culprit
 from stitch.training.direct import Direct, direct_way
@@ -48,7 +48,7 @@ class TrainingInstance(TrainingTensors):
     def __init__(
         self,
         programs: TrainingPrograms,
-        device: Device,
+        device: RuntimeDevice,
         values: Mapping[str, Array],
         *,
         loss: Loss,

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from stitch.program import Array
-from stitch.runtime import Device, HookContext
+from stitch.runtime import HookContext, RuntimeDevice
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class LayerTime:
     seconds: float
 
 
-def profiled(device: Device, queue: Callable[[], object]) -> tuple[LayerTime, ...]:
+def profiled(device: RuntimeDevice, queue: Callable[[], object]) -> tuple[LayerTime, ...]:
     """Run what is queued, then what `queue` queues, once; gives the time of every operation."""
     device.flush()
     times: list[LayerTime] = []
@@ -61,7 +61,7 @@ def first_result(context: HookContext) -> str:
 
 
 @contextmanager
-def capturing(device: Device, name: str) -> Iterator[list[Array]]:
+def capturing(device: RuntimeDevice, name: str) -> Iterator[list[Array]]:
     """Within the block, the value of this name is copied out of the program that makes it."""
     captured: list[Array] = []
 

@@ -13,13 +13,13 @@ import numpy as np
 
 from stitch.errors import UsageError
 from stitch.program import Array, TensorDesc
-from stitch.runtime import Device, LoadedProgram, Tensor
+from stitch.runtime import LoadedProgram, RuntimeDevice, Tensor
 
 
 class Cells:
     """Tensors by name; programs see them by number. A cell without a tensor holds None."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: RuntimeDevice) -> None:
         self.device = device
         self.numbers: dict[str, int] = {}
         self.tensors: list[Any] = []

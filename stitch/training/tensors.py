@@ -14,7 +14,7 @@ import numpy as np
 from stitch.argument_kinds import MAPPING, takes
 from stitch.errors import UsageError, closest
 from stitch.program import Array, InputKind
-from stitch.runtime import Device
+from stitch.runtime import RuntimeDevice
 from stitch.training.graphs import LEARNING_RATE, MASTER
 from stitch.training.profiling import capturing
 from stitch.training.programs import TrainingPrograms
@@ -29,7 +29,7 @@ class TrainingTensors:
     """The part of a training instance that looks after single tensors."""
 
     programs: TrainingPrograms
-    device: Device
+    device: RuntimeDevice
     seed: int
     steps: int
     forwards: int

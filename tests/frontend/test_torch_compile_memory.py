@@ -18,7 +18,7 @@ from stitch.budget import BUDGET
 from stitch.frontend.torch.compile import shared_storage
 from stitch.frontend.torch.compile.shared_storage import CALLS_BETWEEN_LOOKS, ArgumentSlot
 from stitch.planner.checker.plan_check import check_plan
-from stitch.runtime import Device, Tensor
+from stitch.runtime import RuntimeDevice, Tensor
 from tests.support import garbage
 from tests.support.stitched_models import one
 from tests.support.torch.compiled import assert_same, compiled, storage_of
@@ -39,7 +39,7 @@ def _both(first: nn.Module, second: nn.Module, between: Callable[[Any], Any]) ->
     return function
 
 
-def _written(device: Device) -> int:
+def _written(device: RuntimeDevice) -> int:
     return device.backend.write_counts()[1]
 
 

@@ -18,7 +18,7 @@ from stitch.program import DataType, Layout, Space
 from stitch.report.chrome_trace import ChromeTrace
 from stitch.report.record_replay import read_record, replay
 from stitch.report.run_record import Recorder
-from stitch.runtime import Device
+from stitch.runtime import RuntimeDevice
 from tests.support.stitched_models import consuming, integers, one, scaled, tiny
 
 FIRST_LINE = re.compile(
@@ -85,7 +85,7 @@ def recorded(text: str) -> tuple[Counted, Counted]:
     return (copies, nbytes), (reads, read_nbytes)
 
 
-def agree(device: Device, trace: ChromeTrace | None, recorder: Recorder | None) -> Counted:
+def agree(device: RuntimeDevice, trace: ChromeTrace | None, recorder: Recorder | None) -> Counted:
     """Compare all reports of a device that was watched from its first moment."""
     said = explained(stitch.report.explain(device))
     assert said.head == said.listed == said.seen == device.backend.write_counts()
@@ -121,7 +121,7 @@ ACTIONS = st.lists(
 
 
 def work(
-    device: Device, programs: list[Any], pipeline: Callable[..., Any], actions: list[Any],
+    device: RuntimeDevice, programs: list[Any], pipeline: Callable[..., Any], actions: list[Any],
     shape: tuple[int, int],
 ) -> None:  # fmt: skip
     """Calls that hold their results, or not, in an order that was drawn."""

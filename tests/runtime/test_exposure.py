@@ -10,14 +10,14 @@ import torch
 
 import stitch
 from stitch.program import Array, Layout, Space
-from stitch.runtime import Device, Tensor
+from stitch.runtime import RuntimeDevice, Tensor
 from tests.support.stitched_models import integers, one, parameters_only
 
 X = np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
 TARGETS = ("host", "wormhole_n150")
 
 
-def _doubled(device: Device, shape: tuple[int, ...] = X.shape, **options: Any) -> Any:
+def _doubled(device: RuntimeDevice, shape: tuple[int, ...] = X.shape, **options: Any) -> Any:
     example = (np.zeros(shape, np.float32),)
     model = stitch.compile(lambda v: v * 2.0, example, target=device.machine, **options)
     program = device.load(model)

@@ -9,14 +9,14 @@ import stitch
 from stitch.errors import TaskError
 from stitch.planner.checker.plan_check import check_plan
 from stitch.program import TensorDesc, host_layout
-from stitch.runtime import Device, LoadedProgram
+from stitch.runtime import LoadedProgram, RuntimeDevice
 from stitch.runtime.lending import lend, reshaped, take_back
 from tests.support.stitched_models import one
 
 X = np.arange(32, dtype=np.float32).reshape(4, 8)
 
 
-def _scaled(device: Device) -> LoadedProgram:
+def _scaled(device: RuntimeDevice) -> LoadedProgram:
     example = (np.zeros((4, 8), np.float32),)
     return device.load(stitch.compile(lambda v: v * 2.0, example, target=device.machine))
 

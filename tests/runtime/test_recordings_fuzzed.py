@@ -26,7 +26,7 @@ from stitch.graph import ComputationGraphBuilder
 from stitch.machine import Machine, load_machine
 from stitch.program import Array, DataType, Layout, Space, TensorDesc
 from stitch.report import ChromeTrace, Recorder
-from stitch.runtime import Device
+from stitch.runtime import RuntimeDevice
 from stitch.runtime.recording import recording_maker, recordings
 from tests.support.stitched_models import binary_op, consuming, held_by, model, tiny
 
@@ -139,7 +139,7 @@ def tuple_of(result: Any) -> tuple[stitch.Tensor, ...]:
 class Drill:
     """One device, its programs, and the model of what is held."""
 
-    def __init__(self, device: Device, name: str, seed: int, fails: bool) -> None:
+    def __init__(self, device: RuntimeDevice, name: str, seed: int, fails: bool) -> None:
         self.device, self.choice, self.fails = device, random.Random(seed), fails
         self.kinds = kinds(name)
         self.loaded = [device.load(k.compiled) for k in self.kinds]
@@ -489,7 +489,7 @@ class Drill:
 
 
 @contextlib.contextmanager
-def watched(device: Device, how: str) -> Iterator[None]:
+def watched(device: RuntimeDevice, how: str) -> Iterator[None]:
     """With somebody who looks on."""
     with contextlib.ExitStack() as stack:
         if how == "listener":

@@ -15,7 +15,7 @@ from stitch.graph import ComputationGraphBuilder
 from stitch.graph.symbolic import SymbolicTensor
 from stitch.machine import Machine, SpaceShape, load_machine
 from stitch.program import Array, InputKind, Ownership
-from stitch.runtime import Device
+from stitch.runtime import RuntimeDevice
 from stitch.ttb import Binary
 from tests.support import garbage
 
@@ -134,7 +134,7 @@ def integers(shape: tuple[int, ...] = (4, 64), start: int = 0) -> Array:
     return (np.arange(start, start + count) % 61).reshape(shape).astype(np.float32)
 
 
-def used(device: Device) -> dict[str, int]:
+def used(device: RuntimeDevice) -> dict[str, int]:
     """Bytes per bank that are allocated, by space; runs the queue."""
     device.flush()
     return {s.value: a.used_nbytes for s, a in device.records.allocators.items()}
@@ -155,14 +155,14 @@ def several(result: object) -> tuple[stitch.Tensor, ...]:
 @pytest.fixture(autouse=True)
 def memory_comes_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """After every test: with all handles gone, every device holds nothing at all."""
-    opened: list[Device] = []
-    begin = Device.__init__
+    opened: list[RuntimeDevice] = []
+    begin = RuntimeDevice.__init__
 
-    def remember(self: Device, *arguments: Any, **options: Any) -> None:
+    def remember(self: RuntimeDevice, *arguments: Any, **options: Any) -> None:
         begin(self, *arguments, **options)
         opened.append(self)
 
-    monkeypatch.setattr(Device, "__init__", remember)
+    monkeypatch.setattr(RuntimeDevice, "__init__", remember)
     with garbage.only_of_here():
         yield
         for generation in (1, 2):
@@ -172,7 +172,7 @@ def memory_comes_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         assert not (held := held_by(device)), f"memory was not given back: {held}"
 
 
-def held_by(device: Device) -> list[str]:
+def held_by(device: RuntimeDevice) -> list[str]:
     """What a device still holds once it has read the notes of the finalizers."""
     device.drain()
     device.drain()
