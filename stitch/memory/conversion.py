@@ -11,7 +11,6 @@ cast, encode, scatter, of which most conversions need one or two, and staging st
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -28,6 +27,9 @@ from stitch.program import Array, TensorDesc, host_layout
 _NO_STAGING = Staging((0, 0), 0)
 #: Copy pairs of shards directly up to this many calls per shard; beyond, by way of dense rows.
 _CALLS_PER_SHARD = 4
+#: Calls of a copy that a run makes one by one; where there are more, what a call costs weighs
+#: little.
+_FEW_CALLS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,43 +83,35 @@ class CopyKernel:
         `source`, `target`: one-dimensional uint8 arrays, at least as long as the footprints (a
         dense side may be as short as its elements). Each run adds itself to `counter`.
         """
+        calls = self.calls(source, target, counter)
+        if not self.changes_numbers:
+            return calls[0] if len(calls) == 1 else partial(_call_all, calls)
+        return partial(_call_all_quietly, calls)
+
+    def calls(
+        self, source: Bytes, target: Bytes, counter: WriteCounter | None = None
+    ) -> tuple[Call, ...]:
+        """As `bind`: few calls one after the other, for a run in which NumPy ignores overflow and
+        NaN, of which it would warn (they are defined here, see casts)."""
         stops = [source, *(np.empty(nbytes, np.uint8) for nbytes in self.between), target]
         calls: list[Call] = []
         for i, leg in enumerate(self.legs):
             calls += leg.calls(stops[i], stops[i + 1])
-        run = _runner(tuple(calls), self.changes_numbers)
-        if counter is None:
-            return run
-        return _counted(run, counter, self.written_nbytes)
+        if len(calls) > _FEW_CALLS:
+            calls = [partial(_call_all, tuple(calls))]
+        if counter is not None:
+            calls.append(partial(counter.count, 1, self.written_nbytes))
+        return tuple(calls)
 
 
-def _runner(calls: tuple[Call, ...], changes_numbers: bool) -> Call:
-    if not changes_numbers:
-        if len(calls) == 1:
-            return calls[0]
-
-        def run() -> None:
-            for call in calls:
-                call()
-
-        return run
-
-    def run_quietly() -> None:
-        # Overflow and NaN are defined here (see casts); NumPy would warn of them.
-        with np.errstate(all="ignore"):
-            for call in calls:
-                call()
-
-    return run_quietly
+def _call_all(calls: tuple[Call, ...]) -> None:
+    for call in calls:
+        call()
 
 
-def _counted(run: Call, counter: WriteCounter, nbytes: int) -> Callable[[], None]:
-    def counted() -> None:
-        run()
-        counter.writes += 1
-        counter.nbytes += nbytes
-
-    return counted
+def _call_all_quietly(calls: tuple[Call, ...]) -> None:
+    with np.errstate(all="ignore"):
+        _call_all(calls)
 
 
 @lru_cache(maxsize=1024)

@@ -188,7 +188,7 @@ class _PlanBinding:
         memory = self.backend.spaces[step.target.desc.layout.space]
         kernel = self.backend.kernel(step.source.desc, step.target.desc)
         if self.buffers[step.source.buffer].address is not None:
-            self.thunks.append(kernel.bind(self._region(step.source), target, memory.counter))
+            self.thunks += kernel.calls(self._region(step.source), target, memory.counter)
             return
         position = self.positions.get(step.source.buffer)
         if position is None:
@@ -214,7 +214,7 @@ class _PlanBinding:
             self.thunks.append(partial(enter, into, arguments, position, memory.counter))
         else:
             self.thunks.append(partial(stage, into, arguments, position))
-            self.thunks.append(kernel.bind(as_bytes(into), target, memory.counter))
+            self.thunks += kernel.calls(as_bytes(into), target, memory.counter)
 
     def _execute(self, step: Execute) -> BoundProgram:
         prepared = self.programs[step.task]

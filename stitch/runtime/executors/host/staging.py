@@ -69,7 +69,7 @@ class StagedRegions:
         array = self.staging.array(value)
         target = TensorDesc(described.type.shape, host_layout(compute_type(described.type)))
         kernel = prepare_copy(described.desc, target, self.staging.machine)
-        steps.append(kernel.bind(self.regions[value], as_bytes(array)))
+        steps += kernel.calls(self.regions[value], as_bytes(array))
         return array
 
     def place(self, value: int) -> Array:
@@ -107,10 +107,10 @@ class StagedRegions:
             steps.append(partial(np.copyto, rounded, array, casting="unsafe"))
             steps.append(partial(np.copyto, array, rounded))
         write = prepare_copy(source, described.desc, machine)
-        steps.append(write.bind(as_bytes(array), region))
+        steps += write.calls(as_bytes(array), region)
         if stored is not computed and read_back:
             read = prepare_copy(described.desc, source, machine)
-            steps.append(read.bind(region, as_bytes(array)))
+            steps += read.calls(region, as_bytes(array))
         return steps
 
 
