@@ -18,13 +18,15 @@ from stitch.runtime.history import WHOLE_RUN, Account, Totals, totals_of
 from stitch.runtime.hooks import HookContext
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.pipeline import RuntimePipeline
+from stitch.runtime.prepared import GraphCall, PreparedGraph
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.tensor_access import TENSOR
 from stitch.runtime.values import InputPort, SpaceUse, capture
 
 __all__ = [
     "DEFAULT_WINDOW", "EXECUTORS", "TENSOR", "WHOLE_RUN", "Account", "Event", "Executor",
-    "HookContext", "InputPort", "LoadedProgram", "PlanMade", "PlanRun", "PlanStopped", "ReadBack",
+    "GraphCall", "HookContext", "InputPort", "LoadedProgram", "PlanMade", "PlanRun", "PlanStopped",
+    "PreparedGraph", "ReadBack",
     "RuntimeDevice", "RuntimePipeline", "SpaceUse", "Tensor", "Totals", "Written", "capture",
     "make_executor", "program_peak", "totals_of",
 ]  # fmt: skip

@@ -233,6 +233,7 @@ class RuntimeDevice(TensorAccess):
         values = self.queued.append(self, what, agent, inputs, agent.outputs)
         for index in what.donated:
             inputs[index].consumed = True
+            inputs[index].lease = None
             inputs[index].by = f"donated to {agent.name!r}"
         return values
 
@@ -380,14 +381,13 @@ class RuntimeDevice(TensorAccess):
 
     def drain(self) -> None:
         """Read the notes that finalizers left: drop values without handles, unpin exports."""
-        dropped, now, debug = self.dropped, self.queued.number, self.backend.debug
+        dropped, now = self.dropped, self.queued.number
         while dropped:
             value = dropped.popleft()
             value.handles -= 1
             if value.handles == 0 and value.window != now and value.status is READY:
                 lease = value.lease
-                # In debug mode what is free is poisoned.
-                if lease is None or debug or not lease.put_back(value):
+                if lease is None or not lease.put_back(value):
                     self._free(value, "its last handle was dropped")
         while self.unloaded:
             self.recordings.forget(self.unloaded.popleft())

@@ -270,7 +270,8 @@ class Recording(LeaseHolder["Binding"]):
         ]
         fresh = iter(records.lease(wanted, addresses))
         buffers = tuple([next(fresh) if place is None else place for place in spare])
-        lease = Lease(self, buffers, tuple(self._instances(buffers)))
+        instances = tuple(self._instances(buffers))
+        lease = Lease(self, buffers, instances, is_lasting=not records.is_debug)
         records.leases[id(lease)] = lease
         self.generation = -1
         return lease

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextvars import copy_context
 from typing import Any
 
 from stitch.planner import Copy, Execute, Plan, Step
@@ -86,7 +85,7 @@ def perform(device: Site, binding: Binding, arrays: Sequence[Any]) -> Ran:
     try:
         straight = _straight(device, binding)
         if straight is not None:
-            return copy_context().run(straight.run, arrays, True)
+            return straight.run(arrays, True)
         loop = iter(binding.bound.thunks)
         return _run_one_by_one(device, binding, arrays, loop)
     except BaseException as error:

@@ -58,7 +58,9 @@ class Lease(Generic[B]):
     """
 
     __slots__ = (
-        "bindings", "buffers", "held", "holder", "instances", "last_run", "plain", "values",
+        "bindings", "buffers", "held", "holder", "instances", "is_lasting", "is_single",
+        "last_run", "plain",
+        "values",
     )  # fmt: skip
 
     def __init__(
@@ -66,10 +68,17 @@ class Lease(Generic[B]):
         holder: LeaseHolder[B],
         buffers: tuple[BufferRecord, ...],
         instances: tuple[tuple[InstanceRecord, ...], ...],
+        *,
+        is_lasting: bool = True,
     ) -> None:
+        """`is_lasting`: values are handed out again (not in debug mode, where what is free is
+        poisoned)."""
         self.holder = holder
         self.buffers = buffers
         self.instances = instances
+        #: Whether it is the place of one result with one instance.
+        self.is_single = len(instances) == 1 and len(instances[0]) == 1
+        self.is_lasting = is_lasting
         self.held = 0
         #: The values of its last run, as `instances`, while each is as that run left it.
         self.values: list[ValueRecord] | None = None
@@ -103,7 +112,7 @@ class Lease(Generic[B]):
             value.instances = [*instances]
             value.status = READY
             value.last_used = now
-            value.lease = self
+            value.lease = self if self.is_lasting else None
             for instance in instances:
                 instance.buffer.users.append(value)
         # With nothing of its own it is always idle.

@@ -33,7 +33,7 @@ class Records:
         self._spaces = spaces
         self._allocators: dict[Space, Allocator] = {s: m.allocator for s, m in spaces.items()}
         self._buffers: dict[Place, BufferRecord] = {}
-        self._debug = any(memory.debug for memory in spaces.values())
+        self.is_debug = any(memory.debug for memory in spaces.values())
         self._desc_keys: dict[TensorDesc, int] = {}
         #: Those of all recordings, in the order in which they were made.
         self.leases: dict[int, AnyLease] = {}
@@ -220,12 +220,15 @@ class Records:
         self.epoch += 1
         for user in (value, *buffer.users):
             user.lease = None
+        if buffer.users:
+            self.generation += 1
         value.instances.append(InstanceRecord(buffer, offset, desc, key))
         buffer.users.append(value)
 
     def release(self, value: ValueRecord) -> None:
         """Forget a value's instances, and let go of the buffers that nobody else uses."""
         self.epoch += 1
+        value.lease = None
         instances, value.instances = value.instances, []
         for instance in instances:
             self.leave(value, instance.buffer)
@@ -233,6 +236,7 @@ class Records:
     def forget_copies(self, value: ValueRecord) -> None:
         """Keep a value's primary instance alone: its bytes have changed, or may have."""
         self.epoch += 1
+        self.generation += 1
         copies = value.instances[1:]
         del value.instances[1:]
         for instance in copies:
@@ -250,7 +254,7 @@ class Records:
         if lease is None:
             self.free(buffer)
             return
-        if self._debug:
+        if self.is_debug:
             assert buffer.address is not None
             self._spaces[buffer.space].release(buffer.address, buffer.size_per_bank)
         lease.give_back(buffer)
@@ -297,7 +301,7 @@ class Records:
             self._allocators[space].free(address)
             self.generation += 1
             record = self._buffers.pop((space, address))
-            if not self._debug:
+            if not self.is_debug:
                 self._spaces[space].release(address, record.size_per_bank)
         self.move(effects.moved)
         made = self._make(effects.made)

@@ -1,0 +1,357 @@
+"""`PreparedGraph`: a fixed task graph of loaded programs, called in one go; the fast steady path.
+
+The first call records the whole graph; later calls look whether the recording's guard still holds,
+run its code, and hand out what it left in one of its leases. What a call is given are arrays, and
+tensors that are read where they lie.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stitch.errors import UsageError
+from stitch.program import Array
+from stitch.runtime.arguments import check_donations, link_argument
+from stitch.runtime.device import RuntimeDevice
+from stitch.runtime.events import PlanStopped
+from stitch.runtime.loaded import LoadedProgram
+from stitch.runtime.queue import forget_stale_copies
+from stitch.runtime.recording import Binding, Recording, perform
+from stitch.runtime.tensor import Tensor
+from stitch.runtime.values import InputPort, Lease, Places, Status, ValueRecord
+
+#: Forms of inputs whose recordings a graph remembers, and sets of tensors.
+MAX_FORMS = 8
+READY = Status.READY
+_new_handle = Tensor.__new__
+
+
+@dataclass(frozen=True, slots=True)
+class GraphCall:
+    """One run of a loaded program in a graph; `feeds`: for an input that is not the graph's own,
+    its position → (number of an earlier call, position of that one's output)."""
+
+    program: LoadedProgram
+    feeds: Mapping[int, tuple[int, int]]
+
+
+class _Known:
+    """Values that were given before: which recording serves them, and how it is bound to them.
+
+    It holds while the records stand still, and what others hold of these values is the same.
+    """
+
+    __slots__ = ("bindings", "exposed", "generation", "places", "recording")
+
+    def __init__(
+        self,
+        recording: Recording,
+        places: Places,
+        generation: int,
+        values: Sequence[ValueRecord | None],
+    ) -> None:
+        self.recording, self.places, self.generation = recording, places, generation
+        self.bindings: dict[Lease[Binding], Binding] = {}
+        buffers = [v.instances[0].buffer for v in values if v is not None and v.is_exposed]
+        self.exposed = tuple([(buffer, buffer.pins > 0) for buffer in buffers])
+
+    def holds(self, generation: int, exposed: int) -> bool:
+        """Whether nothing has changed that the recording was chosen by."""
+        if self.generation != generation or len(self.exposed) != exposed:
+            return False
+        return all((buffer.pins > 0) is pinned for buffer, pinned in self.exposed)
+
+    def binding(self, lease: Lease[Binding]) -> Binding | None:
+        """How the recording is bound to a lease and these places, if it is."""
+        binding = self.bindings.get(lease)
+        if binding is None or binding.tally.is_closed:
+            binding = lease.bindings.get(self.places)
+            if binding is not None:
+                if len(self.bindings) >= MAX_FORMS:
+                    self.bindings.clear()
+                self.bindings[lease] = binding
+        return binding
+
+
+class PreparedGraph:
+    """Runs of loaded programs, some feeding others, called in one go.
+
+    Inputs that no earlier call feeds are the graph's own, in the order of calls and slots; it gives
+    the last call's outputs, ready: one tensor, or a tuple. Raises `UsageError` for no call or
+    several devices.
+    """
+
+    def __init__(self, calls: Sequence[GraphCall], name: str = "prepared graph") -> None:
+        self._calls, self._name = tuple(calls), name
+        programs = [call.program for call in self._calls]
+        if not programs:
+            raise UsageError(f"a {name} needs at least one program")
+        device = programs[0].device
+        assert isinstance(device, RuntimeDevice), "devices load programs"
+        self.device = device
+        if any(p.device is not self.device for p in programs):
+            raise UsageError(f"the programs of a {name} are loaded on one device")
+        self.inputs = tuple(
+            (number, position)
+            for number, call in enumerate(self._calls)
+            for position in range(call.program.takes)
+            if position not in call.feeds
+        )
+        self._ports: tuple[InputPort, ...] = tuple(programs[n].ports[i] for n, i in self.inputs)
+        self._count = len(self._ports)
+        self._outputs, self._maker = programs[-1].outputs, programs[-1].name
+        #: What its last run on arrays was a run of.
+        self._recording: Recording | None = None
+        #: Of recent runs, by the forms of what was given (None: an array); and the numbers that
+        #: this has in every one of them.
+        self._recordings: dict[tuple[object, ...], Recording] = {}
+        self._numbers: tuple[int, ...] = ()
+        #: By the values of recent runs (None: an array).
+        self._known: dict[tuple[ValueRecord | None, ...], _Known] = {}
+
+    def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
+        """Run the graph on arrays or tensors; gives the last call's outputs, ready."""
+        if named or len(arguments) != self._count:
+            arguments = self._arrange(arguments, named)
+        device = self.device
+        with device.lock:
+            recording, dropped = self._recording, device.dropped
+            value: ValueRecord | None = None
+            lease: Lease[Binding] | None = None
+            if dropped:
+                value = dropped[0]
+                owner = value.lease
+                if (
+                    type(owner) is Lease
+                    and owner.holder is recording
+                    and value.handles == 1
+                    and owner.is_single
+                    and len(dropped) == 1
+                ):
+                    lease = owner
+                else:
+                    device.drain()
+            if (
+                recording is not None
+                and recording.generation == device.records.generation
+                and not device.copies_forbidden
+                and not device.queued.agents
+            ):
+                if lease is None and recording.idle:
+                    lease, value = recording.idle[-1], None
+                binding = None if lease is None else lease.plain
+                straight = None if binding is None else binding.straight
+                if straight is not None and straight.observers == device.observers:
+                    assert lease is not None
+                    assert binding is not None
+                    try:
+                        ran = straight.run(arguments)
+                    except BaseException as error:
+                        self._stopped(binding, straight.steps_done(error))
+                        raise
+                    if ran is True and value is not None:
+                        # Nobody holds what the last run made, so it is this one's already; the
+                        # note of its last handle goes as the new one comes.
+                        handle = _new_handle(Tensor)
+                        del dropped[0]
+                        handle._record = value
+                        return handle
+                    if ran:
+                        if value is not None:
+                            device.drain()
+                        results = self._results(lease)
+                        if ran is not True:
+                            device.tell_run(binding, ran)
+                        return results
+            again = self._again(arguments)
+            return self._run(arguments) if again is None else again
+
+    def _stopped(self, binding: Binding, done: int) -> None:
+        """Tell of the steps that were done when one raised."""
+        if done:
+            self.device.events.report(PlanStopped(binding.index, binding.plan, done))
+
+    def _results(self, lease: Lease[Binding]) -> Tensor | tuple[Tensor, ...]:
+        """Handles on what a run has just left in a lease."""
+        device = self.device
+        values = lease.take_again(device.queued.number)
+        if values is None:
+            values = []
+            for desc, key in self._outputs:
+                value = ValueRecord(device, desc, key)
+                value.by = self._maker
+                values.append(value)
+            lease.take(values, device.queued.number)
+        if len(values) == 1:
+            return Tensor(values[0])
+        return tuple([Tensor(value) for value in values])
+
+    # -- tensors as arguments, and observers -----------------------------------------------------
+
+    def _again(self, arguments: tuple[Any, ...]) -> Tensor | tuple[Tensor, ...] | None:
+        """Run what was recorded for values of these forms at these places; None where nothing was,
+        or its guard does not hold."""
+        device = self.device
+        device.check_open()
+        device.run_queue()
+        arrays: list[Array] = []
+        values: list[ValueRecord | None] = []
+        exposed = 0
+        for port, argument in zip(self._ports, arguments, strict=True):
+            if type(argument) is Tensor:
+                value = argument._record
+                if value.status is not READY or value.consumed:
+                    return None
+                if value.is_exposed:
+                    exposed += 1
+                    if len(value.instances) > 1:
+                        forget_stale_copies(device, value)
+                values.append(value)
+            elif (
+                type(argument) is np.ndarray
+                and argument.dtype is port.dtype
+                and argument.shape == port.shape
+            ):
+                arrays.append(argument)
+                values.append(None)
+            else:
+                return None
+        given = tuple(values)
+        known = self._known.get(given)
+        if known is None or not known.holds(device.records.generation, exposed):
+            known = self._look_up(given)
+            if known is None:
+                return None
+        recording = known.recording
+        if not recording.idle or not recording.holds(device.records):
+            return None
+        lease = recording.idle[-1]
+        binding = known.binding(lease)
+        if binding is None or (device.copies_forbidden and binding.plan.copies):
+            return None
+        try:
+            ran = perform(device, binding, arrays)
+        except BaseException as error:
+            self._stopped(binding, error.__dict__.pop("stitch_steps_done", 0))
+            raise
+        results = self._results(lease)
+        if ran is not True:
+            device.tell_run(binding, ran)
+        return results
+
+    def _look_up(self, given: tuple[ValueRecord | None, ...]) -> _Known | None:
+        """What was recorded for values of these forms; None where nothing was."""
+        signatures: list[tuple[object, ...] | None] = []
+        places: list[tuple[int, tuple[int | None, ...]]] = []
+        for number, port, value in zip(self._numbers, self._ports, given, strict=False):
+            if value is None:
+                signatures.append(None)
+            elif value.desc_key in port.accepted and value.device is self.device:
+                signatures.append(value.signature())
+                places.append((number, value.places()))
+            else:
+                return None
+        recording = self._recordings.get(tuple(signatures))
+        if recording is None:
+            return None
+        while len(self._known) >= MAX_FORMS:
+            del self._known[next(iter(self._known))]
+        generation = self.device.records.generation
+        known = self._known[given] = _Known(recording, tuple(places), generation, given)
+        return known
+
+    # -- by way of the queue ---------------------------------------------------------------------
+
+    def _run(self, arguments: tuple[Any, ...]) -> Tensor | tuple[Tensor, ...]:
+        """By way of the queue, as one window whatever its length."""
+        device = self.device
+        device.check_open()
+        device.run_queue()
+        sources, outputs = self._queue(arguments)
+        handles = tuple([Tensor(value) for value in outputs])
+        binding = device.run_queue()
+        if binding is not None and binding.lease is not None:
+            self._remember(binding, sources)
+        return handles[0] if len(handles) == 1 else handles
+
+    def _remember(self, binding: Binding, sources: Sequence[ValueRecord]) -> None:
+        """The next run on values of these forms may go past the queue."""
+        lease = binding.lease
+        assert lease is not None
+        if binding.recording.effects.carried:
+            return  # Its entries are gone each time.
+        if binding is lease.plain:
+            self._recording = binding.recording
+        numbers = tuple([value.number for value in sources])
+        if len(set(numbers)) < len(numbers):
+            return  # One tensor is given twice: that is another kind of work.
+        forms = tuple([None if value.is_array else value.signature() for value in sources])
+        self._numbers = numbers
+        self._known.clear()
+        self._recordings.pop(forms, None)
+        self._recordings[forms] = binding.recording
+        if len(self._recordings) > MAX_FORMS:
+            del self._recordings[next(iter(self._recordings))]
+
+    def _queue(self, arguments: Sequence[Any]) -> tuple[list[ValueRecord], list[ValueRecord]]:
+        """Put the graph into the queue, all of it or nothing; what it was given, and the pending
+        last outputs."""
+        device, calls = self.device, self._calls
+        given: dict[tuple[int, int], ValueRecord] = {
+            at: link_argument(device, calls[at[0]].program, port, argument, True)
+            for at, port, argument in zip(self.inputs, self._ports, arguments, strict=True)
+        }
+        results: list[list[ValueRecord]] = []
+        try:
+            for number, call in enumerate(calls):
+                program, inputs = call.program, []
+                for position in range(program.takes):
+                    source = call.feeds.get(position)
+                    inputs.append(
+                        given[number, position] if source is None else results[source[0]][source[1]]
+                    )
+                if program.transformation.donated:
+                    check_donations(program, inputs)
+                results.append(device.append(program, inputs))
+        except BaseException:
+            # The queue was empty before, and what earlier programs took is its owner's again.
+            for value in given.values():
+                value.consumed = False
+            device.start_window()
+            raise
+        return list(given.values()), results[-1]
+
+    # -- names -----------------------------------------------------------------------------------
+
+    def _arrange(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+        names = self.input_names
+        given = dict(zip(names, arguments, strict=False))
+        unknown = sorted(named.keys() - set(names))
+        twice = sorted(given.keys() & named.keys())
+        given.update(named)
+        missing = [name for name in names if name not in given]
+        if missing or unknown or twice or len(arguments) > len(names):
+            raise UsageError(
+                f"wrong inputs for the {self._name}"
+                + (f"; missing: {', '.join(missing)}" if missing else "")
+                + (f"; surplus: {', '.join(unknown)}" if unknown else "")
+                + (f"; given twice: {', '.join(twice)}" if twice else ""),
+                expected=", ".join(names),
+                got=f"{len(arguments)} by position, {len(named)} by name",
+            )
+        return tuple(given[name] for name in names)
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The names of the inputs; one that several programs use is told apart by its program."""
+        names = [p.name for p in self._ports]
+        times = Counter(names)
+        return tuple(
+            name if times[name] == 1 else f"{self._calls[n].program.name}.{name}"
+            for name, (n, _) in zip(names, self.inputs, strict=True)
+        )
