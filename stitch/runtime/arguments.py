@@ -23,9 +23,6 @@ class Caller(Store, Protocol):
     host_memory: HostMemory
     strict_types: bool
 
-    def check_usable(self, value: ValueRecord) -> None:
-        """Raise `TaskError` for a value that is gone."""
-
 
 def link_arguments(
     device: Caller, agent: LoadedProgram, arguments: Sequence[Any], borrow: bool
@@ -75,7 +72,7 @@ def check_submission(agent: object, arguments: object) -> None:
 
 
 def _check(device: Caller, agent: LoadedProgram, port: InputPort, value: ValueRecord) -> None:
-    device.check_usable(value)
+    value.check_usable()
     if value.device is not device:
         raise UsageError(
             f"input {port.name!r} of {agent.name!r} is a tensor of another device",

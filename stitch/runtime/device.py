@@ -19,7 +19,7 @@ from stitch.errors import StitchError, TaskError, UsageError
 from stitch.machine import Machine, load_machine
 from stitch.program import Layout, Space, TensorDesc
 from stitch.runtime.arguments import check_submission, link_arguments
-from stitch.runtime.backends import HostMemory, LocalBackend
+from stitch.runtime.backends import HostMemory, InstanceBytes, LocalBackend
 from stitch.runtime.events import TIMES, EventStream, PlanRun
 from stitch.runtime.executors import Executor, make_executor
 from stitch.runtime.history import Account, History
@@ -29,7 +29,7 @@ from stitch.runtime.loading import load_program
 from stitch.runtime.queue import ConstantCache, Window, fail, run_one_by_one, run_the_rest
 from stitch.runtime.recording import Binding, Ran, RecordingMaker, Recordings, run_binding
 from stitch.runtime.tensor import Tensor
-from stitch.runtime.tensor_access import TensorAccess
+from stitch.runtime.tensor_access import TensorAccess, target_desc
 from stitch.runtime.values import Records, SpaceUse, Status, ValueRecord
 from stitch.tasks import Transformation, TransformationKind
 from stitch.ttb import SOURCE, Binary, load
@@ -97,7 +97,7 @@ class RuntimeDevice(TensorAccess):
         #: The bits of what observes it (`TIMES`, `Hooks.bits`): runs have another form for each.
         self.observers = 0
         self.code_written = self.windows_run = 0
-        self._views = {}
+        self.bytes = InstanceBytes(self.backend)
         self.queued = Window(0)
         self._limit = window
         self.begin_life()
@@ -268,8 +268,8 @@ class RuntimeDevice(TensorAccess):
             self.drain()
             self.check_device(tensor)
             value = tensor._record
-            self.check_usable(value)
-            desc = self.target_desc(value, layout)
+            value.check_usable()
+            desc = target_desc(value.desc, layout, self.machine.shape)
             bare = TensorDesc(desc.shape, desc.layout.without_address())
             what = Transformation(
                 "to_layout", TransformationKind.COPY, (), (desc,),
@@ -404,7 +404,7 @@ class RuntimeDevice(TensorAccess):
         """Free a value now, or, if queued tasks still read it, after them."""
         with self.lock:
             self.check_idle()
-            self.check_usable(value)
+            value.check_usable()
             if value.status is Status.READY and value.window != self.queued.number:
                 self._free(value, by)
             else:

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 
 from stitch.argument_kinds import TEXT, either, instance_of
-from stitch.budget import LARGE_NBYTES, claimed_array, copied
+from stitch.budget import copied
 from stitch.errors import LayoutError, OutOfMemoryError, TaskError, UsageError
 from stitch.linker import check_link
-from stitch.machine import footprint
-from stitch.memory import CopyKernel
+from stitch.machine import MachineShape, footprint
 from stitch.planner import copy_cost
 from stitch.program import Array, DataType, Layout, Space, TensorDesc, host_layout
-from stitch.runtime.backends import HostMemory, LocalBackend
+from stitch.runtime.backends import HostMemory, InstanceBytes, LocalBackend
 from stitch.runtime.events import EventStream, ReadBack, Written
 from stitch.runtime.executors import as_bytes
 from stitch.runtime.history import History
@@ -37,8 +36,6 @@ from stitch.runtime.values import (
 TENSOR = instance_of("a tensor of a device (device.tensor(array) makes one)", Tensor)
 LAYOUT = instance_of("a Layout or a TensorDesc", Layout, TensorDesc)
 DESC = instance_of("a TensorDesc", TensorDesc)
-#: Places whose arrays are kept ready for reading.
-MAX_VIEWS = 4096
 
 
 class TensorAccess(Lifetime):
@@ -52,31 +49,11 @@ class TensorAccess(Lifetime):
     unpinned: deque[BufferRecord]
     copies_forbidden: int
     queued: Window
-    #: Dense arrays over places that were read before.
-    _views: dict[tuple[Space, int | None, int, int], Array]
+    bytes: InstanceBytes
 
     def run_queue(self) -> object:
         """Run what is queued, with the lock held."""
         raise AssertionError("Device defines it")
-
-    # -- checks ------------------------------------------------------------------------------------
-
-    def check_usable(self, value: ValueRecord) -> None:
-        """Raise `TaskError` saying who freed, donated or failed to make a value."""
-        if value.status <= Status.READY and not value.consumed:
-            return
-        words = {
-            Status.FREED: "was freed",
-            Status.LOST: "was lost in a failure after it was donated",
-            Status.FAILED: "was never made",
-        }
-        state = words.get(value.status, "was given away or freed")
-        remedy = "keep a handle that is not donated or freed, or set tensor.retain = True"
-        if value.status in (Status.FAILED, Status.LOST):
-            remedy = "look at the error that was raised when the queue ran"
-        raise TaskError(
-            f"this tensor ({value.desc.text()}) {state}", where=value.by or None, remedy=remedy
-        )
 
     def settle(self, value: ValueRecord) -> None:
         """Make sure that a value is ready: run the queue if it is pending, raise if it is gone."""
@@ -84,7 +61,7 @@ class TensorAccess(Lifetime):
             self.check_open()
             if value.status is Status.PENDING and not value.consumed:
                 self.run_queue()
-            self.check_usable(value)
+            value.check_usable()
 
     # -- looking -----------------------------------------------------------------------------------
 
@@ -95,45 +72,17 @@ class TensorAccess(Lifetime):
         if value.status is not Status.READY or not found:
             return value.desc.layout
         instance = found[0]
-        address = self._address(instance)
+        address = self.bytes.address(instance)
         layout = instance.desc.layout
         return layout if address is None else replace(layout, address=address)
 
-    def _address(self, instance: InstanceRecord) -> int | None:
-        buffer = instance.buffer
-        if buffer.address is None:
-            return None
-        banks = self.machine.shape.space(buffer.space).banks
-        return buffer.address + instance.offset_nbytes // banks
-
     def region_of(self, instance: InstanceRecord) -> Array:
         """The bytes of an instance, from its offset to the end of its buffer."""
-        buffer = instance.buffer
-        if buffer.array is not None:
-            return as_bytes(np.ascontiguousarray(buffer.array))
-        assert buffer.address is not None
-        whole = self.backend.region(buffer.space, buffer.address, buffer.size_per_bank)
-        return whole[instance.offset_nbytes :]
+        return self.bytes.region(instance)
 
     def dense(self, instance: InstanceRecord) -> Array | None:
         """An instance as an array over its own bytes, None where its layout is not dense."""
-        if instance.buffer.array is not None:
-            return instance.buffer.array
-        buffer = instance.buffer
-        key = (buffer.space, buffer.address, instance.offset_nbytes, instance.desc_key)
-        made = self._views.get(key)
-        if made is not None:
-            return made
-        layout = instance.desc.layout
-        if not layout.is_dense:
-            return None
-        nbytes = instance.desc.elements * layout.data_type.itemsize
-        flat = self.region_of(instance)[:nbytes].view(layout.data_type.dtype)
-        made = flat.reshape(instance.desc.shape)
-        if len(self._views) >= MAX_VIEWS:
-            self._views.clear()
-        self._views[key] = made
-        return made
+        return self.bytes.dense(instance)
 
     def read(self, value: ValueRecord) -> Array:
         """A value's elements in an array of their own; see `Tensor.numpy`."""
@@ -145,29 +94,12 @@ class TensorAccess(Lifetime):
                     remedy="open the device with executor='numpy'",
                 )
             instance = value.instances[0]
-            found = self.dense(instance)
-            if found is None:
-                made = self._converted(instance)
-            elif found.nbytes < LARGE_NBYTES:
-                made = found.copy()
-            else:
-                what = f"reading {value.desc.text()}"
-                made = copied(found, what, self.host_memory.allowed)
+            made = self.bytes.elements(instance, value.desc, self.host_memory.allowed)
             if instance.buffer.address is not None:
                 self.history.read(value.desc_key, value.desc, made.nbytes)
                 if self.events.active:
                     self.events.tell(ReadBack(value.desc, made.nbytes))
             return made
-
-    def _converted(self, instance: InstanceRecord) -> Array:
-        kind = instance.desc.layout.data_type
-        target = DataType.FLOAT32 if kind.is_block else kind
-        what, allowed = f"reading {instance.desc.text()}", self.host_memory.allowed
-        made: Array = claimed_array(instance.desc.shape, target.dtype, what, allowed)
-        host = TensorDesc(instance.desc.shape, host_layout(target))
-        kernel: CopyKernel = self.backend.kernel(instance.desc, host)
-        kernel.bind(self.region_of(instance), as_bytes(made))()
-        return made
 
     def memory(self, space: Space | str) -> Array:
         """All bytes of a space, live: what is written here, programs will read.
@@ -193,29 +125,12 @@ class TensorAccess(Lifetime):
         value = tensor._record
         self.settle(value)
         instance = value.instances[0]
-        buffer = instance.buffer
-        if buffer.address is None:
+        start = self.bytes.start(instance)
+        if start is None:
             raise LayoutError("this tensor is a host array outside the device's memory")
-        banks = self.machine.shape.space(buffer.space).banks
-        start = buffer.address * banks + instance.offset_nbytes
         return slice(start, start + footprint(instance.desc, self.machine.shape).nbytes)
 
     # -- layouts -----------------------------------------------------------------------------------
-
-    def target_desc(self, value: ValueRecord, layout: Layout | TensorDesc) -> TensorDesc:
-        """The descriptor that a conversion is to reach; raises `LayoutError` for another shape."""
-        LAYOUT.check("to_layout", "layout", layout)
-        if isinstance(layout, TensorDesc):
-            if layout.shape != value.desc.shape:
-                raise LayoutError(
-                    "to_layout keeps the shape",
-                    expected=str(list(value.desc.shape)),
-                    got=str(list(layout.shape)),
-                )
-            layout = layout.layout
-        desc = TensorDesc(value.desc.shape, layout)
-        footprint(desc, self.machine.shape)
-        return desc
 
     def has_layout(self, tensor: Tensor, layout: Layout | TensorDesc) -> bool:
         """Whether a tensor lies as described; an address counts only where one is given."""
@@ -310,7 +225,7 @@ class TensorAccess(Lifetime):
             kernel = self.backend.kernel(source, first.desc)
             counter = self.backend.spaces[first.buffer.space].counter
             dense = np.ascontiguousarray(found)
-            kernel.bind(as_bytes(dense), self.region_of(first), counter)()
+            kernel.bind(as_bytes(dense), self.bytes.region(first), counter)()
             nbytes, seconds = copy_cost(self.machine, source, first.desc)
             self.events.report(Written(first.desc, nbytes, seconds))
 
@@ -343,7 +258,7 @@ class TensorAccess(Lifetime):
         with self.lock:
             self.settle(value)
             instance = value.instances[0]
-            found = self.dense(instance)
+            found = self.bytes.dense(instance)
             if found is None:
                 raise BufferError(
                     f"{value.desc.text()} is not dense: exporting it would need a copy; "
@@ -389,3 +304,19 @@ class TensorAccess(Lifetime):
             TENSOR.check("Device", "tensor", tensor)
         if tensor._record.device is not self._self():
             raise UsageError("this tensor belongs to another device")
+
+
+def target_desc(desc: TensorDesc, layout: Layout | TensorDesc, machine: MachineShape) -> TensorDesc:
+    """The descriptor that a conversion is to reach; raises `LayoutError` for another shape."""
+    LAYOUT.check("to_layout", "layout", layout)
+    if isinstance(layout, TensorDesc):
+        if layout.shape != desc.shape:
+            raise LayoutError(
+                "to_layout keeps the shape",
+                expected=str(list(desc.shape)),
+                got=str(list(layout.shape)),
+            )
+        layout = layout.layout
+    wanted = TensorDesc(desc.shape, layout)
+    footprint(wanted, machine)
+    return wanted

@@ -5,6 +5,7 @@ handles, recordings, queues.
 """
 
 from stitch.runtime.backends.host_memory import HostMemory, Taker
+from stitch.runtime.backends.instance_bytes import InstanceBytes
 from stitch.runtime.backends.local_backend import (
     BoundPlan,
     BoundStep,
@@ -15,5 +16,6 @@ from stitch.runtime.backends.local_backend import (
 )
 
 __all__ = [
-    "BoundPlan", "BoundStep", "HostMemory", "LocalBackend", "Taker", "Thunk", "enter", "stage",
+    "BoundPlan", "BoundStep", "HostMemory", "InstanceBytes", "LocalBackend", "Taker", "Thunk",
+    "enter", "stage",
 ]  # fmt: skip

@@ -6,6 +6,7 @@ import enum
 from collections import deque
 from typing import Any, Protocol
 
+from stitch.errors import TaskError
 from stitch.program import Array, Layout, Space, TensorDesc
 from stitch.runtime.values.ports import InputPort
 
@@ -188,6 +189,23 @@ class ValueRecord:
     def is_usable(self) -> bool:
         """Whether it is pending or ready, not freed, donated, lost or failed."""
         return self.status <= Status.READY and not self.consumed
+
+    def check_usable(self) -> None:
+        """Raise `TaskError` saying who freed, donated or failed to make it."""
+        if self.status <= Status.READY and not self.consumed:
+            return
+        words = {
+            Status.FREED: "was freed",
+            Status.LOST: "was lost in a failure after it was donated",
+            Status.FAILED: "was never made",
+        }
+        state = words.get(self.status, "was given away or freed")
+        remedy = "keep a handle that is not donated or freed, or set tensor.retain = True"
+        if self.status in (Status.FAILED, Status.LOST):
+            remedy = "look at the error that was raised when the queue ran"
+        raise TaskError(
+            f"this tensor ({self.desc.text()}) {state}", where=self.by or None, remedy=remedy
+        )
 
     def signature(self) -> tuple[object, ...]:
         """What a plan that uses this value depends on, but for addresses."""

@@ -1,0 +1,95 @@
+"""The bytes of instances: where they begin, and what lies there, as arrays.
+
+Comes in: instances. Goes out: live arrays over their own bytes, and arrays that are the caller's.
+Must not know: whether anybody may look just now.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stitch.budget import LARGE_NBYTES, claimed_array, copied
+from stitch.memory import CopyKernel
+from stitch.program import Array, DataType, Space, TensorDesc, host_layout
+from stitch.runtime.backends.local_backend import LocalBackend
+from stitch.runtime.executors import as_bytes
+from stitch.runtime.values import InstanceRecord
+
+#: Places whose arrays are kept ready for reading.
+MAX_VIEWS = 4096
+
+
+class InstanceBytes:
+    """What lies in the spaces of a backend, and in host arrays outside them."""
+
+    def __init__(self, backend: LocalBackend) -> None:
+        self._backend = backend
+        self._shape = backend.machine.shape
+        #: Dense arrays over places that were read before.
+        self._views: dict[tuple[Space, int | None, int, int], Array] = {}
+
+    def address(self, instance: InstanceRecord) -> int | None:
+        """The address per bank at which an instance begins; None outside the spaces."""
+        buffer = instance.buffer
+        if buffer.address is None:
+            return None
+        return buffer.address + instance.offset_nbytes // self._shape.space(buffer.space).banks
+
+    def start(self, instance: InstanceRecord) -> int | None:
+        """Where in the bytes of its space an instance begins; None outside the spaces."""
+        buffer = instance.buffer
+        if buffer.address is None:
+            return None
+        return buffer.address * self._shape.space(buffer.space).banks + instance.offset_nbytes
+
+    def region(self, instance: InstanceRecord) -> Array:
+        """The bytes of an instance, from its offset to the end of its buffer."""
+        buffer = instance.buffer
+        if buffer.array is not None:
+            return as_bytes(np.ascontiguousarray(buffer.array))
+        assert buffer.address is not None
+        whole = self._backend.region(buffer.space, buffer.address, buffer.size_per_bank)
+        return whole[instance.offset_nbytes :]
+
+    def dense(self, instance: InstanceRecord) -> Array | None:
+        """An instance as an array over its own bytes, None where its layout is not dense."""
+        buffer = instance.buffer
+        if buffer.array is not None:
+            return buffer.array
+        key = (buffer.space, buffer.address, instance.offset_nbytes, instance.desc_key)
+        view = self._views.get(key)
+        if view is not None:
+            return view
+        layout = instance.desc.layout
+        if not layout.is_dense:
+            return None
+        nbytes = instance.desc.elements * layout.data_type.itemsize
+        flat = self.region(instance)[:nbytes].view(layout.data_type.dtype)
+        view = flat.reshape(instance.desc.shape)
+        if len(self._views) >= MAX_VIEWS:
+            self._views.clear()
+        self._views[key] = view
+        return view
+
+    def elements(self, instance: InstanceRecord, desc: TensorDesc, allowed: int) -> Array:
+        """The elements of an instance in an array of their own, block formats as float32.
+
+        `desc` is that of its value. Raises `OutOfMemoryError` where a large one takes more of the
+        host's bytes than `allowed`.
+        """
+        view = self.dense(instance)
+        if view is None:
+            return self._converted(instance, allowed)
+        if view.nbytes < LARGE_NBYTES:
+            return view.copy()
+        return copied(view, f"reading {desc.text()}", allowed)
+
+    def _converted(self, instance: InstanceRecord, allowed: int) -> Array:
+        kind = instance.desc.layout.data_type
+        target = DataType.FLOAT32 if kind.is_block else kind
+        what = f"reading {instance.desc.text()}"
+        elements: Array = claimed_array(instance.desc.shape, target.dtype, what, allowed)
+        host = TensorDesc(instance.desc.shape, host_layout(target))
+        kernel: CopyKernel = self._backend.kernel(instance.desc, host)
+        kernel.bind(self.region(instance), as_bytes(elements))()
+        return elements
