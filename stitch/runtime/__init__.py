@@ -16,6 +16,7 @@ from stitch.runtime.events import (
 from stitch.runtime.executors import EXECUTORS, Executor, make_executor, program_peak
 from stitch.runtime.history import WHOLE_RUN, Account, Totals, totals_of
 from stitch.runtime.hooks import HookContext
+from stitch.runtime.lending import export, lend, reshaped, take_back
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.pipeline import RuntimePipeline
 from stitch.runtime.prepared import GraphCall, PreparedGraph
@@ -28,5 +29,5 @@ __all__ = [
     "GraphCall", "HookContext", "InputPort", "LoadedProgram", "PlanMade", "PlanRun", "PlanStopped",
     "PreparedGraph", "ReadBack",
     "RuntimeDevice", "RuntimePipeline", "SpaceUse", "Tensor", "Totals", "Written", "capture",
-    "make_executor", "program_peak", "totals_of",
+    "export", "lend", "make_executor", "program_peak", "reshaped", "take_back", "totals_of",
 ]  # fmt: skip

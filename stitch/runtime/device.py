@@ -30,7 +30,7 @@ from stitch.runtime.queue import ConstantCache, Window, fail, run_one_by_one, ru
 from stitch.runtime.recording import Binding, Ran, RecordingMaker, Recordings, run_binding
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.tensor_access import TensorAccess, target_desc
-from stitch.runtime.values import Records, SpaceUse, Status, ValueRecord
+from stitch.runtime.values import Exports, Records, SpaceUse, Status, ValueRecord
 from stitch.tasks import Transformation, TransformationKind
 from stitch.ttb import SOURCE, Binary, load
 
@@ -88,7 +88,7 @@ class RuntimeDevice(TensorAccess):
         self.dropped: deque[ValueRecord] = deque()
         #: Transformations of programs that nobody refers to any more.
         self.unloaded: deque[int] = deque()
-        self.unpinned: deque[Any] = deque()
+        self.exports = Exports()
         self.recordings = Recordings(self.records)
         self.maker = RecordingMaker(self)
         self.copies_forbidden = 0
@@ -195,7 +195,9 @@ class RuntimeDevice(TensorAccess):
             unload = weakref.finalize(loaded, self.unloaded.append, loaded.transformation.key)
             unload.atexit = False
             if loaded.constant_buffers:
-                unpin = weakref.finalize(loaded, self.unpinned.extend, loaded.constant_buffers)
+                unpin = weakref.finalize(
+                    loaded, self.exports.unpinned.extend, loaded.constant_buffers
+                )
                 unpin.atexit = False
             return loaded
 
@@ -208,7 +210,7 @@ class RuntimeDevice(TensorAccess):
             try:
                 if self._closed or self.in_hooks or agent.device is not self:
                     self._refuse(agent)
-                if self.dropped or self.unpinned:
+                if self.dropped or self.exports.unpinned:
                     self.drain()
                 if agent.is_constant_evaluable:
                     return self._remembered(agent, arguments, borrow)
@@ -382,6 +384,10 @@ class RuntimeDevice(TensorAccess):
     def drain(self) -> None:
         """Read the notes that finalizers left: drop values without handles, unpin exports."""
         dropped, now = self.dropped, self.queued.number
+        unpinned = self.exports.unpinned
+        # Before the handles: what is pinned no more goes back to its lease with its last handle.
+        while unpinned:
+            self.release_pin(unpinned.popleft())
         while dropped:
             value = dropped.popleft()
             value.handles -= 1
@@ -391,8 +397,6 @@ class RuntimeDevice(TensorAccess):
                     self._free(value, "its last handle was dropped")
         while self.unloaded:
             self.recordings.forget(self.unloaded.popleft())
-        while self.unpinned:
-            self.release_pin(self.unpinned.popleft())
 
     def _free(self, value: ValueRecord, by: str) -> None:
         self.records.release(value)

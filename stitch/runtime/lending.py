@@ -1,14 +1,17 @@
-"""Lending: bytes that somebody else owns and keeps become tensors without a copy.
+"""Lending: bytes that somebody else owns become tensors without a copy, and the other way round.
 
 Comes in: a dense array whose owner promises to keep it for as long as anything runs on it. Goes
 out: a tensor. Where the host is the whole device its programs read those bytes in place; elsewhere
-the device copies them, and keeps the copy for as long as it is equal to them (`exposure`). Must not
-know who owns the bytes.
+the device copies them, and keeps the copy for as long as it is equal to them (`exposure`). `export`
+gives a tensor's bytes as an array, in place. Must not know who owns or takes the bytes.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from stitch.machine import footprint
 from stitch.program import Array, DataType, Space, TensorDesc, host_layout
@@ -62,3 +65,10 @@ def reshaped(device: RuntimeDevice, tensor: Tensor, desc: TensorDesc, offset_nby
         offset = first.offset_nbytes + offset_nbytes
         device.records.attach(value, first.buffer, offset, whole, value.desc_key)
         return Tensor(value)
+
+
+def export(tensor: Tensor, dtype: np.dtype[Any] | None, ended: Callable[[], object]) -> Array:
+    """A dense tensor's own bytes as an array of this type; both live, and the bytes stay in place,
+    until nobody holds the array. Then `ended` is called: anywhere, so it leaves notes at most."""
+    array: Array = tensor.device.export(tensor._record, dtype, tensor, ended)
+    return array

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +24,7 @@ from stitch.runtime.queue import ConstantCache, Window, expose, forget_stale_cop
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.values import (
     BufferRecord,
+    Exports,
     InstanceRecord,
     Status,
     Store,
@@ -46,7 +46,7 @@ class TensorAccess(Lifetime):
     history: History
     events: EventStream
     constant_cache: ConstantCache
-    unpinned: deque[BufferRecord]
+    exports: Exports
     copies_forbidden: int
     queued: Window
     bytes: InstanceBytes
@@ -253,8 +253,17 @@ class TensorAccess(Lifetime):
 
     # -- leaving -----------------------------------------------------------------------------------
 
-    def export(self, value: ValueRecord) -> Array:
-        """The bytes of a dense tensor for DLPack; its buffer is pinned while the array lives."""
+    def export(
+        self,
+        value: ValueRecord,
+        dtype: np.dtype[Any] | None = None,
+        kept: object = None,
+        ended: Callable[[], object] | None = None,
+    ) -> Array:
+        """The bytes of a dense tensor for others; its buffer is pinned while the array lives.
+
+        `dtype`: as what they see the bytes; for the rest see `Exports.add`.
+        """
         with self.lock:
             self.settle(value)
             instance = value.instances[0]
@@ -264,13 +273,12 @@ class TensorAccess(Lifetime):
                     f"{value.desc.text()} is not dense: exporting it would need a copy; "
                     "use .numpy(), or to_layout with a row-major layout"
                 )
-            view = found.view()
+            view = found.view(found.dtype if dtype is None else dtype)
             self.expose(value)
             buffer = instance.buffer
             if buffer.address is not None:
-                buffer.pins += 1
+                self.exports.add(view, buffer, kept, ended)
                 self.records.epoch += 1
-                weakref.finalize(view, self.unpinned.append, buffer).atexit = False
             return view
 
     def expose(self, value: ValueRecord) -> None:
@@ -291,6 +299,8 @@ class TensorAccess(Lifetime):
                 forget_stale_copies(self, user)
         if not buffer.users:
             self.records.unused(buffer)
+        elif buffer.lease is not None:
+            buffer.lease.welcome(buffer.users)
 
     def note_gone(self, value: ValueRecord) -> None:
         """A value lost its last instance in a plan."""

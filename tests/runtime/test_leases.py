@@ -57,6 +57,32 @@ def test_work_that_repeats_takes_the_place_of_its_last_run() -> None:
         assert device.statistics().plans_made <= 2
 
 
+@pytest.mark.parametrize("handle_goes_first", [True, False])
+def test_an_exported_result_is_held_until_it_is_let_go_of(handle_goes_first: bool) -> None:
+    with stitch.open_device("tiny") as device:
+        pipeline = stitch.Pipeline([device.load(scaled("a", 2.0, wishes=("output.0.space=dram",)))])
+        empty, addresses = used(device), set()
+        for start in range(12):
+            y = one(pipeline(integers(start=start)))
+            addresses.add(y.address)
+            shared = np.from_dlpack(y)
+            if handle_goes_first:
+                del y
+            # Whoever holds the bytes sees no other result in them.
+            one(pipeline(integers(start=50))).numpy()
+            np.testing.assert_array_equal(shared, integers(start=start) * 2 + 1)
+            del shared
+            if not handle_goes_first:
+                del y
+            if start == 4:
+                before = device.statistics()
+        assert len(addresses) <= 2
+        after = device.statistics()
+        assert (after.plans_made, after.bindings_made) == (before.plans_made, before.bindings_made)
+        device.flush()
+        assert used(device) == empty
+
+
 def test_a_large_tensor_gets_the_memory_of_dropped_results() -> None:
     with stitch.open_device("tiny") as device:
         program = device.load(scaled("a", 2.0))

@@ -6,6 +6,7 @@ not know devices, bindings, queues.
 
 from stitch.runtime.values.arrays import as_array, capture
 from stitch.runtime.values.effects import Effects, Place, effects_of
+from stitch.runtime.values.exports import Exports
 from stitch.runtime.values.leases import AnyLease, Lease, LeaseHolder
 from stitch.runtime.values.ports import InputPort
 from stitch.runtime.values.records import Picture, Records, Region, merged
@@ -22,7 +23,8 @@ from stitch.runtime.values.state import (
 from stitch.runtime.values.views import view_offset
 
 __all__ = [
-    "AnyLease", "ArgumentRecord", "BufferRecord", "Effects", "InputPort", "InstanceRecord",
-    "Lease", "LeaseHolder", "Picture", "Place", "Places", "Records", "Region", "SpaceUse",
-    "Status", "Store", "ValueRecord", "as_array", "capture", "effects_of", "merged", "view_offset",
+    "AnyLease", "ArgumentRecord", "BufferRecord", "Effects", "Exports", "InputPort",
+    "InstanceRecord", "Lease", "LeaseHolder", "Picture", "Place", "Places", "Records", "Region",
+    "SpaceUse", "Status", "Store", "ValueRecord", "as_array", "capture", "effects_of",
+    "merged", "view_offset",
 ]  # fmt: skip

@@ -157,6 +157,23 @@ class Lease(Generic[B]):
             self.holder.idle.append(self)
         return True
 
+    def welcome(self, users: Sequence[ValueRecord]) -> None:
+        """Nobody outside holds the bytes of a result any more, of which these are the users: if it
+        is as its run left it, its last handle gives its place back again."""
+        (value, *others) = users
+        if (
+            self.is_lasting
+            and not others
+            and self.values is not None
+            and any(result is value for result in self.values)
+            and len(value.instances) == 1
+            and value.version == 0
+            and not value.retain
+            and not value.consumed
+        ):
+            value.is_exposed = False
+            value.lease = self
+
     def give_back(self, buffer: BufferRecord) -> None:
         """One of its buffers has lost its last user."""
         self.values = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from stitch.errors import TaskError
@@ -70,6 +71,9 @@ class PlaceOwner(Protocol):
 
     def put_back(self, value: ValueRecord) -> bool:
         """A value without handles gives its place back, for the next run; False where it cannot."""
+
+    def welcome(self, users: Sequence[ValueRecord]) -> None:
+        """Nobody outside holds the bytes any more in which these lie."""
 
     def give_back(self, buffer: BufferRecord) -> None:
         """One of its buffers has lost its last user."""

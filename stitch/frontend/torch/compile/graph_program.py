@@ -83,9 +83,7 @@ class GraphProgram:
         if program is None:
             return self._shown((), arguments)
         with device.lock:
-            storage.called()
-            argument = storage.argument
-            given: list[Any] = [argument(arguments[s.position], s) for s in self._slots]
+            given = storage.arguments(arguments, self._slots)
             if self._has_key:
                 given.append(torch.randint(KEY_LIMIT, (1,)).numpy())
             submitted = device.submit(program, given, True)
@@ -94,11 +92,8 @@ class GraphProgram:
             return self._shown(results, arguments)
 
     def _shown(self, results: Sequence[Tensor], arguments: Sequence[Any]) -> list[Any]:
-        return shown(
-            self._outputs,
-            arguments,
-            lambda o: self._storage.result(results[o.index], o.dtype, o.views),
-        )
+        result = self._storage.result
+        return shown(self._outputs, arguments, lambda o: result(results[o.index], o))
 
 
 class _Building:

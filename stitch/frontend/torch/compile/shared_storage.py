@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,14 +22,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from stitch.errors import InternalError
 from stitch.frontend.torch.aten_call import array_of, data_type_of
+from stitch.frontend.torch.compile.graph_outputs import Result
 from stitch.program import Array, DataType, TensorDesc, host_layout
 from stitch.report import Device
-from stitch.runtime import Tensor
-from stitch.runtime.lending import lend, reshaped, take_back
-from stitch.runtime.values import BufferRecord
+from stitch.runtime import Tensor, export, lend, reshaped, take_back
 
 #: Results of one output that torch may hold as views of our bytes; further ones it gets as copies,
-#: for each place that is held forces a plan of its own.
+#: for each of them is bound to places of its own.
 MAX_VIEWS_HELD = 4
 #: Places in one storage that are lent at a time, but for those that are static.
 MAX_PARTS = 64
@@ -40,23 +38,46 @@ CALLS_BETWEEN_LOOKS = 64
 MAX_IDLE_PARTS = 1024
 
 _BFLOAT16 = DataType.BFLOAT16.dtype
+#: As what torch is given them: it does not know NumPy's bfloat16.
+_BITS = np.dtype(np.int16)
 
 #: The address of the first byte, shape and type.
 Part = tuple[int, tuple[int, ...], Any]
 
 
 @dataclass(slots=True, eq=False)
-class _Held:
-    """One storage: who it is, its tensors by place.
+class _Lent:
+    """A place in a storage of torch's that is lent; `last_call` asked for it last."""
 
-    `result`: the Stitch tensor whose bytes these are, from the address `start` on. None for
-    storages that torch owns: what they are at may change under them.
-    """
+    tensor: Tensor
+    last_call: int
+    is_taken_back: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Lender:
+    """A storage of torch's: who it is, and its places that are lent. What it is at may change."""
 
     owner: StorageWeakRef
-    result: Tensor | None = None
-    start: int = 0
-    parts: dict[Part, Tensor] = field(default_factory=dict)
+    parts: dict[Part, _Lent] = field(default_factory=dict)
+
+
+class _Shown:
+    """A result whose bytes torch holds, from the address `start` on."""
+
+    __slots__ = ("output", "parts", "shown", "start", "tensor")
+
+    def __init__(self, tensor: Tensor, output: Result, shown: MutableMapping[int, _Shown]) -> None:
+        self.tensor, self.output, self.shown = tensor, output, shown
+        self.start = 0
+        #: Tensors on parts of it.
+        self.parts: dict[Part, Tensor] = {}
+
+    def ended(self) -> None:
+        """Torch has let go of its storage. Runs anywhere, and so only leaves notes."""
+        self.shown.pop(self.start, None)
+        self.output.views.pop()
+        self.parts.clear()
 
 
 @dataclass(slots=True, eq=False)
@@ -68,24 +89,14 @@ class ArgumentSlot:
 
     position: int
     is_static: bool
+    #: The tensor that came last, where it began, and what stands for it.
+    same: Callable[[], Any] | None = None
+    address: int = 0
+    lent: _Lent | None = None
     #: Where in a result's storage a part began; the storage and address of what was unknown.
     offset: int | None = None
     storage: StorageWeakRef | None = None
-    address: int = 0
-    #: A static tensor, where it began, its storage, that one's entry, and what stands for it.
-    static: tuple[Callable[[], Any], int, int, _Held, Tensor] | None = None
-
-
-class _Watch(weakref.ref[Array]):
-    """Sees the end of the array that torch holds for a result."""
-
-    __slots__ = ("buffer", "held", "owner", "views")
-    #: The storage that has the array.
-    owner: int
-    held: _Held
-    views: deque[None]
-    #: What is pinned as long as torch holds the array.
-    buffer: BufferRecord
+    unknown: int = 0
 
 
 class SharedStorage:
@@ -95,45 +106,71 @@ class SharedStorage:
         self.device = device
         #: By identity. An address is none: it is used again, and DLPack and NumPy make further
         #: storages at it. Its owner's weak reference keeps an identity from being used again.
-        self._held: dict[int, _Held] = {}
-        self._watches: dict[int, _Watch] = {}
+        self._lenders: dict[int, _Lender] = {}
+        #: Results by address: that is the device's, so whatever begins there has these bytes.
+        self._shown: dict[int, _Shown] = {}
         self._reads_in_place = len(device.backend.spaces) == 1
         self._calls = 0
         #: How many arguments were recognised, lent for the first time, or copied.
         self.recognised = self.lent = self.copied = 0
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._lenders) + len(self._shown)
+
+    @property
+    def places_lent(self) -> int:
+        """How many places of torch's storages are lent."""
+        return sum(len(lender.parts) for lender in self._lenders.values())
 
     # -- in ----------------------------------------------------------------------------------------
 
-    def argument(self, tensor: Any, slot: ArgumentSlot) -> Tensor | Array:
-        """What a program is called with for a torch tensor."""
-        if slot.static is not None:
-            same, address, owner, entry, given = slot.static
+    def arguments(self, tensors: Sequence[Any], slots: Sequence[ArgumentSlot]) -> list[Any]:
+        """What a program is called with; begins a call."""
+        self._calls = now = self._calls + 1
+        if now % CALLS_BETWEEN_LOOKS == 0:
+            self.look()
+        given: list[Any] = []
+        for slot in slots:
+            tensor, lent = tensors[slot.position], slot.lent
             # In place, so whatever was written to it; the common case, and so the short one.
-            if same() is tensor and tensor.data_ptr() == address and self._held.get(owner) is entry:
+            if (
+                lent is not None
+                and slot.same() is tensor  # type: ignore[misc]  # it comes with what is lent
+                and tensor.data_ptr() == slot.address
+                and not lent.is_taken_back
+                and (slot.is_static or (tensor.is_contiguous() and not tensor.is_neg()))
+            ):
                 self.recognised += 1
-                return given
+                lent.last_call = now
+                given.append(lent.tensor)
+            else:
+                given.append(self.argument(tensor, slot))
+        return given
+
+    def argument(self, tensor: Any, slot: ArgumentSlot) -> Tensor | Array:
+        """What a program is called with for a torch tensor that is not the one that came last."""
         if not tensor.is_contiguous() or tensor.is_neg() or tensor.numel() == 0:
             self.copied += 1
             return array_of(tensor.contiguous())
-        storage = tensor.untyped_storage()
-        owner = storage._cdata
-        held = self._held.get(owner)
-        known = None if held is None else self._known(held, tensor, slot)
-        if known is not None:
+        result = self._result_of(tensor, slot)
+        if result is not None:
             self.recognised += 1
-        elif slot.is_static or self._comes_again(slot, storage, tensor.data_ptr()):
+            return result
+        storage, address = tensor.untyped_storage(), tensor.data_ptr()
+        lender = self._lenders.get(storage._cdata)
+        place = address, tuple(tensor.shape), tensor.dtype
+        lent = None if lender is None else lender.parts.get(place)
+        if lent is not None:
+            self.recognised += 1
+            lent.last_call = self._calls
+        elif slot.is_static or self._comes_again(slot, storage, address):
             self.lent += 1
-            known = self._lent(storage, tensor)
+            lent = self._lend(storage, tensor)
         else:
             self.copied += 1
             return array_of(tensor)
-        if slot.is_static and self._reads_in_place:
-            entry = self._held[owner]
-            slot.static = weakref.ref(tensor), tensor.data_ptr(), owner, entry, known
-        return known
+        slot.same, slot.address, slot.lent = weakref.ref(tensor), address, lent
+        return lent.tensor
 
     def _comes_again(self, slot: ArgumentSlot, storage: Any, address: int) -> bool:
         """Whether the same place came last time too, and may be read there from now on."""
@@ -141,109 +178,84 @@ class SharedStorage:
             # What is no parameter has changed as a rule: a device would compare and copy it.
             return False
         last = slot.storage
-        if last is not None and last.cdata == storage._cdata and slot.address == address:
-            held = self._held.get(storage._cdata)
-            return held is None or len(held.parts) < MAX_PARTS
-        slot.storage, slot.address = StorageWeakRef(storage), address
+        if last is not None and last.cdata == storage._cdata and slot.unknown == address:
+            lender = self._lenders.get(storage._cdata)
+            return lender is None or len(lender.parts) < MAX_PARTS
+        slot.storage, slot.unknown = StorageWeakRef(storage), address
         return False
 
-    def _known(self, held: _Held, tensor: Any, slot: ArgumentSlot) -> Tensor | None:
-        """The tensor of a place in a storage that is known."""
-        place = (tensor.data_ptr(), tuple(tensor.shape), tensor.dtype)
-        part = held.parts.get(place)
-        if part is not None or held.result is None:
-            return part
-        kind, offset = data_type_of(tensor.dtype), place[0] - held.start
+    def _result_of(self, tensor: Any, slot: ArgumentSlot) -> Tensor | None:
+        """The result that a tensor of torch's shows, or a tensor on the part that it shows."""
+        address, shape, dtype = tensor.data_ptr(), tuple(tensor.shape), tensor.dtype
+        shown = self._shown.get(address)
+        if shown is not None and shown.output.dtype is dtype and shown.tensor.shape == shape:
+            return shown.tensor
+        shown = self._shown.get(tensor.untyped_storage().data_ptr())
+        if shown is None or shown.output.dtype is not dtype:
+            return None
+        offset = address - shown.start
         wanders = slot.offset not in (None, offset)
         slot.offset = offset
-        if kind is not held.result.data_type or wanders:
+        if wanders or offset + tensor.nbytes > shown.tensor.volume * tensor.itemsize:
             return None
-        desc = TensorDesc(place[1], host_layout(kind))
-        return held.parts.setdefault(place, reshaped(self.device, held.result, desc, offset))
+        part = shown.parts.get((address, shape, dtype))
+        if part is None:
+            desc = TensorDesc(shape, host_layout(shown.tensor.data_type))
+            part = reshaped(self.device, shown.tensor, desc, offset)
+            shown.parts[address, shape, dtype] = part
+        return part
 
-    def _lent(self, storage: Any, tensor: Any) -> Tensor:
-        held = self._held.get(storage._cdata)
-        if held is None or held.result is not None:
-            held = self._held[storage._cdata] = _Held(StorageWeakRef(storage))
+    def _lend(self, storage: Any, tensor: Any) -> _Lent:
+        lender = self._lenders.get(storage._cdata)
+        if lender is None:
+            lender = self._lenders[storage._cdata] = _Lender(StorageWeakRef(storage))
         address, shape = tensor.data_ptr(), tuple(tensor.shape)
         kind = data_type_of(tensor.dtype)
         # Not tensor.numpy(): an array that owned the storage would keep it alive in every plan.
         buffer = (ctypes.c_char * (tensor.numel() * tensor.element_size())).from_address(address)
         array = np.frombuffer(buffer, kind.dtype).reshape(shape)
-        part = lend(self.device, array, "a tensor of torch")
-        held.parts[address, shape, tensor.dtype] = part
-        return part
+        lent = _Lent(lend(self.device, array, "a tensor of torch"), self._calls)
+        lender.parts[address, shape, tensor.dtype] = lent
+        return lent
 
     # -- out ---------------------------------------------------------------------------------------
 
-    def result(self, tensor: Tensor, dtype: Any, views: deque[None]) -> Any:
-        """A result as a torch tensor, on our bytes where that is possible.
-
-        `views` counts what torch still holds of the same output.
-        """
-        record, device = tensor._record, self.device
-        if len(views) >= MAX_VIEWS_HELD or not record.desc.elements:
-            return torch_tensor(device.read(record), dtype)
-        instance = record.instances[0]
-        array = device.dense(instance)
-        assert array is not None, "outputs of these programs are row-major"
-        shown = array.view(np.int16) if array.dtype == _BFLOAT16 else array.view()
-        shared = torch_tensor(shown, dtype)
-        storage = shared.untyped_storage()
-        start, owner = shared.data_ptr(), storage._cdata
-        held = self._held[owner] = _Held(StorageWeakRef(storage), tensor, start)
-        held.parts[start, record.desc.shape, dtype] = tensor
-        watch = _Watch(shown, self._let_go)
-        watch.owner, watch.held, watch.views = owner, held, views
-        # As `Device.export` does, whose finalizers take longer than all of this.
-        device.expose(record)
-        watch.buffer = instance.buffer
-        watch.buffer.pins += 1
-        device.records.epoch += 1
-        views.append(None)
-        self._watches[id(watch)] = watch
+    def result(self, tensor: Tensor, output: Result) -> Any:
+        """A result as a torch tensor, on our bytes where that is possible."""
+        dtype = output.dtype
+        if len(output.views) >= MAX_VIEWS_HELD or 0 in output.shape:
+            return torch_tensor(tensor.numpy(), dtype)
+        shown = _Shown(tensor, output, self._shown)
+        array = export(tensor, _BITS if dtype is torch.bfloat16 else None, shown.ended)
+        output.views.append(None)
+        shared = torch_tensor(array, dtype)
+        shown.start = shared.data_ptr()
+        self._shown[shown.start] = shown
         return shared
-
-    def _let_go(self, watch: Any) -> None:
-        """Torch has freed the storage of a result. Runs anywhere, so it leaves notes at most."""
-        self._watches.pop(id(watch), None)
-        watch.views.pop()
-        held = watch.held
-        if self._held.get(watch.owner) is held:
-            self._held.pop(watch.owner, None)
-        held.parts.clear()
-        held.result = None
-        self.device.unpinned.append(watch.buffer)
 
     # -- accounts ----------------------------------------------------------------------------------
 
-    def called(self) -> None:
-        """A program is about to be called: now and then look for owners that are gone."""
-        self._calls += 1
-        if self._calls % CALLS_BETWEEN_LOOKS == 0:
-            self.look()
-
     def look(self) -> None:
         """Forget the storages that torch has freed, and places that have long been left."""
-        lent = [(owner, held) for owner, held in list(self._held.items()) if held.result is None]
-        latest = self.device.queued.number - CALLS_BETWEEN_LOOKS
+        latest = self._calls - CALLS_BETWEEN_LOOKS
         idle: list[tuple[int, int, Part]] = []
-        for owner, held in lent:
-            if held.owner.expired():
-                del self._held[owner]
-                for part in held.parts.values():
-                    take_back(self.device, part)
+        for owner, lender in list(self._lenders.items()):
+            if lender.owner.expired():
+                del self._lenders[owner]
+                for lent in lender.parts.values():
+                    self._take_back(lent)
                 continue
-            for place, part in held.parts.items():
-                used = part._record.last_used
-                if used < latest:
-                    idle.append((used, owner, place))
+            for place, lent in lender.parts.items():
+                if lent.last_call < latest:
+                    idle.append((lent.last_call, owner, place))
         idle.sort(key=lambda entry: entry[0])
         for _, owner, place in idle[: max(0, len(idle) - MAX_IDLE_PARTS)]:
-            held = self._held[owner]
-            take_back(self.device, held.parts.pop(place))
-            # Another entry: a slot that remembers this one must not pass on what is gone.
-            self._held[owner] = _Held(held.owner, parts=held.parts)
+            self._take_back(self._lenders[owner].parts.pop(place))
+
+    def _take_back(self, lent: _Lent) -> None:
+        # A slot that remembers it must not pass on what is gone.
+        lent.is_taken_back = True
+        take_back(self.device, lent.tensor)
 
 
 def torch_tensor(array: Array, dtype: Any) -> Any:
