@@ -154,17 +154,16 @@ class PreparedGraph:
                     except BaseException as error:
                         self._stopped(binding, straight.steps_done(error))
                         raise
-                    if ran is True and value is not None:
-                        # Nobody holds what the last run made, so it is this one's already; the
-                        # note of its last handle goes as the new one comes.
-                        handle = _new_handle(Tensor)
-                        del dropped[0]
-                        handle._record = value
-                        return handle
                     if ran:
+                        results: Tensor | tuple[Tensor, ...]
                         if value is not None:
-                            device.drain()
-                        results = self._results(lease)
+                            # Nobody holds what the last run made, so it is this one's already; the
+                            # note of its last handle goes as the new one comes.
+                            results = _new_handle(Tensor)
+                            del dropped[0]
+                            results._record = value
+                        else:
+                            results = self._results(lease)
                         if ran is not True:
                             device.tell_run(binding, ran)
                         return results
