@@ -271,15 +271,8 @@ def get_layout(binary: Any, program: int | str = 0, input: int | str = 0) -> Lay
 def forbid_copies(device: Device) -> Iterator[None]:
     """Within the block, work that would need a copy raises `TaskError` instead of making one."""
     _DEVICE.check("forbid_copies", "device", device)
-    device.flush()
-    device.copies_forbidden += 1
-    device.look_again()
-    try:
+    with device.without_copies():
         yield
-        device.flush()
-    finally:
-        device.copies_forbidden -= 1
-        device.look_again()
 
 
 __all__ = [

@@ -132,6 +132,26 @@ def test_the_house_is_built_as_its_rules_say() -> None:
         assert [word for word in allowed if not any(word in line for line in lines)] == [], kind
 
 
+#: What a device is made of, and who outside of the runtime still looks at it.
+INSIDE = {"backend", "constant_cache", "copies_forbidden", "dropped", "host_memory", "maker",
+          "queued", "recordings", "records", "unpinned", "_record"}  # fmt: skip
+LOOK_INSIDE = {"stitch/frontend/torch/compile/shared_storage.py",
+               "stitch/training/direct.py"}  # fmt: skip
+
+
+def test_nobody_outside_of_the_runtime_reads_what_a_device_is_made_of() -> None:
+    found = set()
+    for file in python_files("stitch"):
+        if ROOT / "stitch" / "runtime" in file.parents:
+            continue
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and node.attr in INSIDE:
+                owner = ast.unparse(node.value).rpartition(".")[2]
+                if owner.endswith("device") or (node.attr == "_record" and owner != "self"):
+                    found.add(relative(file))
+    assert found == LOOK_INSIDE
+
+
 #: A package that breaks every rule of `tools/structure` once, file by file.
 ILL_BUILT = {
     "house/__init__.py": "",

@@ -9,7 +9,8 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -336,6 +337,20 @@ class RuntimeDevice(TensorAccess):
         assert isinstance(ran, tuple)
         began, ended = ran
         self.events.tell(PlanRun(binding.index, binding.plan, began, ended - began))
+
+    @contextmanager
+    def without_copies(self) -> Iterator[None]:
+        """Within the block, work that would need a copy raises `TaskError`; runs the queue before
+        and after."""
+        self.flush()
+        self.copies_forbidden += 1
+        self.look_again()
+        try:
+            yield
+            self.flush()
+        finally:
+            self.copies_forbidden -= 1
+            self.look_again()
 
     def statistics(self) -> Statistics:
         """How often what costs time happened since the device opened; see `Statistics`."""
