@@ -109,7 +109,7 @@ class SharedStorage:
         self._lenders: dict[int, _Lender] = {}
         #: Results by address: that is the device's, so whatever begins there has these bytes.
         self._shown: dict[int, _Shown] = {}
-        self._reads_in_place = len(device.backend.spaces) == 1
+        self._reads_in_place = device.reads_in_place
         self._calls = 0
         #: How many arguments were recognised, lent for the first time, or copied.
         self.recognised = self.lent = self.copied = 0
