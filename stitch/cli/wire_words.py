@@ -35,8 +35,7 @@ def wires_of(
     for one, word in zip(parsed, words, strict=True):
         if (one.consumer, one.input) in fed:
             raise UsageError(
-                f"an input is fed twice: {fed[one.consumer, one.input]} and {word}",
-                where="--wire",
+                f"an input is fed twice: {fed[one.consumer, one.input]} and {word}", where="--wire"
             )
         fed[one.consumer, one.input] = word
     for one in parsed:

@@ -19,14 +19,7 @@ from stitch.compiler.options import CompileOptions
 from stitch.compiler.passes import drop_unused_values, fold_constants, remove_dead_code
 from stitch.errors import CompileError, closest
 from stitch.graph import ComputationGraph, Wish
-from stitch.program import (
-    ABSENT,
-    InputKind,
-    InputSlot,
-    Operation,
-    OutputSlot,
-    Value,
-)
+from stitch.program import ABSENT, InputKind, InputSlot, Operation, OutputSlot, Value
 
 _GROWTH = CompileOptions().fold_growth_nbytes
 

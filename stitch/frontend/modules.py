@@ -129,8 +129,7 @@ def _onnx_graph(
         if (error.name or "").partition(".")[0] != "onnx":
             raise
         raise CompileError(
-            "reading ONNX models needs the package onnx",
-            remedy="pip install stitch-runtime[onnx]",
+            "reading ONNX models needs the package onnx", remedy="pip install stitch-runtime[onnx]"
         ) from error
     return from_onnx(module, examples, input_shapes)
 

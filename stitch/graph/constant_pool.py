@@ -144,9 +144,7 @@ def _listed(given: Sequence[object], where: str, wanted: DataType | None) -> Arr
         return array
     if array.dtype.kind != "f":
         raise CompileError(
-            "a list of numbers (whole ones of 64 bits) is needed",
-            where=where,
-            got=repr(given)[:80],
+            "a list of numbers (whole ones of 64 bits) is needed", where=where, got=repr(given)[:80]
         )
     floating = wanted if wanted is not None and wanted.is_floating else DataType.FLOAT32
     with np.errstate(all="ignore"):

@@ -101,11 +101,7 @@ class KnownValues:
             outputs=count,
         )
         steps = ops.estimated_steps(
-            operation.op,
-            operands,
-            types,
-            domain=operation.domain,
-            attributes=operation.attributes,
+            operation.op, operands, types, domain=operation.domain, attributes=operation.attributes
         )
         if steps > MAX_STEPS or any(math.prod(kind.shape) > MAX_KNOWN_ELEMENTS for kind in types):
             return [None] * count

@@ -35,12 +35,7 @@ class LinkReport:
 
 
 def check_link(
-    source: TensorDesc,
-    target: TensorDesc,
-    *,
-    output: str,
-    input: str,
-    strict_types: bool = False,
+    source: TensorDesc, target: TensorDesc, *, output: str, input: str, strict_types: bool = False
 ) -> LinkReport:
     """What linking an output to an input takes; `output`, `input` name program and slot.
 

@@ -118,11 +118,7 @@ def scratch_size_per_bank(nbytes: int, machine: MachineShape, space: Space) -> i
 
 
 def choose_scratch(
-    nbytes: int,
-    machine: MachineShape,
-    *,
-    l1_slots_per_bank: int,
-    l1_below: int | None = None,
+    nbytes: int, machine: MachineShape, *, l1_slots_per_bank: int, l1_below: int | None = None
 ) -> Scratch:
     """The space for a scratch of `nbytes`: L1 if it is small enough, else DRAM, else the host.
 

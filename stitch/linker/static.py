@@ -23,15 +23,7 @@ from stitch.linker.joined import JoinedProgram
 from stitch.linker.scratch import ScratchPlan, choose_scratch, pack_scratch, place_intermediates
 from stitch.linker.wires import Port, SharedInput, Wire, check_ports, check_wires
 from stitch.machine import MachineShape
-from stitch.program import (
-    ABSENT,
-    Constant,
-    Operation,
-    Program,
-    Role,
-    Scratch,
-    Space,
-)
+from stitch.program import ABSENT, Constant, Operation, Program, Role, Scratch, Space
 
 
 def link_programs(

@@ -10,14 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stitch.errors import LayoutError
-from stitch.program import (
-    DataType,
-    Layout,
-    MemoryLayout,
-    ShardSpec,
-    Space,
-    TensorDesc,
-)
+from stitch.program import DataType, Layout, MemoryLayout, ShardSpec, Space, TensorDesc
 
 
 @dataclass(frozen=True, slots=True)

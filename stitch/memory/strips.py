@@ -16,14 +16,7 @@ import numpy as np
 from stitch.machine import MachineShape
 from stitch.memory.block_float import decode_stage, encode_stage
 from stitch.memory.casts import cast_stages
-from stitch.memory.cells import (
-    Bytes,
-    CellMap,
-    CellRectangle,
-    map_cells,
-    paired_views,
-    shared_parts,
-)
+from stitch.memory.cells import Bytes, CellMap, CellRectangle, map_cells, paired_views, shared_parts
 from stitch.memory.stages import Call, Stage, Strip
 from stitch.memory.tiles import StripShape, tilize_stage, untilize_stage
 from stitch.program import TILE_SHAPE, DataType, TensorDesc, host_layout

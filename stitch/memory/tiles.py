@@ -78,10 +78,7 @@ def tilize_stage(shape: StripShape) -> Stage:
         cell = np.dtype((np.void, chunk))
         take = dense.view(cell).take
         index = _tiled_index(shape, chunk)
-        return [
-            partial(take, index, None, tiled.view(cell), "clip"),
-            *_padding_fills(tiled, shape),
-        ]
+        return [partial(take, index, None, tiled.view(cell), "clip"), *_padding_fills(tiled, shape)]
 
     return Stage(shape.tiled_elements * shape.itemsize, calls)
 

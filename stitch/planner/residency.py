@@ -13,15 +13,7 @@ from typing import Literal, TypeAlias
 from stitch.errors import OutOfMemoryError
 from stitch.machine import SpaceShape, footprint
 from stitch.memory import LENT_ADDRESSES, Allocator
-from stitch.planner.plan import (
-    Allocate,
-    Buffer,
-    Free,
-    Instance,
-    PlanRequest,
-    Resident,
-    Step,
-)
+from stitch.planner.plan import Allocate, Buffer, Free, Instance, PlanRequest, Resident, Step
 from stitch.program import Space, TensorDesc
 
 #: "Not used again in this window": later than any task.

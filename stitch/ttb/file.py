@@ -33,8 +33,7 @@ from stitch.ttb.verify import Verifier
 SOURCE = ArgumentKind(
     "a path, bytes, a binary or a compiled model",
     lambda value: isinstance(
-        getattr(value, "binary", value),
-        str | os.PathLike | bytes | bytearray | memoryview | Binary,
+        getattr(value, "binary", value), str | os.PathLike | bytes | bytearray | memoryview | Binary
     ),
 )
 

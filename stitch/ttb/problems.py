@@ -37,9 +37,4 @@ class ProblemList:
         unlisted = self.count - len(listed)
         if unlisted:
             listed += (Problem("more", "file", f"{unlisted} more defects are not listed"),)
-        raise FormatError(
-            what,
-            where=where,
-            problems=listed,
-            remedy=remedy,
-        )
+        raise FormatError(what, where=where, problems=listed, remedy=remedy)

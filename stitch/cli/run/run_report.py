@@ -15,13 +15,7 @@ from stitch.cli.device_costs import peaks_of
 from stitch.cli.run.passes import Measured
 from stitch.cli.run.verdicts import Verdict
 from stitch.model import PRODUCER
-from stitch.report import (
-    CopyLine,
-    memory_views,
-    other_lines,
-    plan_json,
-    totals_json,
-)
+from stitch.report import CopyLine, memory_views, other_lines, plan_json, totals_json
 
 
 def statistics_text(measured: Measured) -> str:

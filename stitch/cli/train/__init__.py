@@ -15,10 +15,7 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
-        {
-            "train_command": "run_training",
-            "training_words": "add_training_words refuse_strangers",
-        },
+        {"train_command": "run_training", "training_words": "add_training_words refuse_strangers"},
     )
 
 __all__ = ["add_training_words", "refuse_strangers", "run_training"]

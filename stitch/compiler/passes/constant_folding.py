@@ -113,10 +113,7 @@ def _known_by_type(operation: Operation, values: tuple[Value, ...]) -> dict[int,
 
 
 def _fold(
-    operation: Operation,
-    values: tuple[Value, ...],
-    known: dict[int, Array],
-    workspace_nbytes: int,
+    operation: Operation, values: tuple[Value, ...], known: dict[int, Array], workspace_nbytes: int
 ) -> dict[int, Array] | None:
     """The results of an operation by value, or None where it has to stay."""
     if not is_repeatable(operation) or not all(v == ABSENT or v in known for v in operation.inputs):

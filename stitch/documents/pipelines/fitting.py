@@ -95,10 +95,7 @@ class _Check:
         return value
 
     def steps(
-        self,
-        steps: Sequence[PipelineStep],
-        values: Values,
-        indices: Mapping[str, int],
+        self, steps: Sequence[PipelineStep], values: Values, indices: Mapping[str, int]
     ) -> None:
         """Walks steps in order and adds what they define."""
         for step in steps:
@@ -228,11 +225,7 @@ class _Check:
             self.converted.append(Problem("converted", where, f"{detail}: it is converted"))
 
     def _element(
-        self,
-        step: RunStep,
-        reference: Reference,
-        value: CheckedValue,
-        indices: Mapping[str, int],
+        self, step: RunStep, reference: Reference, value: CheckedValue, indices: Mapping[str, int]
     ) -> CheckedValue | None:
         text = reference.text()
         if not value.type.shape:

@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
-        {
-            "compile": "device_of",
-            "fx": "from_fx",
-            "training_capture": "from_torch_for_training",
-        },
+        {"compile": "device_of", "fx": "from_fx", "training_capture": "from_torch_for_training"},
     )
 
 __all__ = ["device_of", "from_fx", "from_torch_for_training"]

@@ -95,10 +95,7 @@ def _leaky_relu(x: Array, out: Array, work: Work, attributes: Attributes) -> Seq
     alpha = float_of(attributes, "alpha")
     product, slope = work[0], scalar(alpha, x)
     if 0.0 < alpha <= 1.0:
-        return [
-            partial(np.multiply, x, slope, product),
-            partial(np.maximum, x, product, out=out),
-        ]
+        return [partial(np.multiply, x, slope, product), partial(np.maximum, x, product, out=out)]
     mask = mask_in(work[1])
     return [
         partial(np.less, x, scalar(0.0, x), mask),

@@ -26,13 +26,7 @@ from stitch.ops.attributes import int_of
 from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS, INTEGERS, NUMERIC
 from stitch.ops.gradient import Gradient
-from stitch.ops.inference import (
-    broadcast,
-    operand,
-    require_same_type,
-    require_shape,
-    require_type,
-)
+from stitch.ops.inference import broadcast, operand, require_same_type, require_shape, require_type
 from stitch.ops.steps import copy_steps, given, is_constant, optional, overlaps, scalar
 from stitch.ops.workspaces import few, operands
 from stitch.program import DataType, ValueType
@@ -65,15 +59,7 @@ def binary(
         return (partial(function, a, b, out=arguments.outputs[0]),)
 
     infer = infer_broadcast(allowed, result)
-    return OpDef(
-        name,
-        (2, 2),
-        infer,
-        kernel,
-        elementwise=True,
-        gradient=gradient,
-        workspace=few,
-    )
+    return OpDef(name, (2, 2), infer, kernel, elementwise=True, gradient=gradient, workspace=few)
 
 
 def _divide(arguments: KernelArguments) -> Sequence[Thunk]:
@@ -182,15 +168,7 @@ def _clip(arguments: KernelArguments) -> Sequence[Thunk]:
 
 def _variadic(name: str, kernel: Any, allowed: frozenset[DataType], gradient: Gradient) -> OpDef:
     infer = infer_broadcast(allowed)
-    return OpDef(
-        name,
-        (1, -1),
-        infer,
-        kernel,
-        elementwise=True,
-        gradient=gradient,
-        workspace=few,
-    )
+    return OpDef(name, (1, -1), infer, kernel, elementwise=True, gradient=gradient, workspace=few)
 
 
 OPERATORS = (

@@ -28,20 +28,8 @@ from stitch.ops.normalization.normalization_gradients import (
     norm_gradient,
     rms_gradient,
 )
-from stitch.ops.reduction import (
-    SPREAD_FROM,
-    inverse_deviation,
-    row_chunks,
-    standardize,
-)
-from stitch.ops.steps import (
-    copy_steps,
-    given,
-    is_constant,
-    optional,
-    scalar,
-    workspace,
-)
+from stitch.ops.reduction import SPREAD_FROM, inverse_deviation, row_chunks, standardize
+from stitch.ops.steps import copy_steps, given, is_constant, optional, scalar, workspace
 from stitch.ops.workspaces import operands
 from stitch.program import Array, ValueType
 

@@ -32,9 +32,7 @@ def _split_term(context: InferenceContext, term: str, rank: int | None) -> tuple
     spans = rank - len(named)
     if spans < 0 or (spans and "." not in letters):
         raise context.fail(
-            "a term of an Einsum does not fit its operand",
-            expected=f"{rank} axes",
-            got=term,
+            "a term of an Einsum does not fit its operand", expected=f"{rank} axes", got=term
         )
     return letters, spans
 

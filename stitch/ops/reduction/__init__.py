@@ -23,8 +23,4 @@ __all__ = [
     "standardize",
 ]
 
-OPERATORS: tuple[OpDef, ...] = (
-    *reducing.OPERATORS,
-    *scanning.OPERATORS,
-    *counting.OPERATORS,
-)
+OPERATORS: tuple[OpDef, ...] = (*reducing.OPERATORS, *scanning.OPERATORS, *counting.OPERATORS)

@@ -15,23 +15,10 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.attributes import int_of
-from stitch.ops.definition import (
-    Attribute,
-    InferenceContext,
-    KernelArguments,
-    OpDef,
-    Thunk,
-)
+from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import BOOLEAN, INT64, NUMERIC, PRODUCTS
 from stitch.ops.gradient import Slope, of_first
-from stitch.ops.inference import (
-    axes_of,
-    axis_of,
-    known_ints,
-    present,
-    require_rank,
-    require_type,
-)
+from stitch.ops.inference import axes_of, axis_of, known_ints, present, require_rank, require_type
 from stitch.ops.reduction import reduction_gradients as gradients
 from stitch.ops.reduction.row_statistics import LONG_ROW
 from stitch.ops.steps import fill_step, given, optional, scalar

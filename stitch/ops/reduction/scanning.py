@@ -9,14 +9,7 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.attributes import int_of
-from stitch.ops.definition import (
-    Attribute,
-    InferenceContext,
-    Kernel,
-    KernelArguments,
-    OpDef,
-    Thunk,
-)
+from stitch.ops.definition import Attribute, InferenceContext, Kernel, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import INDICES, PRODUCTS, onnx_code
 from stitch.ops.gradient import Gradient, GradientContext, zero_like
 from stitch.ops.inference import axis_of, known_scalar, require_rank, require_type

@@ -15,13 +15,7 @@ from stitch.errors import TaskError
 from stitch.ops.attributes import Attributes, float_of, int_of, string_of
 from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS, INT64
-from stitch.ops.inference import (
-    Shape,
-    require_rank,
-    require_same_type,
-    require_shape,
-    require_type,
-)
+from stitch.ops.inference import Shape, require_rank, require_same_type, require_shape, require_type
 from stitch.ops.sampling.grid_sampling import bilinear
 from stitch.ops.steps import check_indices, given
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule

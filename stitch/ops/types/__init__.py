@@ -11,7 +11,4 @@ from stitch.ops.types.quantization import BYTES, REALS
 
 __all__ = ["BYTES", "OPERATORS", "REALS", "conversion_steps", "workspace_nbytes"]
 
-OPERATORS: tuple[OpDef, ...] = (
-    *casting.OPERATORS,
-    *quantization.OPERATORS,
-)
+OPERATORS: tuple[OpDef, ...] = (*casting.OPERATORS, *quantization.OPERATORS)

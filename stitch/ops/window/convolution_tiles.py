@@ -50,10 +50,7 @@ class Tiles:
                 stop = min(start + self.length, self.column[self.axis])
                 flat = index * self.column[self.axis] + start
                 flat_stop = flat + stop - start
-                yield (
-                    slice(flat * inner, flat_stop * inner),
-                    (*before, slice(start, stop), *rest),
-                )
+                yield (slice(flat * inner, flat_stop * inner), (*before, slice(start, stop), *rest))
 
     def stretches(self, windows: Windows) -> Iterator[slice]:
         """The output rows of each tile."""

@@ -26,11 +26,7 @@ from stitch.ops.window.convolution_tiles import (
     weight_nbytes,
     weight_steps,
 )
-from stitch.ops.window.windows import (
-    WINDOW_ATTRIBUTES,
-    check_window_attributes,
-    windows_of,
-)
+from stitch.ops.window.windows import WINDOW_ATTRIBUTES, check_window_attributes, windows_of
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes
 from stitch.program import Array, ValueType
 

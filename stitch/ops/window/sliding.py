@@ -128,12 +128,7 @@ class Sliding:
     """Steps of a ufunc over the windows of planes, with room for a few planes at a time."""
 
     def __init__(
-        self,
-        ufunc: np.ufunc,
-        identity: float,
-        windows: Windows,
-        planes: int,
-        dtype: np.dtype[Any],
+        self, ufunc: np.ufunc, identity: float, windows: Windows, planes: int, dtype: np.dtype[Any]
     ) -> None:
         self.ufunc, self.identity = ufunc, identity
         self.lines = lines_of(windows)

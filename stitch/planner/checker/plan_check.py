@@ -20,15 +20,7 @@ from stitch.planner.checker.inspection import Inspection
 from stitch.planner.checker.proof import certificate_defect
 from stitch.planner.checker.relocations import bytes_of, check_relocation
 from stitch.planner.checker.symbolic_memory import waiting_form
-from stitch.planner.plan import (
-    Allocate,
-    Copy,
-    Execute,
-    Free,
-    Instance,
-    Plan,
-    Relocate,
-)
+from stitch.planner.plan import Allocate, Copy, Execute, Free, Instance, Plan, Relocate
 from stitch.program import Space, TensorDesc
 from stitch.tasks import Task, TransformationKind
 

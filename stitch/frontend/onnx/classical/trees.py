@@ -10,16 +10,7 @@ import numpy as np
 from onnx import TensorProto
 
 from stitch.errors import CompileError, FormatError
-from stitch.frontend.onnx.calls import (
-    NodeCall,
-    operand,
-    reals,
-    unfit,
-    whole,
-    wholes,
-    word,
-    words,
-)
+from stitch.frontend.onnx.calls import NodeCall, operand, reals, unfit, whole, wholes, word, words
 from stitch.frontend.onnx.classical.forest import LEAF, MEMBER, Forest, collected, reached, shape_of
 from stitch.frontend.onnx.classical.scores import TRANSFORMS, named_transform, rows, transformed
 from stitch.frontend.onnx.protos import tensor_array

@@ -43,7 +43,7 @@ LOWERINGS: Mapping[str, Lowering] = {
 OWN_DOMAIN_LOWERINGS: Mapping[str, Lowering] = {
     "SimplifiedLayerNormalization": to_one(
         fused_operators.root_mean_square, 2, "axis epsilon stash_type"
-    ),
+    )
 }
 
 __all__ = ["LOWERINGS", "OWN_DOMAIN_LOWERINGS"]

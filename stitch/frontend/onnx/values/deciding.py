@@ -64,10 +64,7 @@ class Dependencies:
         self._inputs[tensor.index] = (name, tensor)
 
     def note(
-        self,
-        op: str,
-        operands: Sequence[SymbolicTensor | None],
-        results: Sequence[SymbolicTensor],
+        self, op: str, operands: Sequence[SymbolicTensor | None], results: Sequence[SymbolicTensor]
     ) -> None:
         """Remembers what the results of an operation are computed from."""
         read = () if op in _SHAPE_ONLY else tuple(t.index for t in operands if t is not None)

@@ -42,12 +42,7 @@ def _embedding(
 
 
 def _scatter(
-    reduction: str,
-    call: Call,
-    x: SymbolicTensor,
-    dim: int,
-    index: SymbolicTensor,
-    src: Value,
+    reduction: str, call: Call, x: SymbolicTensor, dim: int, index: SymbolicTensor, src: Value
 ) -> SymbolicTensor:
     b = call.builder
     if isinstance(src, SymbolicTensor):
