@@ -22,7 +22,7 @@ from stitch.graph.constant_pool import ConstantPool, array_of
 from stitch.graph.emitter import TYPE_NAME, Given, TypeName, Written, data_type_of
 from stitch.graph.known_values import KnownValues
 from stitch.graph.methods import LayerMethods
-from stitch.graph.source_location import user_location
+from stitch.graph.source_location import mistake, user_location
 from stitch.graph.symbolic import SymbolicTensor
 from stitch.graph.wish import Wish
 from stitch.program import (
@@ -347,10 +347,8 @@ def attribute_of(value: Written, kind: str = "") -> AttributeValue:
     if items and all(isinstance(item, str) for item in items):
         return tuple(items)
     if not all(isinstance(item, bool | int | float | np.number) for item in items):
-        raise CompileError(
-            "an attribute is a number, a string, or a list of either",
-            where=user_location(),
-            got=repr(value)[:80],
+        raise mistake(
+            "an attribute is a number, a string, or a list of either", got=repr(value)[:80]
         )
     if kind == "floats" or any(isinstance(item, float | np.floating) for item in items):
         return tuple(float(item) for item in items)

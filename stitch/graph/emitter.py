@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from stitch.argument_kinds import ArgumentKind
-from stitch.errors import CompileError
-from stitch.graph.source_location import user_location
+from stitch.graph.source_location import mistake
 from stitch.graph.symbolic import Operand, SymbolicTensor
 from stitch.graph.tensor_operations import Axes
 from stitch.program import AttributeValue, DataType, ValueType
@@ -95,9 +94,8 @@ class Emitter(ABC):
     def _same_type(self, name: str, tensors: Sequence[SymbolicTensor]) -> None:
         kinds = [t.data_type for t in tensors]
         if len(set(kinds)) > 1:
-            raise CompileError(
+            raise mistake(
                 f"{name} takes tensors of one data type: ONNX has no promotion",
-                where=user_location(),
                 expected="one data type",
                 got=", ".join(t.type.text() for t in tensors),
                 remedy=f"cast the others, for instance with .cast({kinds[0].value!r})",
@@ -107,9 +105,8 @@ class Emitter(ABC):
 def axis_of(axis: int, rank: int, what: str) -> int:
     """An axis counted from the front; raises `CompileError` if there is no such axis."""
     if not -rank <= axis < rank:
-        raise CompileError(
+        raise mistake(
             f"{what} has no axis {axis}",
-            where=user_location(),
             expected=f"{-rank} to {rank - 1}" if rank else "a tensor with axes",
         )
     return int(axis) % rank
@@ -122,7 +119,7 @@ def axes_of(axes: Axes, rank: int, what: str) -> tuple[int, ...]:
     given = [axes] if isinstance(axes, int | np.integer) else list(axes)
     counted = tuple(axis_of(int(a), rank, what) for a in given)
     if len(set(counted)) != len(counted):
-        raise CompileError(f"{what}: an axis is named twice", where=user_location(), got=str(axes))
+        raise mistake(f"{what}: an axis is named twice", got=str(axes))
     return counted
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from stitch.errors import CompileError
 from stitch.graph.emitter import axes_of
 from stitch.graph.methods import LayerMethods
-from stitch.graph.source_location import user_location
+from stitch.graph.source_location import mistake
 from stitch.graph.symbolic import SymbolicTensor
 
 Meaning = Callable[..., object]
@@ -63,17 +63,15 @@ def _checked(
     try:
         return meaning(*inputs, **arguments)
     except TypeError as error:
-        raise CompileError(
+        raise mistake(
             f"numpy.{name} on symbolic tensors does not take these arguments: {error}",
-            where=user_location(),
             remedy="leave out dtype=, out=, where= and the like; use .cast(...) for types",
         ) from error
 
 
 def _unsupported(name: str, known: Sequence[str] | Mapping[str, str]) -> CompileError:
-    return CompileError(
+    return mistake(
         f"{name} has no meaning on symbolic tensors",
-        where=user_location(),
         expected=", ".join(sorted(known)),
         remedy="write it with these, or add the operator with builder.op",
     )

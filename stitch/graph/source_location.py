@@ -1,13 +1,15 @@
 """Source locations: the line of the user's code that asked for an operation.
 
-Comes in: the call stack. Goes out: `model.py:12`. File names without their folders, so that the
-same module gives the same bytes wherever it lies.
+Comes in: the call stack. Goes out: `model.py:12`, and errors that say so. File names without their
+folders, so that the same module gives the same bytes wherever it lies.
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import PurePath
+
+from stitch.errors import CompileError
 
 #: Packages whose frames stand between the user's line and the builder.
 _OURS = frozenset({"stitch", "numpy"})
@@ -25,3 +27,10 @@ def user_location() -> str:
             break
         frame = frame.f_back
     return ""
+
+
+def mistake(
+    what: str, *, expected: str | None = None, got: str | None = None, remedy: str | None = None
+) -> CompileError:
+    """What is wrong with a line of the user's: the error to raise, with that line."""
+    return CompileError(what, where=user_location(), expected=expected, got=got, remedy=remedy)

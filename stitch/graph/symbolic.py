@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from stitch.errors import CompileError
-from stitch.graph.source_location import user_location
+from stitch.graph.source_location import mistake, user_location
 from stitch.graph.tensor_operations import Axes, Scalar, TensorOperations
 from stitch.program import Array, DataType, ValueType
 
@@ -78,7 +78,7 @@ class SymbolicTensor:
 
     def __len__(self) -> int:
         if not self.shape:
-            raise CompileError("a tensor without axes has no length", where=user_location())
+            raise mistake("a tensor without axes has no length")
         return self.shape[0]
 
     def __iter__(self) -> Iterator[SymbolicTensor]:
@@ -283,9 +283,8 @@ class SymbolicTensor:
     tolist = numpy = item
 
     def __setitem__(self, key: object, value: object) -> NoReturn:
-        raise CompileError(
+        raise mistake(
             "a symbolic tensor cannot be written into",
-            where=user_location(),
             remedy="make a new tensor, with where(mask, new, old) or concat",
         )
 
@@ -307,8 +306,6 @@ def _joined(parts: tuple[int | Sequence[int], ...]) -> tuple[int, ...]:
     flat: list[int] = []
     for part in parts:
         if not isinstance(part, int | np.integer):
-            raise CompileError(
-                "a shape is one list of integers", where=user_location(), got=repr(parts)
-            )
+            raise mistake("a shape is one list of integers", got=repr(parts))
         flat.append(int(part))
     return tuple(flat)

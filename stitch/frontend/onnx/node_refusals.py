@@ -1,4 +1,4 @@
-"""What is said about nodes that cannot be compiled, all at once.
+"""What is said about nodes that cannot be compiled: by each, and about all at once.
 
 Comes in: one failure after another. Goes out: one `CompileError` (or the only error, as it is).
 Must not know: protos.
@@ -39,6 +39,30 @@ _REASONS = {
          "Bernoulli"), _RANDOM,
     ),
 }  # fmt: skip
+
+
+class Refusing:
+    """What a node says of itself that does not fit: errors with its place."""
+
+    __slots__ = ()
+    where: str
+
+    def malformed(
+        self, what: str, *, expected: str | None = None, got: str | None = None
+    ) -> FormatError:
+        """The error to raise where the model is not sound."""
+        return FormatError(what, where=self.where, expected=expected, got=got)
+
+    def refused(
+        self,
+        what: str,
+        *,
+        expected: str | None = None,
+        got: str | None = None,
+        remedy: str | None = None,
+    ) -> CompileError:
+        """The error to raise where a sound model cannot be compiled."""
+        return CompileError(what, where=self.where, expected=expected, got=got, remedy=remedy)
 
 
 class Unsupported(StitchError):

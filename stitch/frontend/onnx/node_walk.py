@@ -158,10 +158,9 @@ class Walk:
     def _check_plain(self, call: NodeCall, given: Sequence[Given]) -> None:
         for index, value in enumerate(given):
             if value is not None and not isinstance(value, SymbolicTensor):
-                raise CompileError(
+                raise call.refused(
                     f"operator {_title(call.op, call.domain)} is not supported on "
                     f"{kind_of(value)} (operand {index})",
-                    where=call.where,
                 )
 
     def _is_supported(self, op: str, domain: str, version: int) -> bool:
@@ -171,9 +170,8 @@ class Walk:
     def _apply(self, call: NodeCall) -> Sequence[Bound]:
         for name, value in call.attributes.items():
             if not isinstance(value, int | float | str | tuple):
-                raise CompileError(
-                    f"{call.op} takes no {type(value).__name__} as attribute {name!r}",
-                    where=call.where,
+                raise call.refused(
+                    f"{call.op} takes no {type(value).__name__} as attribute {name!r}"
                 )
         names = [name or "unused" for name in call.outputs] or ["unused"]
         try:
@@ -212,9 +210,9 @@ class Walk:
         result = self.look_up(str(call.attributes.get("y", "")), scope, call.where)
         same = [_same(a, b) for a, b in zip_longest(named, call.inputs)]
         if not all(same) or not isinstance(result, SymbolicTensor):
-            raise CompileError(
+            raise call.refused(
                 "operator Gradient is not supported at other values than those that it names",
-                where=call.where, expected=", ".join(names),
+                expected=", ".join(names),
             )  # fmt: skip
         count = len(call.attributes.get("xs", ()))
         sources = [value for value in call.inputs[:count] if value is not None]
@@ -248,8 +246,8 @@ class Walk:
     ) -> Sequence[Bound]:
         body = expansion.body
         if len(operands) > len(body.input) or len(call.outputs) > len(body.output):
-            raise FormatError(
-                f"{call.op} has too many operands or outputs", where=call.where,
+            raise call.malformed(
+                f"{call.op} has too many operands or outputs",
                 expected=f"at most {len(body.input)} and {len(body.output)}",
                 got=f"{len(operands)} and {len(call.outputs)}",
             )  # fmt: skip

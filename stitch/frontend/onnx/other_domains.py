@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from stitch.errors import CompileError
 from stitch.frontend.onnx import classical, contrib
 from stitch.frontend.onnx.calls import Lowering, NodeCall
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
@@ -39,8 +38,5 @@ def lowered(builder: ComputationGraphBuilder, call: NodeCall) -> Sequence[Symbol
     strange += [f"result {i}" for i in wanted if i not in known.results]
     if strange:
         domain = f"{call.domain}." if call.domain else ""
-        raise CompileError(
-            f"operator {domain}{call.op} is not supported with {', '.join(strange)}",
-            where=call.where,
-        )
+        raise call.refused(f"operator {domain}{call.op} is not supported with {', '.join(strange)}")
     return known.make(builder, call)

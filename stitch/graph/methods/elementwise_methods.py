@@ -5,13 +5,46 @@ Comes in: tensors, arrays and numbers (which take the tensor's type). Goes out: 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
-from stitch.errors import CompileError
 from stitch.graph.emitter import Emitter, TypeName, data_type_of
-from stitch.graph.source_location import user_location
+from stitch.graph.source_location import mistake
 from stitch.graph.symbolic import Operand, SymbolicTensor
 from stitch.program import DataType
+
+
+def _unary(op: str, says: str) -> Callable[[Any, Operand], SymbolicTensor]:
+    """The method that applies an operator to one operand."""
+
+    def method(self: Emitter, x: Operand) -> SymbolicTensor:
+        return self._one(op, x)
+
+    method.__doc__ = says
+    return method
+
+
+def _binary(op: str, says: str) -> Callable[[Any, Operand, Operand], SymbolicTensor]:
+    """The method that applies an operator to two operands."""
+
+    def method(self: Emitter, a: Operand, b: Operand) -> SymbolicTensor:
+        return self._one(op, *self._pair(op, a, b))
+
+    method.__doc__ = says
+    return method
+
+
+def _logical(op: str, says: str) -> Callable[[Any, Operand, Operand], SymbolicTensor]:
+    """The method that applies an operator to truth values, or its bitwise form to integers."""
+
+    def method(self: Emitter, a: Operand, b: Operand) -> SymbolicTensor:
+        x, y = self._pair(op, a, b)
+        return self._one(op if x.data_type is DataType.BOOL else f"Bitwise{op}", x, y)
+
+    method.__doc__ = f"{says}: logical on booleans, bitwise on integers."
+    return method
 
 
 class ElementwiseMethods(Emitter):
@@ -19,30 +52,18 @@ class ElementwiseMethods(Emitter):
 
     __slots__ = ()
 
-    def _binary(self, op: str, a: Operand, b: Operand) -> SymbolicTensor:
-        return self._one(op, *self._pair(op, a, b))
-
     # Arithmetic --------------------------------------------------------------------------------
 
-    def add(self, a: Operand, b: Operand) -> SymbolicTensor:
-        """a + b."""
-        return self._binary("Add", a, b)
-
-    def sub(self, a: Operand, b: Operand) -> SymbolicTensor:
-        """a - b."""
-        return self._binary("Sub", a, b)
-
-    def mul(self, a: Operand, b: Operand) -> SymbolicTensor:
-        """a * b."""
-        return self._binary("Mul", a, b)
+    add = _binary("Add", "a + b.")
+    sub = _binary("Sub", "a - b.")
+    mul = _binary("Mul", "a * b.")
 
     def div(self, a: Operand, b: Operand) -> SymbolicTensor:
         """a / b; raises `CompileError` for integers, whose ONNX Div truncates."""
         x, y = self._pair("Div", a, b)
         if not x.data_type.is_floating:
-            raise CompileError(
+            raise mistake(
                 f"a true division of {x.data_type.value} has no exact type in ONNX",
-                where=user_location(),
                 remedy="use // for whole numbers, or cast both sides to float32",
             )
         return self._one("Div", x, y)
@@ -75,17 +96,9 @@ class ElementwiseMethods(Emitter):
         different = self.logical_xor(self.less(remainder, 0), self.less(divisor, 0))
         return self.logical_and(self.not_equal(remainder, 0), different)
 
-    def pow(self, a: Operand, b: Operand) -> SymbolicTensor:
-        """a ** b; the result has the type of a."""
-        return self._binary("Pow", a, b)
-
-    def maximum(self, a: Operand, b: Operand) -> SymbolicTensor:
-        """The greater of two; NaN if either is."""
-        return self._binary("Max", a, b)
-
-    def minimum(self, a: Operand, b: Operand) -> SymbolicTensor:
-        """The lesser of two; NaN if either is."""
-        return self._binary("Min", a, b)
+    pow = _binary("Pow", "a ** b; the result has the type of a.")
+    maximum = _binary("Max", "The greater of two; NaN if either is.")
+    minimum = _binary("Min", "The lesser of two; NaN if either is.")
 
     # Scalar versions (FlexFlow's names) --------------------------------------------------------
 
@@ -111,41 +124,19 @@ class ElementwiseMethods(Emitter):
 
     # Comparison and logic ----------------------------------------------------------------------
 
-    def equal(self, a: Operand, b: Operand) -> SymbolicTensor:
-        """a == b, as booleans."""
-        return self._binary("Equal", a, b)
+    equal = _binary("Equal", "a == b, as booleans.")
 
     def not_equal(self, a: Operand, b: Operand) -> SymbolicTensor:
         """a != b, as booleans."""
         return self._one("Not", self.equal(a, b))
 
-    def less(self, a: Operand, b: Operand) -> SymbolicTensor:
-        """a < b, as booleans."""
-        return self._binary("Less", a, b)
-
-    def less_or_equal(self, a: Operand, b: Operand) -> SymbolicTensor:
-        """a <= b, as booleans."""
-        return self._binary("LessOrEqual", a, b)
-
-    def greater(self, a: Operand, b: Operand) -> SymbolicTensor:
-        """a > b, as booleans."""
-        return self._binary("Greater", a, b)
-
-    def greater_or_equal(self, a: Operand, b: Operand) -> SymbolicTensor:
-        """a >= b, as booleans."""
-        return self._binary("GreaterOrEqual", a, b)
-
-    def logical_and(self, a: Operand, b: Operand) -> SymbolicTensor:
-        """a & b: logical on booleans, bitwise on integers."""
-        return self._logical("And", a, b)
-
-    def logical_or(self, a: Operand, b: Operand) -> SymbolicTensor:
-        """a | b: logical on booleans, bitwise on integers."""
-        return self._logical("Or", a, b)
-
-    def logical_xor(self, a: Operand, b: Operand) -> SymbolicTensor:
-        """a ^ b: logical on booleans, bitwise on integers."""
-        return self._logical("Xor", a, b)
+    less = _binary("Less", "a < b, as booleans.")
+    less_or_equal = _binary("LessOrEqual", "a <= b, as booleans.")
+    greater = _binary("Greater", "a > b, as booleans.")
+    greater_or_equal = _binary("GreaterOrEqual", "a >= b, as booleans.")
+    logical_and = _logical("And", "a & b")
+    logical_or = _logical("Or", "a | b")
+    logical_xor = _logical("Xor", "a ^ b")
 
     def logical_not(self, x: Operand) -> SymbolicTensor:
         """~x: logical on booleans, bitwise on integers."""
@@ -153,49 +144,21 @@ class ElementwiseMethods(Emitter):
         is_bool = tensor.data_type is DataType.BOOL
         return self._one("Not" if is_bool else "BitwiseNot", tensor)
 
-    def _logical(self, op: str, a: Operand, b: Operand) -> SymbolicTensor:
-        x, y = self._pair(op, a, b)
-        return self._one(op if x.data_type is DataType.BOOL else f"Bitwise{op}", x, y)
-
     def where(self, condition: Operand, a: Operand, b: Operand) -> SymbolicTensor:
         """a where the condition holds, else b."""
         return self._one("Where", self.tensor(condition), *self._pair("Where", a, b))
 
     # Unary -------------------------------------------------------------------------------------
 
-    def identity(self, x: Operand) -> SymbolicTensor:
-        """x as a value of its own."""
-        return self._one("Identity", x)
-
+    identity = _unary("Identity", "x as a value of its own.")
     noop = identity
-
-    def neg(self, x: Operand) -> SymbolicTensor:
-        """-x."""
-        return self._one("Neg", x)
-
-    def abs(self, x: Operand) -> SymbolicTensor:
-        """|x|."""
-        return self._one("Abs", x)
-
-    def sign(self, x: Operand) -> SymbolicTensor:
-        """-1, 0 or 1."""
-        return self._one("Sign", x)
-
-    def exp(self, x: Operand) -> SymbolicTensor:
-        """e to the x."""
-        return self._one("Exp", x)
-
-    def log(self, x: Operand) -> SymbolicTensor:
-        """The natural logarithm."""
-        return self._one("Log", x)
-
-    def sqrt(self, x: Operand) -> SymbolicTensor:
-        """The square root."""
-        return self._one("Sqrt", x)
-
-    def reciprocal(self, x: Operand) -> SymbolicTensor:
-        """1 / x."""
-        return self._one("Reciprocal", x)
+    neg = _unary("Neg", "-x.")
+    abs = _unary("Abs", "|x|.")
+    sign = _unary("Sign", "-1, 0 or 1.")
+    exp = _unary("Exp", "e to the x.")
+    log = _unary("Log", "The natural logarithm.")
+    sqrt = _unary("Sqrt", "The square root.")
+    reciprocal = _unary("Reciprocal", "1 / x.")
 
     def rsqrt(self, x: Operand) -> SymbolicTensor:
         """1 / sqrt(x)."""
@@ -206,29 +169,12 @@ class ElementwiseMethods(Emitter):
         tensor = self.tensor(x)
         return self._one("Mul", tensor, tensor)
 
-    def sin(self, x: Operand) -> SymbolicTensor:
-        """The sine."""
-        return self._one("Sin", x)
-
-    def cos(self, x: Operand) -> SymbolicTensor:
-        """The cosine."""
-        return self._one("Cos", x)
-
-    def floor(self, x: Operand) -> SymbolicTensor:
-        """The greatest whole number that is not above x."""
-        return self._one("Floor", x)
-
-    def ceil(self, x: Operand) -> SymbolicTensor:
-        """The least whole number that is not below x."""
-        return self._one("Ceil", x)
-
-    def round(self, x: Operand) -> SymbolicTensor:
-        """The nearest whole number, halves to even."""
-        return self._one("Round", x)
-
-    def erf(self, x: Operand) -> SymbolicTensor:
-        """The error function."""
-        return self._one("Erf", x)
+    sin = _unary("Sin", "The sine.")
+    cos = _unary("Cos", "The cosine.")
+    floor = _unary("Floor", "The greatest whole number that is not above x.")
+    ceil = _unary("Ceil", "The least whole number that is not below x.")
+    round = _unary("Round", "The nearest whole number, halves to even.")
+    erf = _unary("Erf", "The error function.")
 
     def clip(
         self, x: Operand, low: Operand | None = None, high: Operand | None = None
@@ -243,9 +189,7 @@ class ElementwiseMethods(Emitter):
 
     # Activations -------------------------------------------------------------------------------
 
-    def relu(self, x: Operand) -> SymbolicTensor:
-        """max(x, 0)."""
-        return self._one("Relu", x)
+    relu = _unary("Relu", "max(x, 0).")
 
     def leaky_relu(self, x: Operand, alpha: float = 0.01) -> SymbolicTensor:
         """x where positive, else alpha x."""
@@ -255,13 +199,8 @@ class ElementwiseMethods(Emitter):
         """x times the normal distribution function of x; approximate: `none` or `tanh`."""
         return self._one("Gelu", x, approximate=None if approximate == "none" else approximate)
 
-    def sigmoid(self, x: Operand) -> SymbolicTensor:
-        """1 / (1 + exp(-x))."""
-        return self._one("Sigmoid", x)
-
-    def tanh(self, x: Operand) -> SymbolicTensor:
-        """The hyperbolic tangent."""
-        return self._one("Tanh", x)
+    sigmoid = _unary("Sigmoid", "1 / (1 + exp(-x)).")
+    tanh = _unary("Tanh", "The hyperbolic tangent.")
 
     def elu(self, x: Operand, alpha: float = 1.0) -> SymbolicTensor:
         """x where positive, else alpha (exp(x) - 1)."""
@@ -272,9 +211,7 @@ class ElementwiseMethods(Emitter):
         tensor = self.tensor(x)
         return self._one("Mul", tensor, self._one("Sigmoid", tensor))
 
-    def softplus(self, x: Operand) -> SymbolicTensor:
-        """log(1 + exp(x))."""
-        return self._one("Softplus", x)
+    softplus = _unary("Softplus", "log(1 + exp(x)).")
 
     def dropout(self, x: Operand, rate: float = 0.5) -> SymbolicTensor:
         """Dropout at inference: x itself; the rate stays on record for training."""
@@ -300,9 +237,5 @@ class ElementwiseMethods(Emitter):
         if name is None or name == "none":
             return self.tensor(x)
         if name not in allowed:
-            raise CompileError(
-                f"unknown activation {name!r}",
-                where=user_location(),
-                expected=", ".join([*allowed, "none"]),
-            )
+            raise mistake(f"unknown activation {name!r}", expected=", ".join([*allowed, "none"]))
         return allowed[name](x)

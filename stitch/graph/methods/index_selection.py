@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from stitch.errors import CompileError
-from stitch.graph.source_location import user_location
+from stitch.graph.source_location import mistake
 from stitch.graph.symbolic import SymbolicTensor
 from stitch.program import Array, DataType
 
@@ -76,9 +76,8 @@ def _expanded(key: tuple[object, ...], rank: int) -> list[object]:
     dots = [i for i, part in enumerate(key) if isinstance(part, EllipsisType)]
     used = sum(1 for part in key if part is not None and not isinstance(part, EllipsisType))
     if len(dots) > 1 or used > rank:
-        raise CompileError(
+        raise mistake(
             "this key does not fit the tensor",
-            where=user_location(),
             expected=f"at most {rank} indices and one '...'",
             got=repr(key),
         )
@@ -99,9 +98,8 @@ def _slice(part: slice, length: int) -> tuple[int, int, int]:
 
 def _place(index: int, length: int, axis: int) -> int:
     if not -length <= index < length:
-        raise CompileError(
+        raise mistake(
             f"index {index} is outside axis {axis}",
-            where=user_location(),
             expected=f"{-length} to {length - 1}" if length else "an axis that is not empty",
         )
     return index % length
@@ -135,6 +133,4 @@ def _rank(indices: Any) -> int:
 
 
 def _refused(what: str, remedy: str) -> CompileError:
-    return CompileError(
-        f"{what} cannot be used to index a tensor", where=user_location(), remedy=remedy
-    )
+    return mistake(f"{what} cannot be used to index a tensor", remedy=remedy)

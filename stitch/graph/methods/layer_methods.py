@@ -11,9 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stitch.errors import CompileError
 from stitch.graph.methods.reduction_methods import ReductionMethods
-from stitch.graph.source_location import user_location
+from stitch.graph.source_location import mistake
 from stitch.graph.symbolic import Operand, SymbolicTensor
 from stitch.program import DataType
 
@@ -27,7 +26,7 @@ class LayerMethods(ReductionMethods):
 
     def matmul(self, a: Operand, b: Operand) -> SymbolicTensor:
         """The matrix product, stacked over leading axes as in `numpy.matmul`."""
-        return self._binary("MatMul", a, b)
+        return self._one("MatMul", *self._pair("MatMul", a, b))
 
     batch_matmul = matmul
 
@@ -37,9 +36,8 @@ class LayerMethods(ReductionMethods):
         if not x.shape or not y.shape:
             return self.mul(x, y)
         if len(y.shape) > 2:
-            raise CompileError(
+            raise mistake(
                 "dot with more than two axes on the right sums over an axis of its own",
-                where=user_location(),
                 remedy="use matmul or einsum",
             )
         return self.matmul(x, y)
@@ -61,9 +59,8 @@ class LayerMethods(ReductionMethods):
         """x W' + b: x [..., in], weight [out, in], bias [out] give [..., out]."""
         tensor, matrix = self._pair("Linear", x, weight)
         if len(matrix.shape) != 2 or not tensor.shape or tensor.shape[-1] != matrix.shape[1]:
-            raise CompileError(
+            raise mistake(
                 "a linear layer's weight does not fit its input",
-                where=user_location(),
                 expected=f"a weight [out, {tensor.shape[-1] if tensor.shape else 1}]",
                 got=matrix.type.text(),
             )
@@ -116,9 +113,7 @@ class LayerMethods(ReductionMethods):
     ) -> SymbolicTensor:
         """2-D pooling of [N, C, H, W], `max` or `average`; the stride defaults to the kernel."""
         if kind not in ("max", "average"):
-            raise CompileError(
-                f"unknown pooling {kind!r}", where=user_location(), expected="max, average"
-            )
+            raise mistake(f"unknown pooling {kind!r}", expected="max, average")
         window = _pair(kernel, "kernel")
         averaged = kind == "average"
         return self._one(
@@ -137,9 +132,8 @@ class LayerMethods(ReductionMethods):
         if len(tensor.shape) != 4 or any(
             w < 1 or d % w for d, w in zip(tensor.shape[2:], wanted, strict=True)
         ):
-            raise CompileError(
+            raise mistake(
                 "adaptive pooling needs an output size that divides the input's",
-                where=user_location(),
                 expected=f"divisors of {list(tensor.shape[2:])}",
                 got=str(list(wanted)),
             )
@@ -209,11 +203,7 @@ class LayerMethods(ReductionMethods):
         if aggregate is None or aggregate == "none":
             return rows
         if aggregate not in ("sum", "mean"):
-            raise CompileError(
-                f"unknown aggregation {aggregate!r}",
-                where=user_location(),
-                expected="sum, mean, none",
-            )
+            raise mistake(f"unknown aggregation {aggregate!r}", expected="sum, mean, none")
         return self.reduce(aggregate, rows, -2)
 
     def scaled_dot_product_attention(
@@ -261,9 +251,8 @@ class LayerMethods(ReductionMethods):
         `weights` and `biases` are those of query, key, value and output: [out, in] and [out].
         """
         if len(weights) != 4 or len(biases) != 4:
-            raise CompileError(
+            raise mistake(
                 "attention has weights and biases of query, key, value and output",
-                where=user_location(),
                 expected="4 and 4",
                 got=f"{len(weights)} and {len(biases)}",
             )
@@ -280,9 +269,8 @@ class LayerMethods(ReductionMethods):
     def _in_heads(self, x: SymbolicTensor, heads: int) -> SymbolicTensor:
         """[batch, length, width] as [batch, heads, length, width / heads]."""
         if len(x.shape) != 3 or heads < 1 or x.shape[-1] % heads:
-            raise CompileError(
+            raise mistake(
                 "attention takes [batch, length, width], its heads dividing the width",
-                where=user_location(),
                 got=f"{x.type.text()} and {heads} heads",
             )
         batch, length, width = x.shape
@@ -293,5 +281,5 @@ class LayerMethods(ReductionMethods):
 def _pair(given: Pair, what: str) -> tuple[int, int]:
     pair = (given, given) if isinstance(given, int) else tuple(int(v) for v in given)
     if len(pair) != 2:
-        raise CompileError(f"a {what} is one number or two", where=user_location(), got=str(given))
+        raise mistake(f"a {what} is one number or two", got=str(given))
     return pair[0], pair[1]

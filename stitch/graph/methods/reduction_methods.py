@@ -5,10 +5,9 @@ Comes in: tensors and axes (None: all). Goes out: ONNX reductions, whose axes ar
 
 from __future__ import annotations
 
-from stitch.errors import CompileError
 from stitch.graph.emitter import axes_of, axis_of
 from stitch.graph.methods.shape_methods import ShapeMethods
-from stitch.graph.source_location import user_location
+from stitch.graph.source_location import mistake
 from stitch.graph.symbolic import Operand, SymbolicTensor
 from stitch.graph.tensor_operations import Axes
 
@@ -37,9 +36,7 @@ class ReductionMethods(ShapeMethods):
             "sum_square": "ReduceSumSquare", "log_sum_exp": "ReduceLogSumExp",
         }  # fmt: skip
         if kind not in kinds:
-            raise CompileError(
-                f"unknown reduction {kind!r}", where=user_location(), expected=", ".join(kinds)
-            )
+            raise mistake(f"unknown reduction {kind!r}", expected=", ".join(kinds))
         return self._reduce(kinds[kind], x, axis, keepdims)
 
     def reduce_sum(self, x: Operand, axis: Axes = None, keepdims: bool = False) -> SymbolicTensor:

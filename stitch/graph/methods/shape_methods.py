@@ -11,11 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stitch.errors import CompileError
 from stitch.graph.emitter import axes_of, axis_of
 from stitch.graph.methods.elementwise_methods import ElementwiseMethods
 from stitch.graph.methods.index_selection import selection_of
-from stitch.graph.source_location import user_location
+from stitch.graph.source_location import mistake
 from stitch.graph.symbolic import Operand, SymbolicTensor
 from stitch.graph.tensor_operations import Axes
 
@@ -33,9 +32,8 @@ class ShapeMethods(ElementwiseMethods):
         if wanted.count(-1) == 1 and rest > 0 and tensor.size % rest == 0:
             wanted[wanted.index(-1)] = tensor.size // rest
         if min(wanted, default=0) < 0 or math.prod(wanted) != tensor.size:
-            raise CompileError(
+            raise mistake(
                 "a reshape keeps the number of elements",
-                where=user_location(),
                 expected=f"{tensor.size} elements, as in {list(tensor.shape)}",
                 got=str(list(shape) if isinstance(shape, Sequence) else shape),
             )
@@ -65,12 +63,7 @@ class ShapeMethods(ElementwiseMethods):
         rank = len(tensor.shape)
         order = axes_of(axes, rank, "transpose") if axes is not None else tuple(range(rank))[::-1]
         if len(order) != rank:
-            raise CompileError(
-                "a transpose names every axis",
-                where=user_location(),
-                expected=f"{rank} axes",
-                got=str(axes),
-            )
+            raise mistake("a transpose names every axis", expected=f"{rank} axes", got=str(axes))
         return self._one("Transpose", tensor, perm=order) if rank > 1 else tensor
 
     permute = transpose
@@ -117,9 +110,8 @@ class ShapeMethods(ElementwiseMethods):
         if len(padded) != len(wanted) or any(
             d not in (1, w) or w < 0 for d, w in zip(padded, wanted, strict=True)
         ):
-            raise CompileError(
+            raise mistake(
                 "a tensor broadcasts only along axes of length 1",
-                where=user_location(),
                 expected=f"a shape that ends like {list(tensor.shape)}",
                 got=str(list(wanted)),
             )
@@ -130,7 +122,7 @@ class ShapeMethods(ElementwiseMethods):
         like = next((t for t in tensors if isinstance(t, SymbolicTensor)), None)
         parts = [self.tensor(t, like) for t in tensors]
         if not parts:
-            raise CompileError("a concat needs at least one tensor", where=user_location())
+            raise mistake("a concat needs at least one tensor")
         self._same_type("Concat", parts)
         return self._one("Concat", *parts, axis=axis_of(axis, len(parts[0].shape), "concat"))
 
@@ -149,9 +141,8 @@ class ShapeMethods(ElementwiseMethods):
             whole = max(1, sizes)
             sizes = [min(whole, length - start) for start in range(0, length, whole)] or [0]
         if sum(sizes) != length or min(sizes, default=-1) < 0:
-            raise CompileError(
+            raise mistake(
                 "the parts of a split make up the whole axis",
-                where=user_location(),
                 expected=f"sizes that add up to {length}",
                 got=str(list(sizes)),
             )

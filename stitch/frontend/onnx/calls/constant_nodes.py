@@ -15,7 +15,7 @@ import onnx
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
-from stitch.errors import CompileError, FormatError, LayoutError
+from stitch.errors import LayoutError
 from stitch.frontend.onnx.calls.upgrades import NodeCall
 from stitch.frontend.onnx.protos import NEWEST_IR, tensor_array
 from stitch.program import Array, DataType
@@ -36,17 +36,17 @@ _UNDECIDED = frozenset(
 def constant_array(call: NodeCall, folder: Path | None) -> Array:
     """What a Constant node holds; raises `FormatError`, or `CompileError` for strings."""
     if len(call.attributes) != 1:
-        raise FormatError(
-            "a Constant has exactly one attribute", where=call.where,
-            expected=f"value, {', '.join(_FORMS)}", got=", ".join(call.attributes) or "none",
+        raise call.malformed(
+            "a Constant has exactly one attribute", expected=f"value, {', '.join(_FORMS)}",
+            got=", ".join(call.attributes) or "none",
         )  # fmt: skip
     ((form, value),) = call.attributes.items()
     if form == "value" and isinstance(value, onnx.TensorProto):
         return tensor_array(value, folder, f"{call.where}, attribute 'value'")
     if form in _FORMS and not isinstance(value, str | onnx.TensorProto):
         return _FORMS[form](value)
-    raise CompileError(
-        f"a Constant with the attribute {form!r} is not supported", where=call.where,
+    raise call.refused(
+        f"a Constant with the attribute {form!r} is not supported",
         expected=f"value, {', '.join(_FORMS)}",
     )  # fmt: skip
 

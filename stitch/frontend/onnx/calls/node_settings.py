@@ -23,7 +23,7 @@ def operand(call: NodeCall, index: int) -> SymbolicTensor:
     """An operand that must be there."""
     tensor = call.operand(index)
     if tensor is None:
-        raise FormatError(f"{call.op} needs its operand {index}", where=call.where)
+        raise call.malformed(f"{call.op} needs its operand {index}")
     return tensor
 
 
@@ -77,10 +77,9 @@ def reals(call: NodeCall, name: str, count: int | None = None) -> Array:
 
 def unfit(call: NodeCall, name: str, expected: str, got: object) -> FormatError:
     """What is said about an attribute that does not fit."""
-    return FormatError(
-        f"attribute {name!r} of {call.op} does not fit", where=call.where, expected=expected,
-        got=str(got)[:80],
-    )  # fmt: skip
+    return call.malformed(
+        f"attribute {name!r} of {call.op} does not fit", expected=expected, got=str(got)[:80]
+    )
 
 
 def _counted(call: NodeCall, name: str, values: tuple[T, ...], count: int | None) -> tuple[T, ...]:

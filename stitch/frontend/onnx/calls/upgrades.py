@@ -14,13 +14,13 @@ import numpy as np
 from onnx import TensorProto
 
 from stitch import ops
-from stitch.errors import CompileError
+from stitch.frontend.onnx.node_refusals import Refusing
 from stitch.frontend.onnx.protos import tensor_array
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 
 
 @dataclass(frozen=True, slots=True)
-class NodeCall:
+class NodeCall(Refusing):
     """A node with its operands looked up: None for an operand that is absent.
 
     `outputs` are names, empty where a result is not wanted. `version` is the opset it stands in.
@@ -89,9 +89,9 @@ def _group_normalization(builder: ComputationGraphBuilder, call: NodeCall) -> No
 def _batch_normalization(_: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
     """Training got a mode of its own, with other outputs (opset 14)."""
     if any(call.outputs[1:]):
-        raise CompileError(
+        raise call.refused(
             "BatchNormalization in training mode is not supported before opset 14",
-            where=call.where, remedy="export the model for inference, or with opset 14 or newer",
+            remedy="export the model for inference, or with opset 14 or newer",
         )  # fmt: skip
     return replace(call, outputs=call.outputs[:1])
 
@@ -139,10 +139,9 @@ def _constant_of_shape(_: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
         return call
     value = tensor_array(tensor, None, f"{call.where}, attribute 'value'")
     if value.size != 1:
-        raise CompileError(
-            "the value of ConstantOfShape is one element", where=call.where,
-            got=f"{value.size} elements",
-        )  # fmt: skip
+        raise call.refused(
+            "the value of ConstantOfShape is one element", got=f"{value.size} elements"
+        )
     number = value.reshape(()).astype(value.dtype)
     attributes["dtype"] = int(tensor.data_type)
     if ops.data_type_of_code(tensor.data_type).is_floating:

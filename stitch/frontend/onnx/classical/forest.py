@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from stitch import ops
-from stitch.errors import CompileError, FormatError
 from stitch.frontend.onnx.calls import NodeCall
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 from stitch.program import Array, DataType
@@ -65,21 +64,19 @@ def shape_of(forest: Forest, call: NodeCall) -> ForestShape:
     ends: list[tuple[Array, Array]] = []
     while level.size:
         if ((level < 0) | (level >= len(seen))).any():
-            raise FormatError(f"a node of {call.op} is no node, or leads to none",
-                              where=call.where)  # fmt: skip
+            raise call.malformed(f"a node of {call.op} is no node, or leads to none")
         inner = forest.modes[level] != LEAF
         ends.append((level[~inner], tree[~inner]))
         level, tree = level[inner], tree[inner]
         if len(np.unique(level)) != len(level) or seen[level].any():
-            raise FormatError(f"a node of {call.op} is in two trees, or twice in one",
-                              where=call.where)  # fmt: skip
+            raise call.malformed(f"a node of {call.op} is in two trees, or twice in one")
         seen[level] = True
         level, tree = forest.children[level].reshape(-1), np.repeat(tree, 2)
         depth += bool(level.size)
         if depth > MAX_LEVELS:
-            raise CompileError(
+            raise call.refused(
                 f"operator ai.onnx.ml.{call.op} is not supported with trees so deep",
-                where=call.where, expected=f"at most {MAX_LEVELS} levels",
+                expected=f"at most {MAX_LEVELS} levels",
             )  # fmt: skip
     leaves, owners = (np.concatenate(parts) for parts in zip(*ends, strict=True))
     order = np.argsort(owners, kind="stable")
@@ -95,8 +92,10 @@ def reached(
     inner = forest.modes != LEAF
     asked = int(forest.features[inner].max(initial=0))
     if asked >= data.shape[1] or forest.features[inner].min(initial=0) < 0:
-        raise FormatError(f"{call.op} asks for a feature that is not there", where=call.where,
-                          expected=f"below {data.shape[1]}", got=str(asked))  # fmt: skip
+        raise call.malformed(
+            f"{call.op} asks for a feature that is not there", expected=f"below {data.shape[1]}",
+            got=str(asked),
+        )  # fmt: skip
     rows, here = data.shape[0], np.arange(len(inner))
     # A leaf leads to itself, so that rows wait there until the deepest are down.
     children = np.where(inner[:, None], forest.children, here[:, None]).reshape(-1)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from stitch import ops
-from stitch.errors import CompileError
 from stitch.frontend.onnx.calls import NodeCall, reals, unfit, whole, wholes, word
 from stitch.frontend.onnx.classical.coupling import coupled
 from stitch.frontend.onnx.classical.scores import (
@@ -121,10 +120,10 @@ def _by_vectors(
     factors = reals(call, "coefficients", (names.size - 1) * sum(counts))
     rho = reals(call, "rho", names.size * (names.size - 1) // 2).astype(np.float64)
     if names.size > MAX_CLASSES:
-        raise CompileError(
+        raise call.refused(
             "operator ai.onnx.ml.SVMClassifier is not supported with so many classes, each of "
-            "which votes with each", where=call.where, expected=f"at most {MAX_CLASSES}",
-            got=str(names.size),
+            "which votes with each",
+            expected=f"at most {MAX_CLASSES}", got=str(names.size),
         )  # fmt: skip
     pairs = [(i, j) for i in range(names.size) for j in range(i + 1, names.size)]
     kernel = _kernel(builder, call, rows(builder, call, DataType.FLOAT64), sum(counts))

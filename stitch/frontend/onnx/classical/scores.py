@@ -29,8 +29,8 @@ def rows(
     """Operand 0 as rows of numbers of a type; a vector is one row."""
     x = operand(call, 0)
     if x.ndim not in (1, 2):
-        raise CompileError(
-            f"operator ai.onnx.ml.{call.op} is not supported on this shape", where=call.where,
+        raise call.refused(
+            f"operator ai.onnx.ml.{call.op} is not supported on this shape",
             expected="rows, or one vector", got=str(list(x.shape)),
         )  # fmt: skip
     x = builder.op("Reshape", x, [1, x.shape[0]]) if x.ndim == 1 else x
@@ -46,9 +46,10 @@ def labels(call: NodeCall, numbers: str, names: str) -> Array:
     """The labels of classes; raises `CompileError` where they are words."""
     values = wholes(call, numbers)
     if words(call, names):
-        raise CompileError(
+        raise call.refused(
             f"operator ai.onnx.ml.{call.op} is not supported with words as labels (only numbers "
-            "are supported, not strings)", where=call.where, expected=numbers, got=names,
+            "are supported, not strings)",
+            expected=numbers, got=names,
             remedy="fit the model with whole numbers as classes (sklearn's LabelEncoder)",
         )  # fmt: skip
     if not values:
@@ -108,9 +109,9 @@ def both_classes(
 
 def passed_over(call: NodeCall, transform: str) -> CompileError:
     """What is said about a transform that ONNX Runtime does not apply to a single score."""
-    return CompileError(
+    return call.refused(
         f"operator ai.onnx.ml.{call.op} is not supported with post_transform {transform} of one "
-        "score, which ONNX Runtime passes over", where=call.where,
+        "score, which ONNX Runtime passes over",
         remedy="export with post_transform NONE, and a Sigmoid after it where that is meant",
     )  # fmt: skip
 

@@ -11,7 +11,6 @@ import math
 import numpy as np
 
 from stitch import ops
-from stitch.errors import FormatError
 from stitch.frontend.onnx.calls import (
     NodeCall,
     operand,
@@ -41,7 +40,7 @@ def binarizer(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTenso
     """1 where a number is above the threshold, else 0, in its own type."""
     data, threshold = operand(call, 0), call.attributes.get("threshold", 0.0)
     if not isinstance(threshold, float):
-        raise FormatError("the threshold of Binarizer is one number", where=call.where)
+        raise call.malformed("the threshold of Binarizer is one number")
     kind = data.data_type
     op, limit = "Greater", threshold
     if not kind.is_floating:

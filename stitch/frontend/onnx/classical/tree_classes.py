@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from stitch import ops
-from stitch.errors import CompileError
 from stitch.frontend.onnx.calls import NodeCall, unfit, wholes
 from stitch.frontend.onnx.classical.forest import Forest, ForestShape, collected, reached, shape_of
 from stitch.frontend.onnx.classical.scores import (
@@ -65,14 +64,14 @@ def _of_two(
     """Leaves name the first class only, or the second, or both: each is another rule."""
     always, ever = shape.always(forest.counts), shape.ever(forest.counts)
     if (ever != always).any():
-        raise CompileError(
+        raise call.refused(
             "operator ai.onnx.ml.TreeEnsembleClassifier is not supported on two classes where "
-            "some leaves name a class that others do not", where=call.where,
+            "some leaves name a class that others do not",
         )  # fmt: skip
     if base.size > 1 or (base.size and not always[0]):
-        raise CompileError(
+        raise call.refused(
             "operator ai.onnx.ml.TreeEnsembleClassifier is not supported with these base_values "
-            "of two classes: ONNX Runtime passes over them, or over the trees", where=call.where,
+            "of two classes: ONNX Runtime passes over them, or over the trees",
             expected="none, or one and leaves that name the first class", got=str(base.tolist()),
         )  # fmt: skip
     single = len(set(wholes(call, "class_ids"))) == 1

@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
-from stitch.errors import CompileError, FormatError
 from stitch.frontend.onnx.calls import NodeCall, operand, reals, unfit, whole, wholes, word, words
 from stitch.frontend.onnx.classical.forest import LEAF, MEMBER, Forest, collected, reached, shape_of
 from stitch.frontend.onnx.classical.scores import TRANSFORMS, named_transform, rows, transformed
@@ -40,7 +39,7 @@ def lower_trees(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTen
     """TreeEnsemble: the scores of each row."""
     data = operand(call, 0)
     if data.ndim != 2 or not data.data_type.is_floating:
-        raise FormatError("operand 0 of TreeEnsemble has rows of real numbers", where=call.where)
+        raise call.malformed("operand 0 of TreeEnsemble has rows of real numbers")
     aggregate, transform = whole(call, "aggregate_function", 1), whole(call, "post_transform")
     if not 0 <= aggregate < len(_AGGREGATES) or not 0 <= transform < len(TRANSFORMS):
         raise unfit(call, "aggregate_function", "codes of ONNX", (aggregate, transform))
@@ -64,9 +63,9 @@ def _scores(
     shape, dtype = shape_of(forest, call), data.dtype
     targets = forest.weights.shape[1]
     if aggregate in ("MIN", "MAX") and not all(forest.counts[end].all() for end in shape.leaves):
-        raise CompileError(
+        raise call.refused(
             f"operator ai.onnx.ml.{call.op} is not supported with aggregate_function {aggregate} "
-            "where a leaf is without a weight for some target", where=call.where,
+            "where a leaf is without a weight for some target",
         )  # fmt: skip
     leaf = reached(builder, call, forest, data, shape.depth)
     sums = collected(builder, leaf, forest.weights.astype(dtype), _REDUCTIONS[aggregate])
@@ -107,7 +106,7 @@ def older_forest(
     ids, trees = (np.array(wholes(call, f"nodes_{what}ids", count)) for what in ("node", "tree"))
     place = {key: index for index, key in enumerate(zip(trees, ids, strict=True))}
     if len(place) != count:
-        raise FormatError(f"two nodes of {call.op} have one name", where=call.where)
+        raise call.malformed(f"two nodes of {call.op} have one name")
     children = np.stack(
         [
             [place.get(key, -1) for key in zip(trees, wholes(call, name, count), strict=True)]
@@ -137,16 +136,15 @@ def _weights(
     )
     where = np.array([place.get(key, -1) for key in zip(trees, nodes, strict=True)], np.int64)
     if not given.size or where.min() < 0 or ids.min() < 0 or ids.max() >= targets:
-        raise FormatError(f"the weights of {call.op} are of no node, or of no {side}",
-                          where=call.where)  # fmt: skip
+        raise call.malformed(f"the weights of {call.op} are of no node, or of no {side}")
     _check_size(call, len(place), targets)
     weights, counts = np.zeros((len(place), targets)), np.zeros((len(place), targets), np.bool_)
     np.add.at(weights, (where, ids), given)
     counts[where, ids] = True
     if counts.sum() != given.size:
-        raise CompileError(
+        raise call.refused(
             f"operator ai.onnx.ml.{call.op} is not supported where a leaf has two weights for one "
-            f"{side}", where=call.where,
+            f"{side}",
         )  # fmt: skip
     return weights, counts
 
@@ -154,10 +152,9 @@ def _weights(
 def _check_size(call: NodeCall, nodes: int, targets: int) -> None:
     """Raises `CompileError` where a few bytes would become a large matrix."""
     if nodes * targets > MAX_WEIGHTS:
-        raise CompileError(
+        raise call.refused(
             f"operator ai.onnx.ml.{call.op} is not supported with so many nodes and targets",
-            where=call.where, expected=f"at most {MAX_WEIGHTS} nodes times targets",
-            got=f"{nodes} times {targets}",
+            expected=f"at most {MAX_WEIGHTS} nodes times targets", got=f"{nodes} times {targets}",
         )  # fmt: skip
 
 
@@ -172,7 +169,7 @@ def _missing(call: NodeCall, count: int) -> Array:
 def _tensor(call: NodeCall, name: str, count: int | None = None) -> Array:
     proto = call.attributes.get(name)
     if not isinstance(proto, TensorProto):
-        raise FormatError(f"{call.op} lacks {name!r}", where=call.where)
+        raise call.malformed(f"{call.op} lacks {name!r}")
     array = tensor_array(proto, None, f"{call.where}, attribute {name!r}").reshape(-1)
     if count is not None and array.size != count:
         raise unfit(call, name, f"{count} elements", array.size)
@@ -193,7 +190,7 @@ def _newest(call: NodeCall) -> Forest:
         raise unfit(call, "nodes_modes", f"0 to {MEMBER}", sorted(set(modes.tolist())))
     roots = np.array(wholes(call, "tree_roots"), np.int64)
     if not roots.size or not ((roots >= 0) & (roots < count)).all():
-        raise FormatError(f"a root of {call.op} is no node", where=call.where)
+        raise call.malformed(f"a root of {call.op} is no node")
     _check_size(call, count + leaves, wanted)
     counts = np.zeros((count + leaves, wanted), np.bool_)
     counts[count + np.arange(leaves), targets] = True
@@ -217,8 +214,7 @@ def _sides(call: NodeCall, count: int, leaves: int) -> Array:
         ids = np.array(wholes(call, f"nodes_{side}nodeids", count), np.int64)
         ends = np.array(wholes(call, f"nodes_{side}leafs", count), np.bool_)
         if not ((ids >= 0) & (ids < np.where(ends, leaves, count))).all():
-            raise FormatError(f"a node of {call.op} leads to no node, or is no node",
-                              where=call.where)  # fmt: skip
+            raise call.malformed(f"a node of {call.op} leads to no node, or is no node")
         sides.append(ids + ends * count)
     return np.stack(sides, axis=1)
 
@@ -232,7 +228,8 @@ def _members(call: NodeCall, modes: Array) -> dict[int, Array]:
     ends = np.flatnonzero(np.isnan(values))
     sets = [part[~np.isnan(part)] for part in np.split(values, ends + 1)]
     if len(sets) < len(asking):
-        raise FormatError("TreeEnsemble has fewer sets than nodes that ask for them",
-                          where=call.where, expected=str(len(asking)),
-                          got=str(len(sets)))  # fmt: skip
+        raise call.malformed(
+            "TreeEnsemble has fewer sets than nodes that ask for them", expected=str(len(asking)),
+            got=str(len(sets)),
+        )  # fmt: skip
     return dict(zip(asking, sets, strict=False))

@@ -11,7 +11,6 @@ import math
 import numpy as np
 
 from stitch import ops
-from stitch.errors import CompileError, FormatError
 from stitch.frontend.onnx.calls import NodeCall, operand, real, unfit, whole, wholes
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 from stitch.program import Array, DataType
@@ -23,8 +22,7 @@ def attention(builder: ComputationGraphBuilder, call: NodeCall) -> _Some:
     """Heads of one projected tensor; and the keys and values, where there were earlier ones."""
     x, weights = operand(call, 0), operand(call, 1)
     if x.ndim != 3 or weights.ndim != 2:
-        raise FormatError("Attention has operands [batch, length, width] and [width, widths]",
-                          where=call.where)  # fmt: skip
+        raise call.malformed("Attention has operands [batch, length, width] and [width, widths]")
     bias = call.operand(2)
     widths = wholes(call, "qkv_hidden_sizes") or (weights.shape[1] // 3,) * 3
     if len(widths) != 3 or sum(widths) != weights.shape[1] or widths[0] != widths[1]:
@@ -51,17 +49,19 @@ def multi_head_attention(builder: ComputationGraphBuilder, call: NodeCall) -> _S
     """Heads of three tensors; and the keys and values, those of earlier calls among them."""
     given = [operand(call, index) for index in range(3)]
     if given[0].ndim != 3 or given[1].ndim != given[2].ndim or given[1].ndim not in (3, 4):
-        raise CompileError(
+        raise call.refused(
             "operator com.microsoft.MultiHeadAttention is not supported on packed operands",
-            where=call.where, expected="query, key and value of [batch, length, width]",
+            expected="query, key and value of [batch, length, width]",
             got=", ".join(str(list(one.shape)) for one in given),
         )  # fmt: skip
     bias = call.operand(3)
     if bias is not None:
         widths = [one.shape[-1] for one in given]
         if given[1].ndim == 4:
-            raise CompileError("operator com.microsoft.MultiHeadAttention is not supported with a "
-                               "bias of keys in heads", where=call.where)  # fmt: skip
+            raise call.refused(
+                "operator com.microsoft.MultiHeadAttention is not supported with a "
+                "bias of keys in heads",
+            )  # fmt: skip
         parts = builder.apply("Split", [bias, widths], 3, {"axis": 0})
         given = [one + part for one, part in zip(given, parts, strict=True)]
     query, key, value = (
@@ -100,8 +100,7 @@ def _attended(
 ) -> SymbolicTensor:
     """What the queries attend to, heads side by side again."""
     if query.ndim != 4 or query.shape[-1] == 0 or not query.data_type.is_floating:
-        raise FormatError(f"{call.op} takes heads of real numbers", where=call.where,
-                          got=str(query.type))  # fmt: skip
+        raise call.malformed(f"{call.op} takes heads of real numbers", got=str(query.type))
     scale = real(call, "scale") or 1 / math.sqrt(query.shape[-1])
     turned = builder.op("Transpose", key, perm=[0, 1, 3, 2])
     scores = builder.op("MatMul", query, turned) * scale
@@ -110,9 +109,10 @@ def _attended(
     scores = scores if added is None else scores + added
     attended = builder.op("MatMul", builder.op("Softmax", scores, axis=-1), value)
     if attended.ndim != 4:
-        raise FormatError(f"the operands of {call.op} do not fit", where=call.where,
-                          expected="[batch, heads, length, width]",
-                          got=str(list(attended.shape)))  # fmt: skip
+        raise call.malformed(
+            f"the operands of {call.op} do not fit", expected="[batch, heads, length, width]",
+            got=str(list(attended.shape)),
+        )  # fmt: skip
     batch, heads, length, width = attended.shape
     side_by_side = builder.op("Transpose", attended, perm=[0, 2, 1, 3])
     return builder.op("Reshape", side_by_side, [batch, length, heads * width])
@@ -157,9 +157,8 @@ def _seen(
         ends, starts = builder.apply("Split", [mask, [batch, batch]], 2, {"axis": 0})
         started = builder.op("Not", _before(builder, places, starts))
         return builder.op("And", started, _before(builder, places, ends))
-    raise CompileError(
+    raise call.refused(
         f"operator com.microsoft.{call.op} is not supported with a mask of this shape",
-        where=call.where,
         expected=f"{[batch, total]}, {[batch, length, total]}, {[batch]} or {[2 * batch]}",
         got=str(list(mask.shape)),
     )
@@ -178,8 +177,7 @@ def embeddings(builder: ComputationGraphBuilder, call: NodeCall) -> _Some:
     ids, words, places = operand(call, 0), operand(call, 2), operand(call, 3)
     segments, kinds, mask, where = (call.operand(index) for index in (1, 4, 7, 8))
     if ids.ndim != 2:
-        raise FormatError("operand 0 of EmbedLayerNormalization is [batch, length]",
-                          where=call.where)  # fmt: skip
+        raise call.malformed("operand 0 of EmbedLayerNormalization is [batch, length]")
     batch, length = ids.shape
     if where is None:
         where = builder.constant(np.arange(length).reshape(1, length))

@@ -7,7 +7,7 @@ files, heads of attention.
 from __future__ import annotations
 
 from stitch import ops
-from stitch.errors import CompileError, FormatError
+from stitch.errors import CompileError
 from stitch.frontend.onnx.calls import NodeCall, operand, real, reals, unfit, whole
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 from stitch.program import DataType
@@ -33,9 +33,9 @@ def product(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
     both = [operand(call, 0), operand(call, 1)]
     batched = whole(call, "transBatchA") or whole(call, "transBatchB")
     if batched and (both[0].ndim != both[1].ndim or both[0].ndim < 3):
-        raise FormatError(
+        raise call.malformed(
             f"{call.op} takes transBatchA and transBatchB on operands of one rank, 3 or more",
-            where=call.where, got=", ".join(str(list(one.shape)) for one in both),
+            got=", ".join(str(list(one.shape)) for one in both),
         )  # fmt: skip
     sides = [
         _turned(builder, both[index], whole(call, f"transBatch{side}") != 0,
@@ -95,9 +95,10 @@ def convolution(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTen
 
 
 def _strange_activation(call: NodeCall, name: object) -> CompileError:
-    return CompileError(f"operator {call.op} is not supported with this activation",
-                        where=call.where, expected=f"one of {', '.join(_ACTIVATIONS)}",
-                        got=str(name)[:80])  # fmt: skip
+    return call.refused(
+        f"operator {call.op} is not supported with this activation",
+        expected=f"one of {', '.join(_ACTIVATIONS)}", got=str(name)[:80],
+    )  # fmt: skip
 
 
 def gelu(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
@@ -166,6 +167,5 @@ def scaled_product(builder: ComputationGraphBuilder, call: NodeCall) -> Symbolic
 def _zero_point(call: NodeCall, index: int) -> SymbolicTensor | None:
     point = call.operand(index)
     if point is not None and point.size != 1 and point.ndim != 1:
-        raise FormatError(f"operand {index} of {call.op} is a number or a vector",
-                          where=call.where)  # fmt: skip
+        raise call.malformed(f"operand {index} of {call.op} is a number or a vector")
     return point

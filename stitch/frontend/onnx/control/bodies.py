@@ -10,15 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from stitch.errors import FormatError
-from stitch.frontend.onnx.node_refusals import Unsupported
+from stitch.frontend.onnx.node_refusals import Refusing, Unsupported
 from stitch.frontend.onnx.values import Bound, Dependencies, Given, Scope, kind_of
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 from stitch.program import Array
 
 
 @dataclass(frozen=True, slots=True)
-class ControlCall:
+class ControlCall(Refusing):
     """A node with bodies; `scope` is where a body looks up names that are not its own."""
 
     op: str
@@ -37,16 +36,16 @@ class ControlCall:
         graph = self.attributes.get(name)
         if graph is None or not hasattr(graph, "node"):
             missing = "a branch" if self.op == "If" else f"its {name}"
-            raise FormatError(f"{self.op} lacks {missing}", where=self.where)
+            raise self.malformed(f"{self.op} lacks {missing}")
         return graph
 
     def integers(self, name: str, count: int) -> tuple[int, ...]:
         """A list of integers, zeros where it is not written."""
         values = self.attributes.get(name) or (0,) * count
         if not isinstance(values, tuple) or len(values) != count:
-            raise FormatError(
-                f"attribute {name!r} of {self.op} does not fit", where=self.where,
-                expected=f"{count} integers", got=repr(values),
+            raise self.malformed(
+                f"attribute {name!r} of {self.op} does not fit", expected=f"{count} integers",
+                got=repr(values),
             )  # fmt: skip
         return values
 
@@ -75,9 +74,7 @@ def known_number(
     numbers not.
     """
     if not isinstance(value, SymbolicTensor):
-        raise FormatError(
-            f"{call.op} is given no tensor where it wants one", where=call.where, got=kind_of(value)
-        )
+        raise call.malformed(f"{call.op} is given no tensor where it wants one", got=kind_of(value))
     data = bodies.builder.known_data(value)
     if data is None or data.size != 1:
         bodies.dependencies.want(value, integers_only=integers_only)

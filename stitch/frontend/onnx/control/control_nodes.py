@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from stitch.errors import CompileError, FormatError
 from stitch.frontend.onnx.control.bodies import Bodies, ControlCall, known_number, run_once
 from stitch.frontend.onnx.protos import element_type
 from stitch.frontend.onnx.values import FAILED, Bound, Failed, Given, TensorList, kind_of
@@ -113,9 +112,9 @@ def _scan(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
     body, builder = call.body("body"), bodies.builder
     scanned = call.attributes.get("num_scan_inputs", 0)
     if not isinstance(scanned, int) or not 1 <= scanned <= len(call.operands):
-        raise FormatError(
-            "num_scan_inputs of Scan does not fit", where=call.where,
-            expected=f"1 to {len(call.operands)}", got=repr(scanned),
+        raise call.malformed(
+            "num_scan_inputs of Scan does not fit", expected=f"1 to {len(call.operands)}",
+            got=repr(scanned),
         )  # fmt: skip
     count = len(call.operands) - scanned
     states: list[Given] = list(call.operands[:count])
@@ -127,8 +126,9 @@ def _scan(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
         call.operands[count:], axes, strict=True)]  # fmt: skip
     lengths = {tensor.shape[axis] for tensor, axis in sources}
     if len(lengths) != 1:
-        raise FormatError("the inputs that Scan goes along differ in length", where=call.where,
-                          got=str(sorted(lengths)))  # fmt: skip
+        raise call.malformed(
+            "the inputs that Scan goes along differ in length", got=str(sorted(lengths))
+        )
     (rounds,) = lengths
     _check_rounds(call, rounds)
     collected: list[list[Bound]] = [[] for _ in range(results)]
@@ -155,19 +155,18 @@ def _scan(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
 
 def _scanned(call: ControlCall, value: Given, axis: int) -> tuple[SymbolicTensor, int]:
     if not isinstance(value, SymbolicTensor) or not -len(value.shape) <= axis < len(value.shape):
-        raise FormatError(f"Scan cannot go along axis {axis}", where=call.where, got=kind_of(value))
+        raise call.malformed(f"Scan cannot go along axis {axis}", got=kind_of(value))
     return value, axis % len(value.shape)
 
 
 def _sequence_map(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
     body, first = call.body("body"), call.operand(0)
     if not isinstance(first, TensorList):
-        raise FormatError("operand 0 of SequenceMap is a sequence", where=call.where,
-                          got=kind_of(first))  # fmt: skip
+        raise call.malformed("operand 0 of SequenceMap is a sequence", got=kind_of(first))
     _check_body(call, body, len(call.operands), 0)
     lists = [value for value in call.operands if isinstance(value, TensorList)]
     if any(len(one.items) != len(first.items) for one in lists):
-        raise FormatError("the sequences of SequenceMap differ in length", where=call.where)
+        raise call.malformed("the sequences of SequenceMap differ in length")
     collected: list[list[SymbolicTensor]] = [[] for _ in body.output]
     shared = bodies.body_scope(body, call)
     for index in range(len(first.items)):
@@ -177,7 +176,7 @@ def _sequence_map(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
             if isinstance(value, Failed):
                 return [FAILED] * call.outputs
             if not isinstance(value, SymbolicTensor):
-                raise FormatError("the body of SequenceMap makes tensors", where=call.where)
+                raise call.malformed("the body of SequenceMap makes tensors")
             values.append(value)
     return [TensorList(tuple(values)) for values in collected]
 
@@ -189,8 +188,8 @@ def _given(value: Bound) -> Given:
 
 def _check_body(call: ControlCall, body: Any, inputs: int, outputs: int) -> None:
     if len(body.input) != inputs or len(body.output) < outputs:
-        raise FormatError(
-            f"the body of {call.op} does not fit its operands", where=call.where,
+        raise call.malformed(
+            f"the body of {call.op} does not fit its operands",
             expected=f"{inputs} inputs and at least {outputs} outputs",
             got=f"{len(body.input)} and {len(body.output)}",
         )  # fmt: skip
@@ -198,10 +197,9 @@ def _check_body(call: ControlCall, body: Any, inputs: int, outputs: int) -> None
 
 def _check_rounds(call: ControlCall, rounds: int) -> None:
     if rounds > MAX_ROUNDS:
-        raise CompileError(
+        raise call.refused(
             f"operator {call.op} is not supported for more than {MAX_ROUNDS} rounds: "
             "every round becomes operations of its own",
-            where=call.where,
         )
 
 
@@ -217,9 +215,8 @@ def _stacked(
     """What rounds made, along a new axis."""
     tensors = [value for value in values if isinstance(value, SymbolicTensor)]
     if len(tensors) != len(values) or len({tensor.shape for tensor in tensors}) > 1:
-        raise CompileError(
+        raise call.refused(
             f"operator {call.op} is not supported where the rounds make values of different shapes",
-            where=call.where,
             got=", ".join(sorted({kind_of(_given(value)) for value in values})),
         )
     if tensors:
@@ -232,10 +229,9 @@ def _stacked(
         or -1 in shape
         or not -len(shape) <= axis + 1 <= len(shape) + 1
     ):
-        raise CompileError(
+        raise call.refused(
             f"operator {call.op} is not supported where it runs no round and the body does not "
             "say the shapes of its results",
-            where=call.where,
         )
     shape.insert(axis if axis >= 0 else axis + len(shape) + 1, 0)
     return bodies.builder.constant(

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from stitch.errors import CompileError, FormatError
+from stitch.errors import FormatError
+from stitch.frontend.onnx.node_refusals import Refusing
 from stitch.frontend.onnx.values.deciding import Dependencies
 from stitch.frontend.onnx.values.scope import NOTHING, Given, Nothing, TensorList
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
@@ -21,7 +22,7 @@ from stitch.program import Array
 
 
 @dataclass(frozen=True, slots=True)
-class ListCall:
+class ListCall(Refusing):
     """A node whose operands may be lists; None stands for one that is not written."""
 
     op: str
@@ -51,10 +52,9 @@ class ListCall:
 
     def wrong(self, index: int, wanted: str) -> FormatError:
         """What to raise for an operand of another kind."""
-        return FormatError(
-            f"operand {index} of {self.op} is {wanted}", where=self.where,
-            got=kind_of(self.operand(index)),
-        )  # fmt: skip
+        return self.malformed(
+            f"operand {index} of {self.op} is {wanted}", got=kind_of(self.operand(index))
+        )
 
     def known(self, index: int, name: str) -> Array:
         """The data of a tensor that decides how long lists are."""
@@ -62,10 +62,10 @@ class ListCall:
         data = self.builder.known_data(tensor)
         if data is None:
             self.dependencies.want(tensor, integers_only=True)
-            raise CompileError(
+            raise self.refused(
                 f"operand {index} ({name}) of {self.op} must be known at compile time: "
                 "it decides what a sequence holds",
-                where=self.where, expected=f"a constant for {name}", got=f"{tensor.type.text()}",
+                expected=f"a constant for {name}", got=f"{tensor.type.text()}",
             )  # fmt: skip
         return data
 
@@ -75,8 +75,8 @@ class ListCall:
         most = count if behind else count - 1
         place = int(data.reshape(-1)[0]) if data.size == 1 else most + 1
         if not -count <= place <= most:
-            raise FormatError(
-                f"{self.op} names a position out of range", where=self.where,
+            raise self.malformed(
+                f"{self.op} names a position out of range",
                 expected=f"{-count} to {most}" if most >= 0 else "none: the sequence is empty",
                 got=str(data.reshape(-1).tolist()[:4]),
             )  # fmt: skip
@@ -86,7 +86,7 @@ class ListCall:
         """An integer attribute."""
         value = self.attributes.get(name, default)
         if not isinstance(value, int):
-            raise FormatError(f"attribute {name!r} of {self.op} is one integer", where=self.where)
+            raise self.malformed(f"attribute {name!r} of {self.op} is one integer")
         return value
 
 
@@ -102,8 +102,8 @@ def kind_of(value: Given) -> str:
 def _list_of(call: ListCall, items: Sequence[SymbolicTensor]) -> list[Given]:
     kinds = {item.data_type for item in items}
     if len(kinds) > 1:
-        raise FormatError(
-            f"the tensors of a sequence ({call.op}) have one type", where=call.where,
+        raise call.malformed(
+            f"the tensors of a sequence ({call.op}) have one type",
             got=", ".join(sorted(kind.value for kind in kinds)),
         )  # fmt: skip
     return [TensorList(tuple(items))]
@@ -135,7 +135,7 @@ def _insert(call: ListCall) -> list[Given]:
 def _erase(call: ListCall) -> list[Given]:
     items = list(call.items(0))
     if not items:
-        raise FormatError("SequenceErase of an empty sequence", where=call.where)
+        raise call.malformed("SequenceErase of an empty sequence")
     del items[-1 if call.operand(1) is None else call.position(1, len(items))]
     return _list_of(call, items)
 
@@ -152,15 +152,14 @@ def _sizes(call: ListCall, length: int) -> list[int]:
     if data.ndim:
         sizes = [int(size) for size in data.reshape(-1)]
         if min(sizes, default=0) < 0 or sum(sizes) != length:
-            raise FormatError(
-                "the parts of SplitToSequence do not make up the axis", where=call.where,
+            raise call.malformed(
+                "the parts of SplitToSequence do not make up the axis",
                 expected=f"a sum of {length}", got=str(sizes),
             )  # fmt: skip
         return sizes
     step = int(data.item())
     if step < 1:
-        raise FormatError("SplitToSequence needs parts of at least 1", where=call.where,
-                          got=str(step))  # fmt: skip
+        raise call.malformed("SplitToSequence needs parts of at least 1", got=str(step))
     return [min(step, length - start) for start in range(0, length, step)]
 
 
@@ -168,10 +167,9 @@ def _split(call: ListCall) -> list[Given]:
     data, builder = call.tensor(0), call.builder
     rank, axis = len(data.shape), call.number("axis", 0)
     if not -rank <= axis < rank:
-        raise FormatError(
-            f"SplitToSequence has no axis {axis}", where=call.where,
-            expected=f"{-rank} to {rank - 1}", got=str(axis),
-        )  # fmt: skip
+        raise call.malformed(
+            f"SplitToSequence has no axis {axis}", expected=f"{-rank} to {rank - 1}", got=str(axis)
+        )
     sizes = _sizes(call, data.shape[axis])
     if not sizes:
         return [TensorList(())]
@@ -186,7 +184,7 @@ def _split(call: ListCall) -> list[Given]:
 def _concat(call: ListCall) -> list[Given]:
     items, axis = call.items(0), call.number("axis", 0)
     if not items:
-        raise CompileError("ConcatFromSequence of an empty sequence", where=call.where)
+        raise call.refused("ConcatFromSequence of an empty sequence")
     if call.number("new_axis", 0):
         items = tuple(call.builder.op("Unsqueeze", item, [axis]) for item in items)
     return [call.builder.op("Concat", *items, axis=axis)]
@@ -210,7 +208,7 @@ def _has_element(call: ListCall) -> list[Given]:
 def _get_element(call: ListCall) -> list[Given]:
     given = call.operand(0)
     if given is None or isinstance(given, Nothing):
-        raise CompileError("OptionalGetElement of an empty optional value", where=call.where)
+        raise call.refused("OptionalGetElement of an empty optional value")
     return [given]
 
 
