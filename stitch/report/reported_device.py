@@ -39,14 +39,19 @@ class Device(RuntimeDevice):
         binary = getattr(source, "binary", source)
         if not isinstance(binary, Binary):
             return self.load(binary, program)
-        with self.lock:
-            key = (id(binary), program)
-            # The entry holds the binary, so its id stays its own.
-            entry = self._submitted.pop(key, None) or (binary, self.load(binary, program))
+        key = (id(binary), program)
+        entry = self._submitted.get(key)
+        if entry is None:
+            with self.lock:
+                # Another thread may have loaded it meanwhile.
+                entry = self._submitted.get(key) or (binary, self.load(binary, program))
+        with self.queue_lock:
+            # The entry holds the binary, so its id stays its own. The last used comes last.
+            self._submitted.pop(key, None)
             self._submitted[key] = entry
             while len(self._submitted) > MAX_SUBMITTED:
                 del self._submitted[next(iter(self._submitted))]
-            return entry[1]
+        return entry[1]
 
     def explain(self) -> str:
         """Every copy so far, with bytes, simulated time and reason."""

@@ -27,19 +27,28 @@ class Caller(Store, Protocol):
 def link_arguments(
     device: Caller, agent: LoadedProgram, arguments: Sequence[Any], borrow: bool
 ) -> list[ValueRecord]:
-    """The values that the arguments stand for; nothing is queued if one does not fit."""
+    """The values that the arguments stand for, by their forms alone; nothing is queued if one does
+    not fit. Arrays may be copied, and lists call who knows what, so no lock is held."""
     values: list[ValueRecord] = []
     for port, argument in zip(agent.ports, arguments, strict=True):
         if type(argument) is Tensor:
             value = argument._record
-            if value.desc_key not in port.accepted or value.status > READY or value.consumed:
+            if value.desc_key not in port.accepted:
                 _check(device, agent, port, value)
         else:
             value = link_argument(device, agent, port, argument, borrow)
         values.append(value)
+    return values
+
+
+def check_inputs(device: Caller, agent: LoadedProgram, values: list[ValueRecord]) -> None:
+    """Raise `TaskError` for values that are gone, or not this caller's to donate; the queue's lock
+    is held, so it stays so until they are queued."""
+    for value in values:
+        if value.status > READY or value.consumed:
+            value.check_usable()
     if agent.transformation.donated:
         check_donations(agent, values)
-    return values
 
 
 def link_argument(
@@ -91,7 +100,8 @@ def check_donations(agent: LoadedProgram, found: list[ValueRecord]) -> None:
     """Raise `TaskError` where something else refers to what a program is to take over."""
     for index in agent.transformation.donated:
         value, name = found[index], agent.ports[index].name
-        sharers = {id(u) for i in value.instances for u in i.buffer.users} - {id(value)}
+        # Another thread may just let go of what it dropped.
+        sharers = {id(u) for i in value.instances for u in tuple(i.buffer.users)} - {id(value)}
         pinned = any(i.buffer.pins for i in value.instances)
         if found.count(value) > 1 or sharers or pinned:
             why = "it is exported" if pinned else "views share it"

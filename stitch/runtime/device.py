@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from stitch.argument_kinds import INDEX_OR_NAME, takes
 from stitch.errors import StitchError, TaskError, UsageError
 from stitch.machine import Machine, load_machine
 from stitch.program import Layout, Space, TensorDesc
-from stitch.runtime.arguments import check_submission, link_arguments
+from stitch.runtime.arguments import check_inputs, check_submission, link_arguments
 from stitch.runtime.backends import HostMemory, InstanceBytes, LocalBackend
 from stitch.runtime.events import TIMES, EventStream, PlanRun
 from stitch.runtime.executors import Executor, make_executor
@@ -38,6 +38,8 @@ from stitch.ttb import SOURCE, Binary, load
 READY = Status.READY
 #: Tasks that a window holds unless said otherwise.
 DEFAULT_WINDOW = 64
+#: Notes of finalizers that are left to lie while nothing runs.
+MANY_NOTES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,9 @@ class Statistics:
 class RuntimeDevice(TensorAccess):
     """A machine, opened. Use it as a context manager, or call `close`.
 
-    It may be used from several threads; two devices are independent of each other.
+    It may be used from several threads, and takes calls while another one computes: what is queued
+    waits for nobody, what is looked at waits for what runs. Two devices are independent of each
+    other.
     """
 
     def __init__(
@@ -101,6 +105,8 @@ class RuntimeDevice(TensorAccess):
         self.bytes = InstanceBytes(self.backend)
         self.queued = Window(0)
         self._limit = window
+        #: Whether kernels are somebody else's, who may call back.
+        self.kernels_call_back = not isinstance(executor, str)
         self.begin_life()
 
     # -- life --------------------------------------------------------------------------------------
@@ -116,7 +122,8 @@ class RuntimeDevice(TensorAccess):
             self.close()
             return
         with self.lock:
-            self._forget_queue("the device was closed after an error")
+            with self.queue_lock:
+                self._forget_queue("the device was closed after an error")
             self.close()
 
     def close(self) -> None:
@@ -130,7 +137,10 @@ class RuntimeDevice(TensorAccess):
             try:
                 self.flush()
             finally:
-                self._closed = True
+                with self.queue_lock:
+                    self._closed = True
+                    # What another thread has queued meanwhile.
+                    self._forget_queue(f"device {self.machine.name!r} was closed")
                 self._let_go()
 
     def _let_go(self) -> None:
@@ -207,31 +217,59 @@ class RuntimeDevice(TensorAccess):
     def submit(self, agent: LoadedProgram, arguments: Sequence[Any],
                borrow: bool = False) -> Tensor | tuple[Tensor, ...]:  # fmt: skip
         """Queue one run of a loaded program; see `LoadedProgram.__call__`."""
-        with self.lock:
-            try:
-                if self._closed or self.in_hooks or agent.device is not self:
-                    self._refuse(agent)
-                if self.dropped or self.exports.unpinned:
-                    self.drain()
-                if agent.is_constant_evaluable:
-                    return self._remembered(agent, arguments, borrow)
-                return self._queue(agent, link_arguments(self, agent, arguments, borrow))
-            except (AttributeError, TypeError, ValueError, StitchError):
-                check_submission(agent, arguments)
-                raise
+        try:
+            if (self._closed or self.in_hooks or self.running is not None
+                    or agent.device is not self):  # fmt: skip
+                self._refuse(agent)
+            found = link_arguments(self, agent, arguments, borrow)
+            if len(self.dropped) > MANY_NOTES:
+                self._drain_if_free()
+            if agent.transformation.donated and (self.dropped or self.exports.unpinned):
+                self._drain_for(agent, found)
+            return self._queue(agent, found)
+        except (AttributeError, TypeError, ValueError, StitchError):
+            check_submission(agent, arguments)
+            raise
 
     def _refuse(self, agent: LoadedProgram) -> None:
         self.check_open()
-        raise UsageError(f"program {agent.name!r} is loaded on another device")
+        if agent.device is not self:
+            raise UsageError(f"program {agent.name!r} is loaded on another device")
+
+    def _drain_for(self, agent: LoadedProgram, inputs: list[ValueRecord]) -> None:
+        """Forget what shared a value that is donated, if that was all that forbids it."""
+        try:
+            check_inputs(self, agent, inputs)
+        except TaskError:
+            with self.lock:
+                self.drain()
 
     def _queue(self, agent: LoadedProgram, found: list[ValueRecord]) -> Tensor | tuple[Tensor, ...]:
-        handles = [Tensor(value) for value in self.append(agent, found)]
-        if len(self.queued.agents) >= self._limit:
-            self._window_full()
-        return handles[0] if len(handles) == 1 else tuple(handles)
+        is_full, key = False, None
+        if agent.is_constant_evaluable:
+            _ = agent.content_hash  # It takes its time, once.
+        with self.queue_lock:
+            if self._closed:
+                self.check_open()
+            check_inputs(self, agent, found)
+            values: Sequence[ValueRecord] | None = None
+            if agent.is_constant_evaluable:
+                key = self.constant_cache.key(agent, found)
+                values = None if key is None else self.constant_cache.find(key)
+            if values is not None:
+                handles = tuple([Tensor(value) for value in values])
+            else:
+                values = self.append(agent, found)
+                handles = tuple([Tensor(value) for value in values])
+                if key is not None:
+                    self.constant_cache.remember(key, found, tuple(values), handles)
+                is_full = self._is_full()
+        if is_full:
+            self.flush()
+        return handles[0] if len(handles) == 1 else handles
 
     def append(self, agent: LoadedProgram, inputs: list[ValueRecord]) -> list[ValueRecord]:
-        """Put one run of a program into the queue; its outputs, pending."""
+        """Put one run of a program into the queue, whose lock is held; its outputs, pending."""
         what = agent.transformation
         values = self.queued.append(self, what, agent, inputs, agent.outputs)
         for index in what.donated:
@@ -240,53 +278,44 @@ class RuntimeDevice(TensorAccess):
             inputs[index].by = f"donated to {agent.name!r}"
         return values
 
-    def _window_full(self) -> None:
-        """Run; where the work repeats, let the next windows hold whole periods of it."""
-        period, tasks = self.queued.graph.period(), len(self.queued.graph)
+    def _is_full(self) -> bool:
+        """Whether it is time to run; where the work repeats, the next windows hold whole periods of
+        it."""
+        tasks = len(self.queued.agents)
+        if tasks < self._limit:
+            return False
+        period = self.queued.graph.period()
         self._limit = tasks - tasks % period if period else self.window
-        self.flush()
-
-    def _remembered(
-        self, agent: LoadedProgram, arguments: Sequence[Any], borrow: bool
-    ) -> Tensor | tuple[Tensor, ...]:
-        found = link_arguments(self, agent, arguments, borrow)
-        key = self.constant_cache.key(agent, found)
-        hit = None if key is None else self.constant_cache.find(key)
-        if hit is not None:
-            handles = tuple(Tensor(value) for value in hit)
-            return handles[0] if len(handles) == 1 else handles
-        made = self._queue(agent, found)
-        if key is not None:
-            handles = made if isinstance(made, tuple) else (made,)
-            results = tuple([tensor._record for tensor in handles])
-            self.constant_cache.remember(key, found, results, handles)
-        return made
+        return True
 
     def to_layout(
         self, tensor: Tensor, layout: Layout | TensorDesc, *, retain: bool | None = None
     ) -> Tensor:
         """Queue a conversion; see `stitch.to_layout`."""
-        with self.lock:
+        self.check_open()
+        self.check_device(tensor)
+        value = tensor._record
+        value.check_usable()
+        desc = target_desc(value.desc, layout, self.machine.shape)
+        bare = TensorDesc(desc.shape, desc.layout.without_address())
+        what = Transformation(
+            "to_layout", TransformationKind.COPY, (), (desc,),
+            output_names=("tensor",), key=-1 - self.desc_key(desc),
+        )  # fmt: skip
+        outputs = [(bare, self.desc_key(bare))]
+        with self.queue_lock:
             self.check_open()
-            self.drain()
-            self.check_device(tensor)
-            value = tensor._record
             value.check_usable()
-            desc = target_desc(value.desc, layout, self.machine.shape)
-            bare = TensorDesc(desc.shape, desc.layout.without_address())
-            what = Transformation(
-                "to_layout", TransformationKind.COPY, (), (desc,),
-                output_names=("tensor",), key=-1 - self.desc_key(desc),
-            )  # fmt: skip
-            outputs = [(bare, self.desc_key(bare))]
             (made,) = self.queued.append(self, what, None, [value], outputs)
             made.retain = value.retain
             result = Tensor(made)
             if retain is False and not value.retain:
-                self.deallocate(value, "to_layout(retain=False)")
-            if len(self.queued.graph) >= self._limit:
-                self._window_full()
-            return result
+                value.consumed = True
+                value.by = "to_layout(retain=False)"
+            is_full = self._is_full()
+        if is_full:
+            self.flush()
+        return result
 
     # -- running -----------------------------------------------------------------------------------
 
@@ -301,35 +330,88 @@ class RuntimeDevice(TensorAccess):
                 self.check_process()
             self.run_queue()
 
-    def run_queue(self) -> Binding | None:
-        """`flush`, for those who hold the lock; what ran, if it was one plan."""
-        if self.in_hooks:
-            self.check_idle()
+    def run_queue(self, fill: Callable[[], object] | None = None) -> Binding | None:
+        """`flush`, for those who hold the lock; what ran, if it was one plan.
+
+        `fill` may queue more just before: nobody else can in between.
+        """
+        self.check_idle()
         self.drain()
-        window = self.queued
-        if not window.agents:
+        if fill is None and not self.queued.agents:
             return None
+        window: Window | None = None
+        try:
+            with self.queue_lock:
+                if fill is not None:
+                    fill()
+                # From here on others queue in the next, and may give away what this one reads.
+                window = self.queued
+                kept = window.kept()
+                self.running = window
+                self.queued = Window(window.number + 1)
+            return self.run_window(window, kept)
+        except BaseException:
+            if window is not None:
+                self._stopped(window)
+            raise
+        finally:
+            if window is not None:
+                self._ended(window)
+
+    def run_window(self, window: Window, kept: tuple[bool, ...]) -> Binding | None:
+        """Run a window that has left the queue; what ran, if it was one plan.
+
+        `kept`: which of its values were wanted when it left.
+        """
         if window.reads_exposed:
             window.forget_stale_copies(self)
-        try:
-            binding = self.maker.binding(window)
-        except StitchError as error:
-            run_one_by_one(self, window, error)
+        if window.reads_failed and any(v.status > READY for _, v in window.sources):
+            window.is_planned = True
+            run_one_by_one(self, window, kept)
             return None
-        self.start_window()
         try:
-            self.run(binding, window.values)
+            binding = self.maker.binding(window, kept)
+        except StitchError as error:
+            window.is_planned = True
+            run_one_by_one(self, window, kept, error)
+            return None
+        window.is_planned = True
+        try:
+            self.run(binding, window, kept)
         except Exception as error:
-            run_the_rest(self, window, error.__dict__.pop("stitch_tasks_left", ()))
+            run_the_rest(self, window, kept, error.__dict__.pop("stitch_tasks_left", ()))
             raise
         return binding
 
-    def run(self, binding: Binding, values: Sequence[ValueRecord]) -> None:
+    def _stopped(self, window: Window) -> None:
+        """What was queued behind a window that did not run to its end may miss results of it."""
+        with self.queue_lock:
+            later = self.queued
+            if later is window:
+                return
+            if window.is_planned:
+                later.reads_failed = True
+            else:
+                window.go_on(later)
+                self.queued = window
+
+    def _ended(self, window: Window) -> None:
+        """A window does not run any more: free what was given up meanwhile."""
+        with self.queue_lock:
+            self.running = None
+            for value in window.given_up:
+                if value.status is READY and value.window != self.queued.number:
+                    self._free(value, value.by)
+
+    def run(self, binding: Binding, window: Window, kept: tuple[bool, ...]) -> None:
         """Run a binding on the values of a window, and bring the records up to date."""
         self.windows_run += 1
-        ran = run_binding(self, binding, values, self.queued.number)
+        ran = run_binding(self, binding, window.values, kept, window.number + 1)
         self.history.repeated(binding.index, binding.tally)
         if ran is not True:
+            if self.running is window:
+                # Who listens may look at what it made.
+                self.running = None
             self.tell_run(binding, ran)
 
     def tell_run(self, binding: Binding, ran: Ran) -> None:
@@ -387,7 +469,7 @@ class RuntimeDevice(TensorAccess):
         return self.is_watched or len(self.queued.graph) > 0
 
     def start_window(self) -> None:
-        """Begin an empty queue."""
+        """Begin an empty queue; its lock is held."""
         self.queued = Window(self.queued.number + 1)
 
     def _forget_queue(self, why: str) -> None:
@@ -395,6 +477,18 @@ class RuntimeDevice(TensorAccess):
             if value.status is Status.PENDING:
                 fail(value, TaskError(why))
         self.start_window()
+
+    def _drain_if_free(self) -> None:
+        """Read the notes of finalizers, unless somebody runs; who does reads them himself."""
+        if self.is_mine():
+            return
+        try:
+            if self.lock.acquire(blocking=False):
+                self.drain()
+        finally:
+            # An interrupt may come just after it was acquired.
+            if self.is_mine():
+                self.lock.release()
 
     def drain(self) -> None:
         """Read the notes that finalizers left: drop values without handles, unpin exports."""
@@ -417,18 +511,30 @@ class RuntimeDevice(TensorAccess):
         self.records.release(value)
         value.status = Status.FREED
         value.by = by
-        self.constant_cache.forget(value)
+        self.forget_results(value)
 
     def deallocate(self, value: ValueRecord, by: str) -> None:
-        """Free a value now, or, if queued tasks still read it, after them."""
-        with self.lock:
-            self.check_idle()
+        """Free a value now, or, if tasks that are queued or run still read it, after them."""
+        self.check_idle()
+        with self.queue_lock:
             value.check_usable()
-            if value.status is Status.READY and value.window != self.queued.number:
+            if self._is_given_up(value, by):
+                return
+        with self.lock, self.queue_lock:
+            value.check_usable()
+            if not self._is_given_up(value, by):
                 self._free(value, by)
-            else:
-                value.consumed = True
-                value.by = by
+
+    def _is_given_up(self, value: ValueRecord, by: str) -> bool:
+        """Leave a value to the window that uses it, if one does."""
+        running = self.running
+        if value.window != self.queued.number:
+            if running is None or value.window != running.number:
+                return False
+            running.given_up.append(value)
+        value.consumed = True
+        value.by = by
+        return True
 
     def wait(self) -> None:
         """Run everything that is queued."""

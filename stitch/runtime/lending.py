@@ -55,8 +55,7 @@ def take_back(device: RuntimeDevice, tensor: Tensor) -> None:
 
 def reshaped(device: RuntimeDevice, tensor: Tensor, desc: TensorDesc, offset_nbytes: int) -> Tensor:
     """A tensor of another shape on the bytes of a dense one; both share them and keep them."""
-    with device.lock:
-        device.settle(tensor._record)
+    with device.lock, device.queue_lock_of_ready(tensor._record):
         first = tensor._record.instances[0]
         assert first.desc.layout.is_dense, "only dense bytes can be read in another shape"
         whole = TensorDesc(desc.shape, first.desc.layout)

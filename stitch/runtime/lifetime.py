@@ -19,21 +19,31 @@ _alive: weakref.WeakSet[Lifetime] = weakref.WeakSet()
 
 
 class Lifetime:
-    """The part of a device that knows whether it may be used. `lock` guards all of the device."""
+    """The part of a device that knows whether it may be used.
+
+    `lock` is held by whoever runs, plans, reads or changes what lies where. `queue_lock` is held
+    for moments only, by whoever queues, and whoever changes what a call looks at: which values are
+    queued, given away, ready, shared. Who takes both takes `lock` first.
+    """
 
     machine: Machine
     records: Records
     lock: threading.RLock
-    #: While hooks run the records are behind the bytes, so nobody may use them.
+    queue_lock: threading.RLock
+    #: While hooks run, or kernels that are not Stitch's own, the records are behind the bytes, so
+    #: their thread may not use them.
     in_hooks: bool
+    #: What has left the queue and is planned or run.
+    running: object | None
     _closed: bool
     #: The process that opened it.
     _process: int
 
     def begin_life(self) -> None:
         """Open, for this process."""
-        self.lock = threading.RLock()
+        self.lock, self.queue_lock = threading.RLock(), threading.RLock()
         self.in_hooks = self._closed = False
+        self.running = None
         self._process = os.getpid()
         _alive.add(self)
 
@@ -68,16 +78,24 @@ class Lifetime:
             )
 
     def check_idle(self) -> None:
-        """Raise `TaskError` if a hook asks: a plan is half-way through."""
-        if self.in_hooks:
+        """Raise `TaskError` if a hook, a kernel or who listens to a plan being made asks: a plan is
+        half-way through, and this thread with it."""
+        if (self.in_hooks or self.running is not None) and self.is_mine():
             raise TaskError(
-                f"device {self.machine.name!r} is in the middle of a plan: a hook cannot use it",
+                f"device {self.machine.name!r} is in the middle of a plan: a hook cannot use it, "
+                "nor can a kernel",
                 remedy="look at the arrays of the hook's context, and act after the run",
             )
 
+    def is_mine(self) -> bool:
+        """Whether this thread holds `lock`."""
+        # What `threading.Condition` asks of it; the class does not say so.
+        mine: bool = self.lock._is_owned()  # type: ignore[attr-defined]
+        return mine
+
     def leave_behind(self) -> None:
-        """In the child of a fork: closed, with a lock that no thread of the parent holds."""
-        self.lock = threading.RLock()
+        """In the child of a fork: closed, with locks that no thread of the parent holds."""
+        self.lock, self.queue_lock = threading.RLock(), threading.RLock()
         self.in_hooks, self._closed = False, True
         # Whoever runs past the queue looks closer now, and finds it closed.
         self.records.touch()

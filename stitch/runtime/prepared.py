@@ -271,14 +271,30 @@ class PreparedGraph:
         device = self.device
         device.check_open()
         device.run_queue()
-        sources, outputs = self._queue(arguments)
-        handles = tuple([Tensor(value) for value in outputs])
-        binding = device.run_queue()
+        given: dict[tuple[int, int], ValueRecord] = {
+            at: link_argument(device, self._calls[at[0]].program, port, argument, True)
+            for at, port, argument in zip(self.inputs, self._ports, arguments, strict=True)
+        }
+        handles: tuple[Tensor, ...] = ()
+        numbers: tuple[int, ...] = ()
+
+        def fill() -> None:
+            nonlocal handles, numbers
+            # Unless another thread was quicker: then what it has queued runs first.
+            if not device.queued.agents:
+                handles = tuple([Tensor(value) for value in self._queue(given)])
+                numbers = tuple([value.number for value in given.values()])
+
+        binding = None
+        while not handles:
+            binding = device.run_queue(fill)
         if binding is not None and binding.lease is not None:
-            self._remember(binding, sources)
+            self._remember(binding, tuple(given.values()), numbers)
         return handles[0] if len(handles) == 1 else handles
 
-    def _remember(self, binding: Binding, sources: Sequence[ValueRecord]) -> None:
+    def _remember(
+        self, binding: Binding, sources: Sequence[ValueRecord], numbers: tuple[int, ...]
+    ) -> None:
         """The next run on values of these forms may go past the queue."""
         lease = binding.lease
         assert lease is not None
@@ -286,7 +302,6 @@ class PreparedGraph:
             return  # Its entries are gone each time.
         if binding is lease.plain:
             self._recording = binding.recording
-        numbers = tuple([value.number for value in sources])
         if len(set(numbers)) < len(numbers):
             return  # One tensor is given twice: that is another kind of work.
         forms = tuple([None if value.is_array else value.signature() for value in sources])
@@ -297,14 +312,11 @@ class PreparedGraph:
         if len(self._recordings) > MAX_FORMS:
             del self._recordings[next(iter(self._recordings))]
 
-    def _queue(self, arguments: Sequence[Any]) -> tuple[list[ValueRecord], list[ValueRecord]]:
-        """Put the graph into the queue, all of it or nothing; what it was given, and the pending
-        last outputs."""
+    def _queue(self, given: Mapping[tuple[int, int], ValueRecord]) -> list[ValueRecord]:
+        """Put the graph into the empty queue, all of it or nothing; the pending last outputs."""
         device, calls = self.device, self._calls
-        given: dict[tuple[int, int], ValueRecord] = {
-            at: link_argument(device, calls[at[0]].program, port, argument, True)
-            for at, port, argument in zip(self.inputs, self._ports, arguments, strict=True)
-        }
+        for value in given.values():
+            value.check_usable()
         results: list[list[ValueRecord]] = []
         try:
             for number, call in enumerate(calls):
@@ -323,7 +335,7 @@ class PreparedGraph:
                 value.consumed = False
             device.start_window()
             raise
-        return list(given.values()), results[-1]
+        return results[-1]
 
     # -- names -----------------------------------------------------------------------------------
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -49,6 +50,7 @@ class TensorAccess(Lifetime):
     exports: Exports
     copies_forbidden: int
     queued: Window
+    running: Window | None
     bytes: InstanceBytes
 
     def run_queue(self) -> object:
@@ -62,6 +64,14 @@ class TensorAccess(Lifetime):
             if value.status is Status.PENDING and not value.consumed:
                 self.run_queue()
             value.check_usable()
+
+    @contextmanager
+    def queue_lock_of_ready(self, value: ValueRecord) -> Iterator[None]:
+        """Within, a value is ready, and nobody gives it away; the run lock is held."""
+        self.settle(value)
+        with self.queue_lock:
+            value.check_usable()
+            yield
 
     # -- looking -----------------------------------------------------------------------------------
 
@@ -160,19 +170,19 @@ class TensorAccess(Lifetime):
 
         Raises `LayoutError` for arrays that are not numeric.
         """
-        with self.lock:
-            self.check_open()
-            found = as_array(array, "the array")
-            kind = DataType.from_dtype(found.dtype)
-            allowed = self.host_memory.allowed
-            host = found if borrow else copied(found, "device.tensor()", allowed)
-            desc = TensorDesc(host.shape, host_layout(kind))
-            value = self.new_value(desc)
-            value.by = "tensor()"
-            value.is_exposed = borrow
-            buffer = self.records.outside(desc, value.desc_key, host, "a host array")
-            self.records.attach(value, buffer, 0, desc, value.desc_key)
-            return Tensor(value)
+        # It lies outside of all that runs work in: nobody else knows it before it is there.
+        self.check_open()
+        found = as_array(array, "the array")
+        kind = DataType.from_dtype(found.dtype)
+        allowed = self.host_memory.allowed
+        host = found if borrow else copied(found, "device.tensor()", allowed)
+        desc = TensorDesc(host.shape, host_layout(kind))
+        value = self.new_value(desc)
+        value.by = "tensor()"
+        value.is_exposed = borrow
+        buffer = self.records.outside(desc, value.desc_key, host, "a host array")
+        self.records.attach(value, buffer, 0, desc, value.desc_key)
+        return Tensor(value)
 
     def empty(self, desc: TensorDesc) -> Tensor:
         """A tensor with room but no defined contents; raises `OutOfMemoryError`."""
@@ -215,10 +225,11 @@ class TensorAccess(Lifetime):
                     "this tensor borrows an array that is read-only",
                     remedy="make a tensor of your own: device.tensor(array)",
                 )
-            for sharer in tuple(first.buffer.users):
-                self.records.forget_copies(sharer)
-                self.constant_cache.forget(sharer)
-                sharer.version = 0
+            with self.queue_lock:
+                for sharer in tuple(first.buffer.users):
+                    self.records.forget_copies(sharer)
+                    self.constant_cache.forget(sharer)
+                    sharer.version = 0
             if first.buffer.array is not None:
                 np.copyto(first.buffer.array, found, casting="same_kind")
                 return
@@ -231,8 +242,7 @@ class TensorAccess(Lifetime):
 
     def view(self, value: ValueRecord, start: int, stop: int, *, keep: bool) -> Tensor:
         """Rows `[start, stop)` of the first dimension as a tensor on the same buffer."""
-        with self.lock:
-            self.settle(value)
+        with self.lock, self.queue_lock_of_ready(value):
             instance = value.instances[0]
             shape = (stop - start, *value.desc.shape[1:]) if keep else value.desc.shape[1:]
             desc = TensorDesc(shape, instance.desc.layout)
@@ -264,8 +274,7 @@ class TensorAccess(Lifetime):
 
         `dtype`: as what they see the bytes; for the rest see `Exports.add`.
         """
-        with self.lock:
-            self.settle(value)
+        with self.lock, self.queue_lock_of_ready(value):
             instance = value.instances[0]
             found = self.bytes.dense(instance)
             if found is None:
@@ -283,9 +292,10 @@ class TensorAccess(Lifetime):
 
     def expose(self, value: ValueRecord) -> None:
         """Others hold the primary bytes of a value from now on."""
-        # The window may read it already.
-        self.queued.reads_exposed = True
-        expose(value, self.constant_cache)
+        with self.queue_lock:
+            # The window may read it already.
+            self.queued.reads_exposed = True
+            expose(value, self.constant_cache)
 
     def release_pin(self, buffer: BufferRecord) -> None:
         """An export, or whoever reserved the buffer, has let go."""
@@ -300,13 +310,20 @@ class TensorAccess(Lifetime):
         if not buffer.users:
             self.records.unused(buffer)
         elif buffer.lease is not None:
-            buffer.lease.welcome(buffer.users)
+            with self.queue_lock:
+                buffer.lease.welcome(buffer.users)
 
     def note_gone(self, value: ValueRecord) -> None:
         """A value lost its last instance in a plan."""
         if value.status is Status.READY:
             value.status = Status.LOST if value.kept else Status.FREED
-        self.constant_cache.forget(value)
+        self.forget_results(value)
+
+    def forget_results(self, value: ValueRecord) -> None:
+        """A value is gone: what is remembered of it goes too."""
+        if value.version:
+            with self.queue_lock:
+                self.constant_cache.forget(value)
 
     def check_device(self, tensor: Tensor) -> None:
         """Raise `UsageError` for what is no tensor, or one of another device."""

@@ -5,6 +5,7 @@ So a task that does not fit fails the same whatever the window, and nothing else
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -17,20 +18,22 @@ class Queue(Store, Protocol):
     """A device, as those know it who have tasks to run again one by one."""
 
     records: Records
+    queue_lock: threading.RLock
     queued: Window
 
-    def start_window(self) -> None:
-        """Begin an empty queue."""
-
-    def flush(self) -> None:
-        """Run what is queued."""
+    def run_window(self, window: Window, kept: tuple[bool, ...]) -> object:
+        """Run a window that is not in the queue any more."""
 
 
-def run_one_by_one(device: Queue, window: Window, error: StitchError) -> None:
-    """Run each task of a window in a window of its own; raises the first error at the end."""
+def run_one_by_one(
+    device: Queue, window: Window, kept: Sequence[bool], error: StitchError | None = None
+) -> None:
+    """Run each task of a window in a window of its own; raises the first error at the end.
+
+    `error`: why it could not be planned; None where a source of it was never made.
+    """
     tasks, values = window.graph.tasks, window.values
-    device.start_window()
-    if len(tasks) == 1:
+    if error is not None and len(tasks) == 1:
         for number in tasks[0].outputs:
             fail(values[number], error)
         for number in tasks[0].inputs:
@@ -40,8 +43,9 @@ def run_one_by_one(device: Queue, window: Window, error: StitchError) -> None:
     first: StitchError | None = None
     last_use = {v: i for i, task in enumerate(tasks) for v in task.inputs}
     for index in range(len(tasks)):
+        later = {v for v, i in last_use.items() if i > index}
         try:
-            _run_alone(device, window, index, {v for v, i in last_use.items() if i > index})
+            _run_alone(device, window, kept, index, later)
         except StitchError as problem:
             first = first or problem
         except BaseException as problem:
@@ -64,7 +68,7 @@ def _cancel(window: Window, index: int, error: BaseException) -> None:
             _undo_donation(window.values[number], task.transformation.name)
 
 
-def run_the_rest(device: Queue, window: Window, left: Sequence[int]) -> None:
+def run_the_rest(device: Queue, window: Window, kept: Sequence[bool], left: Sequence[int]) -> None:
     """Run the tasks of a window that do not depend on the one that failed, each by itself.
 
     What fails among them is marked; the first failure is the one that is raised.
@@ -76,14 +80,16 @@ def run_the_rest(device: Queue, window: Window, left: Sequence[int]) -> None:
     for index in left:
         later = {number for number, last in last_use.items() if last > index}
         try:
-            _run_alone(device, window, index, later)
+            _run_alone(device, window, kept, index, later)
         except Exception:
             # Its outputs say what happened.
             continue
     _drop_dead(device, window.values)
 
 
-def _run_alone(device: Queue, window: Window, index: int, later: set[int]) -> None:
+def _run_alone(
+    device: Queue, window: Window, kept: Sequence[bool], index: int, later: set[int]
+) -> None:
     task, values = window.graph.tasks[index], window.values
     inputs = [values[number] for number in task.inputs]
     broken = next((v for v in inputs if v.status > Status.FREED), None)
@@ -93,25 +99,9 @@ def _run_alone(device: Queue, window: Window, index: int, later: set[int]) -> No
             fail(values[number], cause)
         return
     # What later tasks read is held for them, also where its handle is gone.
-    held = [values[n] for n in {*later, *task.outputs}]
-    consumed = [value for value in held if value.consumed]
-    for value in held:
-        value.handles += 1
-        value.consumed = False
-    try:
-        alone = device.queued
-        outputs = [(values[n].desc, values[n].desc_key) for n in task.outputs]
-        made = alone.append(device, task.transformation, window.agents[index], inputs, outputs)
-        for number, fresh in zip(task.outputs, made, strict=True):
-            old = values[number]
-            old.number, old.window = fresh.number, fresh.window
-            alone.values[fresh.number] = old
-        device.flush()
-    finally:
-        for value in held:
-            value.handles -= 1
-        for value in consumed:
-            value.consumed = True
+    held = {*later, *task.outputs}
+    alone, numbers = window.alone(index)
+    device.run_window(alone, tuple([kept[n] or n in held for n in numbers]))
 
 
 def _undo_donation(value: ValueRecord, name: str) -> None:
@@ -120,11 +110,12 @@ def _undo_donation(value: ValueRecord, name: str) -> None:
 
 
 def _drop_dead(device: Queue, values: Iterable[ValueRecord]) -> None:
-    for value in values:
-        in_queue = value.window == device.queued.number
-        if value.status is Status.READY and not value.kept and not in_queue:
-            device.records.release(value)
-            value.status = Status.FREED
+    with device.queue_lock:
+        for value in values:
+            in_queue = value.window == device.queued.number
+            if value.status is Status.READY and not value.kept and not in_queue:
+                device.records.release(value)
+                value.status = Status.FREED
 
 
 def fail(value: ValueRecord, error: BaseException) -> None:

@@ -12,18 +12,32 @@ from stitch.tasks import TaskGraph, Transformation
 
 
 class Window:
-    """The queue of a device between two runs; `number` tells windows apart."""
+    """The queue of a device between two runs; `number` tells windows apart.
 
-    __slots__ = ("agents", "graph", "number", "reads_exposed", "sources", "values")
+    While it runs, the next one fills: `value.window` and `value.number` then speak of that one, so
+    who runs this one goes by the numbers in it.
+    """
+
+    __slots__ = (
+        "agents", "given_up", "graph", "is_planned", "number", "reads_exposed", "reads_failed",
+        "sources", "values",
+    )  # fmt: skip
 
     def __init__(self, number: int) -> None:
         self.number = number
         #: Whether others may have written to a source's bytes.
         self.reads_exposed = False
+        #: Whether the one before it failed when tasks of this one may have asked for its results.
+        self.reads_failed = False
+        #: Whether what runs it is known: an interrupt before that leaves it in the queue.
+        self.is_planned = False
+        #: Values that somebody freed while it ran.
+        self.given_up: list[ValueRecord] = []
         self.graph = TaskGraph()
-        #: Every value by its number, the ones that existed before, and the agent of each task.
+        #: Every value by its number, the ones that existed before with theirs, and the agent of
+        #: each task.
         self.values: list[ValueRecord] = []
-        self.sources: list[ValueRecord] = []
+        self.sources: list[tuple[int, ValueRecord]] = []
         self.agents: list[Agent | None] = []
 
     def append(
@@ -35,25 +49,55 @@ class Window:
         outputs: Sequence[tuple[TensorDesc, int]],
     ) -> list[ValueRecord]:
         """Queue a task; gives the pending values of its outputs (descriptors and their keys)."""
+        made = [ValueRecord(device, desc, key) for desc, key in outputs]
+        for value in made:
+            value.by = what.name
+        self._add(what, agent, inputs, made)
+        return made
+
+    def _add(self, what: Transformation, agent: Agent | None, inputs: Sequence[ValueRecord],
+             made: Sequence[ValueRecord]) -> None:  # fmt: skip
         graph, now = self.graph, self.number
         for value in inputs:
             if value.window != now:
                 if value.is_exposed:
                     self.reads_exposed = True
                 value.window = now
-                value.number = graph.source()
+                value.number = number = graph.source()
                 self.values.append(value)
-                self.sources.append(value)
+                self.sources.append((number, value))
         number = graph.add(what, tuple([value.number for value in inputs]))
         self.agents.append(agent)
-        made = []
-        for desc, key in outputs:
-            value = ValueRecord(device, desc, key)
-            value.number, value.window, value.by = number, now, what.name
+        for value in made:
+            value.number, value.window = number, now
             number += 1
-            made.append(value)
         self.values += made
-        return made
+
+    def go_on(self, later: Window) -> None:
+        """It has not run after all: what was queued behind it meanwhile is queued in it."""
+        for number, value in enumerate(self.values):
+            value.number, value.window = number, self.number
+        for task, agent in zip(later.graph.tasks, later.agents, strict=True):
+            inputs = [later.values[number] for number in task.inputs]
+            made = [later.values[number] for number in task.outputs]
+            self._add(task.transformation, agent, inputs, made)
+        self.reads_exposed |= later.reads_exposed
+        self.reads_failed |= later.reads_failed
+
+    def alone(self, index: int) -> tuple[Window, list[int]]:
+        """One of its tasks as a window that was never queued; and the numbers that the values of
+        that one have in this."""
+        task, made = self.graph.tasks[index], Window(self.number)
+        made.reads_exposed = self.reads_exposed
+        numbers = list(dict.fromkeys(task.inputs))
+        for number in numbers:
+            made.sources.append((made.graph.source(), self.values[number]))
+        inputs = tuple([numbers.index(number) for number in task.inputs])
+        made.graph.add(task.transformation, inputs)
+        made.agents.append(self.agents[index])
+        numbers += task.outputs
+        made.values += [self.values[number] for number in numbers]
+        return made, numbers
 
     def kept(self) -> tuple[bool, ...]:
         """For each value whether somebody can still read it."""
@@ -61,18 +105,18 @@ class Window:
 
     def forget_stale_copies(self, device: Bytes) -> None:
         """Look at the bytes that others may have written since the device copied them."""
-        for value in self.sources:
+        for _, value in self.sources:
             if value.is_exposed and len(value.instances) > 1:
                 forget_stale_copies(device, value)
 
     def key(self, kept: tuple[bool, ...]) -> Key:
         """What two windows have in common that one plan serves, up to places."""
-        return (self.graph.key(), kept, tuple([value.signature() for value in self.sources]))
+        return (self.graph.key(), kept, tuple([value.signature() for _, value in self.sources]))
 
     def places(self) -> Places:
         """Where the sources lie, those apart that are arrays of a call."""
         return tuple([
-            (value.number, value.places())
-            for value in self.sources
+            (number, value.places())
+            for number, value in self.sources
             if not value.is_array
         ])  # fmt: skip

@@ -67,7 +67,7 @@ def straight_code(
 
     `order[p]` tells which array takes position p among the arguments of `enter` and `stage`;
     `tally` counts the runs; `ends[i]` tells how many thunks are done when step i of the plan is.
-    `busy`: what is told, by its `in_hooks`, that hooks run.
+    `busy`: what is told, by its `in_hooks`, that hooks or another's kernels run.
     """
     source = _Source(order, len(kinds))
     for i, kind in enumerate(kinds):
@@ -152,6 +152,8 @@ class _Source:
             self._line(f"began = {self._now}")
         self._busy = busy
         if busy is not None:
+            # A hook or a kernel that calls the very work that it is part of.
+            self._line(f"if {self.name(busy)}.in_hooks: {self.name(busy)}.check_idle()")
             self._line("try:")
             self._indent += "    "
             self._line(f"{self.name(busy)}.in_hooks = True")
@@ -198,7 +200,7 @@ class _Source:
         space: dict[str, Any] = {}
         exec(_compiled(text), space)
         run = space["make"](*self._objects)
-        if observers:
+        if observers or self._busy is not None:
             return Straight(partial(quietly, run), observers, run.__code__, ends)
         # A third of the time that a copy takes. Runs of a device come one after another.
         context = Context()

@@ -6,6 +6,7 @@ gathered them, and a device. Must not know: queues, handles.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -52,15 +53,12 @@ class Work(Protocol):
         """Every value by its number."""
 
     @property
-    def sources(self) -> Sequence[ValueRecord]:
-        """Those that existed before."""
+    def sources(self) -> Sequence[tuple[int, ValueRecord]]:
+        """Those that existed before, with their numbers."""
 
     @property
     def agents(self) -> Sequence[Agent | None]:
         """Who runs each task; None for copies."""
-
-    def kept(self) -> tuple[bool, ...]:
-        """For each value whether somebody can still read it."""
 
     def key(self, kept: tuple[bool, ...]) -> Key:
         """What two stretches have in common that one plan serves, up to places."""
@@ -81,8 +79,12 @@ class Site(Protocol):
     hooks: Hooks
     #: For whom code is written: which listeners and hooks there are, as a number.
     observers: int
-    #: While hooks run the records are behind the bytes.
+    #: Guards the queue, and what a call looks at in a value.
+    queue_lock: threading.RLock
+    #: While hooks or another's kernels run the records are behind the bytes.
     in_hooks: bool
+    #: Whether kernels are not Stitch's own, and may call back.
+    kernels_call_back: bool
     copies_forbidden: int
     code_written: int
 

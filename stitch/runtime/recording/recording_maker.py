@@ -48,9 +48,11 @@ class RecordingMaker:
     def __init__(self, device: Site) -> None:
         self._device = device
 
-    def binding(self, window: Work) -> Binding:
-        """What runs a window now; raises what planning and binding raise, with nothing changed."""
-        kept = window.kept()
+    def binding(self, window: Work, kept: tuple[bool, ...]) -> Binding:
+        """What runs a window now; raises what planning and binding raise, with nothing changed.
+
+        `kept`: which values are still wanted, said when the window left the queue.
+        """
         key, places = window.key(kept), window.places()
         variants = self._device.recordings.of(key)
         binding = None
@@ -225,7 +227,7 @@ def _lent(window: Work, kept: tuple[bool, ...]) -> set[int]:
         for task in window.graph.tasks
         for _, position in task.transformation.aliases
     }
-    return {v.number for v in window.sources if not kept[v.number]} - given
+    return {number for number, _ in window.sources if not kept[number]} - given
 
 
 def _reads_fixed(made: Plan, window: Work) -> bool:

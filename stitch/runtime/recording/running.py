@@ -28,34 +28,41 @@ RUNS_TO_STRAIGHTEN = 2
 MAX_LINES = 1024
 
 
-def run_binding(device: Site, binding: Binding, values: Sequence[ValueRecord], now: int) -> Ran:
-    """Run a plan on the values of a window, as `perform`; on failure leave what was finished."""
+def run_binding(
+    device: Site, binding: Binding, values: Sequence[ValueRecord], kept: Sequence[bool], now: int
+) -> Ran:
+    """Run a plan on the values of a window, as `perform`; on failure leave what was finished.
+
+    `kept`: which of them are still wanted, said when they left the queue: by now one may have been
+    given to a task of the next window, which reads it later.
+    """
     records, recording, lease = device.records, binding.recording, binding.lease
     value_of: Callable[[int], ValueRecord] = values.__getitem__
     if recording.bystander_values:
         others = recording.found_bystanders(records)
         value_of = lambda n: values[n] if n < len(values) else others[n]  # noqa: E731
     ran = run_steps(device, binding, [values[number].host_array() for number in binding.arrays],
-                    values, value_of)  # fmt: skip
+                    values, kept, value_of)  # fmt: skip
     effects = recording.effects
-    if lease is None:
-        records.apply(effects, value_of, device.note_gone)
-    else:
-        lease.take([values[number] for number, _ in effects.own], now)
-        for carried in effects.carried:
-            entry = values[carried.entry]
-            records.hand_on(entry, values[carried.result], carried.ref)
-            device.note_gone(entry)
     pending, ready, freed = Status.PENDING, Status.READY, Status.FREED
-    for value in values:
-        value.last_used = now
-        if value.status is pending:
-            value.status = freed
-        elif not value.is_array and not value.kept and value.status is ready:
-            # The plan has left it where it was; no handle refers to it any more.
-            records.release(value)
-            value.status = freed
-            device.note_gone(value)
+    with device.queue_lock:
+        if lease is None:
+            records.apply(effects, value_of, device.note_gone)
+        else:
+            lease.take([values[number] for number, _ in effects.own], now)
+            for carried in effects.carried:
+                entry = values[carried.entry]
+                records.hand_on(entry, values[carried.result], carried.ref)
+                device.note_gone(entry)
+        for value, is_kept in zip(values, kept, strict=True):
+            value.last_used = now
+            if value.status is pending:
+                value.status = freed
+            elif not is_kept and not value.is_array and value.status is ready:
+                # The plan has left it where it was; no handle refers to it any more.
+                records.release(value)
+                value.status = freed
+                device.note_gone(value)
     return ran
 
 
@@ -64,6 +71,7 @@ def run_steps(
     binding: Binding,
     arrays: Sequence[Any],
     values: Sequence[ValueRecord],
+    kept: Sequence[bool],
     value_of: Callable[[int], ValueRecord],
 ) -> Ran:
     """The steps alone, and what is left where one fails."""
@@ -71,7 +79,7 @@ def run_steps(
         return perform(device, binding, arrays)
     except BaseException as error:
         done: int = error.__dict__.pop("stitch_steps_done", 0)
-        _after_failure(device, binding, values, value_of, done, error)
+        _after_failure(device, binding, values, kept, value_of, done, error)
         raise
 
 
@@ -126,9 +134,10 @@ def _written(device: Site, binding: Binding) -> Straight:
     thunks, ends = bound.thunks, tuple([step.stop for step in bound.steps])
     if hooks.bits:
         thunks, ends = observed(bound, hooks)
+    may_call_back = hooks.bits or device.kernels_call_back
     return straight_code(
         thunks, kinds, binding.order, binding.tally, ends, device.observers,
-        is_timed=device.events.active, busy=device if hooks.bits else None,
+        is_timed=device.events.active, busy=device if may_call_back else None,
     )  # fmt: skip
 
 
@@ -136,9 +145,11 @@ def _run_one_by_one(device: Site, binding: Binding, arrays: Sequence[Any], loop:
     bound = binding.bound
     bound.arguments[:] = [arrays[rank] for rank in binding.order]
     began = time.perf_counter()
+    device.in_hooks = device.kernels_call_back
     try:
         quietly(run_all, loop)
     finally:
+        device.in_hooks = False
         bound.arguments[:] = [None] * len(arrays)
     binding.tally.runs += 1
     return (began, time.perf_counter()) if device.events.active else True
@@ -160,6 +171,7 @@ def _after_failure(
     device: Site,
     binding: Binding,
     values: Sequence[ValueRecord],
+    kept: Sequence[bool],
     value_of: Callable[[int], ValueRecord],
     steps_done: int,
     error: BaseException,
@@ -189,7 +201,7 @@ def _after_failure(
             for position in task.transformation.donated:
                 values[task.inputs[position]].status = Status.LOST
     for number, value in enumerate(values):
-        if not value.kept and value.instances and number not in wanted:
+        if not kept[number] and value.instances and number not in wanted:
             records.release(value)
     # Whoever has the window runs them.
     error.__dict__["stitch_tasks_left"] = left

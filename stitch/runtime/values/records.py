@@ -166,9 +166,8 @@ class Records:
     def desc_key(self, desc: TensorDesc) -> int:
         """A number for a descriptor: the same for equal ones, never that of another device."""
         found = self._desc_keys.get(desc)
-        if found is None:
-            found = self._desc_keys[desc] = _next_desc_key()
-        return found
+        # Several threads may ask at once: the first one's stays.
+        return self._desc_keys.setdefault(desc, _next_desc_key()) if found is None else found
 
     # -- making and freeing ----------------------------------------------------------------------
 
@@ -384,15 +383,16 @@ class Picture:
     Values of the window keep their numbers; the others that lie in some buffer follow.
     """
 
-    def __init__(self, records: Records, sources: Sequence[ValueRecord], first_free: int,
-                 now: int, without: Collection[PlaceOwner], lent: Collection[int]
-                 ) -> None:  # fmt: skip
-        """`without`: leases whose spare memory the plan may take; `lent`: values that stay where
-        they are."""
+    def __init__(
+        self, records: Records, sources: Sequence[tuple[int, ValueRecord]], first_free: int,
+        now: int, without: Collection[PlaceOwner], lent: Collection[int],
+    ) -> None:  # fmt: skip
+        """`sources`: with their numbers; `without`: leases whose spare memory the plan may take;
+        `lent`: values that stay where they are."""
         self._lent = {
             id(i.buffer)
-            for value in sources
-            if value.number in lent
+            for number, value in sources
+            if number in lent
             for i in value.instances
             if i.buffer.address is not None
         }
@@ -401,7 +401,7 @@ class Picture:
         self.residents: list[Resident] = []
         self.bystanders: dict[int, ValueRecord] = {}
         self.kept: set[int] = set()
-        for value in sources:
+        for _, value in sources:
             for instance in value.instances:
                 self._number(instance.buffer)
         present = {
@@ -434,11 +434,12 @@ class Picture:
         return number
 
     def _add_values(
-        self, records: Records, sources: Sequence[ValueRecord], first_free: int, now: int
-    ) -> None:
-        seen = {id(value) for value in sources}
-        for value in sources:
-            self._resident(value.number, value, now)
+        self, records: Records, sources: Sequence[tuple[int, ValueRecord]], first_free: int,
+        now: int,
+    ) -> None:  # fmt: skip
+        seen = {id(value) for _, value in sources}
+        for number, value in sources:
+            self._resident(number, value, now)
         number = first_free
         for buffer in records.buffers.values():
             for value in buffer.users:
