@@ -132,6 +132,28 @@ def pipeline_call() -> Case:
     return case
 
 
+def observed_call() -> Case:
+    """A settled pipeline while a listener, and hooks that come and go, look on."""
+    device = stitch.open_device(MACHINE)
+    first, second = device.load(_layer("one")), device.load(_layer("two"))
+    pipeline = stitch.Pipeline([first, second])
+    seen: list[object] = []
+    device.events.subscribe(seen.append)
+
+    def act() -> None:
+        undo = device.hooks.register(before_program=seen.append, after_operation=seen.append)
+        try:
+            _same(_numpy(pipeline(_x(1))), _after(2, _x(1)))
+        finally:
+            undo()
+
+    case = _ready(device, first, act=act)
+    for _ in range(4):
+        act()
+    seen.clear()
+    return case
+
+
 def load() -> Case:
     """Loading a program, which reserves the addresses of its constants."""
     device = stitch.open_device(MACHINE)
@@ -194,5 +216,6 @@ def _numpy(result: object) -> Array:
 #: Every scenario that does without extras.
 SCENARIOS: dict[str, Callable[[], Case]] = {
     scenario.__name__: scenario
-    for scenario in (first_call, steady_call, queued_calls, pipeline_call, load, training_step)
-}
+    for scenario in (first_call, steady_call, queued_calls, pipeline_call, observed_call, load,
+                     training_step)
+}  # fmt: skip
