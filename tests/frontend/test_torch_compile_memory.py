@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -174,6 +175,34 @@ def test_a_thousand_steps_leave_nothing_behind(target: str) -> None:
     for _ in range(900):
         step()
     assert state() == before
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_in_the_steady_state_nothing_is_planned_bound_or_written(target: str) -> None:
+    module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    run, device = compiled(module, target=target), storage_of(target=target).device
+    steps, x = torch.optim.SGD(module.parameters(), 1e-2), torch.randn(4, 8)
+
+    def infer() -> None:
+        with torch.no_grad():
+            assert_same(run(x), module(x))
+
+    def train() -> None:
+        steps.zero_grad()
+        run(x).sum().backward()
+        steps.step()
+
+    for step in (infer, train):
+        for _ in range(10):
+            step()
+        before = device.statistics()
+        for _ in range(50):
+            step()
+        after = device.statistics()
+        runs = after.windows - before.windows
+        assert after == replace(before, windows=after.windows, replays=before.replays + runs)
+        # By way of the queue goes only what copies anew what the optimizer wrote.
+        assert runs == (50 if step is train and target != "host" else 0)
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -35,7 +35,7 @@ from stitch.frontend.torch.lowering import (
 )
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor, parse_wish
 from stitch.program import DataType, InputKind
-from stitch.runtime import Tensor
+from stitch.runtime import GraphCall, PreparedGraph, Tensor
 from stitch.ttb import Binary
 
 PRODUCER = "stitch torch.compile"
@@ -70,26 +70,25 @@ class GraphProgram:
         self._slots = tuple(ArgumentSlot(p, p in settings.static) for p in built.positions)
         self._has_key = built.has_key
         self.graph = built.graph
-        self._program = None
+        self._prepared = None
         if built.graph is not None:
             machine = self._device.machine
             options = CompileOptions(optimize=settings.optimize)
             program = compile_graph(built.graph, machine, options).program
-            self._program = self._device.load(Binary((program,), machine.shape, PRODUCER))
+            loaded = self._device.load(Binary((program,), machine.shape, PRODUCER))
+            self._prepared = PreparedGraph((GraphCall(loaded, {}),))
 
     def __call__(self, arguments: Sequence[Any]) -> list[Any]:
         """Run it on the graph's arguments; the outputs are ready."""
-        storage, device, program = self._storage, self._device, self._program
-        if program is None:
+        storage, prepared = self._storage, self._prepared
+        if prepared is None:
             return self._shown((), arguments)
-        with device.lock:
+        with self._device.lock:
             given = storage.arguments(arguments, self._slots)
             if self._has_key:
                 given.append(torch.randint(KEY_LIMIT, (1,)).numpy())
-            submitted = device.submit(program, given, True)
-            device.flush()
-            results = submitted if isinstance(submitted, tuple) else (submitted,)
-            return self._shown(results, arguments)
+            results = prepared(*given)
+            return self._shown(results if isinstance(results, tuple) else (results,), arguments)
 
     def _shown(self, results: Sequence[Tensor], arguments: Sequence[Any]) -> list[Any]:
         result = self._storage.result
