@@ -15,23 +15,42 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+
 from stitch.argument_kinds import INDEX_OR_NAME, takes
 from stitch.errors import StitchError, TaskError, UsageError
 from stitch.machine import Machine, load_machine
-from stitch.program import Layout, Space, TensorDesc
+from stitch.program import Array, Layout, Space, TensorDesc
 from stitch.runtime.arguments import check_inputs, check_submission, link_arguments
 from stitch.runtime.backends import HostMemory, InstanceBytes, LocalBackend
 from stitch.runtime.events import TIMES, EventStream, PlanRun
 from stitch.runtime.executors import Executor, make_executor
 from stitch.runtime.history import Account, History
 from stitch.runtime.hooks import Hooks
+from stitch.runtime.lifetime import Lifetime
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.loading import load_program
-from stitch.runtime.queue import ConstantCache, Window, fail, run_one_by_one, run_the_rest
+from stitch.runtime.queue import (
+    ConstantCache,
+    Window,
+    expose,
+    fail,
+    forget_stale_copies,
+    run_one_by_one,
+    run_the_rest,
+)
 from stitch.runtime.recording import Binding, Ran, RecordingMaker, Recordings, run_binding
 from stitch.runtime.tensor import Tensor
-from stitch.runtime.tensor_access import TensorAccess, target_desc
-from stitch.runtime.values import Exports, Records, SpaceUse, Status, ValueRecord
+from stitch.runtime.tensor_access import DESC, LAYOUT, TENSOR, TensorAccess, target_desc
+from stitch.runtime.values import (
+    BufferRecord,
+    Exports,
+    InstanceRecord,
+    Records,
+    SpaceUse,
+    Status,
+    ValueRecord,
+)
 from stitch.tasks import Transformation, TransformationKind
 from stitch.ttb import SOURCE, Binary, load
 
@@ -60,7 +79,7 @@ class Statistics:
     revocations: int
 
 
-class RuntimeDevice(TensorAccess):
+class RuntimeDevice(Lifetime):
     """A machine, opened. Use it as a context manager, or call `close`.
 
     It may be used from several threads, and takes calls while another one computes: what is queued
@@ -102,17 +121,19 @@ class RuntimeDevice(TensorAccess):
         #: The bits of what observes it (`TIMES`, `Hooks.bits`): runs have another form for each.
         self.observers = 0
         self.code_written = self.windows_run = 0
-        self.bytes = InstanceBytes(self.backend)
+        self.contents = InstanceBytes(self.backend)
+        self.access = TensorAccess(
+            self, self.backend, self.records, self.contents, self.host_memory, self.history,
+            self.events, self.exports,
+        )  # fmt: skip
         self.queued = Window(0)
         self._limit = window
         #: Whether kernels are somebody else's, who may call back.
         self.kernels_call_back = not isinstance(executor, str)
-        self.begin_life()
+        # Last of all: whoever forks finds it whole.
+        super().__init__(self.machine.name)
 
     # -- life --------------------------------------------------------------------------------------
-
-    def _self(self) -> RuntimeDevice:
-        return self
 
     def __enter__(self) -> Self:
         return self
@@ -149,6 +170,12 @@ class RuntimeDevice(TensorAccess):
         self.recordings.clear()
         self.constant_cache.clear()
         self.host_memory.close(self.records.pinned())
+
+    def leave_behind(self) -> None:
+        """In the child of a fork: closed, with locks that no thread of the parent holds."""
+        super().leave_behind()
+        # Whoever runs past the queue looks closer now, and finds it closed.
+        self.records.touch()
 
     @property
     def executor(self) -> str:
@@ -211,6 +238,172 @@ class RuntimeDevice(TensorAccess):
                 )
                 unpin.atexit = False
             return loaded
+
+    # -- single tensors ----------------------------------------------------------------------------
+
+    def settle(self, value: ValueRecord) -> None:
+        """Make sure that a value is ready: run the queue if it is pending, raise if it is gone."""
+        with self.lock:
+            self.check_open()
+            if value.status is Status.PENDING and not value.consumed:
+                self.run_queue()
+            value.check_usable()
+
+    @contextmanager
+    def queue_lock_of_ready(self, value: ValueRecord) -> Iterator[None]:
+        """Within, a value is ready, and nobody gives it away; the run lock is held."""
+        self.settle(value)
+        with self.queue_lock:
+            value.check_usable()
+            yield
+
+    def check_device(self, tensor: Tensor) -> None:
+        """Raise `UsageError` for what is no tensor, or one of another device."""
+        if not isinstance(tensor, Tensor):
+            TENSOR.check("Device", "tensor", tensor)
+        if tensor._record.device is not self:
+            raise UsageError("this tensor belongs to another device")
+
+    def layout_of(self, value: ValueRecord) -> Layout:
+        """The layout of a value's primary instance, or, while pending, the promised one."""
+        return self.access.layout_of(value)
+
+    def has_layout(self, tensor: Tensor, layout: Layout | TensorDesc) -> bool:
+        """Whether a tensor lies as described; an address counts only where one is given."""
+        self.check_device(tensor)
+        LAYOUT.check("has_layout", "layout", layout)
+        wanted = layout.layout if isinstance(layout, TensorDesc) else layout
+        if isinstance(layout, TensorDesc) and layout.shape != tensor.shape:
+            return False
+        if wanted.address is None:
+            return wanted == tensor.layout.without_address()
+        self.settle(tensor._record)
+        return wanted == tensor.layout
+
+    def region_of(self, instance: InstanceRecord) -> Array:
+        """The bytes of an instance, from its offset to the end of its buffer."""
+        return self.contents.region(instance)
+
+    def dense(self, instance: InstanceRecord) -> Array | None:
+        """An instance as an array over its own bytes, None where its layout is not dense."""
+        return self.contents.dense(instance)
+
+    def read(self, value: ValueRecord) -> Array:
+        """A value's elements in an array of their own; see `Tensor.numpy`."""
+        with self.lock:
+            # What is ready, as a rule, needs no calls to say so.
+            if (value.status is not READY or value.consumed or self._closed
+                    or self.running is not None or self.in_hooks):  # fmt: skip
+                self.settle(value)
+            return self.access.read(value)
+
+    def memory(self, space: Space | str) -> Array:
+        """All bytes of a space, live: what is written here, programs will read.
+
+        A buffer at bank address `a` begins at byte `a * banks`; see `Tensor.address`.
+        """
+        with self.lock:
+            self.check_open()
+        return self.access.memory(space)
+
+    def footprint_of(self, tensor: Tensor) -> slice:
+        """Where in `memory(tensor.space)` a tensor's footprint lies; raises for host arrays."""
+        self.check_device(tensor)
+        self.settle(tensor._record)
+        return self.access.footprint_of(tensor._record)
+
+    def new_value(self, desc: TensorDesc) -> ValueRecord:
+        """A ready value without an instance yet."""
+        return self.access.new_value(desc)
+
+    def tensor(self, array: Any, *, borrow: bool = False) -> Tensor:
+        """A host tensor of an array: a copy, or, with `borrow=True`, the array itself.
+
+        Raises `LayoutError` for arrays that are not numeric.
+        """
+        # It lies outside of all that runs work in: nobody else knows it before it is there.
+        self.check_open()
+        return self.access.tensor(array, borrow=borrow)
+
+    def empty(self, desc: TensorDesc) -> Tensor:
+        """A tensor with room but no defined contents; raises `OutOfMemoryError`."""
+        DESC.check("Device.empty", "desc", desc)
+        with self.lock:
+            self.check_open()
+            self.run_queue()
+            return self.access.empty(desc)
+
+    def write(self, tensor: Tensor, array: Any) -> None:
+        """Overwrite a tensor's elements; its other instances and remembered results are dropped.
+
+        Raises `LinkError` where shape or kind of number differ.
+        """
+        with self.lock:
+            self.check_device(tensor)
+            value = tensor._record
+            self.settle(value)
+            self.run_queue()
+            elements = self.access.checked_array(value, array)
+            with self.queue_lock:
+                for sharer in tuple(value.instances[0].buffer.users):
+                    self.records.forget_copies(sharer)
+                    self.constant_cache.forget(sharer)
+                    sharer.version = 0
+            self.access.write(value, elements)
+
+    def view(self, value: ValueRecord, start: int, stop: int, *, keep: bool) -> Tensor:
+        """Rows `[start, stop)` of the first dimension as a tensor on the same buffer."""
+        with self.lock, self.queue_lock_of_ready(value):
+            return self.access.view(value, start, stop, keep=keep)
+
+    def export(
+        self,
+        value: ValueRecord,
+        dtype: np.dtype[Any] | None = None,
+        kept: object = None,
+        ended: Callable[[], object] | None = None,
+    ) -> Array:
+        """The bytes of a dense tensor for others; its buffer is pinned while the array lives.
+
+        `dtype`: as what they see the bytes; for the rest see `Exports.add`.
+        """
+        with self.lock, self.queue_lock_of_ready(value):
+            return self.access.export(value, dtype, kept, ended)
+
+    def expose(self, value: ValueRecord) -> None:
+        """Others hold the primary bytes of a value from now on."""
+        with self.queue_lock:
+            # The window may read it already.
+            self.queued.reads_exposed = True
+            expose(value, self.constant_cache)
+
+    def release_pin(self, buffer: BufferRecord) -> None:
+        """An export, or whoever reserved the buffer, has let go."""
+        if buffer.pins:
+            buffer.pins -= 1
+        if buffer.pins:
+            return
+        for user in buffer.users:
+            # What was pinned could not be evicted. Now it can, and then a copy is all that is left.
+            if user.is_exposed and len(user.instances) > 1:
+                forget_stale_copies(self, user)
+        if not buffer.users:
+            self.records.unused(buffer)
+        elif buffer.lease is not None:
+            with self.queue_lock:
+                buffer.lease.welcome(buffer.users)
+
+    def note_gone(self, value: ValueRecord) -> None:
+        """A value lost its last instance in a plan."""
+        if value.status is Status.READY:
+            value.status = Status.LOST if value.kept else Status.FREED
+        self.forget_results(value)
+
+    def forget_results(self, value: ValueRecord) -> None:
+        """A value is gone: what is remembered of it goes too."""
+        if value.version:
+            with self.queue_lock:
+                self.constant_cache.forget(value)
 
     # -- queueing ----------------------------------------------------------------------------------
 

@@ -12,8 +12,7 @@ import threading
 import weakref
 
 from stitch.errors import TaskError
-from stitch.machine import Machine
-from stitch.runtime.values import Records
+from stitch.runtime.queue import Window
 
 _alive: weakref.WeakSet[Lifetime] = weakref.WeakSet()
 
@@ -26,24 +25,17 @@ class Lifetime:
     queued, given away, ready, shared. Who takes both takes `lock` first.
     """
 
-    machine: Machine
-    records: Records
-    lock: threading.RLock
-    queue_lock: threading.RLock
-    #: While hooks run, or kernels that are not Stitch's own, the records are behind the bytes, so
-    #: their thread may not use them.
-    in_hooks: bool
-    #: What has left the queue and is planned or run.
-    running: object | None
-    _closed: bool
-    #: The process that opened it.
-    _process: int
-
-    def begin_life(self) -> None:
-        """Open, for this process."""
+    def __init__(self, name: str) -> None:
+        """Open, for this process; `name` is the machine's."""
+        self._name = name
         self.lock, self.queue_lock = threading.RLock(), threading.RLock()
-        self.in_hooks = self._closed = False
-        self.running = None
+        #: While hooks run, or kernels that are not Stitch's own, the records are behind the bytes,
+        #: so their thread may not use them.
+        self.in_hooks = False
+        #: What has left the queue and is planned or run.
+        self.running: Window | None = None
+        self._closed = False
+        #: The process that opened it.
         self._process = os.getpid()
         _alive.add(self)
 
@@ -57,7 +49,7 @@ class Lifetime:
         if self._closed:
             self.check_process()
             raise TaskError(
-                f"device {self.machine.name!r} is closed",
+                f"device {self._name!r} is closed",
                 remedy="read results before leaving the `with` block",
             )
         self.check_idle()
@@ -71,7 +63,7 @@ class Lifetime:
         """Raise `TaskError` in a process that did not open the device."""
         if self.is_left_behind:
             raise TaskError(
-                f"device {self.machine.name!r} belongs to process {self._process}, which opened it",
+                f"device {self._name!r} belongs to process {self._process}, which opened it",
                 where=f"process {os.getpid()}, made from it by a fork",
                 remedy="open a device in this process, or start processes by multiprocessing's "
                 "'spawn' instead of 'fork'",
@@ -82,7 +74,7 @@ class Lifetime:
         half-way through, and this thread with it."""
         if (self.in_hooks or self.running is not None) and self.is_mine():
             raise TaskError(
-                f"device {self.machine.name!r} is in the middle of a plan: a hook cannot use it, "
+                f"device {self._name!r} is in the middle of a plan: a hook cannot use it, "
                 "nor can a kernel",
                 remedy="look at the arrays of the hook's context, and act after the run",
             )
@@ -97,8 +89,6 @@ class Lifetime:
         """In the child of a fork: closed, with locks that no thread of the parent holds."""
         self.lock, self.queue_lock = threading.RLock(), threading.RLock()
         self.in_hooks, self._closed = False, True
-        # Whoever runs past the queue looks closer now, and finds it closed.
-        self.records.touch()
 
 
 def _in_child() -> None:

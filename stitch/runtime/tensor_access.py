@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,13 +19,10 @@ from stitch.runtime.backends import HostMemory, InstanceBytes, LocalBackend
 from stitch.runtime.events import EventStream, ReadBack, Written
 from stitch.runtime.executors import as_bytes
 from stitch.runtime.history import History
-from stitch.runtime.lifetime import Lifetime
-from stitch.runtime.queue import ConstantCache, Window, expose, forget_stale_copies
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.values import (
-    BufferRecord,
     Exports,
-    InstanceRecord,
+    Records,
     Status,
     Store,
     ValueRecord,
@@ -39,39 +35,30 @@ LAYOUT = instance_of("a Layout or a TensorDesc", Layout, TensorDesc)
 DESC = instance_of("a TensorDesc", TensorDesc)
 
 
-class TensorAccess(Lifetime):
-    """The part of a device that looks after single values; `Device` adds the queue."""
+class TensorAccess:
+    """What a device does with single values: they are ready, and whoever calls holds its lock; its
+    queue's lock too, where a value is viewed or exported."""
 
-    backend: LocalBackend
-    host_memory: HostMemory
-    history: History
-    events: EventStream
-    constant_cache: ConstantCache
-    exports: Exports
-    copies_forbidden: int
-    queued: Window
-    running: Window | None
-    bytes: InstanceBytes
-
-    def run_queue(self) -> object:
-        """Run what is queued, with the lock held."""
-        raise AssertionError("Device defines it")
-
-    def settle(self, value: ValueRecord) -> None:
-        """Make sure that a value is ready: run the queue if it is pending, raise if it is gone."""
-        with self.lock:
-            self.check_open()
-            if value.status is Status.PENDING and not value.consumed:
-                self.run_queue()
-            value.check_usable()
-
-    @contextmanager
-    def queue_lock_of_ready(self, value: ValueRecord) -> Iterator[None]:
-        """Within, a value is ready, and nobody gives it away; the run lock is held."""
-        self.settle(value)
-        with self.queue_lock:
-            value.check_usable()
-            yield
+    def __init__(
+        self,
+        store: Store,
+        backend: LocalBackend,
+        records: Records,
+        contents: InstanceBytes,
+        host_memory: HostMemory,
+        history: History,
+        events: EventStream,
+        exports: Exports,
+    ) -> None:
+        self._store = store
+        self._backend = backend
+        self._machine = backend.machine
+        self._records = records
+        self._contents = contents
+        self._host_memory = host_memory
+        self._history = history
+        self._events = events
+        self._exports = exports
 
     # -- looking -----------------------------------------------------------------------------------
 
@@ -82,184 +69,131 @@ class TensorAccess(Lifetime):
         if value.status is not Status.READY or not found:
             return value.desc.layout
         instance = found[0]
-        address = self.bytes.address(instance)
+        address = self._contents.address(instance)
         layout = instance.desc.layout
         return layout if address is None else replace(layout, address=address)
 
-    def region_of(self, instance: InstanceRecord) -> Array:
-        """The bytes of an instance, from its offset to the end of its buffer."""
-        return self.bytes.region(instance)
-
-    def dense(self, instance: InstanceRecord) -> Array | None:
-        """An instance as an array over its own bytes, None where its layout is not dense."""
-        return self.bytes.dense(instance)
-
     def read(self, value: ValueRecord) -> Array:
         """A value's elements in an array of their own; see `Tensor.numpy`."""
-        with self.lock:
-            self.settle(value)
-            if not self.backend.executor.computes:
-                raise TaskError(
-                    "the null executor computes no data, so there is nothing to read",
-                    remedy="open the device with executor='numpy'",
-                )
-            instance = value.instances[0]
-            made = self.bytes.elements(instance, value.desc, self.host_memory.allowed)
-            if instance.buffer.address is not None:
-                self.history.read(value.desc_key, value.desc, made.nbytes)
-                if self.events.active:
-                    self.events.tell(ReadBack(value.desc, made.nbytes))
-            return made
+        if not self._backend.executor.computes:
+            raise TaskError(
+                "the null executor computes no data, so there is nothing to read",
+                remedy="open the device with executor='numpy'",
+            )
+        instance = value.instances[0]
+        elements = self._contents.elements(instance, value.desc, self._host_memory.allowed)
+        if instance.buffer.address is not None:
+            self._history.read(value.desc_key, value.desc, elements.nbytes)
+            if self._events.active:
+                self._events.tell(ReadBack(value.desc, elements.nbytes))
+        return elements
 
     def memory(self, space: Space | str) -> Array:
-        """All bytes of a space, live: what is written here, programs will read.
-
-        A buffer at bank address `a` begins at byte `a * banks`; see `Tensor.address`.
-        """
-        with self.lock:
-            self.check_open()
-        names = [s.value for s in self.backend.spaces]
+        """All bytes of a space; raises `UsageError` for one that the machine does not have."""
+        names = [s.value for s in self._backend.spaces]
         either(TEXT, instance_of("a Space", Space)).check("Device.memory", "space", space)
         if not isinstance(space, Space) and space not in names:
             raise UsageError(f"there is no space {space!r}", expected=" or ".join(names))
-        found = self.backend.spaces.get(Space(space))
-        if found is None:
-            self.machine.shape.space(Space(space))
-            raise AssertionError("a machine's spaces and the backend's differ")
-        memory: Array = found.bytes
+        wanted = Space(space)
+        # Where there is none the machine raises: its spaces and the backend's are the same.
+        self._machine.shape.space(wanted)
+        memory: Array = self._backend.spaces[wanted].bytes
         return memory
 
-    def footprint_of(self, tensor: Tensor) -> slice:
-        """Where in `memory(tensor.space)` a tensor's footprint lies; raises for host arrays."""
-        self.check_device(tensor)
-        value = tensor._record
-        self.settle(value)
+    def footprint_of(self, value: ValueRecord) -> slice:
+        """Where in the bytes of its space a footprint lies; raises for host arrays."""
         instance = value.instances[0]
-        start = self.bytes.start(instance)
+        start = self._contents.start(instance)
         if start is None:
             raise LayoutError("this tensor is a host array outside the device's memory")
-        return slice(start, start + footprint(instance.desc, self.machine.shape).nbytes)
-
-    # -- layouts -----------------------------------------------------------------------------------
-
-    def has_layout(self, tensor: Tensor, layout: Layout | TensorDesc) -> bool:
-        """Whether a tensor lies as described; an address counts only where one is given."""
-        self.check_device(tensor)
-        LAYOUT.check("has_layout", "layout", layout)
-        wanted = layout.layout if isinstance(layout, TensorDesc) else layout
-        if isinstance(layout, TensorDesc) and layout.shape != tensor.shape:
-            return False
-        if wanted.address is not None:
-            self.settle(tensor._record)
-        mine = self.layout_of(tensor._record)
-        return wanted == (mine if wanted.address is not None else mine.without_address())
+        return slice(start, start + footprint(instance.desc, self._machine.shape).nbytes)
 
     # -- making ------------------------------------------------------------------------------------
 
     def new_value(self, desc: TensorDesc) -> ValueRecord:
         """A ready value without an instance yet."""
-        value = ValueRecord(self._self(), desc, self.records.desc_key(desc))
+        value = ValueRecord(self._store, desc, self._records.desc_key(desc))
         value.status = Status.READY
         return value
 
-    def _self(self) -> Store:
-        raise AssertionError("Device defines it")
-
     def tensor(self, array: Any, *, borrow: bool = False) -> Tensor:
-        """A host tensor of an array: a copy, or, with `borrow=True`, the array itself.
-
-        Raises `LayoutError` for arrays that are not numeric.
-        """
-        # It lies outside of all that runs work in: nobody else knows it before it is there.
-        self.check_open()
+        """A host tensor of an array; see `RuntimeDevice.tensor`."""
         found = as_array(array, "the array")
         kind = DataType.from_dtype(found.dtype)
-        allowed = self.host_memory.allowed
+        allowed = self._host_memory.allowed
         host = found if borrow else copied(found, "device.tensor()", allowed)
         desc = TensorDesc(host.shape, host_layout(kind))
         value = self.new_value(desc)
         value.by = "tensor()"
         value.is_exposed = borrow
-        buffer = self.records.outside(desc, value.desc_key, host, "a host array")
-        self.records.attach(value, buffer, 0, desc, value.desc_key)
+        buffer = self._records.outside(desc, value.desc_key, host, "a host array")
+        self._records.attach(value, buffer, 0, desc, value.desc_key)
         return Tensor(value)
 
     def empty(self, desc: TensorDesc) -> Tensor:
         """A tensor with room but no defined contents; raises `OutOfMemoryError`."""
-        DESC.check("Device.empty", "desc", desc)
-        with self.lock:
-            self.check_open()
-            self.run_queue()
-            size = footprint(desc, self.machine.shape).size_per_bank
-            bare = TensorDesc(desc.shape, desc.layout.without_address())
-            buffer = self.records.reserve(bare, size, desc.layout.address, "empty()")
-            assert buffer.address is not None
-            try:
-                self.host_memory.take_region(buffer.space, buffer.address, bare, "device.empty()")
-            except OutOfMemoryError:
-                self.records.free(buffer)
-                raise
-            memory = self.backend.spaces[buffer.space]
-            memory.fill_padding(bare, buffer.address, self.machine.shape)
-            value = self.new_value(bare)
-            value.by = "empty()"
-            self.records.attach(value, buffer, 0, bare, value.desc_key)
-            return Tensor(value)
+        size = footprint(desc, self._machine.shape).size_per_bank
+        bare = TensorDesc(desc.shape, desc.layout.without_address())
+        buffer = self._records.reserve(bare, size, desc.layout.address, "empty()")
+        assert buffer.address is not None
+        try:
+            self._host_memory.take_region(buffer.space, buffer.address, bare, "device.empty()")
+        except OutOfMemoryError:
+            self._records.free(buffer)
+            raise
+        memory = self._backend.spaces[buffer.space]
+        memory.fill_padding(bare, buffer.address, self._machine.shape)
+        value = self.new_value(bare)
+        value.by = "empty()"
+        self._records.attach(value, buffer, 0, bare, value.desc_key)
+        return Tensor(value)
 
-    def write(self, tensor: Tensor, array: Any) -> None:
-        """Overwrite a tensor's elements; its other instances and remembered results are dropped.
+    def checked_array(self, value: ValueRecord, array: Any) -> Array:
+        """An array that may overwrite a value; raises `LinkError`, or `LayoutError` where the value
+        lies in an array that is read-only."""
+        elements = as_array(array, "the array")
+        check_link(_dense(elements), value.desc, output="the array", input="the tensor")
+        target = value.instances[0].buffer.array
+        if target is not None and not target.flags.writeable:
+            raise LayoutError(
+                "this tensor borrows an array that is read-only",
+                remedy="make a tensor of your own: device.tensor(array)",
+            )
+        return elements
 
-        Raises `LinkError` where shape or kind of number differ.
-        """
-        with self.lock:
-            self.check_device(tensor)
-            value = tensor._record
-            self.settle(value)
-            self.run_queue()
-            found = as_array(array, "the array")
-            source = TensorDesc(found.shape, host_layout(DataType.from_dtype(found.dtype)))
-            check_link(source, value.desc, output="the array", input="the tensor")
-            first = value.instances[0]
-            if first.buffer.array is not None and not first.buffer.array.flags.writeable:
-                raise LayoutError(
-                    "this tensor borrows an array that is read-only",
-                    remedy="make a tensor of your own: device.tensor(array)",
-                )
-            with self.queue_lock:
-                for sharer in tuple(first.buffer.users):
-                    self.records.forget_copies(sharer)
-                    self.constant_cache.forget(sharer)
-                    sharer.version = 0
-            if first.buffer.array is not None:
-                np.copyto(first.buffer.array, found, casting="same_kind")
-                return
-            kernel = self.backend.kernel(source, first.desc)
-            counter = self.backend.spaces[first.buffer.space].counter
-            dense = np.ascontiguousarray(found)
-            kernel.bind(as_bytes(dense), self.bytes.region(first), counter)()
-            nbytes, seconds = copy_cost(self.machine, source, first.desc)
-            self.events.report(Written(first.desc, nbytes, seconds))
+    def write(self, value: ValueRecord, elements: Array) -> None:
+        """Overwrite a value that has no copies elsewhere."""
+        first = value.instances[0]
+        if first.buffer.array is not None:
+            np.copyto(first.buffer.array, elements, casting="same_kind")
+            return
+        source = _dense(elements)
+        kernel = self._backend.kernel(source, first.desc)
+        counter = self._backend.spaces[first.buffer.space].counter
+        dense = np.ascontiguousarray(elements)
+        kernel.bind(as_bytes(dense), self._contents.region(first), counter)()
+        nbytes, seconds = copy_cost(self._machine, source, first.desc)
+        self._events.report(Written(first.desc, nbytes, seconds))
 
     def view(self, value: ValueRecord, start: int, stop: int, *, keep: bool) -> Tensor:
         """Rows `[start, stop)` of the first dimension as a tensor on the same buffer."""
-        with self.lock, self.queue_lock_of_ready(value):
-            instance = value.instances[0]
-            shape = (stop - start, *value.desc.shape[1:]) if keep else value.desc.shape[1:]
-            desc = TensorDesc(shape, instance.desc.layout)
-            buffer, offset = instance.buffer, instance.offset_nbytes
-            if buffer.array is not None:
-                part = buffer.array[start:stop] if keep else buffer.array[start]
-                key = self.records.desc_key(desc)
-                buffer = self.records.outside(desc, key, np.asarray(part), buffer.origin)
-                # To the records these are two arrays: neither hears of writes to the other.
-                self.expose(value)
-            else:
-                offset += view_offset(instance.desc, (start, stop), keep, self.machine.shape)
-            made = self.new_value(desc)
-            made.by = value.by
-            made.is_exposed = value.is_exposed
-            self.records.attach(made, buffer, offset, desc, made.desc_key)
-            return Tensor(made)
+        instance = value.instances[0]
+        shape = (stop - start, *value.desc.shape[1:]) if keep else value.desc.shape[1:]
+        desc = TensorDesc(shape, instance.desc.layout)
+        buffer, offset = instance.buffer, instance.offset_nbytes
+        if buffer.array is not None:
+            part = buffer.array[start:stop] if keep else buffer.array[start]
+            key = self._records.desc_key(desc)
+            buffer = self._records.outside(desc, key, np.asarray(part), buffer.origin)
+            # To the records these are two arrays: neither hears of writes to the other.
+            self._store.expose(value)
+        else:
+            offset += view_offset(instance.desc, (start, stop), keep, self._machine.shape)
+        made = self.new_value(desc)
+        made.by = value.by
+        made.is_exposed = value.is_exposed
+        self._records.attach(made, buffer, offset, desc, made.desc_key)
+        return Tensor(made)
 
     # -- leaving -----------------------------------------------------------------------------------
 
@@ -274,63 +208,20 @@ class TensorAccess(Lifetime):
 
         `dtype`: as what they see the bytes; for the rest see `Exports.add`.
         """
-        with self.lock, self.queue_lock_of_ready(value):
-            instance = value.instances[0]
-            found = self.bytes.dense(instance)
-            if found is None:
-                raise BufferError(
-                    f"{value.desc.text()} is not dense: exporting it would need a copy; "
-                    "use .numpy(), or to_layout with a row-major layout"
-                )
-            view = found.view(found.dtype if dtype is None else dtype)
-            self.expose(value)
-            buffer = instance.buffer
-            if buffer.address is not None:
-                self.exports.add(view, buffer, kept, ended)
-                self.records.epoch += 1
-            return view
-
-    def expose(self, value: ValueRecord) -> None:
-        """Others hold the primary bytes of a value from now on."""
-        with self.queue_lock:
-            # The window may read it already.
-            self.queued.reads_exposed = True
-            expose(value, self.constant_cache)
-
-    def release_pin(self, buffer: BufferRecord) -> None:
-        """An export, or whoever reserved the buffer, has let go."""
-        if buffer.pins:
-            buffer.pins -= 1
-        if buffer.pins:
-            return
-        for user in buffer.users:
-            # What was pinned could not be evicted. Now it can, and then a copy is all that is left.
-            if user.is_exposed and len(user.instances) > 1:
-                forget_stale_copies(self, user)
-        if not buffer.users:
-            self.records.unused(buffer)
-        elif buffer.lease is not None:
-            with self.queue_lock:
-                buffer.lease.welcome(buffer.users)
-
-    def note_gone(self, value: ValueRecord) -> None:
-        """A value lost its last instance in a plan."""
-        if value.status is Status.READY:
-            value.status = Status.LOST if value.kept else Status.FREED
-        self.forget_results(value)
-
-    def forget_results(self, value: ValueRecord) -> None:
-        """A value is gone: what is remembered of it goes too."""
-        if value.version:
-            with self.queue_lock:
-                self.constant_cache.forget(value)
-
-    def check_device(self, tensor: Tensor) -> None:
-        """Raise `UsageError` for what is no tensor, or one of another device."""
-        if not isinstance(tensor, Tensor):
-            TENSOR.check("Device", "tensor", tensor)
-        if tensor._record.device is not self._self():
-            raise UsageError("this tensor belongs to another device")
+        instance = value.instances[0]
+        found = self._contents.dense(instance)
+        if found is None:
+            raise BufferError(
+                f"{value.desc.text()} is not dense: exporting it would need a copy; "
+                "use .numpy(), or to_layout with a row-major layout"
+            )
+        view = found.view(found.dtype if dtype is None else dtype)
+        self._store.expose(value)
+        buffer = instance.buffer
+        if buffer.address is not None:
+            self._exports.add(view, buffer, kept, ended)
+            self._records.epoch += 1
+        return view
 
 
 def target_desc(desc: TensorDesc, layout: Layout | TensorDesc, machine: MachineShape) -> TensorDesc:
@@ -347,3 +238,7 @@ def target_desc(desc: TensorDesc, layout: Layout | TensorDesc, machine: MachineS
     wanted = TensorDesc(desc.shape, layout)
     footprint(wanted, machine)
     return wanted
+
+
+def _dense(array: Array) -> TensorDesc:
+    return TensorDesc(array.shape, host_layout(DataType.from_dtype(array.dtype)))

@@ -44,6 +44,9 @@ class Store(Protocol):
     def export(self, value: ValueRecord) -> Array:
         """Its very bytes."""
 
+    def expose(self, value: ValueRecord) -> None:
+        """Others hold its bytes from now on."""
+
     def deallocate(self, value: ValueRecord, by: str) -> None:
         """Free it now."""
 
