@@ -1,0 +1,117 @@
+"""Several drills at once on one device: each thread finds what plain NumPy says, and nothing leaks.
+
+What a drill is: see `test_recordings_fuzzed`. Here the tasks of all threads meet in one queue, and
+each may run, or fail, in a window that another thread runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import random
+import sys
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import stitch
+from stitch.errors import StitchError
+from stitch.runtime.values import Status
+from tests.runtime.test_recordings_fuzzed import Drill, kinds, machine_of
+from tests.support.stitched_models import held_by
+
+MACHINES = ("wormhole_n150", "host", "tiny")
+THREADS = 4
+#: What a thread is waited for at most.
+PATIENCE = 200
+
+
+class SharedDrill(Drill):
+    """A drill beside others: what it has queued may fail in their windows, if anything does."""
+
+    def check(self) -> None:
+        """What is ready stays so, and is right."""
+        if self.fails:
+            self.held = [h for h in self.held if h.tensor._record.status is not Status.FAILED]
+        for held in self.held:
+            assert held.tensor.is_allocated or (
+                self.fails and held.tensor._record.status is Status.FAILED
+            ), f"{held.tensor} is gone: {held.tensor._record.by}"
+            if held.tensor._record.status is Status.READY:
+                np.testing.assert_array_equal(held.tensor.numpy(), held.expected)
+                for array in held.exports:
+                    np.testing.assert_array_equal(array, held.expected)
+
+
+@pytest.fixture(autouse=True)
+def threads_take_turns_often() -> Iterator[None]:
+    """As often as the interpreter lets them."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+def drilled_together(name: str, seed: int, steps: int, *, window: int, debug: bool, fails: bool
+                     ) -> None:  # fmt: skip
+    """Run drills side by side to their ends; raise what the first of them raised."""
+    kinds(name)
+    problems: list[BaseException] = []
+    with stitch.open_device(machine_of(name), window=window, debug=debug) as device:
+        drills = [SharedDrill(device, name, 1000 * seed + i, fails) for i in range(THREADS)]
+        ready = threading.Barrier(THREADS)
+        burning = drills[0].burn
+        forget = device.hooks.register(before_program=burning) if fails else None
+
+        def run(drill: SharedDrill) -> None:
+            try:
+                ready.wait(PATIENCE)
+                for _ in range(steps):
+                    if problems:
+                        return
+                    drill.step()
+            except BaseException as problem:
+                problems.append(problem)
+            finally:
+                drill.fuse = None
+
+        threads = [threading.Thread(target=run, args=(drill,)) for drill in drills]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+        assert not any(thread.is_alive() for thread in threads)
+        if forget is not None:
+            forget()
+        if problems:
+            raise problems[0]
+        with contextlib.suppress(StitchError):
+            device.flush()
+        for drill in drills:
+            drill.check()
+            for part in (drill.held, drill.given, drill.pipelines, drill.loaded):
+                part.clear()
+        del drills, drill, burning, forget, threads, thread
+        device.constant_cache.clear()
+        gc.collect()
+        assert held_by(device) == []
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["sound", "with failures"])
+@pytest.mark.parametrize("seed", range(6))
+def test_threads_with_one_queue_find_what_each_would_alone(seed: int, fails: bool) -> None:
+    window, debug = (4, 64, 1)[seed % 3], seed % 2 == 1
+    drilled_together(MACHINES[seed % 3], seed, 25, window=window, debug=debug, fails=fails)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("part", range(10))
+def test_many_drills_side_by_side(part: int) -> None:
+    for seed in range(100 + part * 12, 112 + part * 12):
+        choice = random.Random(seed)
+        drilled_together(
+            choice.choice(MACHINES), seed, 80, window=choice.choice([1, 4, 64]),
+            debug=choice.random() < 0.4, fails=choice.random() < 0.4,
+        )  # fmt: skip
