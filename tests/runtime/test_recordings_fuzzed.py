@@ -139,6 +139,9 @@ def tuple_of(result: Any) -> tuple[stitch.Tensor, ...]:
 class Drill:
     """One device, its programs, and the model of what is held."""
 
+    #: What is said of a value that was overwritten.
+    given_away = "donated to 'eat"
+
     def __init__(self, device: RuntimeDevice, name: str, seed: int, fails: bool) -> None:
         self.device, self.choice, self.fails = device, random.Random(seed), fails
         self.kinds = kinds(name)
@@ -344,7 +347,7 @@ class Drill:
             if looks:
                 np.testing.assert_array_equal(value.numpy(), expected)
             if self.kinds[index].donates and isinstance(before, stitch.Tensor):
-                with pytest.raises(stitch.TaskError, match="donated to 'eat"):
+                with pytest.raises(stitch.TaskError, match=self.given_away):
                     before.numpy()
             if self.choice.random() < 0.1:
                 # Held as it is now: what overwrites it next must be given another.
