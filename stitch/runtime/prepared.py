@@ -21,7 +21,7 @@ from stitch.runtime.device import RuntimeDevice
 from stitch.runtime.events import PlanStopped
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.queue import forget_stale_copies
-from stitch.runtime.recording import Binding, Recording, perform
+from stitch.runtime.recording import Binding, Ran, Recording, perform
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.values import InputPort, Lease, Places, Status, ValueRecord
 
@@ -144,29 +144,25 @@ class PreparedGraph:
             ):
                 if lease is None and recording.idle:
                     lease, value = recording.idle[-1], None
-                binding = None if lease is None else lease.plain
-                straight = None if binding is None else binding.straight
-                if straight is not None and straight.observers == device.observers:
-                    assert lease is not None
-                    assert binding is not None
-                    try:
-                        ran = straight.run(arguments)
-                    except BaseException as error:
-                        self._stopped(binding, straight.steps_done(error))
-                        raise
-                    if ran:
-                        results: Tensor | tuple[Tensor, ...]
-                        if value is not None:
-                            # Nobody holds what the last run made, so it is this one's already; the
-                            # note of its last handle goes as the new one comes.
-                            results = _new_handle(Tensor)
-                            del dropped[0]
-                            results._record = value
-                        else:
-                            results = self._results(lease)
-                        if ran is not True:
-                            device.tell_run(binding, ran)
-                        return results
+                if lease is not None:
+                    binding = lease.plain
+                    if binding is not None:
+                        straight = binding.straight
+                        if straight is not None and straight.observers == device.observers:
+                            try:
+                                ran = straight.run(arguments)
+                            except BaseException as error:
+                                self._stopped(binding, straight.steps_done(error))
+                                raise
+                            if ran is True and value is not None:
+                                # Nobody holds what the last run made, so it is this one's already;
+                                # the note of its last handle goes as the new one comes.
+                                handle = _new_handle(Tensor)
+                                del dropped[0]
+                                handle._record = value
+                                return handle
+                            if ran:
+                                return self._results(lease, value, binding, ran)
             again = self._again(arguments)
             return self._run(arguments) if again is None else again
 
@@ -175,20 +171,34 @@ class PreparedGraph:
         if done:
             self.device.events.report(PlanStopped(binding.index, binding.plan, done))
 
-    def _results(self, lease: Lease[Binding]) -> Tensor | tuple[Tensor, ...]:
-        """Handles on what a run has just left in a lease."""
+    def _results(
+        self, lease: Lease[Binding], last: ValueRecord | None, binding: Binding, ran: Ran
+    ) -> Tensor | tuple[Tensor, ...]:
+        """Handles on what a run has just left in a lease; `last`: its value, where only the note of
+        a dropped handle still refers to that."""
         device = self.device
-        values = lease.take_again(device.queued.number)
-        if values is None:
-            values = []
-            for desc, key in self._outputs:
-                value = ValueRecord(device, desc, key)
-                value.by = self._maker
-                values.append(value)
-            lease.take(values, device.queued.number)
-        if len(values) == 1:
-            return Tensor(values[0])
-        return tuple([Tensor(value) for value in values])
+        results: Tensor | tuple[Tensor, ...]
+        if last is not None:
+            results = _new_handle(Tensor)
+            del device.dropped[0]
+            results._record = last
+        else:
+            now = device.queued.number
+            values = lease.take_again(now)
+            if values is None:
+                values = []
+                for desc, key in self._outputs:
+                    value = ValueRecord(device, desc, key)
+                    value.by = self._maker
+                    values.append(value)
+                lease.take(values, now)
+            if len(values) == 1:
+                results = Tensor(values[0])
+            else:
+                results = tuple([Tensor(value) for value in values])
+        if ran is not True:
+            device.tell_run(binding, ran)
+        return results
 
     # -- tensors as arguments, and observers -----------------------------------------------------
 
@@ -196,8 +206,10 @@ class PreparedGraph:
         """Run what was recorded for values of these forms at these places; None where nothing was,
         or its guard does not hold."""
         device = self.device
-        device.check_open()
-        device.run_queue()
+        if device.in_hooks or device.running is not None:
+            device.check_open()
+        if device.dropped or device.queued.agents:
+            device.run_queue()
         arrays: list[Array] = []
         values: list[ValueRecord | None] = []
         exposed = 0
@@ -220,28 +232,34 @@ class PreparedGraph:
                 values.append(None)
             else:
                 return None
-        given = tuple(values)
+        given, generation = tuple(values), device.records.generation
         known = self._known.get(given)
-        if known is None or not known.holds(device.records.generation, exposed):
+        if known is None or not known.holds(generation, exposed):
             known = self._look_up(given)
             if known is None:
                 return None
         recording = known.recording
-        if not recording.idle or not recording.holds(device.records):
+        if recording.generation != generation and not recording.holds(device.records):
+            return None
+        if not recording.idle:
             return None
         lease = recording.idle[-1]
         binding = known.binding(lease)
         if binding is None or (device.copies_forbidden and binding.plan.copies):
             return None
+        straight = binding.straight
         try:
-            ran = perform(device, binding, arrays)
+            if straight is not None and straight.observers == device.observers:
+                ran = straight.run(arrays, True)
+            else:
+                ran = perform(device, binding, arrays)
         except BaseException as error:
-            self._stopped(binding, error.__dict__.pop("stitch_steps_done", 0))
+            done = error.__dict__.pop("stitch_steps_done", None)
+            if done is None:
+                done = 0 if straight is None else straight.steps_done(error)
+            self._stopped(binding, done)
             raise
-        results = self._results(lease)
-        if ran is not True:
-            device.tell_run(binding, ran)
-        return results
+        return self._results(lease, None, binding, ran)
 
     def _look_up(self, given: tuple[ValueRecord | None, ...]) -> _Known | None:
         """What was recorded for values of these forms; None where nothing was."""
