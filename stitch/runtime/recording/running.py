@@ -41,8 +41,13 @@ def run_binding(
     if recording.bystander_values:
         others = recording.found_bystanders(records)
         value_of = lambda n: values[n] if n < len(values) else others[n]  # noqa: E731
-    ran = run_steps(device, binding, [values[number].host_array() for number in binding.arrays],
-                    values, kept, value_of)  # fmt: skip
+    arrays = [values[number].host_array() for number in binding.arrays]
+    try:
+        ran = perform(device, binding, arrays)
+    except BaseException as error:
+        done: int = error.__dict__.pop("stitch_steps_done", 0)
+        _after_failure(device, binding, values, kept, value_of, done, error)
+        raise
     effects = recording.effects
     pending, ready, freed = Status.PENDING, Status.READY, Status.FREED
     with device.queue_lock:
@@ -55,10 +60,11 @@ def run_binding(
                 records.hand_on(entry, values[carried.result], carried.ref)
                 device.note_gone(entry)
         for value, is_kept in zip(values, kept, strict=True):
-            value.last_used = now
-            if value.status is pending:
+            if is_kept:
+                value.last_used = now
+            elif value.status is pending:
                 value.status = freed
-            elif not is_kept and not value.is_array and value.status is ready:
+            elif value.status is ready and not value.is_array:
                 # The plan has left it where it was; no handle refers to it any more.
                 records.release(value)
                 value.status = freed
@@ -66,32 +72,16 @@ def run_binding(
     return ran
 
 
-def run_steps(
-    device: Site,
-    binding: Binding,
-    arrays: Sequence[Any],
-    values: Sequence[ValueRecord],
-    kept: Sequence[bool],
-    value_of: Callable[[int], ValueRecord],
-) -> Ran:
-    """The steps alone, and what is left where one fails."""
-    try:
-        return perform(device, binding, arrays)
-    except BaseException as error:
-        done: int = error.__dict__.pop("stitch_steps_done", 0)
-        _after_failure(device, binding, values, kept, value_of, done, error)
-        raise
-
-
 def perform(device: Site, binding: Binding, arrays: Sequence[Any]) -> Ran:
     """Run the steps on arrays that have been looked at; gives their times where somebody listens.
 
     An exception carries how many steps were done, as `stitch_steps_done`.
     """
-    straight: Straight | None = None
+    straight = binding.straight
     loop: Any = None
     try:
-        straight = _straight(device, binding)
+        if straight is None or straight.observers != device.observers:
+            straight = _straight(device, binding)
         if straight is not None:
             return straight.run(arrays, True)
         loop = iter(binding.bound.thunks)
@@ -109,14 +99,12 @@ def _straight(device: Site, binding: Binding) -> Straight | None:
     """The code of a binding's steps for those who observe just now; None where it is not worth
     writing yet. Calls of hooks are always written out."""
     observers = device.observers
-    straight = binding.straight
-    if straight is None or straight.observers != observers:
-        straight = binding.written.get(observers)
-        if straight is None and (device.hooks.bits or _is_worth_writing(binding)):
-            straight = binding.written[observers] = _written(device, binding)
-            binding.recording.is_written = True
-            device.code_written += 1
-        binding.straight = straight
+    straight = binding.written.get(observers)
+    if straight is None and (device.hooks.bits or _is_worth_writing(binding)):
+        straight = binding.written[observers] = _written(device, binding)
+        binding.recording.is_written = True
+        device.code_written += 1
+    binding.straight = straight
     return straight
 
 
