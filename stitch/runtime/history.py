@@ -79,15 +79,26 @@ def _of_steps(plan: Plan, steps_done: int | None = None) -> Totals:
 class Tally:
     """How often one plan ran. It outlives the bound plan, which holds programs and arrays."""
 
-    __slots__ = ("each", "is_closed", "plan", "runs", "staging_nbytes")
+    __slots__ = ("_plan", "each", "is_closed", "runs", "staging_nbytes")
 
-    def __init__(self, plan: Plan, staging_nbytes: int) -> None:
+    def __init__(
+        self, plan: Plan | Callable[[], Plan], staging_nbytes: int, each: Totals | None = None
+    ) -> None:
+        """`plan`: perhaps what makes it, when it is first asked for; `each`: what one run does,
+        where that is known."""
         #: Whether the plan cannot run again.
         self.is_closed = False
-        self.plan = plan
+        self._plan = plan
         self.staging_nbytes = staging_nbytes
-        self.each = _of_steps(plan)
+        self.each = _of_steps(self.plan) if each is None else each
         self.runs = 0
+
+    @property
+    def plan(self) -> Plan:
+        """What is counted."""
+        if not isinstance(self._plan, Plan):
+            self._plan = self._plan()
+        return self._plan
 
     @property
     def total(self) -> Totals:

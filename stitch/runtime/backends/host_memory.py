@@ -130,17 +130,20 @@ class HostMemory:
         self.peak_nbytes = max(self.peak_nbytes, self.nbytes + sum(c.nbytes for c in self._regions))
         return mine
 
-    def take_again(self, plan: Plan, first: Claim | None) -> Claim | None:
-        """Claim what a plan takes in other places than those that `first` was given for."""
-        if not self._writes or first is None:
+    def take_again(self, plan: Plan, buffers: Iterable[BufferRecord], nbytes: int) -> Claim | None:
+        """Claim what steps of a plan take, once it has all of its own, that are bound anew to write
+        to other buffers; `nbytes`: what binding them takes. Raises `OutOfMemoryError`."""
+        if not self._writes:
             return None
-        regions = tuple(self._regions_of(plan))
+        regions = tuple(
+            self._region(b.space, b.address, b.desc) for b in buffers if b.address is not None
+        )
+        name = plan.request.tasks[0].transformation.name
         parts = ((self._added(regions), f"in the spaces of device {self.machine.name!r}"),
-                 (first.nbytes, f"for plans of {_naming((), plan)!r}"))  # fmt: skip
+                 (nbytes, f"for plans of {name!r}"))  # fmt: skip
         in_spaces, mine = BUDGET.claim_parts(
-            lambda: parts, f"running {_naming((), plan)!r}", allowed=self.allowed,
-            make_room=gc.collect,
-        )  # fmt: skip
+            lambda: parts, f"running {name!r}", allowed=self.allowed, make_room=gc.collect
+        )
         self._in_spaces += [in_spaces] if in_spaces.nbytes else []
         for space, start, stop in regions:
             self._written[space].update([(start, stop)])

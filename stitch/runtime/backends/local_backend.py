@@ -6,16 +6,29 @@ nothing. Must not know handles or windows: that is the device's business.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from stitch.machine import Machine
 from stitch.memory import POISON_BYTE, CopyKernel, SpaceMemory, WriteCounter, prepare_copy
-from stitch.planner import Allocate, Buffer, Copy, Execute, Free, Instance, Plan, Relocate, Transfer
+from stitch.planner import (
+    Allocate,
+    Buffer,
+    Copy,
+    Execute,
+    Free,
+    Instance,
+    Plan,
+    Relocate,
+    Step,
+    Transfer,
+)
 from stitch.program import Array, Program, Space, TensorDesc
 from stitch.runtime.executors import (
     BoundProgram,
@@ -26,19 +39,20 @@ from stitch.runtime.executors import (
 )
 
 Thunk = Callable[[], object]
+_NOWHERE_ELSE: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundStep:
-    """One step of a plan: where its thunks begin and end, and, for programs, what hooks need."""
+    """One step of a plan: its thunks, and, for programs, what hooks need. `claim`: what binding it
+    took of the host's memory, where that is not the plan's."""
 
-    first: int
-    stop: int
+    thunks: tuple[Thunk, ...]
     program: Program | None = None
     bound: BoundProgram | None = None
+    claim: object = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class BoundPlan:
     """A plan bound to bytes.
 
@@ -46,12 +60,36 @@ class BoundPlan:
     order of `argument_values` (numbers of the values outside the spaces).
     """
 
-    plan: Plan
-    thunks: tuple[Thunk, ...]
-    steps: tuple[BoundStep, ...]
-    arguments: list[Any]
-    argument_values: tuple[int, ...]
-    staging_nbytes: int
+    __slots__ = ("_thunks", "argument_values", "arguments", "positions", "staging_nbytes", "steps")
+
+    def __init__(
+        self, steps: tuple[BoundStep, ...], arguments: list[Any], positions: Mapping[int, int],
+        argument_values: tuple[int, ...], staging_nbytes: int,
+    ) -> None:  # fmt: skip
+        """`positions`: of buffers outside the spaces, among the arguments."""
+        self.steps, self.arguments, self.positions = steps, arguments, positions
+        self.argument_values, self.staging_nbytes = argument_values, staging_nbytes
+        self._thunks: tuple[Thunk, ...] | None = None
+
+    @property
+    def thunks(self) -> tuple[Thunk, ...]:
+        """Those of all steps, in order."""
+        if self._thunks is None:
+            self._thunks = tuple([thunk for step in self.steps for thunk in step.thunks])
+        return self._thunks
+
+    def ends(self) -> tuple[int, ...]:
+        """How many thunks are done when each step is."""
+        return tuple(accumulate([len(step.thunks) for step in self.steps]))
+
+    def with_steps(self, others: Mapping[int, BoundStep]) -> BoundPlan:
+        """The same with other steps at some positions; it receives its arrays in the same list."""
+        steps = list(self.steps)
+        for index, step in others.items():
+            steps[index] = step
+        return BoundPlan(
+            tuple(steps), self.arguments, self.positions, self.argument_values, self.staging_nbytes
+        )
 
 
 class LocalBackend:
@@ -85,10 +123,28 @@ class LocalBackend:
         region: Array = self.spaces[space].region(address, size_per_bank)
         return region
 
-    def bind(self, plan: Plan, programs: Sequence[PreparedProgram | None],
-             bodies: Sequence[Program | None]) -> BoundPlan:  # fmt: skip
-        """Bind a plan to bytes; `programs[i]`, `bodies[i]` belong to task i (None for copies)."""
-        return _PlanBinding(self, plan, programs, bodies).bound()
+    def bind(
+        self, plan: Plan, programs: Sequence[PreparedProgram | None],
+        bodies: Sequence[Program | None], addresses: Mapping[int, int] = _NOWHERE_ELSE,
+    ) -> BoundPlan:  # fmt: skip
+        """Bind a plan to bytes; `programs[i]`, `bodies[i]` belong to task i (None for copies).
+
+        `addresses`: of buffers that lie elsewhere than the plan says, for plans that move nothing.
+        """
+        buffers = {b.number: placed(b, addresses) for b in plan.request.buffers}
+        return _PlanBinding(self, programs, bodies, buffers, addresses).bound(plan)
+
+    def bind_step(
+        self, step: Step, programs: Sequence[PreparedProgram | None],
+        bodies: Sequence[Program | None], buffers: Iterable[Buffer], addresses: Mapping[int, int],
+        rest: BoundPlan, claim: object,
+    ) -> BoundStep:  # fmt: skip
+        """Bind one step of a plan that moves nothing to other places; `buffers` are those that it
+        touches, `rest` is the plan's."""
+        there = {buffer.number: placed(buffer, addresses) for buffer in buffers}
+        binding = _PlanBinding(self, programs, bodies, there, addresses)
+        binding.arguments, binding.positions = rest.arguments, dict(rest.positions)
+        return binding.step(step, claim)
 
     def write_counts(self) -> tuple[int, int]:
         """How many writes the spaces have seen, and how many bytes."""
@@ -102,46 +158,50 @@ class _PlanBinding:
     def __init__(
         self,
         backend: LocalBackend,
-        plan: Plan,
         programs: Sequence[PreparedProgram | None],
         bodies: Sequence[Program | None],
+        buffers: dict[int, Buffer],
+        addresses: Mapping[int, int],
     ) -> None:
         self.backend = backend
-        self.plan = plan
         self.programs = programs
         self.bodies = bodies
-        self.buffers: dict[int, Buffer] = {b.number: b for b in plan.request.buffers}
+        self.buffers = buffers
+        self.addresses = addresses
+        #: Of the step that is being bound.
         self.thunks: list[Thunk] = []
         self.arguments: list[Any] = []
         self.positions: dict[int, int] = {}
         self.argument_values: list[int] = []
         self.staging_nbytes = 0
 
-    def bound(self) -> BoundPlan:
-        steps = []
-        for step in self.plan.steps:
-            first = len(self.thunks)
-            program: Program | None = None
-            bound: BoundProgram | None = None
-            if isinstance(step, Execute):
-                program = self.bodies[step.task]
-                if self.backend.executor.computes:
-                    bound = self._execute(step)
-            elif isinstance(step, Copy):
-                if self.backend.executor.computes:
-                    self._copy(step)
-            else:
-                self._place(step)
-            steps.append(BoundStep(first, len(self.thunks), program, bound))
+    def bound(self, plan: Plan) -> BoundPlan:
+        """All steps."""
+        steps = tuple([self.step(step) for step in plan.steps])
         return BoundPlan(
-            self.plan, tuple(self.thunks), tuple(steps), self.arguments,
-            tuple(self.argument_values), self.staging_nbytes,
-        )  # fmt: skip
+            steps, self.arguments, self.positions, tuple(self.argument_values), self.staging_nbytes
+        )
+
+    def step(self, step: Step, claim: object = None) -> BoundStep:
+        """One step."""
+        self.thunks = []
+        program: Program | None = None
+        bound: BoundProgram | None = None
+        if isinstance(step, Execute):
+            program = self.bodies[step.task]
+            if self.backend.executor.computes:
+                bound = self._execute(step)
+        elif isinstance(step, Copy):
+            if self.backend.executor.computes:
+                self._copy(step)
+        else:
+            self._place(step)
+        return BoundStep(tuple(self.thunks), program, bound, claim)
 
     def _place(self, step: Allocate | Free | Relocate) -> None:
         spaces, debug = self.backend.spaces, self.backend.debug
         if isinstance(step, Allocate):
-            buffer = step.buffer
+            buffer = placed(step.buffer, self.addresses)
             self.buffers[buffer.number] = buffer
             if debug and buffer.address is not None:
                 memory = spaces[buffer.space]
@@ -233,6 +293,17 @@ class _PlanBinding:
         self.thunks += bound.steps
         self.staging_nbytes += bound.staging_nbytes
         return bound
+
+
+def placed(buffer: Buffer, addresses: Mapping[int, int]) -> Buffer:
+    """A buffer where it lies, if that is elsewhere than a plan says."""
+    address = addresses.get(buffer.number)
+    if address is None or address == buffer.address:
+        return buffer
+    return Buffer(
+        buffer.number, buffer.space, address, buffer.size_per_bank, buffer.desc, buffer.origin,
+        buffer.pinned,
+    )  # fmt: skip
 
 
 def enter(into: Array, arguments: list[Any], position: int, counter: WriteCounter) -> None:

@@ -35,7 +35,7 @@ class _Between:
         self.thunks: list[Thunk] = []
 
     def step(self, step: BoundStep) -> None:
-        own = self._bound.thunks[step.first : step.stop]
+        own = step.thunks
         if step.program is None:
             self.thunks += own
             return

@@ -9,13 +9,14 @@ know handles, or how a binding runs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from stitch.budget import Claim
 from stitch.errors import OutOfMemoryError, StitchError, TaskError
-from stitch.planner import Copy, Plan, PlanRequest, plan
+from stitch.planner import Allocate, Copy, Execute, Plan, PlanRequest, plan
 from stitch.runtime.events import PlanMade
 from stitch.runtime.history import Tally
 from stitch.runtime.recording.recorded_work import Site, Work
@@ -121,6 +122,7 @@ class RecordingMaker:
             made, effects_of(made, device.desc_key), None if is_lent else places,
             sharing(places), [None if a is None else a.prepared() for a in agents],
             [None if a is None else a.program for a in agents],
+            [0 if a is None else a.host_bytes.bound for a in agents],
             _has_fixed_results(made),
         )  # fmt: skip
         if not is_lent:
@@ -198,20 +200,26 @@ class RecordingMaker:
         claim: Claim | None = None,
     ) -> Binding:
         """Bind a recording's plan to places; kept for the next time."""
-        device = self._device
-        made = recording.plan if lease is None else recording.plan_for(lease, places)
-        if claim is None:
-            claim = device.host_memory.take_again(made, recording.claim)
-        else:
+        device, made = self._device, recording.plan
+        if claim is not None:
             recording.claim = claim
-        bound = device.backend.bind(made, recording.programs, recording.bodies)
+        plan: Plan | Callable[[], Plan] = made
+        if lease is None or recording.parts is None:
+            bound = device.backend.bind(made, recording.programs, recording.bodies)
+        else:
+            addresses = recording.addresses_for(lease, places)
+            plan = partial(_plan_at, made, addresses)
+            claimed = partial(self._claim, recording, lease)
+            bound = recording.parts.bound(device.backend, addresses, claimed)
         arrays = tuple(sorted(bound.argument_values))
         rank = {number: at for at, number in enumerate(arrays)}
         device.recordings.bindings_made += 1
         index = device.recordings.bindings_made
+        tally = Tally(plan, bound.staging_nbytes, recording.each)
+        recording.each = tally.each
         binding = Binding(
-            index, recording, bound, lease, Tally(made, bound.staging_nbytes), claim, arrays,
-            tuple(rank[number] for number in bound.argument_values),
+            index, recording, bound, lease, tally, claim, arrays,
+            tuple([rank[number] for number in bound.argument_values]),
         )  # fmt: skip
         if lease is None:
             recording.alone = binding
@@ -223,8 +231,25 @@ class RecordingMaker:
                 _, old = lease.bindings.popitem(last=False)
                 old.drop()
         if device.events.active:
-            device.events.tell(PlanMade(index, made))
+            device.events.tell(PlanMade(index, binding.plan))
         return binding
+
+    def _claim(
+        self, recording: Recording, lease: Lease[Binding], steps: Sequence[int]
+    ) -> Claim | None:
+        """Claim what binding these steps once more takes, before they are bound."""
+        plan = recording.plan
+        runs = [plan.steps[index] for index in steps]
+        nbytes = sum(recording.bound_nbytes[s.task] for s in runs if isinstance(s, Execute))
+        return self._device.host_memory.take_again(plan, lease.buffers, nbytes)
+
+
+def _plan_at(made: Plan, addresses: Mapping[int, int]) -> Plan:
+    """A plan that moves nothing, with buffers (number → address) where they lie."""
+    own = {buffer.number: buffer.address for buffer in made.request.buffers}
+    own |= {s.buffer.number: s.buffer.address for s in made.steps if isinstance(s, Allocate)}
+    moved = {number: address for number, address in addresses.items() if own[number] != address}
+    return made.at(moved) if moved else made
 
 
 def _lent(window: Work, kept: tuple[bool, ...]) -> set[int]:

@@ -18,7 +18,8 @@ from stitch.planner import Plan
 from stitch.program import Program
 from stitch.runtime.backends import BoundPlan
 from stitch.runtime.executors import PreparedProgram
-from stitch.runtime.history import Tally
+from stitch.runtime.history import Tally, Totals
+from stitch.runtime.recording.bound_parts import BoundParts
 from stitch.runtime.recording.code import Straight
 from stitch.runtime.values import (
     AnyLease,
@@ -80,8 +81,8 @@ class Binding:
 
     @property
     def plan(self) -> Plan:
-        """The plan that this is."""
-        return self.bound.plan
+        """The plan that this is, with its results in the lease and its sources where they lie."""
+        return self.tally.plan
 
     def drop(self) -> None:
         """It will not run again."""
@@ -99,14 +100,17 @@ class Recording(LeaseHolder["Binding"]):
         shared: tuple[int, ...],
         programs: Sequence[PreparedProgram | None],
         bodies: Sequence[Program | None],
+        bound_nbytes: Sequence[int],
         fixed_results: bool,
     ) -> None:
-        """`places`: the only ones of its sources that it serves; None for any that are `shared`
-        alike, where the plan changes nothing but its results, which then lie in leases."""
+        """`bound_nbytes`: what binding each task's program takes. `places`: the only ones of its
+        sources that it serves; None for any that are `shared` alike, where the plan changes nothing
+        but its results, which then lie in leases."""
         super().__init__()
         self.plan, self.effects = plan, effects
         self.places, self.shared = places, shared
         self.programs, self.bodies = tuple(programs), tuple(bodies)
+        self.bound_nbytes = tuple(bound_nbytes)
         self.bystanders: tuple[Bystander, ...] = ()
         #: Where the record of a bystander's value is found: value → (place, position among users).
         self.bystander_values: dict[int, tuple[Place, int]] = {}
@@ -124,6 +128,16 @@ class Recording(LeaseHolder["Binding"]):
         #: Its results can lie in one place only: where they must, or where temporary values of the
         #: same run lay before. Then it runs only while nobody holds them.
         self.has_one_lease = fixed_results or any(_overlap(a, b) for a in temporary for b in own)
+        #: Its steps, bound to bytes, where they may be bound to any places.
+        self.parts: BoundParts | None = None
+        if places is None:
+            made = [buffer.number for buffer, _ in effects.made if buffer.address is not None]
+            self.parts = BoundParts(plan, made, self.programs, self.bodies)
+        #: What one run does.
+        self.each: Totals | None = None
+        self._sources = {
+            r.value: tuple([i.buffer for i in r.instances]) for r in plan.request.residents
+        }
         #: What must be free, beside its leases.
         self.work: tuple[Region, ...] = plan.free_regions
         if places is None:
@@ -284,19 +298,16 @@ class Recording(LeaseHolder["Binding"]):
             for _, refs in self.effects.own
         ]
 
-    def plan_for(self, lease: Lease[Binding], places: Places) -> Plan:
-        """The plan with its results in a lease and its sources where they lie."""
-        moved: dict[int, int] = {}
+    def addresses_for(self, lease: Lease[Binding], places: Places) -> dict[int, int]:
+        """Where the buffers of its results and sources lie, by their numbers in the plan."""
+        addresses: dict[int, int] = {}
         for (buffer, _), record in zip(self.effects.made, lease.buffers, strict=True):
-            if record.address is not None and record.address != buffer.address:
-                moved[buffer.number] = record.address
-        buffers = {b.number: b for b in self.plan.request.buffers}
-        residents = {r.value: r.instances for r in self.plan.request.residents}
-        for number, addresses in places:
-            for instance, address in zip(residents[number], addresses, strict=True):
-                if address is not None and buffers[instance.buffer].address != address:
-                    moved[instance.buffer] = address
-        return self.plan.at(moved) if moved else self.plan
+            if record.address is not None:
+                addresses[buffer.number] = record.address
+        for number, found in places:
+            numbers = zip(self._sources[number], found, strict=True)
+            addresses |= {buffer: address for buffer, address in numbers if address is not None}
+        return addresses
 
 
 class Recordings:
@@ -362,6 +373,8 @@ class Recordings:
         recording.generation = -1
         # A pipeline may remember the recording for some time yet.
         recording.claim = None
+        if recording.parts is not None:
+            recording.parts.clear()
         if recording.alone is not None:
             recording.alone.drop()
             recording.alone = None

@@ -116,10 +116,10 @@ def _is_worth_writing(binding: Binding) -> bool:
 def _written(device: Site, binding: Binding) -> Straight:
     """The code of a binding's steps."""
     bound, hooks = binding.bound, device.hooks
-    residents = {r.value: r for r in binding.plan.request.residents}
+    residents = {r.value: r for r in binding.recording.plan.request.residents}
     descs = [residents[number].instances[0].desc for number in binding.arrays]
     kinds = [(d.layout.data_type.dtype, d.shape) for d in descs]
-    thunks, ends = bound.thunks, tuple([step.stop for step in bound.steps])
+    thunks, ends = bound.thunks, bound.ends()
     if hooks.bits:
         thunks, ends = observed(bound, hooks)
     may_call_back = hooks.bits or device.kernels_call_back
@@ -146,7 +146,7 @@ def _run_one_by_one(device: Site, binding: Binding, arrays: Sequence[Any], loop:
 def _steps_of(binding: Binding, thunks_left: int) -> int:
     """How many steps were finished when a thunk raised, with so many after it."""
     thunks_done = len(binding.bound.thunks) - thunks_left - 1
-    return sum(1 for step in binding.bound.steps if step.stop <= thunks_done)
+    return sum(1 for end in binding.bound.ends() if end <= thunks_done)
 
 
 def run_all(steps: Iterable[Callable[[], object]]) -> None:

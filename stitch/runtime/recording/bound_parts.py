@@ -1,0 +1,120 @@
+"""The steps of a recording bound to bytes, for any places of its sources and results.
+
+Only what touches such places differs from one binding to the next: that is bound once for each set
+of addresses, the rest once for all. Comes in: a plan that moves nothing, and addresses. Goes out:
+bound plans that share steps. Must not know leases, or when a binding runs.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from stitch.memory import LENT_ADDRESSES
+from stitch.planner import Allocate, Copy, Execute, Plan, Step
+from stitch.program import Program
+from stitch.runtime.backends import BoundPlan, BoundStep, LocalBackend
+from stitch.runtime.executors import PreparedProgram
+
+#: Bound steps that a recording keeps, for each of its steps that are bound more than once.
+MAX_PARTS = 64
+
+#: A step of the plan, and the addresses of those of its buffers that may lie elsewhere.
+_Part = tuple[int, tuple[int, ...]]
+
+
+class BoundParts:
+    """The bound steps of one recording."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        made: Collection[int],
+        programs: Sequence[PreparedProgram | None],
+        bodies: Sequence[Program | None],
+    ) -> None:
+        """`made`: the buffers of the results, which lie elsewhere each time, as sources do."""
+        self._plan, self._programs, self._bodies = plan, programs, bodies
+        self._buffers = {b.number: b for b in plan.request.buffers}
+        self._buffers |= {s.buffer.number: s.buffer for s in plan.steps if isinstance(s, Allocate)}
+        inside = {b.number for b in plan.request.buffers if b.address is not None} | set(made)
+        touched = ((i, _touched_by(step)) for i, step in enumerate(plan.steps))
+        #: The steps that are bound anew for other places: all buffers of each, and those that may
+        #: lie elsewhere.
+        self._varying = {
+            index: (
+                tuple([self._buffers[number] for number in numbers]),
+                tuple([number for number in numbers if number in inside]),
+            )
+            for index, numbers in touched
+            if not inside.isdisjoint(numbers)
+        }
+        self._parts: OrderedDict[_Part, BoundStep] = OrderedDict()
+        #: The others, once they are bound.
+        self._rest: BoundPlan | None = None
+
+    @property
+    def varying(self) -> Collection[int]:
+        """The steps that differ from one binding to the next, in order."""
+        return self._varying.keys()
+
+    def bound(
+        self,
+        backend: LocalBackend,
+        addresses: Mapping[int, int],
+        claim: Callable[[Sequence[int]], object],
+    ) -> BoundPlan:
+        """The plan with buffers (number → address) where they lie now.
+
+        `claim` is told which steps are bound anew, before they are, but for the first time; what it
+        gives lives as long as they do.
+        """
+        rest = self._rest
+        wanted = {
+            index: (index, tuple([addresses[number] for number in numbers]))
+            for index, (_, numbers) in self._varying.items()
+        }
+        if rest is None:
+            whole = backend.bind(self._plan, self._programs, self._bodies, addresses)
+            self._rest = whole.with_steps(dict.fromkeys(wanted, BoundStep(())))
+            for index, part in wanted.items():
+                self._keep(part, whole.steps[index])
+            return whole
+        found = {index: self._parts.get(part) for index, part in wanted.items()}
+        missing = [index for index, step in found.items() if step is None]
+        claimed = claim(missing) if missing else None
+        steps: dict[int, BoundStep] = {}
+        for index, step in found.items():
+            if step is None:
+                step = backend.bind_step(
+                    self._plan.steps[index], self._programs, self._bodies, self._varying[index][0],
+                    addresses, rest, claimed,
+                )  # fmt: skip
+            self._keep(wanted[index], step)
+            steps[index] = step
+        return rest.with_steps(steps)
+
+    def _keep(self, part: _Part, step: BoundStep) -> None:
+        """For the next binding to these addresses; what is lent is its owner's to keep alive."""
+        if any(address >= LENT_ADDRESSES for address in part[1]):
+            return
+        self._parts[part] = step
+        self._parts.move_to_end(part)
+        while len(self._parts) > MAX_PARTS * len(self._varying):
+            self._parts.popitem(last=False)
+
+    def clear(self) -> None:
+        """Keep nothing for the next time."""
+        self._parts.clear()
+        self._rest = None
+
+
+def _touched_by(step: Step) -> tuple[int, ...]:
+    """The numbers of the buffers whose addresses a step is bound to."""
+    if isinstance(step, Allocate):
+        return (step.buffer.number,)
+    if isinstance(step, Copy):
+        return step.source.buffer, step.target.buffer
+    if isinstance(step, Execute):
+        return tuple(dict.fromkeys([i.buffer for i in (*step.inputs, *step.outputs)]))
+    return ()
