@@ -367,8 +367,13 @@ class RuntimeDevice(Lifetime):
 
         `dtype`: as what they see the bytes; for the rest see `Exports.add`.
         """
-        with self.lock, self.queue_lock_of_ready(value):
-            return self.access.export(value, dtype, kept, ended)
+        with self.lock:
+            if value.status is not READY or self._closed or self.in_hooks:
+                self.settle(value)
+            with self.queue_lock:
+                if value.status is not READY or value.consumed:
+                    value.check_usable()
+                return self.access.export(value, dtype, kept, ended)
 
     def expose(self, value: ValueRecord) -> None:
         """Others hold the primary bytes of a value from now on."""
@@ -383,15 +388,16 @@ class RuntimeDevice(Lifetime):
             buffer.pins -= 1
         if buffer.pins:
             return
-        for user in buffer.users:
+        users, lease = buffer.users, buffer.lease
+        for user in users:
             # What was pinned could not be evicted. Now it can, and then a copy is all that is left.
             if user.is_exposed and len(user.instances) > 1:
                 forget_stale_copies(self, user)
-        if not buffer.users:
+        if not users:
             self.records.unused(buffer)
-        elif buffer.lease is not None:
+        elif lease is not None and len(users) == 1:
             with self.queue_lock:
-                buffer.lease.welcome(buffer.users)
+                lease.welcome(users[0])
 
     def note_gone(self, value: ValueRecord) -> None:
         """A value lost its last instance in a plan."""

@@ -215,7 +215,7 @@ class TensorAccess:
                 f"{value.desc.text()} is not dense: exporting it would need a copy; "
                 "use .numpy(), or to_layout with a row-major layout"
             )
-        view = found.view(found.dtype if dtype is None else dtype)
+        view = found.view() if dtype is None else found.view(dtype)
         self._store.expose(value)
         buffer = instance.buffer
         if buffer.address is not None:

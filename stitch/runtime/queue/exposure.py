@@ -35,8 +35,9 @@ def expose(value: ValueRecord, remembered: ConstantCache) -> None:
     for sharer in value.instances[0].buffer.users:
         sharer.is_exposed = True
         sharer.lease = None
-        remembered.forget(sharer)
-        sharer.version = 0
+        if sharer.version:
+            remembered.forget(sharer)
+            sharer.version = 0
 
 
 def forget_stale_copies(device: Bytes, value: ValueRecord) -> None:

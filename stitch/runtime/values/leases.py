@@ -157,19 +157,16 @@ class Lease(Generic[B]):
             self.holder.idle.append(self)
         return True
 
-    def welcome(self, users: Sequence[ValueRecord]) -> None:
-        """Nobody outside holds the bytes of a result any more, of which these are the users: if it
-        is as its run left it, its last handle gives its place back again."""
-        (value, *others) = users
+    def welcome(self, value: ValueRecord) -> None:
+        """Nobody outside holds the bytes any more in which a value lies alone: a result that is as
+        its run left it gives its place back again with its last handle."""
+        values = self.values
         if (
             self.is_lasting
-            and not others
-            and self.values is not None
-            and any(result is value for result in self.values)
+            and values is not None
+            and value in values
             and len(value.instances) == 1
-            and value.version == 0
-            and not value.retain
-            and not value.consumed
+            and not (value.version or value.retain or value.consumed)
         ):
             value.is_exposed = False
             value.lease = self

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 from stitch.errors import TaskError
@@ -75,8 +74,8 @@ class PlaceOwner(Protocol):
     def put_back(self, value: ValueRecord) -> bool:
         """A value without handles gives its place back, for the next run; False where it cannot."""
 
-    def welcome(self, users: Sequence[ValueRecord]) -> None:
-        """Nobody outside holds the bytes any more in which these lie."""
+    def welcome(self, value: ValueRecord) -> None:
+        """Nobody outside holds the bytes any more in which a value lies alone."""
 
     def give_back(self, buffer: BufferRecord) -> None:
         """One of its buffers has lost its last user."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -59,21 +59,26 @@ class Same:
 
 
 Output = Argument | Known | Result | View | Same
+Made = TypeVar("Made")
 
 
 def shown(
-    outputs: Sequence[Output], arguments: Sequence[Any], result: Callable[[Result], Any]
+    outputs: Sequence[Output],
+    arguments: Sequence[Any],
+    results: Sequence[Made],
+    show: Callable[[Made, Result], Any],
 ) -> list[Any]:
-    """The outputs as torch tensors; `result` gives that of a result, dense and row-major."""
+    """The outputs as torch tensors; `show` makes one of a program's result, dense and row-major."""
     tensors: list[Any] = []
     shared: dict[int, Any] = {}
     for output in outputs:
         if isinstance(output, Result):
-            tensors.append(_strided(result(output), output))
+            tensor = show(results[output.index], output)
+            tensors.append(tensor if output.strides is None else _strided(tensor, output))
         elif isinstance(output, View):
             index = output.result.index
             if index not in shared:
-                shared[index] = _strided(result(output.result), output.result)
+                shared[index] = _strided(show(results[index], output.result), output.result)
             tensors.append(shared[index].as_strided(output.shape, output.strides, output.offset))
         elif isinstance(output, Argument):
             tensors.append(arguments[output.position])

@@ -35,7 +35,7 @@ from stitch.frontend.torch.lowering import (
 )
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor, parse_wish
 from stitch.program import DataType, InputKind
-from stitch.runtime import GraphCall, PreparedGraph, Tensor
+from stitch.runtime import GraphCall, PreparedGraph
 from stitch.ttb import Binary
 
 PRODUCER = "stitch torch.compile"
@@ -82,17 +82,15 @@ class GraphProgram:
         """Run it on the graph's arguments; the outputs are ready."""
         storage, prepared = self._storage, self._prepared
         if prepared is None:
-            return self._shown((), arguments)
+            return shown(self._outputs, arguments, (), storage.result)
         with self._device.lock:
             given = storage.arguments(arguments, self._slots)
             if self._has_key:
                 given.append(torch.randint(KEY_LIMIT, (1,)).numpy())
             results = prepared(*given)
-            return self._shown(results if isinstance(results, tuple) else (results,), arguments)
-
-    def _shown(self, results: Sequence[Tensor], arguments: Sequence[Any]) -> list[Any]:
-        result = self._storage.result
-        return shown(self._outputs, arguments, lambda o: result(results[o.index], o))
+            if not isinstance(results, tuple):
+                results = (results,)
+            return shown(self._outputs, arguments, results, storage.result)
 
 
 class _Building:
