@@ -8,8 +8,9 @@ from stitch.runtime.values.arrays import as_array, capture
 from stitch.runtime.values.effects import Effects, Place, effects_of
 from stitch.runtime.values.exports import Exports
 from stitch.runtime.values.leases import AnyLease, Lease, LeaseHolder
+from stitch.runtime.values.picture import Picture
 from stitch.runtime.values.ports import InputPort
-from stitch.runtime.values.records import Picture, Records, Region, merged
+from stitch.runtime.values.records import Records, Region, merged
 from stitch.runtime.values.space_use import SpaceUse
 from stitch.runtime.values.state import (
     ArgumentRecord,

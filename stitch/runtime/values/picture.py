@@ -1,0 +1,93 @@
+"""The picture of the records that a plan is made in: frozen, and with numbers for names.
+
+Comes in: records, the values of a window. Goes out: buffers and residents of a plan request, and
+the way back from its numbers. Must not know: plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from stitch.planner import Buffer, Instance, Resident
+from stitch.runtime.values.records import Records
+from stitch.runtime.values.state import BufferRecord, PlaceOwner, ValueRecord
+
+
+class Picture:
+    """The frozen picture of the records that a plan request needs, and the way back from numbers.
+
+    Values of the window keep their numbers; the others that lie in some buffer follow.
+    """
+
+    def __init__(
+        self, records: Records, sources: Sequence[tuple[int, ValueRecord]], first_free: int,
+        now: int, without: Collection[PlaceOwner], lent: Collection[int],
+    ) -> None:  # fmt: skip
+        """`sources`: with their numbers; `without`: leases whose spare memory the plan may take;
+        `lent`: values that stay where they are."""
+        self._lent = {
+            id(i.buffer)
+            for number, value in sources
+            if number in lent
+            for i in value.instances
+            if i.buffer.address is not None
+        }
+        self._numbers: dict[int, int] = {}
+        self.buffers: list[Buffer] = []
+        self.residents: list[Resident] = []
+        self.bystanders: dict[int, ValueRecord] = {}
+        self.kept: set[int] = set()
+        for _, value in sources:
+            for instance in value.instances:
+                self._number(instance.buffer)
+        present = {
+            place: buffer
+            for place, buffer in records.all_buffers().items()
+            if not (buffer.is_spare and all(lease in without for lease in buffer.leases))
+        }
+        for _, buffer in sorted(present.items(), key=lambda b: (b[0][0].value, b[0][1])):
+            self._number(buffer)
+        self._add_values(records, sources, first_free, now)
+
+    def _number(self, buffer: BufferRecord) -> int:
+        number = self._numbers.get(id(buffer))
+        if number is None:
+            number = self._numbers[id(buffer)] = len(self.buffers)
+            # A buffer without users is reserved for good: constants, exported bytes.
+            pinned = buffer.pins > 0 or id(buffer) in self._lent
+            pinned = pinned or (not buffer.users and buffer.address is not None)
+            self.buffers.append(
+                Buffer(
+                    number,
+                    buffer.space,
+                    buffer.address,
+                    buffer.size_per_bank,
+                    buffer.desc,
+                    buffer.origin,
+                    pinned,
+                )
+            )
+        return number
+
+    def _add_values(
+        self, records: Records, sources: Sequence[tuple[int, ValueRecord]], first_free: int,
+        now: int,
+    ) -> None:  # fmt: skip
+        seen = {id(value) for _, value in sources}
+        for number, value in sources:
+            self._resident(number, value, now)
+        number = first_free
+        for buffer in records.buffers.values():
+            for value in buffer.users:
+                if id(value) not in seen:
+                    seen.add(id(value))
+                    self.bystanders[number] = value
+                    self.kept.add(number)
+                    self._resident(number, value, now)
+                    number += 1
+
+    def _resident(self, number: int, value: ValueRecord, now: int) -> None:
+        instances = tuple(
+            Instance(self._number(i.buffer), i.offset_nbytes, i.desc) for i in value.instances
+        )
+        self.residents.append(Resident(number, instances, max(0, now - value.last_used)))
