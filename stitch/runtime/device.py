@@ -423,7 +423,7 @@ class RuntimeDevice(Lifetime):
             found = link_arguments(self, agent, arguments, borrow)
             if len(self.dropped) > MANY_NOTES:
                 self._drain_if_free()
-            if agent.transformation.donated and (self.dropped or self.exports.unpinned):
+            if agent.transformation.donated:
                 self._drain_for(agent, found)
             return self._queue(agent, found)
         except (AttributeError, TypeError, ValueError, StitchError):
@@ -436,12 +436,15 @@ class RuntimeDevice(Lifetime):
             raise UsageError(f"program {agent.name!r} is loaded on another device")
 
     def _drain_for(self, agent: LoadedProgram, inputs: list[ValueRecord]) -> None:
-        """Forget what shared a value that is donated, if that was all that forbids it."""
-        try:
-            check_inputs(self, agent, inputs)
-        except TaskError:
-            with self.lock:
-                self.drain()
+        """Let go of what seems to share a value that is donated, and was perhaps dropped, or is
+        being let go of just now by another thread."""
+        for index in agent.transformation.donated:
+            for instance in inputs[index].instances:
+                buffer = instance.buffer
+                if len(buffer.users) > 1 or buffer.pins:
+                    with self.lock:
+                        self.drain()
+                    return
 
     def _queue(self, agent: LoadedProgram, found: list[ValueRecord]) -> Tensor | tuple[Tensor, ...]:
         is_full, key = False, None
