@@ -24,7 +24,7 @@ from stitch.program import Array, Layout, Space, TensorDesc
 from stitch.runtime.arguments import check_inputs, check_submission, link_arguments
 from stitch.runtime.backends import HostMemory, InstanceBytes, LocalBackend
 from stitch.runtime.events import TIMES, EventStream, PlanRun
-from stitch.runtime.executors import Executor, make_executor
+from stitch.runtime.executors import Executor, is_own, make_executor
 from stitch.runtime.history import Account, History
 from stitch.runtime.hooks import Hooks
 from stitch.runtime.lifetime import Lifetime
@@ -129,7 +129,7 @@ class RuntimeDevice(Lifetime):
         self.queued = Window(0)
         self._limit = window
         #: Whether kernels are somebody else's, who may call back.
-        self.kernels_call_back = not isinstance(executor, str)
+        self.kernels_call_back = not is_own(self.backend.executor)
         # Last of all: whoever forks finds it whole.
         super().__init__(self.machine.name)
 

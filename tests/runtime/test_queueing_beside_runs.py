@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.program import Array, DataType, Layout, Space
+from stitch.program import Array, DataType, InputKind, Layout, Space
 from tests.support.executors.calling import CallingExecutor
 from tests.support.stitched_models import (
     consuming,
@@ -58,10 +58,10 @@ class Gate:
 
 
 @contextmanager
-def opened(window: int = 1024) -> Iterator[tuple[stitch.Device, Gate]]:
+def opened(window: int = 1024, *, debug: bool = True) -> Iterator[tuple[stitch.Device, Gate]]:
     gate = Gate()
     executor = CallingExecutor(gate)
-    with stitch.open_device("tiny", executor=executor, window=window, debug=True) as device:
+    with stitch.open_device("tiny", executor=executor, window=window, debug=debug) as device:
         yield device, gate
 
 
@@ -177,6 +177,36 @@ def test_what_is_freed_while_it_is_computed_goes_when_that_is_done() -> None:
         # Nobody has dropped a handle.
         assert used(device) == base
         assert source.shape == first.shape == second.shape
+
+
+@pytest.mark.parametrize("wish", ["to be remembered", "to be retained"])
+def test_what_is_wished_of_a_result_while_it_is_computed_is_no_wish_for_the_next(
+    wish: str,
+) -> None:
+    def triple(b: stitch.ComputationGraphBuilder) -> None:
+        b.output("y", b.input("w", (4, 64), "float32", InputKind.PARAMETER) * 3)
+
+    with opened(debug=False) as (device, gate):
+        slow = device.load(scaled("slow", 2.0, wishes=("output.y.space=l1",)))
+        weights = device.load(model("weights", triple, wishes=("input.w.space=l1",)))
+        pipeline = stitch.Pipeline([slow])
+        gate.may_end.set()
+        for i in range(4):
+            x = integers(start=i)
+            result = one(pipeline(x))
+            assert not result.retain
+            np.testing.assert_array_equal(one(weights(result)).numpy(), affine(x, 2) * 3)
+            del result
+            again = one(slow(x))
+            with gate.closed(device.flush):
+                if wish == "to be retained":
+                    again.retain = True
+                else:
+                    remembered = one(weights(again))
+            if wish == "to be remembered":
+                np.testing.assert_array_equal(remembered.numpy(), affine(x, 2) * 3)
+                del remembered
+            del again
 
 
 def test_what_depends_on_a_failure_says_so_also_from_the_next_window() -> None:

@@ -42,6 +42,11 @@ _THREADS_ELSEWHERE = {
 }
 
 
+def is_own(executor: Executor) -> bool:
+    """Whether an executor is one of these, whose kernels call nobody."""
+    return type(executor).__module__.startswith(f"{__name__}.")
+
+
 def make_executor(name: str | Executor, threads: int | None = None) -> Executor:
     """An executor by name, on so many threads (one, if nothing is said).
 
@@ -81,5 +86,5 @@ def make_executor(name: str | Executor, threads: int | None = None) -> Executor:
 __all__ = [
     "EXECUTORS", "THREADED", "BoundProgram", "Executor", "NullExecutor", "NumpyExecutor",
     "PreparedProgram", "ProgramBytes", "Workspace", "as_bytes", "committed_nbytes", "dense_view",
-    "found_once", "ignore_errors", "make_executor", "program_peak", "quietly",
+    "found_once", "ignore_errors", "is_own", "make_executor", "program_peak", "quietly",
 ]  # fmt: skip

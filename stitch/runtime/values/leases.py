@@ -112,7 +112,9 @@ class Lease(Generic[B]):
             value.instances = [*instances]
             value.status = READY
             value.last_used = now
-            value.lease = self if self.is_lasting else None
+            # While it was computed it may have been remembered, retained or given away.
+            touched = value.version or value.retain or value.consumed
+            value.lease = self if self.is_lasting and not touched else None
             for instance in instances:
                 instance.buffer.users.append(value)
         # With nothing of its own it is always idle.
