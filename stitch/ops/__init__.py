@@ -8,18 +8,18 @@ gradient; what all families use lies above them.
 
 from stitch.ops.activation import GELU_CUBE, GELU_HEIGHT, GELU_RATE
 from stitch.ops.applying import bind, evaluate, infer_types, kernel_workspace
-from stitch.ops.attributes import int_of, resolve_attributes
+from stitch.ops.attributes import int_of
 from stitch.ops.definition import (
     Attribute,
-    Inference,
-    InferenceContext,
     Kernel,
     KernelArguments,
     OpDef,
     Thunk,
+    resolve_attributes,
 )
 from stitch.ops.element_types import data_type_of_code, onnx_code
 from stitch.ops.gradient import Gradient, GradientBuilder, GradientContext
+from stitch.ops.inference import Inference, InferenceContext
 from stitch.ops.program_workspaces import (
     KernelBytes,
     OperationBytes,

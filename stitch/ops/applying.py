@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.attributes import resolve_attributes
-from stitch.ops.definition import InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import KernelArguments, OpDef, Thunk, resolve_attributes
+from stitch.ops.inference import InferenceContext
 from stitch.ops.registry import lookup
 from stitch.ops.workspaces import ANY_KERNEL_NBYTES, WorkspaceContext
 from stitch.program import MAX_RANK, NO_ATTRIBUTES, Array, DataType, ValueType

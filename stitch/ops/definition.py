@@ -4,42 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
+from types import MappingProxyType
+from typing import Any
 
-from stitch.errors import CompileError
+from stitch.errors import CompileError, closest
+from stitch.ops.attributes import Attributes, WithAttributes
 from stitch.ops.gradient import Gradient
+from stitch.ops.inference import Inference
 from stitch.ops.workspaces import WorkspaceRule, twice
-from stitch.program import Array, AttributeValue, DataType, ValueType
+from stitch.program import Array, AttributeValue, DataType
 
 #: A prepared step: called with nothing, it reads and writes the arrays it was bound to.
 Thunk = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
-class InferenceContext:
-    """What shape and type inference may look at.
-
-    `inputs[i]` is None for an absent optional operand; `constants[i]` holds the data of operand i
-    where it is known at compile time (a Reshape's target shape), else None.
-    """
-
-    op: str
-    inputs: tuple[ValueType | None, ...]
-    constants: tuple[Array | None, ...]
-    attributes: Mapping[str, AttributeValue]
-    outputs: int
-    location: str = ""
-
-    def fail(
-        self, what: str, *, expected: str | None = None, got: str | None = None
-    ) -> CompileError:
-        """The error to raise: names the operator, where it stands, and the operand types."""
-        operands = ", ".join("_" if t is None else t.text() for t in self.inputs)
-        where = f"{self.op}({operands})" + (f" at {self.location}" if self.location else "")
-        return CompileError(what, where=where, expected=expected, got=got)
-
-
-@dataclass(frozen=True, slots=True)
-class KernelArguments:
+class KernelArguments(WithAttributes):
     """What a kernel is bound to.
 
     Arrays are dense views of the compute type (float32 stands in for narrower floats); outputs
@@ -57,11 +38,35 @@ class KernelArguments:
     memo: dict[str, Array] = field(default_factory=dict)
     types: tuple[DataType, ...] = ()
 
+    def given(self, index: int) -> Array:
+        """The array of an operand that inference made sure is there."""
+        array = self.inputs[index]
+        assert array is not None
+        return array
+
+    def optional(self, index: int) -> Array | None:
+        """The array of an optional operand."""
+        return self.inputs[index] if index < len(self.inputs) else None
+
+    def is_constant(self, index: int) -> bool:
+        """Whether an operand may be rearranged once, at binding."""
+        return index < len(self.constant) and self.constant[index]
+
+    def ints_at(self, index: int) -> tuple[int, ...]:
+        """The integers of an operand that was known at compile time."""
+        return tuple(int(value) for value in self.given(index).ravel())
+
+    def remembered(self, name: str, make: Callable[[], Array]) -> Array:
+        """What is derived from constants: made at an operation's first binding, then shared."""
+        array = self.memo.get(name)
+        if array is None:
+            array = self.memo[name] = make()
+        return array
+
 
 #: Binds an operator to arrays and returns the steps that compute it; allocation happens here, once.
 #: Steps may rely on their caller's `np.errstate(all="ignore")`: entering it costs more than many.
 Kernel = Callable[[KernelArguments], Sequence[Thunk]]
-Inference = Callable[[InferenceContext], tuple[ValueType, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +99,60 @@ class OpDef:
     doc: str = ""
     gradient: Gradient | None = None
     workspace: WorkspaceRule = twice
+
+
+def resolve_attributes(
+    definition: OpDef, attributes: Mapping[str, Any], location: str = ""
+) -> Attributes:
+    """The attributes of one operation with defaults filled in; optional ones may stay absent.
+
+    Raises `CompileError` for an unknown, missing or mistyped attribute. An int is taken where a
+    float is wanted; resolving a resolved mapping changes nothing.
+    """
+    where = definition.name + (f" at {location}" if location else "")
+    for name in attributes:
+        if name not in definition.attributes:
+            raise CompileError(
+                f"{definition.name} has no attribute {name!r}",
+                where=where,
+                expected=", ".join(definition.attributes) or "no attributes",
+                remedy=closest(name, definition.attributes) or None,
+            )
+    resolved: dict[str, AttributeValue] = {}
+    for name, declared in definition.attributes.items():
+        if name in attributes:
+            resolved[name] = _typed(name, declared, attributes[name], where)
+        elif declared.required:
+            raise CompileError(
+                f"{definition.name} needs the attribute {name!r}",
+                where=where,
+                expected=declared.kind,
+            )
+        elif declared.default is not None:
+            resolved[name] = declared.default
+    return MappingProxyType(resolved)
+
+
+def _typed(name: str, declared: Attribute, value: Any, where: str) -> AttributeValue:
+    kind = declared.kind
+    try:
+        if kind.endswith("s"):
+            if isinstance(value, str) or not isinstance(value, Sequence):
+                raise TypeError
+            # One element kind per attribute kind, which a union of tuples cannot say.
+            return tuple(_scalar(kind[:-1], item) for item in value)  # type: ignore[return-value]
+        return _scalar(kind, value)
+    except TypeError:
+        raise CompileError(
+            f"attribute {name!r} has the wrong type", where=where, expected=kind, got=repr(value)
+        ) from None
+
+
+def _scalar(kind: str, value: Any) -> int | float | str:
+    if kind == "int" and isinstance(value, Integral):
+        return int(value)
+    if kind == "float" and isinstance(value, Real):
+        return float(value)
+    if kind == "string" and isinstance(value, str):
+        return value
+    raise TypeError

@@ -2,8 +2,8 @@
 
 A rule writes the backward pass with the operator vocabulary itself, through a builder that it
 knows only by the protocol below, so that backward graphs are ordinary graphs. Asking for a forward
-value is what saves it: rules ask for as little as they need. The functions at the end are what
-rules of all families write often. Must not know: graphs, training.
+value is what saves it: rules ask for as little as they need. What rules of all families write often
+the context writes. Must not know: graphs, training.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 
 from stitch.errors import CompileError
+from stitch.ops.attributes import WithAttributes
 from stitch.ops.element_types import onnx_code
 from stitch.program import Array, AttributeValue, DataType, ValueType
 
@@ -38,7 +39,7 @@ Side: TypeAlias = Literal["input", "output"]
 
 
 @dataclass(frozen=True, slots=True)
-class GradientContext:
+class GradientContext(WithAttributes):
     """One forward operation seen from its backward pass.
 
     `gradients[i]` belongs to output i, None where nothing flows back; `wanted[i]` says whether
@@ -123,6 +124,60 @@ class GradientContext:
         where = f"{self.op}({operands})" + (f" at {self.location}" if self.location else "")
         return CompileError(f"{self.op} has no gradient here: {what}", where=where, remedy=remedy)
 
+    def kept(self, condition: Any, gradient: Any) -> Any:
+        """The gradient where a condition holds, else zero (also where the gradient is infinite)."""
+        return self.apply("Where", condition, gradient, self.zero_like(gradient))
+
+    def zero_like(self, value: Any) -> Any:
+        """Zero, in a value's type, to be broadcast."""
+        return self.constant(np.zeros((), value.data_type.dtype))
+
+    def zeros(self, shape: Sequence[int], data_type: DataType) -> Any:
+        """A value of zeros that takes no room in a file."""
+        zero = self.constant(np.zeros((), data_type.dtype))
+        return self.apply("Expand", zero, list(shape)) if shape else zero
+
+    def in_type(self, value: Any, data_type: DataType) -> Any:
+        """A value in another floating type, where it has another."""
+        if value.data_type == data_type:
+            return value
+        return self.apply("Cast", value, to=onnx_code(data_type))
+
+    def shaped(self, value: Any, shape: Sequence[int]) -> Any:
+        """The same elements in another shape, where it is another."""
+        if value.shape == tuple(shape):
+            return value
+        # No 0 of an empty tensor may be read as "as before".
+        return self.apply("Reshape", value, list(shape), allowzero=int(0 in shape))
+
+    def constant_ints(self, index: int) -> tuple[int, ...] | None:
+        """The integers of an operand that inference has asked for, None where it is absent."""
+        if not self.has(index):
+            return None
+        data = self.constants[index]
+        assert data is not None
+        return tuple(int(value) for value in data.ravel())
+
+    def padded(self, value: Any, begins: Sequence[int], ends: Sequence[int]) -> Any:
+        """Zeros around a value."""
+        if not any(begins) and not any(ends):
+            return value
+        return self.apply("Pad", value, [*begins, *ends], 0.0)
+
+    def weighted(self, value: Any, axis: int, table: Any) -> Any:
+        """One axis of a value times a matrix [axis, new axis]."""
+        rank = len(value.shape)
+        matrix = self.constant(np.ascontiguousarray(table, value.data_type.dtype))
+        if axis == rank - 1:
+            return self.apply("MatMul", value, matrix)
+        # From the left instead: [..., axis, rest] as matrices.
+        shape = value.shape
+        rest = math.prod(shape[axis + 1 :])
+        turned = self.constant(np.ascontiguousarray(table.T, value.data_type.dtype))
+        flat = self.shaped(value, (*shape[:axis], shape[axis], rest))
+        product = self.apply("MatMul", turned, flat)
+        return self.shaped(product, (*shape[:axis], table.shape[1], *shape[axis + 1 :]))
+
 
 #: Gives the gradient of every input, None where it is not wanted or nothing flows back.
 Gradient = Callable[[GradientContext], Sequence[Any]]
@@ -139,68 +194,6 @@ def of_first(slope: Slope) -> Gradient:
     return gradient
 
 
-def kept(context: GradientContext, condition: Any, gradient: Any) -> Any:
-    """The gradient where a condition holds, else zero (also where the gradient is infinite)."""
-    return context.apply("Where", condition, gradient, zero_like(context, gradient))
-
-
-def zero_like(context: GradientContext, value: Any) -> Any:
-    """Zero, in a value's type, to be broadcast."""
-    return context.constant(np.zeros((), value.data_type.dtype))
-
-
-def zeros(context: GradientContext, shape: Sequence[int], data_type: DataType) -> Any:
-    """A value of zeros that takes no room in a file."""
-    zero = context.constant(np.zeros((), data_type.dtype))
-    return context.apply("Expand", zero, list(shape)) if shape else zero
-
-
-def in_type(context: GradientContext, value: Any, data_type: DataType) -> Any:
-    """A value in another floating type, where it has another."""
-    if value.data_type == data_type:
-        return value
-    return context.apply("Cast", value, to=onnx_code(data_type))
-
-
 def no_gradient(context: GradientContext) -> Sequence[Any]:
     """The gradient is zero wherever there is one: steps, signs."""
     return (None,) * len(context.input_types)
-
-
-def shaped(context: GradientContext, value: Any, shape: Sequence[int]) -> Any:
-    """The same elements in another shape, where it is another."""
-    if value.shape == tuple(shape):
-        return value
-    # No 0 of an empty tensor may be read as "as before".
-    return context.apply("Reshape", value, list(shape), allowzero=int(0 in shape))
-
-
-def constant_ints(context: GradientContext, index: int) -> tuple[int, ...] | None:
-    """The integers of an operand that inference has asked for, None where it is absent."""
-    if not context.has(index):
-        return None
-    data = context.constants[index]
-    assert data is not None
-    return tuple(int(value) for value in data.ravel())
-
-
-def padded(context: GradientContext, value: Any, begins: Sequence[int], ends: Sequence[int]) -> Any:
-    """Zeros around a value."""
-    if not any(begins) and not any(ends):
-        return value
-    return context.apply("Pad", value, [*begins, *ends], 0.0)
-
-
-def weighted(context: GradientContext, value: Any, axis: int, table: Any) -> Any:
-    """One axis of a value times a matrix [axis, new axis]."""
-    rank = len(value.shape)
-    matrix = context.constant(np.ascontiguousarray(table, value.data_type.dtype))
-    if axis == rank - 1:
-        return context.apply("MatMul", value, matrix)
-    # From the left instead: [..., axis, rest] as matrices.
-    shape = value.shape
-    rest = math.prod(shape[axis + 1 :])
-    turned = context.constant(np.ascontiguousarray(table.T, value.data_type.dtype))
-    flat = shaped(context, value, (*shape[:axis], shape[axis], rest))
-    product = context.apply("MatMul", turned, flat)
-    return shaped(context, product, (*shape[:axis], table.shape[1], *shape[axis + 1 :]))

@@ -30,39 +30,9 @@ LINE_NBYTES = 64
 Chain = Callable[[Array, Array, tuple[Array, ...], Attributes], Sequence[Thunk]]
 
 
-def given(arguments: KernelArguments, index: int) -> Array:
-    """The array of an operand that inference made sure is there."""
-    array = arguments.inputs[index]
-    assert array is not None
-    return array
-
-
-def optional(arguments: KernelArguments, index: int) -> Array | None:
-    """The array of an optional operand."""
-    return arguments.inputs[index] if index < len(arguments.inputs) else None
-
-
-def is_constant(arguments: KernelArguments, index: int) -> bool:
-    """Whether an operand may be rearranged once, at binding."""
-    return index < len(arguments.constant) and arguments.constant[index]
-
-
-def ints_at(arguments: KernelArguments, index: int) -> tuple[int, ...]:
-    """The integers of an operand that was known at compile time."""
-    return tuple(int(value) for value in given(arguments, index).ravel())
-
-
 def scalar(value: float, like: Array) -> Array:
     """A number as an array without dimensions: cheaper for a ufunc than a Python number."""
     return np.array(value, like.dtype)
-
-
-def remembered(arguments: KernelArguments, name: str, make: Callable[[], Array]) -> Array:
-    """What is derived from constants: made at the first binding of an operation, then shared."""
-    array = arguments.memo.get(name)
-    if array is None:
-        array = arguments.memo[name] = make()
-    return array
 
 
 class KernelMemory:
@@ -172,7 +142,7 @@ def chain_kernel(workspaces: int, build: Chain) -> Kernel:
     """
 
     def kernel(arguments: KernelArguments) -> Sequence[Thunk]:
-        source, out = given(arguments, 0).reshape(-1), arguments.outputs[0].reshape(-1)
+        source, out = arguments.given(0).reshape(-1), arguments.outputs[0].reshape(-1)
         size = min(out.size, CHUNK_SIZE)
         work = tuple(workspace(size, out.dtype) for _ in range(workspaces))
         steps: list[Thunk] = []

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from stitch.ops.attributes import WithAttributes
 from stitch.program import Array, AttributeValue, ValueType
 
 #: What any kernel may take besides: a few chunks of a chain, and the steps themselves.
@@ -17,7 +18,7 @@ ANY_KERNEL_NBYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class WorkspaceContext:
+class WorkspaceContext(WithAttributes):
     """What the bytes that a kernel takes may depend on: as `InferenceContext`, results known."""
 
     inputs: tuple[ValueType | None, ...]

@@ -12,16 +12,11 @@ from stitch.ops.activation import activation_gradients as gradients
 from stitch.ops.activation.gelu_gradient_operator import GELU_CUBE, GELU_RATE
 from stitch.ops.arithmetic import ERF_WORKSPACES, erf_steps
 from stitch.ops.attributes import Attributes, float_of, string_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS, PRODUCTS, SIGNED_NUMERIC
 from stitch.ops.gradient import Slope, of_first
-from stitch.ops.inference import (
-    require_broadcast_to,
-    require_same_type,
-    require_type,
-    same_as_first,
-)
-from stitch.ops.steps import Chain, chain_kernel, copy_steps, given, mask_in, scalar
+from stitch.ops.inference import InferenceContext, same_as_first
+from stitch.ops.steps import Chain, chain_kernel, copy_steps, mask_in, scalar
 from stitch.ops.workspaces import few, operands
 from stitch.program import Array, DataType, ValueType
 
@@ -175,23 +170,23 @@ def _gelu(x: Array, out: Array, work: Work, attributes: Attributes) -> Sequence[
 
 
 def _infer_gelu(context: InferenceContext) -> tuple[ValueType, ...]:
-    approximation = string_of(context.attributes, "approximate")
+    approximation = context.string_of("approximate")
     if approximation not in ("none", "tanh"):
         raise context.fail(
             "Gelu has no such approximation", expected="none, tanh", got=approximation
         )
-    return (require_type(context, 0, FLOATS),)
+    return (context.require_type(0, FLOATS),)
 
 
 def _infer_prelu(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = require_type(context, 0, PRODUCTS)
-    require_same_type(context, (0, 1))
-    require_broadcast_to(context, 1, data.shape)
+    data = context.require_type(0, PRODUCTS)
+    context.require_same_type((0, 1))
+    context.require_broadcast_to(1, data.shape)
     return (data,)
 
 
 def _prelu(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, slope, out = given(arguments, 0), given(arguments, 1), arguments.outputs[0]
+    x, slope, out = arguments.given(0), arguments.given(1), arguments.outputs[0]
     product, mask = np.empty_like(out), np.empty(out.shape, np.bool_)
     return (
         partial(np.less, x, scalar(0, x), mask),
@@ -202,7 +197,7 @@ def _prelu(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _relu(arguments: KernelArguments) -> Sequence[Thunk]:
-    x = given(arguments, 0)
+    x = arguments.given(0)
     return (partial(np.maximum, x, scalar(0, x), out=arguments.outputs[0]),)
 
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.attributes import float_of, string_of
-from stitch.ops.gradient import GradientContext, kept
+from stitch.ops.gradient import GradientContext
 
 
 def _number(c: GradientContext, value: float) -> Any:
@@ -19,11 +18,11 @@ def _number(c: GradientContext, value: float) -> Any:
 
 
 def _attribute(c: GradientContext, name: str) -> float:
-    return float_of(c.attributes, name)
+    return c.float_of(name)
 
 
 def relu(c: GradientContext) -> Any:
-    return kept(c, c.apply("Greater", c.output(), 0.0), c.gradient)
+    return c.kept(c.apply("Greater", c.output(), 0.0), c.gradient)
 
 
 def _sign_teller(c: GradientContext, slope_below: float) -> Any:
@@ -40,7 +39,7 @@ def leaky_relu(c: GradientContext) -> Any:
 def thresholded(c: GradientContext) -> Any:
     alpha = _attribute(c, "alpha")
     teller = c.output() if alpha >= 0.0 else c.input(0)
-    return kept(c, c.apply("Greater", teller, alpha), c.gradient)
+    return c.kept(c.apply("Greater", teller, alpha), c.gradient)
 
 
 def elu(c: GradientContext) -> Any:
@@ -80,14 +79,14 @@ def softsign(c: GradientContext) -> Any:
 def hard_sigmoid(c: GradientContext) -> Any:
     y = c.output()
     inside = c.apply("And", c.apply("Greater", y, 0.0), c.apply("Less", y, 1.0))
-    return kept(c, inside, c.gradient * _attribute(c, "alpha"))
+    return c.kept(inside, c.gradient * _attribute(c, "alpha"))
 
 
 def hard_swish(c: GradientContext) -> Any:
     x = c.input(0)
     inner = c.gradient * (x * (1.0 / 3.0) + 0.5)
     inner = c.apply("Where", c.apply("Greater", x, 3.0), c.gradient, inner)
-    return kept(c, c.apply("Greater", x, -3.0), inner)
+    return c.kept(c.apply("Greater", x, -3.0), inner)
 
 
 def mish(c: GradientContext) -> Any:
@@ -107,7 +106,7 @@ def swish(c: GradientContext) -> Any:
 
 
 def gelu(c: GradientContext) -> Any:
-    approximate = string_of(c.attributes, "approximate")
+    approximate = c.string_of("approximate")
     return c.apply("GeluGradient", c.gradient, c.input(0), domain="stitch", approximate=approximate)
 
 

@@ -14,11 +14,10 @@ from functools import partial
 import numpy as np
 
 from stitch.ops.arithmetic import ERF_WORKSPACES, erf_steps
-from stitch.ops.attributes import string_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS
-from stitch.ops.inference import require_same_type, require_shape, require_type
-from stitch.ops.steps import CHUNK_SIZE, given, scalar, workspace
+from stitch.ops.inference import InferenceContext
+from stitch.ops.steps import CHUNK_SIZE, scalar, workspace
 from stitch.ops.workspaces import few
 from stitch.program import Array, ValueType
 
@@ -29,10 +28,10 @@ GELU_HEIGHT = 1.0 / math.sqrt(2.0 * math.pi)
 
 
 def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
-    x = require_type(context, 1, FLOATS)
-    require_same_type(context, (0, 1))
-    require_shape(context, 0, x.shape)
-    approximation = string_of(context.attributes, "approximate")
+    x = context.require_type(1, FLOATS)
+    context.require_same_type((0, 1))
+    context.require_shape(0, x.shape)
+    approximation = context.string_of("approximate")
     if approximation not in ("none", "tanh"):
         raise context.fail(
             "Gelu has no such approximation", expected="none, tanh", got=approximation
@@ -41,9 +40,9 @@ def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
-    gradient, x = (given(arguments, index).reshape(-1) for index in (0, 1))
+    gradient, x = (arguments.given(index).reshape(-1) for index in (0, 1))
     out = arguments.outputs[0].reshape(-1)
-    slope_steps = _exact if string_of(arguments.attributes, "approximate") == "none" else _by_tanh
+    slope_steps = _exact if arguments.string_of("approximate") == "none" else _by_tanh
     size = min(out.size, CHUNK_SIZE)
     work = tuple(workspace(size, out.dtype) for _ in range(ERF_WORKSPACES + 1))
     steps: list[Thunk] = []

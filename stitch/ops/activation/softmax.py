@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.attributes import int_of
-from stitch.ops.definition import Attribute, InferenceContext, Kernel, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, Kernel, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS
 from stitch.ops.gradient import Gradient, GradientContext, no_gradient
-from stitch.ops.inference import axis_of, require_rank, require_type
-from stitch.ops.steps import CHUNK_SIZE, fill_step, given, overlaps, workspace
+from stitch.ops.inference import InferenceContext
+from stitch.ops.steps import CHUNK_SIZE, fill_step, overlaps, workspace
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes
 from stitch.program import Array, ValueType
 
@@ -31,15 +30,15 @@ _CHUNK_NBYTES = 3072
 
 
 def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = require_type(context, 0, FLOATS)
-    axis_of(context, int_of(context.attributes, "axis"), require_rank(context, 0, 1))
+    data = context.require_type(0, FLOATS)
+    context.axis_of(context.int_of("axis"), context.require_rank(0, 1))
     return (data,)
 
 
 def _operands(arguments: KernelArguments) -> tuple[Array, Array, int, Array]:
     """Source, output, axis, and a workspace with one element per softmax."""
-    source, out = given(arguments, 0), arguments.outputs[0]
-    axis = int_of(arguments.attributes, "axis") % source.ndim
+    source, out = arguments.given(0), arguments.outputs[0]
+    axis = arguments.int_of("axis") % source.ndim
     shape = (*source.shape[:axis], 1, *source.shape[axis + 1 :])
     return source, out, axis, workspace(shape, out.dtype)
 
@@ -118,23 +117,21 @@ def _hardmax(arguments: KernelArguments) -> Sequence[Thunk]:
 
 def softmax_gradient(context: GradientContext) -> Sequence[Any]:
     """By the result alone."""
-    axis = int_of(context.attributes, "axis")
+    axis = context.int_of("axis")
     operands = context.gradient, context.output()
     return (context.apply("SoftmaxGradient", *operands, domain="stitch", axis=axis),)
 
 
 def log_softmax_gradient(context: GradientContext) -> Sequence[Any]:
     """dx = dy - exp(y) sum(dy)."""
-    total = context.apply(
-        "ReduceSum", context.gradient, [int_of(context.attributes, "axis")], keepdims=1
-    )
+    total = context.apply("ReduceSum", context.gradient, [context.int_of("axis")], keepdims=1)
     return (context.gradient - context.apply("Exp", context.output()) * total,)
 
 
 def _rows(context: WorkspaceContext) -> tuple[int, int]:
     """How many softmaxes there are, and of how many elements each."""
     shape = context.outputs[0].shape
-    width = max(1, shape[int_of(context.attributes, "axis") % len(shape)])
+    width = max(1, shape[context.int_of("axis") % len(shape)])
     return math.prod(shape) // width, width
 
 
@@ -158,7 +155,7 @@ def _hardmax_nbytes(context: WorkspaceContext) -> int:
     otherwise is copied."""
     rows, _ = _rows(context)
     result = context.outputs[0]
-    is_last = int_of(context.attributes, "axis") in (-1, len(result.shape) - 1)
+    is_last = context.int_of("axis") in (-1, len(result.shape) - 1)
     turned = 0 if is_last else computed_nbytes(result)
     return turned + rows * (result.data_type.compute_dtype.itemsize + np.intp(0).itemsize)
 

@@ -11,35 +11,28 @@ from functools import partial
 
 import numpy as np
 
-from stitch.ops.attributes import int_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS
-from stitch.ops.inference import (
-    axis_of,
-    require_rank,
-    require_same_type,
-    require_shape,
-    require_type,
-)
+from stitch.ops.inference import InferenceContext
 from stitch.ops.reduction import row_chunks
-from stitch.ops.steps import given, workspace
+from stitch.ops.steps import workspace
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes, few
 from stitch.program import ValueType
 
 
 def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
-    y = require_type(context, 1, FLOATS)
-    require_same_type(context, (0, 1))
-    require_shape(context, 0, y.shape)
-    axis_of(context, int_of(context.attributes, "axis"), require_rank(context, 1, 1))
+    y = context.require_type(1, FLOATS)
+    context.require_same_type((0, 1))
+    context.require_shape(0, y.shape)
+    context.axis_of(context.int_of("axis"), context.require_rank(1, 1))
     return (y,)
 
 
 def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
-    gradient, y, out = given(arguments, 0), given(arguments, 1), arguments.outputs[0]
+    gradient, y, out = arguments.given(0), arguments.given(1), arguments.outputs[0]
     if out.size == 0:
         return ()
-    axis = int_of(arguments.attributes, "axis") % y.ndim
+    axis = arguments.int_of("axis") % y.ndim
     if axis != y.ndim - 1:
         total = workspace((*y.shape[:axis], 1, *y.shape[axis + 1 :]), out.dtype)
         return (
@@ -66,7 +59,7 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
 def _workspace(context: WorkspaceContext) -> int:
     """A number for each softmax, or for each of a chunk of rows."""
     result = context.outputs[0]
-    length = result.shape[int_of(context.attributes, "axis") % len(result.shape)]
+    length = result.shape[context.int_of("axis") % len(result.shape)]
     return few.nbytes(context) + computed_nbytes(result) // max(length, 1)
 
 

@@ -15,7 +15,6 @@ from stitch.ops.definition import KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import BOOLEAN, FLOATS, INTEGERS, NUMERIC, SIGNED_NUMERIC
 from stitch.ops.gradient import GradientContext, Slope, of_first
 from stitch.ops.inference import same_as_first
-from stitch.ops.steps import given
 from stitch.ops.workspaces import few
 from stitch.program import DataType
 
@@ -53,7 +52,7 @@ def _unary(
     """An operator of one operand that is one NumPy function of one result type."""
 
     def kernel(arguments: KernelArguments) -> Sequence[Thunk]:
-        return (partial(function, given(arguments, 0), arguments.outputs[0]),)
+        return (partial(function, arguments.given(0), arguments.outputs[0]),)
 
     gradient = None if slope is None else of_first(slope)
     return OpDef(

@@ -22,12 +22,11 @@ from stitch.ops.arithmetic.elementwise_gradients import (
     pow_gradient,
     sub_gradient,
 )
-from stitch.ops.attributes import int_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS, INTEGERS, NUMERIC
 from stitch.ops.gradient import Gradient
-from stitch.ops.inference import broadcast, operand, require_same_type, require_shape, require_type
-from stitch.ops.steps import copy_steps, given, is_constant, optional, overlaps, scalar
+from stitch.ops.inference import InferenceContext
+from stitch.ops.steps import copy_steps, overlaps, scalar
 from stitch.ops.workspaces import few, operands
 from stitch.program import DataType, ValueType
 
@@ -37,9 +36,9 @@ def infer_broadcast(allowed: frozenset[DataType], result: DataType | None = None
 
     def infer(context: InferenceContext) -> tuple[ValueType, ...]:
         every = range(len(context.inputs))
-        types = [require_type(context, i, allowed) for i in every]
-        require_same_type(context, every)
-        shape = broadcast(context, *(t.shape for t in types))
+        types = [context.require_type(i, allowed) for i in every]
+        context.require_same_type(every)
+        shape = context.broadcast(*(t.shape for t in types))
         return (ValueType(shape, result or types[0].data_type),)
 
     return infer
@@ -55,7 +54,7 @@ def binary(
     """An operator of two operands that is one NumPy function."""
 
     def kernel(arguments: KernelArguments) -> Sequence[Thunk]:
-        a, b = given(arguments, 0), given(arguments, 1)
+        a, b = arguments.given(0), arguments.given(1)
         return (partial(function, a, b, out=arguments.outputs[0]),)
 
     infer = infer_broadcast(allowed, result)
@@ -63,7 +62,7 @@ def binary(
 
 
 def _divide(arguments: KernelArguments) -> Sequence[Thunk]:
-    a, b, out = given(arguments, 0), given(arguments, 1), arguments.outputs[0]
+    a, b, out = arguments.given(0), arguments.given(1), arguments.outputs[0]
     if out.dtype.kind == "f":
         return (partial(np.divide, a, b, out),)
     if out.dtype.kind == "u":
@@ -78,24 +77,24 @@ def _divide(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _infer_mod(context: InferenceContext) -> tuple[ValueType, ...]:
-    first = operand(context, 0)
-    if first.data_type.is_floating and int_of(context.attributes, "fmod") != 1:
+    first = context.operand(0)
+    if first.data_type.is_floating and context.int_of("fmod") != 1:
         raise context.fail("Mod of floats needs fmod=1", expected="fmod=1", got="fmod=0")
     result: tuple[ValueType, ...] = infer_broadcast(NUMERIC)(context)
     return result
 
 
 def _mod(arguments: KernelArguments) -> Sequence[Thunk]:
-    function = np.fmod if int_of(arguments.attributes, "fmod") else np.remainder
-    return (partial(function, given(arguments, 0), given(arguments, 1), arguments.outputs[0]),)
+    function = np.fmod if arguments.int_of("fmod") else np.remainder
+    return (partial(function, arguments.given(0), arguments.given(1), arguments.outputs[0]),)
 
 
 _POWERS = FLOATS | {DataType.INT32, DataType.INT64}
 
 
 def _infer_pow(context: InferenceContext) -> tuple[ValueType, ...]:
-    base, exponent = require_type(context, 0, _POWERS), require_type(context, 1, NUMERIC)
-    return (ValueType(broadcast(context, base.shape, exponent.shape), base.data_type),)
+    base, exponent = context.require_type(0, _POWERS), context.require_type(1, NUMERIC)
+    return (ValueType(context.broadcast(base.shape, exponent.shape), base.data_type),)
 
 
 def _integer_power(base: Any, exponent: Any, out: Any) -> None:
@@ -110,21 +109,21 @@ def _integer_power(base: Any, exponent: Any, out: Any) -> None:
 
 
 def _pow(arguments: KernelArguments) -> Sequence[Thunk]:
-    a, b, out = given(arguments, 0), given(arguments, 1), arguments.outputs[0]
+    a, b, out = arguments.given(0), arguments.given(1), arguments.outputs[0]
     if out.dtype.kind != "f":
         if b.dtype.kind != "f":
             return (partial(_integer_power, a, b, out),)
         wide = np.empty(out.shape, np.float64)
         convert = partial(np.copyto, out, wide, "unsafe")
         return (partial(np.power, a, b, wide, dtype=wide.dtype, casting="unsafe"), convert)
-    if is_constant(arguments, 1) and b.size == 1 and float(b.reshape(())) == 2.0:
+    if arguments.is_constant(1) and b.size == 1 and float(b.reshape(())) == 2.0:
         return (partial(np.multiply, a, a, out),)
     return (partial(np.power, a, b, out, dtype=out.dtype, casting="unsafe"),)
 
 
 def _fold(function: Callable[..., object], average: bool = False) -> Any:
     def kernel(arguments: KernelArguments) -> Sequence[Thunk]:
-        first, *others = (given(arguments, i) for i in range(len(arguments.inputs)))
+        first, *others = (arguments.given(i) for i in range(len(arguments.inputs)))
         out = arguments.outputs[0]
         # The second step reads its operand after the first has written the output.
         target = np.empty_like(out) if overlaps(out, *others[1:]) else out
@@ -142,18 +141,18 @@ def _fold(function: Callable[..., object], average: bool = False) -> Any:
 
 
 def _infer_clip(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = require_type(context, 0, NUMERIC)
-    require_same_type(context, range(len(context.inputs)))
+    data = context.require_type(0, NUMERIC)
+    context.require_same_type(range(len(context.inputs)))
     for index in (1, 2):
         bound = context.inputs[index] if index < len(context.inputs) else None
         if bound is not None:
-            require_shape(context, index, ())
+            context.require_shape(index, ())
     return (data,)
 
 
 def _clip(arguments: KernelArguments) -> Sequence[Thunk]:
-    source, out = given(arguments, 0), arguments.outputs[0]
-    low, high = optional(arguments, 1), optional(arguments, 2)
+    source, out = arguments.given(0), arguments.outputs[0]
+    low, high = arguments.optional(1), arguments.optional(2)
     target = np.empty_like(out) if high is not None and overlaps(out, high) else out
     steps: list[Thunk] = []
     if low is not None:

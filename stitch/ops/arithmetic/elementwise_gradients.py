@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stitch.ops.element_types import onnx_code
-from stitch.ops.gradient import GradientContext, in_type, kept, zero_like
+from stitch.ops.gradient import GradientContext
 from stitch.program import Array
 
 
@@ -78,10 +78,10 @@ def pow_gradient(context: GradientContext) -> Sequence[Any]:
     if context.wants(1):
         base = context.input(0)
         log = context.apply("Log", base)
-        flat = context.apply("Equal", base, zero_like(context, base))
-        log = context.apply("Where", flat, zero_like(context, base), log)
+        flat = context.apply("Equal", base, context.zero_like(base))
+        log = context.apply("Where", flat, context.zero_like(base), log)
         product = context.gradient * context.output() * log
-        second = in_type(context, context.reduced(product, 1), context.type_of(1).data_type)
+        second = context.in_type(context.reduced(product, 1), context.type_of(1).data_type)
     return first, second
 
 
@@ -112,8 +112,8 @@ def _power(context: GradientContext) -> Any:
     if exponent.data_type != base.data_type:
         factor = context.apply("Cast", exponent, to=onnx_code(base.data_type))
     product = context.gradient * factor * slope
-    flat = context.apply("Equal", factor, zero_like(context, factor))
-    return context.apply("Where", flat, zero_like(context, product), product)
+    flat = context.apply("Equal", factor, context.zero_like(factor))
+    return context.apply("Where", flat, context.zero_like(product), product)
 
 
 def extreme_gradient(context: GradientContext) -> Sequence[Any]:
@@ -127,9 +127,9 @@ def extreme_gradient(context: GradientContext) -> Sequence[Any]:
             break
         hit = context.apply("Equal", context.input(index), context.output())
         if context.wants(index):
-            shares[index] = context.reduced(kept(context, hit, rest), index)
+            shares[index] = context.reduced(context.kept(hit, rest), index)
         if index < last:
-            rest = context.apply("Where", hit, zero_like(context, rest), rest)
+            rest = context.apply("Where", hit, context.zero_like(rest), rest)
     return shares
 
 
@@ -143,13 +143,13 @@ def clip_gradient(context: GradientContext) -> Sequence[Any]:
         outside = context.apply("Or", below, above)
     inner = low = high = None
     if context.wants(0):
-        zero = zero_like(context, gradient)
+        zero = context.zero_like(gradient)
         inner = gradient
         inner = inner if outside is None else context.apply("Where", outside, zero, inner)
     if context.wants(2):
         assert above is not None
-        high = context.reduced(kept(context, above, gradient), 2)
+        high = context.reduced(context.kept(above, gradient), 2)
     if context.wants(1):
         assert below is not None
-        low = context.reduced(kept(context, below, gradient), 1)
+        low = context.reduced(context.kept(below, gradient), 1)
     return inner, low, high

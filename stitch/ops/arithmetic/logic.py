@@ -9,28 +9,27 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.arithmetic.elementwise import binary, infer_broadcast
-from stitch.ops.attributes import int_of, string_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import BOOLEAN, EVERY, FLOATS, FLOATS8, NUMERIC, UNSIGNED
-from stitch.ops.gradient import GradientContext, kept, zero_like
-from stitch.ops.inference import broadcast, operand, require_same_type, require_type
-from stitch.ops.steps import copy_steps, fill_step, given, is_constant, overlaps, scalar, workspace
+from stitch.ops.gradient import GradientContext
+from stitch.ops.inference import InferenceContext
+from stitch.ops.steps import copy_steps, fill_step, overlaps, scalar, workspace
 from stitch.ops.workspaces import few
 from stitch.program import Array, DataType, ValueType
 
 
 def _infer_truth(context: InferenceContext) -> tuple[ValueType, ...]:
-    return (ValueType(require_type(context, 0, FLOATS | FLOATS8).shape, DataType.BOOL),)
+    return (ValueType(context.require_type(0, FLOATS | FLOATS8).shape, DataType.BOOL),)
 
 
 def _is_nan(arguments: KernelArguments) -> Sequence[Thunk]:
-    return (partial(np.isnan, given(arguments, 0), arguments.outputs[0]),)
+    return (partial(np.isnan, arguments.given(0), arguments.outputs[0]),)
 
 
 def _is_inf(arguments: KernelArguments) -> Sequence[Thunk]:
-    source, out = given(arguments, 0), arguments.outputs[0]
-    negative = int_of(arguments.attributes, "detect_negative")
-    positive = int_of(arguments.attributes, "detect_positive")
+    source, out = arguments.given(0), arguments.outputs[0]
+    negative = arguments.int_of("detect_negative")
+    positive = arguments.int_of("detect_positive")
     if negative and positive:
         return (partial(np.isinf, source, out),)
     if not negative and not positive:
@@ -39,21 +38,21 @@ def _is_inf(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _infer_where(context: InferenceContext) -> tuple[ValueType, ...]:
-    condition, x, y = require_type(context, 0, BOOLEAN), operand(context, 1), operand(context, 2)
-    require_type(context, 1, EVERY)
-    require_same_type(context, (1, 2))
-    return (ValueType(broadcast(context, condition.shape, x.shape, y.shape), x.data_type),)
+    condition, x, y = context.require_type(0, BOOLEAN), context.operand(1), context.operand(2)
+    context.require_type(1, EVERY)
+    context.require_same_type((1, 2))
+    return (ValueType(context.broadcast(condition.shape, x.shape, y.shape), x.data_type),)
 
 
 def _where(arguments: KernelArguments) -> Sequence[Thunk]:
-    condition, x, y = (given(arguments, i) for i in range(3))
+    condition, x, y = (arguments.given(i) for i in range(3))
     out = arguments.outputs[0]
     bits = _BITS.get(out.dtype.itemsize)
     if bits is not None and out.dtype == x.dtype == y.dtype:
         x, y, out = x.view(bits), y.view(bits), out.view(bits)
-        if is_constant(arguments, 2) and not y.any():
+        if arguments.is_constant(2) and not y.any():
             return _kept_by_bits(partial(np.negative, condition.view(np.int8)), condition, x, out)
-        if is_constant(arguments, 1) and not x.any():
+        if arguments.is_constant(1) and not x.any():
             turned = partial(np.subtract, condition.view(np.int8), np.int8(1))
             return _kept_by_bits(turned, condition, y, out)
         return _where_by_bits(condition, x, y, out)
@@ -96,7 +95,7 @@ def _where_by_bits(condition: Array, x: Array, y: Array, out: Array) -> Sequence
 
 
 def _infer_shift(context: InferenceContext) -> tuple[ValueType, ...]:
-    direction = string_of(context.attributes, "direction")
+    direction = context.string_of("direction")
     if direction not in ("LEFT", "RIGHT"):
         raise context.fail("BitShift has no such direction", expected="LEFT, RIGHT", got=direction)
     result: tuple[ValueType, ...] = infer_broadcast(UNSIGNED)(context)
@@ -104,9 +103,9 @@ def _infer_shift(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def _shift(arguments: KernelArguments) -> Sequence[Thunk]:
-    left = string_of(arguments.attributes, "direction") == "LEFT"
+    left = arguments.string_of("direction") == "LEFT"
     function = np.left_shift if left else np.right_shift
-    return (partial(function, given(arguments, 0), given(arguments, 1), arguments.outputs[0]),)
+    return (partial(function, arguments.given(0), arguments.given(1), arguments.outputs[0]),)
 
 
 def where_gradient(context: GradientContext) -> Sequence[Any]:
@@ -114,9 +113,9 @@ def where_gradient(context: GradientContext) -> Sequence[Any]:
     condition, gradient = context.input(0), context.gradient
     first = second = None
     if context.wants(1):
-        first = context.reduced(kept(context, condition, gradient), 1)
+        first = context.reduced(context.kept(condition, gradient), 1)
     if context.wants(2):
-        rest = context.apply("Where", condition, zero_like(context, gradient), gradient)
+        rest = context.apply("Where", condition, context.zero_like(gradient), gradient)
         second = context.reduced(rest, 2)
     return None, first, second
 

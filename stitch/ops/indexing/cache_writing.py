@@ -7,19 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from stitch.errors import TaskError
-from stitch.ops.attributes import int_of, string_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import INT64, MOVED
-from stitch.ops.inference import (
-    axis_of,
-    operand,
-    present,
-    require_rank,
-    require_same_type,
-    require_shape,
-    require_type,
-)
-from stitch.ops.steps import copy_steps, given, optional
+from stitch.ops.inference import InferenceContext
+from stitch.ops.steps import copy_steps
 from stitch.ops.workspaces import few
 from stitch.program import Array, ValueType
 
@@ -27,29 +18,29 @@ _MODES = ("linear", "circular")
 
 
 def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
-    cache = require_type(context, 0, MOVED)
-    require_same_type(context, (0, 1))
-    rank = require_rank(context, 0, 2)
-    require_rank(context, 1, rank, rank)
-    axis = axis_of(context, int_of(context.attributes, "axis"), rank)
-    mode = string_of(context.attributes, "mode")
+    cache = context.require_type(0, MOVED)
+    context.require_same_type((0, 1))
+    rank = context.require_rank(0, 2)
+    context.require_rank(1, rank, rank)
+    axis = context.axis_of(context.int_of("axis"), rank)
+    mode = context.string_of("mode")
     if axis == 0 or mode not in _MODES:
         raise context.fail(
             "TensorScatter does not write so",
             expected=f"an axis other than 0, mode {' or '.join(_MODES)}",
             got=f"axis {axis}, mode {mode}",
         )
-    length = operand(context, 1).shape[axis]
+    length = context.operand(1).shape[axis]
     if length > cache.shape[axis]:
         raise context.fail(
             "the update is longer than the cache",
             expected=f"at most {cache.shape[axis]}",
             got=str(length),
         )
-    require_shape(context, 1, (*cache.shape[:axis], length, *cache.shape[axis + 1 :]))
-    if present(context, 2) is not None:
-        require_type(context, 2, INT64)
-        require_shape(context, 2, cache.shape[:1])
+    context.require_shape(1, (*cache.shape[:axis], length, *cache.shape[axis + 1 :]))
+    if context.present(2) is not None:
+        context.require_type(2, INT64)
+        context.require_shape(2, cache.shape[:1])
     return (cache,)
 
 
@@ -70,10 +61,10 @@ def _write(cache: Array, update: Array, starts: Array | None, circular: bool) ->
 
 
 def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
-    past, update, out = given(arguments, 0), given(arguments, 1), arguments.outputs[0]
-    axis = int_of(arguments.attributes, "axis") % past.ndim
-    circular = string_of(arguments.attributes, "mode") == "circular"
-    starts = optional(arguments, 2)
+    past, update, out = arguments.given(0), arguments.given(1), arguments.outputs[0]
+    axis = arguments.int_of("axis") % past.ndim
+    circular = arguments.string_of("mode") == "circular"
+    starts = arguments.optional(2)
     target, source = np.moveaxis(out, axis, 1), np.moveaxis(update, axis, 1)
 
     def write() -> None:

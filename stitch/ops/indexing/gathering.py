@@ -12,8 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from stitch.ops.attributes import int_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import EVERY, INDICES, INT64, NUMERIC
 from stitch.ops.indexing.indexing_gradients import (
     gather_elements_gradient,
@@ -22,21 +21,11 @@ from stitch.ops.indexing.indexing_gradients import (
     reverse_sequence_gradient,
     top_gradient,
 )
-from stitch.ops.inference import (
-    Shape,
-    axis_of,
-    known_scalar,
-    operand,
-    require_rank,
-    require_shape,
-    require_type,
-)
+from stitch.ops.inference import InferenceContext, Shape
 from stitch.ops.steps import (
     PIECE_NBYTES,
     check_lengths,
-    given,
     index_steps,
-    is_constant,
     pieces_of,
     strides_of,
     workspace,
@@ -46,17 +35,17 @@ from stitch.program import Array, DataType, ValueType
 
 
 def _infer_gather(context: InferenceContext) -> tuple[ValueType, ...]:
-    data, indices = require_type(context, 0, EVERY), require_type(context, 1, INDICES)
-    axis = axis_of(context, int_of(context.attributes, "axis"), require_rank(context, 0, 1))
+    data, indices = context.require_type(0, EVERY), context.require_type(1, INDICES)
+    axis = context.axis_of(context.int_of("axis"), context.require_rank(0, 1))
     shape = (*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :])
     return (ValueType(shape, data.data_type),)
 
 
 def _gather(arguments: KernelArguments) -> Sequence[Thunk]:
-    data, out = given(arguments, 0), arguments.outputs[0]
-    axis = int_of(arguments.attributes, "axis") % data.ndim
+    data, out = arguments.given(0), arguments.outputs[0]
+    axis = arguments.int_of("axis") % data.ndim
     indices, checks = index_steps(
-        "Gather", given(arguments, 1), data.shape[axis], is_constant(arguments, 1)
+        "Gather", arguments.given(1), data.shape[axis], arguments.is_constant(1)
     )
     if out.size == 0:
         return checks
@@ -73,10 +62,10 @@ def _gather_workspace(context: WorkspaceContext) -> int:
 
 def check_element_indices(context: InferenceContext) -> int:
     """Axis of a GatherElements or ScatterElements whose indices fit inside the data."""
-    data, indices = require_type(context, 0, EVERY), require_type(context, 1, INDICES)
-    rank = require_rank(context, 0, 1)
-    require_rank(context, 1, rank, rank)
-    axis = axis_of(context, int_of(context.attributes, "axis"), rank)
+    data, indices = context.require_type(0, EVERY), context.require_type(1, INDICES)
+    rank = context.require_rank(0, 1)
+    context.require_rank(1, rank, rank)
+    axis = context.axis_of(context.int_of("axis"), rank)
     for i, (size, count) in enumerate(zip(data.shape, indices.shape, strict=True)):
         if i != axis and count > size:
             raise context.fail(
@@ -89,8 +78,8 @@ def check_element_indices(context: InferenceContext) -> int:
 
 def _infer_elements(context: InferenceContext) -> tuple[ValueType, ...]:
     check_element_indices(context)
-    shape = operand(context, 1).shape
-    return (ValueType(shape, operand(context, 0).data_type),)
+    shape = context.operand(1).shape
+    return (ValueType(shape, context.operand(0).data_type),)
 
 
 def flat_element_steps(
@@ -126,10 +115,10 @@ def element_index_nbytes(context: WorkspaceContext) -> int:
 
 
 def _gather_elements(arguments: KernelArguments) -> Sequence[Thunk]:
-    data, out = given(arguments, 0), arguments.outputs[0]
-    axis = int_of(arguments.attributes, "axis") % data.ndim
-    fixed = is_constant(arguments, 1)
-    flat, steps = flat_element_steps("GatherElements", data.shape, given(arguments, 1), axis, fixed)
+    data, out = arguments.given(0), arguments.outputs[0]
+    axis = arguments.int_of("axis") % data.ndim
+    fixed = arguments.is_constant(1)
+    flat, steps = flat_element_steps("GatherElements", data.shape, arguments.given(1), axis, fixed)
     if out.size == 0:
         return ()
     return (*steps, partial(np.take, data.reshape(-1), flat, None, out, "clip"))
@@ -137,9 +126,9 @@ def _gather_elements(arguments: KernelArguments) -> Sequence[Thunk]:
 
 def check_row_indices(context: InferenceContext, batch: int) -> int:
     """How many leading axes (after `batch`) the last axis of the indices selects from."""
-    data, indices = require_type(context, 0, EVERY), require_type(context, 1, INT64)
-    require_rank(context, 0, 1)
-    require_rank(context, 1, 1)
+    data, indices = context.require_type(0, EVERY), context.require_type(1, INT64)
+    context.require_rank(0, 1)
+    context.require_rank(1, 1)
     depth = indices.shape[-1]
     if not 0 <= batch < min(len(data.shape), len(indices.shape)):
         raise context.fail(f"{context.op} has no {batch} batch axes")
@@ -159,9 +148,9 @@ def check_row_indices(context: InferenceContext, batch: int) -> int:
 
 
 def _infer_gather_nd(context: InferenceContext) -> tuple[ValueType, ...]:
-    batch = int_of(context.attributes, "batch_dims")
+    batch = context.int_of("batch_dims")
     depth = check_row_indices(context, batch)
-    data, indices = operand(context, 0), operand(context, 1)
+    data, indices = context.operand(0), context.operand(1)
     shape = (*indices.shape[:-1], *data.shape[batch + depth :])
     return (ValueType(shape, data.data_type),)
 
@@ -205,9 +194,9 @@ def row_index_nbytes(context: WorkspaceContext) -> int:
 
 
 def _gather_nd(arguments: KernelArguments) -> Sequence[Thunk]:
-    data, indices, out = given(arguments, 0), given(arguments, 1), arguments.outputs[0]
-    batch = int_of(arguments.attributes, "batch_dims")
-    fixed = is_constant(arguments, 1)
+    data, indices, out = arguments.given(0), arguments.given(1), arguments.outputs[0]
+    batch = arguments.int_of("batch_dims")
+    fixed = arguments.is_constant(1)
     rows, steps = flat_row_steps("GatherND", data.shape, indices, batch, fixed)
     if out.size == 0:
         return ()
@@ -218,13 +207,13 @@ def _gather_nd(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _infer_reverse(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = require_type(context, 0, EVERY)
-    require_rank(context, 0, 2)
-    require_type(context, 1, INT64)
-    axes = int_of(context.attributes, "time_axis"), int_of(context.attributes, "batch_axis")
+    data = context.require_type(0, EVERY)
+    context.require_rank(0, 2)
+    context.require_type(1, INT64)
+    axes = context.int_of("time_axis"), context.int_of("batch_axis")
     if sorted(axes) != [0, 1]:
         raise context.fail("time_axis and batch_axis are 0 and 1, in some order", got=str(axes))
-    require_shape(context, 1, (data.shape[axes[1]],))
+    context.require_shape(1, (data.shape[axes[1]],))
     return (data,)
 
 
@@ -237,18 +226,18 @@ def _reverse_into(data: Array, lengths: Array, positions: Array, out: Array) -> 
 
 
 def _reverse(arguments: KernelArguments) -> Sequence[Thunk]:
-    data, lengths, out = given(arguments, 0), given(arguments, 1), arguments.outputs[0]
-    if int_of(arguments.attributes, "time_axis") == 1:
+    data, lengths, out = arguments.given(0), arguments.given(1), arguments.outputs[0]
+    if arguments.int_of("time_axis") == 1:
         data, out = data.swapaxes(0, 1), out.swapaxes(0, 1)
     positions = np.arange(data.shape[0])[:, None]
     return (partial(_reverse_into, data, lengths, positions, out),)
 
 
 def _infer_top(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = require_type(context, 0, NUMERIC)
-    axis = axis_of(context, int_of(context.attributes, "axis"), require_rank(context, 0, 1))
-    require_type(context, 1, INT64)
-    k = known_scalar(context, 1, "K")
+    data = context.require_type(0, NUMERIC)
+    axis = context.axis_of(context.int_of("axis"), context.require_rank(0, 1))
+    context.require_type(1, INT64)
+    k = context.known_scalar(1, "K")
     if not 0 <= k <= data.shape[axis]:
         raise context.fail(
             f"TopK cannot take {k} elements", expected=f"0 to {data.shape[axis]}", got=str(k)
@@ -270,14 +259,14 @@ def _top_into(source: Array, largest: bool, values: Array, indices: Array) -> No
 
 
 def _top(arguments: KernelArguments) -> Sequence[Thunk]:
-    axis = int_of(arguments.attributes, "axis")
-    source, values = given(arguments, 0), arguments.outputs[0]
+    axis = arguments.int_of("axis")
+    source, values = arguments.given(0), arguments.outputs[0]
     indices = (
         arguments.outputs[1]
         if len(arguments.outputs) > 1
         else workspace(values.shape, np.dtype(np.int64))
     )
-    largest = bool(int_of(arguments.attributes, "largest"))
+    largest = bool(arguments.int_of("largest"))
     moved = (np.moveaxis(array, axis, -1) for array in (source, values, indices))
     data, best, places = moved
     if data.ndim == 1:
@@ -296,7 +285,7 @@ def _top_nbytes(shape: Shape, k: int) -> int:
 def _top_workspace(context: WorkspaceContext) -> int:
     data, largest = context.inputs[0], context.outputs[0]
     assert data is not None
-    axis = int_of(context.attributes, "axis") % len(data.shape)
+    axis = context.int_of("axis") % len(data.shape)
     moved = (*data.shape[:axis], *data.shape[axis + 1 :], data.shape[axis])
     k = largest.shape[axis]
     whole = _top_nbytes(moved, k)

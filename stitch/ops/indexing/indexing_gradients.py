@@ -11,33 +11,32 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.attributes import int_of, string_of
-from stitch.ops.gradient import GradientContext, padded, shaped, zeros
+from stitch.ops.gradient import GradientContext
 
 
 def gather_gradient(context: GradientContext) -> Sequence[Any]:
     """Rows are added where they came from: axes [positions, rest] into [size, rest]."""
     data, indices = context.type_of(0), context.type_of(1).shape
     gradient, known = context.gradient, context.constants[1]
-    axis = int_of(context.attributes, "axis") % len(data.shape)
+    axis = context.int_of("axis") % len(data.shape)
     size = data.shape[axis]
     if known is not None and known.size == 1:
         return _one_place(context, axis, int(known.reshape(())) % size), None
     before, after = math.prod(data.shape[:axis]), math.prod(data.shape[axis + 1 :])
     count = math.prod(indices)
-    rows = shaped(context, gradient, (before, count, after))
+    rows = context.shaped(gradient, (before, count, after))
     if before > 1:
         rows = context.apply("Transpose", rows, perm=[1, 0, 2])
-    rows = shaped(context, rows, (count, before * after))
-    places = shaped(context, context.input(1), (count, 1))
+    rows = context.shaped(rows, (count, before * after))
+    places = context.shaped(context.input(1), (count, 1))
     if places.data_type.value != "int64":
         places = context.apply("Cast", places, to=7)
-    table = zeros(context, (size, before * after), data.data_type)
+    table = context.zeros((size, before * after), data.data_type)
     sums = context.apply("ScatterND", table, places, rows, reduction="add")
     if before > 1:
-        sums = shaped(context, sums, (size, before, after))
+        sums = context.shaped(sums, (size, before, after))
         sums = context.apply("Transpose", sums, perm=[1, 0, 2])
-    return shaped(context, sums, data.shape), None
+    return context.shaped(sums, data.shape), None
 
 
 def _one_place(context: GradientContext, axis: int, place: int) -> Any:
@@ -46,7 +45,7 @@ def _one_place(context: GradientContext, axis: int, place: int) -> Any:
     kept_shape = (*shape[:axis], 1, *shape[axis + 1 :])
     begins, ends = [0] * len(shape), [0] * len(shape)
     begins[axis], ends[axis] = place, shape[axis] - 1 - place
-    return padded(context, shaped(context, context.gradient, kept_shape), begins, ends)
+    return context.padded(context.shaped(context.gradient, kept_shape), begins, ends)
 
 
 def gather_elements_gradient(context: GradientContext) -> Sequence[Any]:
@@ -54,10 +53,10 @@ def gather_elements_gradient(context: GradientContext) -> Sequence[Any]:
     data = context.type_of(0)
     sums = context.apply(
         "ScatterElements",
-        zeros(context, data.shape, data.data_type),
+        context.zeros(data.shape, data.data_type),
         context.input(1),
         context.gradient,
-        axis=int_of(context.attributes, "axis"),
+        axis=context.int_of("axis"),
         reduction="add",
     )
     return sums, None
@@ -66,14 +65,14 @@ def gather_elements_gradient(context: GradientContext) -> Sequence[Any]:
 def gather_nd_gradient(context: GradientContext) -> Sequence[Any]:
     """Slices are added where they came from; batch axes become leading indices."""
     data, indices = context.type_of(0), context.input(1)
-    for axis in reversed(range(int_of(context.attributes, "batch_dims"))):
+    for axis in reversed(range(context.int_of("batch_dims"))):
         shape = indices.shape
         along = [1] * len(shape)
         along[axis] = shape[axis]
         count = np.arange(shape[axis], dtype=np.int64).reshape(along)
         leading = context.constant(np.broadcast_to(count, (*shape[:-1], 1)).copy())
         indices = context.apply("Concat", leading, indices, axis=-1)
-    table = zeros(context, data.shape, data.data_type)
+    table = context.zeros(data.shape, data.data_type)
     sums = context.apply("ScatterND", table, indices, context.gradient, reduction="add")
     return sums, None
 
@@ -84,25 +83,25 @@ def reverse_sequence_gradient(context: GradientContext) -> Sequence[Any]:
         "ReverseSequence",
         context.gradient,
         context.input(1),
-        batch_axis=int_of(context.attributes, "batch_axis"),
-        time_axis=int_of(context.attributes, "time_axis"),
+        batch_axis=context.int_of("batch_axis"),
+        time_axis=context.int_of("time_axis"),
     )
     return reversed_back, None
 
 
 def top_gradient(context: GradientContext) -> Sequence[Any]:
     """Values' gradients go to the places that they were taken from."""
-    data, axis = context.type_of(0), int_of(context.attributes, "axis")
+    data, axis = context.type_of(0), context.int_of("axis")
     if context.gradient is None:
         return None, None
     places = context.output(1)
-    table = zeros(context, data.shape, data.data_type)
+    table = context.zeros(data.shape, data.data_type)
     return context.apply("ScatterElements", table, places, context.gradient, axis=axis), None
 
 
 def scatter_elements_gradient(context: GradientContext) -> Sequence[Any]:
     """Written places read the updates' gradient; the data keeps the rest (all, where added)."""
-    axis, reduction = int_of(context.attributes, "axis"), string_of(context.attributes, "reduction")
+    axis, reduction = context.int_of("axis"), context.string_of("reduction")
     _check_reduction(context, reduction)
     first = second = None
     indices = context.input(1)
@@ -110,7 +109,7 @@ def scatter_elements_gradient(context: GradientContext) -> Sequence[Any]:
         first = context.gradient
         if reduction == "none":
             kind = context.type_of(2)
-            nothing = zeros(context, kind.shape, kind.data_type)
+            nothing = context.zeros(kind.shape, kind.data_type)
             first = context.apply("ScatterElements", first, indices, nothing, axis=axis)
     if context.wants(2):
         second = context.apply("GatherElements", context.gradient, indices, axis=axis)
@@ -119,7 +118,7 @@ def scatter_elements_gradient(context: GradientContext) -> Sequence[Any]:
 
 def scatter_nd_gradient(context: GradientContext) -> Sequence[Any]:
     """As `scatter_elements_gradient`, with slices."""
-    reduction = string_of(context.attributes, "reduction")
+    reduction = context.string_of("reduction")
     _check_reduction(context, reduction)
     first = second = None
     indices = context.input(1)
@@ -127,7 +126,7 @@ def scatter_nd_gradient(context: GradientContext) -> Sequence[Any]:
         first = context.gradient
         if reduction == "none":
             kind = context.type_of(2)
-            nothing = zeros(context, kind.shape, kind.data_type)
+            nothing = context.zeros(kind.shape, kind.data_type)
             first = context.apply("ScatterND", first, indices, nothing)
     if context.wants(2):
         second = context.apply("GatherND", context.gradient, indices)
@@ -148,7 +147,7 @@ def one_hot_gradient(context: GradientContext) -> Sequence[Any]:
     depth = context.constants[1]
     assert depth is not None
     off_on = context.constant(np.array([0, 1], gradient.data_type.dtype))
-    axis = int_of(context.attributes, "axis")
+    axis = context.int_of("axis")
     hit = context.apply("OneHot", context.input(0), depth, off_on, axis=axis)
     on = context.apply("ReduceSum", gradient * hit, keepdims=0)
     off = context.apply("ReduceSum", gradient, keepdims=0) - on

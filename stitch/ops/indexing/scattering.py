@@ -9,8 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from stitch.ops.attributes import int_of, string_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import EVERY, NUMERIC
 from stitch.ops.indexing.gathering import (
     check_element_indices,
@@ -25,15 +24,8 @@ from stitch.ops.indexing.indexing_gradients import (
     scatter_elements_gradient,
     scatter_nd_gradient,
 )
-from stitch.ops.inference import (
-    axis_of,
-    known_scalar,
-    operand,
-    require_same_type,
-    require_shape,
-    require_type,
-)
-from stitch.ops.steps import copy_steps, given, ints_at, is_constant
+from stitch.ops.inference import InferenceContext
+from stitch.ops.steps import copy_steps
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, operands
 from stitch.program import Array, ValueType
 
@@ -41,20 +33,20 @@ REDUCTIONS = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.mi
 
 
 def _check_reduction(context: InferenceContext) -> None:
-    reduction = string_of(context.attributes, "reduction")
+    reduction = context.string_of("reduction")
     if reduction not in ("none", *REDUCTIONS):
         listed = ", ".join(("none", *REDUCTIONS))
         raise context.fail(f"{context.op} has no such reduction", expected=listed, got=reduction)
     if reduction != "none":
-        require_type(context, 0, NUMERIC)
+        context.require_type(0, NUMERIC)
 
 
 def _infer_elements(context: InferenceContext) -> tuple[ValueType, ...]:
     check_element_indices(context)
     _check_reduction(context)
-    require_same_type(context, (0, 2))
-    require_shape(context, 2, operand(context, 1).shape)
-    return (operand(context, 0),)
+    context.require_same_type((0, 2))
+    context.require_shape(2, context.operand(1).shape)
+    return (context.operand(0),)
 
 
 def _write(reduction: str, target: Array, places: Array, updates: Array) -> Thunk:
@@ -80,16 +72,16 @@ def _write_rows(reduction: str, table: Array, rows: Array, updates: Array) -> Th
 
 
 def _elements(arguments: KernelArguments) -> Sequence[Thunk]:
-    data, indices, updates = (given(arguments, i) for i in range(3))
+    data, indices, updates = (arguments.given(i) for i in range(3))
     out = arguments.outputs[0]
-    axis = int_of(arguments.attributes, "axis") % data.ndim
+    axis = arguments.int_of("axis") % data.ndim
     flat, steps = flat_element_steps(
-        "ScatterElements", data.shape, indices, axis, is_constant(arguments, 1)
+        "ScatterElements", data.shape, indices, axis, arguments.is_constant(1)
     )
     copies = copy_steps(data, out)
     if updates.size == 0:
         return copies
-    reduction = string_of(arguments.attributes, "reduction")
+    reduction = arguments.string_of("reduction")
     write = _write(reduction, out.reshape(-1), flat.reshape(-1), updates.reshape(-1))
     return (*copies, *steps, write)
 
@@ -97,22 +89,22 @@ def _elements(arguments: KernelArguments) -> Sequence[Thunk]:
 def _infer_nd(context: InferenceContext) -> tuple[ValueType, ...]:
     depth = check_row_indices(context, 0)
     _check_reduction(context)
-    require_same_type(context, (0, 2))
-    data, indices = operand(context, 0), operand(context, 1)
-    require_shape(context, 2, (*indices.shape[:-1], *data.shape[depth:]))
+    context.require_same_type((0, 2))
+    data, indices = context.operand(0), context.operand(1)
+    context.require_shape(2, (*indices.shape[:-1], *data.shape[depth:]))
     return (data,)
 
 
 def _nd(arguments: KernelArguments) -> Sequence[Thunk]:
-    data, indices, updates = (given(arguments, i) for i in range(3))
+    data, indices, updates = (arguments.given(i) for i in range(3))
     out = arguments.outputs[0]
-    rows, steps = flat_row_steps("ScatterND", data.shape, indices, 0, is_constant(arguments, 1))
+    rows, steps = flat_row_steps("ScatterND", data.shape, indices, 0, arguments.is_constant(1))
     copies = copy_steps(data, out)
     if updates.size == 0:
         return copies
     depth = indices.shape[-1]
     table = out.reshape(math.prod(data.shape[:depth]), math.prod(data.shape[depth:]))
-    reduction = string_of(arguments.attributes, "reduction")
+    reduction = arguments.string_of("reduction")
     fresh = updates.reshape(rows.size, table.shape[1])
     return (*copies, *steps, _write_rows(reduction, table, rows.reshape(-1), fresh))
 
@@ -121,20 +113,20 @@ def _nd_workspace(context: WorkspaceContext) -> int:
     """Rows; where these are reduced one by one, an object for each and its place."""
     indices = context.inputs[1]
     assert indices is not None
-    by_rows = string_of(context.attributes, "reduction") != "none"
+    by_rows = context.string_of("reduction") != "none"
     objects = 256 * math.prod(indices.shape[:-1]) if by_rows else 0
     return row_index_nbytes(context) + objects
 
 
 def _infer_one_hot(context: InferenceContext) -> tuple[ValueType, ...]:
-    indices = require_type(context, 0, NUMERIC)
-    values = require_type(context, 2, EVERY)
-    require_shape(context, 2, (2,))
-    depth = known_scalar(context, 1, "depth")
+    indices = context.require_type(0, NUMERIC)
+    values = context.require_type(2, EVERY)
+    context.require_shape(2, (2,))
+    depth = context.known_scalar(1, "depth")
     if depth < 0:
         raise context.fail("the depth of a OneHot is at least 0", got=str(depth))
     rank = len(indices.shape) + 1
-    axis = axis_of(context, int_of(context.attributes, "axis"), rank)
+    axis = context.axis_of(context.int_of("axis"), rank)
     shape = (*indices.shape[:axis], depth, *indices.shape[axis:])
     return (ValueType(shape, values.data_type),)
 
@@ -150,9 +142,9 @@ def _one_hot_into(indices: Array, classes: Array, hit: Array) -> None:
 
 
 def _one_hot(arguments: KernelArguments) -> Sequence[Thunk]:
-    indices, values, out = given(arguments, 0), given(arguments, 2), arguments.outputs[0]
-    depth = ints_at(arguments, 1)[0]
-    axis = int_of(arguments.attributes, "axis") % out.ndim
+    indices, values, out = arguments.given(0), arguments.given(2), arguments.outputs[0]
+    depth = arguments.ints_at(1)[0]
+    axis = arguments.int_of("axis") % out.ndim
     classes = np.arange(depth).reshape(-1, *(1,) * (out.ndim - 1 - axis))
     hit = np.empty(out.shape, np.bool_)
     off, on = values[0:1].reshape(()), values[1:2].reshape(())

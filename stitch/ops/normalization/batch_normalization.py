@@ -9,13 +9,13 @@ from functools import partial
 import numpy as np
 
 from stitch.ops.attributes import float_of, int_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS
-from stitch.ops.inference import require_rank, require_same_type, require_shape, require_type
+from stitch.ops.inference import InferenceContext
 from stitch.ops.normalization.layer_normalization import EPSILON
 from stitch.ops.normalization.normalization_gradients import batch_gradient, response_gradient
 from stitch.ops.reduction import SPREAD_FROM, inverse_deviation, row_means
-from stitch.ops.steps import CHUNK_SIZE, fill_step, given, is_constant, scalar, workspace
+from stitch.ops.steps import CHUNK_SIZE, fill_step, scalar, workspace
 from stitch.ops.workspaces import operands
 from stitch.program import Array, ValueType
 
@@ -24,37 +24,37 @@ SHORT_ROW = 16
 
 
 def _infer_batch(context: InferenceContext) -> tuple[ValueType, ...]:
-    x = require_type(context, 0, FLOATS)
-    rank = require_rank(context, 0, 1)
+    x = context.require_type(0, FLOATS)
+    rank = context.require_rank(0, 1)
     channels = (x.shape[1] if rank > 1 else 1,)
     for index in range(1, 5):
-        require_type(context, index, FLOATS)
-        require_shape(context, index, channels)
-    require_same_type(context, (1, 2))
-    require_same_type(context, (3, 4))
-    training = int_of(context.attributes, "training_mode")
+        context.require_type(index, FLOATS)
+        context.require_shape(index, channels)
+    context.require_same_type((1, 2))
+    context.require_same_type((3, 4))
+    training = context.int_of("training_mode")
     if context.outputs > 1 and not training:
         raise context.fail(
             "BatchNormalization gives running statistics in training mode only",
             expected="1 output",
             got=str(context.outputs),
         )
-    statistics = ValueType(channels, require_type(context, 3, FLOATS).data_type)
+    statistics = ValueType(channels, context.require_type(3, FLOATS).data_type)
     return (x, statistics, statistics)[: context.outputs]
 
 
 def _batch(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, scale, shift, mean, variance = (given(arguments, i) for i in range(5))
-    out, epsilon = arguments.outputs[0], float_of(arguments.attributes, "epsilon")
+    x, scale, shift, mean, variance = (arguments.given(i) for i in range(5))
+    out, epsilon = arguments.outputs[0], arguments.float_of("epsilon")
     dtype, steps = out.dtype, []
     if out.size == 0:
         return _without_samples(arguments)
     planes = _Planes(x)
-    if int_of(arguments.attributes, "training_mode"):
+    if arguments.int_of("training_mode"):
         old = mean, variance
         mean, variance = np.empty(mean.shape, dtype), np.empty(mean.shape, dtype)
         steps += planes.statistics(mean, variance)
-        momentum = float_of(arguments.attributes, "momentum")
+        momentum = arguments.float_of("momentum")
         fresh = zip(arguments.outputs[1:], old, (mean, variance), strict=False)
         for running, before, now in fresh:
             steps += _running_statistics(running, before, now, momentum)
@@ -66,7 +66,7 @@ def _batch(arguments: KernelArguments) -> Sequence[Thunk]:
         partial(np.multiply, mean, factor, offset, casting="unsafe"),
         partial(np.subtract, shift, offset, offset, casting="unsafe"),
     ]
-    if not steps and all(is_constant(arguments, i) for i in range(1, 5)):
+    if not steps and all(arguments.is_constant(i) for i in range(1, 5)):
         for step in fold:
             step()
         fold = []
@@ -193,15 +193,15 @@ def _running_statistics(out: Array, before: Array, now: Array, momentum: float) 
 
 
 def _infer_lrn(context: InferenceContext) -> tuple[ValueType, ...]:
-    x = require_type(context, 0, FLOATS)
-    require_rank(context, 0, 3)
-    if int_of(context.attributes, "size") < 1:
+    x = context.require_type(0, FLOATS)
+    context.require_rank(0, 3)
+    if context.int_of("size") < 1:
         raise context.fail("size of LRN is at least 1", got=str(context.attributes["size"]))
     return (x,)
 
 
 def _lrn(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, out, attributes = given(arguments, 0), arguments.outputs[0], arguments.attributes
+    x, out, attributes = arguments.given(0), arguments.outputs[0], arguments.attributes
     size, channels = int_of(attributes, "size"), x.shape[1]
     squares, total = np.empty_like(x), np.empty_like(x)
     before, after = (size - 1) // 2, size // 2

@@ -8,19 +8,9 @@ from functools import partial
 
 import numpy as np
 
-from stitch.ops.attributes import float_of, int_of, ints_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS, data_type_of_code
-from stitch.ops.inference import (
-    axes_of,
-    axis_of,
-    present,
-    require_broadcast_to,
-    require_rank,
-    require_same_type,
-    require_shape,
-    require_type,
-)
+from stitch.ops.inference import InferenceContext
 from stitch.ops.normalization.normalization_gradients import (
     group_gradient,
     layer_gradient,
@@ -29,7 +19,7 @@ from stitch.ops.normalization.normalization_gradients import (
     rms_gradient,
 )
 from stitch.ops.reduction import SPREAD_FROM, inverse_deviation, row_chunks, standardize
-from stitch.ops.steps import copy_steps, given, is_constant, optional, scalar, workspace
+from stitch.ops.steps import copy_steps, scalar, workspace
 from stitch.ops.workspaces import operands
 from stitch.program import Array, ValueType
 
@@ -47,14 +37,14 @@ def per_channel(vector: Array, rank: int) -> Array:
 
 
 def _infer_layer(context: InferenceContext) -> tuple[ValueType, ...]:
-    x = require_type(context, 0, FLOATS)
-    require_same_type(context, range(len(context.inputs)))
-    axis = axis_of(context, int_of(context.attributes, "axis"), require_rank(context, 0, 1))
-    require_broadcast_to(context, 1, x.shape)
-    if present(context, 2) is not None:
-        require_broadcast_to(context, 2, x.shape)
+    x = context.require_type(0, FLOATS)
+    context.require_same_type(range(len(context.inputs)))
+    axis = context.axis_of(context.int_of("axis"), context.require_rank(0, 1))
+    context.require_broadcast_to(1, x.shape)
+    if context.present(2) is not None:
+        context.require_broadcast_to(2, x.shape)
     where = f"stash_type of {context.op}"
-    stash = data_type_of_code(int_of(context.attributes, "stash_type"), where)
+    stash = data_type_of_code(context.int_of("stash_type"), where)
     if stash not in FLOATS:
         raise context.fail("stash_type must be a float", got=stash.value)
     row = ValueType((*x.shape[:axis], *(1,) * (len(x.shape) - axis)), stash)
@@ -66,13 +56,13 @@ def _rows(x: Array, axis: int) -> tuple[int, int]:
 
 
 def _layer(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, out = given(arguments, 0), arguments.outputs[0]
-    axis = int_of(arguments.attributes, "axis") % x.ndim
+    x, out = arguments.given(0), arguments.outputs[0]
+    axis = arguments.int_of("axis") % x.ndim
     shape = _rows(x, axis)
     if x.size == 0:
         return [partial(np.copyto, row, np.nan) for row in arguments.outputs[1:]]
     mean, inverse = np.empty(shape[0], out.dtype), np.empty(shape[0], out.dtype)
-    epsilon = float_of(arguments.attributes, "epsilon")
+    epsilon = arguments.float_of("epsilon")
     rows, results, chunks = x.reshape(shape), out.reshape(shape), row_chunks(shape)
     steps, operands, after = _spread_operands(arguments, shape, chunks)
     for part in chunks:
@@ -98,13 +88,13 @@ def _spread_operands(
     after: list[Thunk] = []
     out = arguments.outputs[0]
     for index, function in ((1, np.multiply), (2, np.add)):
-        operand = optional(arguments, index)
+        operand = arguments.optional(index)
         if operand is None:
             continue
         if operand.size != shape[1] or after:
             after.append(partial(function, out, operand, out))
             continue
-        row, fixed = operand.reshape(1, -1), is_constant(arguments, index)
+        row, fixed = operand.reshape(1, -1), arguments.is_constant(index)
         if fixed or len(chunks) >= SPREAD_FROM:
             spread = workspace((chunks[0].stop, shape[1]), out.dtype)
             fill = partial(np.copyto, spread, row)
@@ -115,37 +105,37 @@ def _spread_operands(
 
 
 def _rms(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, scale, out = given(arguments, 0), given(arguments, 1), arguments.outputs[0]
+    x, scale, out = arguments.given(0), arguments.given(1), arguments.outputs[0]
     if x.size == 0:
         return ()
-    shape = _rows(x, int_of(arguments.attributes, "axis") % x.ndim)
+    shape = _rows(x, arguments.int_of("axis") % x.ndim)
     row = np.empty(shape[0], out.dtype)
     source, result = x.reshape(shape), out.reshape(shape)
     return [
         partial(np.vecdot, source, source, row),
         partial(np.divide, row, scalar(shape[1], row), row),
-        *inverse_deviation(row, float_of(arguments.attributes, "epsilon")),
+        *inverse_deviation(row, arguments.float_of("epsilon")),
         partial(np.multiply, source, row[:, None], result),
         *_scale_and_shift(out, scale, None),
     ]
 
 
 def _infer_instance(context: InferenceContext) -> tuple[ValueType, ...]:
-    x = require_type(context, 0, FLOATS)
-    require_same_type(context, (0, 1, 2))
-    require_rank(context, 0, 3)
+    x = context.require_type(0, FLOATS)
+    context.require_same_type((0, 1, 2))
+    context.require_rank(0, 3)
     for index in (1, 2):
-        require_shape(context, index, x.shape[1:2])
+        context.require_shape(index, x.shape[1:2])
     return (x,)
 
 
 def _infer_group(context: InferenceContext) -> tuple[ValueType, ...]:
-    x = require_type(context, 0, FLOATS)
-    require_same_type(context, (0, 1, 2))
-    require_rank(context, 0, 2)
+    x = context.require_type(0, FLOATS)
+    context.require_same_type((0, 1, 2))
+    context.require_rank(0, 2)
     for index in (1, 2):
-        require_shape(context, index, x.shape[1:2])
-    groups = int_of(context.attributes, "num_groups")
+        context.require_shape(index, x.shape[1:2])
+    groups = context.int_of("num_groups")
     if groups < 1 or x.shape[1] % groups:
         raise context.fail(
             "num_groups must divide the channels", expected=f"a divisor of {x.shape[1]}",
@@ -155,13 +145,13 @@ def _infer_group(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def _by_groups(arguments: KernelArguments, groups: int) -> Sequence[Thunk]:
-    x, out = given(arguments, 0), arguments.outputs[0]
+    x, out = arguments.given(0), arguments.outputs[0]
     if x.size == 0:
         return ()
     shape = (x.shape[0] * groups, x.size // (x.shape[0] * groups))
     mean, inverse = np.empty(shape[0], out.dtype), np.empty(shape[0], out.dtype)
-    epsilon = float_of(arguments.attributes, "epsilon")
-    scale, shift = (per_channel(given(arguments, i), x.ndim) for i in (1, 2))
+    epsilon = arguments.float_of("epsilon")
+    scale, shift = (per_channel(arguments.given(i), x.ndim) for i in (1, 2))
     rows, results = x.reshape(shape), out.reshape(shape)
     steps: list[Thunk] = []
     for part in row_chunks(shape):
@@ -170,29 +160,29 @@ def _by_groups(arguments: KernelArguments, groups: int) -> Sequence[Thunk]:
 
 
 def _instance(arguments: KernelArguments) -> Sequence[Thunk]:
-    return _by_groups(arguments, given(arguments, 0).shape[1])
+    return _by_groups(arguments, arguments.given(0).shape[1])
 
 
 def _group(arguments: KernelArguments) -> Sequence[Thunk]:
-    return _by_groups(arguments, int_of(arguments.attributes, "num_groups"))
+    return _by_groups(arguments, arguments.int_of("num_groups"))
 
 
 def _infer_norm(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = require_type(context, 0, FLOATS)
-    axis_of(context, int_of(context.attributes, "axis"), require_rank(context, 0, 1))
-    if int_of(context.attributes, "p") not in (1, 2):
+    data = context.require_type(0, FLOATS)
+    context.axis_of(context.int_of("axis"), context.require_rank(0, 1))
+    if context.int_of("p") not in (1, 2):
         raise context.fail("LpNormalization has p = 1 and p = 2", got=str(context.attributes["p"]))
     return (data,)
 
 
 def _norm(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, out = given(arguments, 0), arguments.outputs[0]
+    x, out = arguments.given(0), arguments.outputs[0]
     if x.size == 0:
         return ()
-    axis = int_of(arguments.attributes, "axis") % x.ndim
+    axis = arguments.int_of("axis") % x.ndim
     row = np.empty((*x.shape[:axis], 1, *x.shape[axis + 1 :]), out.dtype)
     zero = np.empty(row.shape, np.bool_)
-    if int_of(arguments.attributes, "p") == 1:
+    if arguments.int_of("p") == 1:
         steps: list[Thunk] = [partial(np.absolute, x, out)]
         root: list[Thunk] = []
     else:
@@ -209,14 +199,14 @@ def _norm(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _infer_mean_variance(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = require_type(context, 0, FLOATS)
-    axes_of(context, ints_of(context.attributes, "axes") or (), len(data.shape))
+    data = context.require_type(0, FLOATS)
+    context.axes_of(context.ints_of("axes") or (), len(data.shape))
     return (data,)
 
 
 def _mean_variance(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, out = given(arguments, 0), arguments.outputs[0]
-    axes = tuple(a % x.ndim for a in ints_of(arguments.attributes, "axes") or ())
+    x, out = arguments.given(0), arguments.outputs[0]
+    axes = tuple(a % x.ndim for a in arguments.ints_of("axes") or ())
     if x.size == 0:
         return ()
     shape = tuple(1 if i in axes else size for i, size in enumerate(x.shape))

@@ -14,39 +14,32 @@ from functools import partial
 
 import numpy as np
 
-from stitch.ops.attributes import int_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS
-from stitch.ops.inference import (
-    axis_of,
-    require_rank,
-    require_same_type,
-    require_shape,
-    require_type,
-)
+from stitch.ops.inference import InferenceContext
 from stitch.ops.reduction import SPREAD_FROM, row_chunks
-from stitch.ops.steps import CHUNK_SIZE, fill_step, given, scalar, workspace
+from stitch.ops.steps import CHUNK_SIZE, fill_step, scalar, workspace
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, few
 from stitch.program import Array, ValueType
 
 
 def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
-    x = require_type(context, 1, FLOATS)
-    require_same_type(context, range(5))
-    axis = axis_of(context, int_of(context.attributes, "axis"), require_rank(context, 1, 1))
+    x = context.require_type(1, FLOATS)
+    context.require_same_type(range(5))
+    axis = context.axis_of(context.int_of("axis"), context.require_rank(1, 1))
     row = (*x.shape[:axis], *(1,) * (len(x.shape) - axis))
     for index, shape in ((0, x.shape), (2, row), (3, row), (4, x.shape[axis:])):
-        require_shape(context, index, shape)
+        context.require_shape(index, shape)
     weights = ValueType(x.shape[axis:], x.data_type)
     return (x, weights, weights)[: context.outputs]
 
 
 def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
-    gradient, x, mean, inverse, scale = (given(arguments, i) for i in range(5))
+    gradient, x, mean, inverse, scale = (arguments.given(i) for i in range(5))
     out, *sums = arguments.outputs
     if x.size == 0:
         return [fill_step(total, 0) for total in sums]
-    axis = int_of(arguments.attributes, "axis") % x.ndim
+    axis = arguments.int_of("axis") % x.ndim
     shape = math.prod(x.shape[:axis]), math.prod(x.shape[axis:])
     chunks = _Chunks(shape, scale.reshape(1, -1), [s.reshape(1, -1) for s in sums])
     steps = chunks.before()

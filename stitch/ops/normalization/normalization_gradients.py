@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.attributes import float_of, int_of, ints_of
-from stitch.ops.gradient import GradientContext, in_type, kept, shaped, weighted
+from stitch.ops.gradient import GradientContext
 
 
 def mean_over(context: GradientContext, value: Any, axes: Sequence[int]) -> Any:
@@ -50,7 +49,7 @@ def layer_gradient(context: GradientContext) -> Sequence[Any]:
     first = second = third = None
     if context.wants(0) or context.wants(1):
         kind, shape = context.type_of(0).data_type, _normalized(context)
-        statistics = (in_type(context, context.output(i), kind) for i in (1, 2))
+        statistics = (context.in_type(context.output(i), kind) for i in (1, 2))
         operands = gradient, context.input(0), *statistics, _whole_scale(context)
         first, *sums = context.apply_many(
             "LayerNormalizationGradient", 3, *operands, domain="stitch",
@@ -71,26 +70,26 @@ def rms_gradient(context: GradientContext) -> Sequence[Any]:
     shape, normalized = context.type_of(0).shape, _normalized(context)
     width = math.prod(normalized)
     rows = math.prod(shape[: len(shape) - len(normalized)])
-    x, gradient = (shaped(context, v, (rows, width)) for v in (context.input(0), context.gradient))
+    x, gradient = (context.shaped(v, (rows, width)) for v in (context.input(0), context.gradient))
     squares = mean_over(context, x * x, [1])
-    inverse = inverse_deviation(context, squares, float_of(context.attributes, "epsilon"))
+    inverse = inverse_deviation(context, squares, context.float_of("epsilon"))
     product = gradient * x
     first = second = None
     if context.wants(1):
-        along = context.apply("MatMul", shaped(context, inverse, (1, rows)), product)
-        second = context.reduced(shaped(context, along, normalized), 1)
+        along = context.apply("MatMul", context.shaped(inverse, (1, rows)), product)
+        second = context.reduced(context.shaped(along, normalized), 1)
     if context.wants(0):
-        scale = shaped(context, _whole_scale(context), (width,))
-        mean = shaped(context, scale * (1.0 / max(width, 1)), (width, 1))
+        scale = context.shaped(_whole_scale(context), (width,))
+        mean = context.shaped(scale * (1.0 / max(width, 1)), (width, 1))
         slant = context.apply("Gemm", product, mean) * (inverse * inverse)
-        first = shaped(context, (gradient * scale - x * slant) * inverse, shape)
+        first = context.shaped((gradient * scale - x * slant) * inverse, shape)
     return first, second
 
 
 def _normalized(context: GradientContext) -> tuple[int, ...]:
     """The shape of what is normalized."""
     shape = context.type_of(0).shape
-    return shape[int_of(context.attributes, "axis") % len(shape) :]
+    return shape[context.int_of("axis") % len(shape) :]
 
 
 def _whole_scale(context: GradientContext) -> Any:
@@ -100,7 +99,7 @@ def _whole_scale(context: GradientContext) -> Any:
     if scale.shape == normalized:
         return scale
     if math.prod(scale.shape) == math.prod(normalized):
-        return shaped(context, scale, normalized)
+        return context.shaped(scale, normalized)
     return context.apply("Expand", scale, list(normalized))
 
 
@@ -109,9 +108,9 @@ def group_gradient(context: GradientContext) -> Sequence[Any]:
     shape = context.type_of(0).shape
     groups = shape[1]
     if "num_groups" in context.attributes:
-        groups = int_of(context.attributes, "num_groups")
+        groups = context.int_of("num_groups")
     rows = (shape[0], groups, -1)
-    epsilon = float_of(context.attributes, "epsilon")
+    epsilon = context.float_of("epsilon")
     gradient = context.gradient
     others = [0, *range(2, len(shape))]
     first = second = third = None
@@ -122,13 +121,13 @@ def group_gradient(context: GradientContext) -> Sequence[Any]:
     flat = context.apply("Reshape", context.input(0), list(rows))
     normal, inverse = standardized(context, flat, [2], epsilon)
     if context.wants(1):
-        spread = shaped(context, normal, shape)
+        spread = context.shaped(normal, shape)
         second = context.apply("ReduceSum", gradient * spread, others, keepdims=0)
     if context.wants(0):
-        scale = shaped(context, context.input(1), (shape[1], *(1,) * (len(shape) - 2)))
+        scale = context.shaped(context.input(1), (shape[1], *(1,) * (len(shape) - 2)))
         scaled = context.apply("Reshape", gradient * scale, list(rows))
-        first = shaped(
-            context, through_statistics(context, scaled, normal, inverse, [2]), shape
+        first = context.shaped(
+            through_statistics(context, scaled, normal, inverse, [2]), shape
         )  # back from rows
     return first, second, third
 
@@ -136,7 +135,7 @@ def group_gradient(context: GradientContext) -> Sequence[Any]:
 def mean_variance_gradient(context: GradientContext) -> Sequence[Any]:
     """The function body of ONNX adds its epsilon to the deviation, not to the variance."""
     rank = len(context.type_of(0).shape)
-    axes = [axis % rank for axis in ints_of(context.attributes, "axes") or ()]
+    axes = [axis % rank for axis in context.ints_of("axes") or ()]
     x = context.input(0)
     centred = x - mean_over(context, x, axes)
     deviation = context.apply("Sqrt", mean_over(context, centred * centred, axes))
@@ -149,27 +148,27 @@ def mean_variance_gradient(context: GradientContext) -> Sequence[Any]:
 def norm_gradient(context: GradientContext) -> Sequence[Any]:
     """LpNormalization: dx = (dy - slope of the norm sum(dy y)) / norm; zero rows give nothing."""
     x, y, gradient = context.input(0), context.output(), context.gradient
-    axis = [int_of(context.attributes, "axis")]
-    absolute = int_of(context.attributes, "p") == 1
+    axis = [context.int_of("axis")]
+    absolute = context.int_of("p") == 1
     norm = context.apply("ReduceL1" if absolute else "ReduceL2", x, axis, keepdims=1)
     slope = context.apply("Sign", x) if absolute else y
     dot = context.apply("ReduceSum", gradient * y, axis, keepdims=1)
     quotient = (gradient - slope * dot) / norm
-    return (kept(context, context.apply("Greater", norm, 0.0), quotient),)
+    return (context.kept(context.apply("Greater", norm, 0.0), quotient),)
 
 
 def response_gradient(context: GradientContext) -> Sequence[Any]:
     """LRN: y = x s^-beta, where s sums squares over a window of channels."""
     x, y, gradient = context.input(0), context.output(), context.gradient
-    size, channels = int_of(context.attributes, "size"), x.shape[1]
-    factor = float_of(context.attributes, "alpha") / size
-    beta = float_of(context.attributes, "beta")
+    size, channels = context.int_of("size"), x.shape[1]
+    factor = context.float_of("alpha") / size
+    beta = context.float_of("beta")
     distance = np.arange(channels)[:, None] - np.arange(channels)
     # [read, reader]: a channel reads (size - 1) // 2 before itself and size // 2 after.
     reads = (distance >= -((size - 1) // 2)) & (distance <= size // 2)
-    total = weighted(context, x * x, 1, reads) * factor + float_of(context.attributes, "bias")
+    total = context.weighted(x * x, 1, reads) * factor + context.float_of("bias")
     own = gradient * context.apply("Pow", total, -beta)
-    others = weighted(context, gradient * y / total, 1, reads.T)
+    others = context.weighted(gradient * y / total, 1, reads.T)
     return (own - x * others * (2.0 * factor * beta),)
 
 
@@ -179,7 +178,7 @@ def batch_gradient(context: GradientContext) -> Sequence[Any]:
         raise context.fail(
             "running statistics have none", "name the outputs whose gradients come in"
         )
-    if int_of(context.attributes, "training_mode"):
+    if context.int_of("training_mode"):
         return _trained(context)
     return _stored(context)
 
@@ -187,8 +186,8 @@ def batch_gradient(context: GradientContext) -> Sequence[Any]:
 def _channels(context: GradientContext, vector: Any) -> Any:
     """A vector per channel, in the operand's type, ready to broadcast."""
     x = context.type_of(0)
-    vector = in_type(context, vector, x.data_type)
-    return shaped(context, vector, (-1, *(1,) * (len(x.shape) - 2))) if len(x.shape) > 2 else vector
+    vector = context.in_type(vector, x.data_type)
+    return context.shaped(vector, (-1, *(1,) * (len(x.shape) - 2))) if len(x.shape) > 2 else vector
 
 
 def _summed(context: GradientContext, value: Any, index: int) -> Any:
@@ -207,12 +206,12 @@ def _trained(context: GradientContext) -> Sequence[Any]:
         x = context.input(0)
         centred = x - mean_over(context, x, axes)
         variance = mean_over(context, centred * centred, axes)
-        inverse = inverse_deviation(context, variance, float_of(context.attributes, "epsilon"))
+        inverse = inverse_deviation(context, variance, context.float_of("epsilon"))
         slant = context.apply("ReduceSum", gradient * centred, axes, keepdims=1) * inverse
         if context.wants(1):
             second = _as_vector(context, slant, 1)
     if context.wants(0):
-        factor = inverse * shaped(context, _channels(context, context.input(1)), inverse.shape)
+        factor = inverse * context.shaped(_channels(context, context.input(1)), inverse.shape)
         along = factor * inverse * slant * share
         first = gradient * factor + (centred * along + factor * total * share)
     if context.wants(2):
@@ -223,11 +222,11 @@ def _trained(context: GradientContext) -> Sequence[Any]:
 def _as_vector(context: GradientContext, value: Any, index: int) -> Any:
     """A number per channel in the shape and type of operand `index`."""
     kind = context.type_of(index)
-    return in_type(context, shaped(context, value, kind.shape), kind.data_type)
+    return context.in_type(context.shaped(value, kind.shape), kind.data_type)
 
 
 def _stored(context: GradientContext) -> Sequence[Any]:
-    gradient, epsilon = context.gradient, float_of(context.attributes, "epsilon")
+    gradient, epsilon = context.gradient, context.float_of("epsilon")
     gradients: list[Any] = [None] * 5
     if any(context.wants(i) for i in (0, 1, 3, 4)):
         inverse = inverse_deviation(context, _channels(context, context.input(4)), epsilon)

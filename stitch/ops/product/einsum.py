@@ -9,12 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.attributes import string_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import NUMERIC
-from stitch.ops.gradient import GradientContext, shaped
-from stitch.ops.inference import Shape, broadcast, operand, require_same_type, require_type
-from stitch.ops.steps import given
+from stitch.ops.gradient import GradientContext
+from stitch.ops.inference import InferenceContext, Shape
 from stitch.program import ValueType
 
 _DOTS = "..."
@@ -39,9 +37,9 @@ def _split_term(context: InferenceContext, term: str, rank: int | None) -> tuple
 
 def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
     every = range(len(context.inputs))
-    types = [require_type(context, i, NUMERIC) for i in every]
-    require_same_type(context, every)
-    equation = string_of(context.attributes, "equation").replace(" ", "")
+    types = [context.require_type(i, NUMERIC) for i in every]
+    context.require_same_type(every)
+    equation = context.string_of("equation").replace(" ", "")
     left, arrow, right = equation.partition("->")
     terms = left.split(",")
     if len(terms) != len(types):
@@ -52,9 +50,9 @@ def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
     spanned: Shape = ()
     parsed = [_split_term(context, t, len(x.shape)) for t, x in zip(terms, types, strict=True)]
     for (letters, spans), index in zip(parsed, every, strict=True):
-        shape = operand(context, index).shape
+        shape = context.operand(index).shape
         at = letters.find(".") if "." in letters else len(letters)
-        spanned = broadcast(context, spanned, shape[at : at + spans])
+        spanned = context.broadcast(spanned, shape[at : at + spans])
         named = letters.replace(".", "")
         own: dict[str, int] = {}
         for letter, size in zip(named, shape[:at] + shape[at + spans :], strict=True):
@@ -97,8 +95,8 @@ def _output_term(
 
 
 def _einsum(arguments: KernelArguments) -> Sequence[Thunk]:
-    equation = string_of(arguments.attributes, "equation").replace(" ", "")
-    operands = [given(arguments, i) for i in range(len(arguments.inputs))]
+    equation = arguments.string_of("equation").replace(" ", "")
+    operands = [arguments.given(i) for i in range(len(arguments.inputs))]
     out = arguments.outputs[0]
     path: object = False
     if len(operands) > 1 and out.dtype.kind == "f":
@@ -108,7 +106,7 @@ def _einsum(arguments: KernelArguments) -> Sequence[Thunk]:
 
 def _terms(context: GradientContext) -> tuple[list[str], str]:
     """One letter per axis: of every operand, of the result. An ellipsis gets letters of its own."""
-    equation = string_of(context.attributes, "equation").replace(" ", "")
+    equation = context.string_of("equation").replace(" ", "")
     left, arrow, right = equation.replace("...", ".").partition("->")
     given = left.split(",")
     spans = [
@@ -162,7 +160,7 @@ def _one(
     for other, term in enumerate(full):
         if other != index:
             value = context.input(other)
-            operands.append(shaped(context, value, [sizes[c] for c in term]))
+            operands.append(context.shaped(value, [sizes[c] for c in term]))
             given.append(term)
     shape = context.type_of(index).shape
     free = [c for c in string.ascii_letters if c not in "".join(terms) + result]
@@ -182,7 +180,7 @@ def _one(
         back.append(size)
     equation = ",".join(given) + "->" + wanted
     own = context.apply("Einsum", *operands, equation=equation)
-    own = shaped(context, own, back)
+    own = context.shaped(own, back)
     return own if tuple(back) == shape else context.apply("Expand", own, list(shape))
 
 

@@ -11,27 +11,17 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from stitch.ops.attributes import int_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS
-from stitch.ops.inference import (
-    axis_of,
-    known_scalar,
-    operand,
-    present,
-    require_rank,
-    require_same_type,
-    require_shape,
-    require_type,
-)
-from stitch.ops.steps import PIECE_NBYTES, given, ints_at, optional, pieces_of
+from stitch.ops.inference import InferenceContext
+from stitch.ops.steps import PIECE_NBYTES, pieces_of
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes
 from stitch.program import Array, ValueType
 
 
 def _check_parts(context: InferenceContext, onesided_real: bool) -> int:
     """Whether the last dimension holds 1 (real) or 2 (complex) numbers."""
-    parts = operand(context, 0).shape[-1]
+    parts = context.operand(0).shape[-1]
     if parts not in (1, 2):
         raise context.fail(
             f"the last dimension of a signal of {context.op} is 1 (real) or 2 (complex)",
@@ -66,21 +56,21 @@ def _stft_workspace(context: WorkspaceContext) -> int:
 
 
 def _infer_dft(context: InferenceContext) -> tuple[ValueType, ...]:
-    x = require_type(context, 0, FLOATS)
-    rank = require_rank(context, 0, 2)
-    onesided = bool(int_of(context.attributes, "onesided"))
-    inverse = bool(int_of(context.attributes, "inverse"))
+    x = context.require_type(0, FLOATS)
+    rank = context.require_rank(0, 2)
+    onesided = bool(context.int_of("onesided"))
+    inverse = bool(context.int_of("inverse"))
     parts = _check_parts(context, onesided and not inverse)
     if onesided and inverse and parts == 1:
         raise context.fail("a one-sided inverse DFT takes complex signals", got="1")
-    axis = -2 if present(context, 2) is None else known_scalar(context, 2, "axis")
-    axis = axis_of(context, axis, rank)
+    axis = -2 if context.present(2) is None else context.known_scalar(2, "axis")
+    axis = context.axis_of(axis, rank)
     if axis == rank - 1:
         raise context.fail("the last dimension of a DFT holds complex numbers: it is no axis")
     size = x.shape[axis]
     length = 2 * (size - 1) if onesided and inverse else size
-    if present(context, 1) is not None:
-        length = known_scalar(context, 1, "dft_length")
+    if context.present(1) is not None:
+        length = context.known_scalar(1, "dft_length")
     if length < 1:
         raise context.fail("a DFT has at least one element", got=str(length))
     shape = list(x.shape)
@@ -101,13 +91,13 @@ def _write_parts(numbers: Array, out: Array) -> None:
 
 
 def _dft(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, out = given(arguments, 0), arguments.outputs[0]
-    onesided = bool(int_of(arguments.attributes, "onesided"))
-    inverse = bool(int_of(arguments.attributes, "inverse"))
-    axis = (ints_at(arguments, 2)[0] if optional(arguments, 2) is not None else -2) % x.ndim
+    x, out = arguments.given(0), arguments.outputs[0]
+    onesided = bool(arguments.int_of("onesided"))
+    inverse = bool(arguments.int_of("inverse"))
+    axis = (arguments.ints_at(2)[0] if arguments.optional(2) is not None else -2) % x.ndim
     length = out.shape[axis]
     if onesided and not inverse:
-        length = ints_at(arguments, 1)[0] if optional(arguments, 1) is not None else x.shape[axis]
+        length = arguments.ints_at(1)[0] if arguments.optional(1) is not None else x.shape[axis]
     if inverse:
         transform = np.fft.irfft if onesided else np.fft.ifft
     else:
@@ -129,21 +119,21 @@ def _dft(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _stft_length(context: InferenceContext, size: int) -> int:
-    window = present(context, 2)
-    if present(context, 3) is not None:
-        return known_scalar(context, 3, "frame_length")
+    window = context.present(2)
+    if context.present(3) is not None:
+        return context.known_scalar(3, "frame_length")
     return size if window is None else window.shape[0]
 
 
 def _infer_stft(context: InferenceContext) -> tuple[ValueType, ...]:
-    x = require_type(context, 0, FLOATS)
-    require_same_type(context, (0, 2))
-    require_rank(context, 0, 3, 3)
-    onesided = bool(int_of(context.attributes, "onesided"))
+    x = context.require_type(0, FLOATS)
+    context.require_same_type((0, 2))
+    context.require_rank(0, 3, 3)
+    onesided = bool(context.int_of("onesided"))
     _check_parts(context, onesided)
-    if present(context, 2) is not None:
-        require_rank(context, 2, 1, 1)
-    step = known_scalar(context, 1, "frame_step")
+    if context.present(2) is not None:
+        context.require_rank(2, 1, 1)
+    step = context.known_scalar(1, "frame_step")
     length = _stft_length(context, x.shape[1])
     if step < 1 or not 1 <= length <= x.shape[1]:
         raise context.fail(
@@ -151,20 +141,20 @@ def _infer_stft(context: InferenceContext) -> tuple[ValueType, ...]:
             expected=f"a step of at least 1, frames of 1 to {x.shape[1]}",
             got=f"step {step}, frames of {length}",
         )
-    if present(context, 2) is not None:
-        require_shape(context, 2, (length,))
+    if context.present(2) is not None:
+        context.require_shape(2, (length,))
     frames = (x.shape[1] - length) // step + 1
     bins = length // 2 + 1 if onesided else length
     return (ValueType((x.shape[0], frames, bins, 2), x.data_type),)
 
 
 def _stft(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, out, window = given(arguments, 0), arguments.outputs[0], optional(arguments, 2)
-    step = ints_at(arguments, 1)[0]
+    x, out, window = arguments.given(0), arguments.outputs[0], arguments.optional(2)
+    step = arguments.ints_at(1)[0]
     length = x.shape[1] if window is None else window.shape[0]
-    if optional(arguments, 3) is not None:
-        length = ints_at(arguments, 3)[0]
-    transform = np.fft.rfft if int_of(arguments.attributes, "onesided") else np.fft.fft
+    if arguments.optional(3) is not None:
+        length = arguments.ints_at(3)[0]
+    transform = np.fft.rfft if arguments.int_of("onesided") else np.fft.fft
 
     def run() -> None:
         frames = sliding_window_view(as_complex(x), length, 1)[:, ::step]

@@ -15,18 +15,11 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.attributes import float_of, int_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import PRODUCTS
 from stitch.ops.gradient import GradientContext
-from stitch.ops.inference import (
-    broadcast,
-    present,
-    require_broadcast_to,
-    require_rank,
-    require_same_type,
-    require_type,
-)
-from stitch.ops.steps import fill_step, given, is_constant, optional, remembered, scalar
+from stitch.ops.inference import InferenceContext
+from stitch.ops.steps import fill_step, scalar
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes, few
 from stitch.program import Array, ValueType
 
@@ -36,22 +29,22 @@ SPREAD_BIAS_NBYTES = 1 << 20
 
 
 def _infer_matmul(context: InferenceContext) -> tuple[ValueType, ...]:
-    a, b = require_type(context, 0, PRODUCTS), require_type(context, 1, PRODUCTS)
-    require_same_type(context, (0, 1))
-    require_rank(context, 0, 1)
-    require_rank(context, 1, 1)
+    a, b = context.require_type(0, PRODUCTS), context.require_type(1, PRODUCTS)
+    context.require_same_type((0, 1))
+    context.require_rank(0, 1)
+    context.require_rank(1, 1)
     inner = b.shape[-2] if len(b.shape) > 1 else b.shape[0]
     if a.shape[-1] != inner:
         raise context.fail(
             "the inner dimensions of a MatMul differ", expected=str(a.shape[-1]), got=str(inner)
         )
-    batch = broadcast(context, a.shape[:-2], b.shape[:-2])
+    batch = context.broadcast(a.shape[:-2], b.shape[:-2])
     rows, columns = a.shape[-2:-1], b.shape[-1:] if len(b.shape) > 1 else ()
     return (ValueType((*batch, *rows, *columns), a.data_type),)
 
 
 def _matmul(arguments: KernelArguments) -> Sequence[Thunk]:
-    a, b, out = given(arguments, 0), given(arguments, 1), arguments.outputs[0]
+    a, b, out = arguments.given(0), arguments.given(1), arguments.outputs[0]
     if out.size == 0:
         return ()
     if a.shape[-1] == 0:
@@ -65,28 +58,28 @@ def _matmul(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _infer_gemm(context: InferenceContext) -> tuple[ValueType, ...]:
-    a, b = require_type(context, 0, PRODUCTS), require_type(context, 1, PRODUCTS)
-    require_same_type(context, range(len(context.inputs)))
-    require_rank(context, 0, 2, 2)
-    require_rank(context, 1, 2, 2)
-    rows, inner = a.shape[::-1] if int_of(context.attributes, "transA") else a.shape
-    other, columns = b.shape[::-1] if int_of(context.attributes, "transB") else b.shape
+    a, b = context.require_type(0, PRODUCTS), context.require_type(1, PRODUCTS)
+    context.require_same_type(range(len(context.inputs)))
+    context.require_rank(0, 2, 2)
+    context.require_rank(1, 2, 2)
+    rows, inner = a.shape[::-1] if context.int_of("transA") else a.shape
+    other, columns = b.shape[::-1] if context.int_of("transB") else b.shape
     if inner != other:
         raise context.fail(
             "the inner dimensions of a Gemm differ", expected=str(inner), got=str(other)
         )
-    if present(context, 2) is not None:
-        require_broadcast_to(context, 2, (rows, columns))
+    if context.present(2) is not None:
+        context.require_broadcast_to(2, (rows, columns))
     return (ValueType((rows, columns), a.data_type),)
 
 
 def _transposed(arguments: KernelArguments, index: int, transpose: bool) -> Array:
-    matrix = given(arguments, index)
+    matrix = arguments.given(index)
     if not transpose:
         return matrix
-    if not is_constant(arguments, index):
+    if not arguments.is_constant(index):
         return matrix.T
-    return remembered(arguments, f"transposed {index}", lambda: np.ascontiguousarray(matrix.T))
+    return arguments.remembered(f"transposed {index}", lambda: np.ascontiguousarray(matrix.T))
 
 
 def _scale(source: Array, factor: float, out: Array) -> list[Thunk]:
@@ -105,12 +98,12 @@ def _gemm(arguments: KernelArguments) -> Sequence[Thunk]:
         return ()
     product: Thunk = partial(a.dot, b, out) if a.shape[1] else fill_step(out, 0)
     steps = [product, *_scale(out, float_of(attributes, "alpha"), out)]
-    bias, beta = optional(arguments, 2), float_of(attributes, "beta")
+    bias, beta = arguments.optional(2), float_of(attributes, "beta")
     if bias is None or beta == 0.0:
         return steps
-    if is_constant(arguments, 2):
+    if arguments.is_constant(2):
         given_bias = bias
-        bias = remembered(arguments, "bias", lambda: _constant_bias(given_bias, beta, out))
+        bias = arguments.remembered("bias", lambda: _constant_bias(given_bias, beta, out))
     elif beta != 1.0:
         scaled = np.empty_like(bias)
         steps += _scale(bias, beta, scaled)
@@ -129,7 +122,7 @@ def _constant_bias(bias: Array, beta: float, out: Array) -> Array:
 
 def _gemm_nbytes(context: WorkspaceContext) -> int:
     """Operands that are turned round once, the bias as large as the result, or scaled."""
-    turned = [int_of(context.attributes, name) for name in ("transA", "transB")]
+    turned = [context.int_of(name) for name in ("transA", "transB")]
     nbytes = sum(
         computed_nbytes(kind)
         for kind, turns in zip(context.inputs[:2], turned, strict=True)
@@ -210,8 +203,8 @@ def _swapped(context: GradientContext, index: int) -> Any:
 
 def gemm_gradient(context: GradientContext) -> Sequence[Any]:
     """Y = alpha * op(A) @ op(B) + beta * C."""
-    across, down = int_of(context.attributes, "transA"), int_of(context.attributes, "transB")
-    alpha, beta = float_of(context.attributes, "alpha"), float_of(context.attributes, "beta")
+    across, down = context.int_of("transA"), context.int_of("transB")
+    alpha, beta = context.float_of("alpha"), context.float_of("beta")
     gradient = context.gradient
     da = db = dc = None
     if context.wants(0):

@@ -11,18 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
-from stitch.ops.inference import (
-    Shape,
-    broadcast,
-    operand,
-    present,
-    require_rank,
-    require_same_type,
-    require_shape,
-    require_type,
-)
-from stitch.ops.steps import given, optional
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
+from stitch.ops.inference import InferenceContext, Shape
 from stitch.ops.types import BYTES, REALS
 from stitch.ops.window import CONVOLUTION, WINDOW_ATTRIBUTES
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
@@ -31,9 +21,9 @@ from stitch.program import Array, DataType, ValueType
 
 def _infer_product(context: InferenceContext, b: int, data_type: DataType) -> tuple[ValueType, ...]:
     """The type of operand 0 times operand `b`, as MatMul shapes it."""
-    left, right = require_type(context, 0, BYTES), require_type(context, b, BYTES)
-    require_rank(context, 0, 1)
-    require_rank(context, b, 1)
+    left, right = context.require_type(0, BYTES), context.require_type(b, BYTES)
+    context.require_rank(0, 1)
+    context.require_rank(b, 1)
     rows, columns = left.shape[-2:-1], right.shape[-1:] if len(right.shape) > 1 else ()
     inner = right.shape[-2] if len(right.shape) > 1 else right.shape[0]
     if left.shape[-1] != inner:
@@ -42,13 +32,13 @@ def _infer_product(context: InferenceContext, b: int, data_type: DataType) -> tu
             expected=str(left.shape[-1]),
             got=str(inner),
         )
-    batch = broadcast(context, left.shape[:-2], right.shape[:-2])
+    batch = context.broadcast(left.shape[:-2], right.shape[:-2])
     return (ValueType((*batch, *rows, *columns), data_type),)
 
 
 def _check_points(context: InferenceContext, index: int, shape: Shape, axis: int) -> None:
     """Zero points or scales: one number, or one for each row (axis -2) or column (axis -1)."""
-    kind = present(context, index)
+    kind = context.present(index)
     if kind is None or (math.prod(kind.shape) == 1 and len(kind.shape) <= 1):
         return
     rows = len(shape) > 1 and axis == -2
@@ -84,16 +74,16 @@ def _exact_product(a: Array, a_zero: Array | None, b: Array, b_zero: Array | Non
 
 def _infer_matmul_integer(context: InferenceContext) -> tuple[ValueType, ...]:
     product = _infer_product(context, 1, DataType.INT32)
-    require_same_type(context, (0, 2))
-    require_same_type(context, (1, 3))
-    _check_points(context, 2, operand(context, 0).shape, -2)
-    _check_points(context, 3, operand(context, 1).shape, -1)
+    context.require_same_type((0, 2))
+    context.require_same_type((1, 3))
+    _check_points(context, 2, context.operand(0).shape, -2)
+    _check_points(context, 3, context.operand(1).shape, -1)
     return product
 
 
 def _matmul_integer(arguments: KernelArguments) -> Sequence[Thunk]:
-    a, b, out = given(arguments, 0), given(arguments, 1), arguments.outputs[0]
-    points = optional(arguments, 2), optional(arguments, 3)
+    a, b, out = arguments.given(0), arguments.given(1), arguments.outputs[0]
+    points = arguments.optional(2), arguments.optional(3)
 
     def run() -> None:
         out[...] = _exact_product(a, points[0], b, points[1]).astype(np.int64)
@@ -102,15 +92,15 @@ def _matmul_integer(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _infer_qlinear_matmul(context: InferenceContext) -> tuple[ValueType, ...]:
-    data_type = require_type(context, 7, BYTES).data_type
+    data_type = context.require_type(7, BYTES).data_type
     product = _infer_product(context, 3, data_type)
-    require_same_type(context, (0, 2))
-    require_same_type(context, (3, 5))
+    context.require_same_type((0, 2))
+    context.require_same_type((3, 5))
     for index in (1, 4, 6):
-        require_type(context, index, REALS)
-    require_same_type(context, (1, 4, 6))
+        context.require_type(index, REALS)
+    context.require_same_type((1, 4, 6))
     for index, side, axis in ((1, 0, -2), (2, 0, -2), (4, 3, -1), (5, 3, -1)):
-        _check_points(context, index, operand(context, side).shape, axis)
+        _check_points(context, index, context.operand(side).shape, axis)
     for index in (6, 7):
         _check_points(context, index, product[0].shape, -2)
     return product
@@ -125,7 +115,7 @@ def _requantize(exact: Array, scale: Array, zero: Array, out: Array) -> None:
 
 def _qlinear_matmul(arguments: KernelArguments) -> Sequence[Thunk]:
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = (
-        given(arguments, index) for index in range(8)
+        arguments.given(index) for index in range(8)
     )
     out = arguments.outputs[0]
 
@@ -149,7 +139,7 @@ def _qlinear_matmul(arguments: KernelArguments) -> Sequence[Thunk]:
 def _conv_context(context: InferenceContext, w: int, bias: int | None) -> InferenceContext:
     """What Conv would be asked: the same shapes, of float64."""
     picked = [0, w, *([] if bias is None else [bias])]
-    types = [present(context, index) for index in picked]
+    types = [context.present(index) for index in picked]
     floats = [None if t is None else ValueType(t.shape, DataType.FLOAT64) for t in types]
     none = (None,) * len(floats)
     return InferenceContext(
@@ -159,40 +149,40 @@ def _conv_context(context: InferenceContext, w: int, bias: int | None) -> Infere
 
 def _check_channels(context: InferenceContext, index: int, w: int) -> None:
     """One number, or one for each filter."""
-    kind = present(context, index)
-    filters = operand(context, w).shape[:1]
+    kind = context.present(index)
+    filters = context.operand(w).shape[:1]
     if kind is not None and kind.shape != filters and math.prod(kind.shape) != 1:
-        require_shape(context, index, filters)
+        context.require_shape(index, filters)
 
 
 def _infer_conv_integer(context: InferenceContext) -> tuple[ValueType, ...]:
-    require_type(context, 0, BYTES)
-    require_type(context, 1, BYTES)
-    require_same_type(context, (0, 2))
-    require_same_type(context, (1, 3))
+    context.require_type(0, BYTES)
+    context.require_type(1, BYTES)
+    context.require_same_type((0, 2))
+    context.require_same_type((1, 3))
     (result,) = CONVOLUTION.infer(_conv_context(context, 1, None))
-    if present(context, 2) is not None and math.prod(operand(context, 2).shape) != 1:
-        require_shape(context, 2, ())
+    if context.present(2) is not None and math.prod(context.operand(2).shape) != 1:
+        context.require_shape(2, ())
     _check_channels(context, 3, 1)
     return (ValueType(result.shape, DataType.INT32),)
 
 
 def _infer_qlinear_conv(context: InferenceContext) -> tuple[ValueType, ...]:
-    require_type(context, 0, BYTES)
-    require_type(context, 3, BYTES)
-    require_same_type(context, (0, 2))
-    require_same_type(context, (3, 5))
+    context.require_type(0, BYTES)
+    context.require_type(3, BYTES)
+    context.require_same_type((0, 2))
+    context.require_same_type((3, 5))
     for index in (1, 4, 6):
-        require_type(context, index, frozenset({DataType.FLOAT32}))
-    if present(context, 8) is not None:
-        require_type(context, 8, frozenset({DataType.INT32}))
+        context.require_type(index, frozenset({DataType.FLOAT32}))
+    if context.present(8) is not None:
+        context.require_type(8, frozenset({DataType.INT32}))
     (result,) = CONVOLUTION.infer(_conv_context(context, 3, 8))
     for index in (1, 2, 6, 7):
-        if math.prod(operand(context, index).shape) != 1:
-            require_shape(context, index, ())
+        if math.prod(context.operand(index).shape) != 1:
+            context.require_shape(index, ())
     for index in (4, 5):
         _check_channels(context, index, 3)
-    return (ValueType(result.shape, require_type(context, 7, BYTES).data_type),)
+    return (ValueType(result.shape, context.require_type(7, BYTES).data_type),)
 
 
 def _per_filter(values: Array, rank: int) -> Array:
@@ -251,9 +241,9 @@ def _conv_workspace(w: int) -> WorkspaceRule:
 
 
 def _conv_integer(arguments: KernelArguments) -> Sequence[Thunk]:
-    points = optional(arguments, 2), optional(arguments, 3)
+    points = arguments.optional(2), arguments.optional(3)
     out = arguments.outputs[0]
-    x, w = given(arguments, 0), given(arguments, 1)
+    x, w = arguments.given(0), arguments.given(1)
     result, steps = _exact_conv(arguments, x, points[0], w, points[1], None)
 
     def wrap() -> None:
@@ -264,10 +254,10 @@ def _conv_integer(arguments: KernelArguments) -> Sequence[Thunk]:
 
 def _qlinear_conv(arguments: KernelArguments) -> Sequence[Thunk]:
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = (
-        given(arguments, index) for index in range(8)
+        arguments.given(index) for index in range(8)
     )
     out = arguments.outputs[0]
-    result, steps = _exact_conv(arguments, x, x_zero, w, w_zero, optional(arguments, 8))
+    result, steps = _exact_conv(arguments, x, x_zero, w, w_zero, arguments.optional(8))
 
     def requantize() -> None:
         scale = x_scale.reshape(()) * _per_filter(w_scale, w.ndim - 1) / y_scale.reshape(())

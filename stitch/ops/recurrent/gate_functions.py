@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.attributes import Attributes
-from stitch.ops.definition import InferenceContext
+from stitch.ops.inference import InferenceContext
 from stitch.program import Array
 
 #: Takes values and gives new ones of the same shape.

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stitch.ops.attributes import int_of
-from stitch.ops.gradient import GradientContext, kept, zeros
+from stitch.ops.gradient import GradientContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +107,8 @@ def rnn_flow(d: Direction) -> Flow:
     for at in reversed(range(d.steps)):
         total = plus(arriving[at], flowing)
         if total is None:
-            total = zeros(c, (d.batch, d.hidden), y.data_type)
-        parts[at] = total * slopes[at] if slopes else kept(c, hit[at], total)
+            total = c.zeros((d.batch, d.hidden), y.data_type)
+        parts[at] = total * slopes[at] if slopes else c.kept(hit[at], total)
         flowing = d.apply("Gemm", parts[at], d.recurrent)
     gates = d.joined(parts)
     return Flow(gates, gates, flowing)
@@ -118,7 +117,7 @@ def rnn_flow(d: Direction) -> Flow:
 def gru_flow(d: Direction) -> Flow:
     """Gates z, r, n; h = (1 - z) n + z h'."""
     c, before = d.context, d.before
-    linear = bool(int_of(c.attributes, "linear_before_reset"))
+    linear = bool(c.int_of("linear_before_reset"))
     share = d.product(d.x, d.weights, d.input_bias)
     first, last = d.rows(d.recurrent, 0, 2), d.rows(d.recurrent, 2, 3)
     both = d.columns(share, 0, 2) + d.product(before, first, d.rows(d.recurrent_bias, 0, 2))
@@ -136,7 +135,7 @@ def gru_flow(d: Direction) -> Flow:
     for at in reversed(range(d.steps)):
         total = plus(arriving[at], flowing)
         if total is None:
-            total = zeros(c, (d.batch, d.hidden), before.data_type)
+            total = c.zeros((d.batch, d.hidden), before.data_type)
         dn, dz = total * to_n[at], total * to_z[at]
         if linear:
             back = dn * resets[at]
@@ -180,7 +179,7 @@ def lstm_flow(d: Direction) -> Flow:
     for at in reversed(range(d.steps)):
         total = plus(arriving[at], flowing)
         if total is None:
-            total = zeros(d.context, (d.batch, d.hidden), g.data_type)
+            total = d.context.zeros((d.batch, d.hidden), g.data_type)
         in_cell = plus(total * to_cell[at], in_cell)
         spread = d.apply("Concat", in_cell, total, in_cell, in_cell, axis=1)
         parts[at] = spread * slopes[at]

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from stitch.ops.attributes import int_of, string_of
-from stitch.ops.gradient import GradientContext, shaped, zeros
+from stitch.ops.gradient import GradientContext
 from stitch.ops.recurrent.gate_functions import names_of
 from stitch.ops.recurrent.recurrent_cell_gradients import (
     Direction,
@@ -49,7 +48,7 @@ def recurrent_gradient(context: GradientContext) -> Sequence[Any]:
     directions = context.type_of(1).shape[0]
     names = _check(context, directions)
     backward = {"reverse": (True,), "forward": (False,)}.get(
-        string_of(context.attributes, "direction"), (False, True)
+        context.string_of("direction"), (False, True)
     )
     layer = _Layer(context, names)
     by_direction = [layer.one(d, turned) for d, turned in enumerate(backward)]
@@ -67,7 +66,7 @@ class _Layer:
     def __init__(self, context: GradientContext, names: tuple[str, ...]) -> None:
         self.context = context
         self.names = names
-        self.by_batch = bool(int_of(context.attributes, "layout"))
+        self.by_batch = bool(context.int_of("layout"))
         shape = context.type_of(0).shape
         self.batch, self.steps = shape[:2] if self.by_batch else shape[1::-1]
         self.hidden = context.type_of(2).shape[2]
@@ -99,7 +98,7 @@ class _Layer:
     def _results(self, d: Direction, flow: Flow, turned: bool) -> list[Any]:
         c, gradients = self.context, [None] * 8
         if c.wants(0):
-            x = shaped(c, c.apply("Gemm", flow.gates, d.weights), (self.steps, self.batch, -1))
+            x = c.shaped(c.apply("Gemm", flow.gates, d.weights), (self.steps, self.batch, -1))
             gradients[0] = self._turned(x) if turned else x
         if c.wants(1):
             gradients[1] = c.apply("Gemm", flow.gates, d.x, transA=1)
@@ -131,29 +130,29 @@ class _Layer:
     def _x(self, turned: bool) -> Any:
         c, x = self.context, self.context.input(0)
         x = c.apply("Transpose", x, perm=[1, 0, 2]) if self.by_batch else x
-        return shaped(c, self._turned(x) if turned else x, (self.steps * self.batch, x.shape[2]))
+        return c.shaped(self._turned(x) if turned else x, (self.steps * self.batch, x.shape[2]))
 
     def _over_time(self, y: Any, d: int, turned: bool) -> Any:
         """One direction of [steps, directions, batch, hidden], in the order in which it ran."""
         c = self.context
         y = c.apply("Transpose", y, perm=[1, 2, 0, 3]) if self.by_batch else y
         y = y if y.shape[1] == 1 else c.apply("Slice", y, [d], [d + 1], [1])
-        return shaped(c, self._turned(y) if turned else y, (self.steps * self.batch, self.hidden))
+        return c.shaped(self._turned(y) if turned else y, (self.steps * self.batch, self.hidden))
 
     def _state(self, state: Any, d: int) -> Any:
         c, shape = self.context, (self.batch, self.hidden)
         if state is None:
-            return zeros(c, shape, c.type_of(0).data_type)
+            return c.zeros(shape, c.type_of(0).data_type)
         axis = 1 if self.by_batch else 0
         if state.shape[axis] > 1:
             state = c.apply("Slice", state, [d], [d + 1], [axis])
-        return shaped(c, state, shape)
+        return c.shaped(state, shape)
 
     def _weights(self, index: int, d: int) -> Any:
         c, weights = self.context, self.context.input(index)
         if weights.shape[0] > 1:
             weights = c.apply("Slice", weights, [d], [d + 1], [0])
-        return shaped(c, weights, weights.shape[1:])
+        return c.shaped(weights, weights.shape[1:])
 
     def _biases(self, d: int) -> tuple[Any, Any]:
         if not self.context.has(3):

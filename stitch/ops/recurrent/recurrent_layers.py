@@ -16,18 +16,12 @@ from functools import partial
 import numpy as np
 
 from stitch.ops.attributes import int_of, string_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS
-from stitch.ops.inference import (
-    present,
-    require_rank,
-    require_same_type,
-    require_shape,
-    require_type,
-)
+from stitch.ops.inference import InferenceContext
 from stitch.ops.recurrent.gate_functions import Gate, check_names, gates_of, names_of
 from stitch.ops.recurrent.recurrent_gradients import recurrent_gradient
-from stitch.ops.steps import check_lengths, given, optional
+from stitch.ops.steps import check_lengths
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
 from stitch.program import Array, DataType, ValueType
 
@@ -107,11 +101,11 @@ _LSTM = _Layer("LSTM", 4, ("Sigmoid", "Tanh", "Tanh"), 2, _lstm_step)
 
 
 def _infer(layer: _Layer, context: InferenceContext) -> tuple[ValueType, ...]:
-    x, w, r = (require_type(context, index, FLOATS) for index in range(3))
-    require_same_type(context, (0, 1, 2, 3, 5, 6, 7))
+    x, w, r = (context.require_type(index, FLOATS) for index in range(3))
+    context.require_same_type((0, 1, 2, 3, 5, 6, 7))
     for index in range(3):
-        require_rank(context, index, 3, 3)
-    direction = string_of(context.attributes, "direction")
+        context.require_rank(index, 3, 3)
+    direction = context.string_of("direction")
     if direction not in _DIRECTIONS:
         raise context.fail(
             f"{context.op} has no direction {direction!r}", expected=", ".join(_DIRECTIONS)
@@ -123,18 +117,18 @@ def _infer(layer: _Layer, context: InferenceContext) -> tuple[ValueType, ...]:
             expected=str(hidden),
             got=str(context.attributes["hidden_size"]),
         )
-    by_batch = bool(int_of(context.attributes, "layout"))
+    by_batch = bool(context.int_of("layout"))
     batch, length = x.shape[:2] if by_batch else x.shape[1::-1]
     rows = layer.gates * hidden
-    require_shape(context, 1, (count, rows, x.shape[2]))
-    require_shape(context, 2, (count, rows, hidden))
+    context.require_shape(1, (count, rows, x.shape[2]))
+    context.require_shape(2, (count, rows, hidden))
     state = (batch, count, hidden) if by_batch else (count, batch, hidden)
     shapes = {3: (count, 2 * rows), 4: (batch,), 5: state, 6: state, 7: (count, 3 * hidden)}
     for index, shape in shapes.items():
-        if present(context, index) is not None:
-            require_shape(context, index, shape)
-    if present(context, 4) is not None:
-        require_type(context, 4, frozenset({DataType.INT32}))
+        if context.present(index) is not None:
+            context.require_shape(index, shape)
+    if context.present(4) is not None:
+        context.require_type(4, frozenset({DataType.INT32}))
     names = names_of(context.attributes, layer.activations, count)
     check_names(context, names, len(layer.activations) * count)
     whole = (batch, length, count, hidden) if by_batch else (length, count, batch, hidden)
@@ -181,8 +175,8 @@ def _run_direction(
 
 def _kernel(layer: _Layer, arguments: KernelArguments) -> Sequence[Thunk]:
     attributes = arguments.attributes
-    x, w = given(arguments, 0), given(arguments, 1)
-    bias, lengths = optional(arguments, 3), optional(arguments, 4)
+    x, w = arguments.given(0), arguments.given(1)
+    bias, lengths = arguments.optional(3), arguments.optional(4)
     by_batch = bool(int_of(attributes, "layout"))
     directions = _DIRECTIONS[string_of(attributes, "direction")]
     names = names_of(attributes, layer.activations, len(directions))
@@ -196,7 +190,7 @@ def _kernel(layer: _Layer, arguments: KernelArguments) -> Sequence[Thunk]:
     for d, backward in enumerate(directions):
         ours = tuple(functions[d * each : (d + 1) * each])
         weights = partial(_weights_of, arguments, ours, d)
-        initial = [_one(optional(arguments, 5 + s), d, by_batch) for s in range(layer.states)]
+        initial = [_one(arguments.optional(5 + s), d, by_batch) for s in range(layer.states)]
         outputs = _of_direction(arguments.outputs, d, by_batch)
         bound_bias = None if bias is None else bias[d]
         steps.append(
@@ -218,10 +212,10 @@ def _kernel(layer: _Layer, arguments: KernelArguments) -> Sequence[Thunk]:
 
 def _weights_of(arguments: KernelArguments, gates: tuple[Gate, ...], d: int) -> _Weights:
     """What direction `d` multiplies its state by, read anew in every run."""
-    attributes, r = arguments.attributes, given(arguments, 2)
-    bias, peepholes = optional(arguments, 3), optional(arguments, 7)
-    rows, hidden = given(arguments, 1).shape[1], r.shape[2]
-    recurrent_bias = np.zeros(rows, given(arguments, 0).dtype) if bias is None else bias[d, rows:]
+    attributes, r = arguments.attributes, arguments.given(2)
+    bias, peepholes = arguments.optional(3), arguments.optional(7)
+    rows, hidden = arguments.given(1).shape[1], r.shape[2]
+    recurrent_bias = np.zeros(rows, arguments.given(0).dtype) if bias is None else bias[d, rows:]
     peep = None
     if peepholes is not None:
         i, o, f = peepholes[d].reshape(3, hidden)
@@ -257,7 +251,7 @@ def _workspace(context: WorkspaceContext) -> int:
     assert x is not None
     assert w is not None
     assert r is not None
-    by_batch = bool(int_of(context.attributes, "layout"))
+    by_batch = bool(context.int_of("layout"))
     batch, length = x.shape[:2] if by_batch else x.shape[1::-1]
     (_, rows, size), hidden = w.shape, r.shape[2]
     steps = batch * (rows * (length + 6) + 16 * hidden)

@@ -13,10 +13,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from stitch.ops.attributes import Attributes, int_of, ints_of, string_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import INDICES
-from stitch.ops.inference import require_rank, require_type
-from stitch.ops.steps import given
+from stitch.ops.inference import InferenceContext
 from stitch.program import Array, DataType, ValueType
 
 _MODES = ("TF", "IDF", "TFIDF")
@@ -36,8 +35,8 @@ def _pool(attributes: Attributes) -> Iterator[Gram]:
 
 
 def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
-    x = require_type(context, 0, INDICES)
-    require_rank(context, 0, 0, 2)
+    x = context.require_type(0, INDICES)
+    context.require_rank(0, 0, 2)
     attributes = context.attributes
     if string_of(attributes, "mode") not in _MODES:
         raise context.fail("mode of TfIdfVectorizer", expected=", ".join(_MODES))
@@ -83,7 +82,7 @@ def _count(row: Gram, columns: dict[Gram, int], attributes: Attributes, out: Arr
 
 
 def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, out, attributes = given(arguments, 0), arguments.outputs[0], arguments.attributes
+    x, out, attributes = arguments.given(0), arguments.outputs[0], arguments.attributes
     indexes = _ints(attributes, "ngram_indexes")
     columns = dict(zip(_pool(attributes), indexes, strict=True))
     mode, weights = string_of(attributes, "mode"), attributes.get("weights")

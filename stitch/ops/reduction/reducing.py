@@ -14,14 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.attributes import int_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import BOOLEAN, INT64, NUMERIC, PRODUCTS
 from stitch.ops.gradient import Slope, of_first
-from stitch.ops.inference import axes_of, axis_of, known_ints, present, require_rank, require_type
+from stitch.ops.inference import InferenceContext
 from stitch.ops.reduction import reduction_gradients as gradients
 from stitch.ops.reduction.row_statistics import LONG_ROW
-from stitch.ops.steps import fill_step, given, optional, scalar
+from stitch.ops.steps import fill_step, scalar
 from stitch.ops.workspaces import few, integers, operands
 from stitch.program import Array, DataType, ValueType
 
@@ -37,14 +36,14 @@ def _chosen(axes: tuple[int, ...], rank: int, noop: bool) -> tuple[int, ...]:
 
 
 def _infer(allowed: frozenset[DataType], context: InferenceContext) -> tuple[ValueType, ...]:
-    data = require_type(context, 0, allowed)
+    data = context.require_type(0, allowed)
     axes: tuple[int, ...] = ()
-    if present(context, 1) is not None:
-        require_type(context, 1, INT64)
-        axes = axes_of(context, known_ints(context, 1, "axes"), len(data.shape))
-    noop = bool(int_of(context.attributes, "noop_with_empty_axes"))
+    if context.present(1) is not None:
+        context.require_type(1, INT64)
+        axes = context.axes_of(context.known_ints(1, "axes"), len(data.shape))
+    noop = bool(context.int_of("noop_with_empty_axes"))
     chosen = _chosen(axes, len(data.shape), noop)
-    keep = bool(int_of(context.attributes, "keepdims"))
+    keep = bool(context.int_of("keepdims"))
     return (ValueType(_reduced_shape(data.shape, chosen, keep), data.data_type),)
 
 
@@ -103,9 +102,9 @@ Body = Callable[[_Reduction], Sequence[Thunk]]
 
 def _kernel(body: Body) -> Callable[[KernelArguments], Sequence[Thunk]]:
     def kernel(arguments: KernelArguments) -> Sequence[Thunk]:
-        source, listed = given(arguments, 0), optional(arguments, 1)
+        source, listed = arguments.given(0), arguments.optional(1)
         axes = () if listed is None else tuple(int(a) % source.ndim for a in listed.ravel())
-        noop = bool(int_of(arguments.attributes, "noop_with_empty_axes"))
+        noop = bool(arguments.int_of("noop_with_empty_axes"))
         chosen = _chosen(axes, source.ndim, noop)
         result = arguments.outputs[0].reshape(_reduced_shape(source.shape, chosen, True))
         return () if result.size == 0 else body(_Reduction(source, result, chosen))
@@ -250,9 +249,9 @@ def _reduce(name: str, body: Body, slope: Slope, allowed: frozenset[DataType] = 
 
 
 def _infer_argument(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = require_type(context, 0, NUMERIC)
-    axis = axis_of(context, int_of(context.attributes, "axis"), require_rank(context, 0, 1))
-    keep = bool(int_of(context.attributes, "keepdims"))
+    data = context.require_type(0, NUMERIC)
+    axis = context.axis_of(context.int_of("axis"), context.require_rank(0, 1))
+    keep = bool(context.int_of("keepdims"))
     shape = _reduced_shape(data.shape, (axis,), keep)
     if data.shape[axis] == 0 and 0 not in shape:
         raise context.fail(f"{context.op} over an empty axis has no answer", got=f"axis {axis}")
@@ -265,12 +264,12 @@ def _reverse_count(out: Array, last: int) -> None:
 
 def _argument(function: Callable[..., object]) -> Callable[[KernelArguments], Sequence[Thunk]]:
     def kernel(arguments: KernelArguments) -> Sequence[Thunk]:
-        source, out = given(arguments, 0), arguments.outputs[0]
-        axis = int_of(arguments.attributes, "axis") % source.ndim
+        source, out = arguments.given(0), arguments.outputs[0]
+        axis = arguments.int_of("axis") % source.ndim
         if out.size == 0:
             return ()
         result = out.reshape(_reduced_shape(source.shape, (axis,), True))
-        if not int_of(arguments.attributes, "select_last_index"):
+        if not arguments.int_of("select_last_index"):
             return (partial(function, source, axis, result, keepdims=True),)
         turned = np.flip(source, axis)
         return (

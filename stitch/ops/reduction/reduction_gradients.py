@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.attributes import int_of
 from stitch.ops.element_types import onnx_code
-from stitch.ops.gradient import GradientContext, kept, zero_like
+from stitch.ops.gradient import GradientContext
 
 
 def _axes(context: GradientContext) -> tuple[int, ...]:
@@ -17,7 +16,7 @@ def _axes(context: GradientContext) -> tuple[int, ...]:
     rank = len(context.type_of(0).shape)
     listed = context.constants[1] if context.has(1) else None
     axes = () if listed is None else tuple(int(a) % rank for a in listed.ravel())
-    if axes or int_of(context.attributes, "noop_with_empty_axes"):
+    if axes or context.int_of("noop_with_empty_axes"):
         return axes
     return tuple(range(rank))
 
@@ -56,7 +55,7 @@ def extreme(c: GradientContext) -> Any:
     ones = c.apply("Cast", hit, to=onnx_code(c.gradient.data_type))
     axes = list(_axes(c))
     count = c.apply("ReduceSum", ones, axes, keepdims=1) if axes else ones
-    return kept(c, hit, _with_axes(c, c.gradient) / count)
+    return c.kept(hit, _with_axes(c, c.gradient) / count)
 
 
 def product(c: GradientContext) -> Any:
@@ -70,8 +69,8 @@ def product(c: GradientContext) -> Any:
     product = c.apply("ReduceProd", others, axes, keepdims=1) * _with_axes(c, c.gradient)
     ones = c.apply("Cast", zero, to=onnx_code(x.data_type))
     zeros = c.apply("ReduceSum", ones, axes, keepdims=1)
-    alone = kept(c, c.apply("Equal", zeros, 1.0), product)
-    whole = kept(c, c.apply("Equal", zeros, 0.0), product)
+    alone = c.kept(c.apply("Equal", zeros, 1.0), product)
+    whole = c.kept(c.apply("Equal", zeros, 0.0), product)
     return c.apply("Where", zero, alone, whole / others)
 
 
@@ -82,7 +81,7 @@ def absolute_sum(c: GradientContext) -> Any:
 def norm(c: GradientContext) -> Any:
     """x / |x|, and nothing where the norm is zero."""
     y = c.output()
-    share = c.apply("Where", c.apply("Equal", y, 0.0), zero_like(c, y), c.gradient / y)
+    share = c.apply("Where", c.apply("Equal", y, 0.0), c.zero_like(y), c.gradient / y)
     return _with_axes(c, share) * c.input(0)
 
 

@@ -9,31 +9,31 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.attributes import int_of
-from stitch.ops.definition import Attribute, InferenceContext, Kernel, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, Kernel, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import INDICES, PRODUCTS, onnx_code
-from stitch.ops.gradient import Gradient, GradientContext, zero_like
-from stitch.ops.inference import axis_of, known_scalar, require_rank, require_type
-from stitch.ops.steps import fill_step, given, ints_at
+from stitch.ops.gradient import Gradient, GradientContext
+from stitch.ops.inference import InferenceContext
+from stitch.ops.steps import fill_step
 from stitch.ops.workspaces import few
 from stitch.program import ValueType
 
 
 def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = require_type(context, 0, PRODUCTS)
-    require_type(context, 1, INDICES)
-    axis_of(context, known_scalar(context, 1, "axis"), require_rank(context, 0, 1))
+    data = context.require_type(0, PRODUCTS)
+    context.require_type(1, INDICES)
+    context.axis_of(context.known_scalar(1, "axis"), context.require_rank(0, 1))
     return (data,)
 
 
 def _running(function: np.ufunc, neutral: int) -> Kernel:
     def kernel(arguments: KernelArguments) -> Sequence[Thunk]:
-        source, out = given(arguments, 0), arguments.outputs[0]
-        axis = ints_at(arguments, 1)[0] % source.ndim
+        source, out = arguments.given(0), arguments.outputs[0]
+        axis = arguments.ints_at(1)[0] % source.ndim
         if out.size == 0:
             return ()
-        if int_of(arguments.attributes, "reverse"):
+        if arguments.int_of("reverse"):
             source, out = np.flip(source, axis), np.flip(out, axis)
-        if not int_of(arguments.attributes, "exclusive"):
+        if not arguments.int_of("exclusive"):
             return (partial(function.accumulate, source, axis, out.dtype, out),)
         before = (slice(None),) * axis
         size = source.shape[axis]
@@ -62,7 +62,7 @@ def cumulative_sum_gradient(context: GradientContext) -> Sequence[Any]:
 def cumulative_product_gradient(context: GradientContext) -> Sequence[Any]:
     """Sums of dy y that run the other way, over x; the first zero gets the product without it."""
     x, axis, gradient = context.input(0), context.input(1), context.gradient
-    exclusive, reverse = (int_of(context.attributes, name) for name in ("exclusive", "reverse"))
+    exclusive, reverse = (context.int_of(name) for name in ("exclusive", "reverse"))
     zero = context.apply("Equal", x, 0.0)
     count = context.apply("Cast", zero, to=onnx_code(x.data_type))
     before = context.apply("CumSum", count, axis, exclusive=1, reverse=reverse)
@@ -75,7 +75,7 @@ def cumulative_product_gradient(context: GradientContext) -> Sequence[Any]:
         return context.apply("CumSum", value, axis, exclusive=exclusive, reverse=1 - reverse)
 
     share = back(gradient * context.output()) / context.apply("Where", zero, one, x)
-    rest = context.apply("Where", zero, zero_like(context, share), share)
+    rest = context.apply("Where", zero, context.zero_like(share), share)
     return context.apply("Where", first, back(gradient * product), rest), None
 
 

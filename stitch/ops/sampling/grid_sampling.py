@@ -12,19 +12,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from stitch.ops.attributes import Attributes, int_of, ints_of, string_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.attributes import Attributes, int_of, string_of
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import EVERY, FLOATS
-from stitch.ops.inference import (
-    Shape,
-    present,
-    require_rank,
-    require_same_type,
-    require_shape,
-    require_type,
-)
+from stitch.ops.inference import InferenceContext, Shape
 from stitch.ops.sampling.resampling import cubic_weight
-from stitch.ops.steps import PIECE_NBYTES, given, optional, pieces_of
+from stitch.ops.steps import PIECE_NBYTES, pieces_of
 from stitch.ops.window import (
     WINDOW_ATTRIBUTES,
     Windows,
@@ -43,19 +36,19 @@ _DEFORMED_NBYTES = 10 << 20
 
 
 def _infer_grid(context: InferenceContext) -> tuple[ValueType, ...]:
-    mode = string_of(context.attributes, "mode")
-    padding = string_of(context.attributes, "padding_mode")
+    mode = context.string_of("mode")
+    padding = context.string_of("padding_mode")
     if mode not in _GRID_MODES or padding not in _PADDINGS:
         raise context.fail(
             "GridSample has no such mode",
             expected=f"{', '.join(_GRID_MODES)}; {', '.join(_PADDINGS)}",
             got=f"{mode}; {padding}",
         )
-    x = require_type(context, 0, EVERY if mode == "nearest" else FLOATS)
-    grid = require_type(context, 1, FLOATS)
-    rank = require_rank(context, 0, 3)
-    require_rank(context, 1, rank, rank)
-    require_shape(context, 1, (x.shape[0], *grid.shape[1:-1], rank - 2))
+    x = context.require_type(0, EVERY if mode == "nearest" else FLOATS)
+    grid = context.require_type(1, FLOATS)
+    rank = context.require_rank(0, 3)
+    context.require_rank(1, rank, rank)
+    context.require_shape(1, (x.shape[0], *grid.shape[1:-1], rank - 2))
     if 0 in x.shape[2:]:
         raise context.fail("an empty image cannot be sampled", got=str(list(x.shape)))
     return (ValueType((*x.shape[:2], *grid.shape[1:-1]), x.data_type),)
@@ -100,12 +93,12 @@ def _grid_taps(place: Array, size: int, attributes: Attributes) -> tuple[Array, 
 
 
 def _grid(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, grid, out = given(arguments, 0), given(arguments, 1), arguments.outputs[0]
+    x, grid, out = arguments.given(0), arguments.given(1), arguments.outputs[0]
     # Not -1: images may have no channels, and batches no images.
     points = math.prod(grid.shape[1:-1])
     places = grid.reshape(len(grid), points, grid.shape[-1])
     results = out.reshape(*out.shape[:2], points)
-    point = _point_nbytes(x.shape, string_of(arguments.attributes, "mode"))
+    point = _point_nbytes(x.shape, arguments.string_of("mode"))
 
     def run() -> None:
         for part in pieces_of(places.shape[1], point):
@@ -124,7 +117,7 @@ def _grid_workspace(context: WorkspaceContext) -> int:
     x, grid = context.inputs[:2]
     assert x is not None
     assert grid is not None
-    point = _point_nbytes(x.shape, string_of(context.attributes, "mode"))
+    point = _point_nbytes(x.shape, context.string_of("mode"))
     return min(2 * max(PIECE_NBYTES, point), 2 * point * math.prod(grid.shape[1:-1]))
 
 
@@ -170,11 +163,11 @@ def _deform_windows(attributes: Attributes, size: Shape, kernel: Shape) -> Windo
 
 
 def _infer_deform(context: InferenceContext) -> tuple[ValueType, ...]:
-    x, w = require_type(context, 0, FLOATS), require_type(context, 1, FLOATS)
-    require_same_type(context, range(5))
-    require_rank(context, 0, 4, 4)
-    require_rank(context, 1, 4, 4)
-    group, parts = (int_of(context.attributes, name) for name in ("group", "offset_group"))
+    x, w = context.require_type(0, FLOATS), context.require_type(1, FLOATS)
+    context.require_same_type(range(5))
+    context.require_rank(0, 4, 4)
+    context.require_rank(1, 4, 4)
+    group, parts = (context.int_of(name) for name in ("group", "offset_group"))
     fits = group > 0 and parts > 0 and x.shape[1] == w.shape[1] * group
     if not fits or w.shape[0] % group or x.shape[1] % parts or min(w.shape) < 1:
         raise context.fail(
@@ -186,17 +179,17 @@ def _infer_deform(context: InferenceContext) -> tuple[ValueType, ...]:
         {**context.attributes, "auto_pad": "NOTSET"}, context.outputs, context.location,
     )  # fmt: skip
     check_window_attributes(filled, x.shape[2:], w.shape[2:])
-    kernel = ints_of(context.attributes, "kernel_shape")
+    kernel = context.ints_of("kernel_shape")
     if kernel is not None and kernel != w.shape[2:]:
         raise context.fail("kernel_shape differs from the weights", got=str(list(kernel)))
     output = _deform_windows(context.attributes, x.shape[2:], w.shape[2:]).output
     check_output(context, output)
     places = parts * math.prod(w.shape[2:])
-    require_shape(context, 2, (x.shape[0], 2 * places, *output))
-    if present(context, 3) is not None:
-        require_shape(context, 3, w.shape[:1])
-    if present(context, 4) is not None:
-        require_shape(context, 4, (x.shape[0], places, *output))
+    context.require_shape(2, (x.shape[0], 2 * places, *output))
+    if context.present(3) is not None:
+        context.require_shape(3, w.shape[:1])
+    if context.present(4) is not None:
+        context.require_shape(4, (x.shape[0], places, *output))
     return (ValueType((x.shape[0], w.shape[0], *output), x.data_type),)
 
 
@@ -224,10 +217,10 @@ def _deform_workspace(context: WorkspaceContext) -> int:
 
 
 def _deform(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, w, offset = (given(arguments, index) for index in range(3))
-    out, mask = arguments.outputs[0], optional(arguments, 4)
-    parts = int_of(arguments.attributes, "offset_group")
-    group = int_of(arguments.attributes, "group")
+    x, w, offset = (arguments.given(index) for index in range(3))
+    out, mask = arguments.outputs[0], arguments.optional(4)
+    parts = arguments.int_of("offset_group")
+    group = arguments.int_of("group")
     windows = _deform_windows(arguments.attributes, x.shape[2:], w.shape[2:])
     rows, columns = (
         (np.arange(windows.output[a]) * windows.strides[a] - windows.begin[a])
@@ -259,7 +252,7 @@ def _deform(arguments: KernelArguments) -> Sequence[Thunk]:
                 into = out[n][:, rows]
                 into[...] = np.matmul(weights, taps).reshape(into.shape)
 
-    return (run, *bias_steps(optional(arguments, 3), out)) if out.size else ()
+    return (run, *bias_steps(arguments.optional(3), out)) if out.size else ()
 
 
 _DEFORM_ATTRIBUTES = {k: v for k, v in WINDOW_ATTRIBUTES.items() if k != "auto_pad"}

@@ -13,11 +13,11 @@ import numpy as np
 
 from stitch.errors import TaskError
 from stitch.ops.attributes import Attributes, float_of, int_of, string_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS, INT64
-from stitch.ops.inference import Shape, require_rank, require_same_type, require_shape, require_type
+from stitch.ops.inference import InferenceContext, Shape
 from stitch.ops.sampling.grid_sampling import bilinear
-from stitch.ops.steps import check_indices, given
+from stitch.ops.steps import check_indices
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
 from stitch.program import Array, ValueType
 
@@ -32,23 +32,23 @@ _PIECE_NBYTES = 1 << 24
 
 
 def _infer_roi(context: InferenceContext) -> tuple[ValueType, ...]:
-    x, rois = require_type(context, 0, FLOATS), require_type(context, 1, FLOATS)
-    require_same_type(context, (0, 1))
-    require_type(context, 2, INT64)
-    require_rank(context, 0, 4, 4)
-    require_rank(context, 1, 2, 2)
-    require_shape(context, 1, (rois.shape[0], 4))
-    require_shape(context, 2, (rois.shape[0],))
+    x, rois = context.require_type(0, FLOATS), context.require_type(1, FLOATS)
+    context.require_same_type((0, 1))
+    context.require_type(2, INT64)
+    context.require_rank(0, 4, 4)
+    context.require_rank(1, 2, 2)
+    context.require_shape(1, (rois.shape[0], 4))
+    context.require_shape(2, (rois.shape[0],))
     words = {"mode": ("avg", "max"), "coordinate_transformation_mode": (
         "half_pixel", "output_half_pixel",
     )}  # fmt: skip
     for name, known in words.items():
-        if string_of(context.attributes, name) not in known:
+        if context.string_of(name) not in known:
             raise context.fail(f"{name} of RoiAlign has no such value", expected=", ".join(known))
-    size = [int_of(context.attributes, f"output_{side}") for side in ("height", "width")]
+    size = [context.int_of(f"output_{side}") for side in ("height", "width")]
     if min(size) < 1 or 0 in x.shape[2:]:
         raise context.fail("RoiAlign needs images and results that are not empty", got=str(size))
-    ratio = int_of(context.attributes, "sampling_ratio")
+    ratio = context.int_of("sampling_ratio")
     if max(size) * max(ratio, 1) > MAX_SAMPLES:
         raise context.fail(
             "RoiAlign would sample a region at too many places",
@@ -146,9 +146,9 @@ def _weighed(image: Array, ys: Array, xs: Array) -> list[Array]:
 
 
 def _roi_align(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, rois, indices = (given(arguments, index) for index in range(3))
+    x, rois, indices = (arguments.given(index) for index in range(3))
     out, checked = arguments.outputs[0], np.empty(indices.shape, np.intp)
-    scale = float_of(arguments.attributes, "spatial_scale")
+    scale = arguments.float_of("spatial_scale")
 
     def run() -> None:
         check_indices("RoiAlign", indices, x.shape[0], checked)
@@ -165,10 +165,7 @@ def _workspace(context: WorkspaceContext) -> int:
     x, rois = context.inputs[:2]
     assert x is not None
     assert rois is not None
-    ratio, itemsize = (
-        int_of(context.attributes, "sampling_ratio"),
-        x.data_type.compute_dtype.itemsize,
-    )
+    ratio, itemsize = (context.int_of("sampling_ratio"), x.data_type.compute_dtype.itemsize)
     rows, columns = (
         bins * ratio if ratio > 0 else MOST_IMAGES * max(x.shape[2:]) + bins
         for bins in context.outputs[0].shape[2:]

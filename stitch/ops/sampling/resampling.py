@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.attributes import Attributes, float_of, int_of, ints_of, string_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import EVERY, FLOATS
-from stitch.ops.gradient import GradientContext, shaped, weighted
-from stitch.ops.inference import Shape, axes_of, constant, known_ints, operand, require_type
-from stitch.ops.steps import copy_steps, given, optional, workspace
+from stitch.ops.gradient import GradientContext
+from stitch.ops.inference import InferenceContext, Shape
+from stitch.ops.steps import copy_steps, workspace
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
 from stitch.program import Array, ValueType
 
@@ -100,7 +100,7 @@ def _check_words(context: InferenceContext) -> None:
         ("keep_aspect_ratio_policy", _POLICIES),
     )
     for name, known in words:
-        word = string_of(context.attributes, name)
+        word = context.string_of(name)
         if word not in known:
             raise context.fail(
                 f"{name} of Resize has no such value", expected=", ".join(known), got=word
@@ -110,9 +110,9 @@ def _check_words(context: InferenceContext) -> None:
 def _known(context: InferenceContext, index: int, name: str) -> Array | None:
     if index >= len(context.inputs) or context.inputs[index] is None:
         return None
-    if math.prod(operand(context, index).shape) == 0:
+    if math.prod(context.operand(index).shape) == 0:
         return None
-    data = constant(context, index)
+    data = context.constant(index)
     if data is None:
         raise context.fail(
             f"operand {index} ({name}) of Resize must be known at compile time: it decides a shape"
@@ -121,17 +121,17 @@ def _known(context: InferenceContext, index: int, name: str) -> Array | None:
 
 
 def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
-    nearest = string_of(context.attributes, "mode") == "nearest"
-    x = require_type(context, 0, EVERY if nearest else FLOATS)
+    nearest = context.string_of("mode") == "nearest"
+    x = context.require_type(0, EVERY if nearest else FLOATS)
     _check_words(context)
     rank = len(x.shape)
-    axes = axes_of(context, ints_of(context.attributes, "axes") or range(rank), rank)
-    crops = string_of(context.attributes, "coordinate_transformation_mode") == _COORDINATES[-1]
+    axes = context.axes_of(context.ints_of("axes") or range(rank), rank)
+    crops = context.string_of("coordinate_transformation_mode") == _COORDINATES[-1]
     roi = _known(context, 1, "roi") if crops else None
     scales = _known(context, 2, "scales")
     sizes = None
     if len(context.inputs) > 3 and context.inputs[3] is not None:
-        sizes = np.array(known_ints(context, 3, "sizes"), np.int64)
+        sizes = np.array(context.known_ints(3, "sizes"), np.int64)
     if crops and roi is None:
         raise context.fail("tf_crop_and_resize needs the region of interest (operand 1)")
     if (scales is None) == (sizes is None or not sizes.size):
@@ -283,10 +283,10 @@ def _sum_steps(
 
 
 def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, out, attributes = given(arguments, 0), arguments.outputs[0], arguments.attributes
+    x, out, attributes = arguments.given(0), arguments.outputs[0], arguments.attributes
     if out.size == 0:
         return ()
-    plan = _changes(attributes, x.shape, [optional(arguments, index) for index in (1, 2, 3)])
+    plan = _changes(attributes, x.shape, [arguments.optional(index) for index in (1, 2, 3)])
     steps: list[Thunk] = []
     current, outside = x, np.zeros((1,) * x.ndim, np.bool_)
     nearest = string_of(attributes, "mode") == "nearest"
@@ -319,7 +319,7 @@ def _workspace(context: WorkspaceContext) -> int:
     if 0 in result.shape:
         return 0
     known = (*context.constants, None, None, None)[1:4]
-    nearest = string_of(context.attributes, "mode") == "nearest"
+    nearest = context.string_of("mode") == "nearest"
     itemsize, shape, kept, passing = result.data_type.compute_dtype.itemsize, list(x.shape), 0, 0
     changes = _changes(context.attributes, x.shape, known)
     for number, one in enumerate(changes, 1):
@@ -330,7 +330,7 @@ def _workspace(context: WorkspaceContext) -> int:
         # Steps of a tap are objects.
         kept += 1024 * taps
         passing = max(passing, 80 * one.after * (taps + 1))
-    crops = string_of(context.attributes, "coordinate_transformation_mode") == _COORDINATES[-1]
+    crops = context.string_of("coordinate_transformation_mode") == _COORDINATES[-1]
     return kept + passing + (2 * math.prod(result.shape) if crops else 0)
 
 
@@ -359,10 +359,10 @@ def _gradient(context: GradientContext) -> Sequence[Any]:
                 times,
                 *gradient.shape[one.axis + 1 :],
             )
-            gradient = context.apply("ReduceSum", shaped(context, gradient, split), [one.axis + 1],
+            gradient = context.apply("ReduceSum", context.shaped(gradient, split), [one.axis + 1],
                                  keepdims=0)  # fmt: skip
         else:
-            gradient = weighted(context, gradient, one.axis, matrix)
+            gradient = context.weighted(gradient, one.axis, matrix)
     return gradient, None, None, None
 
 

@@ -7,26 +7,25 @@ from collections.abc import Sequence
 import numpy as np
 
 from stitch.errors import TaskError
-from stitch.ops.attributes import string_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import MOVED
-from stitch.ops.inference import operand, require_same_type, require_shape, require_type
-from stitch.ops.steps import copy_steps, given
+from stitch.ops.inference import InferenceContext
+from stitch.ops.steps import copy_steps
 from stitch.ops.workspaces import few
 from stitch.program import ValueType
 
 
 def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = require_type(context, 0, MOVED)
-    require_type(context, 1, MOVED)
-    require_same_type(context, (1, 2))
-    require_shape(context, 2, operand(context, 1).shape)
+    data = context.require_type(0, MOVED)
+    context.require_type(1, MOVED)
+    context.require_same_type((1, 2))
+    context.require_shape(2, context.operand(1).shape)
     return (data,)
 
 
 def _expect(arguments: KernelArguments) -> Sequence[Thunk]:
-    data, actual, wanted = (given(arguments, i) for i in range(3))
-    name = string_of(arguments.attributes, "name")
+    data, actual, wanted = (arguments.given(i) for i in range(3))
+    name = arguments.string_of("name")
 
     def check() -> None:
         if not np.array_equal(actual, wanted):

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from stitch.ops.attributes import float_of, int_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import (
     EVERY,
     FLOATS,
@@ -18,28 +18,19 @@ from stitch.ops.element_types import (
     SIGNED_NUMERIC,
     data_type_of_code,
 )
-from stitch.ops.inference import (
-    constant,
-    known_ints,
-    known_scalar,
-    operand,
-    require_rank,
-    require_same_type,
-    require_shape,
-    require_type,
-)
-from stitch.ops.steps import CHUNK_SIZE, copy_steps, fill_step, given
+from stitch.ops.inference import InferenceContext
+from stitch.ops.steps import CHUNK_SIZE, copy_steps, fill_step
 from stitch.ops.workspaces import few, operands
 from stitch.program import Array, DataType, ValueType
 
 
 def _infer_filled(context: InferenceContext) -> tuple[ValueType, ...]:
-    require_type(context, 0, INT64)
-    require_rank(context, 0, 1, 1)
-    shape = known_ints(context, 0, "input")
+    context.require_type(0, INT64)
+    context.require_rank(0, 1, 1)
+    shape = context.known_ints(0, "input")
     if any(size < 0 for size in shape):
         raise context.fail("a shape has sizes of at least 0", got=str(list(shape)))
-    return (ValueType(shape, data_type_of_code(int_of(context.attributes, "dtype"), context.op)),)
+    return (ValueType(shape, data_type_of_code(context.int_of("dtype"), context.op)),)
 
 
 def _filled(arguments: KernelArguments) -> Sequence[Thunk]:
@@ -64,13 +55,13 @@ def _range_length(start: Array, limit: Array, delta: Array) -> int:
 
 
 def _infer_range(context: InferenceContext) -> tuple[ValueType, ...]:
-    first = require_type(context, 0, _RANGES)
-    require_same_type(context, (0, 1, 2))
+    first = context.require_type(0, _RANGES)
+    context.require_same_type((0, 1, 2))
     known = []
     for index, name in enumerate(("start", "limit", "delta")):
-        if math.prod(operand(context, index).shape) != 1:
-            require_shape(context, index, ())
-        data = constant(context, index)
+        if math.prod(context.operand(index).shape) != 1:
+            context.require_shape(index, ())
+        data = context.constant(index)
         if data is None:
             raise context.fail(
                 f"operand {index} ({name}) of Range must be known at compile time: "
@@ -85,7 +76,7 @@ def _infer_range(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def _range(arguments: KernelArguments) -> Sequence[Thunk]:
-    start, _, delta = (given(arguments, i).reshape(()) for i in range(3))
+    start, _, delta = (arguments.given(i).reshape(()) for i in range(3))
     out = arguments.outputs[0]
     return [partial(_write_range, start, delta, out)]
 
@@ -97,17 +88,17 @@ def _write_range(start: Array, delta: Array, out: Array) -> None:
 
 
 def _infer_eye(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = require_type(context, 0, EVERY)
-    require_rank(context, 0, 2, 2)
+    data = context.require_type(0, EVERY)
+    context.require_rank(0, 2, 2)
     if "dtype" not in context.attributes:
         return (data,)
-    code = int_of(context.attributes, "dtype")
+    code = context.int_of("dtype")
     return (ValueType(data.shape, data_type_of_code(code, context.op)),)
 
 
 def _eye(arguments: KernelArguments) -> Sequence[Thunk]:
     out = arguments.outputs[0]
-    k = int_of(arguments.attributes, "k")
+    k = arguments.int_of("k")
     rows, columns = out.shape
     first = max(0, -k) * columns + max(0, k)
     count = max(0, min(rows - max(0, -k), columns - max(0, k)))
@@ -131,11 +122,11 @@ def _mel_places(arrays: Sequence[Array | None]) -> Array:
 
 def _infer_mel(context: InferenceContext) -> tuple[ValueType, ...]:
     for index, name in enumerate(("num_mel_bins", "dft_length", "sample_rate")):
-        known_scalar(context, index, name)
+        context.known_scalar(index, name)
     for index in (3, 4):
-        require_type(context, index, FLOATS)
-        require_shape(context, index, ())
-        if constant(context, index) is None:
+        context.require_type(index, FLOATS)
+        context.require_shape(index, ())
+        if context.constant(index) is None:
             raise context.fail(
                 f"operand {index} of MelWeightMatrix must be known at compile time: the result "
                 "has places for some frequencies only"
@@ -148,7 +139,7 @@ def _infer_mel(context: InferenceContext) -> tuple[ValueType, ...]:
         raise context.fail("the numbers of a MelWeightMatrix are positive, the edges in order")
     if not _mel_places(context.constants)[-1] <= length // 2:
         raise context.fail("the upper edge of a MelWeightMatrix is beyond its spectrogram")
-    data_type = data_type_of_code(int_of(context.attributes, "output_datatype"), context.op)
+    data_type = data_type_of_code(context.int_of("output_datatype"), context.op)
     if data_type not in NUMERIC:
         raise context.fail("MelWeightMatrix makes numbers", got=data_type.value)
     return (ValueType((length // 2 + 1, bins), data_type),)

@@ -9,21 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.attributes import string_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import INT64, MOVED
-from stitch.ops.gradient import GradientContext, constant_ints, padded, shaped, weighted
-from stitch.ops.inference import (
-    Shape,
-    axes_of,
-    known_ints,
-    operand,
-    present,
-    require_same_type,
-    require_shape,
-    require_type,
-)
-from stitch.ops.steps import copy_steps, given, ints_at, optional, strides_of
+from stitch.ops.gradient import GradientContext
+from stitch.ops.inference import InferenceContext, Shape
+from stitch.ops.steps import copy_steps, strides_of
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
 from stitch.program import Array, ValueType
 
@@ -48,19 +38,19 @@ def source_positions(mode: str, size: int, begin: int, length: int) -> Array:
 
 
 def _infer_pad(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = require_type(context, 0, MOVED)
-    require_type(context, 1, INT64)
-    mode = string_of(context.attributes, "mode")
+    data = context.require_type(0, MOVED)
+    context.require_type(1, INT64)
+    mode = context.string_of("mode")
     if mode not in PAD_MODES:
         raise context.fail("Pad has no such mode", expected=", ".join(PAD_MODES), got=mode)
-    if present(context, 2) is not None:
-        require_same_type(context, (0, 2))
-        if operand(context, 2).shape not in ((), (1,)):
-            require_shape(context, 2, ())
-    pads, rank = known_ints(context, 1, "pads"), len(data.shape)
+    if context.present(2) is not None:
+        context.require_same_type((0, 2))
+        if context.operand(2).shape not in ((), (1,)):
+            context.require_shape(2, ())
+    pads, rank = context.known_ints(1, "pads"), len(data.shape)
     axes = tuple(range(rank))
-    if present(context, 3) is not None:
-        axes = axes_of(context, known_ints(context, 3, "axes"), rank)
+    if context.present(3) is not None:
+        axes = context.axes_of(context.known_ints(3, "axes"), rank)
     if len(pads) != 2 * len(axes):
         raise context.fail(
             "pads holds a begin and an end per axis",
@@ -82,18 +72,18 @@ def _infer_pad(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def _pad(arguments: KernelArguments) -> Sequence[Thunk]:
-    source, pads, out = given(arguments, 0), ints_at(arguments, 1), arguments.outputs[0]
+    source, pads, out = arguments.given(0), arguments.ints_at(1), arguments.outputs[0]
     axes: Shape = tuple(range(source.ndim))
-    if optional(arguments, 3) is not None:
-        axes = tuple(axis % source.ndim for axis in ints_at(arguments, 3))
+    if arguments.optional(3) is not None:
+        axes = tuple(axis % source.ndim for axis in arguments.ints_at(3))
     begins = [0] * source.ndim
     for i, axis in enumerate(axes):
         begins[axis] = pads[i]
     if out.size == 0:
         return ()
-    mode = string_of(arguments.attributes, "mode")
+    mode = arguments.string_of("mode")
     if mode == "constant":
-        return _pad_constant(source, begins, out, optional(arguments, 2))
+        return _pad_constant(source, begins, out, arguments.optional(2))
     flat = np.zeros(out.shape, np.intp)
     for axis, stride in enumerate(strides_of(source.shape)):
         along = [1] * out.ndim
@@ -129,7 +119,7 @@ def _pad_constant(
 
 def _workspace(context: WorkspaceContext) -> int:
     """Where each element comes from, unless what is added is one number."""
-    if string_of(context.attributes, "mode") == "constant":
+    if context.string_of("mode") == "constant":
         return 0
     shape = context.outputs[0].shape
     return 8 * math.prod(shape) + 64 * max(shape, default=0)
@@ -138,12 +128,12 @@ def _workspace(context: WorkspaceContext) -> int:
 def pad_gradient(context: GradientContext) -> Sequence[Any]:
     """What is inside; a padded value gets all the rest, a repeated element all its copies."""
     shape, gradient = context.type_of(0).shape, context.gradient
-    pads = constant_ints(context, 1) or ()
-    axes = constant_ints(context, 3) or tuple(range(len(shape)))
+    pads = context.constant_ints(1) or ()
+    axes = context.constant_ints(3) or tuple(range(len(shape)))
     begins = [0] * len(shape)
     for index, axis in enumerate(axes):
         begins[axis % len(shape)] = pads[index]
-    if string_of(context.attributes, "mode") != "constant":
+    if context.string_of("mode") != "constant":
         return _unrepeated(context, begins), None, None, None
     first = [max(begin, 0) for begin in begins]
     last = [
@@ -159,25 +149,25 @@ def pad_gradient(context: GradientContext) -> Sequence[Any]:
     if context.wants(2):
         value = context.apply("ReduceSum", gradient, keepdims=0)
         value = value - context.apply("ReduceSum", inner, keepdims=0)
-        value = shaped(context, value, context.type_of(2).shape)
+        value = context.shaped(value, context.type_of(2).shape)
     low = [start - begin for start, begin in zip(first, begins, strict=True)]
     high = [
         size + begin - end for size, begin, end in zip(shape, begins, last, strict=True)
     ]  # cropped at the end
-    return padded(context, inner, low, high), None, value, None
+    return context.padded(inner, low, high), None, value, None
 
 
 def _unrepeated(context: GradientContext, begins: Sequence[int]) -> Any:
     """Per padded axis a product with the matrix that says which element each place repeats."""
     shape, sums = context.type_of(0).shape, context.gradient
-    mode = string_of(context.attributes, "mode")
+    mode = context.string_of("mode")
     for axis, (size, begin) in enumerate(zip(shape, begins, strict=True)):
         length = context.gradient.shape[axis]
         if length == size and begin == 0:
             continue
         table = np.zeros((length, size), np.bool_)
         table[np.arange(length), source_positions(mode, size, begin, length)] = True
-        sums = weighted(context, sums, axis, table)
+        sums = context.weighted(sums, axis, table)
     return sums
 
 

@@ -8,22 +8,10 @@ from functools import partial
 
 import numpy as np
 
-from stitch.ops.attributes import Attributes, int_of, ints_of, string_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.attributes import Attributes, ints_of
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import EVERY, INDICES, INT64, MOVED
-from stitch.ops.inference import (
-    Shape,
-    axes_of,
-    axis_of,
-    broadcast,
-    constant,
-    known_ints,
-    operand,
-    present,
-    require_rank,
-    require_same_type,
-    require_type,
-)
+from stitch.ops.inference import InferenceContext, Shape
 from stitch.ops.shape.rearranging_gradients import (
     concat_gradient,
     depth_to_space_gradient,
@@ -35,13 +23,13 @@ from stitch.ops.shape.rearranging_gradients import (
     transpose_gradient,
     trilu_gradient,
 )
-from stitch.ops.steps import copy_steps, fill_step, given, ints_at, optional
+from stitch.ops.steps import copy_steps, fill_step
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, few
 from stitch.program import ValueType
 
 
 def _infer_transpose(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = require_type(context, 0, MOVED)
+    data = context.require_type(0, MOVED)
     order = _permutation(context.attributes, len(data.shape))
     if sorted(order) != list(range(len(data.shape))):
         raise context.fail(
@@ -58,21 +46,21 @@ def _permutation(attributes: Attributes, rank: int) -> Shape:
 
 
 def _transpose(arguments: KernelArguments) -> Sequence[Thunk]:
-    source = given(arguments, 0)
+    source = arguments.given(0)
     order = _permutation(arguments.attributes, source.ndim)
     return copy_steps(source.transpose(order), arguments.outputs[0])
 
 
 def _infer_concat(context: InferenceContext) -> tuple[ValueType, ...]:
     every = range(len(context.inputs))
-    first = require_type(context, 0, EVERY)
-    require_same_type(context, every)
-    rank = require_rank(context, 0, 1)
-    axis = axis_of(context, int_of(context.attributes, "axis"), rank)
+    first = context.require_type(0, EVERY)
+    context.require_same_type(every)
+    rank = context.require_rank(0, 1)
+    axis = context.axis_of(context.int_of("axis"), rank)
     others = (*first.shape[:axis], *first.shape[axis + 1 :])
     total = 0
     for index in every:
-        shape = operand(context, index).shape
+        shape = context.operand(index).shape
         if len(shape) != rank or (*shape[:axis], *shape[axis + 1 :]) != others:
             raise context.fail(
                 f"the operands of a Concat may differ in axis {axis} only",
@@ -85,20 +73,20 @@ def _infer_concat(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def _concat(arguments: KernelArguments) -> Sequence[Thunk]:
-    axis = int_of(arguments.attributes, "axis")
-    parts = tuple(given(arguments, i) for i in range(len(arguments.inputs)))
+    axis = arguments.int_of("axis")
+    parts = tuple(arguments.given(i) for i in range(len(arguments.inputs)))
     return (partial(np.concatenate, parts, axis, arguments.outputs[0]),)
 
 
 def _infer_split(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = require_type(context, 0, EVERY)
-    axis = axis_of(context, int_of(context.attributes, "axis"), require_rank(context, 0, 1))
+    data = context.require_type(0, EVERY)
+    axis = context.axis_of(context.int_of("axis"), context.require_rank(0, 1))
     count, size = context.attributes.get("num_outputs"), data.shape[axis]
-    if present(context, 1) is not None:
-        require_type(context, 1, INT64)
+    if context.present(1) is not None:
+        context.require_type(1, INT64)
         if count is not None:
             raise context.fail("Split takes the operand split or num_outputs, not both")
-        sizes = list(known_ints(context, 1, "split"))
+        sizes = list(context.known_ints(1, "split"))
     else:
         if count is not None and count != context.outputs:
             raise context.fail(
@@ -120,8 +108,8 @@ def _infer_split(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def _split(arguments: KernelArguments) -> Sequence[Thunk]:
-    source = given(arguments, 0)
-    axis = int_of(arguments.attributes, "axis") % source.ndim
+    source = arguments.given(0)
+    axis = arguments.int_of("axis") % source.ndim
     steps: list[Thunk] = []
     start = 0
     for out in arguments.outputs:
@@ -151,59 +139,59 @@ def slices_of(
 
 
 def _infer_slice(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = require_type(context, 0, EVERY)
+    data = context.require_type(0, EVERY)
     for index in range(1, len(context.inputs)):
-        if present(context, index) is not None:
-            require_type(context, index, INDICES)
-    starts, ends = known_ints(context, 1, "starts"), known_ints(context, 2, "ends")
+        if context.present(index) is not None:
+            context.require_type(index, INDICES)
+    starts, ends = context.known_ints(1, "starts"), context.known_ints(2, "ends")
     axes: Shape = tuple(range(len(starts)))
-    if present(context, 3) is not None:
-        axes = known_ints(context, 3, "axes")
+    if context.present(3) is not None:
+        axes = context.known_ints(3, "axes")
     steps: Shape = (1,) * len(starts)
-    if present(context, 4) is not None:
-        steps = known_ints(context, 4, "steps")
+    if context.present(4) is not None:
+        steps = context.known_ints(4, "steps")
     if not len(starts) == len(ends) == len(axes) == len(steps) or 0 in steps:
         raise context.fail(
             "the operands of a Slice have one entry per axis, and no step is 0",
             got=f"starts {starts}, ends {ends}, axes {axes}, steps {steps}",
         )
-    axes = axes_of(context, axes, len(data.shape))
+    axes = context.axes_of(axes, len(data.shape))
     slices = slices_of(data.shape, starts, ends, axes, steps)
     sizes = (len(range(*s.indices(size))) for s, size in zip(slices, data.shape, strict=True))
     return (ValueType(tuple(sizes), data.data_type),)
 
 
 def _slice(arguments: KernelArguments) -> Sequence[Thunk]:
-    source = given(arguments, 0)
-    starts, ends = ints_at(arguments, 1), ints_at(arguments, 2)
+    source = arguments.given(0)
+    starts, ends = arguments.ints_at(1), arguments.ints_at(2)
     axes: Shape = tuple(range(len(starts)))
-    if optional(arguments, 3) is not None:
-        axes = tuple(axis % source.ndim for axis in ints_at(arguments, 3))
+    if arguments.optional(3) is not None:
+        axes = tuple(axis % source.ndim for axis in arguments.ints_at(3))
     steps: Shape = (1,) * len(starts)
-    if optional(arguments, 4) is not None:
-        steps = ints_at(arguments, 4)
+    if arguments.optional(4) is not None:
+        steps = arguments.ints_at(4)
     return copy_steps(
         source[slices_of(source.shape, starts, ends, axes, steps)], arguments.outputs[0]
     )
 
 
 def _infer_expand(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = require_type(context, 0, EVERY)
-    require_type(context, 1, INT64)
-    wanted = known_ints(context, 1, "shape")
+    data = context.require_type(0, EVERY)
+    context.require_type(1, INT64)
+    wanted = context.known_ints(1, "shape")
     if any(size < 0 for size in wanted):
         raise context.fail("Expand needs sizes of at least 0", got=str(list(wanted)))
-    return (ValueType(broadcast(context, data.shape, wanted), data.data_type),)
+    return (ValueType(context.broadcast(data.shape, wanted), data.data_type),)
 
 
 def _expand(arguments: KernelArguments) -> Sequence[Thunk]:
-    return copy_steps(given(arguments, 0), arguments.outputs[0])
+    return copy_steps(arguments.given(0), arguments.outputs[0])
 
 
 def _infer_tile(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = require_type(context, 0, EVERY)
-    require_type(context, 1, INT64)
-    repeats = known_ints(context, 1, "repeats")
+    data = context.require_type(0, EVERY)
+    context.require_type(1, INT64)
+    repeats = context.known_ints(1, "repeats")
     if len(repeats) != len(data.shape) or any(count < 0 for count in repeats):
         raise context.fail(
             "Tile repeats each axis",
@@ -215,7 +203,7 @@ def _infer_tile(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def _tile(arguments: KernelArguments) -> Sequence[Thunk]:
-    source, repeats, out = given(arguments, 0), ints_at(arguments, 1), arguments.outputs[0]
+    source, repeats, out = arguments.given(0), arguments.ints_at(1), arguments.outputs[0]
     if out.size == 0:
         return ()
     pairs = zip(repeats, source.shape, strict=True)
@@ -225,9 +213,9 @@ def _tile(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _infer_blocks(to_depth: bool, context: InferenceContext) -> tuple[ValueType, ...]:
-    data = require_type(context, 0, EVERY)
-    require_rank(context, 0, 4, 4)
-    block = int_of(context.attributes, "blocksize")
+    data = context.require_type(0, EVERY)
+    context.require_rank(0, 4, 4)
+    block = context.int_of("blocksize")
     n, c, h, w = data.shape
     fits = block >= 1 and (
         h % block == 0 and w % block == 0 if to_depth else c % (block * block) == 0
@@ -237,20 +225,20 @@ def _infer_blocks(to_depth: bool, context: InferenceContext) -> tuple[ValueType,
     if to_depth:
         shape = (n, c * block * block, h // block, w // block)
     else:
-        if string_of(context.attributes, "mode") not in ("DCR", "CRD"):
+        if context.string_of("mode") not in ("DCR", "CRD"):
             raise context.fail(
                 "DepthToSpace has no such mode", expected="DCR, CRD",
-                got=string_of(context.attributes, "mode"),
+                got=context.string_of("mode"),
             )  # fmt: skip
         shape = (n, c // (block * block), h * block, w * block)
     return (ValueType(shape, data.data_type),)
 
 
 def _depth_to_space(arguments: KernelArguments) -> Sequence[Thunk]:
-    source, out = given(arguments, 0), arguments.outputs[0]
-    b = int_of(arguments.attributes, "blocksize")
+    source, out = arguments.given(0), arguments.outputs[0]
+    b = arguments.int_of("blocksize")
     n, c, h, w = source.shape
-    if string_of(arguments.attributes, "mode") == "DCR":
+    if arguments.string_of("mode") == "DCR":
         view = source.reshape(n, b, b, c // (b * b), h, w).transpose(0, 3, 4, 1, 5, 2)
     else:
         view = source.reshape(n, c // (b * b), b, b, h, w).transpose(0, 1, 4, 2, 5, 3)
@@ -258,31 +246,31 @@ def _depth_to_space(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _space_to_depth(arguments: KernelArguments) -> Sequence[Thunk]:
-    source, out = given(arguments, 0), arguments.outputs[0]
-    b = int_of(arguments.attributes, "blocksize")
+    source, out = arguments.given(0), arguments.outputs[0]
+    b = arguments.int_of("blocksize")
     n, c, h, w = source.shape
     view = source.reshape(n, c, h // b, b, w // b, b).transpose(0, 3, 5, 1, 2, 4)
     return copy_steps(view, out.reshape(view.shape))
 
 
 def _infer_trilu(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = require_type(context, 0, EVERY)
-    require_rank(context, 0, 2)
-    if present(context, 1) is not None:
-        require_type(context, 1, INT64)
-        if constant(context, 1) is None or operand(context, 1).shape not in ((), (1,)):
+    data = context.require_type(0, EVERY)
+    context.require_rank(0, 2)
+    if context.present(1) is not None:
+        context.require_type(1, INT64)
+        if context.constant(1) is None or context.operand(1).shape not in ((), (1,)):
             raise context.fail("operand 1 (k) of Trilu is one number known at compile time")
     return (data,)
 
 
 def _trilu(arguments: KernelArguments) -> Sequence[Thunk]:
-    source, out = given(arguments, 0), arguments.outputs[0]
-    k = ints_at(arguments, 1)[0] if optional(arguments, 1) is not None else 0
+    source, out = arguments.given(0), arguments.outputs[0]
+    k = arguments.ints_at(1)[0] if arguments.optional(1) is not None else 0
     rows, columns = source.shape[-2:]
     # A k beyond all columns is as good as one at the last.
     diagonal = np.arange(rows)[:, None] + min(max(k, -rows - 1), columns + 1)
     column = np.arange(columns)[None, :]
-    keep = column >= diagonal if int_of(arguments.attributes, "upper") else column <= diagonal
+    keep = column >= diagonal if arguments.int_of("upper") else column <= diagonal
     return (fill_step(out, 0), partial(np.copyto, out, source, where=keep))
 
 

@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.attributes import int_of, ints_of, string_of
-from stitch.ops.gradient import GradientContext, constant_ints, padded, shaped, zeros
+from stitch.ops.gradient import GradientContext
 
 
 def transpose_gradient(context: GradientContext) -> Sequence[Any]:
     """The inverse permutation."""
-    order = ints_of(context.attributes, "perm")
+    order = context.ints_of("perm")
     if order is None:
         return (context.apply("Transpose", context.gradient),)
     inverse = [int(i) for i in np.argsort(order)]
@@ -23,7 +22,7 @@ def transpose_gradient(context: GradientContext) -> Sequence[Any]:
 def concat_gradient(context: GradientContext) -> Sequence[Any]:
     """Every operand gets its part."""
     count, gradient = len(context.input_types), context.gradient
-    axis = int_of(context.attributes, "axis") % len(gradient.shape)
+    axis = context.int_of("axis") % len(gradient.shape)
     sizes = [context.type_of(i).shape[axis] for i in range(count)]
     wanted = [i for i in range(count) if context.wants(i)]
     if len(wanted) == count and count > 1:
@@ -40,12 +39,12 @@ def concat_gradient(context: GradientContext) -> Sequence[Any]:
 
 def split_gradient(context: GradientContext) -> Sequence[Any]:
     """The parts' gradients, one after the other; zeros where none flows back."""
-    axis = int_of(context.attributes, "axis")
+    axis = context.int_of("axis")
     parts = []
     for gradient, kind in zip(context.gradients, context.output_types, strict=True):
         assert kind is not None
         missing = gradient is None
-        parts.append(zeros(context, kind.shape, kind.data_type) if missing else gradient)
+        parts.append(context.zeros(kind.shape, kind.data_type) if missing else gradient)
     joined = parts[0] if len(parts) == 1 else context.apply("Concat", *parts, axis=axis)
     return joined, None
 
@@ -53,15 +52,15 @@ def split_gradient(context: GradientContext) -> Sequence[Any]:
 def slice_gradient(context: GradientContext) -> Sequence[Any]:
     """The gradient among zeros; what was skipped by steps gets zeros between."""
     shape, gradient = context.type_of(0).shape, context.gradient
-    starts = constant_ints(context, 1) or ()
-    axes = constant_ints(context, 3) or tuple(range(len(starts)))
-    steps = constant_ints(context, 4) or (1,) * len(starts)
+    starts = context.constant_ints(1) or ()
+    axes = context.constant_ints(3) or tuple(range(len(starts)))
+    steps = context.constant_ints(4) or (1,) * len(starts)
     begins, ends = [0] * len(shape), [0] * len(shape)
     for start, axis, step in zip(starts, axes, steps, strict=True):
         axis, size = axis % len(shape), shape[axis % len(shape)]
         count = gradient.shape[axis]
         if count == 0:
-            return (zeros(context, shape, gradient.data_type),) + (None,) * 4
+            return (context.zeros(shape, gradient.data_type),) + (None,) * 4
         least = 0 if step > 0 else size - 1
         first = start + size if start < 0 else start
         first = max(first, 0) if step > 0 else min(first, least)
@@ -72,7 +71,7 @@ def slice_gradient(context: GradientContext) -> Sequence[Any]:
             gradient = _apart(context, gradient, axis, step)
         begins[axis] = first
         ends[axis] = size - first - gradient.shape[axis]
-    whole = padded(context, gradient, begins, ends)
+    whole = context.padded(gradient, begins, ends)
     return (whole, *(None,) * (len(context.input_types) - 1))
 
 
@@ -82,8 +81,8 @@ def _apart(context: GradientContext, value: Any, axis: int, step: int) -> Any:
     split = context.apply("Unsqueeze", value, [axis + 1])
     ends = [0] * len(shape)
     ends.insert(axis + 1, step - 1)
-    wide = padded(context, split, [0] * len(ends), ends)
-    wide = shaped(context, wide, (*shape[:axis], count * step, *shape[axis + 1 :]))
+    wide = context.padded(split, [0] * len(ends), ends)
+    wide = context.shaped(wide, (*shape[:axis], count * step, *shape[axis + 1 :]))
     return context.apply("Slice", wide, [0], [(count - 1) * step + 1], [axis])
 
 
@@ -96,35 +95,35 @@ def tile_gradient(context: GradientContext) -> Sequence[Any]:
     """Sums over the repeats."""
     shape = context.type_of(0).shape
     if 0 in context.gradient.shape:
-        return zeros(context, shape, context.gradient.data_type), None
-    repeats = constant_ints(context, 1) or ()
+        return context.zeros(shape, context.gradient.data_type), None
+    repeats = context.constant_ints(1) or ()
     if all(count == 1 for count in repeats):
         return context.gradient, None
     pairs = [size for pair in zip(repeats, shape, strict=True) for size in pair]
-    split = shaped(context, context.gradient, pairs)
+    split = context.shaped(context.gradient, pairs)
     axes = [2 * i for i, count in enumerate(repeats)]
     return context.apply("ReduceSum", split, axes, keepdims=0), None
 
 
 def depth_to_space_gradient(context: GradientContext) -> Sequence[Any]:
     """The inverse rearrangement."""
-    block, gradient = int_of(context.attributes, "blocksize"), context.gradient
-    if string_of(context.attributes, "mode") == "DCR":
+    block, gradient = context.int_of("blocksize"), context.gradient
+    if context.string_of("mode") == "DCR":
         return (context.apply("SpaceToDepth", gradient, blocksize=block),)
     n, c, h, w = context.type_of(0).shape
-    fine = shaped(context, gradient, (n, c // block**2, h, block, w, block))
+    fine = context.shaped(gradient, (n, c // block**2, h, block, w, block))
     moved = context.apply("Transpose", fine, perm=[0, 1, 3, 5, 2, 4])
-    return (shaped(context, moved, (n, c, h, w)),)
+    return (context.shaped(moved, (n, c, h, w)),)
 
 
 def space_to_depth_gradient(context: GradientContext) -> Sequence[Any]:
     """The inverse rearrangement."""
-    block = int_of(context.attributes, "blocksize")
+    block = context.int_of("blocksize")
     return (context.apply("DepthToSpace", context.gradient, blocksize=block),)
 
 
 def trilu_gradient(context: GradientContext) -> Sequence[Any]:
     """The same triangle."""
-    upper = int_of(context.attributes, "upper")
+    upper = context.int_of("upper")
     k = context.input(1) if context.has(1) else None
     return context.apply("Trilu", context.gradient, k, upper=upper), None

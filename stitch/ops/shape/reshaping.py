@@ -11,30 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.attributes import Attributes, int_of
-from stitch.ops.definition import (
-    Attribute,
-    Inference,
-    InferenceContext,
-    KernelArguments,
-    OpDef,
-    Thunk,
-)
+from stitch.ops.attributes import Attributes
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import BOOLEAN, FLOATS, INT64, MOVED
-from stitch.ops.gradient import GradientContext, shaped
-from stitch.ops.inference import (
-    Shape,
-    axes_of,
-    constant,
-    known_ints,
-    operand,
-    present,
-    require_rank,
-    require_shape,
-    require_type,
-    same_as_first,
-)
-from stitch.ops.steps import copy_steps, fill_step, given
+from stitch.ops.gradient import GradientContext
+from stitch.ops.inference import Inference, InferenceContext, Shape, same_as_first
+from stitch.ops.steps import copy_steps, fill_step
 from stitch.ops.workspaces import few
 from stitch.program import Array, DataType, ValueType
 
@@ -42,14 +24,14 @@ from stitch.program import Array, DataType, ValueType
 def reinterpret(arguments: KernelArguments) -> Sequence[Thunk]:
     """The operand's elements, in order, in the output's shape."""
     out = arguments.outputs[0]
-    return copy_steps(given(arguments, 0).reshape(out.shape), out)
+    return copy_steps(arguments.given(0).reshape(out.shape), out)
 
 
 def _infer_reshape(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = require_type(context, 0, MOVED)
-    require_type(context, 1, INT64)
-    wanted = list(known_ints(context, 1, "shape"))
-    keep_zero = bool(int_of(context.attributes, "allowzero"))
+    data = context.require_type(0, MOVED)
+    context.require_type(1, INT64)
+    wanted = list(context.known_ints(1, "shape"))
+    keep_zero = bool(context.int_of("allowzero"))
     if (
         wanted.count(-1) > 1
         or any(size < -1 for size in wanted)
@@ -69,14 +51,14 @@ def _infer_reshape(context: InferenceContext) -> tuple[ValueType, ...]:
         raise context.fail(
             "Reshape must keep the number of elements",
             expected=f"{count} elements",
-            got=f"shape {list(known_ints(context, 1, 'shape'))}",
+            got=f"shape {list(context.known_ints(1, 'shape'))}",
         )
     return (ValueType(tuple(wanted), data.data_type),)
 
 
 def _infer_flatten(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = require_type(context, 0, MOVED)
-    rank, axis = len(data.shape), int_of(context.attributes, "axis")
+    data = context.require_type(0, MOVED)
+    rank, axis = len(data.shape), context.int_of("axis")
     if not -rank <= axis <= rank:
         raise context.fail(
             f"Flatten has no axis {axis}", expected=f"{-rank} to {rank}", got=str(axis)
@@ -87,12 +69,12 @@ def _infer_flatten(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def _infer_squeeze(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = require_type(context, 0, MOVED)
-    if present(context, 1) is None:
+    data = context.require_type(0, MOVED)
+    if context.present(1) is None:
         axes = tuple(i for i, size in enumerate(data.shape) if size == 1)
     else:
-        require_type(context, 1, INT64)
-        axes = axes_of(context, known_ints(context, 1, "axes"), len(data.shape))
+        context.require_type(1, INT64)
+        axes = context.axes_of(context.known_ints(1, "axes"), len(data.shape))
     wrong = [axis for axis in axes if data.shape[axis] != 1]
     if wrong:
         raise context.fail(f"Squeeze removes dimensions of size 1 only, not axis {wrong[0]}")
@@ -101,25 +83,25 @@ def _infer_squeeze(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def _infer_unsqueeze(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = require_type(context, 0, MOVED)
-    require_type(context, 1, INT64)
-    listed = known_ints(context, 1, "axes")
+    data = context.require_type(0, MOVED)
+    context.require_type(1, INT64)
+    listed = context.known_ints(1, "axes")
     rank = len(data.shape) + len(listed)
-    axes = axes_of(context, listed, rank)
+    axes = context.axes_of(listed, rank)
     sizes = iter(data.shape)
     shape = tuple(1 if i in axes else next(sizes) for i in range(rank))
     return (ValueType(shape, data.data_type),)
 
 
 def _infer_dropout(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = require_type(context, 0, FLOATS)
-    if present(context, 1) is not None:
-        require_type(context, 1, FLOATS)
-        require_shape(context, 1, ())
-    if present(context, 2) is not None:
-        require_type(context, 2, BOOLEAN)
-        training, ratio = constant(context, 2), constant(context, 1)
-        still = present(context, 1) is not None and ratio is not None and not ratio.any()
+    data = context.require_type(0, FLOATS)
+    if context.present(1) is not None:
+        context.require_type(1, FLOATS)
+        context.require_shape(1, ())
+    if context.present(2) is not None:
+        context.require_type(2, BOOLEAN)
+        training, ratio = context.constant(2), context.constant(1)
+        still = context.present(1) is not None and ratio is not None and not ratio.any()
         if (training is None or training.any()) and not still:
             raise context.fail(
                 "Dropout in training mode draws random numbers, and ONNX's Dropout takes no key "
@@ -136,7 +118,7 @@ def _dropout(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _infer_shape(context: InferenceContext) -> tuple[ValueType, ...]:
-    rank = len(operand(context, 0).shape)
+    rank = len(context.operand(0).shape)
     start, end = shape_range(context.attributes, rank)
     return (ValueType((max(0, end - start),), DataType.INT64),)
 
@@ -152,7 +134,7 @@ def shape_range(attributes: object, rank: int) -> tuple[int, int]:
 
 
 def _shape(arguments: KernelArguments) -> Sequence[Thunk]:
-    shape = given(arguments, 0).shape
+    shape = arguments.given(0).shape
     start, end = shape_range(arguments.attributes, len(shape))
     out = arguments.outputs[0]
     sizes = out.copy()
@@ -178,16 +160,16 @@ def known_by_type(
 
 
 def _infer_size(context: InferenceContext) -> tuple[ValueType, ...]:
-    operand(context, 0)
+    context.operand(0)
     return (ValueType((), DataType.INT64),)
 
 
 def _size(arguments: KernelArguments) -> Sequence[Thunk]:
-    return (fill_step(arguments.outputs[0], given(arguments, 0).size),)
+    return (fill_step(arguments.outputs[0], arguments.given(0).size),)
 
 
 def _require_any(context: InferenceContext) -> tuple[ValueType, ...]:
-    require_rank(context, 0, 0)
+    context.require_rank(0, 0)
     return same_as_first(MOVED)(context)
 
 
@@ -207,7 +189,7 @@ def _same_order(name: str, inputs: tuple[int, int], infer: Inference, **defaults
 
 def reshape_gradient(context: GradientContext) -> Sequence[Any]:
     """The gradient in the operand's shape: Reshape, Flatten, Squeeze, Unsqueeze, Identity."""
-    gradient = shaped(context, context.gradient, context.type_of(0).shape)
+    gradient = context.shaped(context.gradient, context.type_of(0).shape)
     return (gradient, *(None,) * (len(context.input_types) - 1))
 
 

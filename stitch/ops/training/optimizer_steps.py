@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.attributes import Attributes, float_of, string_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import INT64
-from stitch.ops.inference import operand, require_shape, require_type
-from stitch.ops.steps import given
+from stitch.ops.inference import InferenceContext
 from stitch.program import Array, DataType, ValueType
 
 DOMAIN = "ai.onnx.preview.training"
@@ -60,11 +59,11 @@ def _momentum(
 
 
 def _infer(states: int, context: InferenceContext) -> tuple[ValueType, ...]:
-    require_type(context, 0, _REALS)
-    require_type(context, 1, INT64)
+    context.require_type(0, _REALS)
+    context.require_type(1, INT64)
     for index in (0, 1):
-        if operand(context, index).shape not in ((), (1,)):
-            require_shape(context, index, ())
+        if context.operand(index).shape not in ((), (1,)):
+            context.require_shape(index, ())
     count, rest = divmod(len(context.inputs) - 2, states + 2)
     if rest or count < 1 or context.outputs != count * (states + 1):
         raise context.fail(
@@ -73,11 +72,11 @@ def _infer(states: int, context: InferenceContext) -> tuple[ValueType, ...]:
         )
     if context.attributes.get("mode", "standard") not in ("standard", "nesterov"):
         raise context.fail("mode of Momentum", expected="standard or nesterov")
-    kinds = [require_type(context, 2 + index, _REALS) for index in range(count)]
+    kinds = [context.require_type(2 + index, _REALS) for index in range(count)]
     for index in range(count, count * (states + 2)):
         wanted = kinds[index % count]
-        require_type(context, 2 + index, frozenset({wanted.data_type}))
-        require_shape(context, 2 + index, wanted.shape)
+        context.require_type(2 + index, frozenset({wanted.data_type}))
+        context.require_shape(2 + index, wanted.shape)
     return tuple(kinds) * (states + 1)
 
 
@@ -85,9 +84,9 @@ def _run(
     step: Step, arguments: KernelArguments, operands: Sequence[Array], outputs: Sequence[Array]
 ) -> None:
     x, gradient, *states = operands
-    rate = given(arguments, 0).reshape(())[()]
-    steps = int(given(arguments, 1).reshape(()))
-    regularized = float_of(arguments.attributes, "norm_coefficient") * x + gradient
+    rate = arguments.given(0).reshape(())[()]
+    steps = int(arguments.given(1).reshape(()))
+    regularized = arguments.float_of("norm_coefficient") * x + gradient
     updated = step(rate, steps, x, regularized, states, arguments.attributes)
     for target, value in zip(outputs, updated, strict=True):
         target[...] = value
@@ -95,7 +94,7 @@ def _run(
 
 def _kernel(states: int, step: Step, arguments: KernelArguments) -> Sequence[Thunk]:
     count = (len(arguments.inputs) - 2) // (states + 2)
-    operands = [given(arguments, index) for index in range(2, len(arguments.inputs))]
+    operands = [arguments.given(index) for index in range(2, len(arguments.inputs))]
     return [
         partial(_run, step, arguments, operands[i::count], arguments.outputs[i::count])
         for i in range(count)

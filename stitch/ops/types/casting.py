@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.attributes import int_of, string_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import MOVED, data_type_of_code
-from stitch.ops.gradient import GradientContext, in_type
-from stitch.ops.inference import require_type
-from stitch.ops.steps import CHUNK_SIZE, copy_steps, given
+from stitch.ops.gradient import GradientContext
+from stitch.ops.inference import InferenceContext
+from stitch.ops.steps import CHUNK_SIZE, copy_steps
 from stitch.ops.types.conversions import conversion_steps, workspace_nbytes
 from stitch.ops.types.narrow_conversions import Rounding
 from stitch.ops.workspaces import few, operands
@@ -25,7 +24,7 @@ _MODES = ("up", "down", "nearest")
 
 
 def _check_rounding(context: InferenceContext) -> None:
-    mode = string_of(context.attributes, "round_mode")
+    mode = context.string_of("round_mode")
     if mode not in _MODES:
         raise context.fail(
             f"{context.op} has no such round_mode", expected=" or ".join(_MODES), got=mode
@@ -33,27 +32,24 @@ def _check_rounding(context: InferenceContext) -> None:
 
 
 def _infer_cast(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = require_type(context, 0, MOVED)
+    data = context.require_type(0, MOVED)
     _check_rounding(context)
-    target = data_type_of_code(int_of(context.attributes, "to"), context.op)
+    target = data_type_of_code(context.int_of("to"), context.op)
     return (ValueType(data.shape, target),)
 
 
 def _infer_cast_like(context: InferenceContext) -> tuple[ValueType, ...]:
-    data, like = require_type(context, 0, MOVED), require_type(context, 1, MOVED)
+    data, like = context.require_type(0, MOVED), context.require_type(1, MOVED)
     _check_rounding(context)
     return (ValueType(data.shape, like.data_type),)
 
 
 def _cast(arguments: KernelArguments) -> Sequence[Thunk]:
-    source, out = given(arguments, 0), arguments.outputs[0]
+    source, out = arguments.given(0), arguments.outputs[0]
     narrow = bool(arguments.types) and arguments.types[0] in _NARROW
     if source.dtype == out.dtype and not narrow:
         return copy_steps(source, out)
-    rounding = Rounding(
-        bool(int_of(arguments.attributes, "saturate")),
-        string_of(arguments.attributes, "round_mode"),
-    )
+    rounding = Rounding(bool(arguments.int_of("saturate")), arguments.string_of("round_mode"))
     per_element = workspace_nbytes(source.dtype, out.dtype, narrow)
     if not per_element:
         return copy_steps(source, out)
@@ -73,8 +69,8 @@ _PLAIN = MOVED.difference(_NARROW)
 
 
 def _infer_bit_cast(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = require_type(context, 0, _PLAIN)
-    target = data_type_of_code(int_of(context.attributes, "to"), context.op)
+    data = context.require_type(0, _PLAIN)
+    target = data_type_of_code(context.int_of("to"), context.op)
     if target not in _PLAIN or target.bits != data.data_type.bits:
         raise context.fail(
             "BitCast does not make this type of that one",
@@ -85,7 +81,7 @@ def _infer_bit_cast(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def _bit_cast(arguments: KernelArguments) -> Sequence[Thunk]:
-    source, out = given(arguments, 0), arguments.outputs[0]
+    source, out = arguments.given(0), arguments.outputs[0]
     return copy_steps(source.reshape(-1).view(out.dtype), out.reshape(-1))
 
 
@@ -94,7 +90,7 @@ _ROUNDING = {"round_mode": Attribute("string", "up"), "saturate": Attribute("int
 
 def cast_gradient(context: GradientContext) -> Sequence[Any]:
     """Between floats: the gradient in the operand's type."""
-    return (in_type(context, context.gradient, context.type_of(0).data_type), None)[
+    return (context.in_type(context.gradient, context.type_of(0).data_type), None)[
         : len(context.input_types)
     ]
 

@@ -11,18 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from stitch.ops.attributes import Attributes, int_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS, NARROW, data_type_of_code
-from stitch.ops.inference import (
-    Shape,
-    axis_of,
-    operand,
-    present,
-    require_same_type,
-    require_shape,
-    require_type,
-)
-from stitch.ops.steps import given, optional
+from stitch.ops.inference import InferenceContext, Shape
 from stitch.ops.types.conversions import conversion_steps, workspace_nbytes
 from stitch.ops.types.narrow_conversions import WIDER, Rounding
 from stitch.ops.workspaces import operands
@@ -37,16 +28,16 @@ SCALES = REALS | _E8M0
 
 def _check_scale(context: InferenceContext, shape: Shape) -> None:
     """The scale is one number, one per element of the axis, or one per block along it."""
-    scale = operand(context, 1).shape
-    zero = present(context, 2)
+    scale = context.operand(1).shape
+    zero = context.present(2)
     is_one = math.prod(scale) == 1 and len(scale) <= 1
     # One number is one number, whether or not it is written as a vector.
     if zero is not None and not (is_one and zero.shape in ((), (1,))):
-        require_shape(context, 2, scale)
+        context.require_shape(2, scale)
     if is_one:
         return
-    axis = axis_of(context, int_of(context.attributes, "axis"), len(shape))
-    block = int_of(context.attributes, "block_size")
+    axis = context.axis_of(context.int_of("axis"), len(shape))
+    block = context.int_of("block_size")
     if block < 0:
         raise context.fail(
             f"a block of {context.op} has at least one element", expected="0: none, or its size",
@@ -65,17 +56,17 @@ def _check_scale(context: InferenceContext, shape: Shape) -> None:
 
 
 def _output_type(context: InferenceContext, default: DataType) -> DataType:
-    code = int_of(context.attributes, "output_dtype")
+    code = context.int_of("output_dtype")
     return data_type_of_code(code, context.op) if code else default
 
 
 def _infer_quantize(context: InferenceContext) -> tuple[ValueType, ...]:
-    x = require_type(context, 0, REALS | {DataType.INT32})
-    require_type(context, 1, SCALES | {DataType.INT32})
-    zero = present(context, 2)
+    x = context.require_type(0, REALS | {DataType.INT32})
+    context.require_type(1, SCALES | {DataType.INT32})
+    zero = context.present(2)
     if zero is not None:
-        require_type(context, 2, QUANTIZED)
-    precision = int_of(context.attributes, "precision")
+        context.require_type(2, QUANTIZED)
+    precision = context.int_of("precision")
     if precision and data_type_of_code(precision, context.op) not in REALS:
         raise context.fail(
             "the precision of QuantizeLinear is that of real numbers",
@@ -96,9 +87,9 @@ def _infer_quantize(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def _infer_dequantize(context: InferenceContext) -> tuple[ValueType, ...]:
-    x = require_type(context, 0, QUANTIZED | {DataType.INT32})
-    scale = require_type(context, 1, SCALES)
-    require_same_type(context, (0, 2))
+    x = context.require_type(0, QUANTIZED | {DataType.INT32})
+    scale = context.require_type(1, SCALES)
+    context.require_same_type((0, 2))
     target = _output_type(context, scale.data_type)
     if target not in REALS:
         raise context.fail("DequantizeLinear makes real numbers", got=target.value)
@@ -126,7 +117,7 @@ def _wide(values: Array) -> Array:
 
 
 def _quantize(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, scale, zero = given(arguments, 0), given(arguments, 1), optional(arguments, 2)
+    x, scale, zero = arguments.given(0), arguments.given(1), arguments.optional(2)
     out, attributes = arguments.outputs[0], arguments.attributes
     target = DataType.from_dtype(out.dtype)
     code = int_of(attributes, "precision")
@@ -165,7 +156,7 @@ def _quantize(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _dequantize(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, scale, zero = given(arguments, 0), given(arguments, 1), optional(arguments, 2)
+    x, scale, zero = arguments.given(0), arguments.given(1), arguments.optional(2)
     out, attributes = arguments.outputs[0], arguments.attributes
     exact = out.dtype if DataType.from_dtype(x.dtype).is_floating else np.dtype(np.int64)
 

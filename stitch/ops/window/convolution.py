@@ -8,27 +8,10 @@ from functools import partial
 
 import numpy as np
 
-from stitch.ops.attributes import int_of, ints_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS
-from stitch.ops.inference import (
-    Shape,
-    present,
-    require_rank,
-    require_same_type,
-    require_shape,
-    require_type,
-    spatial_ints,
-)
-from stitch.ops.steps import (
-    copy_steps,
-    fill_step,
-    given,
-    is_constant,
-    optional,
-    remembered,
-    workspace,
-)
+from stitch.ops.inference import InferenceContext, Shape
+from stitch.ops.steps import copy_steps, fill_step, workspace
 from stitch.ops.window.columns import Columns
 from stitch.ops.window.convolution_gradients import conv_gradient, conv_transpose_gradient
 from stitch.ops.window.convolution_tiles import (
@@ -62,11 +45,11 @@ STEP_NBYTES = 640
 
 def _check_operands(context: InferenceContext, transposed: bool) -> tuple[Shape, Shape]:
     """Spatial and kernel shapes of checked operands."""
-    x, w = require_type(context, 0, FLOATS), require_type(context, 1, FLOATS)
-    require_same_type(context, range(len(context.inputs)))
-    rank = require_rank(context, 0, 3)
-    require_rank(context, 1, rank, rank)
-    group = int_of(context.attributes, "group")
+    x, w = context.require_type(0, FLOATS), context.require_type(1, FLOATS)
+    context.require_same_type(range(len(context.inputs)))
+    rank = context.require_rank(0, 3)
+    context.require_rank(1, rank, rank)
+    group = context.int_of("group")
     channels, wanted = x.shape[1], w.shape[0] if transposed else w.shape[1] * group
     if group < 1 or channels != wanted or w.shape[0] % group:
         raise context.fail(
@@ -74,7 +57,7 @@ def _check_operands(context: InferenceContext, transposed: bool) -> tuple[Shape,
             expected=f"{wanted} input channels, filters divisible by {group}",
             got=f"{channels} input channels, weights {list(w.shape)}",
         )
-    declared = ints_of(context.attributes, "kernel_shape")
+    declared = context.ints_of("kernel_shape")
     if declared is not None and declared != w.shape[2:]:
         raise context.fail(
             "kernel_shape differs from the weights",
@@ -84,8 +67,8 @@ def _check_operands(context: InferenceContext, transposed: bool) -> tuple[Shape,
     if min(w.shape[2:]) < 1:
         raise context.fail("a kernel needs at least one element", got=str(list(w.shape[2:])))
     check_window_attributes(context, x.shape[2:], w.shape[2:])
-    if present(context, 2) is not None:
-        require_shape(context, 2, (w.shape[1] * group if transposed else w.shape[0],))
+    if context.present(2) is not None:
+        context.require_shape(2, (w.shape[1] * group if transposed else w.shape[0],))
     return x.shape[2:], w.shape[2:]
 
 
@@ -101,7 +84,7 @@ def _infer_conv(context: InferenceContext) -> tuple[ValueType, ...]:
     size, kernel = _check_operands(context, transposed=False)
     windows = windows_of(context.attributes, size, kernel)
     check_output(context, windows.output)
-    x, w = require_type(context, 0, FLOATS), require_type(context, 1, FLOATS)
+    x, w = context.require_type(0, FLOATS), context.require_type(1, FLOATS)
     return (ValueType((x.shape[0], w.shape[0], *windows.output), x.data_type),)
 
 
@@ -119,21 +102,21 @@ def _is_pointwise(windows: Windows) -> bool:
 
 
 def _conv(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, w, out = given(arguments, 0), given(arguments, 1), arguments.outputs[0]
+    x, w, out = arguments.given(0), arguments.given(1), arguments.outputs[0]
     if out.size == 0:
         return ()
-    group = int_of(arguments.attributes, "group")
+    group = arguments.int_of("group")
     windows = windows_of(arguments.attributes, x.shape[2:], w.shape[2:])
     samples, places = x.shape[0], math.prod(windows.output)
     depth = math.prod(w.shape[1:])
-    bias = bias_steps(optional(arguments, 2), out)
+    bias = bias_steps(arguments.optional(2), out)
     if depth == 0:
         return (fill_step(out, 0), *bias)
     weights = w.reshape(group, w.shape[0] // group, depth)
     result = out.reshape(samples, group, weights.shape[1], places)
     if _is_pointwise(windows):
         return (*_products(weights, x.reshape(samples, group, depth, places), result), *bias)
-    return _by_columns(x, windows, weights, result, optional(arguments, 2))
+    return _by_columns(x, windows, weights, result, arguments.optional(2))
 
 
 def _by_columns(
@@ -178,7 +161,7 @@ def _conv_workspace(context: WorkspaceContext) -> int:
 
 def _columns_nbytes(context: WorkspaceContext, windows: Windows, x: ValueType, filters: int) -> int:
     """What `_by_columns` takes."""
-    group, itemsize = int_of(context.attributes, "group"), x.data_type.compute_dtype.itemsize
+    group, itemsize = context.int_of("group"), x.data_type.compute_dtype.itemsize
     one = one_sample_nbytes(windows, x.shape[1], itemsize)
     if is_cut(one):
         return tile_nbytes(windows, x.shape[1] // group, filters // group, itemsize)
@@ -188,21 +171,21 @@ def _columns_nbytes(context: WorkspaceContext, windows: Windows, x: ValueType, f
 
 def _infer_conv_transpose(context: InferenceContext) -> tuple[ValueType, ...]:
     size, kernel = _check_operands(context, transposed=True)
-    spatial_ints(context, "output_padding", (0,) * len(size), least=0)
-    spatial_ints(context, "output_shape", (0,) * len(size), least=0)
+    context.spatial_ints("output_padding", (0,) * len(size), least=0)
+    context.spatial_ints("output_shape", (0,) * len(size), least=0)
     windows = transposed_windows(context.attributes, size, kernel)
     check_output(context, windows.size)
-    x, w = require_type(context, 0, FLOATS), require_type(context, 1, FLOATS)
-    channels = w.shape[1] * int_of(context.attributes, "group")
+    x, w = context.require_type(0, FLOATS), context.require_type(1, FLOATS)
+    channels = w.shape[1] * context.int_of("group")
     return (ValueType((x.shape[0], channels, *windows.size), x.data_type),)
 
 
 def _conv_transpose(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, w, out = given(arguments, 0), given(arguments, 1), arguments.outputs[0]
-    group = int_of(arguments.attributes, "group")
+    x, w, out = arguments.given(0), arguments.given(1), arguments.outputs[0]
+    group = arguments.int_of("group")
     windows = transposed_windows(arguments.attributes, x.shape[2:], w.shape[2:])
     samples, places = x.shape[0], math.prod(x.shape[2:])
-    bias = bias_steps(optional(arguments, 2), out)
+    bias = bias_steps(arguments.optional(2), out)
     if out.size == 0:
         return ()
     if x.size == 0:
@@ -211,7 +194,7 @@ def _conv_transpose(arguments: KernelArguments) -> Sequence[Thunk]:
     if turned is not None and x.shape[1] <= WIDENING * out.shape[1]:
         weights, steps = _turned_weights(arguments, group)
         shape = (samples, group, weights.shape[1], math.prod(out.shape[2:]))
-        products = _by_columns(x, turned, weights, out.reshape(shape), optional(arguments, 2))
+        products = _by_columns(x, turned, weights, out.reshape(shape), arguments.optional(2))
         return [*steps, *products]
     depth = math.prod(w.shape[1:])
     weights = w.reshape(group, w.shape[0] // group, depth)
@@ -285,11 +268,11 @@ def _turned(windows: Windows) -> Windows | None:
 
 def _turned_weights(arguments: KernelArguments, group: int) -> tuple[Array, list[Thunk]]:
     """Weights with channels swapped and every kernel reversed, and the step that refreshes them."""
-    w = given(arguments, 1)
+    w = arguments.given(1)
     swapped = w.reshape(group, -1, *w.shape[1:]).swapaxes(1, 2)
     source = np.flip(swapped, tuple(range(3, swapped.ndim)))
-    if is_constant(arguments, 1):
-        flat = remembered(arguments, "turned", lambda: np.ascontiguousarray(source))
+    if arguments.is_constant(1):
+        flat = arguments.remembered("turned", lambda: np.ascontiguousarray(source))
         return flat.reshape(group, source.shape[1], -1), []
     weights = np.empty(source.shape, w.dtype)
     return weights.reshape(group, source.shape[1], -1), [partial(np.copyto, weights, source)]

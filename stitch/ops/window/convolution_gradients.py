@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from stitch.ops.attributes import int_of
 from stitch.ops.gradient import GradientContext
 from stitch.ops.window.windows import Windows, transposed_windows, windows_of
 
@@ -17,7 +16,7 @@ def _laid(context: GradientContext, windows: Windows) -> dict[str, Any]:
     """How the windows lie, without automatic padding."""
     return {
         "dilations": list(windows.dilations),
-        "group": int_of(context.attributes, "group"),
+        "group": context.int_of("group"),
         "pads": [*windows.begin, *windows.end],
         "strides": list(windows.strides),
     }

@@ -14,11 +14,10 @@ from functools import partial
 
 import numpy as np
 
-from stitch.ops.attributes import int_of, ints_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS
-from stitch.ops.inference import require_rank, require_same_type, require_type
-from stitch.ops.steps import fill_step, given, workspace
+from stitch.ops.inference import InferenceContext
+from stitch.ops.steps import fill_step, workspace
 from stitch.ops.window.columns import Columns
 from stitch.ops.window.convolution_tiles import (
     is_cut,
@@ -37,11 +36,11 @@ LONG_PRODUCT = 256
 
 
 def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
-    x, gradient = require_type(context, 0, FLOATS), require_type(context, 1, FLOATS)
-    require_same_type(context, (0, 1))
-    rank = require_rank(context, 0, 3)
-    require_rank(context, 1, rank, rank)
-    kernel, group = ints_of(context.attributes, "kernel_shape"), int_of(context.attributes, "group")
+    x, gradient = context.require_type(0, FLOATS), context.require_type(1, FLOATS)
+    context.require_same_type((0, 1))
+    rank = context.require_rank(0, 3)
+    context.require_rank(1, rank, rank)
+    kernel, group = context.ints_of("kernel_shape"), context.int_of("group")
     assert kernel is not None
     check_window_attributes(context, x.shape[2:], kernel)
     windows = windows_of(context.attributes, x.shape[2:], kernel)
@@ -61,8 +60,8 @@ def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, gradient, out = given(arguments, 0), given(arguments, 1), arguments.outputs[0]
-    group = int_of(arguments.attributes, "group")
+    x, gradient, out = arguments.given(0), arguments.given(1), arguments.outputs[0]
+    group = arguments.int_of("group")
     samples, places = gradient.shape[0], math.prod(gradient.shape[2:])
     depth = math.prod(out.shape[1:])
     if out.size == 0:
@@ -96,7 +95,7 @@ def _workspace(context: WorkspaceContext) -> int:
     assert x is not None
     assert gradient is not None
     result, itemsize = context.outputs[0], x.data_type.compute_dtype.itemsize
-    group = int_of(context.attributes, "group")
+    group = context.int_of("group")
     if 0 in (*x.shape, *gradient.shape):
         return 0
     windows = windows_of(context.attributes, x.shape[2:], result.shape[2:])

@@ -12,11 +12,10 @@ from functools import partial
 
 import numpy as np
 
-from stitch.ops.attributes import ints_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS
-from stitch.ops.inference import require_rank, require_same_type, require_shape, require_type
-from stitch.ops.steps import copy_steps, fill_step, given, strides_of, workspace
+from stitch.ops.inference import InferenceContext
+from stitch.ops.steps import copy_steps, fill_step, strides_of, workspace
 from stitch.ops.window.sliding_positions import maxima, pieces, places_nbytes
 from stitch.ops.window.windows import (
     WINDOW_ATTRIBUTES,
@@ -35,19 +34,19 @@ _BITS = {4: np.int32, 8: np.int64}
 
 
 def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
-    x = require_type(context, 1, FLOATS)
-    require_same_type(context, range(3))
-    require_rank(context, 1, 3)
-    kernel = ints_of(context.attributes, "kernel_shape") or ()
+    x = context.require_type(1, FLOATS)
+    context.require_same_type(range(3))
+    context.require_rank(1, 3)
+    kernel = context.ints_of("kernel_shape") or ()
     check_window_attributes(context, x.shape[2:], kernel)
     windows = pool_windows(context.attributes, x.shape[2:])
     for index in (0, 2):
-        require_shape(context, index, (*x.shape[:2], *windows.output))
+        context.require_shape(index, (*x.shape[:2], *windows.output))
     return (x,)
 
 
 def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
-    gradient, x, y = (given(arguments, i) for i in range(3))
+    gradient, x, y = (arguments.given(i) for i in range(3))
     out = arguments.outputs[0]
     if gradient.size == 0:
         return (fill_step(out, 0),)

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.attributes import int_of, ints_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS
-from stitch.ops.inference import require_rank, require_type
-from stitch.ops.steps import fill_step, given, scalar, strides_of, workspace
+from stitch.ops.inference import InferenceContext
+from stitch.ops.steps import fill_step, scalar, strides_of, workspace
 from stitch.ops.window.convolution import check_output
 from stitch.ops.window.pooling_gradients import (
     average_pool_gradient,
@@ -48,7 +47,7 @@ _POOL_ATTRIBUTES = {
 
 
 def _windows(arguments: KernelArguments) -> Windows:
-    return pool_windows(arguments.attributes, given(arguments, 0).shape[2:])
+    return pool_windows(arguments.attributes, arguments.given(0).shape[2:])
 
 
 def _sliding(context: WorkspaceContext, ufunc: np.ufunc) -> tuple[Windows, int]:
@@ -88,9 +87,9 @@ def _max_workspace(context: WorkspaceContext) -> int:
 
 
 def _infer_pool(allowed: frozenset[DataType], context: InferenceContext) -> ValueType:
-    x = require_type(context, 0, allowed)
-    require_rank(context, 0, 3)
-    kernel = ints_of(context.attributes, "kernel_shape") or ()
+    x = context.require_type(0, allowed)
+    context.require_rank(0, 3)
+    kernel = context.ints_of("kernel_shape") or ()
     check_window_attributes(context, x.shape[2:], kernel)
     windows = pool_windows(context.attributes, x.shape[2:])
     check_output(context, windows.output)
@@ -123,20 +122,20 @@ def _counts(windows: Windows, include: bool, dtype: np.dtype[Any]) -> Array:
 
 
 def _average(arguments: KernelArguments) -> Sequence[Thunk]:
-    source, out, windows = given(arguments, 0), arguments.outputs[0], _windows(arguments)
+    source, out, windows = arguments.given(0), arguments.outputs[0], _windows(arguments)
     if out.size == 0:
         return ()
-    include = bool(int_of(arguments.attributes, "count_include_pad"))
+    include = bool(arguments.int_of("count_include_pad"))
     planes, sums = _planes(source), _planes(out)
     steps = Sliding(np.add, 0, windows, len(planes), out.dtype).steps(planes, sums)
     return [*steps, partial(np.divide, out, _counts(windows, include, out.dtype), out)]
 
 
 def _lp(arguments: KernelArguments) -> Sequence[Thunk]:
-    source, out, windows = given(arguments, 0), arguments.outputs[0], _windows(arguments)
+    source, out, windows = arguments.given(0), arguments.outputs[0], _windows(arguments)
     if out.size == 0:
         return ()
-    p = int_of(arguments.attributes, "p")
+    p = arguments.int_of("p")
     planes, results = _planes(source), _planes(out)
     sums = Sliding(np.add, 0, windows, len(planes), out.dtype)
     powers = workspace((sums.at_once, *windows.size), out.dtype)
@@ -154,7 +153,7 @@ def _lp(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _infer_lp(context: InferenceContext) -> tuple[ValueType, ...]:
-    if int_of(context.attributes, "p") < 1:
+    if context.int_of("p") < 1:
         raise context.fail("p of LpPool is at least 1", got=str(context.attributes["p"]))
     return (_infer_pool(FLOATS, context),)
 
@@ -164,14 +163,14 @@ def _lowest(like: Array) -> float:
 
 
 def _max(arguments: KernelArguments) -> Sequence[Thunk]:
-    source, out, windows = given(arguments, 0), arguments.outputs[0], _windows(arguments)
+    source, out, windows = arguments.given(0), arguments.outputs[0], _windows(arguments)
     if out.size == 0:
         return ()
     if len(arguments.outputs) == 1:
         planes, results = _planes(source), _planes(out)
         largest = Sliding(np.maximum, _lowest(out), windows, len(planes), out.dtype)
         return largest.steps(planes, results)
-    column_major = bool(int_of(arguments.attributes, "storage_order"))
+    column_major = bool(arguments.int_of("storage_order"))
     counts = strides_of(windows.size[::-1])[::-1] if column_major else strides_of(windows.size)
     arrays = _planes(source), _planes(out), _planes(arguments.outputs[1])
     thorough = partial(_max_and_places, windows, counts, *arrays)
@@ -201,13 +200,13 @@ def _max_and_places(
 
 
 def _infer_global(context: InferenceContext) -> tuple[ValueType, ...]:
-    x = require_type(context, 0, FLOATS)
-    rank = require_rank(context, 0, 3)
+    x = context.require_type(0, FLOATS)
+    rank = context.require_rank(0, 3)
     return (ValueType((*x.shape[:2], *(1,) * (rank - 2)), x.data_type),)
 
 
 def _global_average(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, out = given(arguments, 0), arguments.outputs[0]
+    x, out = arguments.given(0), arguments.outputs[0]
     count = math.prod(x.shape[2:])
     flat, result = x.reshape(*x.shape[:2], count), out.reshape(x.shape[:2])
     return (
@@ -217,7 +216,7 @@ def _global_average(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _global_max(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, out = given(arguments, 0), arguments.outputs[0]
+    x, out = arguments.given(0), arguments.outputs[0]
     count = math.prod(x.shape[2:])
     if count == 0:
         return (fill_step(out, -np.inf),)

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.attributes import int_of, ints_of, string_of
 from stitch.ops.element_types import onnx_code
-from stitch.ops.gradient import GradientContext, kept, shaped, weighted
+from stitch.ops.gradient import GradientContext
 from stitch.ops.window.sliding import WindowLine, lines_of, taps_of
 from stitch.ops.window.windows import Windows, pool_windows
 from stitch.program import Array
@@ -34,8 +33,8 @@ def max_pool_gradient(context: GradientContext) -> Sequence[Any]:
         context.input(0),
         context.output(),
         domain="stitch",
-        auto_pad=string_of(context.attributes, "auto_pad"),
-        ceil_mode=int_of(context.attributes, "ceil_mode"),
+        auto_pad=context.string_of("auto_pad"),
+        ceil_mode=context.int_of("ceil_mode"),
         dilations=list(windows.dilations),
         kernel_shape=list(windows.kernel),
         strides=list(windows.strides),
@@ -45,14 +44,14 @@ def max_pool_gradient(context: GradientContext) -> Sequence[Any]:
 
 
 def _pads(context: GradientContext, windows: Windows) -> dict[str, Any]:
-    declared = ints_of(context.attributes, "pads")
+    declared = context.ints_of("pads")
     return {} if declared is None else {"pads": list(declared)}
 
 
 def average_pool_gradient(context: GradientContext) -> Sequence[Any]:
     """Each place gets its share of every window that reads it."""
     windows = _windows(context)
-    include = bool(int_of(context.attributes, "count_include_pad"))
+    include = bool(context.int_of("count_include_pad"))
     tiles = not windows.needs_padding and windows.strides == windows.kernel
     if (
         tiles
@@ -75,9 +74,9 @@ def _repeated(context: GradientContext, value: Any, windows: Windows) -> Any:
     for count, kernel in zip(windows.output, windows.kernel, strict=True):
         shape += [count, 1]
         wide += [count, kernel]
-    value = shaped(context, value, (*lead, *shape))
+    value = context.shaped(value, (*lead, *shape))
     value = context.apply("Expand", value, [*lead, *wide])
-    return shaped(context, value, context.type_of(0).shape)
+    return context.shaped(value, context.type_of(0).shape)
 
 
 def _spread(
@@ -89,7 +88,7 @@ def _spread(
         table = np.zeros((line.output, line.size))
         for which, places in taps_of(line):
             table[range(which.start, which.stop), range(*places.indices(line.size))] = 1.0
-        return weighted(context, value, axis, table if counts is None else table / counts[:, None])
+        return context.weighted(value, axis, table if counts is None else table / counts[:, None])
     if line.kernel > MOST_SHARES:
         raise context.fail(
             "its windows are too long", f"use windows of at most {MOST_SHARES} elements"
@@ -99,7 +98,7 @@ def _spread(
         along = (-1, *(1,) * (len(shape) - 1 - axis))
         value = value * context.constant((1 / counts).reshape(along).astype(dtype))
     rest = math.prod(shape[axis + 1 :])
-    value = shaped(context, value, (math.prod(shape[:axis]), 1, line.output, rest))
+    value = context.shaped(value, (math.prod(shape[:axis]), 1, line.output, rest))
     reach = (line.output - 1) * line.stride + (line.kernel - 1) * line.dilation + 1 - line.begin
     value = context.apply(
         "ConvTranspose",
@@ -110,7 +109,7 @@ def _spread(
         pads=[line.begin, 0, max(reach - line.size, 0), 0],
         strides=[line.stride, 1],
     )
-    return shaped(context, value, (*shape[:axis], line.size, *shape[axis + 1 :]))
+    return context.shaped(value, (*shape[:axis], line.size, *shape[axis + 1 :]))
 
 
 def global_average_gradient(context: GradientContext) -> Sequence[Any]:
@@ -126,16 +125,16 @@ def global_max_gradient(context: GradientContext) -> Sequence[Any]:
     hit = context.apply("Equal", context.input(0), context.output())
     ones = context.apply("Cast", hit, to=onnx_code(context.gradient.data_type))
     share = context.gradient / context.apply("ReduceSum", ones, axes, keepdims=1)
-    return (kept(context, hit, share),)
+    return (context.kept(hit, share),)
 
 
 def lp_pool_gradient(context: GradientContext) -> Sequence[Any]:
     """y^p = sum |x|^p: dx = sign(x) |x|^(p-1) times the sum of dy y^(1-p) over x's windows."""
-    p, x, gradient = int_of(context.attributes, "p"), context.input(0), context.gradient
+    p, x, gradient = context.int_of("p"), context.input(0), context.gradient
     if p != 1:
         y = context.output()
         share = gradient * context.apply("Pow", y, float(1 - p))
-        gradient = kept(context, context.apply("Greater", y, 0.0), share)
+        gradient = context.kept(context.apply("Greater", y, 0.0), share)
     for axis, line in enumerate(lines_of(_windows(context))):
         gradient = _spread(context, gradient, axis + 2, line, None)
     if p == 1:

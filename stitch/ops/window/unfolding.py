@@ -8,20 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.attributes import Attributes, ints_of
-from stitch.ops.definition import Attribute, InferenceContext, KernelArguments, OpDef, Thunk
+from stitch.ops.attributes import Attributes
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS, INT64, NUMERIC
-from stitch.ops.gradient import GradientContext, constant_ints, padded, shaped
-from stitch.ops.inference import (
-    Shape,
-    known_ints,
-    present,
-    require_rank,
-    require_shape,
-    require_type,
-    spatial_ints,
-)
-from stitch.ops.steps import check_places, copy_steps, fill_step, given, ints_at
+from stitch.ops.gradient import GradientContext
+from stitch.ops.inference import InferenceContext, Shape
+from stitch.ops.steps import check_places, copy_steps, fill_step
 from stitch.ops.window.sliding import lines_of
 from stitch.ops.window.windows import WINDOW_ATTRIBUTES, Windows, windows_of
 from stitch.ops.workspaces import few
@@ -39,10 +31,10 @@ def _block_windows(attributes: Attributes, image: Shape, block: Shape) -> Window
 
 
 def _infer_col2im(context: InferenceContext) -> tuple[ValueType, ...]:
-    x = require_type(context, 0, NUMERIC)
-    require_rank(context, 0, 3, 3)
-    image = known_ints(context, 1, "image_shape")
-    block = known_ints(context, 2, "block_shape")
+    x = context.require_type(0, NUMERIC)
+    context.require_rank(0, 3, 3)
+    image = context.known_ints(1, "image_shape")
+    block = context.known_ints(2, "block_shape")
     if len(image) != len(block) or not image or min(*image, *block) < 1:
         raise context.fail(
             "image_shape and block_shape of a Col2Im are sizes of at least 1, one per axis",
@@ -50,8 +42,8 @@ def _infer_col2im(context: InferenceContext) -> tuple[ValueType, ...]:
         )
     ones = (1,) * len(image)
     for name in ("strides", "dilations"):
-        spatial_ints(context, name, ones)
-    spatial_ints(context, "pads", ones + ones, least=0)
+        context.spatial_ints(name, ones)
+    context.spatial_ints("pads", ones + ones, least=0)
     windows = _block_windows(context.attributes, image, block)
     taps, places = math.prod(block), math.prod(windows.output)
     if min(windows.output) < 1 or x.shape[1] % taps or x.shape[2] != places:
@@ -64,8 +56,8 @@ def _infer_col2im(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def _col2im(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, out = given(arguments, 0), arguments.outputs[0]
-    windows = _block_windows(arguments.attributes, out.shape[2:], ints_at(arguments, 2))
+    x, out = arguments.given(0), arguments.outputs[0]
+    windows = _block_windows(arguments.attributes, out.shape[2:], arguments.ints_at(2))
     taps = x.reshape(*out.shape[:2], *windows.kernel, *windows.output)
     lines = lines_of(windows)
 
@@ -89,9 +81,9 @@ def _col2im(arguments: KernelArguments) -> Sequence[Thunk]:
 
 def _unpooled(context: InferenceContext | KernelArguments, size: Shape) -> Shape:
     """The spatial shape that a pool with these windows was given, as far as it can be told."""
-    kernel = ints_of(context.attributes, "kernel_shape") or ()
-    strides = ints_of(context.attributes, "strides") or (1,) * len(kernel)
-    pads = ints_of(context.attributes, "pads") or (0,) * (2 * len(kernel))
+    kernel = context.ints_of("kernel_shape") or ()
+    strides = context.ints_of("strides") or (1,) * len(kernel)
+    pads = context.ints_of("pads") or (0,) * (2 * len(kernel))
     return tuple(
         (size[i] - 1) * strides[i] - pads[i] - pads[len(kernel) + i] + kernel[i]
         for i in range(len(kernel))
@@ -99,19 +91,19 @@ def _unpooled(context: InferenceContext | KernelArguments, size: Shape) -> Shape
 
 
 def _infer_max_unpool(context: InferenceContext) -> tuple[ValueType, ...]:
-    x = require_type(context, 0, FLOATS)
-    require_type(context, 1, INT64)
-    rank = require_rank(context, 0, 3)
-    require_shape(context, 1, x.shape)
+    x = context.require_type(0, FLOATS)
+    context.require_type(1, INT64)
+    rank = context.require_rank(0, 3)
+    context.require_shape(1, x.shape)
     ones = (1,) * (rank - 2)
     for name in ("kernel_shape", "strides"):
-        spatial_ints(context, name, ones)
-    spatial_ints(context, "pads", ones + ones, least=0)
+        context.spatial_ints(name, ones)
+    context.spatial_ints("pads", ones + ones, least=0)
     shape = (*x.shape[:2], *_unpooled(context, x.shape[2:]))
     if min(shape) < 0:
         raise context.fail("the padding of MaxUnpool leaves nothing", got=str(list(shape)))
-    if present(context, 2) is not None:
-        wanted = known_ints(context, 2, "output_shape")
+    if context.present(2) is not None:
+        wanted = context.known_ints(2, "output_shape")
         fits = len(wanted) == rank and all(w >= s for w, s in zip(wanted, shape, strict=True))
         if not fits:
             raise context.fail(
@@ -124,7 +116,7 @@ def _infer_max_unpool(context: InferenceContext) -> tuple[ValueType, ...]:
 
 
 def _max_unpool(arguments: KernelArguments) -> Sequence[Thunk]:
-    x, indices, out = given(arguments, 0), given(arguments, 1), arguments.outputs[0]
+    x, indices, out = arguments.given(0), arguments.given(1), arguments.outputs[0]
     shape = (*x.shape[:2], *_unpooled(arguments, x.shape[2:]))
     # Indices count in the shape that the pool was given, which may be a corner of the result.
     whole = out if shape == out.shape else np.empty(shape, out.dtype)
@@ -146,10 +138,10 @@ def _max_unpool(arguments: KernelArguments) -> Sequence[Thunk]:
 def col2im_gradient(context: GradientContext) -> Sequence[Any]:
     """Per kernel element, a strided slice of the image."""
     columns, gradient = context.type_of(0).shape, context.gradient
-    image, block = gradient.shape[2:], constant_ints(context, 2) or ()
+    image, block = gradient.shape[2:], context.constant_ints(2) or ()
     windows = windows_of({**context.attributes, "auto_pad": "NOTSET"}, image, block)
     ends = [e + o for e, o in zip(windows.end, windows.overhang, strict=True)]
-    whole = padded(context, gradient, [0, 0, *windows.begin], [0, 0, *ends])
+    whole = context.padded(gradient, [0, 0, *windows.begin], [0, 0, *ends])
     axes = list(range(2, 2 + len(image)))
     places = math.prod(windows.output)
     parts = []
@@ -160,16 +152,16 @@ def col2im_gradient(context: GradientContext) -> Sequence[Any]:
             for start, count, stride in zip(starts, windows.output, windows.strides, strict=True)
         ]
         part = context.apply("Slice", whole, starts, stops, axes, list(windows.strides))
-        parts.append(shaped(context, part, (*gradient.shape[:2], 1, places)))
+        parts.append(context.shaped(part, (*gradient.shape[:2], 1, places)))
     joined = parts[0] if len(parts) == 1 else context.apply("Concat", *parts, axis=2)
-    return shaped(context, joined, columns), None, None
+    return context.shaped(joined, columns), None, None
 
 
 def max_unpool_gradient(context: GradientContext) -> Sequence[Any]:
     """The gradients of the places that were written."""
     if context.has(2):
         raise context.fail("indices count in another shape than output_shape", "leave it out")
-    flat = shaped(context, context.gradient, (-1,))
+    flat = context.shaped(context.gradient, (-1,))
     return context.apply("Gather", flat, context.input(1), axis=0), None
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from numpy.lib.stride_tricks import as_strided
 
 from stitch.ops.attributes import Attributes, int_of, ints_of, string_of
-from stitch.ops.definition import Attribute, InferenceContext
-from stitch.ops.inference import Shape, spatial_ints
+from stitch.ops.definition import Attribute
+from stitch.ops.inference import InferenceContext, Shape
 from stitch.program import Array
 
 AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
@@ -65,15 +65,15 @@ class Windows:
 def check_window_attributes(context: InferenceContext, size: Shape, kernel: Shape) -> None:
     """Lists as long as the spatial rank, in range, and either `pads` or `auto_pad`."""
     ones = (1,) * len(size)
-    if ints_of(context.attributes, "kernel_shape") is not None:
-        spatial_ints(context, "kernel_shape", ones)
-    spatial_ints(context, "strides", ones)
-    spatial_ints(context, "dilations", ones)
-    spatial_ints(context, "pads", ones + ones, least=0)
-    auto_pad = string_of(context.attributes, "auto_pad")
+    if context.ints_of("kernel_shape") is not None:
+        context.spatial_ints("kernel_shape", ones)
+    context.spatial_ints("strides", ones)
+    context.spatial_ints("dilations", ones)
+    context.spatial_ints("pads", ones + ones, least=0)
+    auto_pad = context.string_of("auto_pad")
     if auto_pad not in AUTO_PADS:
         raise context.fail("auto_pad has no such mode", expected=", ".join(AUTO_PADS), got=auto_pad)
-    if auto_pad != "NOTSET" and any(ints_of(context.attributes, "pads") or ()):
+    if auto_pad != "NOTSET" and any(context.ints_of("pads") or ()):
         raise context.fail("pads and auto_pad exclude each other", got=f"auto_pad={auto_pad}")
 
 
