@@ -11,17 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.arithmetic.elementwise_gradients import (
-    add_gradient,
-    clip_gradient,
-    div_gradient,
-    extreme_gradient,
-    mean_gradient,
-    mod_gradient,
-    mul_gradient,
-    pow_gradient,
-    sub_gradient,
-)
+from stitch.ops.arithmetic import elementwise_gradients as gradients
 from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS, INTEGERS, NUMERIC
 from stitch.ops.gradient import Gradient
@@ -171,25 +161,28 @@ def _variadic(name: str, kernel: Any, allowed: frozenset[DataType], gradient: Gr
 
 
 OPERATORS = (
-    binary("Add", np.add, NUMERIC, gradient=add_gradient),
-    binary("Sub", np.subtract, NUMERIC, gradient=sub_gradient),
-    binary("Mul", np.multiply, NUMERIC, gradient=mul_gradient),
+    binary("Add", np.add, NUMERIC, gradient=gradients.add),
+    binary("Sub", np.subtract, NUMERIC, gradient=gradients.sub),
+    binary("Mul", np.multiply, NUMERIC, gradient=gradients.mul),
     OpDef(
         "Div", (2, 2), infer_broadcast(NUMERIC), _divide,
-        elementwise=True, gradient=div_gradient, workspace=operands(1),
+        elementwise=True, gradient=gradients.div, workspace=operands(1),
     ),
     OpDef(
         "Mod", (2, 2), _infer_mod, _mod,
-        attributes={"fmod": Attribute("int", 0)}, elementwise=True, gradient=mod_gradient,
+        attributes={"fmod": Attribute("int", 0)}, elementwise=True, gradient=gradients.mod,
         workspace=few,
     ),
-    OpDef("Pow", (2, 2), _infer_pow, _pow, elementwise=True, gradient=pow_gradient, workspace=few),
-    _variadic("Max", _fold(np.maximum), NUMERIC, extreme_gradient),
-    _variadic("Min", _fold(np.minimum), NUMERIC, extreme_gradient),
-    _variadic("Sum", _fold(np.add), FLOATS, add_gradient),
-    _variadic("Mean", _fold(np.add, average=True), FLOATS, mean_gradient),
     OpDef(
-        "Clip", (1, 3), _infer_clip, _clip, elementwise=True, gradient=clip_gradient, workspace=few,
+        "Pow", (2, 2), _infer_pow, _pow, elementwise=True, gradient=gradients.pow_, workspace=few,
+    ),
+    _variadic("Max", _fold(np.maximum), NUMERIC, gradients.extreme),
+    _variadic("Min", _fold(np.minimum), NUMERIC, gradients.extreme),
+    _variadic("Sum", _fold(np.add), FLOATS, gradients.add),
+    _variadic("Mean", _fold(np.add, average=True), FLOATS, gradients.mean),
+    OpDef(
+        "Clip", (1, 3), _infer_clip, _clip,
+        elementwise=True, gradient=gradients.clip, workspace=few,
     ),
     binary("BitwiseAnd", np.bitwise_and, INTEGERS),
     binary("BitwiseOr", np.bitwise_or, INTEGERS),

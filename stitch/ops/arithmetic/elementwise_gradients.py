@@ -10,7 +10,7 @@ from stitch.ops.gradient import GradientContext
 from stitch.program import Array
 
 
-def add_gradient(context: GradientContext) -> Sequence[Any]:
+def add(context: GradientContext) -> Sequence[Any]:
     """Every operand gets the gradient itself (also Sum's)."""
     return [
         context.reduced(context.gradient, i) if context.wants(i) else None
@@ -18,7 +18,7 @@ def add_gradient(context: GradientContext) -> Sequence[Any]:
     ]
 
 
-def mean_gradient(context: GradientContext) -> Sequence[Any]:
+def mean(context: GradientContext) -> Sequence[Any]:
     """Every operand gets its share."""
     share = context.gradient * (1.0 / len(context.input_types))
     return [
@@ -27,14 +27,14 @@ def mean_gradient(context: GradientContext) -> Sequence[Any]:
     ]
 
 
-def sub_gradient(context: GradientContext) -> Sequence[Any]:
+def sub(context: GradientContext) -> Sequence[Any]:
     """d(a - b) = da - db."""
     first = context.reduced(context.gradient, 0) if context.wants(0) else None
     second = -context.reduced(context.gradient, 1) if context.wants(1) else None
     return first, second
 
 
-def mul_gradient(context: GradientContext) -> Sequence[Any]:
+def mul(context: GradientContext) -> Sequence[Any]:
     """d(a·b) = b·da + a·db."""
     gradient = context.gradient
     first = context.reduced(gradient * context.input(1), 0) if context.wants(0) else None
@@ -42,7 +42,7 @@ def mul_gradient(context: GradientContext) -> Sequence[Any]:
     return first, second
 
 
-def div_gradient(context: GradientContext) -> Sequence[Any]:
+def div(context: GradientContext) -> Sequence[Any]:
     """d(a / b) = da / b - (a / b) db / b."""
     quotient = context.gradient / context.input(1)
     first = context.reduced(quotient, 0) if context.wants(0) else None
@@ -52,7 +52,7 @@ def div_gradient(context: GradientContext) -> Sequence[Any]:
     return first, second
 
 
-def mod_gradient(context: GradientContext) -> Sequence[Any]:
+def mod(context: GradientContext) -> Sequence[Any]:
     """y = a - b trunc(a / b), and trunc has no slope."""
     gradient = context.gradient
     first = context.reduced(gradient, 0) if context.wants(0) else None
@@ -68,7 +68,7 @@ def _exponent(data: Array | None) -> float | None:
     return float(data.reshape(())) if data is not None and data.size == 1 else None
 
 
-def pow_gradient(context: GradientContext) -> Sequence[Any]:
+def pow_(context: GradientContext) -> Sequence[Any]:
     """d(a^b) = b a^(b-1) da + a^b log(a) db; no slope in a zero base or exponent becomes NaN."""
     first = second = None
     if context.wants(0):
@@ -116,7 +116,7 @@ def _power(context: GradientContext) -> Any:
     return context.apply("Where", flat, context.zero_like(product), product)
 
 
-def extreme_gradient(context: GradientContext) -> Sequence[Any]:
+def extreme(context: GradientContext) -> Sequence[Any]:
     """Max and Min: the first operand that reaches the result gets the gradient, others nothing."""
     rest, count = context.gradient, len(context.input_types)
     last = max(i for i in range(count) if context.wants(i))
@@ -133,7 +133,7 @@ def extreme_gradient(context: GradientContext) -> Sequence[Any]:
     return shares
 
 
-def clip_gradient(context: GradientContext) -> Sequence[Any]:
+def clip(context: GradientContext) -> Sequence[Any]:
     """The operand where it is inside, bounds included; a bound where it replaced the operand."""
     x, gradient = context.input(0), context.gradient
     below = context.apply("Less", x, context.input(1)) if context.has(1) else None

@@ -14,13 +14,7 @@ import numpy as np
 
 from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import EVERY, INDICES, INT64, NUMERIC
-from stitch.ops.indexing.indexing_gradients import (
-    gather_elements_gradient,
-    gather_gradient,
-    gather_nd_gradient,
-    reverse_sequence_gradient,
-    top_gradient,
-)
+from stitch.ops.indexing import indexing_gradients as gradients
 from stitch.ops.inference import InferenceContext, Shape
 from stitch.ops.steps import (
     PIECE_NBYTES,
@@ -299,23 +293,23 @@ def _top_workspace(context: WorkspaceContext) -> int:
 OPERATORS = (
     OpDef(
         "Gather", (2, 2), _infer_gather, _gather,
-        attributes={"axis": Attribute("int", 0)}, gradient=gather_gradient,
+        attributes={"axis": Attribute("int", 0)}, gradient=gradients.gather,
         workspace=WorkspaceRule(_gather_workspace),
     ),
     OpDef(
         "GatherElements", (2, 2), _infer_elements, _gather_elements,
-        attributes={"axis": Attribute("int", 0)}, gradient=gather_elements_gradient,
+        attributes={"axis": Attribute("int", 0)}, gradient=gradients.gather_elements,
         workspace=WorkspaceRule(element_index_nbytes),
     ),
     OpDef(
         "GatherND", (2, 2), _infer_gather_nd, _gather_nd,
-        attributes={"batch_dims": Attribute("int", 0)}, gradient=gather_nd_gradient,
+        attributes={"batch_dims": Attribute("int", 0)}, gradient=gradients.gather_nd,
         workspace=WorkspaceRule(row_index_nbytes),
     ),
     OpDef(
         "ReverseSequence", (2, 2), _infer_reverse, _reverse,
         attributes={"batch_axis": Attribute("int", 1), "time_axis": Attribute("int", 0)},
-        gradient=reverse_sequence_gradient, workspace=operands(3, is_kept=False),
+        gradient=gradients.reverse_sequence, workspace=operands(3, is_kept=False),
     ),
     OpDef(
         "TopK", (2, 2), _infer_top, _top,
@@ -324,6 +318,6 @@ OPERATORS = (
             "axis": Attribute("int", -1), "largest": Attribute("int", 1),
             "sorted": Attribute("int", 1),
         },
-        gradient=top_gradient, workspace=WorkspaceRule(_top_workspace, is_kept=False),
+        gradient=gradients.top, workspace=WorkspaceRule(_top_workspace, is_kept=False),
     ),
 )  # fmt: skip

@@ -14,7 +14,7 @@ import numpy as np
 from stitch.ops.gradient import GradientContext
 
 
-def gather_gradient(context: GradientContext) -> Sequence[Any]:
+def gather(context: GradientContext) -> Sequence[Any]:
     """Rows are added where they came from: axes [positions, rest] into [size, rest]."""
     data, indices = context.type_of(0), context.type_of(1).shape
     gradient, known = context.gradient, context.constants[1]
@@ -48,7 +48,7 @@ def _one_place(context: GradientContext, axis: int, place: int) -> Any:
     return context.padded(context.shaped(context.gradient, kept_shape), begins, ends)
 
 
-def gather_elements_gradient(context: GradientContext) -> Sequence[Any]:
+def gather_elements(context: GradientContext) -> Sequence[Any]:
     """Elements are added where they came from."""
     data = context.type_of(0)
     sums = context.apply(
@@ -62,7 +62,7 @@ def gather_elements_gradient(context: GradientContext) -> Sequence[Any]:
     return sums, None
 
 
-def gather_nd_gradient(context: GradientContext) -> Sequence[Any]:
+def gather_nd(context: GradientContext) -> Sequence[Any]:
     """Slices are added where they came from; batch axes become leading indices."""
     data, indices = context.type_of(0), context.input(1)
     for axis in reversed(range(context.int_of("batch_dims"))):
@@ -77,7 +77,7 @@ def gather_nd_gradient(context: GradientContext) -> Sequence[Any]:
     return sums, None
 
 
-def reverse_sequence_gradient(context: GradientContext) -> Sequence[Any]:
+def reverse_sequence(context: GradientContext) -> Sequence[Any]:
     """A reversal undoes itself."""
     reversed_back = context.apply(
         "ReverseSequence",
@@ -89,7 +89,7 @@ def reverse_sequence_gradient(context: GradientContext) -> Sequence[Any]:
     return reversed_back, None
 
 
-def top_gradient(context: GradientContext) -> Sequence[Any]:
+def top(context: GradientContext) -> Sequence[Any]:
     """Values' gradients go to the places that they were taken from."""
     data, axis = context.type_of(0), context.int_of("axis")
     if context.gradient is None:
@@ -99,7 +99,7 @@ def top_gradient(context: GradientContext) -> Sequence[Any]:
     return context.apply("ScatterElements", table, places, context.gradient, axis=axis), None
 
 
-def scatter_elements_gradient(context: GradientContext) -> Sequence[Any]:
+def scatter_elements(context: GradientContext) -> Sequence[Any]:
     """Written places read the updates' gradient; the data keeps the rest (all, where added)."""
     axis, reduction = context.int_of("axis"), context.string_of("reduction")
     _check_reduction(context, reduction)
@@ -116,8 +116,8 @@ def scatter_elements_gradient(context: GradientContext) -> Sequence[Any]:
     return first, None, second
 
 
-def scatter_nd_gradient(context: GradientContext) -> Sequence[Any]:
-    """As `scatter_elements_gradient`, with slices."""
+def scatter_nd(context: GradientContext) -> Sequence[Any]:
+    """As `scatter_elements`, with slices."""
     reduction = context.string_of("reduction")
     _check_reduction(context, reduction)
     first = second = None
@@ -141,7 +141,7 @@ def _check_reduction(context: GradientContext, reduction: str) -> None:
         )
 
 
-def one_hot_gradient(context: GradientContext) -> Sequence[Any]:
+def one_hot(context: GradientContext) -> Sequence[Any]:
     """Of the two values: what flows back to places that are off, and on."""
     gradient = context.gradient
     depth = context.constants[1]

@@ -11,6 +11,7 @@ import numpy as np
 
 from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import EVERY, NUMERIC
+from stitch.ops.indexing import indexing_gradients as gradients
 from stitch.ops.indexing.gathering import (
     check_element_indices,
     check_row_indices,
@@ -18,11 +19,6 @@ from stitch.ops.indexing.gathering import (
     flat_element_steps,
     flat_row_steps,
     row_index_nbytes,
-)
-from stitch.ops.indexing.indexing_gradients import (
-    one_hot_gradient,
-    scatter_elements_gradient,
-    scatter_nd_gradient,
 )
 from stitch.ops.inference import InferenceContext
 from stitch.ops.steps import copy_steps
@@ -159,15 +155,16 @@ OPERATORS = (
     OpDef(
         "ScatterElements", (3, 3), _infer_elements, _elements,
         attributes={"axis": Attribute("int", 0), "reduction": Attribute("string", "none")},
-        gradient=scatter_elements_gradient, workspace=WorkspaceRule(element_index_nbytes),
+        gradient=gradients.scatter_elements, workspace=WorkspaceRule(element_index_nbytes),
     ),
     OpDef(
         "ScatterND", (3, 3), _infer_nd, _nd,
-        attributes={"reduction": Attribute("string", "none")}, gradient=scatter_nd_gradient,
+        attributes={"reduction": Attribute("string", "none")}, gradient=gradients.scatter_nd,
         workspace=WorkspaceRule(_nd_workspace),
     ),
     OpDef(
         "OneHot", (3, 3), _infer_one_hot, _one_hot,
-        attributes={"axis": Attribute("int", -1)}, gradient=one_hot_gradient, workspace=operands(1),
+        attributes={"axis": Attribute("int", -1)}, gradient=gradients.one_hot,
+        workspace=operands(1),
     ),
 )  # fmt: skip

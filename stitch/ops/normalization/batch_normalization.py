@@ -12,8 +12,8 @@ from stitch.ops.attributes import float_of, int_of
 from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import InferenceContext
+from stitch.ops.normalization import normalization_gradients as gradients
 from stitch.ops.normalization.layer_normalization import EPSILON
-from stitch.ops.normalization.normalization_gradients import batch_gradient, response_gradient
 from stitch.ops.reduction import SPREAD_FROM, inverse_deviation, row_means
 from stitch.ops.steps import CHUNK_SIZE, fill_step, scalar, workspace
 from stitch.ops.workspaces import operands
@@ -228,7 +228,7 @@ OPERATORS = (
             "alpha": Attribute("float", 9.999999747378752e-05), "beta": Attribute("float", 0.75),
             "bias": Attribute("float", 1.0), "size": Attribute("int", required=True),
         },
-        gradient=response_gradient,
+        gradient=gradients.response,
     ),
     OpDef(
         "BatchNormalization", (5, 5), _infer_batch, _batch,
@@ -238,6 +238,6 @@ OPERATORS = (
             "momentum": Attribute("float", 0.8999999761581421),
             "training_mode": Attribute("int", 0),
         },
-        gradient=batch_gradient, workspace=operands(1 / 2, is_kept=False),
+        gradient=gradients.batch, workspace=operands(1 / 2, is_kept=False),
     ),
 )  # fmt: skip

@@ -11,13 +11,7 @@ import numpy as np
 from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS, data_type_of_code
 from stitch.ops.inference import InferenceContext
-from stitch.ops.normalization.normalization_gradients import (
-    group_gradient,
-    layer_gradient,
-    mean_variance_gradient,
-    norm_gradient,
-    rms_gradient,
-)
+from stitch.ops.normalization import normalization_gradients as gradients
 from stitch.ops.reduction import SPREAD_FROM, inverse_deviation, row_chunks, standardize
 from stitch.ops.steps import copy_steps, scalar, workspace
 from stitch.ops.workspaces import operands
@@ -234,19 +228,19 @@ _LAYER = {
 OPERATORS = (
     OpDef(
         "MeanVarianceNormalization", (1, 1), _infer_mean_variance, _mean_variance,
-        attributes={"axes": Attribute("ints", (0, 2, 3))}, gradient=mean_variance_gradient,
+        attributes={"axes": Attribute("ints", (0, 2, 3))}, gradient=gradients.mean_variance,
     ),
     OpDef(
         "LayerNormalization", (2, 3), _infer_layer, _layer, (1, 3), _LAYER,
-        gradient=layer_gradient, workspace=operands(1 / 2, is_kept=False),
+        gradient=gradients.layer, workspace=operands(1 / 2, is_kept=False),
     ),
     OpDef(
         "RMSNormalization", (2, 2), _infer_layer, _rms,
-        attributes=_LAYER, gradient=rms_gradient, workspace=operands(1 / 2, is_kept=False),
+        attributes=_LAYER, gradient=gradients.rms, workspace=operands(1 / 2, is_kept=False),
     ),
     OpDef(
         "InstanceNormalization", (3, 3), _infer_instance, _instance,
-        attributes={"epsilon": Attribute("float", EPSILON)}, gradient=group_gradient,
+        attributes={"epsilon": Attribute("float", EPSILON)}, gradient=gradients.group,
         workspace=operands(1 / 2, is_kept=False),
     ),
     OpDef(
@@ -255,11 +249,11 @@ OPERATORS = (
             "epsilon": Attribute("float", EPSILON), "num_groups": Attribute("int", required=True),
             "stash_type": Attribute("int", 1),
         },
-        gradient=group_gradient, workspace=operands(1 / 2, is_kept=False),
+        gradient=gradients.group, workspace=operands(1 / 2, is_kept=False),
     ),
     OpDef(
         "LpNormalization", (1, 1), _infer_norm, _norm,
-        attributes={"axis": Attribute("int", -1), "p": Attribute("int", 2)}, gradient=norm_gradient,
-        workspace=operands(1 / 2, is_kept=False),
+        attributes={"axis": Attribute("int", -1), "p": Attribute("int", 2)},
+        gradient=gradients.norm, workspace=operands(1 / 2, is_kept=False),
     ),
 )  # fmt: skip

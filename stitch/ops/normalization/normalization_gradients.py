@@ -41,7 +41,7 @@ def through_statistics(
     return (scaled - mean_over(context, scaled, axes) - slant) * inverse
 
 
-def layer_gradient(context: GradientContext) -> Sequence[Any]:
+def layer(context: GradientContext) -> Sequence[Any]:
     """By the mean and the inverse deviation that the operator gives as further results."""
     if any(gradient is not None for gradient in context.gradients[1:]):
         raise context.fail("its statistics have none", "do not use them on the way to an output")
@@ -62,7 +62,7 @@ def layer_gradient(context: GradientContext) -> Sequence[Any]:
     return first, second, third
 
 
-def rms_gradient(context: GradientContext) -> Sequence[Any]:
+def rms(context: GradientContext) -> Sequence[Any]:
     """As a layer's, without a mean: dx = (h - x mean(h x) / deviation^2) / deviation.
 
     Sums over rows and over columns are products with a vector, and x is never standardized.
@@ -103,7 +103,7 @@ def _whole_scale(context: GradientContext) -> Any:
     return context.apply("Expand", scale, list(normalized))
 
 
-def group_gradient(context: GradientContext) -> Sequence[Any]:
+def group(context: GradientContext) -> Sequence[Any]:
     """GroupNormalization, and InstanceNormalization with a group per channel."""
     shape = context.type_of(0).shape
     groups = shape[1]
@@ -132,7 +132,7 @@ def group_gradient(context: GradientContext) -> Sequence[Any]:
     return first, second, third
 
 
-def mean_variance_gradient(context: GradientContext) -> Sequence[Any]:
+def mean_variance(context: GradientContext) -> Sequence[Any]:
     """The function body of ONNX adds its epsilon to the deviation, not to the variance."""
     rank = len(context.type_of(0).shape)
     axes = [axis % rank for axis in context.ints_of("axes") or ()]
@@ -145,7 +145,7 @@ def mean_variance_gradient(context: GradientContext) -> Sequence[Any]:
     return ((gradient - mean_over(context, gradient, axes) - slant) * inverse,)
 
 
-def norm_gradient(context: GradientContext) -> Sequence[Any]:
+def norm(context: GradientContext) -> Sequence[Any]:
     """LpNormalization: dx = (dy - slope of the norm sum(dy y)) / norm; zero rows give nothing."""
     x, y, gradient = context.input(0), context.output(), context.gradient
     axis = [context.int_of("axis")]
@@ -157,7 +157,7 @@ def norm_gradient(context: GradientContext) -> Sequence[Any]:
     return (context.kept(context.apply("Greater", norm, 0.0), quotient),)
 
 
-def response_gradient(context: GradientContext) -> Sequence[Any]:
+def response(context: GradientContext) -> Sequence[Any]:
     """LRN: y = x s^-beta, where s sums squares over a window of channels."""
     x, y, gradient = context.input(0), context.output(), context.gradient
     size, channels = context.int_of("size"), x.shape[1]
@@ -172,7 +172,7 @@ def response_gradient(context: GradientContext) -> Sequence[Any]:
     return (own - x * others * (2.0 * factor * beta),)
 
 
-def batch_gradient(context: GradientContext) -> Sequence[Any]:
+def batch(context: GradientContext) -> Sequence[Any]:
     """By stored statistics an affine map per channel; in training mode through the batch's own."""
     if context.gradient is None or any(g is not None for g in context.gradients[1:]):
         raise context.fail(

@@ -12,17 +12,7 @@ from stitch.ops.attributes import Attributes, ints_of
 from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import EVERY, INDICES, INT64, MOVED
 from stitch.ops.inference import InferenceContext, Shape
-from stitch.ops.shape.rearranging_gradients import (
-    concat_gradient,
-    depth_to_space_gradient,
-    expand_gradient,
-    slice_gradient,
-    space_to_depth_gradient,
-    split_gradient,
-    tile_gradient,
-    transpose_gradient,
-    trilu_gradient,
-)
+from stitch.ops.shape import rearranging_gradients as gradients
 from stitch.ops.steps import copy_steps, fill_step
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, few
 from stitch.program import ValueType
@@ -283,36 +273,36 @@ def _trilu_workspace(context: WorkspaceContext) -> int:
 OPERATORS = (
     OpDef(
         "Transpose", (1, 1), _infer_transpose, _transpose,
-        attributes={"perm": Attribute("ints")}, gradient=transpose_gradient, workspace=few,
+        attributes={"perm": Attribute("ints")}, gradient=gradients.transpose, workspace=few,
     ),
     OpDef(
         "Concat", (1, -1), _infer_concat, _concat,
-        attributes={"axis": Attribute("int", required=True)}, gradient=concat_gradient,
+        attributes={"axis": Attribute("int", required=True)}, gradient=gradients.concat,
         workspace=few,
     ),
     OpDef(
         "Split", (1, 2), _infer_split, _split,
         outputs=(1, -1), attributes={"axis": Attribute("int", 0), "num_outputs": Attribute("int")},
-        gradient=split_gradient, workspace=few,
+        gradient=gradients.split, workspace=few,
     ),
-    OpDef("Slice", (3, 5), _infer_slice, _slice, gradient=slice_gradient, workspace=few),
-    OpDef("Expand", (2, 2), _infer_expand, _expand, gradient=expand_gradient, workspace=few),
-    OpDef("Tile", (2, 2), _infer_tile, _tile, gradient=tile_gradient, workspace=few),
+    OpDef("Slice", (3, 5), _infer_slice, _slice, gradient=gradients.slice_, workspace=few),
+    OpDef("Expand", (2, 2), _infer_expand, _expand, gradient=gradients.expand, workspace=few),
+    OpDef("Tile", (2, 2), _infer_tile, _tile, gradient=gradients.tile, workspace=few),
     OpDef(
         "DepthToSpace", (1, 1), partial(_infer_blocks, False), _depth_to_space,
         attributes={
             "blocksize": Attribute("int", required=True), "mode": Attribute("string", "DCR"),
         },
-        gradient=depth_to_space_gradient, workspace=few,
+        gradient=gradients.depth_to_space, workspace=few,
     ),
     OpDef(
         "SpaceToDepth", (1, 1), partial(_infer_blocks, True), _space_to_depth,
-        attributes={"blocksize": Attribute("int", required=True)}, gradient=space_to_depth_gradient,
-        workspace=few,
+        attributes={"blocksize": Attribute("int", required=True)},
+        gradient=gradients.space_to_depth, workspace=few,
     ),
     OpDef(
         "Trilu", (1, 2), _infer_trilu, _trilu,
-        attributes={"upper": Attribute("int", 1)}, gradient=trilu_gradient,
+        attributes={"upper": Attribute("int", 1)}, gradient=gradients.trilu,
         workspace=WorkspaceRule(_trilu_workspace),
     ),
 )  # fmt: skip

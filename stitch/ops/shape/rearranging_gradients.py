@@ -10,7 +10,7 @@ import numpy as np
 from stitch.ops.gradient import GradientContext
 
 
-def transpose_gradient(context: GradientContext) -> Sequence[Any]:
+def transpose(context: GradientContext) -> Sequence[Any]:
     """The inverse permutation."""
     order = context.ints_of("perm")
     if order is None:
@@ -19,7 +19,7 @@ def transpose_gradient(context: GradientContext) -> Sequence[Any]:
     return (context.apply("Transpose", context.gradient, perm=inverse),)
 
 
-def concat_gradient(context: GradientContext) -> Sequence[Any]:
+def concat(context: GradientContext) -> Sequence[Any]:
     """Every operand gets its part."""
     count, gradient = len(context.input_types), context.gradient
     axis = context.int_of("axis") % len(gradient.shape)
@@ -37,7 +37,7 @@ def concat_gradient(context: GradientContext) -> Sequence[Any]:
     return own
 
 
-def split_gradient(context: GradientContext) -> Sequence[Any]:
+def split(context: GradientContext) -> Sequence[Any]:
     """The parts' gradients, one after the other; zeros where none flows back."""
     axis = context.int_of("axis")
     parts = []
@@ -49,7 +49,7 @@ def split_gradient(context: GradientContext) -> Sequence[Any]:
     return joined, None
 
 
-def slice_gradient(context: GradientContext) -> Sequence[Any]:
+def slice_(context: GradientContext) -> Sequence[Any]:
     """The gradient among zeros; what was skipped by steps gets zeros between."""
     shape, gradient = context.type_of(0).shape, context.gradient
     starts = context.constant_ints(1) or ()
@@ -86,12 +86,12 @@ def _apart(context: GradientContext, value: Any, axis: int, step: int) -> Any:
     return context.apply("Slice", wide, [0], [(count - 1) * step + 1], [axis])
 
 
-def expand_gradient(context: GradientContext) -> Sequence[Any]:
+def expand(context: GradientContext) -> Sequence[Any]:
     """Sums over what was repeated."""
     return context.reduced(context.gradient, 0), None
 
 
-def tile_gradient(context: GradientContext) -> Sequence[Any]:
+def tile(context: GradientContext) -> Sequence[Any]:
     """Sums over the repeats."""
     shape = context.type_of(0).shape
     if 0 in context.gradient.shape:
@@ -105,7 +105,7 @@ def tile_gradient(context: GradientContext) -> Sequence[Any]:
     return context.apply("ReduceSum", split, axes, keepdims=0), None
 
 
-def depth_to_space_gradient(context: GradientContext) -> Sequence[Any]:
+def depth_to_space(context: GradientContext) -> Sequence[Any]:
     """The inverse rearrangement."""
     block, gradient = context.int_of("blocksize"), context.gradient
     if context.string_of("mode") == "DCR":
@@ -116,13 +116,13 @@ def depth_to_space_gradient(context: GradientContext) -> Sequence[Any]:
     return (context.shaped(moved, (n, c, h, w)),)
 
 
-def space_to_depth_gradient(context: GradientContext) -> Sequence[Any]:
+def space_to_depth(context: GradientContext) -> Sequence[Any]:
     """The inverse rearrangement."""
     block = context.int_of("blocksize")
     return (context.apply("DepthToSpace", context.gradient, blocksize=block),)
 
 
-def trilu_gradient(context: GradientContext) -> Sequence[Any]:
+def trilu(context: GradientContext) -> Sequence[Any]:
     """The same triangle."""
     upper = context.int_of("upper")
     k = context.input(1) if context.has(1) else None

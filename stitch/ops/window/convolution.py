@@ -12,8 +12,8 @@ from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import InferenceContext, Shape
 from stitch.ops.steps import copy_steps, fill_step, workspace
+from stitch.ops.window import convolution_gradients as gradients
 from stitch.ops.window.columns import Columns
-from stitch.ops.window.convolution_gradients import conv_gradient, conv_transpose_gradient
 from stitch.ops.window.convolution_tiles import (
     is_cut,
     one_sample_nbytes,
@@ -292,7 +292,7 @@ CONVOLUTION = OpDef(
     _infer_conv,
     _conv,
     attributes={**WINDOW_ATTRIBUTES, "group": Attribute("int", 1)},
-    gradient=conv_gradient,
+    gradient=gradients.conv,
     workspace=WorkspaceRule(_conv_workspace),
 )
 OPERATORS = (
@@ -303,6 +303,6 @@ OPERATORS = (
             **WINDOW_ATTRIBUTES, "group": Attribute("int", 1), "output_padding": Attribute("ints"),
             "output_shape": Attribute("ints"),
         },
-        gradient=conv_transpose_gradient, workspace=WorkspaceRule(_conv_transpose_workspace),
+        gradient=gradients.conv_transpose, workspace=WorkspaceRule(_conv_transpose_workspace),
     ),
 )  # fmt: skip

@@ -30,7 +30,7 @@ def _bias(context: GradientContext) -> Any:
     return context.apply("ReduceSum", context.gradient, axes, keepdims=0)
 
 
-def conv_gradient(context: GradientContext) -> Sequence[Any]:
+def conv(context: GradientContext) -> Sequence[Any]:
     """The input's gradient is spread by the weights; what strides left over saw no window."""
     size, kernel = context.type_of(0).shape[2:], context.type_of(1).shape[2:]
     windows = windows_of(context.attributes, size, kernel)
@@ -59,7 +59,7 @@ def conv_gradient(context: GradientContext) -> Sequence[Any]:
     return first, second, _bias(context)
 
 
-def conv_transpose_gradient(context: GradientContext) -> Sequence[Any]:
+def conv_transpose(context: GradientContext) -> Sequence[Any]:
     """The input's gradient is a convolution; gradient and input change places for the weights."""
     size, kernel = context.type_of(0).shape[2:], context.type_of(1).shape[2:]
     windows = transposed_windows(context.attributes, size, kernel)

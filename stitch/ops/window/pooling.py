@@ -13,14 +13,8 @@ from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import InferenceContext
 from stitch.ops.steps import fill_step, scalar, strides_of, workspace
+from stitch.ops.window import pooling_gradients as gradients
 from stitch.ops.window.convolution import check_output
-from stitch.ops.window.pooling_gradients import (
-    average_pool_gradient,
-    global_average_gradient,
-    global_max_gradient,
-    lp_pool_gradient,
-    max_pool_gradient,
-)
 from stitch.ops.window.sliding import PLANES_NBYTES, Sliding, lines_of, sliding_nbytes
 from stitch.ops.window.sliding_positions import (
     Views,
@@ -228,24 +222,24 @@ OPERATORS = (
     OpDef(
         "AveragePool", (1, 1), _infer_average, _average,
         attributes={**_POOL_ATTRIBUTES, "count_include_pad": Attribute("int", 0)},
-        gradient=average_pool_gradient, workspace=WorkspaceRule(_average_workspace),
+        gradient=gradients.average_pool, workspace=WorkspaceRule(_average_workspace),
     ),
     OpDef(
         "MaxPool", (1, 1), _infer_max, _max,
         outputs=(1, 2), attributes={**_POOL_ATTRIBUTES, "storage_order": Attribute("int", 0)},
-        gradient=max_pool_gradient, workspace=WorkspaceRule(_max_workspace),
+        gradient=gradients.max_pool, workspace=WorkspaceRule(_max_workspace),
     ),
     OpDef(
         "LpPool", (1, 1), _infer_lp, _lp,
-        attributes={**_POOL_ATTRIBUTES, "p": Attribute("int", 2)}, gradient=lp_pool_gradient,
+        attributes={**_POOL_ATTRIBUTES, "p": Attribute("int", 2)}, gradient=gradients.lp_pool,
         workspace=WorkspaceRule(_lp_workspace, is_kept=False),
     ),
     OpDef(
         "GlobalAveragePool", (1, 1), _infer_global, _global_average,
-        gradient=global_average_gradient, workspace=few,
+        gradient=gradients.global_average, workspace=few,
     ),
     OpDef(
         "GlobalMaxPool", (1, 1), _infer_global, _global_max,
-        gradient=global_max_gradient, workspace=few,
+        gradient=gradients.global_max, workspace=few,
     ),
 )  # fmt: skip

@@ -22,7 +22,7 @@ def _windows(context: GradientContext) -> Windows:
     return pool_windows(context.attributes, context.type_of(0).shape[2:])
 
 
-def max_pool_gradient(context: GradientContext) -> Sequence[Any]:
+def max_pool(context: GradientContext) -> Sequence[Any]:
     """By the input and the result: indices would be one more thing to save."""
     if context.gradient is None:
         return (None,)
@@ -48,7 +48,7 @@ def _pads(context: GradientContext, windows: Windows) -> dict[str, Any]:
     return {} if declared is None else {"pads": list(declared)}
 
 
-def average_pool_gradient(context: GradientContext) -> Sequence[Any]:
+def average_pool(context: GradientContext) -> Sequence[Any]:
     """Each place gets its share of every window that reads it."""
     windows = _windows(context)
     include = bool(context.int_of("count_include_pad"))
@@ -112,14 +112,14 @@ def _spread(
     return context.shaped(value, (*shape[:axis], line.size, *shape[axis + 1 :]))
 
 
-def global_average_gradient(context: GradientContext) -> Sequence[Any]:
+def global_average(context: GradientContext) -> Sequence[Any]:
     """Every place gets the same share."""
     shape = context.type_of(0).shape
     share = context.gradient * (1.0 / max(math.prod(shape[2:]), 1))
     return (context.apply("Expand", share, list(shape)),)
 
 
-def global_max_gradient(context: GradientContext) -> Sequence[Any]:
+def global_max(context: GradientContext) -> Sequence[Any]:
     """All places that reach the maximum share the gradient equally."""
     axes = list(range(2, len(context.type_of(0).shape)))
     hit = context.apply("Equal", context.input(0), context.output())
@@ -128,7 +128,7 @@ def global_max_gradient(context: GradientContext) -> Sequence[Any]:
     return (context.kept(hit, share),)
 
 
-def lp_pool_gradient(context: GradientContext) -> Sequence[Any]:
+def lp_pool(context: GradientContext) -> Sequence[Any]:
     """y^p = sum |x|^p: dx = sign(x) |x|^(p-1) times the sum of dy y^(1-p) over x's windows."""
     p, x, gradient = context.int_of("p"), context.input(0), context.gradient
     if p != 1:
