@@ -160,7 +160,7 @@ class Walk:
             if value is not None and not isinstance(value, SymbolicTensor):
                 raise call.refused(
                     f"operator {_title(call.op, call.domain)} is not supported on "
-                    f"{kind_of(value)} (operand {index})",
+                    f"{kind_of(value)} (operand {index})"
                 )
 
     def _is_supported(self, op: str, domain: str, version: int) -> bool:

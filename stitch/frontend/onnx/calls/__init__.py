@@ -8,20 +8,10 @@ lowered. Must not know: scopes.
 from stitch.frontend.onnx.calls.constant_nodes import constant_array, reference_results
 from stitch.frontend.onnx.calls.function_nodes import Expansion, Functions
 from stitch.frontend.onnx.calls.lowering_rows import Lowering, to_one, to_several
-from stitch.frontend.onnx.calls.node_settings import (
-    operand,
-    real,
-    reals,
-    unfit,
-    whole,
-    wholes,
-    word,
-    words,
-)
-from stitch.frontend.onnx.calls.upgrades import NodeCall, upgraded
+from stitch.frontend.onnx.calls.node_call import NodeCall
+from stitch.frontend.onnx.calls.upgrades import upgraded
 
 __all__ = [
-    "Expansion", "Functions", "Lowering", "NodeCall", "constant_array", "operand", "real",
-    "reals", "reference_results", "to_one", "to_several", "unfit", "upgraded", "whole",
-    "wholes", "word", "words",
+    "Expansion", "Functions", "Lowering", "NodeCall", "constant_array", "reference_results",
+    "to_one", "to_several", "upgraded",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from stitch.errors import LayoutError
-from stitch.frontend.onnx.calls.upgrades import NodeCall
+from stitch.frontend.onnx.calls.node_call import NodeCall
 from stitch.frontend.onnx.protos import NEWEST_IR, tensor_array
 from stitch.program import Array, DataType
 

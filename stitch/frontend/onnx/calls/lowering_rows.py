@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from stitch.frontend.onnx.calls.upgrades import NodeCall
+from stitch.frontend.onnx.calls.node_call import NodeCall
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 
 #: None stands for a result that is not wanted.

@@ -7,37 +7,15 @@ perhaps after operations of its own. Operators that did not change are not menti
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 from onnx import TensorProto
 
 from stitch import ops
-from stitch.frontend.onnx.node_refusals import Refusing
+from stitch.frontend.onnx.calls.node_call import NodeCall
 from stitch.frontend.onnx.protos import tensor_array
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
-
-
-@dataclass(frozen=True, slots=True)
-class NodeCall(Refusing):
-    """A node with its operands looked up: None for an operand that is absent.
-
-    `outputs` are names, empty where a result is not wanted. `version` is the opset it stands in.
-    """
-
-    op: str
-    domain: str
-    version: int
-    inputs: tuple[SymbolicTensor | None, ...]
-    outputs: tuple[str, ...]
-    attributes: dict[str, Any]
-    where: str
-
-    def operand(self, index: int) -> SymbolicTensor | None:
-        """An operand, None where it is absent."""
-        return self.inputs[index] if index < len(self.inputs) else None
-
 
 Upgrade = Callable[[ComputationGraphBuilder, NodeCall], NodeCall]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from stitch import ops
-from stitch.frontend.onnx.calls import NodeCall, reals, unfit, whole, wholes, word
+from stitch.frontend.onnx.calls import NodeCall
 from stitch.frontend.onnx.classical.coupling import coupled
 from stitch.frontend.onnx.classical.scores import (
     both_classes,
@@ -31,13 +31,13 @@ _KERNELS = ("LINEAR", "POLY", "RBF", "SIGMOID")
 
 def regressor(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
     """LinearRegressor: one sum for each target."""
-    x, targets = rows(builder, call), whole(call, "targets", 1)
+    x, targets = rows(builder, call), call.whole("targets", 1)
     if targets < 1:
-        raise unfit(call, "targets", "at least one", targets)
-    factors = reals(call, "coefficients", targets * x.shape[1]).reshape(targets, x.shape[1])
-    intercepts = reals(call, "intercepts")
+        raise call.unfit("targets", "at least one", targets)
+    factors = call.reals("coefficients", targets * x.shape[1]).reshape(targets, x.shape[1])
+    intercepts = call.reals("intercepts")
     if intercepts.size not in (0, targets):
-        raise unfit(call, "intercepts", f"{targets} numbers, or none", intercepts.size)
+        raise call.unfit("intercepts", f"{targets} numbers, or none", intercepts.size)
     scores = builder.op("MatMul", x, factors.T.copy())
     scores = scores + intercepts if intercepts.size else scores
     return transformed(builder, call, scores, named_transform(call))
@@ -45,14 +45,14 @@ def regressor(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTenso
 
 def classifier(builder: ComputationGraphBuilder, call: NodeCall) -> list[SymbolicTensor]:
     """LinearClassifier: labels, and the scores of classes."""
-    x, intercepts = rows(builder, call), reals(call, "intercepts")
+    x, intercepts = rows(builder, call), call.reals("intercepts")
     names, transform = (
         labels(call, "classlabels_ints", "classlabels_strings"),
         named_transform(call),
     )
     if intercepts.size == 0 or names.size != max(2, intercepts.size):
-        raise unfit(call, "intercepts", f"{names.size} numbers, or one", intercepts.size)
-    factors = reals(call, "coefficients", intercepts.size * x.shape[1])
+        raise call.unfit("intercepts", f"{names.size} numbers, or one", intercepts.size)
+    factors = call.reals("coefficients", intercepts.size * x.shape[1])
     scores = builder.op(
         "Gemm", x, factors.reshape(intercepts.size, x.shape[1]), intercepts, transB=1
     )
@@ -67,16 +67,16 @@ def classifier(builder: ComputationGraphBuilder, call: NodeCall) -> list[Symboli
 
 def vector_regressor(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
     """SVMRegressor: one number a row; with `one_class` 1 or -1."""
-    count, transform = whole(call, "n_supports"), named_transform(call)
+    count, transform = call.whole("n_supports"), named_transform(call)
     if transform != "NONE":
         raise passed_over(call, transform)
     x = rows(builder, call, DataType.FLOAT64)
-    rho = reals(call, "rho", 1).astype(np.float64)
+    rho = call.reals("rho", 1).astype(np.float64)
     if count > 0:
         x = _kernel(builder, call, x, count)
-    factors = reals(call, "coefficients", x.shape[1]).astype(np.float64)
+    factors = call.reals("coefficients", x.shape[1]).astype(np.float64)
     scores = _float32(builder, builder.op("MatMul", x, factors.reshape(-1, 1)) + rho)
-    if not whole(call, "one_class"):
+    if not call.whole("one_class"):
         return scores
     above = builder.op("Greater", scores, 0.0)
     return builder.op("Where", above, np.array(1, np.float32), np.array(-1, np.float32))
@@ -86,8 +86,8 @@ def vector_classifier(builder: ComputationGraphBuilder, call: NodeCall) -> list[
     """SVMClassifier: labels, and scores: of classes, or of pairs of classes."""
     names = labels(call, "classlabels_ints", "classlabels_strings")
     if names.size < 2:
-        raise unfit(call, "classlabels_ints", "two labels or more", names.size)
-    counts = wholes(call, "vectors_per_class")
+        raise call.unfit("classlabels_ints", "two labels or more", names.size)
+    counts = call.wholes("vectors_per_class")
     return (_by_vectors if sum(counts) > 0 else _by_planes)(builder, call, names)
 
 
@@ -95,13 +95,13 @@ def _by_planes(
     builder: ComputationGraphBuilder, call: NodeCall, names: Array
 ) -> list[SymbolicTensor]:
     """Without support vectors: a linear classifier with one intercept."""
-    x, transform, rho = rows(builder, call), named_transform(call), reals(call, "rho")
+    x, transform, rho = rows(builder, call), named_transform(call), call.reals("rho")
     if rho.size == 0:
-        raise unfit(call, "rho", "at least one number", rho.size)
-    factors = reals(call, "coefficients", names.size * x.shape[1]).reshape(names.size, x.shape[1])
+        raise call.unfit("rho", "at least one number", rho.size)
+    factors = call.reals("coefficients", names.size * x.shape[1]).reshape(names.size, x.shape[1])
     scores = builder.op("MatMul", x, factors.T.copy()) + rho[:1]
     label = chosen(builder, scores, names)
-    if names.size == 2 and not reals(call, "prob_a").size:
+    if names.size == 2 and not call.reals("prob_a").size:
         # ONNX Runtime takes the second class wherever the larger score is large.
         most = builder.op("ReduceMax", scores, [1], keepdims=0)
         positive = bool((factors >= 0).all())
@@ -114,11 +114,11 @@ def _by_vectors(
     builder: ComputationGraphBuilder, call: NodeCall, names: Array
 ) -> list[SymbolicTensor]:
     """Each pair of classes has a vote; Platt's sigmoids make probabilities of their scores."""
-    counts = wholes(call, "vectors_per_class", names.size)
+    counts = call.wholes("vectors_per_class", names.size)
     if min(counts) < 0:
-        raise unfit(call, "vectors_per_class", "numbers of vectors", counts)
-    factors = reals(call, "coefficients", (names.size - 1) * sum(counts))
-    rho = reals(call, "rho", names.size * (names.size - 1) // 2).astype(np.float64)
+        raise call.unfit("vectors_per_class", "numbers of vectors", counts)
+    factors = call.reals("coefficients", (names.size - 1) * sum(counts))
+    rho = call.reals("rho", names.size * (names.size - 1) // 2).astype(np.float64)
     if names.size > MAX_CLASSES:
         raise call.refused(
             "operator ai.onnx.ml.SVMClassifier is not supported with so many classes, each of "
@@ -131,9 +131,9 @@ def _by_vectors(
     scores = builder.op("MatMul", kernel, weights) + rho
     label = builder.op("Gather", builder.constant(names), _elected(builder, scores, pairs))
     scores, transform = _float32(builder, scores), named_transform(call)
-    slopes = reals(call, "prob_a")
+    slopes = call.reals("prob_a")
     if slopes.size:
-        slopes, shifts = reals(call, "prob_a", len(pairs)), reals(call, "prob_b", len(pairs))
+        slopes, shifts = call.reals("prob_a", len(pairs)), call.reals("prob_b", len(pairs))
         chances = coupled(builder, scores * slopes + shifts, pairs, names.size)
         return [label, transformed(builder, call, chances, transform)]
     if len(pairs) > 1:
@@ -170,11 +170,11 @@ def _kernel(
     builder: ComputationGraphBuilder, call: NodeCall, x: SymbolicTensor, count: int
 ) -> SymbolicTensor:
     """Each row with each support vector, in float64: distances are differences of large numbers."""
-    vectors = reals(call, "support_vectors", count * x.shape[1]).astype(np.float64)
+    vectors = call.reals("support_vectors", count * x.shape[1]).astype(np.float64)
     vectors = vectors.reshape(count, x.shape[1])
-    kind, numbers = word(call, "kernel_type", "LINEAR", _KERNELS), reals(call, "kernel_params")
+    kind, numbers = call.word("kernel_type", "LINEAR", _KERNELS), call.reals("kernel_params")
     if numbers.size not in (0, 3):
-        raise unfit(call, "kernel_params", "three numbers", numbers.size)
+        raise call.unfit("kernel_params", "three numbers", numbers.size)
     gamma, shift, degree = map(float, numbers) if numbers.size else (0.0, 0.0, 0.0)
     products = builder.op("MatMul", x, vectors.T.copy())
     if kind == "LINEAR":

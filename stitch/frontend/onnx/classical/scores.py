@@ -12,7 +12,7 @@ import numpy as np
 
 from stitch import ops
 from stitch.errors import CompileError
-from stitch.frontend.onnx.calls import NodeCall, operand, unfit, wholes, word, words
+from stitch.frontend.onnx.calls import NodeCall
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 from stitch.program import Array, DataType
 
@@ -27,7 +27,7 @@ def rows(
     builder: ComputationGraphBuilder, call: NodeCall, kind: DataType = DataType.FLOAT32
 ) -> SymbolicTensor:
     """Operand 0 as rows of numbers of a type; a vector is one row."""
-    x = operand(call, 0)
+    x = call.required(0)
     if x.ndim not in (1, 2):
         raise call.refused(
             f"operator ai.onnx.ml.{call.op} is not supported on this shape",
@@ -39,13 +39,13 @@ def rows(
 
 def named_transform(call: NodeCall) -> str:
     """The attribute `post_transform`."""
-    return word(call, "post_transform", "NONE", TRANSFORMS)
+    return call.word("post_transform", "NONE", TRANSFORMS)
 
 
 def labels(call: NodeCall, numbers: str, names: str) -> Array:
     """The labels of classes; raises `CompileError` where they are words."""
-    values = wholes(call, numbers)
-    if words(call, names):
+    values = call.wholes(numbers)
+    if call.words(names):
         raise call.refused(
             f"operator ai.onnx.ml.{call.op} is not supported with words as labels (only numbers "
             "are supported, not strings)",
@@ -53,7 +53,7 @@ def labels(call: NodeCall, numbers: str, names: str) -> Array:
             remedy="fit the model with whole numbers as classes (sklearn's LabelEncoder)",
         )  # fmt: skip
     if not values:
-        raise unfit(call, numbers, "the labels of the classes", values)
+        raise call.unfit(numbers, "the labels of the classes", values)
     return np.array(values, np.int64)
 
 

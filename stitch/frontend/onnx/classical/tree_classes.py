@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from stitch import ops
-from stitch.frontend.onnx.calls import NodeCall, unfit, wholes
+from stitch.frontend.onnx.calls import NodeCall
 from stitch.frontend.onnx.classical.forest import Forest, ForestShape, collected, reached, shape_of
 from stitch.frontend.onnx.classical.scores import (
     both_classes,
@@ -28,7 +28,7 @@ def lower_classifier(builder: ComputationGraphBuilder, call: NodeCall) -> list[S
     """The label of each row, and its scores in float32."""
     names = labels(call, "classlabels_int64s", "classlabels_strings")
     if names.size < 2:
-        raise unfit(call, "classlabels_int64s", "two labels or more", names.size)
+        raise call.unfit("classlabels_int64s", "two labels or more", names.size)
     data, forest = older_forest(builder, call, "class", names.size)
     shape, base = shape_of(forest, call), numbers(call, "base_values")
     leaf = reached(builder, call, forest, data, shape.depth)
@@ -46,7 +46,7 @@ def _of_many(
 ) -> tuple[SymbolicTensor, SymbolicTensor]:  # fmt: skip
     """Classes that no leaf on the way names have no chance, whatever their score of 0 is."""
     if base.size not in (0, names.size):
-        raise unfit(call, "base_values", f"{names.size} numbers, or none", base.size)
+        raise call.unfit("base_values", f"{names.size} numbers, or none", base.size)
     scores = scores + base.astype(scores.dtype) if base.size else scores
     ranked = scores
     if not base.size and not shape.always(forest.counts).all():
@@ -74,7 +74,7 @@ def _of_two(
             "of two classes: ONNX Runtime passes over them, or over the trees",
             expected="none, or one and leaves that name the first class", got=str(base.tolist()),
         )  # fmt: skip
-    single = len(set(wholes(call, "class_ids"))) == 1
+    single = len(set(call.wholes("class_ids"))) == 1
     positive = bool((numbers(call, "class_weights") >= 0).all())
     first, second = builder.apply("Split", [scores, [1, 1]], 2, {"axis": 1})
     transform = named_transform(call)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
-from stitch.frontend.onnx.calls import NodeCall, operand, reals, unfit, whole, wholes, word, words
+from stitch.frontend.onnx.calls import NodeCall
 from stitch.frontend.onnx.classical.forest import LEAF, MEMBER, Forest, collected, reached, shape_of
 from stitch.frontend.onnx.classical.scores import TRANSFORMS, named_transform, rows, transformed
 from stitch.frontend.onnx.protos import tensor_array
@@ -37,12 +37,12 @@ MAX_WEIGHTS = 1 << 26
 
 def lower_trees(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
     """TreeEnsemble: the scores of each row."""
-    data = operand(call, 0)
+    data = call.required(0)
     if data.ndim != 2 or not data.data_type.is_floating:
         raise call.malformed("operand 0 of TreeEnsemble has rows of real numbers")
-    aggregate, transform = whole(call, "aggregate_function", 1), whole(call, "post_transform")
+    aggregate, transform = call.whole("aggregate_function", 1), call.whole("post_transform")
     if not 0 <= aggregate < len(_AGGREGATES) or not 0 <= transform < len(TRANSFORMS):
-        raise unfit(call, "aggregate_function", "codes of ONNX", (aggregate, transform))
+        raise call.unfit("aggregate_function", "codes of ONNX", (aggregate, transform))
     return _scores(builder, call, _newest(call), data, np.zeros(0), _AGGREGATES[aggregate],
                    TRANSFORMS[transform])  # fmt: skip
 
@@ -50,7 +50,7 @@ def lower_trees(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTen
 def lower_regressor(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
     """TreeEnsembleRegressor: the scores of each row, in float32."""
     data, forest = older_forest(builder, call, "target", _targets(call))
-    aggregate = word(call, "aggregate_function", "SUM", _AGGREGATES)
+    aggregate = call.word("aggregate_function", "SUM", _AGGREGATES)
     base = numbers(call, "base_values")
     scores = _scores(builder, call, forest, data, base, aggregate, named_transform(call))
     return scores.cast(DataType.FLOAT32)
@@ -72,15 +72,15 @@ def _scores(
     sums = sums / float(len(forest.roots)) if aggregate == "AVERAGE" else sums
     if base.size:
         if base.size != targets:
-            raise unfit(call, "base_values", f"{targets} numbers, or none", base.size)
+            raise call.unfit("base_values", f"{targets} numbers, or none", base.size)
         sums = sums + base.astype(dtype)
     return transformed(builder, call, sums, transform)
 
 
 def _targets(call: NodeCall) -> int:
-    count = whole(call, "n_targets")
+    count = call.whole("n_targets")
     if not 0 < count <= MAX_TARGETS:
-        raise unfit(call, "n_targets", f"1 to {MAX_TARGETS}", count)
+        raise call.unfit("n_targets", f"1 to {MAX_TARGETS}", count)
     return count
 
 
@@ -89,37 +89,37 @@ def numbers(call: NodeCall, name: str) -> Array:
     spelt = f"{name}_as_tensor"
     if spelt in call.attributes:
         return _tensor(call, spelt).astype(np.float64)
-    return reals(call, name).astype(np.float64)
+    return call.reals(name).astype(np.float64)
 
 
 def older_forest(
     builder: ComputationGraphBuilder, call: NodeCall, side: str, targets: int
 ) -> tuple[SymbolicTensor, Forest]:
     """The rows, and the trees of an older form, whose leaves count for a `target` or a `class`."""
-    double = operand(call, 0).data_type is DataType.FLOAT64
+    double = call.required(0).data_type is DataType.FLOAT64
     data = rows(builder, call, DataType.FLOAT64 if double else DataType.FLOAT32)
-    names = words(call, "nodes_modes")
+    names = call.words("nodes_modes")
     count = len(names)
     if not count or not set(names) <= set(_MODES):
-        raise unfit(call, "nodes_modes", f"words of {', '.join(_MODES)}", names[:5])
+        raise call.unfit("nodes_modes", f"words of {', '.join(_MODES)}", names[:5])
     modes = np.array([LEAF if name == "LEAF" else _MODES.index(name) for name in names])
-    ids, trees = (np.array(wholes(call, f"nodes_{what}ids", count)) for what in ("node", "tree"))
+    ids, trees = (np.array(call.wholes(f"nodes_{what}ids", count)) for what in ("node", "tree"))
     place = {key: index for index, key in enumerate(zip(trees, ids, strict=True))}
     if len(place) != count:
         raise call.malformed(f"two nodes of {call.op} have one name")
     children = np.stack(
         [
-            [place.get(key, -1) for key in zip(trees, wholes(call, name, count), strict=True)]
+            [place.get(key, -1) for key in zip(trees, call.wholes(name, count), strict=True)]
             for name in ("nodes_falsenodeids", "nodes_truenodeids")
         ],
         axis=1,
     )
     splits = numbers(call, "nodes_values")
     if splits.size != count:
-        raise unfit(call, "nodes_values", f"{count} numbers", splits.size)
+        raise call.unfit("nodes_values", f"{count} numbers", splits.size)
     weights, counts = _weights(call, side, place, targets)
     return data, Forest(
-        features=np.array(wholes(call, "nodes_featureids", count)), modes=modes, splits=splits,
+        features=np.array(call.wholes("nodes_featureids", count)), modes=modes, splits=splits,
         missing=_missing(call, count), children=children, sets={},
         roots=np.sort(np.unique(trees, return_index=True)[1]), weights=weights, counts=counts,
     )  # fmt: skip
@@ -131,7 +131,7 @@ def _weights(
     """What nodes add to targets, and whether they do."""
     given = numbers(call, f"{side}_weights")
     ids, nodes, trees = (
-        np.array(wholes(call, f"{side}_{what}", given.size), np.int64)
+        np.array(call.wholes(f"{side}_{what}", given.size), np.int64)
         for what in ("ids", "nodeids", "treeids")
     )
     where = np.array([place.get(key, -1) for key in zip(trees, nodes, strict=True)], np.int64)
@@ -160,9 +160,9 @@ def _check_size(call: NodeCall, nodes: int, targets: int) -> None:
 
 def _missing(call: NodeCall, count: int) -> Array:
     """Whether NaN counts as a condition that holds."""
-    flags = wholes(call, "nodes_missing_value_tracks_true")
+    flags = call.wholes("nodes_missing_value_tracks_true")
     if len(flags) not in (0, count):
-        raise unfit(call, "nodes_missing_value_tracks_true", f"{count} flags, or none", len(flags))
+        raise call.unfit("nodes_missing_value_tracks_true", f"{count} flags, or none", len(flags))
     return np.array(flags or (0,) * count, np.bool_)
 
 
@@ -172,23 +172,23 @@ def _tensor(call: NodeCall, name: str, count: int | None = None) -> Array:
         raise call.malformed(f"{call.op} lacks {name!r}")
     array = tensor_array(proto, None, f"{call.where}, attribute {name!r}").reshape(-1)
     if count is not None and array.size != count:
-        raise unfit(call, name, f"{count} elements", array.size)
+        raise call.unfit(name, f"{count} elements", array.size)
     return array
 
 
 def _newest(call: NodeCall) -> Forest:
     """The trees of TreeEnsemble; its leaves become nodes behind the others."""
-    features = np.array(wholes(call, "nodes_featureids"), np.int64)
+    features = np.array(call.wholes("nodes_featureids"), np.int64)
     count = len(features)
     modes = _tensor(call, "nodes_modes", count).astype(np.int64)
-    targets = wholes(call, "leaf_targetids")
+    targets = call.wholes("leaf_targetids")
     given = _tensor(call, "leaf_weights", len(targets)).astype(np.float64)
     wanted, leaves = _targets(call), len(targets)
     if not leaves or not 0 <= min(targets) <= max(targets) < wanted:
-        raise unfit(call, "n_targets", f"above {max(targets, default=0)}", wanted)
+        raise call.unfit("n_targets", f"above {max(targets, default=0)}", wanted)
     if not set(modes.tolist()) <= set(range(MEMBER + 1)):
-        raise unfit(call, "nodes_modes", f"0 to {MEMBER}", sorted(set(modes.tolist())))
-    roots = np.array(wholes(call, "tree_roots"), np.int64)
+        raise call.unfit("nodes_modes", f"0 to {MEMBER}", sorted(set(modes.tolist())))
+    roots = np.array(call.wholes("tree_roots"), np.int64)
     if not roots.size or not ((roots >= 0) & (roots < count)).all():
         raise call.malformed(f"a root of {call.op} is no node")
     _check_size(call, count + leaves, wanted)
@@ -211,8 +211,8 @@ def _sides(call: NodeCall, count: int, leaves: int) -> Array:
     """The nodes where conditions fail and where they hold."""
     sides = []
     for side in ("false", "true"):
-        ids = np.array(wholes(call, f"nodes_{side}nodeids", count), np.int64)
-        ends = np.array(wholes(call, f"nodes_{side}leafs", count), np.bool_)
+        ids = np.array(call.wholes(f"nodes_{side}nodeids", count), np.int64)
+        ends = np.array(call.wholes(f"nodes_{side}leafs", count), np.bool_)
         if not ((ids >= 0) & (ids < np.where(ends, leaves, count))).all():
             raise call.malformed(f"a node of {call.op} leads to no node, or is no node")
         sides.append(ids + ends * count)

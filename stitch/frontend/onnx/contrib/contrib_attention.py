@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from stitch import ops
-from stitch.frontend.onnx.calls import NodeCall, operand, real, unfit, whole, wholes
+from stitch.frontend.onnx.calls import NodeCall
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 from stitch.program import Array, DataType
 
@@ -20,13 +20,13 @@ _Some = list[SymbolicTensor | None]
 
 def attention(builder: ComputationGraphBuilder, call: NodeCall) -> _Some:
     """Heads of one projected tensor; and the keys and values, where there were earlier ones."""
-    x, weights = operand(call, 0), operand(call, 1)
+    x, weights = call.required(0), call.required(1)
     if x.ndim != 3 or weights.ndim != 2:
         raise call.malformed("Attention has operands [batch, length, width] and [width, widths]")
     bias = call.operand(2)
-    widths = wholes(call, "qkv_hidden_sizes") or (weights.shape[1] // 3,) * 3
+    widths = call.wholes("qkv_hidden_sizes") or (weights.shape[1] // 3,) * 3
     if len(widths) != 3 or sum(widths) != weights.shape[1] or widths[0] != widths[1]:
-        raise unfit(call, "qkv_hidden_sizes", f"three widths of {weights.shape[1]}", widths)
+        raise call.unfit("qkv_hidden_sizes", f"three widths of {weights.shape[1]}", widths)
     projected = builder.op("MatMul", x, weights)
     projected = projected if bias is None else projected + bias
     parts = builder.apply("Split", [projected, list(widths)], 3, {"axis": -1})
@@ -47,7 +47,7 @@ def attention(builder: ComputationGraphBuilder, call: NodeCall) -> _Some:
 
 def multi_head_attention(builder: ComputationGraphBuilder, call: NodeCall) -> _Some:
     """Heads of three tensors; and the keys and values, those of earlier calls among them."""
-    given = [operand(call, index) for index in range(3)]
+    given = [call.required(index) for index in range(3)]
     if given[0].ndim != 3 or given[1].ndim != given[2].ndim or given[1].ndim not in (3, 4):
         raise call.refused(
             "operator com.microsoft.MultiHeadAttention is not supported on packed operands",
@@ -82,9 +82,9 @@ def _wants(call: NodeCall, index: int) -> bool:
 
 def _heads(builder: ComputationGraphBuilder, call: NodeCall, x: SymbolicTensor) -> SymbolicTensor:
     """[batch, length, width] as [batch, heads, length, width of a head]."""
-    heads = whole(call, "num_heads")
+    heads = call.whole("num_heads")
     if heads < 1 or x.shape[-1] % heads:
-        raise unfit(call, "num_heads", f"a divisor of {x.shape[-1]}", heads)
+        raise call.unfit("num_heads", f"a divisor of {x.shape[-1]}", heads)
     apart = builder.op("Reshape", x, [*x.shape[:2], heads, x.shape[-1] // heads])
     return builder.op("Transpose", apart, perm=[0, 2, 1, 3])
 
@@ -101,7 +101,7 @@ def _attended(
     """What the queries attend to, heads side by side again."""
     if query.ndim != 4 or query.shape[-1] == 0 or not query.data_type.is_floating:
         raise call.malformed(f"{call.op} takes heads of real numbers", got=str(query.type))
-    scale = real(call, "scale") or 1 / math.sqrt(query.shape[-1])
+    scale = call.real("scale") or 1 / math.sqrt(query.shape[-1])
     turned = builder.op("Transpose", key, perm=[0, 1, 3, 2])
     scores = builder.op("MatMul", query, turned) * scale
     hidden = _hidden(builder, call, mask, scores)
@@ -130,9 +130,9 @@ def _hidden(
     hidden = None
     if mask is not None:
         seen = _seen(builder, call, mask, scores)
-        filled = np.asarray(real(call, "mask_filter_value", -10000.0), dtype)
+        filled = np.asarray(call.real("mask_filter_value", -10000.0), dtype)
         hidden = builder.op("Where", seen, np.zeros((), dtype), filled)
-    if whole(call, "unidirectional"):
+    if call.whole("unidirectional"):
         later = np.triu(np.ones((length, total), np.bool_), total - length + 1)
         # A row sees itself, so that none is -inf all along.
         least = np.asarray(-np.inf, dtype)
@@ -174,7 +174,7 @@ def _before(
 
 def embeddings(builder: ComputationGraphBuilder, call: NodeCall) -> _Some:
     """Words, places and segments: added and normalized; the rows' lengths; the sum."""
-    ids, words, places = operand(call, 0), operand(call, 2), operand(call, 3)
+    ids, words, places = call.required(0), call.required(2), call.required(3)
     segments, kinds, mask, where = (call.operand(index) for index in (1, 4, 7, 8))
     if ids.ndim != 2:
         raise call.malformed("operand 0 of EmbedLayerNormalization is [batch, length]")
@@ -184,7 +184,7 @@ def embeddings(builder: ComputationGraphBuilder, call: NodeCall) -> _Some:
     added = builder.op("Gather", words, ids) + builder.op("Gather", places, where)
     if segments is not None and kinds is not None:
         added = added + builder.op("Gather", kinds, segments)
-    operands, epsilon = (added, operand(call, 5), operand(call, 6)), real(call, "epsilon", 1e-12)
+    operands, epsilon = (added, call.required(5), call.required(6)), call.real("epsilon", 1e-12)
     normalized = builder.op("LayerNormalization", *operands, axis=-1, epsilon=epsilon)
     counted: SymbolicTensor | None = None
     if _wants(call, 1) and mask is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from stitch import ops
 from stitch.errors import CompileError
-from stitch.frontend.onnx.calls import NodeCall, operand, real, reals, unfit, whole
+from stitch.frontend.onnx.calls import NodeCall
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 from stitch.program import DataType
 
@@ -30,20 +30,20 @@ _ACTIVATIONS = {
 
 def product(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
     """A scaled product of matrices, perhaps transposed."""
-    both = [operand(call, 0), operand(call, 1)]
-    batched = whole(call, "transBatchA") or whole(call, "transBatchB")
+    both = [call.required(0), call.required(1)]
+    batched = call.whole("transBatchA") or call.whole("transBatchB")
     if batched and (both[0].ndim != both[1].ndim or both[0].ndim < 3):
         raise call.malformed(
             f"{call.op} takes transBatchA and transBatchB on operands of one rank, 3 or more",
             got=", ".join(str(list(one.shape)) for one in both),
         )  # fmt: skip
     sides = [
-        _turned(builder, both[index], whole(call, f"transBatch{side}") != 0,
-                whole(call, f"trans{side}") != 0)
+        _turned(builder, both[index], call.whole(f"transBatch{side}") != 0,
+                call.whole(f"trans{side}") != 0)
         for index, side in enumerate("AB")
     ]  # fmt: skip
     product_of_sides = builder.op("MatMul", *sides)
-    alpha = real(call, "alpha", 1.0)
+    alpha = call.real("alpha", 1.0)
     return product_of_sides if alpha == 1 else product_of_sides * alpha
 
 
@@ -65,7 +65,7 @@ def gemm(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
     sums = builder.apply("Gemm", call.inputs, 1, plain)[0]
     name = call.attributes.get("activation")
     numbers = {
-        known: real(call, f"activation_{known}")
+        known: call.real(f"activation_{known}")
         for known in ("alpha", "beta", "gamma") if f"activation_{known}" in call.attributes
     }  # fmt: skip
     takes = _ACTIVATIONS.get(str(name))
@@ -81,7 +81,7 @@ def convolution(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTen
     added = call.operand(3)
     result = result if added is None else result + added
     name = call.attributes.get("activation", "")
-    numbers = [float(number) for number in reals(call, "activation_params")]
+    numbers = [float(number) for number in call.reals("activation_params")]
     if name == "":
         return result
     if name == "Clip" and len(numbers) == 2:
@@ -90,7 +90,7 @@ def convolution(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTen
     if takes is None:
         raise _strange_activation(call, name)
     if len(takes) != len(numbers):
-        raise unfit(call, "activation_params", f"{len(takes)} numbers", len(numbers))
+        raise call.unfit("activation_params", f"{len(takes)} numbers", len(numbers))
     return builder.apply(str(name), [result], 1, dict(zip(takes, numbers, strict=True)))[0]
 
 
@@ -113,13 +113,13 @@ def fast_gelu(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTenso
 
 def quick_gelu(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
     """Gelu by a Sigmoid; with alpha 1 it is Swish."""
-    x = operand(call, 0)
-    return builder.op("Swish", x, alpha=real(call, "alpha", 1.702))
+    x = call.required(0)
+    return builder.op("Swish", x, alpha=call.real("alpha", 1.702))
 
 
 def _sum(call: NodeCall, *indices: int) -> SymbolicTensor:
     """The sum of the operands that are there; the first must be."""
-    total = operand(call, indices[0])
+    total = call.required(indices[0])
     for index in indices[1:]:
         more = call.operand(index)
         total = total if more is None else total + more
@@ -130,9 +130,9 @@ def skip_layer_normalization(
     builder: ComputationGraphBuilder, call: NodeCall
 ) -> list[SymbolicTensor | None]:
     """A sum of up to three, normalized; and the sum."""
-    operand(call, 1)
-    added, epsilon = _sum(call, 0, 1, 4), real(call, "epsilon", 1e-12)
-    operands = (added, operand(call, 2), call.operand(3))
+    call.required(1)
+    added, epsilon = _sum(call, 0, 1, 4), call.real("epsilon", 1e-12)
+    operands = (added, call.required(2), call.operand(3))
     normalized = builder.op("LayerNormalization", *operands, axis=-1, epsilon=epsilon)
     return [normalized, None, None, added]
 
@@ -141,26 +141,26 @@ def skip_root_mean_square(
     builder: ComputationGraphBuilder, call: NodeCall
 ) -> list[SymbolicTensor | None]:
     """A sum of up to three over the root of its squares' mean; and the sum."""
-    operand(call, 1)
-    added, epsilon = _sum(call, 0, 1, 3), real(call, "epsilon", 1e-12)
-    normalized = builder.op("RMSNormalization", added, operand(call, 2), axis=-1, epsilon=epsilon)
+    call.required(1)
+    added, epsilon = _sum(call, 0, 1, 3), call.real("epsilon", 1e-12)
+    normalized = builder.op("RMSNormalization", added, call.required(2), axis=-1, epsilon=epsilon)
     return [normalized, None, None, added]
 
 
 def root_mean_square(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
     """RMSNormalization, as ONNX Runtime called it before ONNX had it."""
-    both = [operand(call, 0), operand(call, 1)]
+    both = [call.required(0), call.required(1)]
     return builder.apply("RMSNormalization", both, 1, call.attributes)[0]
 
 
 def scaled_product(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
     """A product of small whole numbers, scaled, with a bias."""
-    a, b = operand(call, 0), operand(call, 1)
+    a, b = call.required(0), call.required(1)
     points = [_zero_point(call, index) for index in (4, 5)]
     counted = builder.op("MatMulInteger", a, b, *points)
     bias = call.operand(6)
     result = builder.op("Cast", counted, to=ops.onnx_code(DataType.FLOAT32))
-    result = result * (operand(call, 2) * operand(call, 3))
+    result = result * (call.required(2) * call.required(3))
     return result if bias is None else result + bias
 
 

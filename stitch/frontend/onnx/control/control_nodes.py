@@ -199,7 +199,7 @@ def _check_rounds(call: ControlCall, rounds: int) -> None:
     if rounds > MAX_ROUNDS:
         raise call.refused(
             f"operator {call.op} is not supported for more than {MAX_ROUNDS} rounds: "
-            "every round becomes operations of its own",
+            "every round becomes operations of its own"
         )
 
 
@@ -231,7 +231,7 @@ def _stacked(
     ):
         raise call.refused(
             f"operator {call.op} is not supported where it runs no round and the body does not "
-            "say the shapes of its results",
+            "say the shapes of its results"
         )
     shape.insert(axis if axis >= 0 else axis + len(shape) + 1, 0)
     return bodies.builder.constant(
