@@ -37,12 +37,10 @@ if TYPE_CHECKING:
         TrainFile,
         completed_schedule,
         data_defects,
-        load_training,
         parse_every,
         read_data,
         read_training,
         shuffled,
-        training_from_text,
     )
 else:
     __getattr__, __dir__ = names_on_demand(
@@ -51,8 +49,8 @@ else:
             "pipelines": "CheckedPipeline PipelineFile YamlPipeline load_pipeline read_pipeline",
             "recognition": "MACHINE MODULE PIPELINE TRAINING form_of form_of_text",
             "trainings": "OUTPUTS DataPart Every ModelTypes TrainData TrainDraft TrainFile "
-            "completed_schedule data_defects load_training parse_every read_data read_training "
-            "shuffled training_from_text",
+            "completed_schedule data_defects parse_every read_data read_training "
+            "shuffled",
         },
     )
 
@@ -60,6 +58,6 @@ __all__ = [
     "MACHINE", "MODULE", "OUTPUTS", "PIPELINE", "TRAINING", "CheckedPipeline", "DataPart",
     "Every", "ModelTypes", "PipelineFile", "TrainData", "TrainDraft", "TrainFile",
     "YamlPipeline", "completed_schedule", "data_defects", "form_of", "form_of_text",
-    "load_pipeline", "load_training", "parse_every", "read_data", "read_pipeline",
-    "read_training", "shuffled", "training_from_text",
+    "load_pipeline", "parse_every", "read_data", "read_pipeline",
+    "read_training", "shuffled",
 ]  # fmt: skip

@@ -25,7 +25,7 @@ from stitch.forms.kinds import (
     is_name,
     is_word,
 )
-from stitch.forms.nodes import Node, ProblemLog, number_of, read_yaml
+from stitch.forms.nodes import Node, ProblemLog, form_text, number_of, read_yaml
 from stitch.forms.places import Place, Reading
 from stitch.forms.rows import Form, FormValues, Row, as_written
 from stitch.on_demand import names_on_demand
@@ -46,6 +46,6 @@ __all__ = [
     "NUMPY_SUFFIXES", "AsWritten", "ByKey", "Choice", "Either", "ElementType", "Entries",
     "Flag", "Form", "FormValues", "Kind", "ListOf", "Name", "NameOrPath", "Node", "Number",
     "Pairs", "Place", "ProblemLog", "Reading", "RelativePath", "Row", "Shape", "Tagged",
-    "Tried", "Whole", "Word", "as_written", "is_name", "is_word", "npy_bytes", "npz_bytes",
-    "number_of", "read_array", "read_array_file", "read_yaml", "typed",
+    "Tried", "Whole", "Word", "as_written", "form_text", "is_name", "is_word", "npy_bytes",
+    "npz_bytes", "number_of", "read_array", "read_array_file", "read_yaml", "typed",
 ]  # fmt: skip

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import yaml
 
 from stitch.errors import FormatError, Problem, StitchError
+from stitch.files import read_text
 
 MAX_NBYTES = 1 << 20
 MAX_DEPTH = 16
@@ -80,6 +82,16 @@ class ProblemLog:
     def note_error(self, kind: str, line: int, error: StitchError) -> None:
         """Notes what an error of another room says."""
         self.note(kind, line, str(error))
+
+
+def form_text(path: Path, what: str, where: str) -> str:
+    """The text of a file that people wrote; raises `FormatError` where there is none."""
+    try:
+        return read_text(path)
+    except OSError as error:
+        raise FormatError(f"cannot read the {what}: {error.strerror}", where=where) from error
+    except UnicodeDecodeError as error:
+        raise FormatError(f"not YAML: it is no UTF-8 text ({error})", where=path.name) from error
 
 
 def read_yaml(text: str, file: str) -> tuple[Node, ProblemLog]:

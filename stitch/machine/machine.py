@@ -19,7 +19,6 @@ The cost model, from first principles:
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -123,16 +122,6 @@ class Machine:
                 return path
         return None
 
-    def without_path(self, source: Space, target: Space) -> Machine:
-        """The same machine with one path cut (to ask what a plan would then have to do)."""
-        left = tuple(p for p in self.paths if not (p[0] is source and p[1] is target))
-        return dataclasses.replace(self, paths=left)
-
-    @property
-    def moves_inside_l1(self) -> bool:
-        """Whether bytes can move from L1 to L1 without passing through DRAM."""
-        return self.path(Space.L1, Space.L1) is not None
-
     def route(self, source: Space, target: Space) -> tuple[Space, ...]:
         """The spaces that a copy visits, both ends included: direct, else through fewest others.
 
@@ -163,15 +152,6 @@ class Machine:
             assert leg is not None, "route() only returns connected stops"
             total += leg.seconds(nbytes, transfer_nbytes)
         return total
-
-    def noc_bytes_per_cycle(self, transfer_nbytes: int) -> float:
-        """Bytes per cycle over one worker core's link; raises `LayoutError` without a NoC."""
-        if self.noc is None:
-            raise LayoutError(
-                f"machine {self.name!r} describes no network on chip",
-                remedy="choose a machine whose description has a `noc` section",
-            )
-        return self.noc.bytes_per_cycle(transfer_nbytes)
 
 
 def _detours(source: Space, target: Space) -> Iterator[tuple[Space, ...]]:

@@ -6,7 +6,7 @@ prepared copies. Must not know: tasks, plans, programs, executors.
 
 from stitch.memory.allocator import Allocator
 from stitch.memory.byte_ranges import ByteRanges
-from stitch.memory.conversion import CopyKernel, prepare_copy, read_array, write_array
+from stitch.memory.conversion import CopyKernel, prepare_copy
 from stitch.memory.space_memory import (
     LENT_ADDRESSES,
     PADDING_BYTE,
@@ -17,5 +17,5 @@ from stitch.memory.space_memory import (
 
 __all__ = [
     "LENT_ADDRESSES", "PADDING_BYTE", "POISON_BYTE", "Allocator", "ByteRanges", "CopyKernel",
-    "SpaceMemory", "WriteCounter", "prepare_copy", "read_array", "write_array",
+    "SpaceMemory", "WriteCounter", "prepare_copy",
 ]  # fmt: skip

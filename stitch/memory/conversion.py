@@ -21,8 +21,8 @@ from stitch.machine import Footprint, MachineShape
 from stitch.memory.cells import Bytes, CellMap, map_cells, paired_views, shared_parts
 from stitch.memory.space_memory import WriteCounter
 from stitch.memory.stages import Call, Staging, Strip, bind_strips
-from stitch.memory.strips import Side, conversion_strips, dense_twin, dense_type
-from stitch.program import Array, TensorDesc, host_layout
+from stitch.memory.strips import Side, conversion_strips, dense_twin
+from stitch.program import TensorDesc
 
 _NO_STAGING = Staging((0, 0), 0)
 #: Copy pairs of shards directly up to this many calls per shard; beyond, by way of dense rows.
@@ -175,31 +175,3 @@ def _path(source: Side, target: Side) -> tuple[str, ...]:
     if not words or ours.space is not theirs.space:
         words.append("move")
     return tuple(words)
-
-
-def read_array(desc: TensorDesc, region: Bytes, machine: MachineShape) -> Array:
-    """A new dense array of what a footprint holds (float32 for block formats)."""
-    array = np.empty(desc.shape, dense_type(desc).dtype)
-    dense = TensorDesc(desc.shape, host_layout(dense_type(desc)))
-    prepare_copy(desc, dense, machine).bind(region, _raw(array))()
-    return array
-
-
-def write_array(array: Array, desc: TensorDesc, region: Bytes, machine: MachineShape) -> None:
-    """Writes a dense array into a footprint, in the layout that `desc` describes.
-
-    Raises `LayoutError` where shape or type is another: `read_array` gives what this takes.
-    """
-    wanted = dense_type(desc)
-    if array.shape != desc.shape or array.dtype != wanted.dtype:
-        raise LayoutError(
-            "an array does not fit the tensor that it is written to",
-            expected=f"{wanted.value}{list(desc.shape)}",
-            got=f"{array.dtype}{list(array.shape)}",
-        )
-    dense = TensorDesc(desc.shape, host_layout(wanted))
-    prepare_copy(dense, desc, machine).bind(_raw(np.ascontiguousarray(array)), region)()
-
-
-def _raw(array: Array) -> Bytes:
-    return array.reshape(-1).view(np.uint8)

@@ -6,7 +6,6 @@ their text. Must not know: machines, files, kernels, memory.
 
 from stitch.program.data_type import BLOCK_ELEMENTS, DataType
 from stitch.program.layout import (
-    FACE_SHAPE,
     MAX_RANK,
     TILE_SHAPE,
     Layout,
@@ -43,7 +42,7 @@ from stitch.program.program import (
 )
 
 __all__ = [
-    "ABSENT", "BLOCK_ELEMENTS", "FACE_SHAPE", "MAX_RANK", "NO_ATTRIBUTES", "TILE_SHAPE",
+    "ABSENT", "BLOCK_ELEMENTS", "MAX_RANK", "NO_ATTRIBUTES", "TILE_SHAPE",
     "Array", "AttributeValue", "Constant", "DataType", "InputKind", "InputSlot", "Layout",
     "MemoryLayout", "Operation", "OperationList", "Orientation", "OutputSlot", "Ownership",
     "Program", "Role", "Scratch", "ShardSpec", "Space", "TensorDesc", "Value", "ValueType",

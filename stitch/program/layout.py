@@ -12,7 +12,6 @@ from stitch.program.data_type import DataType
 
 #: The tile of the device: 32 rows of 32, stored as four 16 x 16 faces (tt-metal tensor layouts).
 TILE_SHAPE = (32, 32)
-FACE_SHAPE = (16, 16)
 MAX_RANK = 32
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         plan_json,
         totals_json,
     )
-    from stitch.report.memory import host_memory_line, memory_report, memory_view, memory_views
+    from stitch.report.memory import host_memory_line, memory_report, memory_views
     from stitch.report.record_replay import RunRecord, read_record, replay
     from stitch.report.run_record import Recorder
 else:
@@ -31,7 +31,7 @@ else:
         {
             "chrome_trace": "ChromeTrace",
             "explanation": "CopyLine copy_lines counted explain other_lines plan_json totals_json",
-            "memory": "host_memory_line memory_report memory_view memory_views",
+            "memory": "host_memory_line memory_report memory_views",
             "record_replay": "RunRecord read_record replay",
             "run_record": "Recorder",
         },
@@ -39,6 +39,6 @@ else:
 
 __all__ = [
     "ChromeTrace", "CopyLine", "Device", "Recorder", "RunRecord", "copy_lines", "counted",
-    "explain", "host_memory_line", "memory_report", "memory_view", "memory_views", "other_lines",
+    "explain", "host_memory_line", "memory_report", "memory_views", "other_lines",
     "plan_json", "read_record", "replay", "totals_json",
 ]  # fmt: skip

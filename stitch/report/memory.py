@@ -8,13 +8,6 @@ from stitch.program import Space
 from stitch.runtime import RuntimeDevice
 
 
-def memory_view(device: RuntimeDevice, space: Space) -> dict[str, Any]:
-    """One space as data; sizes are bytes per bank, as the device allocates in lock-step."""
-    with device.lock:
-        device.flush()
-        return _view(device, space)
-
-
 def _view(device: RuntimeDevice, space: Space) -> dict[str, Any]:
     use, shape = device.memory_use()[space], device.machine.shape.space(space)
     table = [

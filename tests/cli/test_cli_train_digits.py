@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stitch.documents import load_training
+from stitch.documents import read_training
 from stitch.training.checkpoints.checkpoint_folder import read_checkpoint
 from stitch.training.checkpoints.checkpoint_format import read_tensors
 from tests.support.training.commands import (
@@ -49,7 +49,8 @@ def test_digits_are_learned_from_scratch_to_97_percent_of_those_held_out(digits:
 
 
 def test_settings_were_chosen_without_the_held_out_digits() -> None:
-    found = load_training(DIGITS / "train.yaml")
+    found = read_training(DIGITS / "train.yaml").file
+    assert found is not None
     assert found.data.validation is not None and found.data.held_out is not None
     with np.load(DIGITS / "digits.npz") as arrays:
         assert not set(arrays["train"]) & set(arrays["held_out"])

@@ -8,6 +8,7 @@ import pytest
 import stitch
 from stitch.program import TILE_SHAPE, Array, DataType, InputKind, Layout, Space, TensorDesc
 from stitch.report import copy_lines
+from tests.support.machines import without_path
 from tests.support.stitched_models import binary_op, integers, model, one, scaled, tiny
 
 F32 = DataType.FLOAT32
@@ -79,7 +80,7 @@ def test_tensors_that_fit_by_size_but_clash_by_address_are_moved_apart() -> None
 def test_a_tensor_in_the_way_of_a_programs_scratch_moves_first(bounces: bool) -> None:
     machine = tiny()
     if bounces:
-        machine = machine.without_path(Space.L1, Space.L1)
+        machine = without_path(machine, Space.L1, Space.L1)
 
     def build(b: stitch.ComputationGraphBuilder) -> None:
         x = b.input("x", (8, 64), "float32")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.documents import load_pipeline, load_training
+from stitch.documents import load_pipeline, read_training
 from stitch.errors import FormatError
 from stitch.files import files_read, identity, noting_files, open_file, read_bytes, read_text
 from stitch.forms import read_array
@@ -29,7 +29,7 @@ DOORS: dict[str, Callable[[Path], Any]] = {
     "m.onnx": read_graph,
     "m.yaml": read_graph,
     "p.yaml": load_pipeline,
-    "t.yaml": load_training,
+    "t.yaml": read_training,
     "machine.yaml": load_machine,
     "r.json": read_text,
 }

@@ -20,7 +20,7 @@ from stitch.cli.module_files import Module
 from stitch.cli.slot_words import deal
 from stitch.cli.wire_words import wires_of
 from stitch.compiler import compile_graph
-from stitch.documents import YamlPipeline, read_pipeline, training_from_text
+from stitch.documents import YamlPipeline, read_pipeline, read_training
 from stitch.errors import FormatError
 from stitch.frontend import module_from_text, read_graph
 from stitch.graph import ComputationGraph, as_json, from_json
@@ -260,7 +260,7 @@ def test_nested_repeats_are_walked_once_more_for_each_level_only(
     assert deep <= 4 * shallow
 
 
-def test_reading_a_training_is_linear() -> None:
+def test_reading_a_training_is_linear(tmp_path: Path) -> None:
     def work_on(count: int) -> Work:
         text = (
             "model: m.yaml\ndata: {file: d.npz, labels: y, inputs: {"
@@ -268,7 +268,9 @@ def test_reading_a_training_is_linear() -> None:
             + "}}\nloss: mse\noptimizer: sgd\ntrainable: ["
             + ", ".join(f"w{i}" for i in range(count)) + "]\n"
         )  # fmt: skip
-        return lambda: training_from_text(text, Path())
+        file = tmp_path / f"{count}.yaml"
+        file.write_text(text)
+        return lambda: read_training(file)
 
     assert_linear(work_on)
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from stitch.errors import FormatError, LayoutError, UsageError
 from stitch.machine.description import load_machine, machine_names, parse_machine
 from stitch.program import Space
+from tests.support.machines import without_path
 
 SHIPPED = ("blackhole_p150", "host", "tiny", "wormhole_n150")
 
@@ -134,9 +135,9 @@ def test_a_machine_without_an_l1_path_is_expressed_by_leaving_it_out() -> None:
     lines = text_of("tiny").splitlines()
     text = "\n".join(line for line in lines if "from: l1, to: l1" not in line)
     machine = parse_machine(text.encode(), "cut.yaml")
-    assert not machine.moves_inside_l1
+    assert machine.path(Space.L1, Space.L1) is None
     assert machine.route(Space.L1, Space.L1) == (Space.L1, Space.DRAM, Space.L1)
-    assert machine.paths == load_machine("tiny").without_path(Space.L1, Space.L1).paths
+    assert machine.paths == without_path(load_machine("tiny"), Space.L1, Space.L1).paths
 
 
 def test_an_unknown_name_suggests_the_closest_machine() -> None:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from stitch.machine.shape import MachineShape, SpaceShape, footprint
-from stitch.memory import read_array, write_array
 from stitch.program import TILE_SHAPE, DataType, Layout, Space, TensorDesc
+from tests.support.dense_arrays import read_array, write_array
 
 MACHINE = MachineShape("m", (1, 1), SpaceShape(1, 0, 1 << 30, 32), SpaceShape(1, 0, 1 << 20, 16))
 BLOCKS = [DataType.BFP8, DataType.BFP4]

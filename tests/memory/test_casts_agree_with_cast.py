@@ -11,9 +11,10 @@ import pytest
 from numpy.typing import NDArray
 
 from stitch.machine.shape import MachineShape, SpaceShape, footprint
-from stitch.memory import prepare_copy, read_array
+from stitch.memory import prepare_copy
 from stitch.ops import evaluate, onnx_code
 from stitch.program import TILE_SHAPE, DataType, Layout, Space, TensorDesc, host_layout
+from tests.support.dense_arrays import read_array
 
 MACHINE = MachineShape("m", (1, 1), SpaceShape(1, 0, 1 << 30, 32), SpaceShape(1, 0, 1 << 20, 16))
 TYPES = [t for t in DataType if not t.is_block]

@@ -10,7 +10,7 @@ import pytest
 
 from stitch.errors import LayoutError
 from stitch.machine.shape import MachineShape, SpaceShape, footprint, shard_layout
-from stitch.memory import CopyKernel, prepare_copy, read_array, write_array
+from stitch.memory import CopyKernel, prepare_copy
 from stitch.program import (
     TILE_SHAPE,
     DataType,
@@ -20,6 +20,7 @@ from stitch.program import (
     TensorDesc,
     host_layout,
 )
+from tests.support.dense_arrays import read_array, write_array
 
 MACHINE = MachineShape(
     "m", (4, 4), SpaceShape(1, 0, 1 << 30, 64), SpaceShape(16, 0, 1 << 20, 16),
@@ -128,11 +129,3 @@ def test_shapes_have_to_agree() -> None:
         prepare_copy(
             TensorDesc((2, 3), host_layout(F32)), TensorDesc((3, 2), host_layout(F32)), MACHINE
         )
-
-
-def test_an_array_of_another_type_or_shape_is_refused() -> None:
-    desc = TensorDesc((2, 3), host_layout(F32))
-    region = np.zeros(64, np.uint8)
-    for array in (np.zeros((2, 3), np.float64), np.zeros((3, 2), np.float32)):
-        with pytest.raises(LayoutError, match="does not fit"):
-            write_array(array, desc, region, MACHINE)

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from stitch.errors import OutOfMemoryError, TaskError
 from stitch.machine.shape import MachineShape, SpaceShape, footprint
-from stitch.memory import SpaceMemory, prepare_copy, read_array, write_array
+from stitch.memory import SpaceMemory, prepare_copy
 from stitch.program import (
     TILE_SHAPE,
     DataType,
@@ -37,6 +37,7 @@ from stitch.program import (
     Space,
     TensorDesc,
 )
+from tests.support.dense_arrays import read_array, write_array
 
 MACHINE = MachineShape(
     "tiny",

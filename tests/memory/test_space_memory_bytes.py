@@ -9,7 +9,7 @@ import pytest
 
 from stitch.errors import LayoutError, TaskError
 from stitch.machine.shape import MachineShape, SpaceShape, footprint
-from stitch.memory import POISON_BYTE, SpaceMemory, prepare_copy, read_array, write_array
+from stitch.memory import POISON_BYTE, SpaceMemory, prepare_copy
 from stitch.program import (
     TILE_SHAPE,
     DataType,
@@ -20,6 +20,7 @@ from stitch.program import (
     TensorDesc,
     host_layout,
 )
+from tests.support.dense_arrays import read_array, write_array
 
 L1 = SpaceShape(4, 64, 1 << 20, 16)
 MACHINE = MachineShape("m", (2, 2), SpaceShape(1, 0, 1 << 30, 64), L1)

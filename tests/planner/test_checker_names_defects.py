@@ -25,6 +25,7 @@ from stitch.planner import (
 from stitch.planner.checker.byte_map import ByteMap, ContentPiece
 from stitch.planner.checker.proof import certificate_defect, packs
 from stitch.program import Space
+from tests.support.machines import without_path
 from tests.support.planner import cases
 from tests.support.planner.small_requests import BF16, DRAM, L1, Scene, desc_of, program
 
@@ -195,7 +196,7 @@ def test_a_transfer_beside_the_stage_is_named() -> None:
 
 def test_a_transfer_over_a_path_that_the_machine_lacks_is_named() -> None:
     made = plan(cases.fragmented())
-    cut = replace(made.request, machine=made.request.machine.without_path(L1, L1))
+    cut = replace(made.request, machine=without_path(made.request.machine, L1, L1))
     assert "transfer" in kinds(replace(made, request=cut))
 
 

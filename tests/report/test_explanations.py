@@ -10,7 +10,8 @@ import pytest
 import stitch
 from stitch.budget import BUDGET
 from stitch.program import DataType, Layout, Space
-from stitch.report import copy_lines, explain, memory_view, memory_views, plan_json
+from stitch.report import copy_lines, explain, memory_views, plan_json
+from tests.support.machines import without_path
 from tests.support.stitched_models import integers, one, scaled, tiny
 
 F32 = DataType.FLOAT32
@@ -55,7 +56,7 @@ def test_every_conversion_between_programs_is_listed_with_its_reason() -> None:
 def test_evictions_and_moves_carry_reason_and_certificate(bounces: bool) -> None:
     machine = tiny(l1_nbytes=2048)
     if bounces:
-        machine = machine.without_path(Space.L1, Space.L1)
+        machine = without_path(machine, Space.L1, Space.L1)
     wishes = ("input.x.space=l1", "output.y.space=l1")
     fixed = (*wishes, "input.x.address=0xa00")
     with stitch.open_device(machine) as device:
@@ -128,7 +129,7 @@ def test_the_memory_report_names_every_buffer_and_adds_up() -> None:
         owners = {e["tensor"] for v in views.values() for e in v["block_table"] if e["allocated"]}
         assert "output 'y' of 'a'" in owners
         assert any("constant" in owner and "'a'" in owner for owner in owners)
-        table = memory_view(device, Space.L1)["block_table"]
+        table = memory_views(device)["l1"]["block_table"]
         assert any(e["address"] == y.address and e["allocated"] for e in table)
         assert x.is_allocated
 
@@ -138,11 +139,11 @@ def test_the_memory_report_counts_leases_apart() -> None:
         program = device.load(scaled("a", 2.0))
         y = one(program(integers()))
         y.numpy()
-        held = memory_view(device, Space.L1)
+        held = memory_views(device)["l1"]
         assert held["total_bytes_leased_per_bank"] == 0
         assert "leased" not in device.memory_report()
         del y
-        idle = memory_view(device, Space.L1)
+        idle = memory_views(device)["l1"]
         size = idle["total_bytes_leased_per_bank"]
         assert size == held["total_bytes_allocated_per_bank"] > 0
         assert idle["total_bytes_allocated_per_bank"] == 0

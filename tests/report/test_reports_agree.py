@@ -19,6 +19,7 @@ from stitch.report.chrome_trace import ChromeTrace
 from stitch.report.record_replay import read_record, replay
 from stitch.report.run_record import Recorder
 from stitch.runtime import RuntimeDevice
+from tests.support.machines import without_path
 from tests.support.stitched_models import consuming, integers, one, scaled, tiny
 
 FIRST_LINE = re.compile(
@@ -200,7 +201,7 @@ def test_relocations_count_each_tensor_once_whatever_its_way() -> None:
     for bounces in (False, True):
         machine = tiny(l1_nbytes=2048)
         if bounces:
-            machine = machine.without_path(Space.L1, Space.L1)
+            machine = without_path(machine, Space.L1, Space.L1)
         wishes = ("input.x.space=l1", "output.y.space=l1")
         with stitch.open_device(machine) as device:
             trace, recorder = ChromeTrace(device), Recorder(device)

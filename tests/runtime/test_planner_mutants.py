@@ -20,6 +20,7 @@ from stitch.program import TILE_SHAPE, Array, DataType, Layout, Space
 from stitch.runtime.queue.window import Window
 from stitch.runtime.recording.recording_maker import Planned, RecordingMaker
 from tests.support import plans_that_ran
+from tests.support.machines import without_path
 from tests.support.stitched_models import consuming, integers, one, scaled, tiny
 
 SHAPE = (8, 64)
@@ -185,7 +186,7 @@ def mutants(made: Plan) -> Iterator[tuple[str, Mutation]]:
 
 @pytest.mark.parametrize("bounces", [False, True], ids=["moves", "bounces"])
 def test_every_mutant_of_a_real_plan_gives_wrong_numbers_or_an_error(bounces: bool) -> None:
-    machine = MACHINE.without_path(Space.L1, Space.L1) if bounces else MACHINE
+    machine = without_path(MACHINE, Space.L1, Space.L1) if bounces else MACHINE
     taken: list[Plan] = []
 
     def take(made: Plan) -> Plan:

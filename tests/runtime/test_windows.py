@@ -9,6 +9,7 @@ import stitch
 from stitch.program import TILE_SHAPE, Array, DataType, InputKind, Layout, Space
 from stitch.report import copy_lines
 from stitch.runtime import LoadedProgram
+from tests.support.machines import without_path
 from tests.support.stitched_models import binary_op, consuming, one, scaled, tiny
 
 F32 = DataType.FLOAT32
@@ -119,7 +120,7 @@ class Walk:
 
 
 def walk(seed: int, window: int, steps: int, *, debug: bool, bounces: bool) -> list[Array]:
-    machine = MACHINE.without_path(Space.L1, Space.L1) if bounces else MACHINE
+    machine = without_path(MACHINE, Space.L1, Space.L1) if bounces else MACHINE
     with stitch.open_device(machine, window=window, debug=debug) as device:
         found = Walk(device, seed).run(steps)
         kinds = {line.kind for line in copy_lines(device.history.plans)}

@@ -42,8 +42,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from stitch.errors import FormatError
-from stitch.files import read_text
 from stitch.forms import (
     ByKey,
     ElementType,
@@ -63,6 +61,7 @@ from stitch.forms import (
     Shape,
     Whole,
     Word,
+    form_text,
     is_word,
     read_yaml,
 )
@@ -177,15 +176,7 @@ class PipelineFile:
 def load_pipeline(path: str | Path) -> PipelineFile:
     """The pipeline of a YAML file; raises `FormatError` listing every defect of its form."""
     place = Path(path)
-    try:
-        text = read_text(place)
-    except OSError as error:
-        raise FormatError(
-            f"cannot read the pipeline: {error.strerror}", where=str(place)
-        ) from error
-    except UnicodeDecodeError as error:
-        raise FormatError(f"not YAML: it is no UTF-8 text ({error})", where=place.name) from error
-    return pipeline_from_text(text, place.parent, place.name)
+    return pipeline_from_text(form_text(place, "pipeline", str(place)), place.parent, place.name)
 
 
 def pipeline_from_text(text: str, folder: Path, file: str = "pipeline.yaml") -> PipelineFile:

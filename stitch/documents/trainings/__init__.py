@@ -19,14 +19,12 @@ from stitch.documents.trainings.training_form import (
     Every,
     TrainDraft,
     TrainFile,
-    load_training,
     parse_every,
     read_training,
-    training_from_text,
 )
 
 __all__ = [
     "OUTPUTS", "TRAINING_KEYS", "DataPart", "Every", "ModelTypes", "TrainData", "TrainDraft",
-    "TrainFile", "completed_schedule", "data_defects", "load_training", "parse_every", "read_data",
-    "read_training", "shuffled", "training_from_text",
+    "TrainFile", "completed_schedule", "data_defects", "parse_every", "read_data",
+    "read_training", "shuffled",
 ]  # fmt: skip

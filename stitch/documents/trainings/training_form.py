@@ -49,8 +49,6 @@ from typing import Any
 
 from stitch.documents.trainings.choices import LOSS, METRICS, OPTIMIZER, SCHEDULE, metrics_of
 from stitch.documents.trainings.data_entries import DataEntry, DataKind, files_of
-from stitch.errors import FormatError
-from stitch.files import read_text
 from stitch.forms import (
     Choice,
     ElementType,
@@ -69,6 +67,7 @@ from stitch.forms import (
     Tried,
     Whole,
     Word,
+    form_text,
     read_yaml,
 )
 from stitch.runtime import EXECUTORS
@@ -160,35 +159,11 @@ class TrainDraft:
 _DRAFTED = ("folder", "lines", "model", "data", "weights", "target", "batch_size", "seed")
 
 
-def load_training(path: str | Path) -> TrainFile:
-    """The training of a YAML file; raises `FormatError` listing every defect of its form."""
-    return _whole(read_training(path))
-
-
 def read_training(path: str | Path) -> TrainDraft:
     """The training of a YAML file, with the defects of its form; raises `FormatError` where there
     is no YAML to be read."""
     place = Path(path)
-    try:
-        text = read_text(place)
-    except OSError as error:
-        raise FormatError(
-            f"cannot read the training: {error.strerror}", where=str(place)
-        ) from error
-    except UnicodeDecodeError as error:
-        raise FormatError(f"not YAML: it is no UTF-8 text ({error})", where=place.name) from error
-    return _draft(text, place.parent, place.name)
-
-
-def training_from_text(text: str, folder: Path, file: str = "train.yaml") -> TrainFile:
-    """The training of a YAML text whose files lie in `folder`; raises `FormatError`."""
-    return _whole(_draft(text, folder, file))
-
-
-def _whole(draft: TrainDraft) -> TrainFile:
-    draft.log.raise_any("training")
-    assert draft.file is not None, "what is missing has been noted"
-    return draft.file
+    return _draft(form_text(place, "training", str(place)), place.parent, place.name)
 
 
 def _draft(text: str, folder: Path, file: str) -> TrainDraft:

@@ -38,8 +38,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from stitch.errors import FormatError, LayoutError, StitchError, UsageError
-from stitch.files import read_text
+from stitch.errors import LayoutError, StitchError, UsageError
 from stitch.forms import (
     AsWritten,
     Choice,
@@ -56,6 +55,7 @@ from stitch.forms import (
     Shape,
     Word,
     as_written,
+    form_text,
     is_word,
     read_yaml,
 )
@@ -72,13 +72,7 @@ def load_module(path: str | Path) -> ComputationGraph:
     Locations of operations are `file:line` of the YAML, without its folder.
     """
     place = Path(path)
-    try:
-        text = read_text(place)
-    except OSError as error:
-        raise FormatError(f"cannot read the module: {error.strerror}", where=place.name) from error
-    except UnicodeDecodeError as error:
-        raise FormatError(f"not YAML: it is no UTF-8 text ({error})", where=place.name) from error
-    return module_from_text(text, place.parent, place.name)
+    return module_from_text(form_text(place, "module", place.name), place.parent, place.name)
 
 
 def module_from_text(text: str, folder: Path, file: str = "module.yaml") -> ComputationGraph:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from stitch.machine import load_machine
 from stitch.planner import Instance, PlanRequest
 from stitch.program import Layout, TensorDesc
+from tests.support.machines import without_path
 from tests.support.planner.small_requests import (
     BF16,
     DRAM,
@@ -74,7 +75,7 @@ def swapped_without_path() -> PlanRequest:
     """A cycle on a machine whose L1 banks cannot reach each other."""
     request = swapped()
     return PlanRequest(
-        request.machine.without_path(L1, L1),
+        without_path(request.machine, L1, L1),
         request.tasks,
         request.buffers,
         request.residents,
@@ -86,7 +87,7 @@ def fragmented_without_path() -> PlanRequest:
     """A move on a machine whose L1 banks cannot reach each other."""
     request = fragmented()
     return PlanRequest(
-        request.machine.without_path(L1, L1),
+        without_path(request.machine, L1, L1),
         request.tasks,
         request.buffers,
         request.residents,

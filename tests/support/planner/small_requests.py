@@ -12,6 +12,7 @@ from stitch.memory import Allocator
 from stitch.planner import Buffer, Instance, PlanRequest, Resident
 from stitch.program import DataType, Layout, MemoryLayout, Scratch, Space, TensorDesc
 from stitch.tasks import Task, Transformation, TransformationKind
+from tests.support.machines import without_path
 
 TINY = load_machine("tiny")
 F32, BF16 = DataType.FLOAT32, DataType.BFLOAT16
@@ -34,9 +35,9 @@ MACHINES = (
     TINY,
     machine_with(l1_nbytes=4096),
     machine_with(l1_nbytes=2048),
-    machine_with(l1_nbytes=4096).without_path(L1, L1),
+    without_path(machine_with(l1_nbytes=4096), L1, L1),
     machine_with(l1_nbytes=4096, dram_nbytes=8192),
-    machine_with(l1_nbytes=4096, base=0).without_path(L1, DRAM),
+    without_path(machine_with(l1_nbytes=4096, base=0), L1, DRAM),
 )
 
 
