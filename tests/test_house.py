@@ -134,7 +134,7 @@ def test_the_house_is_built_as_its_rules_say() -> None:
 
 #: What a device is made of, and who outside of the runtime still looks at it.
 INSIDE = {"backend", "constant_cache", "copies_forbidden", "dropped", "host_memory", "maker",
-          "queued", "recordings", "records", "unpinned", "_record"}  # fmt: skip
+          "notes", "queued", "recordings", "records", "_record"}  # fmt: skip
 LOOK_INSIDE = {"stitch/training/direct.py"}
 
 

@@ -11,6 +11,7 @@ Python containers: below ten thousand buffers nothing is faster in CPython.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable
 from heapq import nlargest
 
 from stitch.errors import LayoutError, OutOfMemoryError, TaskError
@@ -242,6 +243,19 @@ class Allocator:
         twin._holes, twin._starts = list(self._holes), None
         twin._token, twin._free = self._token, self._free
         return twin
+
+    def become(self, buffers: Iterable[tuple[int, int]]) -> None:
+        """These buffers, (address, size), are live and no others, whatever was before.
+
+        All or nothing; it works on what an interrupt has left in the middle of a change too.
+        """
+        fresh = Allocator(self.base, self.limit, self.alignment)
+        for address, size in buffers:
+            fresh.alloc_at(address, size)
+        # Nothing can come in between these: not one of them is a call.
+        self._live, self._sizes, self._ends = fresh._live, fresh._sizes, fresh._ends
+        self._holes, self._starts = fresh._holes, None
+        self._token, self._free = fresh._token, fresh._free
 
     def check(self) -> None:
         """Asserts our own invariants: disjoint buffers, no adjacent holes, three equal indices."""

@@ -7,12 +7,14 @@ earlier for the same work is replayed; then the backend runs it.
 from __future__ import annotations
 
 import gc
-import weakref
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any, Self
 
 import numpy as np
@@ -39,17 +41,26 @@ from stitch.runtime.queue import (
     run_one_by_one,
     run_the_rest,
 )
-from stitch.runtime.recording import Binding, Ran, RecordingMaker, Recordings, run_binding
+from stitch.runtime.recording import (
+    PLAN_FILE,
+    RUNNING,
+    Binding,
+    Ran,
+    RecordingMaker,
+    Recordings,
+    run_binding,
+)
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.tensor_access import DESC, LAYOUT, TENSOR, TensorAccess, target_desc
 from stitch.runtime.values import (
     BufferRecord,
-    Exports,
     InstanceRecord,
+    Notes,
     Records,
     SpaceUse,
     Status,
     ValueRecord,
+    mend,
 )
 from stitch.tasks import Transformation, TransformationKind
 from stitch.ttb import SOURCE, Binary, load
@@ -109,10 +120,10 @@ class RuntimeDevice(Lifetime):
         self.events = EventStream(self.history.count, self.look_again)
         self.hooks = Hooks(self.look_again)
         self.constant_cache = ConstantCache()
+        #: Values one of whose handles is gone, and notes of what else is.
         self.dropped: deque[ValueRecord] = deque()
-        #: Transformations of programs that nobody refers to any more.
-        self.unloaded: deque[int] = deque()
-        self.exports = Exports()
+        self.notes = Notes()
+        self.gone = self.notes.left
         self.recordings = Recordings(self.records)
         self.maker = RecordingMaker(self)
         self.copies_forbidden = 0
@@ -124,7 +135,7 @@ class RuntimeDevice(Lifetime):
         self.contents = InstanceBytes(self.backend)
         self.access = TensorAccess(
             self, self.backend, self.records, self.contents, self.host_memory, self.history,
-            self.events, self.exports,
+            self.events, self.notes,
         )  # fmt: skip
         self.queued = Window(0)
         self._limit = window
@@ -146,6 +157,32 @@ class RuntimeDevice(Lifetime):
             with self.queue_lock:
                 self._forget_queue("the device was closed after an error")
             self.close()
+
+    def mend(self) -> None:
+        """Bring to an end, or take back, what an interrupt has left half done."""
+        self._end_run()
+        with self.queue_lock:
+            self._mend_queue()
+            for value in mend(self.records, self.queued.values):
+                self.constant_cache.forget(value)
+        self.records.is_whole = True
+
+    def is_within_run(self) -> bool:
+        """Whether this thread is in the middle of a plan; a look at its stack, so it takes time."""
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            code = frame.f_code
+            if code in RUNNING or (code is _RUN_QUEUE and frame.f_locals["self"] is self):
+                return True
+            if code.co_filename == PLAN_FILE:
+                return True
+            frame = frame.f_back
+        return False
+
+    def _mend_queue(self) -> None:
+        """Its lock is held."""
+        if not self.queued.is_whole:
+            self.queued = Window.of(self.queued.number + 1, self.queued)
 
     def close(self) -> None:
         """Run what is queued and give all memory back; closing twice is allowed."""
@@ -228,16 +265,16 @@ class RuntimeDevice(Lifetime):
         with self.lock:
             self.check_open()
             self.drain()
-            loaded = load_program(self, self.machine, self.records, binary, program, where)
-            # They run wherever the last reference dies, so they only leave notes; see `drain`.
-            unload = weakref.finalize(loaded, self.unloaded.append, loaded.transformation.key)
-            unload.atexit = False
-            if loaded.constant_buffers:
-                unpin = weakref.finalize(
-                    loaded, self.exports.unpinned.extend, loaded.constant_buffers
-                )
-                unpin.atexit = False
-            return loaded
+            return load_program(self, self.machine, self.records, binary, program, where)
+
+    def await_unloading(self, loaded: LoadedProgram) -> None:
+        """Once nobody refers to a program, what it keeps is given back."""
+        key, constants = loaded.transformation.key, loaded.constant_buffers
+        self.notes.await_end(loaded, partial(self._unload, key, constants))
+
+    def _unload(self, transformation: int, constants: list[BufferRecord]) -> None:
+        self.recordings.forget(transformation)
+        self.records.let_go(constants)
 
     # -- single tensors ----------------------------------------------------------------------------
 
@@ -293,7 +330,8 @@ class RuntimeDevice(Lifetime):
         with self.lock:
             # What is ready, as a rule, needs no calls to say so.
             if (value.status is not READY or value.consumed or self._closed
-                    or self.running is not None or self.in_hooks):  # fmt: skip
+                    or self.running is not None or self.in_hooks
+                    or not self.records.is_whole):  # fmt: skip
                 self.settle(value)
             return self.access.read(value)
 
@@ -365,10 +403,11 @@ class RuntimeDevice(Lifetime):
     ) -> Array:
         """The bytes of a dense tensor for others; its buffer is pinned while the array lives.
 
-        `dtype`: as what they see the bytes; for the rest see `Exports.add`.
+        `dtype`: as what they see the bytes; for the rest see `Notes.await_end`.
         """
         with self.lock:
-            if value.status is not READY or self._closed or self.in_hooks:
+            if (value.status is not READY or self._closed or self.in_hooks
+                    or not self.records.is_whole):  # fmt: skip
                 self.settle(value)
             with self.queue_lock:
                 if value.status is not READY or value.consumed:
@@ -381,23 +420,6 @@ class RuntimeDevice(Lifetime):
             # The window may read it already.
             self.queued.reads_exposed = True
             expose(value, self.constant_cache)
-
-    def release_pin(self, buffer: BufferRecord) -> None:
-        """An export, or whoever reserved the buffer, has let go."""
-        if buffer.pins:
-            buffer.pins -= 1
-        if buffer.pins:
-            return
-        users, lease = buffer.users, buffer.lease
-        for user in users:
-            # What was pinned could not be evicted. Now it can, and then a copy is all that is left.
-            if user.is_exposed and len(user.instances) > 1:
-                forget_stale_copies(self, user)
-        if not users:
-            self.records.unused(buffer)
-        elif lease is not None and len(users) == 1:
-            with self.queue_lock:
-                lease.welcome(users[0])
 
     def note_gone(self, value: ValueRecord) -> None:
         """A value lost its last instance in a plan."""
@@ -419,7 +441,7 @@ class RuntimeDevice(Lifetime):
         try:
             if (self._closed or self.in_hooks or self.running is not None
                     or agent.device is not self):  # fmt: skip
-                self._refuse(agent)
+                self._look_closer(agent)
             found = link_arguments(self, agent, arguments, borrow)
             if len(self.dropped) > MANY_NOTES:
                 self._drain_if_free()
@@ -430,7 +452,7 @@ class RuntimeDevice(Lifetime):
             check_submission(agent, arguments)
             raise
 
-    def _refuse(self, agent: LoadedProgram) -> None:
+    def _look_closer(self, agent: LoadedProgram) -> None:
         self.check_open()
         if agent.device is not self:
             raise UsageError(f"program {agent.name!r} is loaded on another device")
@@ -453,6 +475,8 @@ class RuntimeDevice(Lifetime):
         with self.queue_lock:
             if self._closed:
                 self.check_open()
+            if not self.queued.is_whole:
+                self._mend_queue()
             check_inputs(self, agent, found)
             values: Sequence[ValueRecord] | None = None
             if agent.is_constant_evaluable:
@@ -472,13 +496,7 @@ class RuntimeDevice(Lifetime):
 
     def append(self, agent: LoadedProgram, inputs: list[ValueRecord]) -> list[ValueRecord]:
         """Put one run of a program into the queue, whose lock is held; its outputs, pending."""
-        what = agent.transformation
-        values = self.queued.append(self, what, agent, inputs, agent.outputs)
-        for index in what.donated:
-            inputs[index].consumed = True
-            inputs[index].lease = None
-            inputs[index].by = f"donated to {agent.name!r}"
-        return values
+        return self.queued.append(self, agent.transformation, agent, inputs, agent.outputs)
 
     def _is_full(self) -> bool:
         """Whether it is time to run; where the work repeats, the next windows hold whole periods of
@@ -507,6 +525,7 @@ class RuntimeDevice(Lifetime):
         outputs = [(bare, self.desc_key(bare))]
         with self.queue_lock:
             self.check_open()
+            self._mend_queue()
             value.check_usable()
             (made,) = self.queued.append(self, what, None, [value], outputs)
             made.retain = value.retain
@@ -541,24 +560,23 @@ class RuntimeDevice(Lifetime):
         self.drain()
         if fill is None and not self.queued.agents:
             return None
-        window: Window | None = None
+        with self.queue_lock:
+            self._mend_queue()
+            if fill is not None:
+                fill()
+            window = self.queued
+            kept, following = window.kept(), Window(window.number + 1)
+            # From here on others queue in the next, and may give away what this one reads. Both at
+            # once: nothing can come in between these.
+            self.running = window
+            self.queued = following
         try:
-            with self.queue_lock:
-                if fill is not None:
-                    fill()
-                # From here on others queue in the next, and may give away what this one reads.
-                window = self.queued
-                kept = window.kept()
-                self.running = window
-                self.queued = Window(window.number + 1)
-            return self.run_window(window, kept)
-        except BaseException:
-            if window is not None:
-                self._stopped(window)
-            raise
+            binding = self.run_window(window, kept)
+            window.is_done = True
+            return binding
         finally:
-            if window is not None:
-                self._ended(window)
+            # Where an interrupt comes before it or into it, whoever is next does it.
+            self._end_run()
 
     def run_window(self, window: Window, kept: tuple[bool, ...]) -> Binding | None:
         """Run a window that has left the queue; what ran, if it was one plan.
@@ -585,25 +603,27 @@ class RuntimeDevice(Lifetime):
             raise
         return binding
 
-    def _stopped(self, window: Window) -> None:
-        """What was queued behind a window that did not run to its end may miss results of it."""
+    def _end_run(self) -> None:
+        """What left the queue does not run any more, be it at its end; twice does no harm."""
+        window = self.running
+        if window is None:
+            return
         with self.queue_lock:
-            later = self.queued
-            if later is window:
-                return
-            if window.is_planned:
-                later.reads_failed = True
-            else:
-                window.go_on(later)
-                self.queued = window
-
-    def _ended(self, window: Window) -> None:
-        """A window does not run any more: free what was given up meanwhile."""
-        with self.queue_lock:
-            self.running = None
+            following = self.queued
+            if window.is_planned and not window.is_done:
+                # What was queued behind it may miss results of it.
+                following.reads_failed = True
+                for value in window.values:
+                    if value.status is Status.PENDING and value.window != following.number:
+                        fail(value, TaskError("its run was interrupted"))
+            elif not window.is_done:
+                following = Window.of(following.number + 1, window, following)
             for value in window.given_up:
-                if value.status is READY and value.window != self.queued.number:
+                if value.status is READY and value.window != following.number:
                     self._free(value, value.by)
+            # Both at once: nothing can come in between these.
+            self.queued = following
+            self.running = None
 
     def run(self, binding: Binding, window: Window, kept: tuple[bool, ...]) -> None:
         """Run a binding on the values of a window, and bring the records up to date."""
@@ -613,7 +633,8 @@ class RuntimeDevice(Lifetime):
         if ran is not True:
             if self.running is window:
                 # Who listens may look at what it made.
-                self.running = None
+                window.is_done = True
+                self._end_run()
             self.tell_run(binding, ran)
 
     def tell_run(self, binding: Binding, ran: Ran) -> None:
@@ -694,11 +715,12 @@ class RuntimeDevice(Lifetime):
 
     def drain(self) -> None:
         """Read the notes that finalizers left: drop values without handles, unpin exports."""
-        dropped, now = self.dropped, self.queued.number
-        unpinned = self.exports.unpinned
+        if not self.records.is_whole:
+            self.check_idle()
         # Before the handles: what is pinned no more goes back to its lease with its last handle.
-        while unpinned:
-            self.release_pin(unpinned.popleft())
+        if self.gone:
+            self._read_notes()
+        dropped, now = self.dropped, self.queued.number
         while dropped:
             value = dropped.popleft()
             value.handles -= 1
@@ -706,8 +728,33 @@ class RuntimeDevice(Lifetime):
                 lease = value.lease
                 if lease is None or not lease.put_back(value):
                     self._free(value, "its last handle was dropped")
-        while self.unloaded:
-            self.recordings.forget(self.unloaded.popleft())
+
+    def _read_notes(self) -> None:
+        gone, records = self.gone, self.records
+        while gone:
+            note = self.notes.first()
+            if note.act is not None:
+                note.act()
+            buffer = note.pinned
+            if buffer is None:
+                del gone[0]
+                continue
+            for user in buffer.users if buffer.pins == 1 else ():
+                # What was pinned could not be evicted. Now it can, and then a copy is all that is
+                # left.
+                if user.is_exposed and len(user.instances) > 1:
+                    forget_stale_copies(self, user)
+            # Until what nobody pins any more is free.
+            records.is_whole = False
+            buffer.pins -= 1
+            del gone[0]
+            if not buffer.pins:
+                if not buffer.users:
+                    records.unused(buffer)
+                elif buffer.lease is not None and len(buffer.users) == 1:
+                    with self.queue_lock:
+                        buffer.lease.welcome(buffer.users[0])
+            records.is_whole = True
 
     def _free(self, value: ValueRecord, by: str) -> None:
         self.records.release(value)
@@ -743,3 +790,6 @@ class RuntimeDevice(Lifetime):
         with self.lock:
             self.check_open()
             self.run_queue()
+
+
+_RUN_QUEUE = RuntimeDevice.run_queue.__code__

@@ -13,6 +13,7 @@ import weakref
 
 from stitch.errors import TaskError
 from stitch.runtime.queue import Window
+from stitch.runtime.values import Records
 
 _alive: weakref.WeakSet[Lifetime] = weakref.WeakSet()
 
@@ -24,6 +25,8 @@ class Lifetime:
     for moments only, by whoever queues, and whoever changes what a call looks at: which values are
     queued, given away, ready, shared. Who takes both takes `lock` first.
     """
+
+    records: Records
 
     def __init__(self, name: str) -> None:
         """Open, for this process; `name` is the machine's."""
@@ -72,12 +75,25 @@ class Lifetime:
     def check_idle(self) -> None:
         """Raise `TaskError` if a hook, a kernel or who listens to a plan being made asks: a plan is
         half-way through, and this thread with it."""
-        if (self.in_hooks or self.running is not None) and self.is_mine():
+        is_idle = not self.in_hooks and self.running is None and self.records.is_whole
+        if is_idle or not self.is_mine():
+            return
+        if (self.in_hooks or self.running is not None) and self.is_within_run():
             raise TaskError(
                 f"device {self._name!r} is in the middle of a plan: a hook cannot use it, "
                 "nor can a kernel",
                 remedy="look at the arrays of the hook's context, and act after the run",
             )
+        self.in_hooks = False
+        self.mend()
+
+    def is_within_run(self) -> bool:
+        """Whether this thread is in the middle of a plan; else an interrupt has ended it."""
+        raise AssertionError("a device defines it")
+
+    def mend(self) -> None:
+        """Bring to an end, or take back, what an interrupt has left half done."""
+        raise AssertionError("a device defines it")
 
     def is_mine(self) -> bool:
         """Whether this thread holds `lock`."""

@@ -22,7 +22,7 @@ from stitch.program import (
 from stitch.runtime.backends import LocalBackend
 from stitch.runtime.executors import PreparedProgram, ProgramBytes, as_bytes, found_once
 from stitch.runtime.tensor import Tensor
-from stitch.runtime.values import InputPort
+from stitch.runtime.values import BufferRecord, InputPort
 from stitch.tasks import Transformation, TransformationKind
 
 
@@ -35,6 +35,9 @@ class Home(Protocol):
 
     def desc_key(self, desc: TensorDesc) -> int:
         """A small number for a descriptor."""
+
+    def await_unloading(self, loaded: LoadedProgram) -> None:
+        """Once nobody refers to a program, what it keeps is given back."""
 
     def submit(self, agent: LoadedProgram, arguments: Sequence[Any],
                borrow: bool = False) -> Tensor | tuple[Tensor, ...]:  # fmt: skip
@@ -52,7 +55,7 @@ class LoadedProgram:
         device: Home,
         program: Program,
         verify: Callable[[], None],
-        constants: tuple[object, ...],
+        constants: list[BufferRecord],
     ) -> None:
         self.device = device
         self.program = program

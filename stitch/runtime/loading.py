@@ -25,19 +25,21 @@ def load_program(
         )
     program = binary.program(which)
     check_program(program, machine.shape)
-    buffers: list[BufferRecord] = []
+    kept: list[BufferRecord] = []
+    loaded = LoadedProgram(device, program, lambda: binary.verify_segments(program), kept)
+    # From now on all that is kept is given back when nobody refers to it, whatever happens.
+    device.await_unloading(loaded)
     try:
         for constant in program.constants:
             value = program.values[constant.value]
             desc = value.desc
             size = footprint(desc, machine.shape).size_per_bank
             name = f"constant {value.name!r} of {program.name!r}"
-            buffers.append(records.reserve(desc, size, desc.layout.address, name))
+            records.keep(records.reserve(desc, size, desc.layout.address, name), kept)
     except Exception:
-        for buffer in buffers:
-            records.free(buffer)
+        records.let_go(kept)
         raise
-    return LoadedProgram(device, program, lambda: binary.verify_segments(program), tuple(buffers))
+    return loaded
 
 
 def _targets(here: str, there: str) -> str:

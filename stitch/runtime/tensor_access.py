@@ -21,7 +21,7 @@ from stitch.runtime.executors import as_bytes
 from stitch.runtime.history import History
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.values import (
-    Exports,
+    Notes,
     Records,
     Status,
     Store,
@@ -48,7 +48,7 @@ class TensorAccess:
         host_memory: HostMemory,
         history: History,
         events: EventStream,
-        exports: Exports,
+        notes: Notes,
     ) -> None:
         self._store = store
         self._backend = backend
@@ -58,7 +58,7 @@ class TensorAccess:
         self._host_memory = host_memory
         self._history = history
         self._events = events
-        self._exports = exports
+        self._notes = notes
 
     # -- looking -----------------------------------------------------------------------------------
 
@@ -134,19 +134,22 @@ class TensorAccess:
         """A tensor with room but no defined contents; raises `OutOfMemoryError`."""
         size = footprint(desc, self._machine.shape).size_per_bank
         bare = TensorDesc(desc.shape, desc.layout.without_address())
+        value = self.new_value(bare)
+        value.by = "empty()"
+        handle = Tensor(value)
         buffer = self._records.reserve(bare, size, desc.layout.address, "empty()")
         assert buffer.address is not None
         try:
             self._host_memory.take_region(buffer.space, buffer.address, bare, "device.empty()")
         except OutOfMemoryError:
             self._records.free(buffer)
+            self._records.is_whole = True
             raise
         memory = self._backend.spaces[buffer.space]
         memory.fill_padding(bare, buffer.address, self._machine.shape)
-        value = self.new_value(bare)
-        value.by = "empty()"
         self._records.attach(value, buffer, 0, bare, value.desc_key)
-        return Tensor(value)
+        self._records.is_whole = True
+        return handle
 
     def checked_array(self, value: ValueRecord, array: Any) -> Array:
         """An array that may overwrite a value; raises `LinkError`, or `LayoutError` where the value
@@ -206,7 +209,7 @@ class TensorAccess:
     ) -> Array:
         """The bytes of a dense tensor for others; its buffer is pinned while the array lives.
 
-        `dtype`: as what they see the bytes; for the rest see `Exports.add`.
+        `dtype`: as what they see the bytes; for the rest see `Notes.await_end`.
         """
         instance = value.instances[0]
         found = self._contents.dense(instance)
@@ -219,7 +222,7 @@ class TensorAccess:
         self._store.expose(value)
         buffer = instance.buffer
         if buffer.address is not None:
-            self._exports.add(view, buffer, kept, ended)
+            self._notes.await_end(view, ended, buffer, kept)
             self._records.epoch += 1
         return view
 

@@ -104,12 +104,13 @@ class TaskGraph:
         self._count = number + 1
         return number
 
-    def add(self, transformation: Transformation, inputs: tuple[int, ...]) -> int:
+    def add(self, transformation: Transformation, inputs: tuple[int, ...], sources: int = 0) -> int:
         """Append a task and return the number of its first output; the others follow it.
 
-        Raises `TaskError` for a future that points at nothing earlier; the graph is unchanged.
+        Before it so many `sources` are numbered. Raises `TaskError` for a future that points at
+        nothing earlier; whatever it raises, the graph is unchanged.
         """
-        first = self._count
+        first = self._count + sources
         for number in inputs:
             if not 0 <= number < first:
                 raise TaskError(
@@ -117,10 +118,13 @@ class TaskGraph:
                     expected=f"values 0 to {first - 1}",
                     got=str(inputs),
                 )
-        self._count = first + len(transformation.outputs)
-        self._calls.append((transformation, inputs, first))
+        count, calls = first + len(transformation.outputs), [(transformation, inputs, first)]
         # The first output's number says which inputs are sources, and when they were numbered.
-        self._keys.append((transformation.key, first, *inputs))
+        keys = [(transformation.key, first, *inputs)]
+        # All at once: nothing can come in between these.
+        self._count = count
+        self._calls += calls
+        self._keys += keys
         return first
 
     def future(self, value: int) -> Future | None:

@@ -19,8 +19,8 @@ class Window:
     """
 
     __slots__ = (
-        "agents", "given_up", "graph", "is_planned", "number", "reads_exposed", "reads_failed",
-        "sources", "values",
+        "agents", "given_up", "graph", "is_done", "is_planned", "is_whole", "number",
+        "reads_exposed", "reads_failed", "sources", "values",
     )  # fmt: skip
 
     def __init__(self, number: int) -> None:
@@ -31,6 +31,10 @@ class Window:
         self.reads_failed = False
         #: Whether what runs it is known: an interrupt before that leaves it in the queue.
         self.is_planned = False
+        #: Whether it has run, to its end or as far as it can.
+        self.is_done = False
+        #: Whether no task is half queued.
+        self.is_whole = True
         #: Values that somebody freed while it ran.
         self.given_up: list[ValueRecord] = []
         self.graph = TaskGraph()
@@ -57,32 +61,44 @@ class Window:
 
     def _add(self, what: Transformation, agent: Agent | None, inputs: Sequence[ValueRecord],
              made: Sequence[ValueRecord]) -> None:  # fmt: skip
-        graph, now = self.graph, self.number
+        now, number = self.number, len(self.values)
+        # Until the graph has the task, the lists and the values may say too much: see `of`.
+        self.is_whole = False
+        fresh: list[ValueRecord] = []
         for value in inputs:
             if value.window != now:
                 if value.is_exposed:
                     self.reads_exposed = True
                 value.window = now
-                value.number = number = graph.source()
-                self.values.append(value)
+                value.number = number
                 self.sources.append((number, value))
-        number = graph.add(what, tuple([value.number for value in inputs]))
-        self.agents.append(agent)
+                fresh.append(value)
+                number += 1
         for value in made:
             value.number, value.window = number, now
             number += 1
+        self.values += fresh
         self.values += made
+        self.agents.append(agent)
+        self.graph.add(what, tuple([value.number for value in inputs]), len(fresh))
+        for index in what.donated:
+            inputs[index].consumed = True
+            inputs[index].lease = None
+            inputs[index].by = f"donated to {what.name!r}"
+        self.is_whole = True
 
-    def go_on(self, later: Window) -> None:
-        """It has not run after all: what was queued behind it meanwhile is queued in it."""
-        for number, value in enumerate(self.values):
-            value.number, value.window = number, self.number
-        for task, agent in zip(later.graph.tasks, later.agents, strict=True):
-            inputs = [later.values[number] for number in task.inputs]
-            made = [later.values[number] for number in task.outputs]
-            self._add(task.transformation, agent, inputs, made)
-        self.reads_exposed |= later.reads_exposed
-        self.reads_failed |= later.reads_failed
+    @classmethod
+    def of(cls, number: int, *windows: Window) -> Window:
+        """The tasks of these windows as one, but for one that is half queued."""
+        made = cls(number)
+        for window in windows:
+            for task, agent in zip(window.graph.tasks, window.agents, strict=False):
+                inputs = [window.values[n] for n in task.inputs]
+                results = [window.values[n] for n in task.outputs]
+                made._add(task.transformation, agent, inputs, results)
+            made.reads_exposed |= window.reads_exposed
+            made.reads_failed |= window.reads_failed
+        return made
 
     def alone(self, index: int) -> tuple[Window, list[int]]:
         """One of its tasks as a window that was never queued; and the numbers that the values of

@@ -4,13 +4,14 @@ Comes in: windows of tasks. Goes out: bindings that may run, and what their runs
 know handles, or what a queue is.
 """
 
-from stitch.runtime.recording.code import Ran, Straight, straight_code
+from stitch.runtime.recording.code import PLAN_FILE, Ran, Straight, straight_code
 from stitch.runtime.recording.recorded_work import Agent, Site, Work
 from stitch.runtime.recording.recording_maker import RecordingMaker
 from stitch.runtime.recording.recordings import Binding, Key, Recording, Recordings
-from stitch.runtime.recording.running import perform, run_binding
+from stitch.runtime.recording.running import RUNNING, perform, run_binding
 
 __all__ = [
+    "PLAN_FILE", "RUNNING",
     "Agent", "Binding", "Key", "Ran", "Recording", "RecordingMaker", "Recordings", "Site",
     "Straight", "Work", "perform", "run_binding", "straight_code",
 ]  # fmt: skip

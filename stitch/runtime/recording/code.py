@@ -35,6 +35,10 @@ _BY_KEYWORD = (np.maximum, np.minimum)
 COPYTO_CASTING = 3
 
 
+#: The name of the file in which tracebacks show the code.
+PLAN_FILE = "<stitched plan>"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Straight:
     """`run(arrays)` is False, with nothing done, where one of the arrays is of another kind;
@@ -105,7 +109,7 @@ def _shortest(thunk: partial[object]) -> tuple[Any, tuple[object, ...], Mapping[
 @lru_cache(maxsize=256)
 def _compiled(text: str) -> CodeType:
     """The same steps at other places are the same text: only the objects are others."""
-    return compile(text, "<stitched plan>", "exec")
+    return compile(text, PLAN_FILE, "exec")
 
 
 class _Source:

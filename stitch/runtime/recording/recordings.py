@@ -286,7 +286,7 @@ class Recording(LeaseHolder["Binding"]):
         buffers = tuple([next(fresh) if place is None else place for place in spare])
         instances = tuple(self._instances(buffers))
         lease = Lease(self, buffers, instances, is_lasting=not records.is_debug)
-        records.leases[id(lease)] = lease
+        records.begin_lease(lease)
         self.generation = -1
         return lease
 

@@ -51,6 +51,7 @@ def run_binding(
     effects = recording.effects
     pending, ready, freed = Status.PENDING, Status.READY, Status.FREED
     with device.queue_lock:
+        records.is_whole = False
         if lease is None:
             records.apply(effects, value_of, device.note_gone)
         else:
@@ -69,6 +70,7 @@ def run_binding(
                 records.release(value)
                 value.status = freed
                 device.note_gone(value)
+        records.is_whole = True
     return ran
 
 
@@ -141,6 +143,10 @@ def _run_one_by_one(device: Site, binding: Binding, arrays: Sequence[Any], loop:
         bound.arguments[:] = [None] * len(arrays)
     binding.tally.runs += 1
     return (began, time.perf_counter()) if device.events.active else True
+
+
+#: What runs plans whose steps are not written out.
+RUNNING = frozenset({_run_one_by_one.__code__})
 
 
 def _steps_of(binding: Binding, thunks_left: int) -> int:

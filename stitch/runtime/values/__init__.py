@@ -6,8 +6,9 @@ not know devices, bindings, queues.
 
 from stitch.runtime.values.arrays import as_array, capture
 from stitch.runtime.values.effects import Effects, Place, effects_of
-from stitch.runtime.values.exports import Exports
 from stitch.runtime.values.leases import AnyLease, Lease, LeaseHolder
+from stitch.runtime.values.mending import mend
+from stitch.runtime.values.notes import Notes
 from stitch.runtime.values.picture import Picture
 from stitch.runtime.values.ports import InputPort
 from stitch.runtime.values.records import Records, Region, merged
@@ -24,8 +25,8 @@ from stitch.runtime.values.state import (
 from stitch.runtime.values.views import view_offset
 
 __all__ = [
-    "AnyLease", "ArgumentRecord", "BufferRecord", "Effects", "Exports", "InputPort",
-    "InstanceRecord", "Lease", "LeaseHolder", "Picture", "Place", "Places", "Records", "Region",
-    "SpaceUse", "Status", "Store", "ValueRecord", "as_array", "capture", "effects_of",
+    "AnyLease", "ArgumentRecord", "BufferRecord", "Effects", "InputPort", "InstanceRecord",
+    "Lease", "LeaseHolder", "Notes", "Picture", "Place", "Places", "Records", "Region",
+    "SpaceUse", "Status", "Store", "ValueRecord", "as_array", "capture", "effects_of", "mend",
     "merged", "view_offset",
 ]  # fmt: skip

@@ -88,13 +88,6 @@ class Lease(Generic[B]):
         self.bindings: OrderedDict[Places, B] = OrderedDict()
         #: The one for runs that read nothing but arrays of the call.
         self.plain: B | None = None
-        for buffer in buffers:
-            leases = buffer.leases
-            if leases:
-                buffer.sharers = (*leases, self)
-            buffer.lease = self
-        holder.leases.append(self)
-        holder.idle.append(self)
 
     def take(self, values: list[ValueRecord], now: int) -> None:
         """The results of a run lie here now; `values` as `instances`."""
@@ -109,14 +102,16 @@ class Lease(Generic[B]):
             if buffer.sharers:
                 self._use(buffer)
         for value, instances in zip(values, self.instances, strict=True):
-            value.instances = [*instances]
+            own, users = [*instances], [value]
+            for instance in instances:
+                instance.buffer.users += users
+            # All at once: it is ready, and lies where it is known to, or it is neither.
+            value.instances = own
             value.status = READY
             value.last_used = now
             # While it was computed it may have been remembered, retained or given away.
             touched = value.version or value.retain or value.consumed
             value.lease = self if self.is_lasting and not touched else None
-            for instance in instances:
-                instance.buffer.users.append(value)
         # With nothing of its own it is always idle.
         self.values = values if buffers else None
 
@@ -210,10 +205,9 @@ class Lease(Generic[B]):
         """It is a lease no more: buffers of its own are like any others (the caller frees the
         unused)."""
         holder = self.holder
-        if self in holder.leases:
-            holder.leases.remove(self)
-        if self in holder.idle:
-            holder.idle.remove(self)
+        leases = [lease for lease in holder.leases if lease is not self]
+        idle = [lease for lease in holder.idle if lease is not self]
+        holder.leases, holder.idle = leases, idle
         self.values = None
         for buffer in self.buffers:
             others = [lease for lease in buffer.leases if lease is not self]

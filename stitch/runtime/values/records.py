@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 
-from stitch.errors import OutOfMemoryError
+from stitch.errors import LayoutError, OutOfMemoryError
 from stitch.memory import Allocator, SpaceMemory
 from stitch.planner import Buffer
 from stitch.program import Array, Space, TensorDesc
@@ -43,6 +43,9 @@ class Records:
         self.generation = 0
         #: Counts every change of the records: while it stands still, so does what they say.
         self.epoch = 0
+        #: Whether no change is half done. A change of several steps begins by saying that it is
+        #: not so; where an exception has come in between, whoever is next mends them (`mend`).
+        self.is_whole = True
 
     @property
     def allocators(self) -> dict[Space, Allocator]:
@@ -101,24 +104,45 @@ class Records:
     def lease(
         self, buffers: Sequence[tuple[Buffer, int]], addresses: Sequence[int]
     ) -> tuple[BufferRecord, ...]:
-        """Take free places for buffers, which come with the keys of their descriptors."""
+        """Take free places for buffers, which come with the keys of their descriptors.
+
+        Until they are a lease's (`begin_lease`) the records are not whole.
+        """
+        self.is_whole = False
         made = []
         for (buffer, key), address in zip(buffers, addresses, strict=True):
             self._allocators[buffer.space].alloc_at(address, buffer.size_per_bank)
             made.append(self._add(buffer.desc, key, buffer.size_per_bank, address, buffer.origin))
         return tuple(made)
 
+    def begin_lease(self, lease: AnyLease) -> None:
+        """Its buffers, which come from `lease` or are another's too, are its own."""
+        key, mine = id(lease), [lease]
+        for buffer in lease.buffers:
+            others = buffer.leases
+            if others:
+                buffer.sharers = (*others, lease)
+            buffer.lease = lease
+        holder = lease.holder
+        # All at once: nothing can come in between these.
+        self.leases[key] = lease
+        holder.leases += mine
+        holder.idle += mine
+        self.is_whole = True
+
     def end_lease(self, lease: PlaceOwner, *, with_bytes: bool = True) -> None:
         """What lies in its places stays there as it would in any others; the rest is free.
 
         `with_bytes`: debug mode poisons what was spare. Else a run has just written there.
         """
+        whole, self.is_whole = self.is_whole, False
         self.leases.pop(id(lease), None)
         spare = [buffer for buffer in lease.buffers if buffer.is_spare]
         lease.let_go()
         for buffer in spare:
             if buffer.lease is None:
                 self.free(buffer, with_bytes=with_bytes)
+        self.is_whole = whole
 
     def end_leases_at(self, buffers: Iterable[BufferRecord], *, with_bytes: bool = True) -> None:
         """No lease has any of these as its place any more."""
@@ -137,21 +161,16 @@ class Records:
 
         Nothing has changed afterwards.
         """
-        taken: list[tuple[Allocator, int]] = []
+        tried = {b.space: self._allocators[b.space].clone() for b in buffers}
+        for space, start, size in merged(regions):
+            if space in tried:
+                tried[space].alloc_at(start, size)
         addresses: list[int] = []
-        try:
-            for space, start, size in merged(regions):
-                self._allocators[space].alloc_at(start, size)
-                taken.append((self._allocators[space], start))
-            for buffer in buffers:
-                address = self._allocators[buffer.space].try_alloc(buffer.size_per_bank)
-                if address is None:
-                    return None
-                addresses.append(address)
-                taken.append((self._allocators[buffer.space], address))
-        finally:
-            for allocator, address in taken:
-                allocator.free(address)
+        for buffer in buffers:
+            address = tried[buffer.space].try_alloc(buffer.size_per_bank)
+            if address is None:
+                return None
+            addresses.append(address)
         return addresses
 
     def pinned(self) -> list[BufferRecord]:
@@ -174,14 +193,19 @@ class Records:
     def reserve(
         self, desc: TensorDesc, size: int, address: int | None, origin: str
     ) -> BufferRecord:
-        """A buffer outside any plan (a constant's address); raises `OutOfMemoryError`."""
+        """A buffer outside any plan; raises `OutOfMemoryError`, or `LayoutError` for an address.
+
+        Until something lies in it, or it is kept (`keep`), the records are not whole.
+        """
         spare = self.spare_leases()
         while True:
+            whole, self.is_whole = self.is_whole, False
             try:
                 address = self._taken(desc.layout.space, size, address)
                 break
-            except OutOfMemoryError:
-                if not spare:
+            except (LayoutError, OutOfMemoryError) as error:
+                self.is_whole = whole  # Nothing was taken.
+                if not spare or isinstance(error, LayoutError):
                     raise
             # The least recently run first, half of them at a time.
             count = max(1, len(spare) // 2)
@@ -189,6 +213,22 @@ class Records:
             del spare[:count]
         self.epoch += 1
         return self._add(desc, self.desc_key(desc), size, address, origin)
+
+    def keep(self, buffer: BufferRecord, keeper: list[BufferRecord]) -> None:
+        """A buffer that was reserved stays so, with nothing in it, until somebody lets go of all
+        that its keeper has."""
+        fresh = [buffer]
+        # All at once: nothing can come in between these.
+        buffer.is_reserved = True
+        keeper += fresh
+        self.is_whole = True
+
+    def let_go(self, keeper: list[BufferRecord]) -> None:
+        """Free what was kept; once more does no harm."""
+        for buffer in keeper:
+            buffer.is_reserved = False
+            if not buffer.users and not buffer.pins:
+                self.free(buffer)
 
     def _taken(self, space: Space, size: int, address: int | None) -> int:
         allocator = self._allocators[space]
@@ -217,29 +257,35 @@ class Records:
     ) -> None:
         """A value now lies in a buffer (as well)."""
         self.epoch += 1
+        users, instances = [value], [InstanceRecord(buffer, offset, desc, key)]
         for user in (value, *buffer.users):
             user.lease = None
         if buffer.users:
             self.generation += 1
-        value.instances.append(InstanceRecord(buffer, offset, desc, key))
-        buffer.users.append(value)
+        # Both at once: nothing can come in between these.
+        buffer.users += users
+        value.instances += instances
 
     def release(self, value: ValueRecord) -> None:
         """Forget a value's instances, and let go of the buffers that nobody else uses."""
         self.epoch += 1
         value.lease = None
+        whole, self.is_whole = self.is_whole, False
         instances, value.instances = value.instances, []
         for instance in instances:
             self.leave(value, instance.buffer)
+        self.is_whole = whole
 
     def forget_copies(self, value: ValueRecord) -> None:
         """Keep a value's primary instance alone: its bytes have changed, or may have."""
         self.epoch += 1
         self.generation += 1
+        whole, self.is_whole = self.is_whole, False
         copies = value.instances[1:]
         del value.instances[1:]
         for instance in copies:
             self.leave(value, instance.buffer)
+        self.is_whole = whole
 
     def leave(self, value: ValueRecord, buffer: BufferRecord) -> None:
         """A value lies in a buffer no more."""
@@ -264,18 +310,32 @@ class Records:
         if buffer.address is None:
             buffer.array = None
             return
-        if self._buffers.pop((buffer.space, buffer.address), None) is None:
+        place = (buffer.space, buffer.address)
+        if self._buffers.get(place) is not buffer:
             return
+        whole, self.is_whole = self.is_whole, False
+        del self._buffers[place]
         self.generation += 1
         self._allocators[buffer.space].free(buffer.address)
         if with_bytes:
             self._spaces[buffer.space].release(buffer.address, buffer.size_per_bank)
+        self.is_whole = whole
+
+    def keep_only(self, live: dict[Place, BufferRecord]) -> None:
+        """These buffers are there and no others, whatever the allocators say."""
+        gone = [(place, b) for place, b in self._buffers.items() if live.get(place) is not b]
+        self._buffers = live
+        for space, allocator in self._allocators.items():
+            allocator.become((at, b.size_per_bank) for (s, at), b in live.items() if s is space)
+        for (space, address), buffer in gone:
+            self._spaces[space].release(address, buffer.size_per_bank)
+        self.touch()
 
     def free_unused(self, places: Iterable[Place]) -> None:
         """Give back the buffers among these in which nothing lies (their task never ran)."""
         for place in places:
             buffer = self._buffers.get(place)
-            if buffer is not None and not buffer.users and not buffer.pins and buffer.lease is None:
+            if buffer is not None and buffer.is_unused and buffer.lease is None:
                 self.free(buffer)
 
     # -- plans -----------------------------------------------------------------------------------
@@ -291,6 +351,7 @@ class Records:
         `value_of` finds the record of a value's number; `note` hears of values that are gone.
         """
         self.epoch += 1
+        whole, self.is_whole = self.is_whole, False
         for space, address in (*effects.freed, *(place for place, _ in effects.moved)):
             # What lies there stays where the plan has brought it.
             self.end_leases_at([self._buffers[space, address]])
@@ -311,6 +372,7 @@ class Records:
                 instance.buffer.users.remove(value)
             value.instances = []
             note(value)
+        self.is_whole = whole
 
     def hand_on(self, entry: ValueRecord, result: ValueRecord, ref: InstanceRef) -> None:
         """A result has overwritten a donated entry, and lies in its buffer now."""

@@ -100,6 +100,8 @@ class BufferRecord:
     lease: PlaceOwner | None = None
     #: All of them, where there is more than one.
     sharers: tuple[PlaceOwner, ...] = ()
+    #: Whether somebody keeps the place without anything lying there: the address of a constant.
+    is_reserved = False
 
     def __init__(
         self,
@@ -128,6 +130,11 @@ class BufferRecord:
     def leases(self) -> tuple[PlaceOwner, ...]:
         """All leases that it is a place of."""
         return self.sharers or (() if self.lease is None else (self.lease,))
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether nothing lies in it and nobody keeps it."""
+        return not (self.users or self.pins or self.is_reserved)
 
 
 class InstanceRecord:

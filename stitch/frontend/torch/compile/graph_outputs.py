@@ -7,7 +7,7 @@ Must not know: builders, devices.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -38,7 +38,7 @@ class Result:
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None
     #: One entry for each tensor that torch holds as a view of our bytes.
-    views: deque[None] = field(default_factory=deque)
+    views: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,9 +74,9 @@ class _Shown:
         self.parts: dict[Part, Tensor] = {}
 
     def ended(self) -> None:
-        """Torch has let go of its storage. Runs anywhere, and so only leaves notes."""
+        """Torch has let go of its storage. Doing this twice does no harm."""
         self.shown.pop(self.start, None)
-        self.output.views.pop()
+        self.output.views.discard(self.start)
         self.parts.clear()
 
 
@@ -227,10 +227,10 @@ class SharedStorage:
             return torch_tensor(tensor.numpy(), dtype)
         shown = _Shown(tensor, output, self._shown)
         array = export(tensor, _BITS if dtype is torch.bfloat16 else None, shown.ended)
-        output.views.append(None)
         shared = torch_tensor(array, dtype)
         shown.start = shared.data_ptr()
         self._shown[shown.start] = shown
+        output.views.add(shown.start)
         return shared
 
     # -- accounts ----------------------------------------------------------------------------------
