@@ -587,6 +587,8 @@ class RuntimeDevice(Lifetime):
             window.forget_stale_copies(self)
         if window.reads_failed and any(v.status > READY for _, v in window.sources):
             window.is_planned = True
+            # What its tasks do not make, those of the next may have asked for already.
+            self.queued.reads_failed = True
             run_one_by_one(self, window, kept)
             return None
         try:

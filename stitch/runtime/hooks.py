@@ -2,6 +2,9 @@
 
 While an operation hook is registered, programs run one operation at a time. Hooks that come and go
 during a run are called from its next moment on, those of other moments from the next run on.
+
+A hook cannot use its device, which is in the middle of a run, and is told so. Another thread may
+queue meanwhile; if it reads, it waits for the run: a hook must not wait for it.
 """
 
 from __future__ import annotations

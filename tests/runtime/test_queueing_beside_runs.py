@@ -103,36 +103,29 @@ def test_a_hundred_calls_are_queued_before_a_kernel_ends() -> None:
 
 
 def test_a_real_kernel_does_not_hold_up_who_queues() -> None:
-    """On the numpy executor, which releases the interpreter: order, not time, is what is tested."""
-    side, began, order = 1500, threading.Event(), list[str]()
+    """NumPy multiplies, and gives the interpreter to others, until all is queued."""
+    wide = np.ones((512, 512), np.float32)
+    runs, may_end = threading.Event(), threading.Event()
 
-    def product(b: stitch.ComputationGraphBuilder) -> None:
-        x = b.input("x", (side, side), "float32")
-        for _ in range(4):
-            x = b.matmul(x, b.constant(np.eye(side, dtype=np.float32)))
-        b.output("y", x)
+    def multiply(name: str) -> None:
+        while name == "slow" and not may_end.is_set():
+            np.dot(wide, wide)
+            runs.set()
 
-    with stitch.open_device("host", window=1024) as device:
-        large = device.load(model("large", product, target="host"))
-        tiny = device.load(scaled("tiny", 2.0, target=device.machine))
-        x = np.ones((side, side), np.float32)
-        large(x)
-        device.flush()
-        pending = one(large(x))
-
-        def compute() -> None:
-            began.set()
-            np.testing.assert_array_equal(pending.numpy(), x)
-            order.append("computed")
-
-        thread = threading.Thread(target=compute)
+    executor = CallingExecutor(multiply)
+    with stitch.open_device("host", executor=executor, window=1024) as device:
+        slow = device.load(scaled("slow", 2.0, target=device.machine))
+        quick = device.load(scaled("quick", 3.0, target=device.machine))
+        computed = one(slow(integers()))
+        thread = threading.Thread(target=device.flush)
         thread.start()
-        assert began.wait(PATIENCE)
-        made = [one(tiny(integers(start=i))) for i in range(100)]
-        order.append("queued")
+        assert runs.wait(PATIENCE)
+        made = [one(quick(integers(start=i))) for i in range(100)]
+        assert computed.is_pending
+        may_end.set()
         thread.join(PATIENCE)
-        assert order == ["queued", "computed"]
-        np.testing.assert_array_equal(made[99].numpy(), integers(start=99) * 2 + 1)
+        np.testing.assert_array_equal(computed.numpy(), affine(integers(), 2))
+        np.testing.assert_array_equal(made[99].numpy(), affine(integers(start=99), 3))
 
 
 def test_results_that_are_still_computed_are_read_by_what_is_queued_meanwhile() -> None:
@@ -237,6 +230,33 @@ def test_what_depends_on_a_failure_says_so_also_from_the_next_window() -> None:
         gate.fails = False
         np.testing.assert_array_equal(one(slow(integers())).numpy(), affine(integers(), 2))
         del pending, same_window, next_window, after_that, other, tensor
+        assert used(device) == base
+
+
+def test_what_misses_results_is_missed_in_turn_from_one_window_to_the_next() -> None:
+    with opened() as (device, gate):
+        slow, quick = device.load(scaled("slow", 2.0)), device.load(scaled("quick", 3.0))
+        base, gate.fails = used(device), True
+        first = one(slow(integers()))
+
+        def fail() -> None:
+            with pytest.raises(ArithmeticError, match="planted"):
+                device.flush()
+
+        with gate.closed(fail):
+            made, second = one(slow(integers(start=1))), one(quick(first))
+        gate.fails = False
+        with gate.closed(device.flush):
+            # Its own window has not come to it yet, and will not make it.
+            assert second.is_pending
+            third, other = one(quick(second)), one(quick(made))
+        for tensor in (first, second, third):
+            with pytest.raises(stitch.TaskError, match=r"(?s)never made.*'slow' failed: planted"):
+                tensor.numpy()
+        expected = affine(integers(start=1), 2)
+        np.testing.assert_array_equal(made.numpy(), expected)
+        np.testing.assert_array_equal(other.numpy(), affine(expected, 3))
+        del first, second, third, made, other, tensor
         assert used(device) == base
 
 
