@@ -9,7 +9,7 @@ know records or handles. All names in the source are generated; objects reach it
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -63,26 +63,71 @@ class Straight:
         return 0
 
 
-def straight_code(
-    thunks: Sequence[Thunk], kinds: Sequence[Kind | None], order: Sequence[int], tally: Tally,
-    ends: Sequence[int] = (), observers: int = 0, *, is_timed: bool = False, busy: object = None,
-) -> Straight:  # fmt: skip
-    """One function that checks its arrays' kinds (None: not this one) and calls all steps.
+@dataclass(frozen=True, slots=True, eq=False)
+class Code:
+    """The steps of a recording written out, for all its bindings: steps at other places are the
+    same text with other objects."""
 
-    `order[p]` tells which array takes position p among the arguments of `enter` and `stage`;
-    `tally` counts the runs; `ends[i]` tells how many thunks are done when step i of the plan is.
-    `busy`: what is told, by its `in_hooks`, that hooks or another's kernels run.
+    #: Gives the function; takes the objects of the steps that differ from binding to binding.
+    bind: Callable[..., Callable[..., Ran]]
+    #: The lines of these steps.
+    own_lines: tuple[str, ...]
+    order: tuple[int, ...]
+    observers: int
+    ends: tuple[int, ...]
+    #: Where it runs; None: in a copy of the caller's context.
+    context: Context | None
+
+    def straight(self, own: Sequence[Thunk], tally: Tally) -> Straight | None:
+        """The function for a binding; None where its steps have another text.
+
+        `own`: the thunks of the steps that differ, in order; `tally` counts the runs.
+        """
+        source = _Source(self.order)
+        for thunk in own:
+            source.step(thunk, is_own=True)
+        source.count(tally)
+        if tuple(source.own_lines) != self.own_lines:
+            return None
+        run = self.bind(*source.own.objects)
+        code = run.__code__
+        in_context = quietly if self.context is None else self.context.run
+        return Straight(partial(in_context, run), self.observers, code, self.ends)
+
+
+def written(
+    steps: Iterable[tuple[Sequence[Thunk], bool]], kinds: Sequence[Kind | None],
+    order: Sequence[int], tally: Tally, ends: Sequence[int] = (), observers: int = 0, *,
+    is_timed: bool = False, busy: object = None,
+) -> Code:  # fmt: skip
+    """Code that checks its arrays' kinds (None: not this one) and calls all steps.
+
+    `steps`: thunks, and whether they differ from binding to binding. `order[p]` tells which array
+    takes position p among the arguments of `enter` and `stage`; `tally` stands for those that
+    count; `ends[i]` tells how many thunks are done when step i of the plan is. `busy`: what is
+    told, by its `in_hooks`, that hooks or another's kernels run.
     """
-    source = _Source(order, len(kinds))
+    source = _Source(order)
+    source.take_arrays(len(kinds))
     for i, kind in enumerate(kinds):
         if kind is not None:
             source.check(i, *kind)
     source.begin(is_timed, busy)
     first_line = source.next_line
-    for thunk in thunks:
-        source.step(thunk)
+    for thunks, is_own in steps:
+        for thunk in thunks:
+            source.step(thunk, is_own=is_own)
     source.end(tally)
-    return source.made(observers, tuple(first_line - 1 + end for end in ends))
+    return source.code(observers, tuple([first_line - 1 + end for end in ends]))
+
+
+def straight_code(
+    thunks: Sequence[Thunk], kinds: Sequence[Kind | None], order: Sequence[int], tally: Tally
+) -> Straight:
+    """One function that calls all thunks, for one binding alone."""
+    straight = written([(thunks, False)], kinds, order, tally).straight((), tally)
+    assert straight is not None, "its own text"
+    return straight
 
 
 def _is_plain_copy(thunk: partial[object]) -> bool:
@@ -112,31 +157,47 @@ def _compiled(text: str) -> CodeType:
     return compile(text, PLAN_FILE, "exec")
 
 
-class _Source:
-    """The lines so far, and the names of the objects in them."""
+class _Names:
+    """Objects, and the names that they have in the text."""
 
-    def __init__(self, order: Sequence[int], arrays: int) -> None:
-        self._order = order
-        self._lines = ["def run(arrays, sure=False):"]
-        if arrays:
-            self._lines.append("    " + "".join(f"a{i}, " for i in range(arrays)) + "= arrays")
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self.objects: list[object] = []
         self._names: dict[int, str] = {}
-        self._objects: list[object] = []
+
+    def name(self, thing: object) -> str:
+        found = self._names.get(id(thing))
+        if found is None:
+            found = self._names[id(thing)] = f"{self.prefix}{len(self.objects)}"
+            self.objects.append(thing)
+        return found
+
+    def all(self) -> str:
+        return ", ".join(f"{self.prefix}{i}" for i in range(len(self.objects)))
+
+
+class _Source:
+    """The lines so far, and the names of the objects in them: those of all bindings, and of one."""
+
+    def __init__(self, order: Sequence[int]) -> None:
+        self._order = tuple(order)
+        self._lines = ["def run(arrays, sure=False):"]
+        self.shared, self.own = _Names("v"), _Names("w")
+        self.name = self.shared.name
+        #: The lines of steps that differ from binding to binding.
+        self.own_lines: list[str] = []
         self._indent = "    "
         self._busy: object = None
         self._now = ""
 
     @property
     def next_line(self) -> int:
-        """The number of the next line; the function around it has the first."""
-        return len(self._lines) + 2
+        """The number of the next line; the functions around it have the first two."""
+        return len(self._lines) + 3
 
-    def name(self, thing: object) -> str:
-        found = self._names.get(id(thing))
-        if found is None:
-            found = self._names[id(thing)] = f"v{len(self._objects)}"
-            self._objects.append(thing)
-        return found
+    def take_arrays(self, count: int) -> None:
+        if count:
+            self._line("".join(f"a{i}, " for i in range(count)) + "= arrays")
 
     def _line(self, text: str) -> None:
         self._lines.append(self._indent + text)
@@ -162,7 +223,14 @@ class _Source:
             self._indent += "    "
             self._line(f"{self.name(busy)}.in_hooks = True")
 
-    def step(self, thunk: Thunk) -> None:
+    def step(self, thunk: Thunk, *, is_own: bool) -> None:
+        self.name = self.own.name if is_own else self.shared.name
+        self._call(thunk)
+        if is_own:
+            self.own_lines.append(self._lines[-1].lstrip())
+        self.name = self.shared.name
+
+    def _call(self, thunk: Thunk) -> None:
         if type(thunk) is not partial:
             self._line(f"{self.name(thunk)}()")
         elif thunk.func is enter:
@@ -190,23 +258,29 @@ class _Source:
     def _entry(self, into: Array, position: int) -> str:
         return f"{self.name(into)}[...] = a{self._order[position]}"
 
+    def count(self, tally: Tally) -> None:
+        """What counts is a binding's own."""
+        self._line(f"{self.own.name(tally)}.runs += 1")
+
     def end(self, tally: Tally) -> None:
         if self._busy is not None:
             self._indent = self._indent[:-4]
             self._line(f"finally: {self.name(self._busy)}.in_hooks = False")
-        self._line(f"{self.name(tally)}.runs += 1")
+        self.count(tally)
         self._line(f"return (began, {self._now})" if self._now else "return True")
 
-    def made(self, observers: int, ends: tuple[int, ...]) -> Straight:
-        body = "\n    ".join(self._lines)
-        objects = ", ".join(f"v{i}" for i in range(len(self._objects)))
-        text = f"def make({objects}):\n    {body}\n    return run"
+    def code(self, observers: int, ends: tuple[int, ...]) -> Code:
+        body = "\n        ".join(self._lines)
+        text = (
+            f"def make({self.shared.all()}):\n    def bind({self.own.all()}):\n"
+            f"        {body}\n        return run\n    return bind"
+        )
         space: dict[str, Any] = {}
         exec(_compiled(text), space)
-        run = space["make"](*self._objects)
-        if observers or self._busy is not None:
-            return Straight(partial(quietly, run), observers, run.__code__, ends)
-        # A third of the time that a copy takes. Runs of a device come one after another.
-        context = Context()
-        context.run(ignore_errors)
-        return Straight(partial(context.run, run), observers, run.__code__, ends)
+        bind = space["make"](*self.shared.objects)
+        context: Context | None = None
+        if not observers and self._busy is None:
+            # A third of the time that a copy takes. Runs of a device come one after another.
+            context = Context()
+            context.run(ignore_errors)
+        return Code(bind, tuple(self.own_lines), self._order, observers, ends, context)

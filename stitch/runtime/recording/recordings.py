@@ -20,7 +20,7 @@ from stitch.runtime.backends import BoundPlan
 from stitch.runtime.executors import PreparedProgram
 from stitch.runtime.history import Tally, Totals
 from stitch.runtime.recording.bound_parts import BoundParts
-from stitch.runtime.recording.code import Straight
+from stitch.runtime.recording.code import Code, Straight
 from stitch.runtime.values import (
     AnyLease,
     BufferRecord,
@@ -116,8 +116,10 @@ class Recording(LeaseHolder["Binding"]):
         self.bystander_values: dict[int, tuple[Place, int]] = {}
         #: The generation of the records at which what it works in was last seen to be free.
         self.generation = -1
-        #: Whether its steps have been written out as code for some binding.
-        self.is_written = False
+        #: How often its steps were called one by one.
+        self.runs_unwritten = 0
+        #: Its steps written out, for all bindings, by those who observe.
+        self.codes: dict[int, Code] = {}
         #: What its first binding took of the host's memory.
         self.claim: Claim | None = None
         #: The binding without a lease.
@@ -375,6 +377,7 @@ class Recordings:
         recording.claim = None
         if recording.parts is not None:
             recording.parts.clear()
+        recording.codes.clear()
         if recording.alone is not None:
             recording.alone.drop()
             recording.alone = None

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from stitch.planner import Copy, Execute, Plan, Step
+from stitch.runtime.backends import Thunk
 from stitch.runtime.events import PlanStopped
 from stitch.runtime.executors import quietly
-from stitch.runtime.recording.code import Ran, Straight, straight_code
+from stitch.runtime.recording.code import Ran, Straight, written
 from stitch.runtime.recording.observed import observed
 from stitch.runtime.recording.recorded_work import Site
 from stitch.runtime.recording.recordings import Binding
 from stitch.runtime.values import Status, ValueRecord, effects_of
 from stitch.tasks import Task
 
-#: Runs after which a plan's steps are written out as code (about 10 us a step, once); where they
-#: were for other places, one is enough.
+#: Runs, at whatever places, after which a plan's steps are written out as code (about 10 us a step,
+#: once).
 RUNS_TO_STRAIGHTEN = 2
 #: The most steps that are written out: those of longer plans are looped over, where calls weigh
 #: little.
@@ -102,33 +104,63 @@ def _straight(device: Site, binding: Binding) -> Straight | None:
     writing yet. Calls of hooks are always written out."""
     observers = device.observers
     straight = binding.written.get(observers)
-    if straight is None and (device.hooks.bits or _is_worth_writing(binding)):
-        straight = binding.written[observers] = _written(device, binding)
-        binding.recording.is_written = True
-        device.code_written += 1
+    if straight is None:
+        straight = _of_another_binding(binding, observers)
+        if straight is None and (device.hooks.bits or _is_worth_writing(binding, observers)):
+            straight = _written(device, binding)
+            device.code_written += 1
+        if straight is not None:
+            binding.written[observers] = straight
     binding.straight = straight
     return straight
 
 
-def _is_worth_writing(binding: Binding) -> bool:
-    wanted = 1 if binding.recording.is_written else RUNS_TO_STRAIGHTEN
-    return binding.tally.runs >= wanted and len(binding.bound.thunks) <= MAX_LINES
+def _of_another_binding(binding: Binding, observers: int) -> Straight | None:
+    """The code that was written for another binding, with the objects of this one."""
+    code = binding.recording.codes.get(observers)
+    return None if code is None else code.straight(_own_thunks(binding), binding.tally)
+
+
+def _own_thunks(binding: Binding) -> list[Thunk]:
+    parts, steps = binding.recording.parts, binding.bound.steps
+    return [] if parts is None else [t for i in parts.varying for t in steps[i].thunks]
+
+
+def _is_worth_writing(binding: Binding, observers: int) -> bool:
+    recording = binding.recording
+    if observers in recording.codes:
+        # Its text is another than that of an earlier binding: perhaps so is the next one's.
+        is_worth = binding.tally.runs > 0
+    else:
+        is_worth = recording.runs_unwritten >= RUNS_TO_STRAIGHTEN
+    return is_worth and len(binding.bound.thunks) <= MAX_LINES
 
 
 def _written(device: Site, binding: Binding) -> Straight:
-    """The code of a binding's steps."""
-    bound, hooks = binding.bound, device.hooks
-    residents = {r.value: r for r in binding.recording.plan.request.residents}
+    """The code of a binding's steps; where there are no hooks, other bindings have it too."""
+    recording, bound, hooks = binding.recording, binding.bound, device.hooks
+    residents = {r.value: r for r in recording.plan.request.residents}
     descs = [residents[number].instances[0].desc for number in binding.arrays]
     kinds = [(d.layout.data_type.dtype, d.shape) for d in descs]
-    thunks, ends = bound.thunks, bound.ends()
+    may_call_back = hooks.bits or device.kernels_call_back
+    write = partial(
+        written, kinds=kinds, order=binding.order, tally=binding.tally,
+        observers=device.observers, is_timed=device.events.active,
+        busy=device if may_call_back else None,
+    )  # fmt: skip
+    own: Sequence[Thunk] = ()
     if hooks.bits:
         thunks, ends = observed(bound, hooks)
-    may_call_back = hooks.bits or device.kernels_call_back
-    return straight_code(
-        thunks, kinds, binding.order, binding.tally, ends, device.observers,
-        is_timed=device.events.active, busy=device if may_call_back else None,
-    )  # fmt: skip
+        code = write([(thunks, False)], ends=ends)
+    else:
+        varying = () if recording.parts is None else recording.parts.varying
+        code = write([(s.thunks, i in varying) for i, s in enumerate(bound.steps)],
+                     ends=bound.ends())  # fmt: skip
+        recording.codes[device.observers] = code
+        own = _own_thunks(binding)
+    straight = code.straight(own, binding.tally)
+    assert straight is not None, "its own text"
+    return straight
 
 
 def _run_one_by_one(device: Site, binding: Binding, arrays: Sequence[Any], loop: Any) -> Ran:
@@ -142,6 +174,7 @@ def _run_one_by_one(device: Site, binding: Binding, arrays: Sequence[Any], loop:
         device.in_hooks = False
         bound.arguments[:] = [None] * len(arrays)
     binding.tally.runs += 1
+    binding.recording.runs_unwritten += 1
     return (began, time.perf_counter()) if device.events.active else True
 
 
