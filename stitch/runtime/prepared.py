@@ -136,6 +136,8 @@ class PreparedGraph:
                     lease = owner
                 else:
                     device.drain()
+            elif device.gone:
+                device.drain()
             if (
                 recording is not None
                 and recording.generation == device.records.generation
@@ -206,9 +208,10 @@ class PreparedGraph:
         """Run what was recorded for values of these forms at these places; None where nothing was,
         or its guard does not hold."""
         device = self.device
-        if device.is_closed or device.in_hooks or device.running is not None:
+        if (device.is_closed or device.in_hooks or device.running is not None
+                or not device.records.is_whole):  # fmt: skip
             device.check_open()
-        if device.dropped or device.queued.agents:
+        if device.dropped or device.queued.agents or device.gone:
             device.run_queue()
         arrays: list[Array] = []
         values: list[ValueRecord | None] = []
