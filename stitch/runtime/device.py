@@ -616,7 +616,7 @@ class RuntimeDevice(Lifetime):
                 # What was queued behind it may miss results of it.
                 following.reads_failed = True
                 for value in window.values:
-                    if value.status is Status.PENDING and value.window != following.number:
+                    if value.status is Status.PENDING:
                         fail(value, TaskError("its run was interrupted"))
             elif not window.is_done:
                 following = Window.of(following.number + 1, window, following)

@@ -11,6 +11,7 @@ import pytest
 
 import stitch
 from stitch.program import Array, DataType, InputKind, Layout, Space
+from stitch.runtime.recording import running
 from tests.support.executors.calling import CallingExecutor
 from tests.support.stitched_models import (
     consuming,
@@ -257,6 +258,32 @@ def test_what_misses_results_is_missed_in_turn_from_one_window_to_the_next() -> 
         np.testing.assert_array_equal(made.numpy(), expected)
         np.testing.assert_array_equal(other.numpy(), affine(expected, 3))
         del first, second, third, made, other, tensor
+        assert used(device) == base
+
+
+def test_an_interrupted_run_is_missed_by_what_was_queued_for_its_results() -> None:
+    with opened() as (device, gate):
+        slow, quick = device.load(scaled("slow", 2.0)), device.load(scaled("quick", 3.0))
+        base, gate.fails = used(device), True
+        pending = one(slow(integers()))
+
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        def fail() -> None:
+            with pytest.raises(KeyboardInterrupt):
+                device.flush()
+
+        with pytest.MonkeyPatch.context() as patch, gate.closed(fail):
+            # An interrupt, just as what the failure leaves is put in order.
+            patch.setattr(running, "_after_failure", interrupt)
+            following, other = one(quick(pending)), one(quick(integers()))
+        np.testing.assert_array_equal(other.numpy(), affine(integers(), 3))
+        for tensor in (pending, following):
+            with pytest.raises(stitch.TaskError, match=r"(?s)never made.*interrupted"):
+                tensor.numpy()
+        gate.fails = False
+        del pending, following, other, tensor
         assert used(device) == base
 
 
