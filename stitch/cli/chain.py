@@ -16,7 +16,7 @@ from stitch.cli.module_files import Module
 from stitch.errors import IncompatibleError
 from stitch.linker import Wire
 from stitch.program import Array, DataType, InputKind, ValueType
-from stitch.runtime import LoadedProgram, RuntimePipeline, Tensor
+from stitch.runtime import GraphCall, LoadedProgram, PreparedGraph, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,40 +67,24 @@ class Runnable(Protocol):
 class Chain:
     """Modules in order, connected by wires; the outputs that feed nobody are its outputs."""
 
-    def __init__(
-        self, device: Device, modules: Sequence[Module], wires: Sequence[Wire], *, by_position: bool
-    ) -> None:
+    def __init__(self, device: Device, modules: Sequence[Module], wires: Sequence[Wire]) -> None:
         self.device = device
         self._programs = [_loaded(device, module) for module in modules]
-        self._feeds = {(w.consumer, w.input): (w.producer, w.output) for w in wires}
-        self._sources = [
-            (k, i)
-            for k, module in enumerate(modules)
-            for i in range(len(module.program.inputs))
-            if (k, i) not in self._feeds
-        ]
-        taken = set(self._feeds.values())
+        feeds: list[dict[int, tuple[int, int]]] = [{} for _ in modules]
+        for wire in wires:
+            feeds[wire.consumer][wire.input] = (wire.producer, wire.output)
+        taken = {source for fed in feeds for source in fed.values()}
         self._results = [
             (k, o)
             for k, module in enumerate(modules)
             for o in range(len(module.program.outputs))
             if (k, o) not in taken
         ]
+        calls = list(map(GraphCall, self._programs, feeds))
+        self._graph: PreparedGraph | None = PreparedGraph(calls, "chain", self._results)
+        self._sources = self._graph.inputs
         self.inputs = self._named_inputs(modules)
         self.outputs = self._named_outputs(modules)
-        self._pipeline = self._fast_path() if by_position else None
-
-    def _fast_path(self) -> RuntimePipeline | None:
-        """A pipeline where it gives the same outputs, and connects all activations."""
-        last = len(self._programs) - 1
-        if any(k != last for k, _ in self._results):
-            return None
-        if any(
-            k and self._programs[k].program.inputs[i].kind is InputKind.ACTIVATION
-            for k, i in self._sources
-        ):
-            return None
-        return RuntimePipeline(self._programs)
 
     def _named_inputs(self, modules: Sequence[Module]) -> tuple[RunInput, ...]:
         plain = [modules[k].program.inputs[i].name for k, i in self._sources]
@@ -125,34 +109,15 @@ class Chain:
 
     def run(self, arrays: Sequence[Array]) -> tuple[Tensor, ...]:
         """One pass; see `Runnable`."""
-        sources = self._once(arrays)
-        if self._pipeline is not None:
-            return _tuple(self._pipeline(*sources))
-        given = dict(zip(self._sources, sources, strict=True))
-        made: list[tuple[Tensor, ...]] = []
-        for k, program in enumerate(self._programs):
-            arguments = [self._argument(k, i, given, made) for i in range(len(program.ports))]
-            made.append(_tuple(program.device.submit(program, arguments, borrow=True)))
-        results = tuple(made[k][o] for k, o in self._results)
-        del made, given
-        self.device.flush()
-        return results
+        assert self._graph is not None, "it was not forgotten"
+        results = self._graph(*self._once(arrays))
+        return results if isinstance(results, tuple) else (results,)
 
     def _once(self, arrays: Sequence[Array]) -> list[Array | Tensor]:
         """An array that several programs take is one tensor, which enters a space once."""
         times = Counter(map(id, arrays))
         tensors = {id(a): self.device.tensor(a, borrow=True) for a in arrays if times[id(a)] > 1}
         return [tensors.get(id(array), array) for array in arrays]
-
-    def _argument(
-        self,
-        k: int,
-        i: int,
-        given: dict[tuple[int, int], Array | Tensor],
-        made: list[tuple[Tensor, ...]],
-    ) -> Array | Tensor:
-        feed = self._feeds.get((k, i))
-        return given[k, i] if feed is None else made[feed[0]][feed[1]]
 
     @property
     def programs(self) -> tuple[LoadedProgram, ...]:
@@ -166,7 +131,7 @@ class Chain:
 
     def forget(self) -> None:
         """Drop the programs and what the pipeline keeps."""
-        self._pipeline = None
+        self._graph = None
         self._programs = []
 
 
@@ -178,10 +143,6 @@ def _loaded(device: Device, module: Module) -> LoadedProgram:
             error.what, where=module.path, expected=error.expected, got=error.got,
             remedy=error.remedy,
         ) from error  # fmt: skip
-
-
-def _tuple(made: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return made if isinstance(made, tuple) else (made,)
 
 
 def _told_apart(

@@ -81,12 +81,17 @@ class _Known:
 class PreparedGraph:
     """Runs of loaded programs, some feeding others, called in one go.
 
-    Inputs that no earlier call feeds are the graph's own, in the order of calls and slots; it gives
-    the last call's outputs, ready: one tensor, or a tuple. Raises `UsageError` for no call or
-    several devices.
+    Inputs that no earlier call feeds are the graph's own, in the order of calls and slots. It gives
+    its `results` (number of a call, position of an output; sorted; the last call's, if not told),
+    ready: one tensor, or a tuple. Raises `UsageError` for no call or several devices.
     """
 
-    def __init__(self, calls: Sequence[GraphCall], name: str = "prepared graph") -> None:
+    def __init__(
+        self,
+        calls: Sequence[GraphCall],
+        name: str = "prepared graph",
+        results: Sequence[tuple[int, int]] = (),
+    ) -> None:
         self._calls, self._name = tuple(calls), name
         programs = [call.program for call in self._calls]
         if not programs:
@@ -104,7 +109,11 @@ class PreparedGraph:
         )
         self._ports: tuple[InputPort, ...] = tuple(programs[n].ports[i] for n, i in self.inputs)
         self._count = len(self._ports)
-        self._outputs, self._maker = programs[-1].outputs, programs[-1].name
+        last = len(programs) - 1
+        self._given = tuple(results) or tuple((last, o) for o in range(len(programs[-1].outputs)))
+        assert list(self._given) == sorted(self._given), "a lease has its values in this order"
+        #: What its results are described by, the keys of that, and which program makes them.
+        self._outputs = tuple((*programs[n].outputs[o], programs[n].name) for n, o in self._given)
         #: What its last run on arrays was a run of.
         self._recording: Recording | None = None
         #: Of recent runs, by the forms of what was given (None: an array); and the numbers that
@@ -189,9 +198,9 @@ class PreparedGraph:
             values = lease.take_again(now)
             if values is None:
                 values = []
-                for desc, key in self._outputs:
+                for desc, key, maker in self._outputs:
                     value = ValueRecord(device, desc, key)
-                    value.by = self._maker
+                    value.by = maker
                     values.append(value)
                 lease.take(values, now)
             if len(values) == 1:
@@ -356,7 +365,7 @@ class PreparedGraph:
                 value.consumed = False
             device.start_window()
             raise
-        return results[-1]
+        return [results[number][output] for number, output in self._given]
 
     # -- names -----------------------------------------------------------------------------------
 

@@ -56,7 +56,7 @@ def stitching(modules: Sequence[Module], wires: Sequence[Wire], machine: Machine
     """
     reports = tuple(_report(modules, one) for one in wires)
     with api.open_device(machine, executor="null") as device:
-        chain = Chain(device, modules, wires, by_position=False)
+        chain = Chain(device, modules, wires)
         check_room(device, chain)
         arrays = gather_inputs(chain.inputs, (), init=None, seed=0, without_data=True)
         chain.run(arrays)

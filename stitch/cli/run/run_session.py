@@ -138,7 +138,7 @@ def _chain(words: argparse.Namespace) -> tuple[api.Device, Callable[[], Runnable
     named = given_names(words.input)
     wires = wires_of(modules, words.wire, strict_types=words.strict_types, given=named)
     device = _open(words, machine_for(words.device, modules))
-    return device, lambda: Chain(device, modules, wires, by_position=not words.wire)
+    return device, lambda: Chain(device, modules, wires)
 
 
 def _pipeline_file(words: argparse.Namespace) -> tuple[api.Device, Callable[[], Runnable]]:
