@@ -69,5 +69,7 @@ def reshaped(device: RuntimeDevice, tensor: Tensor, desc: TensorDesc, offset_nby
 def export(tensor: Tensor, dtype: np.dtype[Any] | None, ended: Callable[[], object]) -> Array:
     """A dense tensor's own bytes as an array of this type; both live, and the bytes stay in place,
     until nobody holds the array. Then `ended` is called: anywhere, so it leaves notes at most."""
-    array: Array = tensor.device.export(tensor._record, dtype, tensor, ended)
+    value = tensor._record
+    device: Any = value.device
+    array: Array = device.export(value, dtype, tensor, ended)
     return array

@@ -35,7 +35,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils._python_dispatch import _disable_current_modes
 
-from stitch.frontend.torch.compile.graph_program import GraphProgram, GraphSettings
+from stitch.frontend.torch.compile.graph_program import GraphProgram, GraphSettings, boxed
 from stitch.frontend.torch.compile.known_sizes import is_static, with_sizes_of
 from stitch.frontend.torch.compile.shared_storage import SharedStorage
 from stitch.frontend.torch.decompositions import decompositions
@@ -166,8 +166,8 @@ def _compiler(storage: SharedStorage, settings: CompileSettings, role: str) -> C
         if is_static(module.graph):
             # The modes that trace: constants of the graph are read here, and have data.
             with _disable_current_modes():
-                return _boxed(GraphProgram(module, storage, wanted))
-        return _boxed(_ByShapes(module, storage, wanted))
+                return GraphProgram(module, storage, wanted).__call__
+        return _ByShapes(module, storage, wanted).__call__
 
     return compile_graph
 
@@ -185,18 +185,6 @@ def _of_trace(module: Any, role: str) -> tuple[frozenset[int], int]:
     return frozenset(static), metadata.num_forward_returns
 
 
-def _boxed(run: Callable[[Sequence[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
-    """A function that takes its arguments in a list and empties it: they may die early."""
-
-    def call(arguments: list[Any]) -> list[Any]:
-        results = run(arguments)
-        arguments.clear()
-        return results
-
-    call._boxed_call = True  # type: ignore[attr-defined]  # how aot_autograd asks
-    return call
-
-
 class _ByShapes:
     """A graph with symbolic sizes: a program for each set of shapes that it is called with."""
 
@@ -204,7 +192,8 @@ class _ByShapes:
         self._module, self._storage, self._settings = module, storage, settings
         self._programs: dict[tuple[Any, ...], GraphProgram] = {}
 
-    def __call__(self, arguments: Sequence[Any]) -> list[Any]:
+    @boxed
+    def __call__(self, arguments: list[Any]) -> list[Any]:
         key = tuple(
             (a.shape, a.stride(), a.dtype) if isinstance(a, torch.Tensor) else a for a in arguments
         )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -59,6 +59,16 @@ class GraphSettings:
     shares_outputs: bool = False
 
 
+Run = TypeVar("Run", bound=Callable[..., Any])
+
+
+def boxed(run: Run) -> Run:
+    """Mark, for aot_autograd, what takes its arguments in a list and empties it: they may die
+    early."""
+    run._boxed_call = True  # type: ignore[attr-defined]  # how it asks
+    return run
+
+
 class GraphProgram:
     """A graph on a device: a function of torch tensors. Raises what loading and running raise."""
 
@@ -78,19 +88,22 @@ class GraphProgram:
             loaded = self._device.load(Binary((program,), machine.shape, PRODUCER))
             self._prepared = PreparedGraph((GraphCall(loaded, {}),))
 
-    def __call__(self, arguments: Sequence[Any]) -> list[Any]:
-        """Run it on the graph's arguments; the outputs are ready."""
+    @boxed
+    def __call__(self, arguments: list[Any]) -> list[Any]:
+        """Run it on the graph's arguments, and empty their list; the outputs are ready."""
         storage, prepared = self._storage, self._prepared
-        if prepared is None:
-            return shown(self._outputs, arguments, (), storage.result)
         with self._device.lock:
-            given = storage.arguments(arguments, self._slots)
-            if self._has_key:
-                given.append(torch.randint(KEY_LIMIT, (1,)).numpy())
-            results = prepared(*given)
-            if not isinstance(results, tuple):
-                results = (results,)
-            return shown(self._outputs, arguments, results, storage.result)
+            results: Any = ()
+            if prepared is not None:
+                given = storage.arguments(arguments, self._slots)
+                if self._has_key:
+                    given.append(torch.randint(KEY_LIMIT, (1,)).numpy())
+                results = prepared(*given)
+                if type(results) is not tuple:
+                    results = (results,)
+            outputs = shown(self._outputs, arguments, results, storage.result)
+        arguments.clear()
+        return outputs
 
 
 class _Building:
