@@ -171,7 +171,7 @@ class Budget:
                 return None
             claims = [Claim(self, next(self._numbers), nbytes) for nbytes, _ in parts]
             self._is_sum = False
-            self._claims.update(zip((found.number for found in claims), parts, strict=True))
+            self._claims.update(zip((claim.number for claim in claims), parts, strict=True))
             self._taken += wanted
             self._is_sum = not self._is_sum
         return claims

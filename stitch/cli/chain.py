@@ -89,23 +89,23 @@ class Chain:
     def _named_inputs(self, modules: Sequence[Module]) -> tuple[RunInput, ...]:
         plain = [modules[k].program.inputs[i].name for k, i in self._sources]
         names = _told_apart(plain, [modules[k] for k, _ in self._sources], modules)
-        found = []
+        inputs = []
         for name, (k, i) in zip(names, self._sources, strict=True):
             program = modules[k].program
             slot = program.inputs[i]
             kind = program.values[slot.value].type
-            found.append(RunInput(name, kind, slot.kind, own=slot.name))
-        return tuple(found)
+            inputs.append(RunInput(name, kind, slot.kind, own=slot.name))
+        return tuple(inputs)
 
     def _named_outputs(self, modules: Sequence[Module]) -> tuple[RunOutput, ...]:
         plain = [modules[k].program.outputs[o].name for k, o in self._results]
         names = _told_apart(plain, [modules[k] for k, _ in self._results], modules)
-        found = []
+        outputs = []
         for name, (k, o) in zip(names, self._results, strict=True):
             program = modules[k].program
             value = program.values[program.outputs[o].value]
-            found.append(RunOutput(name, value.type, value.desc.layout.data_type))
-        return tuple(found)
+            outputs.append(RunOutput(name, value.type, value.desc.layout.data_type))
+        return tuple(outputs)
 
     def run(self, arrays: Sequence[Array]) -> tuple[Tensor, ...]:
         """One pass; see `Runnable`."""
@@ -151,9 +151,9 @@ def _told_apart(
     """Names as they are; where several slots share one, with their program's, or its index."""
     times, programs = Counter(names), Counter(m.program.name for m in modules)
     places = {id(module): at for at, module in reversed(list(enumerate(modules)))}
-    found = []
+    told = []
     for name, owner in zip(names, owners, strict=True):
         title = owner.program.name
         called = title if programs[title] == 1 else places[id(owner)]
-        found.append(name if times[name] == 1 else f"{called}.{name}")
-    return found
+        told.append(name if times[name] == 1 else f"{called}.{name}")
+    return told

@@ -77,10 +77,10 @@ def own_descriptor(path: str | Path) -> int | None:
     >>> own_descriptor("/dev/stdin"), own_descriptor("/dev/fd/63"), own_descriptor("a.ttb")
     (0, 63, None)
     """
-    found = _DESCRIPTOR.fullmatch(os.fspath(path))
-    if found is None:
+    descriptor = _DESCRIPTOR.fullmatch(os.fspath(path))
+    if descriptor is None:
         return None
-    return _STANDARD.index(found[1]) if found[1] else int(found[2])
+    return _STANDARD.index(descriptor[1]) if descriptor[1] else int(descriptor[2])
 
 
 def open_file(path: str | Path) -> BinaryIO:
@@ -93,9 +93,9 @@ def open_file(path: str | Path) -> BinaryIO:
     handle = _opened(path) if own is None else os.dup(own)
     try:
         status = os.fstat(handle)
-        found = special_kind(status.st_mode)
-        if found is not None and (own is None or found == "a folder"):
-            raise no_regular_file(path, found)
+        special = special_kind(status.st_mode)
+        if special is not None and (own is None or special == "a folder"):
+            raise no_regular_file(path, special)
         if own is None:
             os.set_blocking(handle, True)
         _note(status, str(path))
@@ -169,9 +169,9 @@ def head_of(path: str | Path, nbytes: int) -> bytes:
     """
     handle = _opened(path)
     try:
-        found = special_kind(os.fstat(handle).st_mode)
-        if found is not None:
-            raise no_regular_file(path, found)
+        special = special_kind(os.fstat(handle).st_mode)
+        if special is not None:
+            raise no_regular_file(path, special)
         return os.pread(handle, nbytes, 0)
     finally:
         os.close(handle)

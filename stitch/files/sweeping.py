@@ -51,9 +51,9 @@ def sweep_folder(folder: Path) -> None:
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                found = _PART.fullmatch(entry.name) or _MANIFEST.fullmatch(entry.name)
-                if found is not None:
-                    owners.setdefault(found[1], []).append(folder / entry.name)
+                named = _PART.fullmatch(entry.name) or _MANIFEST.fullmatch(entry.name)
+                if named is not None:
+                    owners.setdefault(named[1], []).append(folder / entry.name)
     except OSError:
         return  # Writing will say what is wrong with the folder.
     for token, left in owners.items():

@@ -128,12 +128,12 @@ class _Lines:
         if not isinstance(event, PlanRun):
             self.total += totals_of(event)
             return
-        found = self._totals.get(event.index)
-        if found is None:
+        totals = self._totals.get(event.index)
+        if totals is None:
             if len(self._totals) >= _MAX_PLANS:
                 self._totals.clear()
-            found = self._totals[event.index] = totals_of(event)
-        self.total += found
+            totals = self._totals[event.index] = totals_of(event)
+        self.total += totals
         if self._start is None:
             self._start = event.began_seconds
         self._last = event.began_seconds - self._start + event.seconds

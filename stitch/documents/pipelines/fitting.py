@@ -150,10 +150,10 @@ class _Check:
         for at, (_, reference) in zip(given, step.inputs, strict=False):
             if at is not None:
                 self._input(step, program, at, reference, values, indices)
-        made = self.slots(
+        slots = self.slots(
             step, [slot for slot, _ in step.outputs], [s.name for s in program.outputs], "output"
         )
-        for at, (_, name) in zip(made, step.outputs, strict=False):
+        for at, (_, name) in zip(slots, step.outputs, strict=False):
             if name in values or name in indices:
                 self.note("defined_twice", step.line, f"{name!r} is defined already")
             if at is not None:

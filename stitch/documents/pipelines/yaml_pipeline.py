@@ -107,8 +107,8 @@ def _input(entry: InputEntry, file: str, converted: list[Problem]) -> PipelineIn
         assert entry.shape is not None and entry.data_type is not None
         return PipelineInput(entry.name, ValueType(entry.shape, entry.data_type))
     array = read_array(entry.file, entry.array, entry.data_type)
-    found = DataType.from_dtype(array.dtype)
-    kind = found if entry.data_type is None else entry.data_type
+    stored = DataType.from_dtype(array.dtype)
+    kind = stored if entry.data_type is None else entry.data_type
     shape = array.shape if entry.shape is None else entry.shape
     try:
         fitted = capture(array, shape, kind, True, f"input {entry.name!r}")
@@ -116,8 +116,8 @@ def _input(entry: InputEntry, file: str, converted: list[Problem]) -> PipelineIn
         raise FormatError(
             error.what, where=f"{file}:{entry.line}", expected=error.expected, got=error.got
         ) from error
-    if found is not kind and kind.is_floating:
-        detail = f"input {entry.name!r} is converted from {found.value} to {kind.value}"
+    if stored is not kind and kind.is_floating:
+        detail = f"input {entry.name!r} is converted from {stored.value} to {kind.value}"
         converted.append(Problem("converted", f"{file}:{entry.line}", detail))
     fitted.flags.writeable = False
     return PipelineInput(entry.name, ValueType(shape, kind), fitted)
@@ -149,8 +149,8 @@ class YamlPipeline:
 
         Raises `UsageError` for missing or surplus inputs, `LinkError`.
         """
-        made = self.run(self._arranged(arguments, named))
-        return made[0] if len(made) == 1 else made
+        results = self.run(self._arranged(arguments, named))
+        return results[0] if len(results) == 1 else results
 
     def _arranged(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         names = [one.name for one in self.inputs]
@@ -177,8 +177,8 @@ class YamlPipeline:
             for one, value in zip(self.inputs, values, strict=True)
         }
         self._run(self._steps, scope, {})
-        found = [scope[word] for _, word, _ in self.checked.file.outputs]
-        return tuple(value for value in found if isinstance(value, Tensor))
+        outputs = [scope[word] for _, word, _ in self.checked.file.outputs]
+        return tuple(value for value in outputs if isinstance(value, Tensor))
 
     def _entered(self, one: PipelineInput, value: Any, borrow: bool) -> Value:
         if isinstance(value, Tensor):
@@ -235,8 +235,8 @@ class YamlPipeline:
         for at, (_, reference) in zip(scheduled.inputs, step.inputs, strict=True):
             arguments[at] = _found(reference, scope, indices)
         # Arrays of a run are our own or read-only; writable borrowed ones are the caller's say.
-        made = self.device.submit(program, arguments, True)
-        results = made if isinstance(made, tuple) else (made,)
+        submitted = self.device.submit(program, arguments, True)
+        results = submitted if isinstance(submitted, tuple) else (submitted,)
         for at, (_, name) in zip(scheduled.outputs, step.outputs, strict=True):
             scope[name] = results[at]
 
@@ -305,19 +305,19 @@ def _scheduled(
     for at, step in enumerate(steps):
         for name in defines(step):
             defined_at.setdefault(name, at)
-    found: list[_Scheduled] = []
+    scheduled: list[_Scheduled] = []
     for at in reversed(range(len(steps))):
         step = steps[at]
-        uses, made = uses_of(step), defines(step)
+        uses, defined = uses_of(step), defines(step)
         drops = tuple(sorted(
-            name for name in uses | made
+            name for name in uses | defined
             if name not in live and defined_at.get(name, len(steps)) <= at
         ))  # fmt: skip
         if isinstance(step, RunStep):
             program = programs[step.module]
             inputs = _indices(step.inputs, program.inputs)
             outputs = _indices(step.outputs, program.outputs)
-            found.append(_Scheduled(step, drops, inputs, outputs))
+            scheduled.append(_Scheduled(step, drops, inputs, outputs))
         else:
             # A round may drop what it defines, and the carried names; the rest is not its own.
             own = frozenset(name for name, _ in step.carry)
@@ -325,10 +325,10 @@ def _scheduled(
             body = _scheduled(step.steps, own, after, programs)
             inner = {name for s in step.steps for name in defines(s)}
             ends = tuple(sorted(after & inner))
-            found.append(_Scheduled(step, drops, body=tuple(body), ends=ends))
-        live -= made
+            scheduled.append(_Scheduled(step, drops, body=tuple(body), ends=ends))
+        live -= defined
         live |= uses
-    return found[::-1]
+    return scheduled[::-1]
 
 
 def _indices(

@@ -104,7 +104,7 @@ def _walked(
     walk.nodes(graph.node, scope)
     if not graph.output:
         raise FormatError("the model has no outputs", where=title)
-    found: list[tuple[str, SymbolicTensor]] = []
+    outputs: list[tuple[str, SymbolicTensor]] = []
     for info in graph.output:
         where = f"{title}: output {info.name!r}"
         try:
@@ -112,10 +112,10 @@ def _walked(
             if value is None:
                 raise FormatError("an output has no name", where=where)
             if not isinstance(value, Failed):
-                found += flat_output(info.name, value, where)
+                outputs += flat_output(info.name, value, where)
         except StitchError as error:
             walk.refusals.failed(where, error)
-    return found
+    return outputs
 
 
 def _fixable(

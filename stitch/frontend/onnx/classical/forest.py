@@ -119,20 +119,20 @@ def _holds(
     value = builder.op("GatherElements", data, of_nodes(np.where(inner, forest.features, 0)),
                        axis=1)  # fmt: skip
     split = of_nodes(forest.splits.astype(data.dtype))
-    made: SymbolicTensor | None = None
+    met: SymbolicTensor | None = None
     for mode in np.unique(forest.modes[inner]).tolist():
         if mode == MEMBER:
             held = _held(builder, value, of_nodes(_stacked(forest, data.dtype)))
         else:
             held = builder.op(_COMPARISONS[mode], value, split)
             held = builder.op("Not", held) if mode == NOT_EQUAL else held
-        chosen = None if made is None else of_nodes(forest.modes == mode)
-        made = held if made is None or chosen is None else builder.op("Where", chosen, held, made)
-    assert made is not None  # levels exist only where a node asks
+        chosen = None if met is None else of_nodes(forest.modes == mode)
+        met = held if met is None or chosen is None else builder.op("Where", chosen, held, met)
+    assert met is not None  # levels exist only where a node asks
     if forest.missing[inner].any() and data.data_type.is_floating:
         lacking = builder.op("And", builder.op("IsNaN", value), of_nodes(forest.missing))
-        made = builder.op("Or", made, lacking)
-    return made
+        met = builder.op("Or", met, lacking)
+    return met
 
 
 def _stacked(forest: Forest, dtype: np.dtype[np.generic]) -> Array:

@@ -140,11 +140,11 @@ def _scan(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
             )
             for (tensor, axis), back in zip(sources, backward, strict=True)
         ]
-        made = bodies.body(body, shared, (*states, *slices), call)
-        if any(isinstance(value, Failed) for value in made):
+        round_results = bodies.body(body, shared, (*states, *slices), call)
+        if any(isinstance(value, Failed) for value in round_results):
             return [FAILED] * call.outputs
-        states = [_given(value) for value in made[:count]]
-        for values, value, front in zip(collected, made[count:], prepend, strict=True):
+        states = [_given(value) for value in round_results[:count]]
+        for values, value, front in zip(collected, round_results[count:], prepend, strict=True):
             values.insert(0 if front else len(values), value)
     outputs = zip(collected, body.output[count:], out_axes, strict=True)
     return [

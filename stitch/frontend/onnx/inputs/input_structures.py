@@ -82,15 +82,15 @@ def _tensors(
     listed = isinstance(example, Sequence) and not isinstance(example, str | bytes)
     if element is None or element.WhichOneof("value") != "tensor_type" or not listed:
         return [info]
-    made = []
+    elements = []
     for index, value in enumerate(given.pop(info.name)):
         one = onnx.ValueInfoProto(name=f"{info.name}[{index}]")
         # Elements may differ in shape, so the declared one says nothing.
         one.type.tensor_type.elem_type = element.tensor_type.elem_type
         given[one.name] = value
-        made.append(one)
-    structures[info.name] = tuple(one.name for one in made)
-    return made
+        elements.append(one)
+    structures[info.name] = tuple(one.name for one in elements)
+    return elements
 
 
 def flat_output(name: str, value: Given, where: str) -> list[tuple[str, SymbolicTensor]]:
