@@ -24,18 +24,14 @@ class ListOf(Kind[tuple[T_co, ...]], Generic[T_co]):
     """A list of values of one kind; `or_one`: or a single one without brackets."""
 
     kind: Kind[T_co]
-    what: str
+    wanted: str
     least: int = 0
     or_one: bool = False
-
-    @property
-    def wanted(self) -> str:
-        return self.what
 
     def read(self, node: Node, place: Place) -> tuple[T_co, ...] | None:
         items = (node,) if self.or_one and not isinstance(node.data, tuple) else node.data
         if not isinstance(items, tuple) or len(items) < self.least:
-            place.wrong(node, self.what)
+            place.wrong(node, self.wanted)
             return None
         values = [self.kind.read(item, place.item(i, item)) for i, item in enumerate(items)]
         return tuple(value for value in values if value is not None)
@@ -47,9 +43,7 @@ class Entries(Kind[tuple[T_co, ...]], Generic[T_co]):
 
     kind: Kind[T_co]
 
-    @property
-    def wanted(self) -> str:
-        return "a mapping"
+    wanted = "a mapping"
 
     def read(self, node: Node, place: Place) -> tuple[T_co, ...] | None:
         if not isinstance(node.data, Mapping):
@@ -71,15 +65,11 @@ class Pairs(Kind[tuple[tuple[Any, ...], ...]]):
     """
 
     kind: Kind[Any]
-    what: str
+    wanted: str
     least: int = 0
     by_position: bool = True
     is_named: bool = False
     has_lines: bool = False
-
-    @property
-    def wanted(self) -> str:
-        return self.what
 
     def read(self, node: Node, place: Place) -> tuple[tuple[Any, ...], ...] | None:
         items: list[tuple[str | None, Node]] | None = None
@@ -88,7 +78,7 @@ class Pairs(Kind[tuple[tuple[Any, ...], ...]]):
         elif isinstance(node.data, tuple) and self.by_position:
             items = [(None, item) for item in node.data]
         if items is None or len(items) < self.least:
-            place.wrong(node, self.what)
+            place.wrong(node, self.wanted)
             return None
         pairs: list[tuple[Any, ...]] = []
         for index, (name, item) in enumerate(items):
@@ -104,14 +94,10 @@ class Pairs(Kind[tuple[tuple[Any, ...], ...]]):
 class Either(Kind[T_co], Generic[T_co]):
     """One kind where a number is written, one for words, one for mappings; None: not allowed."""
 
-    what: str
+    wanted: str
     number: Kind[T_co] | None = None
     word: Kind[T_co] | None = None
     mapping: Kind[T_co] | None = None
-
-    @property
-    def wanted(self) -> str:
-        return self.what
 
     def read(self, node: Node, place: Place) -> T_co | None:
         kind = self.word
@@ -120,7 +106,7 @@ class Either(Kind[T_co], Generic[T_co]):
         elif isinstance(node.data, int | float):
             kind = self.number
         if kind is None or isinstance(node.data, tuple):
-            place.wrong(node, self.what)
+            place.wrong(node, self.wanted)
             return None
         return kind.read(node, place)
 
@@ -132,19 +118,15 @@ class ByKey(Kind[T_co], Generic[T_co]):
     They are asked for when something is read, so that a form may hold itself.
     """
 
-    what: str
+    wanted: str
     forms: Callable[[], Mapping[str, Form[T_co]]]
-
-    @property
-    def wanted(self) -> str:
-        return self.what
 
     def read(self, node: Node, place: Place) -> T_co | None:
         forms = self.forms()
         key, first = next(iter(forms.items()))
         inner = place.inside(node, first.what)
         if not isinstance(node.data, Mapping):
-            inner.wrong(node, self.what)
+            inner.wrong(node, self.wanted)
             return None
         for word, form in forms.items():
             if word in inner.nodes and inner.nodes[word].data is not None:
@@ -161,13 +143,9 @@ class Tagged(Kind[T_co], Generic[T_co]):
     They are asked for when something is read, so that a form may hold itself.
     """
 
-    what: str
+    wanted: str
     tag: str
     forms: Callable[[], Mapping[str, Form[T_co]]]
-
-    @property
-    def wanted(self) -> str:
-        return self.what
 
     def read(self, node: Node, place: Place) -> T_co | None:
         forms = self.forms()
@@ -189,9 +167,8 @@ class Tried(Kind[T_co], Generic[T_co]):
     kind: Kind[T_co]
     attempt: Callable[[object], object]
 
-    @property
-    def wanted(self) -> str:
-        return self.kind.wanted
+    def __post_init__(self) -> None:
+        self.wanted = self.kind.wanted
 
     def read(self, node: Node, place: Place) -> T_co | None:
         value = self.kind.read(node, place)

@@ -24,14 +24,10 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Kind(ABC, Generic[T_co]):
-    """What may stand at a place."""
+    """What may stand at a place; `wanted`: in words that go on after `must be`."""
 
     __slots__ = ()
-
-    @property
-    @abstractmethod
-    def wanted(self) -> str:
-        """It in words that go on after `must be`."""
+    wanted: str
 
     @abstractmethod
     def read(self, node: Node, place: Place) -> T_co | None:
@@ -47,20 +43,16 @@ def is_word(node: Node) -> bool:
 class Word(Kind[str]):
     """A word as it is written; `is_text` refuses numbers."""
 
-    what: str = "a word"
+    wanted: str = "a word"
     is_text: bool = False
     may_be_empty: bool = False
-
-    @property
-    def wanted(self) -> str:
-        return self.what
 
     def read(self, node: Node, place: Place) -> str | None:
         is_text = isinstance(node.data, str) and bool(node.raw.strip())
         is_empty = node.data == "" and self.may_be_empty
         if is_text or is_empty or (is_word(node) and not self.is_text):
             return node.raw
-        place.wrong(node, self.what)
+        place.wrong(node, self.wanted)
         return None
 
 
@@ -68,11 +60,7 @@ class Word(Kind[str]):
 class AsWritten(Kind[Node]):
     """Anything, which another reader looks at."""
 
-    what: str = "a value"
-
-    @property
-    def wanted(self) -> str:
-        return self.what
+    wanted: str = "a value"
 
     def read(self, node: Node, place: Place) -> Node | None:
         return node
@@ -81,9 +69,7 @@ class AsWritten(Kind[Node]):
 class Name(Kind[str]):
     """A word that can be the name of a value."""
 
-    @property
-    def wanted(self) -> str:
-        return "a name"
+    wanted = "a name"
 
     def read(self, node: Node, place: Place) -> str | None:
         if not is_word(node):
@@ -107,9 +93,8 @@ class Choice(Kind[str]):
 
     words: tuple[str, ...]
 
-    @property
-    def wanted(self) -> str:
-        return f"one of {', '.join(self.words)}"
+    def __post_init__(self) -> None:
+        self.wanted = f"one of {', '.join(self.words)}"
 
     def read(self, node: Node, place: Place) -> str | None:
         if is_word(node) and node.raw in self.words:
@@ -121,9 +106,7 @@ class Choice(Kind[str]):
 class Flag(Kind[bool]):
     """True or false."""
 
-    @property
-    def wanted(self) -> str:
-        return "true or false"
+    wanted = "true or false"
 
     def read(self, node: Node, place: Place) -> bool | None:
         if isinstance(node.data, bool):
@@ -139,12 +122,11 @@ class Whole(Kind[int]):
     least: int = 0
     most: int | None = 2**63 - 1
 
-    @property
-    def wanted(self) -> str:
+    def __post_init__(self) -> None:
+        bounds = f"from {self.least}" if self.least else "that is not negative"
         if self.most is not None and self.most < 2**63 - 1:
-            return f"a whole number from {self.least} to {self.most}"
-        least = f"from {self.least}" if self.least else "that is not negative"
-        return f"a whole number {least}"
+            bounds = f"from {self.least} to {self.most}"
+        self.wanted = f"a whole number {bounds}"
 
     def read(self, node: Node, place: Place) -> int | None:
         if not isinstance(node.data, int) or isinstance(node.data, bool):
@@ -160,8 +142,8 @@ class Whole(Kind[int]):
 class Number(Kind[float]):
     """A number between bounds: at least `least`, and `above` and `below` these.
 
-    It stays a whole number if it is written as one, unless it `is_float`. `what` says it better
-    than the bounds do.
+    It stays a whole number if it is written as one, unless it `is_float`. `wanted` may say it
+    better than the bounds do.
     """
 
     least: float | None = None
@@ -169,14 +151,13 @@ class Number(Kind[float]):
     below: float | None = None
     is_finite: bool = True
     is_float: bool = False
-    what: str = ""
+    wanted: str = ""
 
-    @property
-    def wanted(self) -> str:
+    def __post_init__(self) -> None:
         kind = "a finite number" if self.is_finite else "a number"
         bounds = (("from", self.least), ("above", self.above), ("below", self.below))
         words = [f"{word} {bound:g}" for word, bound in bounds if bound is not None]
-        return self.what or " ".join([kind, " and ".join(words)]).strip()
+        self.wanted = self.wanted or " ".join([kind, " and ".join(words)]).strip()
 
     def read(self, node: Node, place: Place) -> float | None:
         number = node.data
@@ -201,16 +182,12 @@ class Number(Kind[float]):
 class RelativePath(Kind[Path]):
     """A path, relative to the file; one with one of the `endings`, if there are any."""
 
-    what: str = "a path"
+    wanted: str = "a path"
     endings: tuple[str, ...] = ()
-
-    @property
-    def wanted(self) -> str:
-        return self.what
 
     def read(self, node: Node, place: Place) -> Path | None:
         if not is_word(node):
-            place.wrong(node, self.what)
+            place.wrong(node, self.wanted)
             return None
         if self.endings and Path(node.raw).suffix.lower() not in self.endings:
             place.wrong(node, f"a path that ends in {' or '.join(self.endings)}", "unknown_word")
@@ -222,15 +199,11 @@ class RelativePath(Kind[Path]):
 class NameOrPath(Kind[str]):
     """A name as it is, or the path of a YAML file, relative to the file."""
 
-    what: str
-
-    @property
-    def wanted(self) -> str:
-        return self.what
+    wanted: str
 
     def read(self, node: Node, place: Place) -> str | None:
         if not is_word(node):
-            place.wrong(node, self.what)
+            place.wrong(node, self.wanted)
             return None
         is_path = node.raw.endswith((".yaml", ".yml"))
         return str(place.reading.folder / node.raw) if is_path else node.raw
@@ -239,9 +212,7 @@ class NameOrPath(Kind[str]):
 class Shape(Kind[tuple[int, ...]]):
     """A list of dimensions, or the only one."""
 
-    @property
-    def wanted(self) -> str:
-        return "a list of dimensions, such as [64, 64]"
+    wanted = "a list of dimensions, such as [64, 64]"
 
     def read(self, node: Node, place: Place) -> tuple[int, ...] | None:
         parts = node.data if isinstance(node.data, tuple) else (node,)
@@ -265,9 +236,7 @@ def _is_dimension(data: object) -> bool:
 class ElementType(Kind[DataType]):
     """The name of a data type of single elements."""
 
-    @property
-    def wanted(self) -> str:
-        return "a data type, such as float32"
+    wanted = "a data type, such as float32"
 
     def read(self, node: Node, place: Place) -> DataType | None:
         if not is_word(node):

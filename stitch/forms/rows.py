@@ -119,16 +119,12 @@ class Form(Kind[T]):
     ) -> None:
         self.what, self.make, self.rows = what, make, rows
         self.word, self.check, self.suffix = word, check, suffix
-        self._wanted = wanted
+        self.wanted = wanted
         parameters = inspect.signature(make).parameters
         filled = {row.attribute for row in rows}
         self._free = _KNOWN & (parameters.keys() - filled)
         takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         assert takes_all or filled <= parameters.keys(), f"{filled - parameters.keys()} of {what}"
-
-    @property
-    def wanted(self) -> str:
-        return self._wanted
 
     @property
     def keys(self) -> tuple[str, ...]:

@@ -102,9 +102,7 @@ class _Description:
 class _Grid(Kind[tuple[int, int]]):
     """Rows and columns."""
 
-    @property
-    def wanted(self) -> str:
-        return "[rows, columns], each from 1 to 1024"
+    wanted = "[rows, columns], each from 1 to 1024"
 
     def read(self, node: Node, place: Place) -> tuple[int, int] | None:
         parts = node.data if isinstance(node.data, tuple) else ()
@@ -120,9 +118,7 @@ class _Grid(Kind[tuple[int, int]]):
 class _Curve(Kind[Curve]):
     """Transfer bytes and the rate at them: at least one point, sizes and rates rising."""
 
-    @property
-    def wanted(self) -> str:
-        return "a mapping of transfer bytes to rates"
+    wanted = "a mapping of transfer bytes to rates"
 
     def read(self, node: Node, place: Place) -> Curve | None:
         if not isinstance(node.data, Mapping) or not node.data:

@@ -210,9 +210,7 @@ def parse_reference(text: str) -> Reference | None:
 class _Value(Kind[Reference]):
     """What a step reads."""
 
-    @property
-    def wanted(self) -> str:
-        return "a value: x, xs[i], xs[i-1]"
+    wanted = "a value: x, xs[i], xs[i-1]"
 
     def read(self, node: Node, place: Place) -> Reference | None:
         reference = parse_reference(node.raw) if is_word(node) else None
@@ -298,7 +296,7 @@ _PIPELINE = Form(
     ),
     Row(
         "max_runs",
-        Number(least=1, what="a number from 1: the programs that one pass may run"),
+        Number(least=1, wanted="a number from 1: the programs that one pass may run"),
         default=MAX_RUNS,
     ),
     check=_check,

@@ -77,9 +77,7 @@ def metrics_of(fields: FormValues[Any]) -> tuple[str, ...]:
 class _Setting(Kind[Any]):
     """What a loss, an optimizer or a schedule is told."""
 
-    @property
-    def wanted(self) -> str:
-        return "a number, true, false, a word or a list of numbers"
+    wanted = "a number, true, false, a word or a list of numbers"
 
     def read(self, node: Node, place: Place) -> Any:
         value = _value(node)
@@ -153,9 +151,7 @@ def _schedules() -> dict[str, Form[dict[str, Any]]]:
 class _Loss(Kind[dict[str, Any]]):
     """The name of a loss, perhaps with its reduction (`mse_sum`), or a mapping."""
 
-    @property
-    def wanted(self) -> str:
-        return "the name of a loss, or a mapping"
+    wanted = "the name of a loss, or a mapping"
 
     def read(self, node: Node, place: Place) -> dict[str, Any] | None:
         stem, _, last = node.raw.rpartition("_")

@@ -119,9 +119,7 @@ _INPUT = _array_form("input")
 class _Inputs(Kind[tuple[tuple[str | None, _Array], ...]]):
     """The model's inputs by name, each an array; or the array of its only one."""
 
-    @property
-    def wanted(self) -> str:
-        return "a mapping from the model's inputs to arrays, or one array"
+    wanted = "a mapping from the model's inputs to arrays, or one array"
 
     def read(self, node: Node, place: Place) -> tuple[tuple[str | None, _Array], ...] | None:
         keys = set(node.data) if isinstance(node.data, Mapping) else {"array"}
@@ -140,7 +138,7 @@ _SOURCE = Form("", _Source, *_SOURCE_ROWS)
 _ROWS = "an array of row numbers"
 _PART: Kind[float | _Array | _Source] = Either(
     f"{_ROWS}, or a share between 0 and 1",
-    number=Number(above=0, below=1, what=f"{_ROWS}, or a share between 0 and 1"),
+    number=Number(above=0, below=1, wanted=f"{_ROWS}, or a share between 0 and 1"),
     word=_ARRAY,
     mapping=_SOURCE,
 )
@@ -169,9 +167,7 @@ _DATA = Form(
 class DataKind(Kind[DataEntry]):
     """The `data` of a training."""
 
-    @property
-    def wanted(self) -> str:
-        return "a mapping"
+    wanted = "a mapping"
 
     def read(self, node: Node, place: Place) -> DataEntry | None:
         data, log = _DATA.read(node, place), place.reading.log

@@ -189,9 +189,7 @@ def parse_every(text: str) -> Every | None:
 class _Every(Kind[Every]):
     """How often something is done."""
 
-    @property
-    def wanted(self) -> str:
-        return "a number of steps or epochs, as in 50 steps or 2 epochs"
+    wanted = "a number of steps or epochs, as in 50 steps or 2 epochs"
 
     def read(self, node: Node, place: Place) -> Every | None:
         every = parse_every(node.raw)

@@ -87,9 +87,7 @@ def module_from_text(text: str, folder: Path, file: str = "module.yaml") -> Comp
 class _Wished(Kind[str | int]):
     """A placement field as it is spelled; addresses may be numbers."""
 
-    @property
-    def wanted(self) -> str:
-        return "a word"
+    wanted = "a word"
 
     def read(self, node: Node, place: Place) -> str | int | None:
         is_number = isinstance(node.data, int) and not isinstance(node.data, bool)
