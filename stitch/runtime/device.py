@@ -726,7 +726,7 @@ class RuntimeDevice(Lifetime):
         while dropped:
             value = dropped.popleft()
             value.handles -= 1
-            if value.handles == 0 and value.window != now and value.status is READY:
+            if value.handles == 0 and value.window < now and value.status is READY:
                 lease = value.lease
                 if lease is None or not lease.put_back(value):
                     self._free(value, "its last handle was dropped")
