@@ -330,7 +330,7 @@ class RuntimeDevice(Lifetime):
         with self.lock:
             # What is ready, as a rule, needs no calls to say so.
             if (value.status is not READY or value.consumed or self._closed
-                    or self.running is not None or self.in_hooks
+                    or self.running is not None or self.in_others_code
                     or not self.records.is_whole):  # fmt: skip
                 self.settle(value)
             return self.access.read(value)
@@ -406,8 +406,8 @@ class RuntimeDevice(Lifetime):
         `dtype`: as what they see the bytes; for the rest see `Notes.await_end`.
         """
         with self.lock:
-            if (value.status is not READY or self._closed or self.in_hooks
-                    or not self.records.is_whole):  # fmt: skip
+            if (value.status is not READY or self._closed or self.running is not None
+                    or self.in_others_code or not self.records.is_whole):  # fmt: skip
                 self.settle(value)
             with self.queue_lock:
                 if value.status is not READY or value.consumed:
@@ -439,7 +439,7 @@ class RuntimeDevice(Lifetime):
                borrow: bool = False) -> Tensor | tuple[Tensor, ...]:  # fmt: skip
         """Queue one run of a loaded program; see `LoadedProgram.__call__`."""
         try:
-            if (self._closed or self.in_hooks or self.running is not None
+            if (self._closed or self.in_others_code or self.running is not None
                     or agent.device is not self):  # fmt: skip
                 self._look_closer(agent)
             found = link_arguments(self, agent, arguments, borrow)

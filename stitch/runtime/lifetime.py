@@ -34,7 +34,7 @@ class Lifetime:
         self.lock, self.queue_lock = threading.RLock(), threading.RLock()
         #: While hooks run, or kernels that are not Stitch's own, the records are behind the bytes,
         #: so their thread may not use them.
-        self.in_hooks = False
+        self.in_others_code = False
         #: What has left the queue and is planned or run.
         self.running: Window | None = None
         self._closed = False
@@ -75,16 +75,16 @@ class Lifetime:
     def check_idle(self) -> None:
         """Raise `TaskError` if a hook, a kernel or who listens to a plan being made asks: a plan is
         half-way through, and this thread with it."""
-        is_idle = not self.in_hooks and self.running is None and self.records.is_whole
+        is_idle = not self.in_others_code and self.running is None and self.records.is_whole
         if is_idle or not self.is_mine():
             return
-        if (self.in_hooks or self.running is not None) and self.is_within_run():
+        if (self.in_others_code or self.running is not None) and self.is_within_run():
             raise TaskError(
                 f"device {self._name!r} is in the middle of a plan: a hook cannot use it, "
                 "nor can a kernel",
                 remedy="look at the arrays of the hook's context, and act after the run",
             )
-        self.in_hooks = False
+        self.in_others_code = False
         self.mend()
 
     def is_within_run(self) -> bool:
@@ -104,7 +104,7 @@ class Lifetime:
     def leave_behind(self) -> None:
         """In the child of a fork: closed, with locks that no thread of the parent holds."""
         self.lock, self.queue_lock = threading.RLock(), threading.RLock()
-        self.in_hooks, self._closed = False, True
+        self.in_others_code, self._closed = False, True
 
 
 def _in_child() -> None:

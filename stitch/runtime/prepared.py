@@ -219,7 +219,7 @@ class PreparedGraph:
         """Run what was recorded for values of these forms at these places; None where nothing was,
         or its guard does not hold."""
         device = self.device
-        if (device.is_closed or device.in_hooks or device.running is not None
+        if (device.is_closed or device.in_others_code or device.running is not None
                 or not device.records.is_whole):  # fmt: skip
             device.check_open()
         if device.dropped or device.queued.agents or device.gone:

@@ -105,7 +105,7 @@ def written(
     `steps`: thunks, and whether they differ from binding to binding. `order[p]` tells which array
     takes position p among the arguments of `enter` and `stage`; `tally` stands for those that
     count; `ends[i]` tells how many thunks are done when step i of the plan is. `busy`: what is
-    told, by its `in_hooks`, that hooks or another's kernels run.
+    told, by its `in_others_code`, that hooks or another's kernels run.
     """
     source = _Source(order)
     source.take_arrays(len(kinds))
@@ -218,10 +218,10 @@ class _Source:
         self._busy = busy
         if busy is not None:
             # A hook or a kernel that calls the very work that it is part of.
-            self._line(f"if {self.name(busy)}.in_hooks: {self.name(busy)}.check_idle()")
+            self._line(f"if {self.name(busy)}.in_others_code: {self.name(busy)}.check_idle()")
             self._line("try:")
             self._indent += "    "
-            self._line(f"{self.name(busy)}.in_hooks = True")
+            self._line(f"{self.name(busy)}.in_others_code = True")
 
     def step(self, thunk: Thunk, *, is_own: bool) -> None:
         self.name = self.own.name if is_own else self.shared.name
@@ -265,7 +265,7 @@ class _Source:
     def end(self, tally: Tally) -> None:
         if self._busy is not None:
             self._indent = self._indent[:-4]
-            self._line(f"finally: {self.name(self._busy)}.in_hooks = False")
+            self._line(f"finally: {self.name(self._busy)}.in_others_code = False")
         self.count(tally)
         self._line(f"return (began, {self._now})" if self._now else "return True")
 

@@ -82,7 +82,7 @@ class Site(Protocol):
     #: Guards the queue, and what a call looks at in a value.
     queue_lock: threading.RLock
     #: While hooks or another's kernels run the records are behind the bytes.
-    in_hooks: bool
+    in_others_code: bool
     #: Whether kernels are not Stitch's own, and may call back.
     kernels_call_back: bool
     copies_forbidden: int

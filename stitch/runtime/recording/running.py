@@ -167,11 +167,11 @@ def _run_one_by_one(device: Site, binding: Binding, arrays: Sequence[Any], loop:
     bound = binding.bound
     bound.arguments[:] = [arrays[rank] for rank in binding.order]
     began = time.perf_counter()
-    device.in_hooks = device.kernels_call_back
+    device.in_others_code = device.kernels_call_back
     try:
         quietly(run_all, loop)
     finally:
-        device.in_hooks = False
+        device.in_others_code = False
         bound.arguments[:] = [None] * len(arrays)
     binding.tally.runs += 1
     binding.recording.runs_unwritten += 1
