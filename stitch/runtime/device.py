@@ -158,6 +158,27 @@ class RuntimeDevice(Lifetime):
                 self._forget_queue("the device was closed after an error")
             self.close()
 
+    def check_open(self) -> None:
+        """Raise `TaskError` if it has been closed, belongs to another process, or a hook asks."""
+        if self._closed:
+            self.refuse()
+        self.check_idle()
+
+    def check_idle(self) -> None:
+        """Raise `TaskError` if a hook, a kernel or who listens to a plan being made asks: a plan is
+        half-way through, and this thread with it."""
+        is_idle = not self.in_others_code and self.running is None and self.records.is_whole
+        if is_idle or not self.is_mine():
+            return
+        if (self.in_others_code or self.running is not None) and self.is_within_run():
+            raise TaskError(
+                f"device {self.machine.name!r} is in the middle of a plan: a hook cannot use it, "
+                "nor can a kernel",
+                remedy="look at the arrays of the hook's context, and act after the run",
+            )
+        self.in_others_code = False
+        self.mend()
+
     def mend(self) -> None:
         """Bring to an end, or take back, what an interrupt has left half done."""
         self._end_run()

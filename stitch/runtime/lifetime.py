@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from typing import NoReturn
 
 from stitch.errors import TaskError
 from stitch.runtime.queue import Window
-from stitch.runtime.values import Records
 
 _alive: weakref.WeakSet[Lifetime] = weakref.WeakSet()
 
@@ -25,8 +25,6 @@ class Lifetime:
     for moments only, by whoever queues, and whoever changes what a call looks at: which values are
     queued, given away, ready, shared. Who takes both takes `lock` first.
     """
-
-    records: Records
 
     def __init__(self, name: str) -> None:
         """Open, for this process; `name` is the machine's."""
@@ -47,15 +45,13 @@ class Lifetime:
         """Whether it cannot be used any more (here: a fork closes it for the child)."""
         return self._closed
 
-    def check_open(self) -> None:
-        """Raise `TaskError` if it has been closed, belongs to another process, or a hook asks."""
-        if self._closed:
-            self.check_process()
-            raise TaskError(
-                f"device {self._name!r} is closed",
-                remedy="read results before leaving the `with` block",
-            )
-        self.check_idle()
+    def refuse(self) -> NoReturn:
+        """It is closed, or belongs to another process: raise the `TaskError` that says so."""
+        self.check_process()
+        raise TaskError(
+            f"device {self._name!r} is closed",
+            remedy="read results before leaving the `with` block",
+        )
 
     @property
     def is_left_behind(self) -> bool:
@@ -71,29 +67,6 @@ class Lifetime:
                 remedy="open a device in this process, or start processes by multiprocessing's "
                 "'spawn' instead of 'fork'",
             )
-
-    def check_idle(self) -> None:
-        """Raise `TaskError` if a hook, a kernel or who listens to a plan being made asks: a plan is
-        half-way through, and this thread with it."""
-        is_idle = not self.in_others_code and self.running is None and self.records.is_whole
-        if is_idle or not self.is_mine():
-            return
-        if (self.in_others_code or self.running is not None) and self.is_within_run():
-            raise TaskError(
-                f"device {self._name!r} is in the middle of a plan: a hook cannot use it, "
-                "nor can a kernel",
-                remedy="look at the arrays of the hook's context, and act after the run",
-            )
-        self.in_others_code = False
-        self.mend()
-
-    def is_within_run(self) -> bool:
-        """Whether this thread is in the middle of a plan; else an interrupt has ended it."""
-        raise AssertionError("a device defines it")
-
-    def mend(self) -> None:
-        """Bring to an end, or take back, what an interrupt has left half done."""
-        raise AssertionError("a device defines it")
 
     def is_mine(self) -> bool:
         """Whether this thread holds `lock`."""
