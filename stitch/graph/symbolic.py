@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from types import EllipsisType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -23,6 +23,24 @@ Class = type
 IndexPart = int | slice | EllipsisType | None | Sequence[int] | Array
 
 
+Operations: TypeAlias = "TensorOperations[SymbolicTensor]"
+_Operator: TypeAlias = "Callable[[SymbolicTensor, Operand], SymbolicTensor]"
+
+
+def _both_ways(
+    named: Callable[[Operations], Callable[[Any, Any], SymbolicTensor]],
+) -> tuple[_Operator, _Operator]:
+    """Python's operator for one of the builder's operations, and the one for the other side."""
+
+    def operator(self: SymbolicTensor, other: Operand) -> SymbolicTensor:
+        return named(self.builder)(self, other)
+
+    def reflected(self: SymbolicTensor, other: Operand) -> SymbolicTensor:
+        return named(self.builder)(other, self)
+
+    return operator, reflected
+
+
 class SymbolicTensor:
     """A value of a graph under construction; immutable, made by a builder only.
 
@@ -32,7 +50,7 @@ class SymbolicTensor:
     __slots__ = ("builder", "index")
     __hash__ = object.__hash__
 
-    def __init__(self, builder: TensorOperations[SymbolicTensor], index: int) -> None:
+    def __init__(self, builder: Operations, index: int) -> None:
         self.builder = builder
         self.index = index
 
@@ -86,47 +104,13 @@ class SymbolicTensor:
 
     # Arithmetic --------------------------------------------------------------------------------
 
-    def __add__(self, other: Operand) -> SymbolicTensor:
-        return self.builder.add(self, other)
-
-    def __radd__(self, other: Operand) -> SymbolicTensor:
-        return self.builder.add(other, self)
-
-    def __sub__(self, other: Operand) -> SymbolicTensor:
-        return self.builder.sub(self, other)
-
-    def __rsub__(self, other: Operand) -> SymbolicTensor:
-        return self.builder.sub(other, self)
-
-    def __mul__(self, other: Operand) -> SymbolicTensor:
-        return self.builder.mul(self, other)
-
-    def __rmul__(self, other: Operand) -> SymbolicTensor:
-        return self.builder.mul(other, self)
-
-    def __truediv__(self, other: Operand) -> SymbolicTensor:
-        return self.builder.div(self, other)
-
-    def __rtruediv__(self, other: Operand) -> SymbolicTensor:
-        return self.builder.div(other, self)
-
-    def __floordiv__(self, other: Operand) -> SymbolicTensor:
-        return self.builder.floordiv(self, other)
-
-    def __rfloordiv__(self, other: Operand) -> SymbolicTensor:
-        return self.builder.floordiv(other, self)
-
-    def __mod__(self, other: Operand) -> SymbolicTensor:
-        return self.builder.mod(self, other)
-
-    def __rmod__(self, other: Operand) -> SymbolicTensor:
-        return self.builder.mod(other, self)
-
-    def __pow__(self, other: Operand) -> SymbolicTensor:
-        return self.builder.pow(self, other)
-
-    def __rpow__(self, other: Operand) -> SymbolicTensor:
-        return self.builder.pow(other, self)
+    __add__, __radd__ = _both_ways(lambda operations: operations.add)
+    __sub__, __rsub__ = _both_ways(lambda operations: operations.sub)
+    __mul__, __rmul__ = _both_ways(lambda operations: operations.mul)
+    __truediv__, __rtruediv__ = _both_ways(lambda operations: operations.div)
+    __floordiv__, __rfloordiv__ = _both_ways(lambda operations: operations.floordiv)
+    __mod__, __rmod__ = _both_ways(lambda operations: operations.mod)
+    __pow__, __rpow__ = _both_ways(lambda operations: operations.pow)
 
     def __matmul__(self, other: SymbolicTensor | Array) -> SymbolicTensor:
         return self.builder.matmul(self, other)
@@ -151,26 +135,13 @@ class SymbolicTensor:
     def __ne__(self, other: object) -> SymbolicTensor:  # type: ignore[override]  # as in NumPy
         return self.builder.not_equal(self, other)  # type: ignore[arg-type]  # checked there
 
-    def __lt__(self, other: Operand) -> SymbolicTensor:
-        return self.builder.less(self, other)
-
-    def __le__(self, other: Operand) -> SymbolicTensor:
-        return self.builder.less_or_equal(self, other)
-
-    def __gt__(self, other: Operand) -> SymbolicTensor:
-        return self.builder.greater(self, other)
-
-    def __ge__(self, other: Operand) -> SymbolicTensor:
-        return self.builder.greater_or_equal(self, other)
-
-    def __and__(self, other: Operand) -> SymbolicTensor:
-        return self.builder.logical_and(self, other)
-
-    def __or__(self, other: Operand) -> SymbolicTensor:
-        return self.builder.logical_or(self, other)
-
-    def __xor__(self, other: Operand) -> SymbolicTensor:
-        return self.builder.logical_xor(self, other)
+    __lt__ = _both_ways(lambda operations: operations.less)[0]
+    __le__ = _both_ways(lambda operations: operations.less_or_equal)[0]
+    __gt__ = _both_ways(lambda operations: operations.greater)[0]
+    __ge__ = _both_ways(lambda operations: operations.greater_or_equal)[0]
+    __and__ = _both_ways(lambda operations: operations.logical_and)[0]
+    __or__ = _both_ways(lambda operations: operations.logical_or)[0]
+    __xor__ = _both_ways(lambda operations: operations.logical_xor)[0]
 
     def __invert__(self) -> SymbolicTensor:
         return self.builder.logical_not(self)
