@@ -101,44 +101,32 @@ def top(context: GradientContext) -> Sequence[Any]:
 
 def scatter_elements(context: GradientContext) -> Sequence[Any]:
     """Written places read the updates' gradient; the data keeps the rest (all, where added)."""
-    axis, reduction = context.int_of("axis"), context.string_of("reduction")
-    _check_reduction(context, reduction)
-    first = second = None
-    indices = context.input(1)
-    if context.wants(0):
-        first = context.gradient
-        if reduction == "none":
-            kind = context.type_of(2)
-            nothing = context.zeros(kind.shape, kind.data_type)
-            first = context.apply("ScatterElements", first, indices, nothing, axis=axis)
-    if context.wants(2):
-        second = context.apply("GatherElements", context.gradient, indices, axis=axis)
-    return first, None, second
+    return _scattered(context, "ScatterElements", "GatherElements", axis=context.int_of("axis"))
 
 
 def scatter_nd(context: GradientContext) -> Sequence[Any]:
     """As `scatter_elements`, with slices."""
+    return _scattered(context, "ScatterND", "GatherND")
+
+
+def _scattered(context: GradientContext, write: str, read: str, **along: Any) -> Sequence[Any]:
     reduction = context.string_of("reduction")
-    _check_reduction(context, reduction)
-    first = second = None
-    indices = context.input(1)
-    if context.wants(0):
-        first = context.gradient
-        if reduction == "none":
-            kind = context.type_of(2)
-            nothing = context.zeros(kind.shape, kind.data_type)
-            first = context.apply("ScatterND", first, indices, nothing)
-    if context.wants(2):
-        second = context.apply("GatherND", context.gradient, indices)
-    return first, None, second
-
-
-def _check_reduction(context: GradientContext, reduction: str) -> None:
     if reduction not in ("none", "add"):
         raise context.fail(
             f"its reduction {reduction!r} mixes old and new values",
             "use reduction 'none' or 'add' on the way to parameters",
         )
+    first = second = None
+    indices = context.input(1)
+    if context.wants(0):
+        first = context.gradient
+        if reduction == "none":
+            kind = context.type_of(2)
+            nothing = context.zeros(kind.shape, kind.data_type)
+            first = context.apply(write, first, indices, nothing, **along)
+    if context.wants(2):
+        second = context.apply(read, context.gradient, indices, **along)
+    return first, None, second
 
 
 def one_hot(context: GradientContext) -> Sequence[Any]:

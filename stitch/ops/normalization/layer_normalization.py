@@ -114,21 +114,18 @@ def _rms(arguments: KernelArguments) -> Sequence[Thunk]:
     ]
 
 
-def _infer_instance(context: InferenceContext) -> tuple[ValueType, ...]:
+def _infer_channels(least_rank: int, context: InferenceContext) -> tuple[ValueType, ...]:
+    """The operand, with a scale and a shift for each channel."""
     x = context.require_type(0, FLOATS)
     context.require_same_type((0, 1, 2))
-    context.require_rank(0, 3)
+    context.require_rank(0, least_rank)
     for index in (1, 2):
         context.require_shape(index, x.shape[1:2])
     return (x,)
 
 
 def _infer_group(context: InferenceContext) -> tuple[ValueType, ...]:
-    x = context.require_type(0, FLOATS)
-    context.require_same_type((0, 1, 2))
-    context.require_rank(0, 2)
-    for index in (1, 2):
-        context.require_shape(index, x.shape[1:2])
+    (x,) = _infer_channels(2, context)
     groups = context.int_of("num_groups")
     if groups < 1 or x.shape[1] % groups:
         raise context.fail(
@@ -239,7 +236,7 @@ OPERATORS = (
         attributes=_LAYER, gradient=gradients.rms, workspace=operands(1 / 2, is_kept=False),
     ),
     OpDef(
-        "InstanceNormalization", (3, 3), _infer_instance, _instance,
+        "InstanceNormalization", (3, 3), partial(_infer_channels, 3), _instance,
         attributes={"epsilon": Attribute("float", EPSILON)}, gradient=gradients.group,
         workspace=operands(1 / 2, is_kept=False),
     ),
