@@ -205,15 +205,10 @@ def _activation(name: str, workspaces: int, chain: Chain, slope: Slope, **defaul
     # ONNX has Celu for float32 only.
     allowed = frozenset({DataType.FLOAT32}) if name == "Celu" else FLOATS
     return OpDef(
-        name,
-        (1, 1),
-        same_as_first(allowed),
-        chain_kernel(workspaces, chain),
+        name, (1, 1), same_as_first(allowed), chain_kernel(workspaces, chain),
         attributes={key: Attribute("float", value) for key, value in defaults.items()},
-        elementwise=True,
-        gradient=of_first(slope),
-        workspace=few,
-    )
+        elementwise=True, gradient=of_first(slope), workspace=few,
+    )  # fmt: skip
 
 
 OPERATORS = (

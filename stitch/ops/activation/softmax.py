@@ -165,14 +165,9 @@ def _operator(
 ) -> OpDef:
     axis = {"axis": Attribute("int", -1)}
     return OpDef(
-        name,
-        (1, 1),
-        _infer,
-        kernel,
-        attributes=axis,
-        gradient=gradient,
+        name, (1, 1), _infer, kernel, attributes=axis, gradient=gradient,
         workspace=WorkspaceRule(nbytes),
-    )
+    )  # fmt: skip
 
 
 OPERATORS = (

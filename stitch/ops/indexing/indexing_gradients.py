@@ -52,13 +52,9 @@ def gather_elements(context: GradientContext) -> Sequence[Any]:
     """Elements are added where they came from."""
     data = context.type_of(0)
     sums = context.apply(
-        "ScatterElements",
-        context.zeros(data.shape, data.data_type),
-        context.input(1),
-        context.gradient,
-        axis=context.int_of("axis"),
-        reduction="add",
-    )
+        "ScatterElements", context.zeros(data.shape, data.data_type), context.input(1),
+        context.gradient, axis=context.int_of("axis"), reduction="add",
+    )  # fmt: skip
     return sums, None
 
 
@@ -80,12 +76,9 @@ def gather_nd(context: GradientContext) -> Sequence[Any]:
 def reverse_sequence(context: GradientContext) -> Sequence[Any]:
     """A reversal undoes itself."""
     reversed_back = context.apply(
-        "ReverseSequence",
-        context.gradient,
-        context.input(1),
-        batch_axis=context.int_of("batch_axis"),
-        time_axis=context.int_of("time_axis"),
-    )
+        "ReverseSequence", context.gradient, context.input(1),
+        batch_axis=context.int_of("batch_axis"), time_axis=context.int_of("time_axis"),
+    )  # fmt: skip
     return reversed_back, None
 
 

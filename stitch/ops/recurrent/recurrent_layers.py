@@ -273,15 +273,10 @@ _ATTRIBUTES = {
 
 def _operator(layer: _Layer, most: int, **more: Attribute) -> OpDef:
     return OpDef(
-        layer.name,
-        (3, most),
-        partial(_infer, layer),
-        partial(_kernel, layer),
-        outputs=(1, layer.states + 1),
-        attributes={**_ATTRIBUTES, **more},
-        gradient=recurrent_gradient,
-        workspace=WorkspaceRule(_workspace, is_kept=False),
-    )
+        layer.name, (3, most), partial(_infer, layer), partial(_kernel, layer),
+        outputs=(1, layer.states + 1), attributes={**_ATTRIBUTES, **more},
+        gradient=recurrent_gradient, workspace=WorkspaceRule(_workspace, is_kept=False),
+    )  # fmt: skip
 
 
 OPERATORS = (

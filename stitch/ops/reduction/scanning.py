@@ -50,12 +50,9 @@ def cumulative_sum_gradient(context: GradientContext) -> Sequence[Any]:
     """The sum that runs the other way."""
     attributes = context.attributes
     total = context.apply(
-        "CumSum",
-        context.gradient,
-        context.input(1),
-        exclusive=int_of(attributes, "exclusive"),
+        "CumSum", context.gradient, context.input(1), exclusive=int_of(attributes, "exclusive"),
         reverse=1 - int_of(attributes, "reverse"),
-    )
+    )  # fmt: skip
     return total, None
 
 
@@ -83,14 +80,10 @@ def _operator(
     name: str, function: np.ufunc, neutral: int, gradient: Gradient | None = None
 ) -> OpDef:
     return OpDef(
-        name,
-        (2, 2),
-        _infer,
-        _running(function, neutral),
+        name, (2, 2), _infer, _running(function, neutral),
         attributes={"exclusive": Attribute("int", 0), "reverse": Attribute("int", 0)},
-        gradient=gradient,
-        workspace=few,
-    )
+        gradient=gradient, workspace=few,
+    )  # fmt: skip
 
 
 OPERATORS = (

@@ -176,15 +176,9 @@ def _require_any(context: InferenceContext) -> tuple[ValueType, ...]:
 def _same_order(name: str, inputs: tuple[int, int], infer: Inference, **defaults: int) -> OpDef:
     attributes = {key: Attribute("int", value) for key, value in defaults.items()}
     return OpDef(
-        name,
-        inputs,
-        infer,
-        reinterpret,
-        attributes=attributes,
-        elementwise=True,
-        gradient=reshape_gradient,
-        workspace=few,
-    )
+        name, inputs, infer, reinterpret, attributes=attributes, elementwise=True,
+        gradient=reshape_gradient, workspace=few,
+    )  # fmt: skip
 
 
 def reshape_gradient(context: GradientContext) -> Sequence[Any]:

@@ -103,14 +103,9 @@ def _kernel(states: int, step: Step, arguments: KernelArguments) -> Sequence[Thu
 
 def _operator(name: str, states: int, step: Step, **attributes: Attribute) -> OpDef:
     return OpDef(
-        name,
-        (3, -1),
-        partial(_infer, states),
-        partial(_kernel, states, step),
-        outputs=(1, -1),
-        attributes=attributes,
-        domain=DOMAIN,
-    )
+        name, (3, -1), partial(_infer, states), partial(_kernel, states, step), outputs=(1, -1),
+        attributes=attributes, domain=DOMAIN,
+    )  # fmt: skip
 
 
 _SMALL = Attribute("float", 9.999999974752427e-07)

@@ -287,14 +287,10 @@ def _tap_steps(columns: Array, target: Array, windows: Windows) -> list[Thunk]:
 
 
 CONVOLUTION = OpDef(
-    "Conv",
-    (2, 3),
-    _infer_conv,
-    _conv,
-    attributes={**WINDOW_ATTRIBUTES, "group": Attribute("int", 1)},
-    gradient=gradients.conv,
+    "Conv", (2, 3), _infer_conv, _conv,
+    attributes={**WINDOW_ATTRIBUTES, "group": Attribute("int", 1)}, gradient=gradients.conv,
     workspace=WorkspaceRule(_conv_workspace),
-)
+)  # fmt: skip
 OPERATORS = (
     CONVOLUTION,
     OpDef(

@@ -49,13 +49,9 @@ def conv(context: GradientContext) -> Sequence[Any]:
         )
     if context.wants(1):
         second = context.apply(
-            "ConvWeightGradient",
-            context.input(0),
-            gradient,
-            domain="stitch",
-            kernel_shape=list(kernel),
-            **laid,
-        )
+            "ConvWeightGradient", context.input(0), gradient, domain="stitch",
+            kernel_shape=list(kernel), **laid,
+        )  # fmt: skip
     return first, second, _bias(context)
 
 
@@ -72,11 +68,7 @@ def conv_transpose(context: GradientContext) -> Sequence[Any]:
             first = context.apply("Slice", first, [0] * len(size), list(size), axes)
     if context.wants(1):
         second = context.apply(
-            "ConvWeightGradient",
-            gradient,
-            context.input(0),
-            domain="stitch",
-            kernel_shape=list(kernel),
-            **laid,
-        )
+            "ConvWeightGradient", gradient, context.input(0), domain="stitch",
+            kernel_shape=list(kernel), **laid,
+        )  # fmt: skip
     return first, second, _bias(context)

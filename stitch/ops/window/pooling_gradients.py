@@ -28,18 +28,11 @@ def max_pool(context: GradientContext) -> Sequence[Any]:
         return (None,)
     windows = _windows(context)
     gradient = context.apply(
-        "MaxPoolGradient",
-        context.gradient,
-        context.input(0),
-        context.output(),
-        domain="stitch",
-        auto_pad=context.string_of("auto_pad"),
-        ceil_mode=context.int_of("ceil_mode"),
-        dilations=list(windows.dilations),
-        kernel_shape=list(windows.kernel),
-        strides=list(windows.strides),
-        **_pads(context, windows),
-    )
+        "MaxPoolGradient", context.gradient, context.input(0), context.output(), domain="stitch",
+        auto_pad=context.string_of("auto_pad"), ceil_mode=context.int_of("ceil_mode"),
+        dilations=list(windows.dilations), kernel_shape=list(windows.kernel),
+        strides=list(windows.strides), **_pads(context, windows),
+    )  # fmt: skip
     return (gradient,)
 
 
@@ -101,14 +94,10 @@ def _spread(
     value = context.shaped(value, (math.prod(shape[:axis]), 1, line.output, rest))
     reach = (line.output - 1) * line.stride + (line.kernel - 1) * line.dilation + 1 - line.begin
     value = context.apply(
-        "ConvTranspose",
-        value,
-        context.constant(np.ones((1, 1, line.kernel, 1), dtype)),
-        dilations=[line.dilation, 1],
-        output_padding=[max(line.size - reach, 0), 0],
-        pads=[line.begin, 0, max(reach - line.size, 0), 0],
-        strides=[line.stride, 1],
-    )
+        "ConvTranspose", value, context.constant(np.ones((1, 1, line.kernel, 1), dtype)),
+        dilations=[line.dilation, 1], output_padding=[max(line.size - reach, 0), 0],
+        pads=[line.begin, 0, max(reach - line.size, 0), 0], strides=[line.stride, 1],
+    )  # fmt: skip
     return context.shaped(value, (*shape[:axis], line.size, *shape[axis + 1 :]))
 
 
