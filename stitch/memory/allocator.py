@@ -11,7 +11,7 @@ Python containers: below ten thousand buffers nothing is faster in CPython.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from heapq import nlargest
 
 from stitch.errors import LayoutError, OutOfMemoryError, TaskError
@@ -98,6 +98,29 @@ class Allocator:
                 remedy="free or move a live tensor, or store it in another space",
             )
         return address
+
+    def fit(self, size: int, outside: Sequence[tuple[int, int]] = ()) -> int | None:
+        """Where `alloc_at` would succeed, outside of ranges (address, end) that are sorted and lie
+        apart: the top of the smallest gap between them that fits, the lowest of equal ones; None
+        where there is none. Nothing is taken.
+
+        >>> Allocator(0, 1024, 16).fit(100, [(0, 40), (100, 200), (330, 500)])
+        208
+        """
+        alignment = self.alignment
+        need = -(-size // alignment) or 1
+        best: tuple[int, int] | None = None
+        at = 0
+        for start in self._sorted_starts():
+            end = start + self._sizes[start]
+            while end - start >= need:
+                while at < len(outside) and outside[at][1] <= start * alignment:
+                    at += 1
+                stop = end if at == len(outside) else min(end, outside[at][0] // alignment)
+                if stop - start >= need and (best is None or stop - start < best[0]):
+                    best = stop - start, stop - need
+                start = end if stop == end else -(-outside[at][1] // alignment)
+        return None if best is None else best[1] * alignment
 
     def alloc_at(self, address: int, size: int) -> None:
         """Takes `[address, address + size)`.

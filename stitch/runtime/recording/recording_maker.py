@@ -96,7 +96,7 @@ class RecordingMaker:
                 continue
             if recording.alone is not None:
                 return recording.alone
-            lease = recording.take_places(records)
+            lease = recording.take_places(records, device.recordings.works)
             if lease is not None:
                 return lease.bindings.get(places) or self._bound(recording, lease, places)
         return None
@@ -129,13 +129,13 @@ class RecordingMaker:
             recording.look_around(device.records, planned.picture)
         device.recordings.plans_made += 1
         variants = device.recordings.of(key)
+        if is_lent and variants:
+            recording.move_results_out(device.records, device.recordings.works)
         device.recordings.add(key, recording)
         lease = None
         if is_lent:
-            if len(variants) > 1:
-                recording.move_results_out(device.records)
             recording.generation = device.records.generation
-            lease = recording.take_places(device.records)
+            lease = recording.take_places(device.records, device.recordings.works)
             assert lease is not None, "its own places are free"
         return self._bound(recording, lease, places, claim)
 

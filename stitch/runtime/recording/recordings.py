@@ -10,7 +10,7 @@ plans. Goes out: bindings that may run. Must not know handles.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from stitch.budget import Claim
@@ -31,10 +31,12 @@ from stitch.runtime.values import (
     Picture,
     Place,
     Places,
+    Ranges,
     Records,
     Region,
     ValueRecord,
     merged,
+    ranges_of,
 )
 
 #: The tasks (transformation and values of each), which values are kept, the sources' forms.
@@ -222,8 +224,11 @@ class Recording(LeaseHolder["Binding"]):
 
     # -- places for results ----------------------------------------------------------------------
 
-    def take_places(self, records: Records) -> Lease[Binding] | None:
-        """An idle lease, or a new one where memory has it to give; what it works in is free."""
+    def take_places(self, records: Records, works: Callable[[], Ranges]) -> Lease[Binding] | None:
+        """An idle lease, or a new one where memory has it to give; what it works in is free.
+
+        `works`: where all recordings work, itself among them: what is held lies elsewhere while
+        there is memory, or it would be in their way."""
         if self.idle:
             return self.idle[-1]
         made = [buffer for buffer, _ in self.effects.made]
@@ -238,12 +243,9 @@ class Recording(LeaseHolder["Binding"]):
             return None
         spare = self._spare_places()
         wanted = [buffer for buffer, place in zip(made, spare, strict=True) if place is None]
-        addresses = None
-        if self.others_work:
-            free = [region for region in self.others_work if records.is_free(*region)]
-            addresses = records.outside_of((*self.work, *free), wanted)
+        addresses = records.outside_of(works(), wanted)
         if addresses is None:
-            addresses = records.outside_of(self.work, wanted)
+            addresses = records.outside_of(ranges_of(self.work), wanted)
         if addresses is None:
             return None
         lease = self._leased(records, addresses, spare)
@@ -257,13 +259,16 @@ class Recording(LeaseHolder["Binding"]):
             _overlap(mine, other) for mine in regions for other in self.others_work
         )
 
-    def move_results_out(self, records: Records) -> None:
+    def move_results_out(self, records: Records, works: Callable[[], Ranges]) -> None:
         """Let results lie outside of what it works in, so that they can be held; where no memory is
         left for that, they stay where they are."""
         if self.fixed_results or not self.has_one_lease:
             return
         work = tuple(merged(self.plan.temporaries))
-        addresses = records.outside_of(work, [buffer for buffer, _ in self.effects.made])
+        made = [buffer for buffer, _ in self.effects.made]
+        addresses = records.outside_of(ranges_of([*work, *_regions(works())]), made)
+        if addresses is None:
+            addresses = records.outside_of(ranges_of(work), made)
         if addresses is not None:
             self.has_one_lease, self.work, self.generation = False, work, -1
             self._leased(records, addresses)
@@ -320,6 +325,8 @@ class Recordings:
         self._kinds: OrderedDict[Key, list[Recording]] = OrderedDict()
         #: What was asked for last.
         self._last: tuple[Key | None, list[Recording]] = (None, [])
+        #: Where they work, once somebody has asked.
+        self._works: Ranges | None = None
         #: How many plans, recordings and bindings were made; in the steady state all stand still.
         self.plans_made = self.made = self.bindings_made = 0
 
@@ -341,9 +348,16 @@ class Recordings:
         self._last = (key, found)
         return found
 
+    def works(self) -> Ranges:
+        """Where all of them work."""
+        if self._works is None:
+            kinds = self._kinds.values()
+            self._works = ranges_of(part for kind in kinds for each in kind for part in each.work)
+        return self._works
+
     def add(self, key: Key, recording: Recording) -> None:
         """Keep a recording for the next time."""
-        self._last = (None, [])
+        self._last, self._works = (None, []), None
         variants = self._kinds.setdefault(key, [])
         variants.insert(0, recording)
         self.made += 1
@@ -372,6 +386,7 @@ class Recordings:
                 self._drop(recording)
 
     def _drop(self, recording: Recording) -> None:
+        self._works = None
         recording.generation = -1
         # A pipeline may remember the recording for some time yet.
         recording.claim = None
@@ -398,6 +413,12 @@ def sharing(places: Places) -> tuple[int, ...]:
     if len(set(addresses)) == len(addresses):
         return ()
     return tuple(map(addresses.index, addresses))
+
+
+def _regions(ranges: Ranges) -> Iterator[Region]:
+    for space, found in ranges.items():
+        for start, end in found:
+            yield space, start, end - start
 
 
 def _overlap(a: Region, b: Region) -> bool:

@@ -11,7 +11,7 @@ from stitch.runtime.values.mending import mend
 from stitch.runtime.values.notes import Notes
 from stitch.runtime.values.picture import Picture
 from stitch.runtime.values.ports import InputPort
-from stitch.runtime.values.records import Records, Region, merged
+from stitch.runtime.values.records import Ranges, Records, Region, merged, ranges_of
 from stitch.runtime.values.space_use import SpaceUse
 from stitch.runtime.values.state import (
     ArgumentRecord,
@@ -26,7 +26,7 @@ from stitch.runtime.values.views import view_offset
 
 __all__ = [
     "AnyLease", "ArgumentRecord", "BufferRecord", "Effects", "InputPort", "InstanceRecord",
-    "Lease", "LeaseHolder", "Notes", "Picture", "Place", "Places", "Records", "Region",
+    "Lease", "LeaseHolder", "Notes", "Picture", "Place", "Places", "Ranges", "Records", "Region",
     "SpaceUse", "Status", "Store", "ValueRecord", "as_array", "capture", "effects_of", "mend",
-    "merged", "view_offset",
+    "merged", "ranges_of", "view_offset",
 ]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from stitch.errors import LayoutError, OutOfMemoryError
 from stitch.memory import Allocator, SpaceMemory
@@ -22,6 +22,8 @@ from stitch.runtime.values.state import (
 
 #: Space, address and size in bytes per bank.
 Region = tuple[Space, int, int]
+#: By space: (address, end), in order and apart.
+Ranges = Mapping[Space, Sequence[tuple[int, int]]]
 #: Over all devices: a tensor of another device never passes for one of this.
 _next_desc_key = itertools.count().__next__
 
@@ -156,21 +158,20 @@ class Records:
             self.revocations += 1
             self.end_lease(lease)
 
-    def outside_of(self, regions: Sequence[Region], buffers: Sequence[Buffer]) -> list[int] | None:
-        """Free addresses for buffers, outside regions that are free; None where there are none.
-
-        Nothing has changed afterwards.
-        """
-        tried = {b.space: self._allocators[b.space].clone() for b in buffers}
-        for space, start, size in merged(regions):
-            if space in tried:
-                tried[space].alloc_at(start, size)
+    def outside_of(self, ranges: Ranges, buffers: Sequence[Buffer]) -> list[int] | None:
+        """Free addresses for buffers, outside of ranges; None where there are none. Nothing has
+        changed afterwards."""
         addresses: list[int] = []
+        taken = dict(ranges) if len(buffers) > 1 else ranges
         for buffer in buffers:
-            address = tried[buffer.space].try_alloc(buffer.size_per_bank)
+            space, size = buffer.space, buffer.size_per_bank
+            address = self._allocators[space].fit(size, taken.get(space, ()))
             if address is None:
                 return None
             addresses.append(address)
+            if len(buffers) > 1:
+                more = sorted([*taken.get(space, ()), (address, address + max(size, 1))])
+                taken = {**taken, space: more}
         return addresses
 
     def pinned(self) -> list[BufferRecord]:
@@ -437,6 +438,14 @@ class Records:
         value.lease = None
         if value.status is Status.PENDING:
             value.status = Status.READY
+
+
+def ranges_of(regions: Iterable[Region]) -> Ranges:
+    """The same bytes as ranges (address, end) of each space, in order and apart."""
+    ranges: dict[Space, list[tuple[int, int]]] = {}
+    for space, start, size in merged(regions):
+        ranges.setdefault(space, []).append((start, start + size))
+    return ranges
 
 
 def merged(regions: Iterable[Region]) -> list[Region]:
