@@ -9,6 +9,8 @@ Must not know plans.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from stitch.program import Array
@@ -45,17 +47,56 @@ def forget_stale_copies(device: Bytes, value: ValueRecord) -> None:
 
     A copy of another form (tiles, another data type) cannot be compared, so it never stays.
     """
-    original = device.dense(value.instances[0])
-    for copy in value.instances[1:]:
-        if original is None or not _are_equal(original, device.dense(copy)):
-            device.records.forget_copies(value)
-            return
+    instances, comparison = value.instances, value.comparison
+    are_equal = None if comparison is None else comparison.are_equal(instances)
+    if are_equal is None:
+        comparison = value.comparison = _Comparison(device, instances)
+        are_equal = comparison.are_equal(instances, is_new=True)
+    if not are_equal:
+        device.records.forget_copies(value)
 
 
-def _are_equal(original: Array, copy: Array | None) -> bool:
-    if copy is None or copy.dtype != original.dtype or copy.shape != original.shape:
-        return False
-    if not (original.flags.c_contiguous and copy.flags.c_contiguous):
-        return False
-    differs: int = _compare(original.ctypes.data, copy.ctypes.data, original.nbytes)
-    return not differs
+class _Comparison:
+    """How a value's copies, while they lie where they do, are compared with its primary bytes."""
+
+    __slots__ = ("_calls", "_is_lasting", "_places")
+
+    def __init__(self, device: Bytes, instances: list[InstanceRecord]) -> None:
+        self._places = [(instance, instance.buffer.address) for instance in instances]
+        original = device.dense(instances[0])
+        # NumPy may give an array that owns its bytes others, where it is told to.
+        self._is_lasting = original is not None and not original.flags.owndata
+        #: None where one of the copies cannot be compared.
+        self._calls: list[Callable[[], int]] | None = []
+        for instance in instances[1:]:
+            copy = device.dense(instance)
+            if original is None or copy is None or not _are_comparable(original, copy):
+                self._calls = None
+                return
+            starts = original.ctypes.data, copy.ctypes.data
+            self._calls.append(partial(_compare, *starts, original.nbytes))
+
+    def are_equal(self, instances: list[InstanceRecord], *, is_new: bool = False) -> bool | None:
+        """Whether all copies have the original's bytes now; None where these are not the instances
+        at the places that it knows."""
+        places = self._places
+        if len(instances) != len(places) or not (self._is_lasting or is_new):
+            return None
+        for number, (known, address) in enumerate(places):
+            if instances[number] is not known or known.buffer.address != address:
+                return None
+        if self._calls is None:
+            return False
+        for differs in self._calls:  # noqa: SIM110 (each step of a generator costs a call)
+            if differs():
+                return False
+        return True
+
+
+def _are_comparable(original: Array, copy: Array) -> bool:
+    return (
+        copy.dtype == original.dtype
+        and copy.shape == original.shape
+        and original.flags.c_contiguous
+        and copy.flags.c_contiguous
+    )

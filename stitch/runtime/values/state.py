@@ -61,6 +61,13 @@ class Store(Protocol):
         """Whether it lies so."""
 
 
+class Comparison(Protocol):
+    """Compares what others may have written with the copies of it; see `exposure`."""
+
+    def are_equal(self, instances: list[InstanceRecord]) -> bool | None:
+        """Whether they have the same bytes now; None where others are meant, or lie elsewhere."""
+
+
 class PlaceOwner(Protocol):
     """Whose places buffers are for good, as these and their values know it: a lease."""
 
@@ -184,6 +191,8 @@ class ValueRecord:
     lease: PlaceOwner | None = None
     #: Others hold its bytes too, and may write to them at any time without anyone's being told.
     is_exposed = False
+    #: How its copies are compared with those bytes, once they have been.
+    comparison: Comparison | None = None
     #: Whether it is an array of one call, which no handle ever refers to.
     is_array = False
 

@@ -152,7 +152,7 @@ class SharedStorage:
         if not tensor.is_contiguous() or tensor.is_neg() or tensor.numel() == 0:
             self.copied += 1
             return array_of(tensor.contiguous())
-        result = self._result_of(tensor, slot)
+        result = self._result_of(tensor, slot) if self._shown else None
         if result is not None:
             self.recognised += 1
             return result
@@ -168,7 +168,10 @@ class SharedStorage:
             lent = self._lend(storage, tensor)
         else:
             self.copied += 1
-            return array_of(tensor)
+            if tensor.dtype is torch.bfloat16 or tensor.requires_grad:
+                return array_of(tensor)
+            array: Array = tensor.numpy()
+            return array
         slot.same, slot.address, slot.lent = weakref.ref(tensor), address, lent
         return lent.tensor
 
