@@ -122,6 +122,7 @@ class RuntimeDevice(Lifetime):
         self.constant_cache = ConstantCache()
         #: Values one of whose handles is gone, and notes of what else is.
         self.dropped: deque[ValueRecord] = deque()
+        self.drop = self.dropped.append
         self.notes = Notes()
         self.gone = self.notes.left
         self.recordings = Recordings(self.records)
@@ -738,19 +739,25 @@ class RuntimeDevice(Lifetime):
 
     def drain(self) -> None:
         """Read the notes that finalizers left: drop values without handles, unpin exports."""
-        if not self.records.is_whole:
+        records = self.records
+        if not records.is_whole:
             self.check_idle()
         # Before the handles: what is pinned no more goes back to its lease with its last handle.
         if self.gone:
             self._read_notes()
         dropped, now = self.dropped, self.queued.number
         while dropped:
-            value = dropped.popleft()
-            value.handles -= 1
-            if value.handles == 0 and value.window < now and value.status is READY:
+            # A note goes when it has taken effect; taking effect twice does no harm.
+            value = dropped[0]
+            if value.handles == 1 and value.window < now and value.status is READY:
                 lease = value.lease
-                if lease is None or not lease.put_back(value):
+                records.is_whole = False
+                is_back = lease is not None and lease.put_back(value)
+                records.is_whole = True
+                if not is_back:
                     self._free(value, "its last handle was dropped")
+            value.handles -= 1
+            del dropped[0]
 
     def _read_notes(self) -> None:
         gone, records = self.gone, self.records

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -171,8 +172,13 @@ class PreparedGraph:
                                 # Nobody holds what the last run made, so it is this one's already;
                                 # the note of its last handle goes as the new one comes.
                                 handle = _new_handle(Tensor)
+                                note = lease.note
+                                if note is None:
+                                    note = lease.note = partial(device.drop, value)
+                                # All at once: nothing can come in between these.
                                 del dropped[0]
                                 handle._record = value
+                                handle.__del__ = note
                                 return handle
                             if ran:
                                 return self._results(lease, value, binding, ran)
@@ -192,11 +198,15 @@ class PreparedGraph:
         device = self.device
         results: Tensor | tuple[Tensor, ...]
         if last is not None:
-            results = _new_handle(Tensor)
+            results, note = _new_handle(Tensor), partial(device.drop, last)
+            # All at once: nothing can come in between these.
             del device.dropped[0]
             results._record = last
+            results.__del__ = note
         else:
             now = device.queued.number
+            # Until there are handles on what the lease gives.
+            device.records.is_whole = False
             values = lease.take_again(now)
             if values is None:
                 values = []
@@ -209,6 +219,7 @@ class PreparedGraph:
                 results = Tensor(values[0])
             else:
                 results = tuple([Tensor(value) for value in values])
+            device.records.is_whole = True
         if ran is not True:
             device.tell_run(binding, ran)
         return results

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
+from functools import partial
 from types import EllipsisType
 from typing import Any
 
@@ -19,16 +21,17 @@ class Tensor:
     `TaskError` naming the task that did it.
     """
 
-    __slots__ = ("__weakref__", "_record")
+    #: Finalizers may run anywhere, so they only leave a note that the device reads later. It is
+    #: left by C alone: a method could be interrupted before its first line, and nobody would hear.
+    __slots__ = ("__del__", "__weakref__", "_record")
+    __del__: Callable[[], object]
 
     def __init__(self, record: ValueRecord) -> None:
-        record.handles += 1
+        note = partial(record.device.drop, record)
+        # All at once: nothing can come in between these.
         self._record = record
-
-    def __del__(self) -> None:
-        # Finalizers may run anywhere, so they only leave a note that the device reads later.
-        record = self._record
-        record.device.dropped.append(record)
+        self.__del__ = note
+        record.handles += 1
 
     def __copy__(self) -> Tensor:
         """Another handle on the same value."""

@@ -290,9 +290,11 @@ class Records:
 
     def leave(self, value: ValueRecord, buffer: BufferRecord) -> None:
         """A value lies in a buffer no more."""
-        buffer.users.remove(value)
-        if not buffer.users and not buffer.pins:
-            self.unused(buffer)
+        users = buffer.users
+        if value in users:
+            users.remove(value)
+            if not users and not buffer.pins:
+                self.unused(buffer)
 
     def unused(self, buffer: BufferRecord) -> None:
         """Nobody uses a buffer any more: its lease has it back, or it is free."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from stitch.errors import TaskError
@@ -30,6 +31,8 @@ class Store(Protocol):
 
     #: Values that lost a handle: finalizers run anywhere, so they only leave a note.
     dropped: deque[ValueRecord]
+    #: Leaves it.
+    drop: Callable[[ValueRecord], None]
 
     def settle(self, value: ValueRecord) -> None:
         """Make sure that a value is ready."""
