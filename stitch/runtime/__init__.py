@@ -24,6 +24,7 @@ from stitch.runtime.history import WHOLE_RUN, Account, Totals, totals_of
 from stitch.runtime.hooks import HookContext
 from stitch.runtime.lending import export, lend, reshaped, take_back
 from stitch.runtime.loaded import LoadedProgram
+from stitch.runtime.loop_stages import Cells, Conversion, LoopStage, ProgramCall
 from stitch.runtime.pipeline import RuntimePipeline
 from stitch.runtime.prepared import GraphCall, PreparedGraph
 from stitch.runtime.tensor import Tensor
@@ -31,9 +32,9 @@ from stitch.runtime.tensor_access import TENSOR
 from stitch.runtime.values import InputPort, SpaceUse, capture
 
 __all__ = [
-    "DEFAULT_WINDOW", "EXECUTORS", "TENSOR", "WHOLE_RUN", "Account", "Event", "Executor",
-    "GraphCall", "HookContext", "InputPort", "LoadedProgram", "PlanMade", "PlanRun", "PlanStopped",
-    "PreparedGraph", "ReadBack",
-    "RuntimeDevice", "RuntimePipeline", "SpaceUse", "Tensor", "Totals", "Written", "capture",
-    "export", "lend", "make_executor", "program_peak", "reshaped", "take_back", "totals_of",
+    "DEFAULT_WINDOW", "EXECUTORS", "TENSOR", "WHOLE_RUN", "Account", "Cells", "Conversion",
+    "Event", "Executor", "GraphCall", "HookContext", "InputPort", "LoadedProgram", "PlanMade",
+    "PlanRun", "PlanStopped", "PreparedGraph", "ProgramCall", "ReadBack", "RuntimeDevice",
+    "RuntimePipeline", "SpaceUse", "LoopStage", "Tensor", "Totals", "Written", "capture", "export",
+    "lend", "make_executor", "program_peak", "reshaped", "take_back", "totals_of",
 ]  # fmt: skip

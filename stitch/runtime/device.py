@@ -520,6 +520,15 @@ class RuntimeDevice(Lifetime):
         """Put one run of a program into the queue, whose lock is held; its outputs, pending."""
         return self.queued.append(self, agent.transformation, agent, inputs, agent.outputs)
 
+    def queue_up(self, fill: Callable[[], object]) -> None:
+        """Queue what `fill` puts into the queue; nobody else can in between."""
+        with self.queue_lock:
+            self._mend_queue()
+            fill()
+            is_full = self._is_full()
+        if is_full:
+            self.flush()
+
     def _is_full(self) -> bool:
         """Whether it is time to run; where the work repeats, the next windows hold whole periods of
         it."""
@@ -539,18 +548,11 @@ class RuntimeDevice(Lifetime):
         value = tensor._record
         value.check_usable()
         desc = target_desc(value.desc, layout, self.machine.shape)
-        bare = TensorDesc(desc.shape, desc.layout.without_address())
-        what = Transformation(
-            "to_layout", TransformationKind.COPY, (), (desc,),
-            output_names=("tensor",), key=-1 - self.desc_key(desc),
-        )  # fmt: skip
-        outputs = [(bare, self.desc_key(bare))]
         with self.queue_lock:
             self.check_open()
             self._mend_queue()
             value.check_usable()
-            (made,) = self.queued.append(self, what, None, [value], outputs)
-            made.retain = value.retain
+            made = self.convert(value, desc)
             result = Tensor(made)
             if retain is False and not value.retain:
                 value.consumed = True
@@ -559,6 +561,18 @@ class RuntimeDevice(Lifetime):
         if is_full:
             self.flush()
         return result
+
+    def convert(self, value: ValueRecord, desc: TensorDesc) -> ValueRecord:
+        """Put a conversion into the queue, whose lock is held; its output, pending."""
+        bare = TensorDesc(desc.shape, desc.layout.without_address())
+        what = Transformation(
+            "to_layout", TransformationKind.COPY, (), (desc,),
+            output_names=("tensor",), key=-1 - self.desc_key(desc),
+        )  # fmt: skip
+        outputs = [(bare, self.desc_key(bare))]
+        (made,) = self.queued.append(self, what, None, [value], outputs)
+        made.retain = value.retain
+        return made
 
     # -- running -----------------------------------------------------------------------------------
 
@@ -573,10 +587,13 @@ class RuntimeDevice(Lifetime):
                 self.check_process()
             self.run_queue()
 
-    def run_queue(self, fill: Callable[[], object] | None = None) -> Binding | None:
+    def run_queue(
+        self, fill: Callable[[], object] | None = None, at_most: int | None = None
+    ) -> Binding | None:
         """`flush`, for those who hold the lock; what ran, if it was one plan.
 
-        `fill` may queue more just before: nobody else can in between.
+        `fill` may queue more just before: nobody else can in between. With `at_most` only what
+        changes nothing but its results runs, by a plan of so many copies; else it stays queued.
         """
         self.check_idle()
         self.drain()
@@ -593,17 +610,20 @@ class RuntimeDevice(Lifetime):
             self.running = window
             self.queued = following
         try:
-            binding = self.run_window(window, kept)
-            window.is_done = True
+            binding = self.run_window(window, kept, at_most)
+            # Else it goes back to where it came from.
+            window.is_done = window.is_planned
             return binding
         finally:
             # Where an interrupt comes before it or into it, whoever is next does it.
             self._end_run()
 
-    def run_window(self, window: Window, kept: tuple[bool, ...]) -> Binding | None:
+    def run_window(
+        self, window: Window, kept: tuple[bool, ...], at_most: int | None = None
+    ) -> Binding | None:
         """Run a window that has left the queue; what ran, if it was one plan.
 
-        `kept`: which of its values were wanted when it left.
+        `kept`: which of its values were wanted when it left; `at_most`: see `run_queue`.
         """
         if window.reads_exposed:
             window.forget_stale_copies(self)
@@ -614,7 +634,9 @@ class RuntimeDevice(Lifetime):
             run_one_by_one(self, window, kept)
             return None
         try:
-            binding = self.maker.binding(window, kept)
+            binding = self.maker.binding(window, kept, at_most)
+            if binding is None:
+                return None
         except StitchError as error:
             window.is_planned = True
             run_one_by_one(self, window, kept, error)
@@ -709,12 +731,6 @@ class RuntimeDevice(Lifetime):
             self._closed or self.hooks.active or self.events.active or self.copies_forbidden > 0
         )
 
-    def needs_attention(self) -> bool:
-        """Whether a plan may not be run past the queue just now."""
-        if self.dropped:
-            self.drain()
-        return self.is_watched or len(self.queued.graph) > 0
-
     def start_window(self) -> None:
         """Begin an empty queue; its lock is held."""
         self.queued = Window(self.queued.number + 1)
@@ -785,6 +801,15 @@ class RuntimeDevice(Lifetime):
                     with self.queue_lock:
                         buffer.lease.welcome(buffer.users[0])
             records.is_whole = True
+
+    def drop_handle(self, value: ValueRecord) -> None:
+        """One thing less refers to a value; the lock is held."""
+        value.handles -= 1
+        if value.handles or value.window == self.queued.number or value.status is not READY:
+            return
+        lease = value.lease
+        if lease is None or not lease.put_back(value):
+            self._free(value, "its last handle was dropped")
 
     def _free(self, value: ValueRecord, by: str) -> None:
         self.records.release(value)

@@ -223,7 +223,6 @@ class TensorAccess:
         buffer = instance.buffer
         if buffer.address is not None:
             self._notes.await_end(view, ended, buffer, kept)
-            self._records.epoch += 1
         return view
 
 

@@ -14,10 +14,10 @@ import numpy as np
 from stitch.program import Array
 from stitch.runtime import HookContext, RuntimeDevice
 from stitch.training.profiling import first_result
-from stitch.training.stitching import Cells, Stitched
+from stitch.training.stitching import NamedCells, Stitched
 
 
-def culprit(cells: Cells, names: Iterable[str], programs: Sequence[Stitched]) -> str:
+def culprit(cells: NamedCells, names: Iterable[str], programs: Sequence[Stitched]) -> str:
     """The first tensor among the named that holds NaN or Inf, else the first operation to make one.
 
     Leaves the results of the programs in their cells.
@@ -28,7 +28,7 @@ def culprit(cells: Cells, names: Iterable[str], programs: Sequence[Stitched]) ->
             return f"{name!r} held NaN or Inf before the step"
     with _looking(cells.device) as culprits:
         for program in programs:
-            program()
+            program.again()
         cells.device.flush()
     return culprits[0] if culprits else "an earlier micro-batch of this step"
 

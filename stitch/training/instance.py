@@ -18,23 +18,19 @@ from stitch.program import Array, InputKind, Program
 from stitch.runtime import LoadedProgram, RuntimeDevice, Tensor
 from stitch.training.batch import fitted
 from stitch.training.diagnosis import culprit
-from stitch.training.direct import Direct, direct_way
 from stitch.training.futures import LossTensor, TensorFuture
 from stitch.training.graphs import LEARNING_RATE, MASTER, MORE
 from stitch.training.losses import Loss
 from stitch.training.optimizers import Optimizer
 from stitch.training.profiling import LayerTime, profiled
 from stitch.training.programs import LABEL, TrainingPrograms, compile_accumulation
-from stitch.training.stitching import Cells, Stitched
+from stitch.training.stitching import NamedCells, Stitched
 from stitch.training.tensors import TrainingTensors
 from stitch.training.wiring import wiring_of
 from stitch.ttb import Binary
 
-#: The programs of a step, by number.
-FORWARD, LOSS_STAGE, BACKWARD, UPDATE, MORE_BACKWARD, ADDITION = range(6)
-#: Steps by way of the queue before programs are run past it; how often that is prepared.
-STEPS_TO_SETTLE = 2
-MAX_WAYS = 8
+#: Who took a tensor that an update did not finish.
+INTERRUPTED = "an update that was interrupted"
 
 
 class TrainingInstance(TrainingTensors):
@@ -66,7 +62,7 @@ class TrainingInstance(TrainingTensors):
         self.steps = 0
         self.forwards = 0
         self._owns_device = owns_device
-        self._cells = Cells(device)
+        self._cells = NamedCells(device)
         self._load(programs)
         self._initialise(values)
         self._rate: float | None = None
@@ -74,23 +70,24 @@ class TrainingInstance(TrainingTensors):
         self._last_loss: LossTensor | None = None
         self._before: list[tuple[int, Any]] = []
         #: What the last forward pass can still be asked for.
-        self._has_forward = self._has_gradients = self._went_directly = False
-        #: Whether the gradients lie where the direct way left them.
-        self._sums_directly = False
-        self._way: Direct | None = None
+        self._has_forward = self._has_gradients = False
         self._previous: list[tuple[int, Any]] = []
         self._closed = False
         optimizer.bind(self)
 
     def _load(self, programs: TrainingPrograms) -> None:
         cells = self._cells
-        loaded = [Stitched(self._agent(p), cells) for p in programs.in_order]
-        self._forward, self._loss, self._backward, self._update = loaded
+        forward, loss, backward, update = map(self._agent, programs.in_order)
+        kinds = (InputKind.ACTIVATION, InputKind.KEY)
+        given = {slot.name for slot in programs.forward.inputs if slot.kind in kinds}
+        self._forward = Stitched(forward, cells, entering=given)
+        self._loss = Stitched(loss, cells, entering={LABEL})
+        self._backward = Stitched(backward, cells)
+        self._update = Stitched(update, cells, lost_by=INTERRUPTED)
         self._more: tuple[Stitched, Stitched] | None = None
         self._evaluation = self._agent(programs.evaluation)
-        self._wiring = wiring_of(programs, cells, *loaded)
+        self._wiring = wiring_of(programs, cells, self._forward, self._loss, self._backward)
         self.inputs = self._wiring.inputs
-        self._ways_left = 0 if self._wiring.reread else MAX_WAYS
 
     def _agent(self, program: Program) -> LoadedProgram:
         return self.device.load(Binary((program,), self.device.machine.shape, "stitch training"))
@@ -135,7 +132,7 @@ class TrainingInstance(TrainingTensors):
     @property
     def prediction(self) -> TensorFuture:
         """The last forward pass's prediction; raises `UsageError` before the first."""
-        found = self._cells.tensors[self._wiring.prediction]
+        found = self._cells.tensor(self._wiring.prediction)
         if found is None:
             raise UsageError("there is no prediction yet", remedy="call forward(batch) first")
         return TensorFuture(self, found, self.forwards)
@@ -149,13 +146,10 @@ class TrainingInstance(TrainingTensors):
             label = np.asarray(label)
             self.loss_fn.check_label(label, self.programs.prediction_type)
             label = label.astype(self._label_dtype, copy=False)
-        if not self._went_directly or not self._goes_directly(LOSS_STAGE, [label]):
-            self._went_directly = False
-            self._cells.tensors[self._wiring.label] = (
-                label if isinstance(label, Tensor) else self.device.tensor(label)
-            )
-            self._run(self._loss)
-        self._last_loss = LossTensor(self, self._cells.tensors[self._wiring.loss], self.forwards)
+        self._run(self._loss, [label])
+        loss = self._cells.tensor(self._wiring.loss)
+        assert loss is not None
+        self._last_loss = LossTensor(self, loss, self.forwards)
         return self._last_loss
 
     @property
@@ -181,75 +175,25 @@ class TrainingInstance(TrainingTensors):
     def forward(self, *batch: Any, **named: Any) -> tuple[LayerTime, ...] | None:
         """Queue the forward program; times of its operations while profiling."""
         self._check_open()
-        tensors, cells = self._cells.tensors, self._cells
-        given = self._fitted(batch, named)
-        cells.drop(self._wiring.momentary)
+        cells = self._cells
+        given = dict(zip(self._wiring.batch, self._fitted(batch, named), strict=True))
+        cells.drop((*self._wiring.momentary, self._wiring.prediction))
         if not self._losses:
-            self._before = [(number, tensors[number]) for number in self._wiring.buffers]
-        self._previous = [(number, tensors[number]) for number in self._wiring.reread]
+            self._before = [(number, cells.tensor(number)) for number in self._wiring.buffers]
+        self._previous = [(number, cells.tensor(number)) for number in self._wiring.reread]
         self.forwards += 1
         self._last_loss = None
         ports = self._forward.agent.ports
-        keys = [self._key(ports[i]) for i in self._wiring.keys]
-        self._went_directly = self._goes_directly(FORWARD, [*given, *keys])
-        times = None
-        if not self._went_directly:
-            for number, value in zip(self._wiring.batch, given, strict=True):
-                tensors[number] = self._carried_in(number, value)
-            for i, key in zip(self._wiring.keys, keys, strict=True):
-                tensors[self._forward.inputs[i]] = key
-            times = self._run(self._forward)
+        for i in self._wiring.keys:
+            given[self._forward.inputs[i]] = self._key(ports[i])
+        times = self._run(self._forward, [given[number] for number in self._forward.entering])
         self._has_forward = True
         return times
-
-    def _goes_directly(self, stage: int, arrays: Sequence[Any] = ()) -> bool:
-        """Run a program past the queue, where all is as it was when that was prepared."""
-        if self.profiling or self.steps < STEPS_TO_SETTLE:
-            return False
-        with self.device.lock:
-            if self.device.needs_attention():
-                return False
-            way = self._way
-            if stage == FORWARD and (way is None or not way.holds()) and self._ways_left:
-                self._ways_left -= 1
-                self._way = None
-                way = self._way = direct_way(
-                    self.device,
-                    self._cells,
-                    self._stages(),
-                    self._wiring.kept,
-                    self._wiring.turning,
-                )
-            if way is None or not way.holds() or stage >= len(way.stages):
-                return False
-            if not way.stages[stage].takes(arrays):
-                return False
-            try:
-                return way.stages[stage].run(arrays)
-            except BaseException:
-                self._way = None
-                if stage == UPDATE:
-                    self._cells.lose(self._update.outputs, "an update that was interrupted")
-                raise
-
-    def _stages(self) -> list[tuple[Stitched, tuple[int, ...]]]:
-        """The programs of a step, each with the cells that arrays of the host fill."""
-        keys = tuple(self._forward.inputs[i] for i in self._wiring.keys)
-        return [
-            (self._forward, (*self._wiring.batch, *keys)), (self._loss, (self._wiring.label,)),
-            (self._backward, ()), (self._update, ()), *((more, ()) for more in self._more or ()),
-        ]  # fmt: skip
 
     def _fitted(self, batch: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         forward = self._forward
         ports = [forward.agent.ports[forward.inputs.index(n)] for n in self._wiring.batch]
         return fitted(ports, batch, named)
-
-    def _carried_in(self, number: int, value: Any) -> Tensor:
-        """A batch's array on the device, once for all the programs that read it."""
-        if not isinstance(value, Tensor):
-            value = self.device.tensor(value)
-        return self.device.to_layout(value, self._cells.descs[number])
 
     def backward(self) -> tuple[LayerTime, ...] | None:
         """Queue the backward program of the last loss; gradients are added to those there are."""
@@ -257,11 +201,7 @@ class TrainingInstance(TrainingTensors):
         loss = self._last_loss
         if loss is None:
             raise UsageError("there is no loss to go back from", remedy="judge(label) first")
-        if self._has_gradients:
-            times = self._add()
-        else:
-            self._sums_directly = self._went_directly and self._goes_directly(BACKWARD)
-            times = None if self._sums_directly else self._run_with_previous(self._backward)
+        times = self._add() if self._has_gradients else self._run_with_previous(self._backward)
         self._cells.drop(self._wiring.passing)
         self._losses.append(loss)
         self._last_loss = None
@@ -274,17 +214,10 @@ class TrainingInstance(TrainingTensors):
             program = compile_accumulation(self.programs, self.device.machine)
             backward = Stitched(self._backward.agent, self._cells, MORE)
             self._more = (backward, Stitched(self._agent(program), self._cells))
-            self._way = None
         backward, addition = self._more
-        self._sums_directly = self._sums_directly and self._went_directly
-        if self._sums_directly and self._goes_directly(MORE_BACKWARD):
-            self._sums_directly = self._goes_directly(ADDITION)
-            times = None if self._sums_directly else self._run(addition)
-        else:
-            self._sums_directly = False
-            times = self._run_with_previous(backward)
-            added = self._run(addition)
-            times = None if times is None or added is None else (*times, *added)
+        times = self._run_with_previous(backward)
+        added = self._run(addition)
+        times = None if times is None or added is None else (*times, *added)
         self._cells.drop(backward.outputs)
         return times
 
@@ -304,29 +237,27 @@ class TrainingInstance(TrainingTensors):
         if rate != self._rate:
             self._cells.put(LEARNING_RATE, np.float32(rate))
             self._rate = rate
-        times = None
-        if not self._sums_directly or not self._goes_directly(UPDATE):
-            times = self._run(self._update)
-            self.device.flush()
+        times = self._run(self._update)
+        self.device.flush()
         self._before, self._losses = [], []
         self.steps += 1
         return times
 
     def _run_with_previous(self, stitched: Stitched) -> tuple[LayerTime, ...] | None:
-        tensors = self._cells.tensors
-        after = [(number, tensors[number]) for number, _ in self._previous]
+        cells = self._cells
+        after = [(number, cells.tensor(number)) for number, _ in self._previous]
         for number, tensor in self._previous:
-            tensors[number] = tensor
+            cells.hold(number, tensor)
         times = self._run(stitched)
         for number, tensor in after:
-            tensors[number] = tensor
+            cells.hold(number, tensor)
         self._previous = []
         return times
 
-    def _run(self, stitched: Stitched) -> tuple[LayerTime, ...] | None:
+    def _run(self, stitched: Stitched, entries: Sequence[Any] = ()) -> tuple[LayerTime, ...] | None:
         if self.profiling:
-            return profiled(self.device, stitched)
-        stitched()
+            return profiled(self.device, lambda: stitched(entries))
+        stitched(entries)
         return None
 
     # -- when it goes wrong ------------------------------------------------------------------------
@@ -340,8 +271,7 @@ class TrainingInstance(TrainingTensors):
     def _refuse(self, value: float) -> None:
         """The step has not happened: buffers as before it, gradients gone; then the error."""
         for number, tensor in self._before:
-            self._cells.tensors[number] = tensor
-        self._went_directly = False
+            self._cells.hold(number, tensor)
         culprit = self._culprit()
         self.zero_grad()
         self._cells.drop(self._wiring.momentary)
@@ -358,7 +288,7 @@ class TrainingInstance(TrainingTensors):
         slots = (slot.name for slot in self.programs.forward.inputs)
         made = culprit(self._cells, (*slots, LABEL), (self._forward, self._loss))
         for number, tensor in self._before:
-            self._cells.tensors[number] = tensor
+            self._cells.hold(number, tensor)
         return made
 
     # -- life --------------------------------------------------------------------------------------
@@ -380,8 +310,7 @@ class TrainingInstance(TrainingTensors):
         if self.optimizer.bound_to is self:
             self.optimizer.bind(None)
         self._before, self._losses, self._last_loss, self._previous = [], [], None, []
-        self._cells.drop(range(len(self._cells.tensors)))
-        self._way = None
+        self._cells.drop(range(len(self._cells.values)))
         # Loaded programs hold the places of their constants.
         self._more = None
         del self._forward, self._loss, self._backward, self._update, self._evaluation

@@ -6,39 +6,45 @@ found and whose outputs are put where their names say. Must not know: losses, op
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Sequence
 from typing import Any
 
 import numpy as np
 
 from stitch.errors import UsageError
 from stitch.program import Array, TensorDesc
-from stitch.runtime import LoadedProgram, RuntimeDevice, Tensor
+from stitch.runtime import (
+    Cells,
+    Conversion,
+    LoadedProgram,
+    LoopStage,
+    ProgramCall,
+    RuntimeDevice,
+    Tensor,
+)
 
 
-class Cells:
-    """Tensors by name; programs see them by number. A cell without a tensor holds None."""
+class NamedCells(Cells):
+    """Cells by name; programs see them by number."""
 
     def __init__(self, device: RuntimeDevice) -> None:
-        self.device = device
+        super().__init__(device)
         self.numbers: dict[str, int] = {}
-        self.tensors: list[Any] = []
         self.descs: list[TensorDesc] = []
 
     def number(self, name: str, desc: TensorDesc) -> int:
         """The cell of a name; new names get an empty one, described by `desc`."""
         found = self.numbers.get(name)
         if found is None:
-            found = self.numbers[name] = len(self.tensors)
-            self.tensors.append(None)
+            found = self.numbers[name] = len(self.values)
+            self.values.append(None)
             self.descs.append(TensorDesc(desc.shape, desc.layout.without_address()))
         return found
 
     def get(self, name: str) -> Tensor | None:
         """The tensor of a name, None where there is none now."""
         number = self.numbers.get(name)
-        found = None if number is None else self.tensors[number]
-        return found if isinstance(found, Tensor) else None
+        return None if number is None else self.tensor(number)
 
     def put(self, name: str, array: Any) -> None:
         """Write an array into a cell's tensor, which is made if there is none.
@@ -48,8 +54,8 @@ class Cells:
         number = self.numbers.get(name)
         if number is None:
             raise UsageError(f"training has no tensor {name!r}", expected=", ".join(self.numbers))
-        tensor = self.tensors[number]
-        if not isinstance(tensor, Tensor):
+        tensor = self.tensor(number)
+        if tensor is None:
             tensor = self.device.empty(self.descs[number])
         desc = self.descs[number]
         kind = desc.layout.data_type
@@ -58,7 +64,7 @@ class Cells:
             if array.dtype.kind == "f" or array.dtype == kind.dtype:
                 array = array.astype(kind.dtype, copy=False)
         self.device.write(tensor, array)
-        self.tensors[number] = tensor
+        self.hold(number, tensor)
 
     def read(self, name: str) -> Array:
         """The elements of a cell's tensor; raises `UsageError` where there is none."""
@@ -67,25 +73,16 @@ class Cells:
             raise UsageError(f"training has no tensor {name!r} just now")
         return tensor.numpy()
 
-    def lose(self, numbers: Iterable[int], by: str) -> None:
-        """Free tensors whose elements are half written: whoever uses one is told who did that."""
-        for number in numbers:
-            tensor = self.tensors[number]
-            if isinstance(tensor, Tensor) and tensor.is_allocated:
-                tensor.deallocate(by)
-
-    def drop(self, numbers: Iterable[int]) -> None:
-        """Empty cells: their tensors are freed once nobody else holds them."""
-        tensors = self.tensors
-        for number in numbers:
-            tensors[number] = None
-
 
 class Stitched:
     """A loaded program between cells of the same names as its slots."""
 
-    def __init__(self, agent: LoadedProgram, cells: Cells, prefix: str = "") -> None:
-        """`prefix` stands before the names of the cells that take the outputs."""
+    def __init__(
+        self, agent: LoadedProgram, cells: NamedCells, prefix: str = "",
+        entering: Container[str] = (), lost_by: str = "a program that was interrupted",
+    ) -> None:  # fmt: skip
+        """`prefix` stands before the names of the cells that take the outputs; `entering`: inputs
+        that a call is given."""
         self.agent = agent
         self.cells = cells
         program = agent.program
@@ -96,18 +93,21 @@ class Stitched:
             cells.number(prefix + slot.name, program.output_desc(i))
             for i, slot in enumerate(program.outputs)
         )
+        call = ProgramCall(agent, self.inputs, self.outputs)
+        conversions = [
+            Conversion(port, number, cells.descs[number])
+            for port, number in zip(agent.ports, self.inputs, strict=True)
+            if port.name in entering
+        ]
+        #: The cells that a call fills, in order.
+        self.entering = tuple(conversion.cell for conversion in conversions)
+        self._run = LoopStage(cells, conversions, [call], lost_by)
+        self._run_again = LoopStage(cells, [], [call], lost_by) if conversions else self._run
 
-    def __call__(self) -> None:
-        """Queue one run."""
-        tensors = self.cells.tensors
-        made = self.agent.device.submit(self.agent, [tensors[i] for i in self.inputs])
-        if isinstance(made, Tensor):
-            tensors[self.outputs[0]] = made
-            return
-        for number, tensor in zip(self.outputs, made, strict=True):
-            tensors[number] = tensor
+    def __call__(self, entries: Sequence[Any] = ()) -> None:
+        """Run once, at once or with the queue, on arrays or tensors for what enters, in order."""
+        self._run(entries)
 
-    def names_of(self, numbers: Iterable[int]) -> tuple[str, ...]:
-        """The names of cells, for messages."""
-        by_number = {number: name for name, number in self.cells.numbers.items()}
-        return tuple(by_number[number] for number in numbers)
+    def again(self) -> None:
+        """Run once more on what entered last."""
+        self._run_again()

@@ -18,7 +18,7 @@ from stitch.runtime import RuntimeDevice
 from stitch.training.graphs import LEARNING_RATE, MASTER
 from stitch.training.profiling import capturing
 from stitch.training.programs import TrainingPrograms
-from stitch.training.stitching import Cells, Stitched
+from stitch.training.stitching import NamedCells, Stitched
 
 #: What mixes seeds and numbers of forward passes into keys (SplitMix64).
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -33,7 +33,7 @@ class TrainingTensors:
     seed: int
     steps: int
     forwards: int
-    _cells: Cells
+    _cells: NamedCells
     _forward: Stitched
     _has_forward: bool
     _before: list[tuple[int, Any]]
@@ -73,15 +73,15 @@ class TrainingTensors:
     def _made_again(self, name: str) -> Array:
         """An activation that lives in the scratch: forward runs again, its results are dropped."""
         cells, outputs = self._cells, self._forward.outputs
-        kept = [(number, cells.tensors[number]) for number in outputs]
+        kept = [(number, cells.tensor(number)) for number in outputs]
         self.device.flush()
         with capturing(self.device, name) as captured:
             for number, tensor in self._before:
-                cells.tensors[number] = tensor
-            self._forward()
+                cells.hold(number, tensor)
+            self._forward.again()
             self.device.flush()
         for number, tensor in kept:
-            cells.tensors[number] = tensor
+            cells.hold(number, tensor)
         if not captured:
             raise UsageError(f"{name!r} is no result of an operation of the forward program")
         return captured[0]

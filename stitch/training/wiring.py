@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from stitch.program import InputKind
 from stitch.training.graphs import GRADIENT_NORM
 from stitch.training.programs import LABEL, LOSS, TrainingPrograms
-from stitch.training.stitching import Cells, Stitched
+from stitch.training.stitching import NamedCells, Stitched
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +28,16 @@ class Wiring:
     label: int
     loss: int
     gradients: tuple[int, ...]
-    #: What holds something from step to step, and what takes turns between two places.
-    kept: frozenset[int]
-    turning: frozenset[int]
     #: What only backward still needs: gone once it is queued. What only one step needs.
     passing: tuple[int, ...]
     momentary: tuple[int, ...]
 
 
 def wiring_of(
-    programs: TrainingPrograms, cells: Cells, forward: Stitched, loss: Stitched,
-    backward: Stitched, update: Stitched,
+    programs: TrainingPrograms, cells: NamedCells, forward: Stitched, loss: Stitched,
+    backward: Stitched,
 ) -> Wiring:  # fmt: skip
-    """The wiring of four stitched programs."""
+    """The wiring of the stitched programs of a step."""
     slots, numbers = programs.forward.inputs, cells.numbers
     inputs = tuple(slot.name for slot in slots if slot.kind is InputKind.ACTIVATION)
     batch = tuple(numbers[name] for name in inputs)
@@ -54,17 +51,8 @@ def wiring_of(
     passing = [n for n in forward.outputs if n not in buffers and n != prediction]
     passing += [n for n in loss.outputs if n != judged]
     norm = [numbers[GRADIENT_NORM]] if GRADIENT_NORM in numbers else []
-    fleeting = {*batch, *gradients, *(forward.inputs[i] for i in keys)}
     return Wiring(
         inputs, batch, keys, buffers, tuple(n for n in buffers if n in backward.inputs),
-        prediction, label, judged, gradients,
-        frozenset((*forward.inputs, *update.inputs)) - fleeting,
-        frozenset((*buffers, prediction, judged, *_replaced(programs, forward, update))),
-        tuple(passing), (*passing, *batch, label, judged, *norm),
+        prediction, label, judged, gradients, tuple(passing),
+        (*passing, *batch, label, judged, *norm),
     )  # fmt: skip
-
-
-def _replaced(programs: TrainingPrograms, forward: Stitched, update: Stitched) -> tuple[int, ...]:
-    """What forward reads and the update writes anew instead of over it: rounded weights."""
-    slots = zip(update.outputs, programs.update.outputs, strict=True)
-    return tuple(n for n, s in slots if n in forward.inputs and s.aliases_input is None)

@@ -4,7 +4,7 @@ Comes in: windows of tasks. Goes out: bindings that may run, and what their runs
 know handles, or what a queue is.
 """
 
-from stitch.runtime.recording.code import PLAN_FILE, Ran, Straight, straight_code
+from stitch.runtime.recording.code import PLAN_FILE, Ran, Straight
 from stitch.runtime.recording.recorded_work import Agent, Site, Work
 from stitch.runtime.recording.recording_maker import RecordingMaker
 from stitch.runtime.recording.recordings import Binding, Key, Recording, Recordings
@@ -13,5 +13,5 @@ from stitch.runtime.recording.running import RUNNING, perform, run_binding
 __all__ = [
     "PLAN_FILE", "RUNNING",
     "Agent", "Binding", "Key", "Ran", "Recording", "RecordingMaker", "Recordings", "Site",
-    "Straight", "Work", "perform", "run_binding", "straight_code",
+    "Straight", "Work", "perform", "run_binding",
 ]  # fmt: skip

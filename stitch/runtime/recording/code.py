@@ -96,11 +96,11 @@ class Code:
 
 
 def written(
-    steps: Iterable[tuple[Sequence[Thunk], bool]], kinds: Sequence[Kind | None],
+    steps: Iterable[tuple[Sequence[Thunk], bool]], kinds: Sequence[Kind],
     order: Sequence[int], tally: Tally, ends: Sequence[int] = (), observers: int = 0, *,
     is_timed: bool = False, busy: object = None,
 ) -> Code:  # fmt: skip
-    """Code that checks its arrays' kinds (None: not this one) and calls all steps.
+    """Code that checks its arrays' kinds and calls all steps.
 
     `steps`: thunks, and whether they differ from binding to binding. `order[p]` tells which array
     takes position p among the arguments of `enter` and `stage`; `tally` stands for those that
@@ -110,8 +110,7 @@ def written(
     source = _Source(order)
     source.take_arrays(len(kinds))
     for i, kind in enumerate(kinds):
-        if kind is not None:
-            source.check(i, *kind)
+        source.check(i, *kind)
     source.begin(is_timed, busy)
     first_line = source.next_line
     for thunks, is_own in steps:
@@ -119,15 +118,6 @@ def written(
             source.step(thunk, is_own=is_own)
     source.end(tally)
     return source.code(observers, tuple([first_line - 1 + end for end in ends]))
-
-
-def straight_code(
-    thunks: Sequence[Thunk], kinds: Sequence[Kind | None], order: Sequence[int], tally: Tally
-) -> Straight:
-    """One function that calls all thunks, for one binding alone."""
-    straight = written([(thunks, False)], kinds, order, tally).straight((), tally)
-    assert straight is not None, "its own text"
-    return straight
 
 
 def _is_plain_copy(thunk: partial[object]) -> bool:

@@ -49,14 +49,19 @@ class RecordingMaker:
     def __init__(self, device: Site) -> None:
         self._device = device
 
-    def binding(self, window: Work, kept: tuple[bool, ...]) -> Binding:
+    def binding(
+        self, window: Work, kept: tuple[bool, ...], at_most: int | None = None
+    ) -> Binding | None:
         """What runs a window now; raises what planning and binding raise, with nothing changed.
 
-        `kept`: which values are still wanted, said when the window left the queue.
+        `kept`: which values are still wanted, said when the window left the queue. With `at_most`
+        it changes nothing but its results, with so many copies; None where nothing does.
         """
         device = self._device
         key, places = window.key(kept), window.places()
-        variants = device.recordings.of(key)
+        variants: Sequence[Recording] = device.recordings.of(key)
+        if at_most is not None:
+            variants = [v for v in variants if v.places is None and len(v.plan.copies) <= at_most]
         binding: Binding | None = None
         if variants and not device.copies_forbidden:
             recording = variants[0]
@@ -72,8 +77,22 @@ class RecordingMaker:
                 # Not its first time round: what others' leases have to spare may well be taken.
                 binding = self._again(variants, places, clear=True)
         if binding is None:
-            binding = self._new(window, kept, key, places)
+            planned = self._planned_alone(window, kept, at_most)
+            if planned is not None:
+                binding = self._new(window, planned, key, places, at_most is not None)
         return binding
+
+    def _planned_alone(
+        self, window: Work, kept: tuple[bool, ...], at_most: int | None
+    ) -> Planned | None:
+        """The plan for a window; None where that is not what `at_most` asks for."""
+        if at_most is None:
+            return self.planned(window, kept)
+        with suppress(StitchError):
+            planned = self.planned(window, kept)
+            if planned.is_lent and len(planned.plan.copies) <= at_most:
+                return planned
+        return None
 
     # -- again -----------------------------------------------------------------------------------
 
@@ -103,9 +122,11 @@ class RecordingMaker:
 
     # -- new -------------------------------------------------------------------------------------
 
-    def _new(self, window: Work, kept: tuple[bool, ...], key: Key, places: Places) -> Binding:
+    def _new(
+        self, window: Work, planned: Planned, key: Key, places: Places, is_one_of_many: bool
+    ) -> Binding:
+        """A new recording; `is_one_of_many`: it will run in turns with those that there are."""
         device = self._device
-        planned = self.planned(window, kept)
         made, is_lent = planned.plan, planned.is_lent
         if device.copies_forbidden and made.copies:
             raise TaskError(
@@ -129,7 +150,9 @@ class RecordingMaker:
             recording.look_around(device.records, planned.picture)
         device.recordings.plans_made += 1
         variants = device.recordings.of(key)
-        if is_lent and variants:
+        if is_one_of_many:
+            recording.stay_out_of(device.recordings.works())
+        if is_lent and (variants or is_one_of_many):
             recording.move_results_out(device.records, device.recordings.works)
         device.recordings.add(key, recording)
         lease = None

@@ -259,6 +259,10 @@ class Recording(LeaseHolder["Binding"]):
             _overlap(mine, other) for mine in regions for other in self.others_work
         )
 
+    def stay_out_of(self, works: Ranges) -> None:
+        """Its leases are not to lie where others work, with whom it takes turns."""
+        self.others_work.update(_regions(works))
+
     def move_results_out(self, records: Records, works: Callable[[], Ranges]) -> None:
         """Let results lie outside of what it works in, so that they can be held; where no memory is
         left for that, they stay where they are."""

@@ -43,8 +43,6 @@ class Records:
         self.revocations = 0
         #: Counts what the allocators were told: while it stands still, what was free is free.
         self.generation = 0
-        #: Counts every change of the records: while it stands still, so does what they say.
-        self.epoch = 0
         #: Whether no change is half done. A change of several steps begins by saying that it is
         #: not so; where an exception has come in between, whoever is next mends them (`mend`).
         self.is_whole = True
@@ -180,7 +178,6 @@ class Records:
 
     def touch(self) -> None:
         """Something that runs rest on has changed."""
-        self.epoch += 1
         self.generation += 1
 
     def desc_key(self, desc: TensorDesc) -> int:
@@ -212,7 +209,6 @@ class Records:
             count = max(1, len(spare) // 2)
             self.revoke(spare[:count])
             del spare[:count]
-        self.epoch += 1
         return self._add(desc, self.desc_key(desc), size, address, origin)
 
     def keep(self, buffer: BufferRecord, keeper: list[BufferRecord]) -> None:
@@ -257,7 +253,6 @@ class Records:
         self, value: ValueRecord, buffer: BufferRecord, offset: int, desc: TensorDesc, key: int
     ) -> None:
         """A value now lies in a buffer (as well)."""
-        self.epoch += 1
         users, instances = [value], [InstanceRecord(buffer, offset, desc, key)]
         for user in (value, *buffer.users):
             user.lease = None
@@ -269,7 +264,6 @@ class Records:
 
     def release(self, value: ValueRecord) -> None:
         """Forget a value's instances, and let go of the buffers that nobody else uses."""
-        self.epoch += 1
         value.lease = None
         whole, self.is_whole = self.is_whole, False
         instances, value.instances = value.instances, []
@@ -279,7 +273,6 @@ class Records:
 
     def forget_copies(self, value: ValueRecord) -> None:
         """Keep a value's primary instance alone: its bytes have changed, or may have."""
-        self.epoch += 1
         self.generation += 1
         whole, self.is_whole = self.is_whole, False
         copies = value.instances[1:]
@@ -309,7 +302,6 @@ class Records:
 
     def free(self, buffer: BufferRecord, *, with_bytes: bool = True) -> None:
         """Give a buffer's region back; a buffer that is free already stays so."""
-        self.epoch += 1
         if buffer.address is None:
             buffer.array = None
             return
@@ -353,7 +345,6 @@ class Records:
 
         `value_of` finds the record of a value's number; `note` hears of values that are gone.
         """
-        self.epoch += 1
         whole, self.is_whole = self.is_whole, False
         for space, address in (*effects.freed, *(place for place, _ in effects.moved)):
             # What lies there stays where the plan has brought it.
@@ -379,7 +370,6 @@ class Records:
 
     def hand_on(self, entry: ValueRecord, result: ValueRecord, ref: InstanceRef) -> None:
         """A result has overwritten a donated entry, and lies in its buffer now."""
-        self.epoch += 1
         (instance,) = entry.instances
         if instance.desc_key != ref.desc_key:
             instance = InstanceRecord(instance.buffer, 0, ref.desc, ref.desc_key)
@@ -405,7 +395,6 @@ class Records:
         """Buffers lie at new addresses of their spaces now; their bytes have been moved."""
         if not moved:
             return
-        self.epoch += 1
         self.generation += 1
         taken = []
         for (space, address), target in moved:

@@ -1,4 +1,5 @@
-"""Past the queue: whatever callers do in between, results are the queue's own, to the bit."""
+"""Settled steps run at once: whatever callers do in between, results are the queue's own, to the
+bit, and nothing is planned, bound or written any more."""
 
 from __future__ import annotations
 
@@ -11,21 +12,23 @@ import pytest
 
 import stitch
 from stitch.program import Array, DataType
+from stitch.runtime import HookContext
 from stitch.training import TrainingInstance
 from tests.support.training.models import batches, compiled, mlp, values_of
 
 STEPS = 14
+#: How often a stage is planned alone before it always waits in the queue.
+TRIES = "stitch.runtime.loop_stages.MAX_TRIES"
 Meddling = Callable[[TrainingInstance, int, Any], None]
 
 
-def run(meddle: Meddling, *, directly: bool, **options: Any) -> tuple[list[Any], dict[str, Array]]:
-    """Losses and predictions of some steps with a caller who meddles, and the state after them."""
+def run(meddle: Meddling, **options: Any) -> tuple[list[Any], dict[str, Array], list[Any]]:
+    """Losses and predictions of some steps with a caller who meddles, the state after them, and
+    what the device had done by the end of each."""
     model = compiled(stitch.Adam(lr=0.01), **options)
     instance = model.start()
-    if not directly:
-        instance._ways_left = 0
     assert model.training is not None
-    data, seen = batches(3), []
+    data, seen, done = batches(3), [], []
     for step in range(STEPS):
         x, y = data[step % 3]
         pred = model(x)
@@ -36,8 +39,8 @@ def run(meddle: Meddling, *, directly: bool, **options: Any) -> tuple[list[Any],
         model.training.optimizer.step()
         model.training.optimizer.zero_grad()
         seen += [loss.item(), values_of(pred).tolist()]
-    assert (instance._way is not None) is directly
-    return seen, instance.state_dict()
+        done.append(instance.device.statistics())
+    return seen, instance.state_dict(), done
 
 
 def nothing(instance: TrainingInstance, step: int, what: Any) -> None:
@@ -102,13 +105,22 @@ def raise_the_rate(instance: TrainingInstance, step: int, what: Any) -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("options", [{}, {"target": "host"}, {"precision": DataType.BFLOAT16}])
 def test_a_caller_who_meddles_sees_what_the_queue_would_give(
-    meddle: Meddling, options: dict[str, Any]
+    meddle: Meddling, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, state = run(meddle, directly=True, **options)
-    expected, other = run(meddle, directly=False, **options)
+    found, state, at_once = run(meddle, **options)
+    monkeypatch.setattr(TRIES, 0)
+    expected, other, _ = run(meddle, **options)
+    assert at_once[-1].plans_made == at_once[6].plans_made
     assert found == expected
     for name, value in other.items():
         np.testing.assert_array_equal(state[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("options", [{}, {"target": "host"}, {"target": "tiny"}])
+@pytest.mark.parametrize("meddle", [nothing, copy_the_handle, raise_the_rate])
+def test_a_settled_step_does_nothing_but_run(meddle: Meddling, options: dict[str, Any]) -> None:
+    _, _, done = run(meddle, **options)
+    assert done[6:] == done[6:7] * (STEPS - 6)
 
 
 def test_predictions_that_are_kept_keep_their_values() -> None:
@@ -148,7 +160,6 @@ def test_a_bad_batch_past_the_queue_stops_the_step_too() -> None:
             each.training.loss(each(x), y).backward()
             each.training.optimizer.step()
             each.training.optimizer.zero_grad()
-    assert model.instance._went_directly
     x, y = batches(1)[0]
     model.training.loss(model(x * np.float32(1e30)), y).backward()
     with pytest.raises(stitch.TaskError, match=r"step 6 is inf(.|\n)*Mul -> 'mul'"):
@@ -180,7 +191,7 @@ def test_two_trainings_share_one_device() -> None:
             model.instance.close()
 
 
-def test_where_every_byte_is_checked_the_queue_does_all() -> None:
+def test_where_every_byte_is_checked_steps_are_the_same() -> None:
     model, plain = compiled(), compiled()
     model.start(debug=True)
     for x, y in batches(5):
@@ -189,7 +200,6 @@ def test_where_every_byte_is_checked_the_queue_does_all() -> None:
             each.training.loss(each(x), y).backward()
             each.training.optimizer.step()
             each.training.optimizer.zero_grad()
-    assert model.instance._way is None
     for name, value in plain.instance.parameters().items():
         np.testing.assert_array_equal(model.instance.get_tensor(name), value)
 
@@ -202,13 +212,11 @@ def test_an_interrupted_update_leaves_no_half_written_weights_behind() -> None:
         model.training.optimizer.step()
         model.training.optimizer.zero_grad()
 
-    def interrupted(_: Any) -> None:
-        raise KeyboardInterrupt
+    def interrupt(context: HookContext) -> None:
+        if context.operation is not None and context.program.name.endswith("update"):
+            raise KeyboardInterrupt
 
-    way = model.instance._way
-    assert way is not None
-    stage = way.stages[3]
-    stage.forms = dict.fromkeys(stage.forms, interrupted)
+    model.instance.device.hooks.register(after_operation=interrupt)
     model.training.loss(model(x), y).backward()
     with pytest.raises(KeyboardInterrupt):
         model.training.optimizer.step()
@@ -218,14 +226,12 @@ def test_an_interrupted_update_leaves_no_half_written_weights_behind() -> None:
         model(x)
 
 
-def micro_batches(*, directly: bool, parts: int, keep: bool) -> tuple[list[float], list[int]]:
-    """Losses of steps of several micro-batches, and the plans made by the end of each step."""
+def micro_batches(*, parts: int, keep: bool) -> tuple[list[float], list[Any]]:
+    """Losses of steps of several micro-batches, and what was done by the end of each step."""
     model = compiled(stitch.Adam(lr=0.01), graph=mlp(4), accumulation_steps=parts)
     instance = model.start()
-    if not directly:
-        instance._ways_left = 0
     assert model.training is not None
-    losses, plans, kept = [], [], []
+    losses, done, kept = [], [], []
     for x, y in batches(10):
         for i in range(parts):
             pred = model(x[4 * i : 4 * i + 4])
@@ -236,18 +242,21 @@ def micro_batches(*, directly: bool, parts: int, keep: bool) -> tuple[list[float
                 kept.append((pred, values_of(pred)))
         model.training.optimizer.step()
         model.training.optimizer.zero_grad()
-        plans.append(instance.device.statistics().plans_made)
+        done.append(instance.device.statistics())
     for pred, values in kept:
         np.testing.assert_array_equal(values_of(pred), values)
-    assert instance._sums_directly is directly
-    return losses, plans
+    return losses, done
 
 
 @pytest.mark.parametrize("parts", [1, 2, 4])
 @pytest.mark.parametrize("keep", [False, True])
 def test_micro_batches_need_no_plans_either_though_every_prediction_is_kept(
-    parts: int, keep: bool
+    parts: int, keep: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    losses, plans = micro_batches(directly=True, parts=parts, keep=keep)
-    assert losses == micro_batches(directly=False, parts=parts, keep=False)[0]
+    losses, done = micro_batches(parts=parts, keep=keep)
+    plans = [each.plans_made for each in done]
     assert plans[2:] == plans[2:3] * 8
+    if not keep:
+        assert done[6:] == done[6:7] * 4
+    monkeypatch.setattr(TRIES, 0)
+    assert losses == micro_batches(parts=parts, keep=False)[0]

@@ -1,0 +1,378 @@
+"""Stages: programs of a loop between cells, which hold its tensors from one run to the next.
+
+A cell holds a value as a handle does. A stage reads cells and leaves its results in cells, and what
+an output overwrites stays in its cell: where nobody else holds anything, a loop makes no handle and
+no value. Comes in: loaded programs, arrays of a call. Goes out: tensors of cells. A stage runs at
+once where the queue is empty and running it changes nothing but its results; else it waits in the
+queue, with what comes next, as any call. Must not know what the cells are for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+
+from stitch.program import TensorDesc
+from stitch.runtime.arguments import check_inputs, link_arguments
+from stitch.runtime.device import RuntimeDevice
+from stitch.runtime.events import PlanStopped
+from stitch.runtime.loaded import LoadedProgram
+from stitch.runtime.recording import Binding, Recording, perform
+from stitch.runtime.tensor import Tensor
+from stitch.runtime.tensor_access import target_desc
+from stitch.runtime.values import (
+    AnyLease,
+    ArgumentRecord,
+    InputPort,
+    Places,
+    Status,
+    ValueRecord,
+    capture,
+)
+
+READY = Status.READY
+#: What plans that run on some values depend on, but for places.
+Forms = tuple[tuple[object, ...] | None, ...]
+#: Sets of values that a stage remembers to have run on.
+MAX_KNOWN = 8
+#: How often it is planned alone and has to wait after all, before it always waits.
+MAX_TRIES = 4
+
+
+class Cells:
+    """Values by number; each counts as a handle on its value. A cell may be empty."""
+
+    def __init__(self, device: RuntimeDevice) -> None:
+        self.device = device
+        self.values: list[ValueRecord | None] = []
+
+    def __del__(self) -> None:
+        # As handles do: finalizers run anywhere, so they only leave notes.
+        self.device.dropped.extend([value for value in self.values if value is not None])
+
+    def tensor(self, number: int) -> Tensor | None:
+        """A handle on what a cell holds, None where it is empty."""
+        value = self.values[number]
+        return None if value is None else Tensor(value)
+
+    def hold(self, number: int, tensor: Tensor | None) -> None:
+        """A cell holds what a handle refers to, or nothing."""
+        with self.device.lock:
+            self.hold_value(number, None if tensor is None else tensor._record)
+
+    def hold_value(self, number: int, value: ValueRecord | None) -> None:
+        """A cell holds a value, or nothing; the device's lock is held."""
+        before, self.values[number] = self.values[number], value
+        if value is not None:
+            value.handles += 1
+        if before is not None:
+            self.device.drop_handle(before)
+
+    def drop(self, numbers: Iterable[int]) -> None:
+        """Empty cells: their values are freed once nobody else holds them."""
+        values, device = self.values, self.device
+        with device.lock:
+            for number in numbers:
+                value = values[number]
+                if value is not None:
+                    values[number] = None
+                    device.drop_handle(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What a call is given in this place comes to a cell, in the layout that `desc` says."""
+
+    port: InputPort
+    cell: int
+    desc: TensorDesc
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramCall:
+    """A program reads cells and leaves its outputs in cells."""
+
+    program: LoadedProgram
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Result:
+    """A result of a run in places of a lease: its cell, and how its value is described."""
+
+    cell: int
+    desc: TensorDesc
+    desc_key: int
+    by: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Recorded:
+    """A recording that serves values of some forms: the numbers that these have in it, its results
+    in the order of its leases, and the positions of the entries that are overwritten."""
+
+    recording: Recording
+    entries: tuple[int, ...]
+    results: tuple[_Result, ...]
+    carried: tuple[int, ...]
+
+
+class _Known:
+    """Values that a stage has run on: the recording that serves them, and how it is bound to them.
+
+    It holds while the records stand still. `carried`: what stays in its cell, overwritten.
+    """
+
+    __slots__ = ("bindings", "carried", "generation", "places", "recording", "results")
+
+    def __init__(
+        self, recorded: _Recorded, places: Places, generation: int,
+        carried: tuple[ValueRecord, ...],
+    ) -> None:  # fmt: skip
+        self.recording, self.results = recorded.recording, recorded.results
+        self.places, self.generation, self.carried = places, generation, carried
+        self.bindings: dict[AnyLease, Binding] = {}
+
+    def binding(self, lease: AnyLease) -> Binding | None:
+        """How the recording is bound to a lease and these places, if it is."""
+        binding = self.bindings.get(lease)
+        if binding is None or binding.tally.is_closed:
+            binding = lease.bindings.get(self.places)
+            if binding is not None:
+                self.bindings[lease] = binding
+        return binding
+
+
+class LoopStage:
+    """Runs of programs between cells, called in one go with what is to be converted first.
+
+    `lost_by`: what is said of entries that were being overwritten when a run was interrupted.
+    """
+
+    def __init__(
+        self,
+        cells: Cells,
+        conversions: Sequence[Conversion],
+        calls: Sequence[ProgramCall],
+        lost_by: str = "a run that was interrupted",
+    ) -> None:
+        self.cells, self.device = cells, cells.device
+        self.conversions, self.calls, self.lost_by = tuple(conversions), tuple(calls), lost_by
+        self._ports = tuple([(c.port.dtype, c.port.shape) for c in self.conversions])
+        made = {c.cell for c in self.conversions}
+        read: dict[int, None] = {}
+        for call in self.calls:
+            read |= dict.fromkeys(n for n in call.inputs if n not in made)
+            made |= set(call.outputs)
+        #: The cells that it reads as they were before it.
+        self.reads, self.writes = tuple(read), tuple(made)
+        self._entries: Callable[[Any], tuple[ValueRecord | None, ...]]
+        self._entries = itemgetter(*read) if len(read) > 1 else _few(self.reads)
+        #: By the forms and by the identities of what was in these cells.
+        self._recorded: dict[Forms, _Recorded] = {}
+        self._known: dict[tuple[ValueRecord | None, ...], _Known] = {}
+        self._tries = MAX_TRIES
+
+    def __call__(self, arguments: Sequence[Any] = ()) -> None:
+        """Run once, now or with the queue; arrays or tensors for the conversions."""
+        device = self.device
+        with device.lock:
+            if (device.is_closed or device.in_others_code or device.running is not None
+                    or not device.records.is_whole):  # fmt: skip
+                device.check_open()
+            if device.dropped or device.gone:
+                device.drain()
+            if self._recorded and not device.queued.agents and not device.copies_forbidden:
+                entries = self._entries(self.cells.values)
+                known = self._known.get(entries)
+                if known is None or known.generation != device.records.generation:
+                    known = self._look_up(entries)
+                if known is not None and self._run_again(known, entries, arguments):
+                    return
+            self._queue(arguments)
+
+    # -- again -----------------------------------------------------------------------------------
+
+    def _run_again(
+        self, known: _Known, entries: tuple[ValueRecord | None, ...], arguments: Sequence[Any]
+    ) -> bool:
+        """Run what is recorded; False, and nothing done, where its guard does not hold."""
+        device, idle = self.device, known.recording.idle
+        if not idle:
+            return False
+        lease = idle[-1]
+        binding = known.binding(lease)
+        if binding is None or not self._fits(known, entries, arguments):
+            return False
+        try:
+            ran = perform(device, binding, arguments)
+        except BaseException as error:
+            self._stopped(known, binding, error.__dict__.pop("stitch_steps_done", 0))
+            raise
+        values, held = lease.take_again(device.queued.number), self.cells.values
+        if values is None:
+            values = []
+            for result in known.results:
+                value = ValueRecord(device, result.desc, result.desc_key)
+                value.by = result.by
+                values.append(value)
+            lease.take(values, device.queued.number)
+        for result, value in zip(known.results, values, strict=True):
+            number = result.cell
+            before, held[number] = held[number], value
+            value.handles += 1
+            if before is not None:
+                device.drop_handle(before)
+        if ran is not True:
+            device.tell_run(binding, ran)
+        return True
+
+    def _fits(
+        self, known: _Known, entries: tuple[ValueRecord | None, ...], arguments: Sequence[Any]
+    ) -> bool:
+        """Whether arrays are of the forms that were recorded, and entries as they were."""
+        for argument, (dtype, shape) in zip(arguments, self._ports, strict=True):
+            if (
+                type(argument) is not np.ndarray
+                or argument.dtype is not dtype
+                or argument.shape != shape
+            ):
+                return False
+        for value in entries:
+            if value is None or value.status is not READY or value.consumed:
+                return False
+        for value in known.carried:
+            buffer = value.instances[0].buffer
+            if value.handles != 1 or value.is_exposed or value.version or buffer.pins:
+                return False
+            if len(buffer.users) != 1 or len(value.instances) != 1:
+                return False
+        return True
+
+    def _stopped(self, known: _Known, binding: Binding, done: int) -> None:
+        """A run ended half-way: what it was overwriting is lost."""
+        for value in known.carried:
+            self.device.deallocate(value, self.lost_by)
+        if done:
+            self.device.events.report(PlanStopped(binding.index, binding.plan, done))
+
+    # -- by way of the queue ---------------------------------------------------------------------
+
+    def _queue(self, arguments: Sequence[Any]) -> None:
+        """Queue it; run that at once where it may be."""
+        device = self.device
+        device.check_open()
+        given = [self._link(c, a) for c, a in zip(self.conversions, arguments, strict=True)]
+        if device.queued.agents or device.copies_forbidden or not self._tries:
+            device.queue_up(lambda: self._append(given))
+            return
+        entries = self._entries(self.cells.values)
+        forms = self._forms(entries) if all(value.is_array for value in given) else None
+        numbers: list[int] = []
+        cells: dict[int, int] = {}
+
+        def fill() -> None:
+            is_alone = not device.queued.agents
+            self._append(given)
+            if is_alone:
+                numbers.extend([value.number for value in entries if value is not None])
+                held = self.cells.values
+                cells.update({v.number: n for n in self.writes if (v := held[n]) is not None})
+
+        binding = device.run_queue(fill, at_most=len(given))
+        if binding is None:
+            self._tries -= 1
+        elif cells and forms is not None:
+            self._remember(binding, forms, entries, numbers, cells)
+
+    def _append(self, given: Sequence[ValueRecord]) -> None:
+        """Put it into the queue, whose lock is held."""
+        device, cells = self.device, self.cells
+        for conversion, value in zip(self.conversions, given, strict=True):
+            value.check_usable()
+            cells.hold_value(conversion.cell, device.convert(value, conversion.desc))
+        for call in self.calls:
+            tensors = [cells.tensor(number) for number in call.inputs]
+            inputs = link_arguments(device, call.program, tensors, False)
+            check_inputs(device, call.program, inputs)
+            made = device.append(call.program, inputs)
+            for number, value in zip(call.outputs, made, strict=True):
+                cells.hold_value(number, value)
+
+    def _link(self, conversion: Conversion, argument: Any) -> ValueRecord:
+        """What a conversion is given, as a value."""
+        port, device = conversion.port, self.device
+        if type(argument) is Tensor:
+            device.check_device(argument)
+        elif type(argument) is np.ndarray and argument.dtype == port.dtype:
+            allowed = device.host_memory.allowed
+            host = capture(argument, port.shape, port.type.data_type, False, port.origin, allowed)
+            return ArgumentRecord(device, host, port)
+        else:
+            argument = device.tensor(argument)
+        value: ValueRecord = argument._record
+        value.check_usable()
+        target_desc(value.desc, conversion.desc, device.machine.shape)
+        return value
+
+    @staticmethod
+    def _forms(entries: tuple[ValueRecord | None, ...]) -> Forms:
+        return tuple([None if value is None else value.signature() for value in entries])
+
+    # -- what is remembered ----------------------------------------------------------------------
+
+    def _remember(
+        self, binding: Binding, forms: Forms, entries: Sequence[ValueRecord | None],
+        numbers: Sequence[int], cells: Mapping[int, int],
+    ) -> None:  # fmt: skip
+        """The next run on values of these forms may go past the queue; `numbers`: those that the
+        entries had in the window that has just run, `cells`: those of its results, with cells."""
+        effects, values = binding.recording.effects, self.cells.values
+        if len(set(numbers)) != len(self.reads):
+            return  # One value is in two cells: that is another kind of work.
+        carried = []
+        for each in effects.carried:
+            position = numbers.index(each.entry)
+            entry, cell = entries[position], cells[each.result]
+            result = values[cell]
+            assert entry is not None
+            assert result is not None
+            if self.reads[position] != cell or entry.desc_key != result.desc_key:
+                return  # It does not stay in its cell as it is.
+            carried.append(position)
+        results = []
+        for number, _ in effects.own:
+            result = values[cells[number]]
+            assert result is not None
+            results.append(_Result(cells[number], result.desc, result.desc_key, result.by))
+        self._recorded[forms] = _Recorded(
+            binding.recording, tuple(numbers), tuple(results), tuple(carried)
+        )
+        while len(self._recorded) > MAX_KNOWN:
+            del self._recorded[next(iter(self._recorded))]
+
+    def _look_up(self, entries: tuple[ValueRecord | None, ...]) -> _Known | None:
+        """What was recorded for values of these forms; None where nothing was, or its guard does
+        not hold."""
+        records = self.device.records
+        recorded = self._recorded.get(self._forms(entries))
+        if recorded is None or not recorded.recording.holds(records):
+            return None
+        while len(self._known) >= MAX_KNOWN:
+            del self._known[next(iter(self._known))]
+        values = [value for value in entries if value is not None]
+        places = zip(recorded.entries, [value.places() for value in values], strict=True)
+        carried = tuple([values[position] for position in recorded.carried])
+        known = _Known(recorded, tuple(places), records.generation, carried)
+        self._known[entries] = known
+        return known
+
+
+def _few(numbers: tuple[int, ...]) -> Callable[[Any], tuple[ValueRecord | None, ...]]:
+    """As `itemgetter`, where that would give no tuple."""
+    return lambda values: tuple([values[number] for number in numbers])
