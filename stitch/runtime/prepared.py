@@ -71,13 +71,15 @@ class _Known:
                 return False
         return True
 
-    def binding(self, lease: Lease[Binding]) -> Binding | None:
-        """How the recording is bound to a lease and these places, if it is; remembered."""
-        binding = lease.bindings.get(self.places)
-        if binding is not None:
+    def binding(self, device: RuntimeDevice) -> Binding | None:
+        """How the recording is bound to an idle lease, perhaps a new one, and these places;
+        remembered. None where no memory is left for that."""
+        binding = device.maker.another(self.recording, self.places)
+        if binding is not None and binding.lease is not None:
             if len(self.bindings) >= MAX_FORMS:
                 self.bindings.clear()
-            self.bindings[lease] = binding
+            self.bindings[binding.lease] = binding
+            device.history.repeated(binding.index, binding.tally)
         return binding
 
 
@@ -266,14 +268,15 @@ class PreparedGraph:
         recording = known.recording
         if recording.generation != generation and not recording.holds(device.records):
             return None
-        if not recording.idle:
-            return None
-        lease = recording.idle[-1]
-        binding = known.bindings.get(lease)
+        binding = None
+        if recording.idle:
+            binding = known.bindings.get(recording.idle[-1])
         if binding is None or binding.tally.is_closed:
-            binding = known.binding(lease)
+            binding = known.binding(device)
         if binding is None or (device.copies_forbidden and binding.plan.copies):
             return None
+        lease = binding.lease
+        assert lease is not None, "known recordings have leases"
         straight = binding.straight
         try:
             if straight is not None and straight.observers == device.observers:

@@ -138,8 +138,12 @@ class HostMemory:
         regions = tuple(
             self._region(b.space, b.address, b.desc) for b in buffers if b.address is not None
         )
+        added = self._added(regions)
+        if not added and not nbytes:
+            # While anything can run, what was claimed stays so.
+            return None
         name = plan.request.tasks[0].transformation.name
-        parts = ((self._added(regions), f"in the spaces of device {self.machine.name!r}"),
+        parts = ((added, f"in the spaces of device {self.machine.name!r}"),
                  (nbytes, f"for plans of {name!r}"))  # fmt: skip
         in_spaces, mine = BUDGET.claim_parts(
             lambda: parts, f"running {name!r}", allowed=self.allowed, make_room=gc.collect

@@ -17,7 +17,7 @@ from stitch.runtime.backends import BoundPlan, BoundStep, LocalBackend
 from stitch.runtime.executors import PreparedProgram
 
 #: Bound steps that a recording keeps, for each of its steps that are bound more than once.
-MAX_PARTS = 64
+MAX_PARTS = 256
 
 #: A step of the plan, and the addresses of those of its buffers that may lie elsewhere.
 _Part = tuple[int, tuple[int, ...]]
@@ -96,7 +96,7 @@ class BoundParts:
 
     def _keep(self, part: _Part, step: BoundStep) -> None:
         """For the next binding to these addresses; what is lent is its owner's to keep alive."""
-        if any(address >= LENT_ADDRESSES for address in part[1]):
+        if max(part[1]) >= LENT_ADDRESSES:
             return
         self._parts[part] = step
         self._parts.move_to_end(part)

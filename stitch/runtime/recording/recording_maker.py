@@ -16,12 +16,14 @@ from functools import partial
 
 from stitch.budget import Claim
 from stitch.errors import OutOfMemoryError, StitchError, TaskError
+from stitch.memory import LENT_ADDRESSES
 from stitch.planner import Allocate, Copy, Execute, Plan, PlanRequest, plan
 from stitch.runtime.events import PlanMade
 from stitch.runtime.history import Tally
 from stitch.runtime.recording.recorded_work import Site, Work
 from stitch.runtime.recording.recordings import (
     MAX_BINDINGS,
+    MAX_LENT_BINDINGS,
     Binding,
     Key,
     Recording,
@@ -115,10 +117,26 @@ class RecordingMaker:
                 continue
             if recording.alone is not None:
                 return recording.alone
-            lease = recording.take_places(records, device.recordings.works)
-            if lease is not None:
-                return lease.bindings.get(places) or self._bound(recording, lease, places)
+            binding = self._at(recording, places)
+            if binding is not None:
+                return binding
         return None
+
+    def another(self, recording: Recording, places: Places) -> Binding | None:
+        """A recording whose guard holds, which changes nothing but its results, with its results in
+        places where nothing lies; None where there is no memory for that, where it is not for
+        sources that share buffers so, or was dropped."""
+        if recording.is_dropped or recording.shared != sharing(places):
+            return None
+        with suppress(OutOfMemoryError):
+            return self._at(recording, places)
+        return None
+
+    def _at(self, recording: Recording, places: Places) -> Binding | None:
+        lease = recording.take_places(self._device.records, self._device.recordings.works)
+        if lease is None:
+            return None
+        return lease.bindings.get(places) or self._bound(recording, lease, places)
 
     # -- new -------------------------------------------------------------------------------------
 
@@ -250,7 +268,7 @@ class RecordingMaker:
             lease.bindings[places] = binding
             if not places:
                 lease.plain = binding
-            while len(lease.bindings) > MAX_BINDINGS:
+            while len(lease.bindings) > (MAX_LENT_BINDINGS if _is_lent(places) else MAX_BINDINGS):
                 _, old = lease.bindings.popitem(last=False)
                 old.drop()
         if device.events.active:
@@ -273,6 +291,11 @@ def _plan_at(made: Plan, addresses: Mapping[int, int]) -> Plan:
     own |= {s.buffer.number: s.buffer.address for s in made.steps if isinstance(s, Allocate)}
     moved = {number: address for number, address in addresses.items() if own[number] != address}
     return made.at(moved) if moved else made
+
+
+def _is_lent(places: Places) -> bool:
+    """Whether some of it lies in bytes that somebody else owns."""
+    return any(a is not None and a >= LENT_ADDRESSES for _, found in places for a in found)
 
 
 def _lent(window: Work, kept: tuple[bool, ...]) -> set[int]:

@@ -45,9 +45,11 @@ Key = tuple[tuple[tuple[int, ...], ...], tuple[bool, ...], tuple[object, ...]]
 MAX_KINDS = 512
 MAX_VARIANTS = 8
 #: Leases of one recording; a result that is held longer than so many later ones leaves its own.
-MAX_LEASES = 32
-#: Bindings of one lease to the places of what a run reads; the least recently used goes.
-MAX_BINDINGS = 8
+MAX_LEASES = 128
+#: Bindings of one lease to the places of what a run reads; the least recently used goes. What is
+#: lent at places of its own each time is kept alive by them.
+MAX_BINDINGS = 32
+MAX_LENT_BINDINGS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,8 @@ class Recording(LeaseHolder["Binding"]):
         self.runs_unwritten = 0
         #: Its steps written out, for all bindings, by those who observe.
         self.codes: dict[int, Code] = {}
+        #: Whether nobody finds it any more, and nothing is kept out of its way.
+        self.is_dropped = False
         #: What its first binding took of the host's memory.
         self.claim: Claim | None = None
         #: The binding without a lease.
@@ -279,9 +283,11 @@ class Recording(LeaseHolder["Binding"]):
 
     def _spare_places(self) -> list[BufferRecord | None]:
         """For each result a place of a lease in which nothing lies, where there is one."""
+        count = len(self.effects.made)
+        leases = [lease for lease in self.leases if lease.held < count] if count > 1 else []
         return [
-            next((lease.buffers[i] for lease in self.leases if lease.buffers[i].is_spare), None)
-            for i in range(len(self.effects.made))
+            next((lease.buffers[i] for lease in leases if lease.buffers[i].is_spare), None)
+            for i in range(count)
         ]
 
     def _leased(
@@ -391,7 +397,7 @@ class Recordings:
 
     def _drop(self, recording: Recording) -> None:
         self._works = None
-        recording.generation = -1
+        recording.is_dropped, recording.generation = True, -1
         # A pipeline may remember the recording for some time yet.
         recording.claim = None
         if recording.parts is not None:

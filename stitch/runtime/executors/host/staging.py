@@ -7,6 +7,7 @@ the regions' bytes and need no step. Must not know executors.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import numpy as np
@@ -116,7 +117,7 @@ class StagedRegions:
 
 def is_direct(value: Value) -> bool:
     """Whether a value's bytes are the array that kernels want."""
-    layout = value.desc.layout
+    layout = value.layout or value.desc.layout
     kind = value.type.data_type
     return layout.is_dense and layout.data_type is kind and kind.dtype == kind.compute_dtype
 
@@ -139,5 +140,5 @@ def as_bytes(array: Array) -> Array:
 def dense_view(region: Array, kind: ValueType) -> Array:
     """A dense row-major value at the start of a region, as an array over its bytes."""
     dtype = kind.data_type.dtype
-    count = int(np.prod(kind.shape, dtype=np.int64))
+    count = math.prod(kind.shape)
     return region[: count * dtype.itemsize].view(dtype).reshape(kind.shape)
