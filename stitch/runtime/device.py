@@ -128,8 +128,6 @@ class RuntimeDevice(Lifetime):
         self.recordings = Recordings(self.records)
         self.maker = RecordingMaker(self)
         self.copies_forbidden = 0
-        #: Whether a run is more than its steps: hooks, events, a promise of no copies, or the end.
-        self.is_watched = False
         #: The bits of what observes it (`TIMES`, `Hooks.bits`): runs have another form for each.
         self.observers = 0
         self.code_written = self.windows_run = 0
@@ -727,9 +725,6 @@ class RuntimeDevice(Lifetime):
         """Something has changed that every run must know of."""
         self.records.touch()
         self.observers = self.hooks.bits | (TIMES if self.events.active else 0)
-        self.is_watched = (
-            self._closed or self.hooks.active or self.events.active or self.copies_forbidden > 0
-        )
 
     def start_window(self) -> None:
         """Begin an empty queue; its lock is held."""
