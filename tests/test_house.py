@@ -124,7 +124,7 @@ def test_the_house_is_built_as_its_rules_say() -> None:
 
 
 #: What a device is made of, and what its parts ask of it: the runtime's own.
-INSIDE = {"access", "append", "backend", "constant_cache", "contents", "copies_forbidden", "dense",
+INSIDE = {"access", "append", "backend", "constant_cache", "contents", "copies_forbidden",
           "desc_key", "drain", "dropped", "exports", "expose", "host_memory", "look_again", "maker",
           "note_gone", "notes", "observers", "queue_lock", "queued", "recordings", "records",
           "run_queue", "running", "settle", "_record"}  # fmt: skip

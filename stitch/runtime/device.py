@@ -54,7 +54,6 @@ from stitch.runtime.tensor import Tensor
 from stitch.runtime.tensor_access import DESC, LAYOUT, TENSOR, TensorAccess, target_desc
 from stitch.runtime.values import (
     BufferRecord,
-    InstanceRecord,
     Notes,
     Records,
     SpaceUse,
@@ -336,14 +335,6 @@ class RuntimeDevice(Lifetime):
             return wanted == tensor.layout.without_address()
         self.settle(tensor._record)
         return wanted == tensor.layout
-
-    def region_of(self, instance: InstanceRecord) -> Array:
-        """The bytes of an instance, from its offset to the end of its buffer."""
-        return self.contents.region(instance)
-
-    def dense(self, instance: InstanceRecord) -> Array | None:
-        """An instance as an array over its own bytes, None where its layout is not dense."""
-        return self.contents.dense(instance)
 
     def read(self, value: ValueRecord) -> Array:
         """A value's elements in an array of their own; see `Tensor.numpy`."""

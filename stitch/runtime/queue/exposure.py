@@ -14,6 +14,7 @@ from functools import partial
 from typing import Protocol
 
 from stitch.program import Array
+from stitch.runtime.backends import InstanceBytes
 from stitch.runtime.queue.constant_cache import ConstantCache
 from stitch.runtime.values import InstanceRecord, Records, ValueRecord
 
@@ -27,9 +28,7 @@ class Bytes(Protocol):
     """A device, as those know it who compare what it holds."""
 
     records: Records
-
-    def dense(self, instance: InstanceRecord) -> Array | None:
-        """An instance as an array over its own bytes, None where its layout is not dense."""
+    contents: InstanceBytes
 
 
 def expose(value: ValueRecord, remembered: ConstantCache) -> None:
@@ -63,13 +62,13 @@ class _Comparison:
 
     def __init__(self, device: Bytes, instances: list[InstanceRecord]) -> None:
         self._places = [(instance, instance.buffer.address) for instance in instances]
-        original = device.dense(instances[0])
+        original = device.contents.dense(instances[0])
         # NumPy may give an array that owns its bytes others, where it is told to.
         self._is_lasting = original is not None and not original.flags.owndata
         #: None where one of the copies cannot be compared.
         self._calls: list[Callable[[], int]] | None = []
         for instance in instances[1:]:
-            copy = device.dense(instance)
+            copy = device.contents.dense(instance)
             if original is None or copy is None or not _are_comparable(original, copy):
                 self._calls = None
                 return
