@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from stitch.argument_kinds import LIST, instance_of
 from stitch.errors import TaskError, UsageError
 from stitch.linker import check_link
@@ -35,6 +37,14 @@ def link_arguments(
             value = argument._record
             if value.desc_key not in port.accepted:
                 _check(device, agent, port, value)
+        elif (
+            type(argument) is np.ndarray
+            and port.is_small
+            and argument.dtype is port.dtype
+            and argument.shape == port.shape
+        ):
+            # Whether it must be copied takes longer to find out.
+            value = ArgumentRecord(device, argument if borrow else argument.copy(), port)
         else:
             value = link_argument(device, agent, port, argument, borrow)
         values.append(value)

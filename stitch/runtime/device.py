@@ -493,17 +493,23 @@ class RuntimeDevice(Lifetime):
             if agent.is_constant_evaluable:
                 key = self.constant_cache.key(agent, found)
                 values = None if key is None else self.constant_cache.find(key)
-            if values is not None:
-                handles = tuple([Tensor(value) for value in values])
-            else:
+            is_new = values is None
+            if values is None:
                 values = self.append(agent, found)
-                handles = tuple([Tensor(value) for value in values])
+            results: Tensor | tuple[Tensor, ...]
+            if len(values) == 1:
+                results = Tensor(values[0])
+            else:
+                results = tuple([Tensor(value) for value in values])
+            if is_new:
                 if key is not None:
+                    handles = results if isinstance(results, tuple) else (results,)
                     self.constant_cache.remember(key, found, tuple(values), handles)
-                is_full = self._is_full()
+                if len(self.queued.agents) >= self._limit:
+                    is_full = self._is_full()
         if is_full:
             self.flush()
-        return handles[0] if len(handles) == 1 else handles
+        return results
 
     def append(self, agent: LoadedProgram, inputs: list[ValueRecord]) -> list[ValueRecord]:
         """Put one run of a program into the queue, whose lock is held; its outputs, pending."""
@@ -584,12 +590,14 @@ class RuntimeDevice(Lifetime):
         `fill` may queue more just before: nobody else can in between. With `at_most` only what
         changes nothing but its results runs, by a plan of so many copies; else it stays queued.
         """
-        self.check_idle()
+        if self.in_hooks or self.running is not None:
+            self.check_idle()
         self.drain()
         if fill is None and not self.queued.agents:
             return None
         with self.queue_lock:
-            self._mend_queue()
+            if not self.queued.is_whole:
+                self._mend_queue()
             if fill is not None:
                 fill()
             window = self.queued

@@ -53,18 +53,21 @@ class Window:
         outputs: Sequence[tuple[TensorDesc, int]],
     ) -> list[ValueRecord]:
         """Queue a task; gives the pending values of its outputs (descriptors and their keys)."""
-        made = [ValueRecord(device, desc, key) for desc, key in outputs]
-        for value in made:
+        made = []
+        for desc, key in outputs:
+            value = ValueRecord(device, desc, key)
             value.by = what.name
+            made.append(value)
         self._add(what, agent, inputs, made)
         return made
 
     def _add(self, what: Transformation, agent: Agent | None, inputs: Sequence[ValueRecord],
              made: Sequence[ValueRecord]) -> None:  # fmt: skip
-        now, number = self.number, len(self.values)
+        now, values = self.number, self.values
+        numbers: list[int] = []
+        before = number = len(values)
         # Until the graph has the task, the lists and the values may say too much: see `of`.
         self.is_whole = False
-        fresh: list[ValueRecord] = []
         for value in inputs:
             if value.window != now:
                 if value.is_exposed:
@@ -72,19 +75,21 @@ class Window:
                 value.window = now
                 value.number = number
                 self.sources.append((number, value))
-                fresh.append(value)
+                values.append(value)
                 number += 1
+            numbers.append(value.number)
+        fresh = number - before
         for value in made:
             value.number, value.window = number, now
             number += 1
-        self.values += fresh
-        self.values += made
+        values += made
         self.agents.append(agent)
-        self.graph.add(what, tuple([value.number for value in inputs]), len(fresh))
-        for index in what.donated:
-            inputs[index].consumed = True
-            inputs[index].lease = None
-            inputs[index].by = f"donated to {what.name!r}"
+        self.graph.add(what, tuple(numbers), fresh)
+        if what.donated:
+            for index in what.donated:
+                inputs[index].consumed = True
+                inputs[index].lease = None
+                inputs[index].by = f"donated to {what.name!r}"
         self.is_whole = True
 
     @classmethod

@@ -102,7 +102,8 @@ class Lease(Generic[B]):
                 buffer.users = []
             if buffer.sharers:
                 self._use(buffer)
-        for value, instances in zip(values, self.instances, strict=True):
+        for number, instances in enumerate(self.instances):
+            value = values[number]
             own, users = [*instances], [value]
             for instance in instances:
                 instance.buffer.users += users

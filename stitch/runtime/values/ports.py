@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from stitch.program import Space, TensorDesc, ValueType, host_layout
 
+SMALL_NBYTES = 16384
+
 
 class InputPort:
     """An input slot as the call path sees it: what arrays become, and which tensors fit."""
 
     __slots__ = (
-        "accepted", "desc", "dtype", "host_desc", "host_key", "name", "origin", "shape",
-        "signature", "type",
+        "accepted", "desc", "dtype", "host_desc", "host_key", "is_small", "name", "origin",
+        "shape", "signature", "type",
     )  # fmt: skip
 
     def __init__(self, who: str, name: str, kind: ValueType, desc: TensorDesc, key: int) -> None:
@@ -26,6 +28,8 @@ class InputPort:
         self.dtype = kind.data_type.dtype
         self.host_desc = TensorDesc(kind.shape, host_layout(kind.data_type))
         self.host_key = key
+        #: Whether an array is copied sooner than it is looked at who may write to it.
+        self.is_small = self.host_desc.elements * self.dtype.itemsize <= SMALL_NBYTES
         #: What `InstanceRecord.signature` says of a host array in this slot.
         self.signature = (Space.HOST, 0, key, False, 0, key)
         #: Keys of the descriptors that have been linked to this slot before.
