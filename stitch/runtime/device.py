@@ -590,7 +590,7 @@ class RuntimeDevice(Lifetime):
         `fill` may queue more just before: nobody else can in between. With `at_most` only what
         changes nothing but its results runs, by a plan of so many copies; else it stays queued.
         """
-        if self.in_hooks or self.running is not None:
+        if self.in_others_code or self.running is not None:
             self.check_idle()
         self.drain()
         if fill is None and not self.queued.agents:
