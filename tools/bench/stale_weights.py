@@ -30,6 +30,7 @@ import torch
 from train_ways.models import Sizes, subjects
 
 from stitch.frontend.torch.compile import device_of
+from stitch.runtime import prepared
 from stitch.runtime.queue import exposure, window
 
 #: `copied` over `compared`, at least.
@@ -82,7 +83,7 @@ def measured(
     for number in range(rounds + 3):
         shuffle.shuffle(order)
         for way in order:
-            vars(window)["forget_stale_copies"] = WAYS[way]
+            _compare_by(WAYS[way])
             run()
             before = device.backend.write_counts()[1]
             began = time.perf_counter()
@@ -91,8 +92,13 @@ def measured(
             if number >= 3:  # The first rounds plan.
                 found[way][0].append(spent)
                 found[way] = found[way][0], device.backend.write_counts()[1] - before
-    vars(window)["forget_stale_copies"] = _COMPARED
+    _compare_by(_COMPARED)
     return found
+
+
+def _compare_by(way: Callable[[Any, Any], None]) -> None:
+    for module in (window, prepared):
+        vars(module)["forget_stale_copies"] = way
 
 
 @dataclass(frozen=True, slots=True)

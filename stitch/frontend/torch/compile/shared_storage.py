@@ -230,7 +230,9 @@ class SharedStorage:
             return torch_tensor(tensor.numpy(), dtype)
         shown = _Shown(tensor, output, self._shown)
         array = export(tensor, _BITS if dtype is torch.bfloat16 else None, shown.ended)
-        shared = torch_tensor(array, dtype)
+        shared = torch.from_numpy(array)
+        if shared.dtype is not dtype:
+            shared = torch_tensor(array, dtype)
         shown.start = shared.data_ptr()
         self._shown[shown.start] = shown
         output.views.add(shown.start)
