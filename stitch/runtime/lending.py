@@ -9,18 +9,16 @@ gives a tensor's bytes as an array, in place. Must not know who owns or takes th
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from stitch.machine import footprint
 from stitch.program import Array, DataType, Space, TensorDesc, host_layout
+from stitch.runtime.device import RuntimeDevice
 from stitch.runtime.executors import as_bytes
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.values import BufferRecord
-
-if TYPE_CHECKING:
-    from stitch.runtime.device import RuntimeDevice
 
 
 def lend(device: RuntimeDevice, array: Array, origin: str) -> Tensor:
