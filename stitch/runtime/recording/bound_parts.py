@@ -16,8 +16,11 @@ from stitch.program import Program
 from stitch.runtime.backends import BoundPlan, BoundStep, LocalBackend
 from stitch.runtime.executors import PreparedProgram
 
-#: Bound steps that a recording keeps, for each of its steps that are bound more than once.
+#: Bound steps that a recording keeps, for each of its steps that are bound more than once: so many,
+#: or as many as may take so many bytes of the host's memory, but always some.
 MAX_PARTS = 256
+MAX_NBYTES = 128 << 20
+MIN_PARTS = 32
 
 #: A step of the plan, and the addresses of those of its buffers that may lie elsewhere.
 _Part = tuple[int, tuple[int, ...]]
@@ -32,8 +35,10 @@ class BoundParts:
         made: Collection[int],
         programs: Sequence[PreparedProgram | None],
         bodies: Sequence[Program | None],
+        nbytes: Sequence[int],
     ) -> None:
-        """`made`: the buffers of the results, which lie elsewhere each time, as sources do."""
+        """`made`: the buffers of the results, which lie elsewhere each time, as sources do;
+        `nbytes`: what binding each task's program takes of the host's memory."""
         self._plan, self._programs, self._bodies = plan, programs, bodies
         self._buffers = {b.number: b for b in plan.request.buffers}
         self._buffers |= {s.buffer.number: s.buffer for s in plan.steps if isinstance(s, Allocate)}
@@ -49,6 +54,11 @@ class BoundParts:
             for index, numbers in touched
             if not inside.isdisjoint(numbers)
         }
+        self._nbytes = {
+            index: nbytes[step.task] if isinstance(step, Execute) else 0
+            for index, step in enumerate(plan.steps)
+            if index in self._varying
+        }
         self._parts: OrderedDict[_Part, BoundStep] = OrderedDict()
         #: The others, once they are bound.
         self._rest: BoundPlan | None = None
@@ -58,41 +68,56 @@ class BoundParts:
         """The steps that differ from one binding to the next, in order."""
         return self._varying.keys()
 
+    @property
+    def most(self) -> int:
+        """For how many sets of places it is reasonable to be bound at a time."""
+        return max(MIN_PARTS, MAX_NBYTES // max(1, sum(self._nbytes.values())))
+
     def bound(
         self,
         backend: LocalBackend,
         addresses: Mapping[int, int],
-        claim: Callable[[Sequence[int]], object],
+        claim: Callable[[int], object],
     ) -> BoundPlan:
         """The plan with buffers (number → address) where they lie now.
 
-        `claim` is told which steps are bound anew, before they are, but for the first time; what it
-        gives lives as long as they do.
+        `claim` is told what binding steps anew takes, before they are, but for the first time; what
+        it gives lives as long as they do.
         """
-        rest = self._rest
-        wanted = {
-            index: (index, tuple([addresses[number] for number in numbers]))
-            for index, (_, numbers) in self._varying.items()
-        }
-        if rest is None:
-            whole = backend.bind(self._plan, self._programs, self._bodies, addresses)
-            self._rest = whole.with_steps(dict.fromkeys(wanted, BoundStep(())))
-            for index, part in wanted.items():
-                self._keep(part, whole.steps[index])
-            return whole
+        if self._rest is None:
+            return self._first(backend, addresses)
+        wanted = self._wanted(addresses)
         found = {index: self._parts.get(part) for index, part in wanted.items()}
         missing = [index for index, step in found.items() if step is None]
-        claimed = claim(missing) if missing else None
+        claimed = claim(sum([self._nbytes[index] for index in missing])) if missing else None
         steps: dict[int, BoundStep] = {}
         for index, step in found.items():
             if step is None:
                 step = backend.bind_step(
                     self._plan.steps[index], self._programs, self._bodies, self._varying[index][0],
-                    addresses, rest, claimed,
+                    addresses, self._rest, claimed,
                 )  # fmt: skip
             self._keep(wanted[index], step)
             steps[index] = step
-        return rest.with_steps(steps)
+        return self._rest.with_steps(steps)
+
+    def _wanted(self, addresses: Mapping[int, int]) -> dict[int, _Part]:
+        return {
+            index: (index, tuple([addresses[number] for number in numbers]))
+            for index, (_, numbers) in self._varying.items()
+        }
+
+    def _first(self, backend: LocalBackend, addresses: Mapping[int, int]) -> BoundPlan:
+        """All steps; what they leave undone is the same everywhere."""
+        whole = backend.bind(self._plan, self._programs, self._bodies, addresses)
+        for index in [*self._varying]:
+            if whole.steps[index].program is None and not whole.steps[index].thunks:
+                del self._varying[index]
+        wanted = self._wanted(addresses)
+        self._rest = whole.with_steps(dict.fromkeys(wanted, BoundStep(())))
+        for index, part in wanted.items():
+            self._keep(part, whole.steps[index])
+        return whole
 
     def _keep(self, part: _Part, step: BoundStep) -> None:
         """For the next binding to these addresses; what is lent is its owner's to keep alive."""
@@ -100,7 +125,7 @@ class BoundParts:
             return
         self._parts[part] = step
         self._parts.move_to_end(part)
-        while len(self._parts) > MAX_PARTS * len(self._varying):
+        while len(self._parts) > min(MAX_PARTS, self.most) * len(self._varying):
             self._parts.popitem(last=False)
 
     def clear(self) -> None:

@@ -17,7 +17,7 @@ from functools import partial
 from stitch.budget import Claim
 from stitch.errors import OutOfMemoryError, StitchError, TaskError
 from stitch.memory import LENT_ADDRESSES
-from stitch.planner import Allocate, Copy, Execute, Plan, PlanRequest, plan
+from stitch.planner import Allocate, Copy, Plan, PlanRequest, plan
 from stitch.runtime.events import PlanMade
 from stitch.runtime.history import Tally
 from stitch.runtime.recording.recorded_work import Site, Work
@@ -250,7 +250,7 @@ class RecordingMaker:
         else:
             addresses = recording.addresses_for(lease, places)
             plan = partial(_plan_at, made, addresses)
-            claimed = partial(self._claim, recording, lease)
+            claimed = partial(device.host_memory.take_again, made, lease.buffers)
             bound = recording.parts.bound(device.backend, addresses, claimed)
         arrays = tuple(sorted(bound.argument_values))
         rank = {number: at for at, number in enumerate(arrays)}
@@ -274,15 +274,6 @@ class RecordingMaker:
         if device.events.active:
             device.events.tell(PlanMade(index, binding.plan))
         return binding
-
-    def _claim(
-        self, recording: Recording, lease: Lease[Binding], steps: Sequence[int]
-    ) -> Claim | None:
-        """Claim what binding these steps once more takes, before they are bound."""
-        plan = recording.plan
-        runs = [plan.steps[index] for index in steps]
-        nbytes = sum(recording.bound_nbytes[s.task] for s in runs if isinstance(s, Execute))
-        return self._device.host_memory.take_again(plan, lease.buffers, nbytes)
 
 
 def _plan_at(made: Plan, addresses: Mapping[int, int]) -> Plan:

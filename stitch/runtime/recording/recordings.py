@@ -44,7 +44,8 @@ Key = tuple[tuple[tuple[int, ...], ...], tuple[bool, ...], tuple[object, ...]]
 #: Kinds of work that are kept, and recordings of one kind (they differ in what was in their way).
 MAX_KINDS = 512
 MAX_VARIANTS = 8
-#: Leases of one recording; a result that is held longer than so many later ones leaves its own.
+#: Leases of one recording, at most; a result that is held for longer than so many later ones leaves
+#: its own.
 MAX_LEASES = 128
 #: Bindings of one lease to the places of what a run reads; the least recently used goes. What is
 #: lent at places of its own each time is kept alive by them.
@@ -114,7 +115,6 @@ class Recording(LeaseHolder["Binding"]):
         self.plan, self.effects = plan, effects
         self.places, self.shared = places, shared
         self.programs, self.bodies = tuple(programs), tuple(bodies)
-        self.bound_nbytes = tuple(bound_nbytes)
         self.bystanders: tuple[Bystander, ...] = ()
         #: Where the record of a bystander's value is found: value → (place, position among users).
         self.bystander_values: dict[int, tuple[Place, int]] = {}
@@ -140,7 +140,7 @@ class Recording(LeaseHolder["Binding"]):
         self.parts: BoundParts | None = None
         if places is None:
             made = [buffer.number for buffer, _ in effects.made if buffer.address is not None]
-            self.parts = BoundParts(plan, made, self.programs, self.bodies)
+            self.parts = BoundParts(plan, made, self.programs, self.bodies, bound_nbytes)
         #: What one run does.
         self.each: Totals | None = None
         self._sources = {
@@ -253,7 +253,8 @@ class Recording(LeaseHolder["Binding"]):
         if addresses is None:
             return None
         lease = self._leased(records, addresses, spare)
-        if len(self.leases) > MAX_LEASES:
+        most = MAX_LEASES if self.parts is None else min(MAX_LEASES, self.parts.most)
+        if len(self.leases) > most:
             # What is held for so long lies there like any other tensor from now on.
             records.end_lease(self.leases[0])
         return lease

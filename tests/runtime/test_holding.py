@@ -1,0 +1,169 @@
+"""How a result is held changes neither what runs nor what it costs, nor ever what is held."""
+
+from __future__ import annotations
+
+import gc
+import random
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import stitch
+from stitch.program import Array
+from stitch.runtime.lending import lend, take_back
+from stitch.runtime.recording import bound_parts, recordings
+from tests.support.stitched_models import integers, model, one, scaled, several
+
+#: Results that are held at a time, in places drawn at random.
+SLOTS = 20
+
+
+def two_outputs() -> stitch.CompiledModel:
+    def build(b: stitch.ComputationGraphBuilder) -> None:
+        x = b.input("x", (4, 64), "float32")
+        b.output("twice", x * 2)
+        b.output("less", x - 1)
+
+    return model("two", build, target="wormhole_n150")
+
+
+def settled(device: stitch.Device, run: Callable[[int], object], first: int, then: int) -> None:
+    """After the first passes nothing is planned or written any more."""
+    for number in range(first):
+        run(number)
+    before = device.statistics()
+    for number in range(first, first + then):
+        run(number)
+    after = device.statistics()
+    for what in ("plans_made", "recordings_made", "code_written", "revocations"):
+        assert getattr(after, what) == getattr(before, what), what
+
+
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_what_is_held_at_random_settles_and_keeps_its_values(length: int) -> None:
+    with stitch.open_device("wormhole_n150") as device:
+        program = device.load(scaled("a", 2.0, target=device.machine))
+        # One program several times: each run has bound steps of its own.
+        pipe = stitch.Pipeline([program] * length)
+        drawn, held = random.Random(length), dict[int, tuple[int, stitch.Tensor]]()
+
+        def run(number: int) -> None:
+            held[drawn.randrange(SLOTS)] = number, one(pipe(integers(start=number % 7)))
+
+        settled(device, run, 20, 300)
+        made = device.statistics().bindings_made
+        for number in range(100):
+            run(number)
+        assert device.statistics().bindings_made == made
+        for number, tensor in held.values():
+            expected: Array = integers(start=number % 7)
+            for _ in range(length):
+                expected = expected * 2 + 1
+            np.testing.assert_array_equal(tensor.numpy(), expected)
+
+
+def test_results_that_are_fed_back_settle_however_they_are_held() -> None:
+    with stitch.open_device("wormhole_n150") as device:
+        pipe = stitch.Pipeline([device.load(scaled("half", 0.5, target=device.machine))])
+        drawn, expected = random.Random(0), integers()
+        h = one(pipe(expected))
+        expected = expected * np.float32(0.5) + 1
+        held = [(h, expected)] * 6
+
+        def run(number: int) -> None:
+            nonlocal h, expected
+            h, expected = one(pipe(h)), expected * np.float32(0.5) + 1
+            held[drawn.randrange(6)] = h, expected
+
+        settled(device, run, 20, 300)
+        made = device.statistics().bindings_made
+        for number in range(100):
+            run(number)
+        assert device.statistics().bindings_made == made
+        for tensor, array in held:
+            np.testing.assert_array_equal(tensor.numpy(), array)
+
+
+def test_all_results_are_kept_without_a_plan_for_each() -> None:
+    with stitch.open_device("wormhole_n150") as device:
+        pipe, kept = stitch.Pipeline([device.load(two_outputs())]), list[stitch.Tensor]()
+        settled(device, lambda n: kept.extend(several(pipe(integers(start=n % 9)))), 4, 300)
+        for number in range(304):
+            x = integers(start=number % 9)
+            np.testing.assert_array_equal(kept[2 * number].numpy(), x * 2)
+            np.testing.assert_array_equal(kept[2 * number + 1].numpy(), x - 1)
+
+
+@pytest.mark.parametrize("debug", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_bound_steps_that_are_shared_are_those_of_their_places(
+    seed: int, debug: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few are kept, so that some are always bound anew; views and results go in again."""
+    monkeypatch.setattr(bound_parts, "MAX_PARTS", 1 + seed % 3)
+    monkeypatch.setattr(bound_parts, "MIN_PARTS", 1 + seed % 3)
+    monkeypatch.setattr(recordings, "MAX_LEASES", 2 + seed)
+    choice = random.Random(seed)
+    with stitch.open_device("wormhole_n150", debug=debug) as device:
+        a, two = device.load(scaled("a", 0.5, target=device.machine)), device.load(two_outputs())
+        rules: list[Callable[[Array], tuple[Array, ...]]] = [
+            lambda x: (x * np.float32(0.5) + 1,),
+            lambda x: ((x * np.float32(0.5) + 1) * np.float32(0.5) + 1,),
+            lambda x: (x * 2, x - 1),
+            lambda x: (((x * np.float32(0.5) + 1) * 2), x * np.float32(0.5)),
+        ]
+        pipes = [stitch.Pipeline(p) for p in ([a], [a, a], [two], [a, two])]
+        held = list[tuple[stitch.Tensor, Array]]()
+        for number in range(150):
+            x: Array = integers(start=number % 5)
+            given: object = x
+            if held and choice.random() < 0.6:
+                given, x = choice.choice(held)
+                if choice.random() < 0.3:
+                    given = given[0:4]
+            which = choice.randrange(len(pipes))
+            results = pipes[which](given)
+            found = results if isinstance(results, tuple) else (results,)
+            for tensor, expected in zip(found, rules[which](x), strict=True):
+                np.testing.assert_array_equal(tensor.numpy(), expected)
+                if choice.random() < 0.5:
+                    held.append((tensor, expected))
+            del results, found, tensor, given
+            while len(held) > 6:
+                del held[choice.randrange(len(held))]
+            same = [np.array_equal(kept.numpy(), array) for kept, array in held]
+            assert all(same), f"changed after pass {number}: {same}"
+        held.clear()
+
+
+def test_bound_steps_do_not_keep_what_was_lent_to_them() -> None:
+    with stitch.open_device("host") as device:
+        pipe = stitch.Pipeline([device.load(scaled("a", 2.0, target=device.machine))])
+        seen = []
+        for number in range(40):
+            array = integers(start=number)
+            tensor = lend(device, array, "an array")
+            np.testing.assert_array_equal(one(pipe(tensor)).numpy(), array * 2 + 1)
+            take_back(device, tensor)
+            seen.append(weakref.ref(array))
+            del array, tensor
+        gc.collect()
+        assert sum(ref() is not None for ref in seen) <= 2 * recordings.MAX_LENT_BINDINGS
+
+
+def test_a_graph_whose_recording_was_dropped_makes_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is held lies outside of where recordings work, as long as they are recordings."""
+    monkeypatch.setattr(recordings, "MAX_KINDS", 1)
+    with stitch.open_device("wormhole_n150") as device:
+        a, b = (device.load(scaled(n, f, target=device.machine)) for n, f in (("a", 2.0), ("b", 3)))
+        pipes, kept = [stitch.Pipeline([a, a]), stitch.Pipeline([b, b])], list[stitch.Tensor]()
+        for number in range(30):
+            kept += [one(pipes[number % 2](integers(start=number)))]
+        for number, tensor in enumerate(kept):
+            factor = np.float32(2 + number % 2)
+            expected = (integers(start=number) * factor + 1) * factor + 1
+            np.testing.assert_array_equal(tensor.numpy(), expected)
