@@ -287,6 +287,22 @@ def test_an_interrupted_run_is_missed_by_what_was_queued_for_its_results() -> No
         assert used(device) == base
 
 
+def test_what_a_task_that_cannot_run_reads_stays_for_one_that_it_is_donated_to() -> None:
+    with opened() as (device, _):
+        in_l1 = ("input.x.space=l1", "output.y.space=l1")
+        quick = device.load(scaled("quick", 3.0, wishes=in_l1))
+        eats = device.load(consuming("eats", -1.0, wishes=in_l1))
+        value = one(quick(integers()))
+        device.flush()
+        with stitch.forbid_copies(device):
+            copied, eaten = value.to_layout(DRAM), one(eats(value))
+            with pytest.raises(stitch.TaskError, match="copies are forbidden"):
+                device.flush()
+        np.testing.assert_array_equal(eaten.numpy(), -affine(integers(), 3))
+        with pytest.raises(stitch.TaskError, match="copies are forbidden"):
+            copied.numpy()
+
+
 def test_a_pipeline_runs_beside_a_queue_that_fills_and_learns_its_own_work_only() -> None:
     with opened() as (device, gate):
         slow, quick = device.load(scaled("slow", 2.0)), device.load(scaled("quick", 3.0))

@@ -6,7 +6,7 @@ So a task that does not fit fails the same whatever the window, and nothing else
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from stitch.errors import StitchError, TaskError
@@ -38,7 +38,7 @@ def run_one_by_one(
             fail(values[number], error)
         for number in tasks[0].inputs:
             _undo_donation(values[number], tasks[0].transformation.name)
-        _drop_dead(device, values)
+        _drop_dead(device, window, kept)
         raise error
     first: StitchError | None = None
     last_use = {v: i for i, task in enumerate(tasks) for v in task.inputs}
@@ -51,9 +51,9 @@ def run_one_by_one(
         except BaseException as problem:
             # A hook's own, or an interrupt: nobody will run the rest.
             _cancel(window, index, problem)
-            _drop_dead(device, values)
+            _drop_dead(device, window, kept)
             raise
-    _drop_dead(device, values)
+    _drop_dead(device, window, kept)
     if first is not None:
         raise first
 
@@ -84,7 +84,7 @@ def run_the_rest(device: Queue, window: Window, kept: Sequence[bool], left: Sequ
         except Exception:
             # Its outputs say what happened.
             continue
-    _drop_dead(device, window.values)
+    _drop_dead(device, window, kept)
 
 
 def _run_alone(
@@ -109,11 +109,14 @@ def _undo_donation(value: ValueRecord, name: str) -> None:
         value.consumed = False
 
 
-def _drop_dead(device: Queue, values: Iterable[ValueRecord]) -> None:
+def _drop_dead(device: Queue, window: Window, kept: Sequence[bool]) -> None:
+    """Free what nobody wants: neither when the window left the queue, nor now (a donation that did
+    not happen is taken back), nor what is in the queue."""
     with device.queue_lock:
-        for value in values:
+        for value, is_kept in zip(window.values, kept, strict=True):
             in_queue = value.window == device.queued.number
-            if value.status is Status.READY and not value.kept and not in_queue:
+            wanted = is_kept or value.kept or in_queue
+            if value.status is Status.READY and not wanted:
                 device.records.release(value)
                 value.status = Status.FREED
 
