@@ -133,7 +133,7 @@ def _try_places(
     for place in places:
         case = case or scenario()
         gc.disable()
-        error = fault.strike(case.act, place.number)
+        error = fault.strike(case.act, place)
         gc.enable()
         broken = None
         if error is not None and not fault.is_expected(error):

@@ -51,8 +51,8 @@ class Fault(ABC):
         """Every place of a run, in order."""
 
     @abstractmethod
-    def strike(self, act: Act, number: int) -> BaseException | None:
-        """Run an act, stopped behind an instruction; what came out of it, None for no exception."""
+    def strike(self, act: Act, place: Place) -> BaseException | None:
+        """Run an act, stopped at a place; what came out of it, None for no exception."""
 
     @abstractmethod
     def is_expected(self, error: BaseException) -> bool:
@@ -102,8 +102,8 @@ class Interrupts(Fault):
             raise error
         return [_place(*seen) for seen in self._delivered]
 
-    def strike(self, act: Act, number: int) -> BaseException | None:
-        self._target, self.hit = number, ()
+    def strike(self, act: Act, place: Place) -> BaseException | None:
+        self._target, self.hit = place.number, ()
         return self._run(act)
 
     def is_expected(self, error: BaseException) -> bool:
@@ -178,7 +178,7 @@ class Shortages(Fault):
         self._generated = generated  # names of files that the package's generated code bears
         self._codes: dict[CodeType, bytes] = {}
         self._count = 0
-        self._target: int | None = None
+        self._target: Place | None = None
         self._places: list[Place] = []
         #: The call that was begun last, as long as it is not known what it calls.
         self._call: tuple[FrameType, Place] | None = None
@@ -190,8 +190,8 @@ class Shortages(Fault):
             raise error
         return self._places
 
-    def strike(self, act: Act, number: int) -> BaseException | None:
-        self._target, self.hit = number, ()
+    def strike(self, act: Act, place: Place) -> BaseException | None:
+        self._target, self.hit = place, ()
         return self._run(act)
 
     def is_expected(self, error: BaseException) -> bool:
@@ -236,26 +236,38 @@ class Shortages(Fault):
     def _step(self, frame: FrameType) -> None:
         self._count += 1
         if self._target is not None:
-            if self._count == self._target:
+            if self._count >= self._target.number and self._is_there(frame, self._target):
                 self._tracing.stop()
                 self.hit = _stack(self._count, frame)
                 raise MemoryError("injected")
             return
         self._close_call()
-        code = self._codes.get(frame.f_code)
-        if code is None:
-            code = self._codes[frame.f_code] = frame.f_code.co_code
-        instruction = code[frame.f_lasti]
+        instruction = self._instruction(frame)
         if instruction in _CALLS:
             self._call = (frame, _place(self._count, frame.f_code, frame.f_lineno or 0))
         elif instruction in _CONTAINERS:
             self._places.append(_place(self._count, frame.f_code, frame.f_lineno or 0))
+
+    def _instruction(self, frame: FrameType) -> int:
+        code = self._codes.get(frame.f_code)
+        if code is None:
+            code = self._codes[frame.f_code] = frame.f_code.co_code
+        return code[frame.f_lasti]
+
+    def _is_there(self, frame: FrameType, place: Place) -> bool:
+        """Whether a frame is about to allocate where that is meant. What others do in between may
+        take some instructions more or less than it took before."""
+        if frame.f_lineno != place.line or frame.f_code.co_qualname != place.function:
+            return False
+        instruction = self._instruction(frame)
+        return instruction in _CALLS or instruction in _CONTAINERS
 
 
 #: The functions that run in between those of an act.
 TRACING = (
     *FUNCTIONS, Interrupts._wants, Interrupts._step, Interrupts._deliver, Interrupts._run,
     Shortages._wants, Shortages._step, Shortages._run, Shortages._called, Shortages._close_call,
+    Shortages._instruction, Shortages._is_there,
     _place, _stack,
     Place.__init__,
 )  # fmt: skip
