@@ -136,6 +136,8 @@ class RuntimeDevice(Lifetime):
             self.events, self.notes,
         )  # fmt: skip
         self.queued = Window(0)
+        #: What has begun and will be done, by whoever is next: once more does no harm.
+        self.unfinished: Callable[[], object] | None = None
         self._limit = window
         #: Whether kernels are somebody else's, who may call back.
         self.kernels_call_back = not is_own(self.backend.executor)
@@ -177,9 +179,16 @@ class RuntimeDevice(Lifetime):
         self.in_others_code = False
         self.mend()
 
+    def check_whole(self) -> None:
+        """Nothing is half done from now on; the lock is held."""
+        if not self.records.is_whole:
+            self.check_idle()
+
     def mend(self) -> None:
         """Bring to an end, or take back, what an interrupt has left half done."""
         self._end_run()
+        if self.unfinished is not None:
+            self.unfinished()
         with self.queue_lock:
             self._mend_queue()
             for value in mend(self.records, self.queued.values):
@@ -795,15 +804,6 @@ class RuntimeDevice(Lifetime):
                     with self.queue_lock:
                         buffer.lease.welcome(buffer.users[0])
             records.is_whole = True
-
-    def drop_handle(self, value: ValueRecord) -> None:
-        """One thing less refers to a value; the lock is held."""
-        value.handles -= 1
-        if value.handles or value.window == self.queued.number or value.status is not READY:
-            return
-        lease = value.lease
-        if lease is None or not lease.put_back(value):
-            self._free(value, "its last handle was dropped")
 
     def _free(self, value: ValueRecord, by: str) -> None:
         self.records.release(value)

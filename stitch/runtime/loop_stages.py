@@ -9,8 +9,10 @@ queue, with what comes next, as any call. Must not know what the cells are for.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -35,6 +37,8 @@ from stitch.runtime.values import (
 )
 
 READY = Status.READY
+#: What else is so once a run's results are in their cells.
+Then = Callable[[], object] | None
 #: What plans that run on some values depend on, but for places.
 Forms = tuple[tuple[object, ...] | None, ...]
 #: Sets of values that a stage remembers to have run on.
@@ -48,39 +52,94 @@ class Cells:
 
     def __init__(self, device: RuntimeDevice) -> None:
         self.device = device
+        #: Always this list: who hears of the end of the cells empties it.
         self.values: list[ValueRecord | None] = []
-
-    def __del__(self) -> None:
-        # As handles do: finalizers run anywhere, so they only leave notes.
-        self.device.dropped.extend([value for value in self.values if value is not None])
+        device.notes.await_end(self, partial(_emptied, device.dropped, self.values))
 
     def tensor(self, number: int) -> Tensor | None:
         """A handle on what a cell holds, None where it is empty."""
-        value = self.values[number]
-        return None if value is None else Tensor(value)
+        with self.device.lock:
+            self.device.check_whole()
+            value = self.values[number]
+            return None if value is None else Tensor(value)
 
     def hold(self, number: int, tensor: Tensor | None) -> None:
         """A cell holds what a handle refers to, or nothing."""
         with self.device.lock:
+            self.device.check_whole()
             self.hold_value(number, None if tensor is None else tensor._record)
+            self.device.drain()
 
     def hold_value(self, number: int, value: ValueRecord | None) -> None:
         """A cell holds a value, or nothing; the device's lock is held."""
-        before, self.values[number] = self.values[number], value
+        before, dropped = self.values[number], self.device.dropped
+        gone = [] if before is None else [before]
+        # All at once: nothing can come in between these.
+        self.values[number] = value
         if value is not None:
             value.handles += 1
-        if before is not None:
-            self.device.drop_handle(before)
+        dropped += gone
+
+    def fill(
+        self, numbers: Sequence[int], values: Sequence[ValueRecord], then: Then,
+        take: Callable[[], object] | None = None,
+    ) -> None:  # fmt: skip
+        """Cells hold values that nobody else knows, all or none; the device's lock is held.
+
+        `take` and `then` belong to it: they come before and after, may come twice, and do no harm.
+        """
+        fresh = [*self.values]
+        gone = []
+        for number, value in zip(numbers, values, strict=True):
+            before, fresh[number] = fresh[number], value
+            if before is not None:
+                gone.append(before)
+        filled = partial(self._filled, fresh, values, gone, then, take)
+        # From here on it will happen: `RuntimeDevice.mend` does what an interrupt leaves.
+        self.device.records.is_whole = False
+        self.device.unfinished = filled
+        filled()
+        self.device.records.is_whole = True
+
+    def _filled(
+        self, fresh: list[ValueRecord | None], values: Sequence[ValueRecord],
+        gone: list[ValueRecord], then: Then, take: Callable[[], object] | None,
+    ) -> None:  # fmt: skip
+        if take is not None:
+            take()
+        for value in values:
+            value.handles = 1
+        if then is not None:
+            then()
+        device, held, dropped = self.device, self.values, self.device.dropped
+        # All at once: nothing can come in between these.
+        held[:] = fresh
+        dropped += gone
+        device.unfinished = None
 
     def drop(self, numbers: Iterable[int]) -> None:
         """Empty cells: their values are freed once nobody else holds them."""
-        values, device = self.values, self.device
+        device = self.device
         with device.lock:
+            device.check_whole()
+            fresh, held, gone, dropped = [*self.values], self.values, [], device.dropped
             for number in numbers:
-                value = values[number]
+                value = fresh[number]
                 if value is not None:
-                    values[number] = None
-                    device.drop_handle(value)
+                    fresh[number] = None
+                    gone.append(value)
+            # All at once: nothing can come in between these.
+            held[:] = fresh
+            dropped += gone
+            device.drain()
+
+
+def _emptied(dropped: deque[ValueRecord], values: list[ValueRecord | None]) -> None:
+    """Nobody refers to the cells any more."""
+    gone = [value for value in values if value is not None]
+    # All at once: nothing can come in between these.
+    del values[:]
+    dropped += gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +187,16 @@ class _Known:
     It holds while the records stand still. `carried`: what stays in its cell, overwritten.
     """
 
-    __slots__ = ("bindings", "carried", "generation", "places", "recording", "results")
+    __slots__ = (
+        "bindings", "carried", "cells", "generation", "places", "recording", "results",
+    )  # fmt: skip
 
     def __init__(
         self, recorded: _Recorded, places: Places, generation: int,
         carried: tuple[ValueRecord, ...],
     ) -> None:  # fmt: skip
         self.recording, self.results = recorded.recording, recorded.results
+        self.cells = tuple([result.cell for result in recorded.results])
         self.places, self.generation, self.carried = places, generation, carried
         self.bindings: dict[AnyLease, Binding] = {}
 
@@ -178,8 +240,11 @@ class LoopStage:
         self._known: dict[tuple[ValueRecord | None, ...], _Known] = {}
         self._tries = MAX_TRIES
 
-    def __call__(self, arguments: Sequence[Any] = ()) -> None:
-        """Run once, now or with the queue; arrays or tensors for the conversions."""
+    def __call__(self, arguments: Sequence[Any] = (), then: Then = None) -> None:
+        """Run once, now or with the queue; arrays or tensors for the conversions.
+
+        `then` is called when it is certain that it runs, perhaps twice.
+        """
         device = self.device
         with device.lock:
             if (device.is_closed or device.in_others_code or device.running is not None
@@ -192,15 +257,16 @@ class LoopStage:
                 known = self._known.get(entries)
                 if known is None or known.generation != device.records.generation:
                     known = self._look_up(entries)
-                if known is not None and self._run_again(known, entries, arguments):
+                if known is not None and self._run_again(known, entries, arguments, then):
                     return
-            self._queue(arguments)
+            self._queue(arguments, then)
 
     # -- again -----------------------------------------------------------------------------------
 
     def _run_again(
-        self, known: _Known, entries: tuple[ValueRecord | None, ...], arguments: Sequence[Any]
-    ) -> bool:
+        self, known: _Known, entries: tuple[ValueRecord | None, ...], arguments: Sequence[Any],
+        then: Then,
+    ) -> bool:  # fmt: skip
         """Run what is recorded; False, and nothing done, where its guard does not hold."""
         device, idle = self.device, known.recording.idle
         if not idle:
@@ -209,25 +275,24 @@ class LoopStage:
         binding = known.binding(lease)
         if binding is None or not self._fits(known, entries, arguments):
             return False
-        try:
-            ran = perform(device, binding, arguments)
-        except BaseException as error:
-            self._stopped(known, binding, error.__dict__.pop("stitch_steps_done", 0))
-            raise
-        values, held = lease.take_again(device.queued.number), self.cells.values
-        if values is None:
+        now, values = device.queued.number, None if lease.held else lease.values
+        take: Callable[[], object]
+        if values is not None:
+            take = partial(_taken_again, lease, values, now)
+        else:
             values = []
             for result in known.results:
                 value = ValueRecord(device, result.desc, result.desc_key)
                 value.by = result.by
                 values.append(value)
-            lease.take(values, device.queued.number)
-        for result, value in zip(known.results, values, strict=True):
-            number = result.cell
-            before, held[number] = held[number], value
-            value.handles += 1
-            if before is not None:
-                device.drop_handle(before)
+            take = partial(lease.take, values, now)
+        try:
+            ran = perform(device, binding, arguments)
+            self.cells.fill(known.cells, values, then, take)
+        except BaseException as error:
+            if device.records.is_whole:
+                self._stopped(known, binding, error.__dict__.pop("stitch_steps_done", 0))
+            raise
         if ran is not True:
             device.tell_run(binding, ran)
         return True
@@ -263,13 +328,13 @@ class LoopStage:
 
     # -- by way of the queue ---------------------------------------------------------------------
 
-    def _queue(self, arguments: Sequence[Any]) -> None:
+    def _queue(self, arguments: Sequence[Any], then: Then) -> None:
         """Queue it; run that at once where it may be."""
         device = self.device
         device.check_open()
         given = [self._link(c, a) for c, a in zip(self.conversions, arguments, strict=True)]
         if device.queued.agents or device.copies_forbidden or not self._tries:
-            device.queue_up(lambda: self._append(given))
+            device.queue_up(lambda: self._append(given, then))
             return
         entries = self._entries(self.cells.values)
         forms = self._forms(entries) if all(value.is_array for value in given) else None
@@ -278,7 +343,7 @@ class LoopStage:
 
         def fill() -> None:
             is_alone = not device.queued.agents
-            self._append(given)
+            self._append(given, then)
             if is_alone:
                 numbers.extend([value.number for value in entries if value is not None])
                 held = self.cells.values
@@ -290,7 +355,7 @@ class LoopStage:
         elif cells and forms is not None:
             self._remember(binding, forms, entries, numbers, cells)
 
-    def _append(self, given: Sequence[ValueRecord]) -> None:
+    def _append(self, given: Sequence[ValueRecord], then: Then) -> None:
         """Put it into the queue, whose lock is held."""
         device, cells = self.device, self.cells
         for conversion, value in zip(self.conversions, given, strict=True):
@@ -301,8 +366,7 @@ class LoopStage:
             inputs = link_arguments(device, call.program, tensors, False)
             check_inputs(device, call.program, inputs)
             made = device.append(call.program, inputs)
-            for number, value in zip(call.outputs, made, strict=True):
-                cells.hold_value(number, value)
+            cells.fill(call.outputs, made, then if call is self.calls[-1] else None)
 
     def _link(self, conversion: Conversion, argument: Any) -> ValueRecord:
         """What a conversion is given, as a value."""
@@ -376,3 +440,9 @@ class LoopStage:
 def _few(numbers: tuple[int, ...]) -> Callable[[Any], tuple[ValueRecord | None, ...]]:
     """As `itemgetter`, where that would give no tuple."""
     return lambda values: tuple([values[number] for number in numbers])
+
+
+def _taken_again(lease: AnyLease, values: list[ValueRecord], now: int) -> None:
+    """Once more it is as if they were taken anew."""
+    if lease.take_again(now) is None:
+        lease.take(values, now)

@@ -8,7 +8,8 @@ carries in its batch, and out what is read. Must not know: front ends, files.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -70,7 +71,7 @@ class TrainingInstance(TrainingTensors):
         self._last_loss: LossTensor | None = None
         self._before: list[tuple[int, Any]] = []
         #: What the last forward pass can still be asked for.
-        self._has_forward = self._has_gradients = False
+        self._has_forward = False
         self._previous: list[tuple[int, Any]] = []
         self._closed = False
         optimizer.bind(self)
@@ -168,7 +169,12 @@ class TrainingInstance(TrainingTensors):
     def zero_grad(self) -> None:
         """Drop the gradients."""
         self._cells.drop(self._wiring.gradients)
-        self._has_gradients = False
+
+    @property
+    def _has_gradients(self) -> bool:
+        held = self._cells.values
+        gradients = self._wiring.gradients
+        return bool(gradients) and all(held[number] is not None for number in gradients)
 
     # -- the lower face ----------------------------------------------------------------------------
 
@@ -205,7 +211,7 @@ class TrainingInstance(TrainingTensors):
         self._cells.drop(self._wiring.passing)
         self._losses.append(loss)
         self._last_loss = None
-        self._has_forward, self._has_gradients = False, True
+        self._has_forward = False
         return times
 
     def _add(self) -> tuple[LayerTime, ...] | None:
@@ -237,11 +243,13 @@ class TrainingInstance(TrainingTensors):
         if rate != self._rate:
             self._cells.put(LEARNING_RATE, np.float32(rate))
             self._rate = rate
-        times = self._run(self._update)
+        times = self._run(self._update, then=partial(self._stepped, self.steps + 1))
         self.device.flush()
-        self._before, self._losses = [], []
-        self.steps += 1
         return times
+
+    def _stepped(self, steps: int) -> None:
+        self._before, self._losses = [], []
+        self.steps = steps
 
     def _run_with_previous(self, stitched: Stitched) -> tuple[LayerTime, ...] | None:
         cells = self._cells
@@ -254,10 +262,13 @@ class TrainingInstance(TrainingTensors):
         self._previous = []
         return times
 
-    def _run(self, stitched: Stitched, entries: Sequence[Any] = ()) -> tuple[LayerTime, ...] | None:
+    def _run(
+        self, stitched: Stitched, entries: Sequence[Any] = (),
+        then: Callable[[], object] | None = None,
+    ) -> tuple[LayerTime, ...] | None:  # fmt: skip
         if self.profiling:
-            return profiled(self.device, lambda: stitched(entries))
-        stitched(entries)
+            return profiled(self.device, lambda: stitched(entries, then))
+        stitched(entries, then)
         return None
 
     # -- when it goes wrong ------------------------------------------------------------------------

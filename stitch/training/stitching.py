@@ -6,7 +6,7 @@ found and whose outputs are put where their names say. Must not know: losses, op
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import numpy as np
@@ -104,9 +104,14 @@ class Stitched:
         self._run = LoopStage(cells, conversions, [call], lost_by)
         self._run_again = LoopStage(cells, [], [call], lost_by) if conversions else self._run
 
-    def __call__(self, entries: Sequence[Any] = ()) -> None:
-        """Run once, at once or with the queue, on arrays or tensors for what enters, in order."""
-        self._run(entries)
+    def __call__(
+        self, entries: Sequence[Any] = (), then: Callable[[], object] | None = None
+    ) -> None:
+        """Run once, at once or with the queue, on arrays or tensors for what enters, in order.
+
+        `then` is called when it is certain that it runs, perhaps twice.
+        """
+        self._run(entries, then)
 
     def again(self) -> None:
         """Run once more on what entered last."""

@@ -94,7 +94,7 @@ class Lease(Generic[B]):
         """The results of a run lie here now; `values` as `instances`."""
         self.last_run = now
         buffers = self.buffers
-        if self.held == 0 and buffers:
+        if buffers and self in self.holder.idle:
             self.holder.idle.remove(self)
         self.held = len(buffers)
         for buffer in buffers:
@@ -124,9 +124,9 @@ class Lease(Generic[B]):
         if values is None or self.held:
             return None
         idle = self.holder.idle
-        if idle[-1] is self:
+        if idle and idle[-1] is self:
             idle.pop()
-        else:
+        elif self in idle:
             idle.remove(self)
         self.held = len(self.buffers)
         self.last_run = now
@@ -189,7 +189,7 @@ class Lease(Generic[B]):
 
     def block(self) -> None:
         """Another that shares one of its buffers uses that now."""
-        if not self.held:
+        if self in self.holder.idle:
             self.holder.idle.remove(self)
         self.held += 1
 
