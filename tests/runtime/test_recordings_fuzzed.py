@@ -288,7 +288,7 @@ class Drill:
         simple = [
             i
             for i, k in enumerate(self.kinds)
-            if k.takes == 1 and not k.donates and not k.remembered and i != self.two
+            if k.takes == 1 and not k.remembered and i != self.two
         ]
         stages = [self.choice.choice(simple) for _ in range(self.choice.choice([1, 2, 2, 3, 7]))]
         if self.choice.random() < 0.4:
@@ -302,7 +302,9 @@ class Drill:
         )
 
     def run_pipe(self, pipeline: stitch.Pipeline, stages: list[int]) -> None:
-        value, expected, _ = self.argument(self.kinds[0], True)
+        first = self.kinds[stages[0]]
+        value, expected, held = self.argument(first, True)
+        self.give(first, [(value, expected, held)])
         results = tuple_of(pipeline(value))
         arrays: tuple[Array, ...] = (expected,)
         for index in stages:
