@@ -286,12 +286,19 @@ class LoopStage:
                 value.by = result.by
                 values.append(value)
             take = partial(lease.take, values, now)
+        straight = binding.straight
         try:
-            ran = perform(device, binding, arguments)
+            if straight is not None and straight.observers == device.observers:
+                ran = straight.run(arguments, True)
+            else:
+                ran = perform(device, binding, arguments)
             self.cells.fill(known.cells, values, then, take)
         except BaseException as error:
+            done = error.__dict__.pop("stitch_steps_done", None)
+            if done is None:
+                done = 0 if straight is None else straight.steps_done(error)
             if device.records.is_whole:
-                self._stopped(known, binding, error.__dict__.pop("stitch_steps_done", 0))
+                self._stopped(known, binding, done)
             raise
         if ran is not True:
             device.tell_run(binding, ran)
