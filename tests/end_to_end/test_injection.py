@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -37,12 +38,32 @@ def test_nothing_is_found_between_a_lock_and_its_with() -> None:
     assert counts["interrupt"][1] >= 2 and counts["memory"][1] >= 1
 
 
-@pytest.mark.parametrize("scenario", ["steady_call", "pipeline_call", "training_step"])
-def test_a_sample_of_a_scenario_is_tried(scenario: str) -> None:
-    done = inject(f"--scenario={scenario}", "--every=40")
-    assert done.returncode == 0, done.stderr
+#: Every how many places are tried in a long campaign; those of the others are few.
+EVERY = {"first_call": 2, "load": 2}
+SAMPLED = {"first_call": 400, "load": 500, "steady_call": 40, "pipeline_call": 20,
+           "training_step": 60}  # fmt: skip
+SCENARIOS = ["first_call", "steady_call", "queued_calls", "pipeline_call", "observed_call", "load",
+             "training_step"]  # fmt: skip
+if importlib.util.find_spec("torch") is not None:
+    SCENARIOS.append("torch_compile_call")
+
+
+def nothing_is_broken(scenario: str, every: int) -> None:
+    done = inject(f"--scenario={scenario}", f"--every={every}", "--check")
+    assert done.returncode == 0, done.stdout + done.stderr
     tried = {kind: int(places) for _, kind, _, places in LINE.findall(done.stdout)}
     assert tried["interrupt"] >= 1 and tried["memory"] >= 1
+
+
+@pytest.mark.parametrize("scenario", SAMPLED)
+def test_a_sample_of_places_leaves_nothing_broken(scenario: str) -> None:
+    nothing_is_broken(scenario, SAMPLED[scenario])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_wherever_a_run_is_stopped_nothing_is_broken(scenario: str) -> None:
+    nothing_is_broken(scenario, EVERY.get(scenario, 1))
 
 
 def test_a_scenario_that_is_not_there_is_refused_by_name() -> None:
