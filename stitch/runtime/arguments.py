@@ -98,24 +98,24 @@ def _check(device: Caller, agent: LoadedProgram, port: InputPort, value: ValueRe
             remedy="bring it over with .numpy()",
         )
     if value.desc_key not in port.accepted:
-        made = value.by or "a tensor"
+        origin = value.by or "a tensor"
         check_link(
-            value.desc, port.desc, output=made, input=f"{agent.name}.{port.name}",
+            value.desc, port.desc, output=origin, input=f"{agent.name}.{port.name}",
             strict_types=device.strict_types,
         )  # fmt: skip
         port.accepted.add(value.desc_key)
 
 
-def check_donations(agent: LoadedProgram, found: list[ValueRecord]) -> None:
+def check_donations(agent: LoadedProgram, inputs: list[ValueRecord]) -> None:
     """Raise `TaskError` where something else refers to what a program is to take over."""
     for index in agent.transformation.donated:
-        value, name = found[index], agent.ports[index].name
+        value, name = inputs[index], agent.ports[index].name
         # Another thread may just let go of what it dropped.
         sharers = {id(u) for i in value.instances for u in tuple(i.buffer.users)} - {id(value)}
         pinned = any(i.buffer.pins for i in value.instances)
-        if found.count(value) > 1 or sharers or pinned:
+        if inputs.count(value) > 1 or sharers or pinned:
             why = "it is exported" if pinned else "views share it"
-            if found.count(value) > 1:
+            if inputs.count(value) > 1:
                 why = "it is passed twice"
             raise TaskError(
                 f"input {name!r} of {agent.name!r} is donated, but {why}",

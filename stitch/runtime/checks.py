@@ -65,10 +65,10 @@ def scratch_problems(program: Program, machine: MachineShape) -> Iterator[Proble
     last_read = {i: n for n, o in enumerate(program.operations) for i in o.inputs}
     alive: list[tuple[int, int, int]] = []  # (start, end, value), by start
     for number, operation in enumerate(program.operations):
-        made = [v for v in operation.outputs if v != ABSENT and v not in slots]
-        dying = [e for e in alive if last_read.get(e[2], number) == number] if made else []
+        born = [v for v in operation.outputs if v != ABSENT and v not in slots]
+        dying = [e for e in alive if last_read.get(e[2], number) == number] if born else []
         elementwise = bool(dying) and lookup(operation.op, operation.domain).elementwise
-        for value in made:
+        for value in born:
             where = f"value {value} ({program.values[value].name})"
             desc = program.values[value].desc
             start = desc.layout.address

@@ -462,12 +462,12 @@ class RuntimeDevice(Lifetime):
             if (self._closed or self.in_others_code or self.running is not None
                     or agent.device is not self):  # fmt: skip
                 self._look_closer(agent)
-            found = link_arguments(self, agent, arguments, borrow)
+            inputs = link_arguments(self, agent, arguments, borrow)
             if len(self.dropped) > MANY_NOTES:
                 self._drain_if_free()
             if agent.transformation.donated:
-                self._drain_for(agent, found)
-            return self._queue(agent, found)
+                self._drain_for(agent, inputs)
+            return self._queue(agent, inputs)
         except (AttributeError, TypeError, ValueError, StitchError):
             check_submission(agent, arguments)
             raise
@@ -488,7 +488,9 @@ class RuntimeDevice(Lifetime):
                         self.drain()
                     return
 
-    def _queue(self, agent: LoadedProgram, found: list[ValueRecord]) -> Tensor | tuple[Tensor, ...]:
+    def _queue(
+        self, agent: LoadedProgram, inputs: list[ValueRecord]
+    ) -> Tensor | tuple[Tensor, ...]:
         is_full, key = False, None
         if agent.is_constant_evaluable:
             _ = agent.content_hash  # It takes its time, once.
@@ -497,14 +499,14 @@ class RuntimeDevice(Lifetime):
                 self.check_open()
             if not self.queued.is_whole:
                 self._mend_queue()
-            check_inputs(self, agent, found)
+            check_inputs(self, agent, inputs)
             values: Sequence[ValueRecord] | None = None
             if agent.is_constant_evaluable:
-                key = self.constant_cache.key(agent, found)
+                key = self.constant_cache.key(agent, inputs)
                 values = None if key is None else self.constant_cache.find(key)
             is_new = values is None
             if values is None:
-                values = self.append(agent, found)
+                values = self.append(agent, inputs)
             results: Tensor | tuple[Tensor, ...]
             if len(values) == 1:
                 results = Tensor(values[0])
@@ -513,7 +515,7 @@ class RuntimeDevice(Lifetime):
             if is_new:
                 if key is not None:
                     handles = results if isinstance(results, tuple) else (results,)
-                    self.constant_cache.remember(key, found, tuple(values), handles)
+                    self.constant_cache.remember(key, inputs, tuple(values), handles)
                 if len(self.queued.agents) >= self._limit:
                     is_full = self._is_full()
         if is_full:
@@ -556,8 +558,8 @@ class RuntimeDevice(Lifetime):
             self.check_open()
             self._mend_queue()
             value.check_usable()
-            made = self.convert(value, desc)
-            result = Tensor(made)
+            converted = self.convert(value, desc)
+            result = Tensor(converted)
             if retain is False and not value.retain:
                 value.consumed = True
                 value.by = "to_layout(retain=False)"
@@ -574,9 +576,9 @@ class RuntimeDevice(Lifetime):
             output_names=("tensor",), key=-1 - self.desc_key(desc),
         )  # fmt: skip
         outputs = [(bare, self.desc_key(bare))]
-        (made,) = self.queued.append(self, what, None, [value], outputs)
-        made.retain = value.retain
-        return made
+        (output,) = self.queued.append(self, what, None, [value], outputs)
+        output.retain = value.retain
+        return output
 
     # -- running -----------------------------------------------------------------------------------
 
@@ -711,10 +713,11 @@ class RuntimeDevice(Lifetime):
 
     def statistics(self) -> Statistics:
         """How often what costs time happened since the device opened; see `Statistics`."""
-        made = self.recordings
+        recordings = self.recordings
         return Statistics(
-            made.plans_made, made.made, made.bindings_made, self.windows_run - made.plans_made,
-            self.code_written, self.windows_run, self.records.revocations,
+            recordings.plans_made, recordings.made, recordings.bindings_made,
+            self.windows_run - recordings.plans_made, self.code_written, self.windows_run,
+            self.records.revocations,
         )  # fmt: skip
 
     def account(self) -> Account:

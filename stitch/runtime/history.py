@@ -66,14 +66,14 @@ def _of_steps(plan: Plan, steps_done: int | None = None) -> Totals:
     steps = plan.steps[:steps_done]
     inside = {buffer.number for buffer in plan.request.buffers if buffer.address is not None}
     inside |= {step.buffer.number for step in steps if isinstance(step, Allocate)}
-    made = Totals()
+    totals = Totals()
     for step in steps:
         if isinstance(step, Execute):
-            made += Totals(1)
+            totals += Totals(1)
         elif isinstance(step, Copy | Relocate):
             enters = isinstance(step, Copy) and step.source.buffer not in inside
-            made += Totals(0, step.count, step.nbytes, step.seconds, int(enters))
-    return made
+            totals += Totals(0, step.count, step.nbytes, step.seconds, int(enters))
+    return totals
 
 
 class Tally:
@@ -180,18 +180,18 @@ class History:
 
     def read(self, key: int, desc: TensorDesc, nbytes: int) -> None:
         """The host read a tensor; `key` is its descriptor's."""
-        found = self._reads.get(key)
-        if found is None:
-            found = self._reads[key] = (desc, nbytes, [0])
-        found[2][0] += 1
+        counted = self._reads.get(key)
+        if counted is None:
+            counted = self._reads[key] = (desc, nbytes, [0])
+        counted[2][0] += 1
 
     def _line(self, kind: type[Event], source: str, target: str, nbytes: int, seconds: float
               ) -> None:  # fmt: skip
         key = (kind, source, target, nbytes)
-        found = self._lines.get(key)
-        if found is None:
-            found = self._lines[key] = (seconds, [0])
-        found[1][0] += 1
+        counted = self._lines.get(key)
+        if counted is None:
+            counted = self._lines[key] = (seconds, [0])
+        counted[1][0] += 1
 
     # -- telling -----------------------------------------------------------------------------------
 
@@ -224,17 +224,17 @@ class History:
     def _told(self, kind: type[Event]) -> tuple[Line, ...]:
         return tuple(
             Line(source, target, nbytes, seconds, times[0])
-            for (found, source, target, nbytes), (seconds, times) in self._lines.copy().items()
-            if found is kind
+            for (event, source, target, nbytes), (seconds, times) in self._lines.copy().items()
+            if event is kind
         )
 
     def _total(self) -> Totals:
-        made = self._earlier
+        total = self._earlier
         for tally in self._plans.copy().values():
-            made += tally.total
+            total += tally.total
         for line in self._told(Written):
-            made = made.plus(Totals(0, 1, line.nbytes, line.seconds), line.times)
-        return made
+            total = total.plus(Totals(0, 1, line.nbytes, line.seconds), line.times)
+        return total
 
     def clear(self, period: str = "since the last look") -> None:
         """Begin another period (counts of plans that run again go on from zero)."""

@@ -126,7 +126,7 @@ class LoadedProgram:
             parts = (("missing", missing), ("surplus", sorted(surplus)), ("given twice", twice))
             raise UsageError(
                 f"wrong inputs for program {self.name!r}: "
-                + "; ".join(f"{word}: {', '.join(found)}" for word, found in parts if found),
+                + "; ".join(f"{word}: {', '.join(slots)}" for word, slots in parts if slots),
                 expected=", ".join(f"{p.name}: {p.type.text()}" for p in self.ports),
             )
         return tuple(given[name] for name in names)

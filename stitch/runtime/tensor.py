@@ -154,8 +154,8 @@ class Tensor:
 
     def to_layout(self, layout: Layout | TensorDesc, *, retain: bool | None = None) -> Tensor:
         """The same elements in another layout; see `stitch.to_layout`."""
-        made: Tensor = self._record.device.to_layout(self, layout, retain=retain)
-        return made
+        result: Tensor = self._record.device.to_layout(self, layout, retain=retain)
+        return result
 
     def has_layout(self, layout: Layout | TensorDesc) -> bool:
         """Whether it already lies so (an address counts only where one is given)."""

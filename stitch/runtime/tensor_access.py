@@ -65,10 +65,10 @@ class TensorAccess:
     def layout_of(self, value: ValueRecord) -> Layout:
         """The layout of a value's primary instance, or, while pending, the promised one."""
         # Another thread may free it meanwhile: the list itself stays as it is then.
-        found = value.instances
-        if value.status is not Status.READY or not found:
+        instances = value.instances
+        if value.status is not Status.READY or not instances:
             return value.desc.layout
-        instance = found[0]
+        instance = instances[0]
         address = self._contents.address(instance)
         layout = instance.desc.layout
         return layout if address is None else replace(layout, address=address)
@@ -118,10 +118,10 @@ class TensorAccess:
 
     def tensor(self, array: Any, *, borrow: bool = False) -> Tensor:
         """A host tensor of an array; see `RuntimeDevice.tensor`."""
-        found = as_array(array, "the array")
-        kind = DataType.from_dtype(found.dtype)
+        elements = as_array(array, "the array")
+        kind = DataType.from_dtype(elements.dtype)
         allowed = self._host_memory.allowed
-        host = found if borrow else copied(found, "device.tensor()", allowed)
+        host = elements if borrow else copied(elements, "device.tensor()", allowed)
         desc = TensorDesc(host.shape, host_layout(kind))
         value = self.new_value(desc)
         value.by = "tensor()"
@@ -192,11 +192,11 @@ class TensorAccess:
             self._store.expose(value)
         else:
             offset += view_offset(instance.desc, (start, stop), keep, self._machine.shape)
-        made = self.new_value(desc)
-        made.by = value.by
-        made.is_exposed = value.is_exposed
-        self._records.attach(made, buffer, offset, desc, made.desc_key)
-        return Tensor(made)
+        rows = self.new_value(desc)
+        rows.by = value.by
+        rows.is_exposed = value.is_exposed
+        self._records.attach(rows, buffer, offset, desc, rows.desc_key)
+        return Tensor(rows)
 
     # -- leaving -----------------------------------------------------------------------------------
 
@@ -212,13 +212,13 @@ class TensorAccess:
         `dtype`: as what they see the bytes; for the rest see `Notes.await_end`.
         """
         instance = value.instances[0]
-        found = self._contents.dense(instance)
-        if found is None:
+        dense = self._contents.dense(instance)
+        if dense is None:
             raise BufferError(
                 f"{value.desc.text()} is not dense: exporting it would need a copy; "
                 "use .numpy(), or to_layout with a row-major layout"
             )
-        view = found.view() if dtype is None else found.view(dtype)
+        view = dense.view() if dtype is None else dense.view(dtype)
         self._store.expose(value)
         buffer = instance.buffer
         if buffer.address is not None:

@@ -124,19 +124,19 @@ class TrainingInstance(TrainingTensors):
         self._check_open()
         given = dict(zip(self.inputs, self._fitted(batch, named), strict=True))
         cells, agent = self._cells, self._evaluation
-        made = self.device.submit(agent, [
+        outputs = self.device.submit(agent, [
             given[port.name] if port.name in given else cells.get(port.name)
             for port in agent.ports
         ])  # fmt: skip
-        return made if isinstance(made, Tensor) else made[0]
+        return outputs if isinstance(outputs, Tensor) else outputs[0]
 
     @property
     def prediction(self) -> TensorFuture:
         """The last forward pass's prediction; raises `UsageError` before the first."""
-        found = self._cells.tensor(self._wiring.prediction)
-        if found is None:
+        tensor = self._cells.tensor(self._wiring.prediction)
+        if tensor is None:
             raise UsageError("there is no prediction yet", remedy="call forward(batch) first")
-        return TensorFuture(self, found, self.forwards)
+        return TensorFuture(self, tensor, self.forwards)
 
     def judge(self, label: Any) -> LossTensor:
         """Queue the loss program on the last prediction; raises `UsageError` for bad labels."""
@@ -297,10 +297,10 @@ class TrainingInstance(TrainingTensors):
     def _culprit(self) -> str:
         """Who first made NaN or Inf, found by running forward and loss once more."""
         slots = (slot.name for slot in self.programs.forward.inputs)
-        made = culprit(self._cells, (*slots, LABEL), (self._forward, self._loss))
+        who = culprit(self._cells, (*slots, LABEL), (self._forward, self._loss))
         for number, tensor in self._before:
             self._cells.hold(number, tensor)
-        return made
+        return who
 
     # -- life --------------------------------------------------------------------------------------
 

@@ -34,12 +34,12 @@ class NamedCells(Cells):
 
     def number(self, name: str, desc: TensorDesc) -> int:
         """The cell of a name; new names get an empty one, described by `desc`."""
-        found = self.numbers.get(name)
-        if found is None:
-            found = self.numbers[name] = len(self.values)
+        number = self.numbers.get(name)
+        if number is None:
+            number = self.numbers[name] = len(self.values)
             self.values.append(None)
             self.descs.append(TensorDesc(desc.shape, desc.layout.without_address()))
-        return found
+        return number
 
     def get(self, name: str) -> Tensor | None:
         """The tensor of a name, None where there is none now."""

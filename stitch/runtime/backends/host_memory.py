@@ -114,8 +114,8 @@ class HostMemory:
                 *((p.host_bytes.kept, f"for program {p.name!r}") for p in fresh),
             )
 
-        found = BUDGET.claim_parts(parts, what, allowed=self.allowed, make_room=make_room)
-        in_spaces, shared, mine, *others = found
+        claims = BUDGET.claim_parts(parts, what, allowed=self.allowed, make_room=make_room)
+        in_spaces, shared, mine, *others = claims
         # What adds nothing is let go: a device that lives long makes many plans.
         self._in_spaces += [in_spaces] if in_spaces.nbytes else []
         # After the claim is kept: nothing counts as written that is not claimed.
@@ -182,7 +182,7 @@ class HostMemory:
                 memory.give_back_all_but(left, self._written[space])
                 self._written[space] = left
         finally:
-            nbytes = sum(found.nbytes for found in self._written.values())
+            nbytes = sum(written.nbytes for written in self._written.values())
             what = f"in the spaces of device {self.machine.name!r}"
             # What was claimed before is claimed again: it always fits.
             self._in_spaces.append(BUDGET.claim(nbytes, what, allowed=1 << 62))
@@ -203,7 +203,7 @@ class HostMemory:
         by_space: dict[Space, list[tuple[int, int]]] = {}
         for space, start, stop in regions:
             by_space.setdefault(space, []).append((start, stop))
-        return sum(self._written[space].added(found) for space, found in by_space.items())
+        return sum(self._written[space].added(ranges) for space, ranges in by_space.items())
 
     def _region(self, space: Space, address: int, desc: TensorDesc) -> Region:
         memory = self._spaces[space]
@@ -239,7 +239,7 @@ class HostMemory:
     def _entering(self, plan: Plan) -> int:
         """Host arrays outside the spaces: captured at the call, staged where forms differ."""
         outside = {b.number for b in plan.request.buffers if b.address is None}
-        found = 0
+        total = 0
         for step in plan.steps:
             if isinstance(step, Copy) and step.source.buffer in outside:
                 layout = step.source.desc.layout
@@ -249,8 +249,8 @@ class HostMemory:
                 nbytes = layout.data_type.nbytes(step.source.desc.elements)
                 # A large copy was claimed when it was made.
                 captured = nbytes if nbytes < LARGE_NBYTES else 0
-                found += captured if same else captured + nbytes
-        return found
+                total += captured if same else captured + nbytes
+        return total
 
 
 def _naming(programs: Sequence[Taker], plan: Plan) -> str:

@@ -108,11 +108,11 @@ class LocalBackend:
 
     def kernel(self, source: TensorDesc, target: TensorDesc) -> CopyKernel:
         """The prepared conversion between two descriptors."""
-        found = self._kernels.get((source, target))
-        if found is None:
-            found = prepare_copy(source, target, self.machine.shape)
-            self._kernels[source, target] = found
-        return found
+        kernel = self._kernels.get((source, target))
+        if kernel is None:
+            kernel = prepare_copy(source, target, self.machine.shape)
+            self._kernels[source, target] = kernel
+        return kernel
 
     def prepare(self, program: Program) -> PreparedProgram:
         """The executor's form of a program; raises `CompileError`."""

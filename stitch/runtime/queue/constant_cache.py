@@ -52,17 +52,17 @@ class ConstantCache:
         return None
 
     def remember(
-        self, key: Key, inputs: Sequence[ValueRecord], made: tuple[ValueRecord, ...],
+        self, key: Key, inputs: Sequence[ValueRecord], results: tuple[ValueRecord, ...],
         handles: object,
     ) -> None:  # fmt: skip
         """Keep a result, by handles on it, until one of its inputs dies, or it is written or can
         be."""
-        self._entries[key] = made, handles
-        for value in made:
+        self._entries[key] = results, handles
+        for value in results:
             if value.version == 0:
                 value.version = _next_version()
                 value.lease = None
-        for value in (*inputs, *made):
+        for value in (*inputs, *results):
             self._by_version.setdefault(value.version, set()).add(key)
 
     def forget(self, value: ValueRecord) -> None:

@@ -53,16 +53,16 @@ class Window:
         outputs: Sequence[tuple[TensorDesc, int]],
     ) -> list[ValueRecord]:
         """Queue a task; gives the pending values of its outputs (descriptors and their keys)."""
-        made = []
+        values = []
         for desc, key in outputs:
             value = ValueRecord(device, desc, key)
             value.by = what.name
-            made.append(value)
-        self._add(what, agent, inputs, made)
-        return made
+            values.append(value)
+        self._add(what, agent, inputs, values)
+        return values
 
     def _add(self, what: Transformation, agent: Agent | None, inputs: Sequence[ValueRecord],
-             made: Sequence[ValueRecord]) -> None:  # fmt: skip
+             outputs: Sequence[ValueRecord]) -> None:  # fmt: skip
         now, values = self.number, self.values
         numbers: list[int] = []
         before = number = len(values)
@@ -79,10 +79,10 @@ class Window:
                 number += 1
             numbers.append(value.number)
         fresh = number - before
-        for value in made:
+        for value in outputs:
             value.number, value.window = number, now
             number += 1
-        values += made
+        values += outputs
         self.agents.append(agent)
         self.graph.add(what, tuple(numbers), fresh)
         if what.donated:
@@ -95,30 +95,30 @@ class Window:
     @classmethod
     def of(cls, number: int, *windows: Window) -> Window:
         """The tasks of these windows as one, but for one that is half queued."""
-        made = cls(number)
+        joined = cls(number)
         for window in windows:
             for task, agent in zip(window.graph.tasks, window.agents, strict=False):
                 inputs = [window.values[n] for n in task.inputs]
                 results = [window.values[n] for n in task.outputs]
-                made._add(task.transformation, agent, inputs, results)
-            made.reads_exposed |= window.reads_exposed
-            made.reads_failed |= window.reads_failed
-        return made
+                joined._add(task.transformation, agent, inputs, results)
+            joined.reads_exposed |= window.reads_exposed
+            joined.reads_failed |= window.reads_failed
+        return joined
 
     def alone(self, index: int) -> tuple[Window, list[int]]:
         """One of its tasks as a window that was never queued; and the numbers that the values of
         that one have in this."""
-        task, made = self.graph.tasks[index], Window(self.number)
-        made.reads_exposed = self.reads_exposed
+        task, single = self.graph.tasks[index], Window(self.number)
+        single.reads_exposed = self.reads_exposed
         numbers = list(dict.fromkeys(task.inputs))
         for number in numbers:
-            made.sources.append((made.graph.source(), self.values[number]))
+            single.sources.append((single.graph.source(), self.values[number]))
         inputs = tuple([numbers.index(number) for number in task.inputs])
-        made.graph.add(task.transformation, inputs)
-        made.agents.append(self.agents[index])
+        single.graph.add(task.transformation, inputs)
+        single.agents.append(self.agents[index])
         numbers += task.outputs
-        made.values += [self.values[number] for number in numbers]
-        return made, numbers
+        single.values += [self.values[number] for number in numbers]
+        return single, numbers
 
     def kept(self) -> tuple[bool, ...]:
         """For each value whether somebody can still read it."""

@@ -32,17 +32,17 @@ class BoundParts:
     def __init__(
         self,
         plan: Plan,
-        made: Collection[int],
+        results: Collection[int],
         programs: Sequence[PreparedProgram | None],
         bodies: Sequence[Program | None],
         nbytes: Sequence[int],
     ) -> None:
-        """`made`: the buffers of the results, which lie elsewhere each time, as sources do;
+        """`results`: the buffers of the results, which lie elsewhere each time, as sources do;
         `nbytes`: what binding each task's program takes of the host's memory."""
         self._plan, self._programs, self._bodies = plan, programs, bodies
         self._buffers = {b.number: b for b in plan.request.buffers}
         self._buffers |= {s.buffer.number: s.buffer for s in plan.steps if isinstance(s, Allocate)}
-        inside = {b.number for b in plan.request.buffers if b.address is not None} | set(made)
+        inside = {b.number for b in plan.request.buffers if b.address is not None} | set(results)
         touched = ((i, _touched_by(step)) for i, step in enumerate(plan.steps))
         #: The steps that are bound anew for other places: all buffers of each, and those that may
         #: lie elsewhere.
@@ -87,11 +87,11 @@ class BoundParts:
         if self._rest is None:
             return self._first(backend, addresses)
         wanted = self._wanted(addresses)
-        found = {index: self._parts.get(part) for index, part in wanted.items()}
-        missing = [index for index, step in found.items() if step is None]
+        known = {index: self._parts.get(part) for index, part in wanted.items()}
+        missing = [index for index, step in known.items() if step is None]
         claimed = claim(sum([self._nbytes[index] for index in missing])) if missing else None
         steps: dict[int, BoundStep] = {}
-        for index, step in found.items():
+        for index, step in known.items():
             if step is None:
                 step = backend.bind_step(
                     self._plan.steps[index], self._programs, self._bodies, self._varying[index][0],

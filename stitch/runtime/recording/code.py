@@ -156,11 +156,11 @@ class _Names:
         self._names: dict[int, str] = {}
 
     def name(self, thing: object) -> str:
-        found = self._names.get(id(thing))
-        if found is None:
-            found = self._names[id(thing)] = f"{self.prefix}{len(self.objects)}"
+        name = self._names.get(id(thing))
+        if name is None:
+            name = self._names[id(thing)] = f"{self.prefix}{len(self.objects)}"
             self.objects.append(thing)
-        return found
+        return name
 
     def all(self) -> str:
         return ", ".join(f"{self.prefix}{i}" for i in range(len(self.objects)))

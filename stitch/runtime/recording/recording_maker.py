@@ -145,24 +145,24 @@ class RecordingMaker:
     ) -> Binding:
         """A new recording; `is_one_of_many`: it will run in turns with those that there are."""
         device = self._device
-        made, is_lent = planned.plan, planned.is_lent
-        if device.copies_forbidden and made.copies:
+        plan, is_lent = planned.plan, planned.is_lent
+        if device.copies_forbidden and plan.copies:
             raise TaskError(
                 "a copy would be needed where copies are forbidden",
-                where=made.copies[0].reason,
+                where=plan.copies[0].reason,
                 remedy="compile the programs for matching layouts, or allow copies here",
             )
         agents = window.agents
-        claim = device.host_memory.take(made, agents, device.make_room)
+        claim = device.host_memory.take(plan, agents, device.make_room)
         device.records.revoke(
             [lease for lease in planned.leases if id(lease) in device.records.leases]
         )
         recording = Recording(
-            made, effects_of(made, device.desc_key), None if is_lent else places,
+            plan, effects_of(plan, device.desc_key), None if is_lent else places,
             sharing(places), [None if a is None else a.prepared() for a in agents],
             [None if a is None else a.program for a in agents],
             [0 if a is None else a.host_bytes.bound for a in agents],
-            _has_fixed_results(made),
+            _has_fixed_results(plan),
         )  # fmt: skip
         if not is_lent:
             recording.look_around(device.records, planned.picture)
@@ -187,10 +187,10 @@ class RecordingMaker:
         spare = records.spare_leases()
         first: StitchError | None = None
         try:
-            made, picture = self._plan(window, kept, (), lent)
-            effects = effects_of(made, records.desc_key)
-            if made.moves_nothing and effects.is_simple and not _reads_fixed(made, window):
-                return Planned(made, picture, [], True)
+            plan, picture = self._plan(window, kept, (), lent)
+            effects = effects_of(plan, records.desc_key)
+            if plan.moves_nothing and effects.is_simple and not _reads_fixed(plan, window):
+                return Planned(plan, picture, [], True)
         except StitchError as error:
             first = error
         best: tuple[Plan, Picture, list[AnyLease]] | None = None
@@ -201,17 +201,17 @@ class RecordingMaker:
             if best is not None and len(leases) <= len(best[2]):
                 continue
             try:
-                made, picture = self._plan(window, kept, leases, ())
+                plan, picture = self._plan(window, kept, leases, ())
             except StitchError as error:
                 first = error
                 continue
-            if best is None or made.seconds < best[0].seconds:
-                best = made, picture, leases
+            if best is None or plan.seconds < best[0].seconds:
+                best = plan, picture, leases
         if best is None:
             assert first is not None
             raise first
-        made, picture, leases = best
-        return Planned(made, picture, leases, False)
+        plan, picture, leases = best
+        return Planned(plan, picture, leases, False)
 
     def _plan(
         self,
@@ -241,16 +241,16 @@ class RecordingMaker:
         claim: Claim | None = None,
     ) -> Binding:
         """Bind a recording's plan to places; kept for the next time."""
-        device, made = self._device, recording.plan
+        device, recorded = self._device, recording.plan
         if claim is not None:
             recording.claim = claim
-        plan: Plan | Callable[[], Plan] = made
+        plan: Plan | Callable[[], Plan] = recorded
         if lease is None or recording.parts is None:
-            bound = device.backend.bind(made, recording.programs, recording.bodies)
+            bound = device.backend.bind(recorded, recording.programs, recording.bodies)
         else:
             addresses = recording.addresses_for(lease, places)
-            plan = partial(_plan_at, made, addresses)
-            claimed = partial(device.host_memory.take_again, made, lease.buffers)
+            plan = partial(_plan_at, recorded, addresses)
+            claimed = partial(device.host_memory.take_again, recorded, lease.buffers)
             bound = recording.parts.bound(device.backend, addresses, claimed)
         arrays = tuple(sorted(bound.argument_values))
         rank = {number: at for at, number in enumerate(arrays)}
@@ -276,17 +276,17 @@ class RecordingMaker:
         return binding
 
 
-def _plan_at(made: Plan, addresses: Mapping[int, int]) -> Plan:
+def _plan_at(plan: Plan, addresses: Mapping[int, int]) -> Plan:
     """A plan that moves nothing, with buffers (number → address) where they lie."""
-    own = {buffer.number: buffer.address for buffer in made.request.buffers}
-    own |= {s.buffer.number: s.buffer.address for s in made.steps if isinstance(s, Allocate)}
+    own = {buffer.number: buffer.address for buffer in plan.request.buffers}
+    own |= {s.buffer.number: s.buffer.address for s in plan.steps if isinstance(s, Allocate)}
     moved = {number: address for number, address in addresses.items() if own[number] != address}
-    return made.at(moved) if moved else made
+    return plan.at(moved) if moved else plan
 
 
 def _is_lent(places: Places) -> bool:
     """Whether some of it lies in bytes that somebody else owns."""
-    return any(a is not None and a >= LENT_ADDRESSES for _, found in places for a in found)
+    return any(a is not None and a >= LENT_ADDRESSES for _, addresses in places for a in addresses)
 
 
 def _lent(window: Work, kept: tuple[bool, ...]) -> set[int]:
@@ -300,24 +300,24 @@ def _lent(window: Work, kept: tuple[bool, ...]) -> set[int]:
     return {number for number, _ in window.sources if not kept[number]} - given
 
 
-def _reads_fixed(made: Plan, window: Work) -> bool:
+def _reads_fixed(plan: Plan, window: Work) -> bool:
     """Whether what it may leave out depends on where a source lies."""
     inside = {number for number, _ in window.places()}
     return any(
         number in inside and desc.layout.address is not None
-        for task in made.request.tasks
+        for task in plan.request.tasks
         for number, desc in zip(task.inputs, task.transformation.inputs, strict=False)
     )
 
 
-def _has_fixed_results(made: Plan) -> bool:
-    final = {resident.value for resident in made.final_values}
+def _has_fixed_results(plan: Plan) -> bool:
+    final = {resident.value for resident in plan.final_values}
     return any(
         number in final and desc.layout.address is not None
-        for task in made.request.tasks
+        for task in plan.request.tasks
         for number, desc in zip(task.outputs, task.transformation.outputs, strict=True)
     )
 
 
-def _is_pressed(made: Plan) -> bool:
-    return any(not isinstance(s, Copy) or s.kind == "evict" for s in made.copies)
+def _is_pressed(plan: Plan) -> bool:
+    return any(not isinstance(s, Copy) or s.kind == "evict" for s in plan.copies)

@@ -139,8 +139,8 @@ class Recording(LeaseHolder["Binding"]):
         #: Its steps, bound to bytes, where they may be bound to any places.
         self.parts: BoundParts | None = None
         if places is None:
-            made = [buffer.number for buffer, _ in effects.made if buffer.address is not None]
-            self.parts = BoundParts(plan, made, self.programs, self.bodies, bound_nbytes)
+            results = [buffer.number for buffer, _ in effects.made if buffer.address is not None]
+            self.parts = BoundParts(plan, results, self.programs, self.bodies, bound_nbytes)
         #: What one run does.
         self.each: Totals | None = None
         self._sources = {
@@ -235,10 +235,10 @@ class Recording(LeaseHolder["Binding"]):
         there is memory, or it would be in their way."""
         if self.idle:
             return self.idle[-1]
-        made = [buffer for buffer, _ in self.effects.made]
+        results = [buffer for buffer, _ in self.effects.made]
         if not self.leases:
-            own = [buffer.address or 0 for buffer in made]
-            regions = [(b.space, a, b.size_per_bank) for b, a in zip(made, own, strict=True)]
+            own = [buffer.address or 0 for buffer in results]
+            regions = [(b.space, a, b.size_per_bank) for b, a in zip(results, own, strict=True)]
             if all(records.is_free(*region) for region in regions) and not self._in_others_way(
                 regions
             ):
@@ -246,7 +246,7 @@ class Recording(LeaseHolder["Binding"]):
         if self.has_one_lease:
             return None
         spare = self._spare_places()
-        wanted = [buffer for buffer, place in zip(made, spare, strict=True) if place is None]
+        wanted = [buffer for buffer, place in zip(results, spare, strict=True) if place is None]
         addresses = records.outside_of(works(), wanted)
         if addresses is None:
             addresses = records.outside_of(ranges_of(self.work), wanted)
@@ -274,10 +274,10 @@ class Recording(LeaseHolder["Binding"]):
         if self.fixed_results or not self.has_one_lease:
             return
         work = tuple(merged(self.plan.temporaries))
-        made = [buffer for buffer, _ in self.effects.made]
-        addresses = records.outside_of(ranges_of([*work, *_regions(works())]), made)
+        results = [buffer for buffer, _ in self.effects.made]
+        addresses = records.outside_of(ranges_of([*work, *_regions(works())]), results)
         if addresses is None:
-            addresses = records.outside_of(ranges_of(work), made)
+            addresses = records.outside_of(ranges_of(work), results)
         if addresses is not None:
             self.has_one_lease, self.work, self.generation = False, work, -1
             self._leased(records, addresses)
@@ -298,7 +298,7 @@ class Recording(LeaseHolder["Binding"]):
         """A lease at free addresses, but for places that it shares."""
         spare = spare or [None] * len(self.effects.made)
         wanted = [
-            made for made, place in zip(self.effects.made, spare, strict=True) if place is None
+            result for result, place in zip(self.effects.made, spare, strict=True) if place is None
         ]
         fresh = iter(records.lease(wanted, addresses))
         buffers = tuple([next(fresh) if place is None else place for place in spare])
@@ -322,8 +322,8 @@ class Recording(LeaseHolder["Binding"]):
         for (buffer, _), record in zip(self.effects.made, lease.buffers, strict=True):
             if record.address is not None:
                 addresses[buffer.number] = record.address
-        for number, found in places:
-            numbers = zip(self._sources[number], found, strict=True)
+        for number, lying in places:
+            numbers = zip(self._sources[number], lying, strict=True)
             addresses |= {buffer: address for buffer, address in numbers if address is not None}
         return addresses
 
@@ -352,12 +352,12 @@ class Recordings:
         # Comparing takes less time than looking up, and the same is asked for again and again.
         if key == last:
             return variants
-        found = self._kinds.get(key)
-        if found is None:
+        recordings = self._kinds.get(key)
+        if recordings is None:
             return []
         self._kinds.move_to_end(key)
-        self._last = (key, found)
-        return found
+        self._last = (key, recordings)
+        return recordings
 
     def works(self) -> Ranges:
         """Where all of them work."""
@@ -427,8 +427,8 @@ def sharing(places: Places) -> tuple[int, ...]:
 
 
 def _regions(ranges: Ranges) -> Iterator[Region]:
-    for space, found in ranges.items():
-        for start, end in found:
+    for space, parts in ranges.items():
+        for start, end in parts:
             yield space, start, end - start
 
 

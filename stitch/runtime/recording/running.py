@@ -250,9 +250,10 @@ def _what_is_left(plan: Plan, steps_done: int, *, is_over: bool) -> tuple[int, t
     `is_over`: it was no failure but an interrupt, after which nothing more is run.
     """
     tasks = plan.request.tasks
-    finished = {made for step in plan.steps[:steps_done] for made in _tasks_of(step, tasks)}
+    finished = {number for step in plan.steps[:steps_done] for number in _tasks_of(step, tasks)}
     failing = next(
-        (made for step in plan.steps[steps_done:] for made in _tasks_of(step, tasks)), len(tasks)
+        (number for step in plan.steps[steps_done:] for number in _tasks_of(step, tasks)),
+        len(tasks),
     )
     missing: set[int] = set()
     left = []

@@ -30,15 +30,15 @@ def capture(
         if borrow or _is_frozen(array):
             return array
         return array.copy() if array.nbytes < LARGE_NBYTES else copied(array, what, allowed)
-    found = as_array(array, what)
-    if found.shape != shape:
+    elements = as_array(array, what)
+    if elements.shape != shape:
         raise LinkError(
             f"{what} has another shape",
             expected=f"{list(shape)}",
-            got=f"{list(found.shape)}",
+            got=f"{list(elements.shape)}",
             remedy="reshape the array, or compile the program for this shape",
         )
-    return converted(found, data_type, what, allowed)
+    return converted(elements, data_type, what, allowed)
 
 
 def _is_frozen(array: Any) -> bool:
@@ -55,19 +55,19 @@ def as_array(array: Any, what: str) -> Array:
 
     Raises `LayoutError` naming the array for objects, texts, complex numbers and ragged lists.
     """
-    found = _taken_over(array, what)
-    if not found.dtype.isnative:
-        found = found.astype(found.dtype.newbyteorder("="))
+    taken = _taken_over(array, what)
+    if not taken.dtype.isnative:
+        taken = taken.astype(taken.dtype.newbyteorder("="))
     try:
-        DataType.from_dtype(found.dtype)
+        DataType.from_dtype(taken.dtype)
     except LayoutError as error:
         raise LayoutError(
             f"{what} is not a numeric array of a type that is stored",
             expected=error.expected,
-            got=f"dtype {found.dtype}",
+            got=f"dtype {taken.dtype}",
             remedy="pass numbers (NumPy, DLPack, or nested lists), or convert with .astype(...)",
         ) from error
-    return found
+    return taken
 
 
 def _taken_over(array: Any, what: str) -> Array:
@@ -96,14 +96,14 @@ def converted(array: Array, data_type: DataType, what: str, allowed: int | None 
         array.dtype.kind == "b"
     ):
         raise _mismatch(given, data_type, what)
-    made: Array = claimed_array(array.shape, dtype, what, allowed)
+    stored: Array = claimed_array(array.shape, dtype, what, allowed)
     with np.errstate(all="ignore"):
-        np.copyto(made, array, casting="unsafe")
-    if data_type.is_floating and np.isfinite(made).sum() < np.isfinite(array).sum():
+        np.copyto(stored, array, casting="unsafe")
+    if data_type.is_floating and np.isfinite(stored).sum() < np.isfinite(array).sum():
         raise _mismatch(given, data_type, what, "some values are too large for it")
-    if not data_type.is_floating and not np.array_equal(made, array):
+    if not data_type.is_floating and not np.array_equal(stored, array):
         raise _mismatch(given, data_type, what, "some values do not fit")
-    return made
+    return stored
 
 
 def _mismatch(

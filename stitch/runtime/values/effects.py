@@ -76,7 +76,7 @@ def effects_of(
         values = {r.value: r.instances for r in plan.final_values}
     else:
         buffers, listed = after_steps(plan, steps_done)
-        values = {value: tuple(found) for value, found in listed.items()}
+        values = {value: tuple(instances) for value, instances in listed.items()}
     before = {b.number: b for b in plan.request.buffers}
     freed: list[Place] = []
     moved: list[tuple[Place, int]] = []
@@ -89,14 +89,14 @@ def effects_of(
         elif after.address != buffer.address and after.address is not None:
             moved.append(((buffer.space, buffer.address), after.address))
     new = [buffer for number, buffer in sorted(buffers.items()) if number not in before]
-    made = tuple((buffer, key_of(buffer.desc)) for buffer in new)
+    keyed = tuple((buffer, key_of(buffer.desc)) for buffer in new)
     position = {buffer.number: i for i, buffer in enumerate(new)}
     earlier = {r.value: r.instances for r in plan.request.residents}
     changed = []
-    for value, found in sorted(values.items()):
+    for value, instances in sorted(values.items()):
         old = earlier.get(value, ())
-        if old != found:
-            refs = tuple(_reference(i, old, position, before, buffers, key_of) for i in found)
+        if old != instances:
+            refs = tuple(_reference(i, old, position, before, buffers, key_of) for i in instances)
             changed.append((value, refs))
     # What lies where the plan may not free it, outside the spaces or pinned, is not the plan's to
     # end: it is gone when nobody refers to it.
@@ -106,9 +106,9 @@ def effects_of(
     gone = tuple(
         sorted(
             value
-            for value, found in earlier.items()
+            for value, instances in earlier.items()
             if value not in values
-            and not (value not in plan.request.kept and all(i.buffer in others for i in found))
+            and not (value not in plan.request.kept and all(i.buffer in others for i in instances))
         )
     )
     own = tuple(
@@ -121,7 +121,7 @@ def effects_of(
     simple = simple and {c.entry for c in carried} == set(gone)
     places = tuple((b.space, b.address) for b in new if b.address is not None)
     return Effects(
-        tuple(freed), tuple(moved), made, tuple(changed), gone, own, carried, simple, places
+        tuple(freed), tuple(moved), keyed, tuple(changed), gone, own, carried, simple, places
     )
 
 
@@ -133,8 +133,8 @@ def _carried(
 ) -> tuple[Carried, ...]:
     """New values that alone lie where a value alone lay that is gone."""
     entries: dict[int, list[int]] = {}
-    for value, found in earlier.items():
-        for instance in found:
+    for value, instances in earlier.items():
+        for instance in instances:
             entries.setdefault(instance.buffer, []).append(value)
     carried = []
     for value, refs in changed:
@@ -155,12 +155,12 @@ def _reference(
     key_of: Callable[[TensorDesc], int],
 ) -> InstanceRef:
     kept = old.index(instance) if instance in old else -1
-    made = position.get(instance.buffer, -1)
+    position_in_new = position.get(instance.buffer, -1)
     place: Place | None = None
     origin = after[instance.buffer].origin
-    if kept < 0 and made < 0:
+    if kept < 0 and position_in_new < 0:
         buffer = before[instance.buffer]
         assert buffer.address is not None
         place = (buffer.space, buffer.address)
     desc, offset = instance.desc, instance.offset_nbytes
-    return InstanceRef(kept, made, place, offset, desc, key_of(desc), origin)
+    return InstanceRef(kept, position_in_new, place, offset, desc, key_of(desc), origin)

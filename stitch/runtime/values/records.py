@@ -109,11 +109,11 @@ class Records:
         Until they are a lease's (`begin_lease`) the records are not whole.
         """
         self.is_whole = False
-        made = []
+        leased = []
         for (buffer, key), address in zip(buffers, addresses, strict=True):
             self._allocators[buffer.space].alloc_at(address, buffer.size_per_bank)
-            made.append(self._add(buffer.desc, key, buffer.size_per_bank, address, buffer.origin))
-        return tuple(made)
+            leased.append(self._add(buffer.desc, key, buffer.size_per_bank, address, buffer.origin))
+        return tuple(leased)
 
     def begin_lease(self, lease: AnyLease) -> None:
         """Its buffers, which come from `lease` or are another's too, are its own."""
@@ -182,9 +182,9 @@ class Records:
 
     def desc_key(self, desc: TensorDesc) -> int:
         """A number for a descriptor: the same for equal ones, never that of another device."""
-        found = self._desc_keys.get(desc)
+        key = self._desc_keys.get(desc)
         # Several threads may ask at once: the first one's stays.
-        return self._desc_keys.setdefault(desc, _next_desc_key()) if found is None else found
+        return self._desc_keys.setdefault(desc, _next_desc_key()) if key is None else key
 
     # -- making and freeing ----------------------------------------------------------------------
 
@@ -358,9 +358,9 @@ class Records:
             if not self.is_debug:
                 self._spaces[space].release(address, record.size_per_bank)
         self.move(effects.moved)
-        made = self._make(effects.made)
+        new = self._make(effects.made)
         for value, refs, residents in changed:
-            self._change(value, refs, residents, made)
+            self._change(value, refs, residents, new)
         for value in gone:
             for instance in value.instances:
                 instance.buffer.users.remove(value)
@@ -380,13 +380,13 @@ class Records:
         result.status = Status.READY
 
     def _make(self, buffers: tuple[tuple[Buffer, int], ...]) -> list[BufferRecord]:
-        made = []
+        new = []
         for buffer, key in buffers:
             at, size = buffer.address, buffer.size_per_bank
             assert at is not None
             self._allocators[buffer.space].alloc_at(at, size)
-            made.append(self._add(buffer.desc, key, size, at, buffer.origin))
-        return made
+            new.append(self._add(buffer.desc, key, size, at, buffer.origin))
+        return new
 
     def _found(self, refs: tuple[InstanceRef, ...]) -> list[BufferRecord | None]:
         return [None if ref.place is None else self._buffers[ref.place] for ref in refs]
@@ -410,7 +410,7 @@ class Records:
         value: ValueRecord,
         refs: tuple[InstanceRef, ...],
         residents: list[BufferRecord | None],
-        made: list[BufferRecord],
+        new: list[BufferRecord],
     ) -> None:
         before = value.instances
         after = []
@@ -418,7 +418,7 @@ class Records:
             if ref.kept >= 0:
                 after.append(before[ref.kept])
                 continue
-            buffer = made[ref.made] if resident is None else resident
+            buffer = new[ref.made] if resident is None else resident
             buffer.origin = ref.origin
             buffer.users.append(value)
             after.append(InstanceRecord(buffer, ref.offset_nbytes, ref.desc, ref.desc_key))
