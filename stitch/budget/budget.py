@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -80,20 +81,18 @@ def allowing(nbytes: int | str | None) -> Iterator[None]:
 class Claim:
     """Bytes that somebody takes; they count until this is let go, or is collected."""
 
-    __slots__ = ("__weakref__", "_budget", "nbytes", "number")
+    #: Collection may happen while the budget counts, in this very thread: it leaves a note. By C
+    #: alone, as a method could be interrupted before its first line, and the bytes count for ever.
+    __slots__ = ("__del__", "__weakref__", "_budget", "nbytes", "number")
+    __del__: Callable[[], object]
 
     def __init__(self, budget: Budget, number: int, nbytes: int) -> None:
+        self.__del__ = partial(budget.gone.append, number)
         self.number, self.nbytes, self._budget = number, nbytes, budget
 
     def let_go(self) -> None:
         """The bytes are free; letting go twice is allowed."""
         self._budget.gone.append(self.number)
-
-    def __del__(self) -> None:
-        # Collection may happen while the budget counts, in this very thread: leave a note.
-        budget = getattr(self, "_budget", None)
-        if budget is not None:  # Else an interrupt came before it was one.
-            budget.gone.append(self.number)
 
 
 class Budget:
