@@ -53,45 +53,37 @@ class TrainingInstance(TrainingTensors):
         seed: int = 0,
         owns_device: bool = False,
     ) -> None:
-        self.programs = programs
-        self.device = device
+        cells = NamedCells(device)
+        kinds = (InputKind.ACTIVATION, InputKind.KEY)
+        given = {slot.name for slot in programs.forward.inputs if slot.kind in kinds}
+        forward = Stitched(_loaded(device, programs.forward), cells, entering=given)
+        super().__init__(programs, cells, forward, seed)
         self.loss_fn = loss
         self.optimizer = optimizer
-        self.seed = seed
         self.profiling = False
-        #: Optimizer steps and forward passes so far.
-        self.steps = 0
-        self.forwards = 0
         self._owns_device = owns_device
-        self._cells = NamedCells(device)
-        self._load(programs)
+        self._load()
         self._initialise(values)
         self._rate: float | None = None
         self._losses: list[LossTensor] = []
         self._last_loss: LossTensor | None = None
-        self._before: list[tuple[int, Any]] = []
-        #: What the last forward pass can still be asked for.
-        self._has_forward = False
+        #: What the last forward pass replaced, as the backward program of its loss reads it.
         self._previous: list[tuple[int, Any]] = []
-        self._closed = False
         optimizer.bind(self)
 
-    def _load(self, programs: TrainingPrograms) -> None:
-        cells = self._cells
-        forward, loss, backward, update = map(self._agent, programs.in_order)
-        kinds = (InputKind.ACTIVATION, InputKind.KEY)
-        given = {slot.name for slot in programs.forward.inputs if slot.kind in kinds}
-        self._forward = Stitched(forward, cells, entering=given)
-        self._loss = Stitched(loss, cells, entering={LABEL})
-        self._backward = Stitched(backward, cells)
-        self._update = Stitched(update, cells, lost_by=INTERRUPTED)
+    def _load(self) -> None:
+        """The programs of a step that come after forward, and the one for evaluation."""
+        cells, programs = self._cells, self.programs
+        self._loss = Stitched(self._agent(programs.loss), cells, entering={LABEL})
+        self._backward = Stitched(self._agent(programs.backward), cells)
+        self._update = Stitched(self._agent(programs.update), cells, lost_by=INTERRUPTED)
         self._more: tuple[Stitched, Stitched] | None = None
         self._evaluation = self._agent(programs.evaluation)
         self._wiring = wiring_of(programs, cells, self._forward, self._loss, self._backward)
         self.inputs = self._wiring.inputs
 
     def _agent(self, program: Program) -> LoadedProgram:
-        return self.device.load(Binary((program,), self.device.machine.shape, "stitch training"))
+        return _loaded(self.device, program)
 
     def _initialise(self, values: Mapping[str, Array]) -> None:
         """Every kept tensor gets its place on the device, before any plan is made."""
@@ -304,15 +296,6 @@ class TrainingInstance(TrainingTensors):
 
     # -- life --------------------------------------------------------------------------------------
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise UsageError("this training has stopped", remedy="start another instance")
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether training has stopped."""
-        return self._closed or self.device.is_closed
-
     def close(self) -> None:
         """Stop training and free its tensors; closing twice is allowed."""
         if self._closed:
@@ -333,3 +316,7 @@ class TrainingInstance(TrainingTensors):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _loaded(device: RuntimeDevice, program: Program) -> LoadedProgram:
+    return device.load(Binary((program,), device.machine.shape, "stitch training"))

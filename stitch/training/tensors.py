@@ -14,7 +14,6 @@ import numpy as np
 from stitch.argument_kinds import MAPPING, takes
 from stitch.errors import UsageError, closest
 from stitch.program import Array, InputKind
-from stitch.runtime import RuntimeDevice
 from stitch.training.graphs import LEARNING_RATE, MASTER
 from stitch.training.profiling import capturing
 from stitch.training.programs import TrainingPrograms
@@ -26,26 +25,39 @@ _WORD = (1 << 64) - 1
 
 
 class TrainingTensors:
-    """The part of a training instance that looks after single tensors."""
+    """The tensors of a training by name, for as long as it is open.
 
-    programs: TrainingPrograms
-    device: RuntimeDevice
-    seed: int
-    steps: int
-    forwards: int
-    _cells: NamedCells
-    _forward: Stitched
-    _has_forward: bool
-    _before: list[tuple[int, Any]]
-    _rate: float | None
+    `steps` and `forwards` count optimizer steps and forward passes; with `seed` they are the state
+    of a training that is no tensor.
+    """
+
+    def __init__(
+        self, programs: TrainingPrograms, cells: NamedCells, forward: Stitched, seed: int
+    ) -> None:
+        self.programs = programs
+        self.device = cells.device
+        self.seed = seed
+        self.steps = self.forwards = 0
+        self._cells, self._forward = cells, forward
+        #: What a forward pass overwrites, as it was before this step: cells and their tensors.
+        self._before: list[tuple[int, Any]] = []
+        #: Whether the last forward pass can still be asked for what it computed.
+        self._has_forward = False
+        self._closed = False
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("this training has stopped", remedy="start another instance")
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether training has stopped."""
+        return self._closed or self.device.is_closed
 
     @property
     def tensor_names(self) -> tuple[str, ...]:
         """The names of the tensors that there are just now, without activations inside forward."""
         return tuple(name for name in self._cells.numbers if self._cells.get(name) is not None)
-
-    def _check_open(self) -> None:
-        raise AssertionError("TrainingInstance defines it")
 
     def get_tensor(self, name: str) -> Array:
         """The elements of a parameter, gradient, activation, buffer or optimizer state.
