@@ -57,7 +57,8 @@ class RecordingMaker:
         """What runs a window now; raises what planning and binding raise, with nothing changed.
 
         `kept`: which values are still wanted, said when the window left the queue. With `at_most`
-        it changes nothing but its results, with so many copies; None where nothing does.
+        only a plan will do that changes nothing but its results, by at most so many copies: None
+        where there is none.
         """
         device = self._device
         key, places = window.key(kept), window.places()
@@ -87,7 +88,8 @@ class RecordingMaker:
     def _planned_alone(
         self, window: Work, kept: tuple[bool, ...], at_most: int | None
     ) -> Planned | None:
-        """The plan for a window; None where that is not what `at_most` asks for."""
+        """The plan for a window; None where `at_most` asks for less: then the window is better
+        planned with what comes next."""
         if at_most is None:
             return self.planned(window, kept)
         with suppress(StitchError):
@@ -143,7 +145,8 @@ class RecordingMaker:
     def _new(
         self, window: Work, planned: Planned, key: Key, places: Places, is_one_of_many: bool
     ) -> Binding:
-        """A new recording; `is_one_of_many`: it will run in turns with those that there are."""
+        """A new recording; `is_one_of_many`: it alternates with those that there are, as the stages
+        of a loop do, so its results lie outside of where these work."""
         device = self._device
         plan, is_lent = planned.plan, planned.is_lent
         if device.copies_forbidden and plan.copies:

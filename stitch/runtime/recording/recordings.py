@@ -67,8 +67,8 @@ class Binding:
     """A plan bound to bytes: what runs; `index` numbers the bindings of a device.
 
     `lease`: where its results go; None where running it makes and frees places (`effects`).
-    `order`: for each position among the plan's host arrays, which of those in the order of their
-    values' numbers takes it; `arrays`: these numbers.
+    `arrays`: the numbers of the values that are host arrays, ascending; a run is given these arrays
+    in this order. `order`: for each array that the bound plan asks for, its position among them.
     """
 
     index: int
@@ -108,9 +108,10 @@ class Recording(LeaseHolder["Binding"]):
         bound_nbytes: Sequence[int],
         fixed_results: bool,
     ) -> None:
-        """`bound_nbytes`: what binding each task's program takes. `places`: the only ones of its
-        sources that it serves; None for any that are `shared` alike, where the plan changes nothing
-        but its results, which then lie in leases."""
+        """`places`: where its sources must lie; None where the plan changes only its results. Then
+        these lie in leases, and sources lie anywhere, as long as the same ones share buffers
+        (`shared`: see `sharing`). `bound_nbytes`: what binding each task's program takes of the
+        host's memory. `fixed_results`: whether programs say at which addresses results lie."""
         super().__init__()
         self.plan, self.effects = plan, effects
         self.places, self.shared = places, shared
@@ -265,7 +266,7 @@ class Recording(LeaseHolder["Binding"]):
         )
 
     def stay_out_of(self, works: Ranges) -> None:
-        """Its leases are not to lie where others work, with whom it takes turns."""
+        """Its next leases lie outside of these regions: work runs there that alternates with it."""
         self.others_work.update(_regions(works))
 
     def move_results_out(self, records: Records, works: Callable[[], Ranges]) -> None:

@@ -58,7 +58,7 @@ class Effects:
     #: Of `changed`: new values in new buffers, and those in the buffers of entries that are gone.
     own: tuple[tuple[int, tuple[InstanceRef, ...]], ...]
     carried: tuple[Carried, ...]
-    #: Nothing but those: what the steady state does.
+    #: Whether that is all that changes, as in the steady state: nothing is moved, or freed besides.
     is_simple: bool
     #: Where the new buffers lie.
     places: tuple[Place, ...]

@@ -39,12 +39,12 @@ class LeaseHolder(Generic[B]):
     def __init__(self) -> None:
         self.leases: list[Lease[B]] = []
         self.idle: list[Lease[B]] = []
-        #: Where others work to whom its leases had to make way: its next ones lie elsewhere, or
-        #: kinds of work that take turns would take the same bytes from each other for ever.
+        #: Where other work runs that once took memory from its leases. The next ones lie elsewhere:
+        #: kinds of work that alternate would else take the same bytes from each other for ever.
         self.others_work: set[tuple[Space, int, int]] = set()
 
     def make_way_for(self, work: Sequence[tuple[Space, int, int]]) -> None:
-        """Leases of its are about to be revoked by who works there."""
+        """Its leases are about to be revoked, for other work that runs in these regions."""
         if len(self.others_work) > MAX_AVOIDED:
             self.others_work.clear()
         self.others_work.update(work)
@@ -158,8 +158,9 @@ class Lease(Generic[B]):
         return True
 
     def welcome(self, value: ValueRecord) -> None:
-        """Nobody outside holds the bytes any more in which a value lies alone: a result that is as
-        its run left it gives its place back again with its last handle."""
+        """The last export of a value's bytes has ended, and no other value lies in them: a result
+        that is as its run left it gives its place back with its last handle, as if never exported.
+        """
         values = self.values
         if (
             self.is_lasting

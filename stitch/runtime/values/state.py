@@ -68,11 +68,12 @@ class Comparison(Protocol):
     """Compares what others may have written with the copies of it; see `exposure`."""
 
     def are_equal(self, instances: list[InstanceRecord]) -> bool | None:
-        """Whether they have the same bytes now; None where others are meant, or lie elsewhere."""
+        """Whether they have the same bytes now; None where it was made for other instances, or
+        these lie elsewhere by now."""
 
 
 class PlaceOwner(Protocol):
-    """Whose places buffers are for good, as these and their values know it: a lease."""
+    """A lease, as buffers and values know it: whose places they lie in, and who gets these back."""
 
     @property
     def buffers(self) -> tuple[BufferRecord, ...]:
@@ -85,7 +86,7 @@ class PlaceOwner(Protocol):
         """A value without handles gives its place back, for the next run; False where it cannot."""
 
     def welcome(self, value: ValueRecord) -> None:
-        """Nobody outside holds the bytes any more in which a value lies alone."""
+        """The last export of a value's bytes has ended, and no other value lies in them."""
 
     def give_back(self, buffer: BufferRecord) -> None:
         """One of its buffers has lost its last user."""

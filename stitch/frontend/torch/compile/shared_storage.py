@@ -84,7 +84,7 @@ class _Shown:
 class ArgumentSlot:
     """One argument of a program; `is_static`: torch says that it is the same at every call.
 
-    The rest is what came last: a plan is made for a place, so it pays for what comes again.
+    The rest is what came last: a plan is bound to a place, which pays for what comes again.
     """
 
     position: int
