@@ -22,15 +22,15 @@ from stitch.program import TensorDesc
 from stitch.runtime.arguments import check_inputs, link_arguments
 from stitch.runtime.device import RuntimeDevice
 from stitch.runtime.events import PlanStopped
+from stitch.runtime.known_work import Entries, KnownRun, KnownWork
 from stitch.runtime.loaded import LoadedProgram
-from stitch.runtime.recording import Binding, Recording, perform
+from stitch.runtime.recording import Binding, perform
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.tensor_access import target_desc
 from stitch.runtime.values import (
     AnyLease,
     ArgumentRecord,
     InputPort,
-    Places,
     Status,
     ValueRecord,
     capture,
@@ -39,10 +39,6 @@ from stitch.runtime.values import (
 READY = Status.READY
 #: What else is so once a run's results are in their cells.
 Then = Callable[[], object] | None
-#: What plans that run on some values depend on, but for places.
-Forms = tuple[tuple[object, ...] | None, ...]
-#: Sets of values that a stage remembers to have run on.
-MAX_KNOWN = 8
 #: How often it is planned alone and has to wait after all, before it always waits.
 MAX_TRIES = 4
 
@@ -171,43 +167,13 @@ class _Result:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Recorded:
-    """A recording that serves values of some forms: the numbers that these have in it, its results
-    in the order of its leases, and the positions of the entries that are overwritten."""
+class _Details:
+    """Of a recording: its results in the order of its leases, their cells, and the positions of the
+    entries that are overwritten, and stay in their cells."""
 
-    recording: Recording
-    entries: tuple[int, ...]
     results: tuple[_Result, ...]
+    cells: tuple[int, ...]
     carried: tuple[int, ...]
-
-
-class _Known:
-    """Values that a stage has run on: the recording that serves them, and how it is bound to them.
-
-    It holds while the records stand still. `carried`: what stays in its cell, overwritten.
-    """
-
-    __slots__ = (
-        "bindings", "carried", "cells", "generation", "places", "recording", "results",
-    )  # fmt: skip
-
-    def __init__(
-        self, recorded: _Recorded, places: Places, generation: int,
-        carried: tuple[ValueRecord, ...],
-    ) -> None:  # fmt: skip
-        self.recording, self.results = recorded.recording, recorded.results
-        self.cells = tuple([result.cell for result in recorded.results])
-        self.places, self.generation, self.carried = places, generation, carried
-        self.bindings: dict[AnyLease, Binding] = {}
-
-    def binding(self, lease: AnyLease) -> Binding | None:
-        """How the recording is bound to a lease and these places, if it is."""
-        binding = self.bindings.get(lease)
-        if binding is None or binding.tally.is_closed:
-            binding = lease.bindings.get(self.places)
-            if binding is not None:
-                self.bindings[lease] = binding
-        return binding
 
 
 class LoopStage:
@@ -235,9 +201,7 @@ class LoopStage:
         self.reads, self.writes = tuple(read), tuple(made)
         self._entries: Callable[[Any], tuple[ValueRecord | None, ...]]
         self._entries = itemgetter(*read) if len(read) > 1 else _few(self.reads)
-        #: By the forms and by the identities of what was in these cells.
-        self._recorded: dict[Forms, _Recorded] = {}
-        self._known: dict[tuple[ValueRecord | None, ...], _Known] = {}
+        self._known: KnownWork[_Details] = KnownWork(self.device)
         self._tries = MAX_TRIES
 
     def __call__(self, arguments: Sequence[Any] = (), then: Then = None) -> None:
@@ -252,36 +216,33 @@ class LoopStage:
                 device.check_open()
             if device.dropped or device.gone:
                 device.drain()
-            if self._recorded and not device.queued.agents and not device.copies_forbidden:
+            if self._known and not device.queued.agents and not device.copies_forbidden:
                 entries = self._entries(self.cells.values)
-                known = self._known.get(entries)
-                if known is None or known.generation != device.records.generation:
-                    known = self._look_up(entries)
-                if known is not None and self._run_again(known, entries, arguments, then):
+                if self._run_again(entries, arguments, then):
                     return
             self._queue(arguments, then)
 
     # -- again -----------------------------------------------------------------------------------
 
-    def _run_again(
-        self, known: _Known, entries: tuple[ValueRecord | None, ...], arguments: Sequence[Any],
-        then: Then,
-    ) -> bool:  # fmt: skip
+    def _run_again(self, entries: Entries, arguments: Sequence[Any], then: Then) -> bool:
         """Run what is recorded; False, and nothing done, where its guard does not hold."""
-        device, idle = self.device, known.recording.idle
-        if not idle:
+        device = self.device
+        exposed = None if None in entries else self._known.count_exposed(entries)
+        known = None if exposed is None else self._known.find(entries, exposed)
+        if known is None or not self._fits(known, entries, arguments):
             return False
-        lease = idle[-1]
-        binding = known.binding(lease)
-        if binding is None or not self._fits(known, entries, arguments):
+        binding = known.binding(device)
+        if binding is None:
             return False
+        lease = binding.lease
+        assert lease is not None, "known recordings have leases"
         now, values = device.queued.number, None if lease.held else lease.values
         take: Callable[[], object]
         if values is not None:
             take = partial(_taken_again, lease, values, now)
         else:
             values = []
-            for result in known.results:
+            for result in known.details.results:
                 value = ValueRecord(device, result.desc, result.desc_key)
                 value.by = result.by
                 values.append(value)
@@ -292,22 +253,21 @@ class LoopStage:
                 ran = straight.run(arguments, True)
             else:
                 ran = perform(device, binding, arguments)
-            self.cells.fill(known.cells, values, then, take)
+            self.cells.fill(known.details.cells, values, then, take)
         except BaseException as error:
             done = error.__dict__.pop("stitch_steps_done", None)
             if done is None:
                 done = 0 if straight is None else straight.steps_done(error)
             if device.records.is_whole:
-                self._stopped(known, binding, done)
+                self._stopped(known, entries, binding, done)
             raise
         if ran is not True:
             device.tell_run(binding, ran)
         return True
 
-    def _fits(
-        self, known: _Known, entries: tuple[ValueRecord | None, ...], arguments: Sequence[Any]
-    ) -> bool:
-        """Whether arrays are of the forms that were recorded, and entries as they were."""
+    def _fits(self, known: KnownRun[_Details], entries: Entries, arguments: Sequence[Any]) -> bool:
+        """Whether arrays are of the forms that were recorded, and nobody else has what is
+        overwritten."""
         for argument, (dtype, shape) in zip(arguments, self._ports, strict=True):
             if (
                 type(argument) is not np.ndarray
@@ -315,10 +275,9 @@ class LoopStage:
                 or argument.shape != shape
             ):
                 return False
-        for value in entries:
-            if value is None or value.status is not READY or value.consumed:
-                return False
-        for value in known.carried:
+        for position in known.details.carried:
+            value = entries[position]
+            assert value is not None
             buffer = value.instances[0].buffer
             if value.handles != 1 or value.is_exposed or value.version or buffer.pins:
                 return False
@@ -326,9 +285,13 @@ class LoopStage:
                 return False
         return True
 
-    def _stopped(self, known: _Known, binding: Binding, done: int) -> None:
+    def _stopped(
+        self, known: KnownRun[_Details], entries: Entries, binding: Binding, done: int
+    ) -> None:
         """A run ended half-way: what it was overwriting is lost."""
-        for value in known.carried:
+        for position in known.details.carried:
+            value = entries[position]
+            assert value is not None
             self.device.deallocate(value, self.lost_by)
         if done:
             self.device.events.report(PlanStopped(binding.index, binding.plan, done))
@@ -344,7 +307,7 @@ class LoopStage:
             device.queue_up(lambda: self._append(given, then))
             return
         entries = self._entries(self.cells.values)
-        forms = self._forms(entries) if all(value.is_array for value in given) else None
+        forms = self._known.forms(entries) if all(value.is_array for value in given) else None
         numbers: list[int] = []
         cells: dict[int, int] = {}
 
@@ -391,21 +354,17 @@ class LoopStage:
         target_desc(value.desc, conversion.desc, device.machine.shape)
         return value
 
-    @staticmethod
-    def _forms(entries: tuple[ValueRecord | None, ...]) -> Forms:
-        return tuple([None if value is None else value.signature() for value in entries])
-
     # -- what is remembered ----------------------------------------------------------------------
 
     def _remember(
-        self, binding: Binding, forms: Forms, entries: Sequence[ValueRecord | None],
+        self, binding: Binding, forms: tuple[object, ...], entries: Entries,
         numbers: Sequence[int], cells: Mapping[int, int],
     ) -> None:  # fmt: skip
         """The next run on values of these forms may go past the queue; `numbers`: those that the
         entries had in the window that has just run, `cells`: those of its results, with cells."""
         effects, values = binding.recording.effects, self.cells.values
-        if len(set(numbers)) != len(self.reads):
-            return  # One value is in two cells: that is another kind of work.
+        if len(numbers) != len(self.reads):
+            return  # Some cell was empty.
         carried = []
         for each in effects.carried:
             position = numbers.index(each.entry)
@@ -421,27 +380,8 @@ class LoopStage:
             result = values[cells[number]]
             assert result is not None
             results.append(_Result(cells[number], result.desc, result.desc_key, result.by))
-        self._recorded[forms] = _Recorded(
-            binding.recording, tuple(numbers), tuple(results), tuple(carried)
-        )
-        while len(self._recorded) > MAX_KNOWN:
-            del self._recorded[next(iter(self._recorded))]
-
-    def _look_up(self, entries: tuple[ValueRecord | None, ...]) -> _Known | None:
-        """What was recorded for values of these forms; None where nothing was, or its guard does
-        not hold."""
-        records = self.device.records
-        recorded = self._recorded.get(self._forms(entries))
-        if recorded is None or not recorded.recording.holds(records):
-            return None
-        while len(self._known) >= MAX_KNOWN:
-            del self._known[next(iter(self._known))]
-        values = [value for value in entries if value is not None]
-        places = zip(recorded.entries, [value.places() for value in values], strict=True)
-        carried = tuple([values[position] for position in recorded.carried])
-        known = _Known(recorded, tuple(places), records.generation, carried)
-        self._known[entries] = known
-        return known
+        details = _Details(tuple(results), tuple([r.cell for r in results]), tuple(carried))
+        self._known.remember(binding, forms, numbers, details)
 
 
 def _few(numbers: tuple[int, ...]) -> Callable[[Any], tuple[ValueRecord | None, ...]]:

@@ -20,11 +20,11 @@ from stitch.program import Array
 from stitch.runtime.arguments import check_donations, link_argument
 from stitch.runtime.device import RuntimeDevice
 from stitch.runtime.events import PlanStopped
+from stitch.runtime.known_work import KnownWork
 from stitch.runtime.loaded import LoadedProgram
-from stitch.runtime.queue import forget_stale_copies
 from stitch.runtime.recording import Binding, Ran, Recording, perform
 from stitch.runtime.tensor import Tensor
-from stitch.runtime.values import InputPort, Lease, Places, Status, ValueRecord
+from stitch.runtime.values import InputPort, Lease, Status, ValueRecord
 
 #: Forms of inputs whose recordings a graph remembers, and sets of tensors.
 MAX_FORMS = 8
@@ -39,48 +39,6 @@ class GraphCall:
 
     program: LoadedProgram
     feeds: Mapping[int, tuple[int, int]]
-
-
-class _Known:
-    """Values that were given before: which recording serves them, and how it is bound to them.
-
-    It holds while the records stand still, and what others hold of these values is the same.
-    """
-
-    __slots__ = ("bindings", "exposed", "generation", "places", "recording")
-
-    def __init__(
-        self,
-        recording: Recording,
-        places: Places,
-        generation: int,
-        values: Sequence[ValueRecord | None],
-    ) -> None:
-        self.recording, self.places, self.generation = recording, places, generation
-        self.bindings: dict[Lease[Binding], Binding] = {}
-        buffers = [v.instances[0].buffer for v in values if v is not None and v.is_exposed]
-        self.exposed = tuple([(buffer, buffer.pins > 0) for buffer in buffers])
-
-    def holds(self, generation: int, exposed: int) -> bool:
-        """Whether nothing has changed that the recording was chosen by."""
-        if self.generation != generation or len(self.exposed) != exposed:
-            return False
-        # No `all`: each step of a generator costs as much as the comparison.
-        for buffer, pinned in self.exposed:  # noqa: SIM110
-            if (buffer.pins > 0) is not pinned:
-                return False
-        return True
-
-    def binding(self, device: RuntimeDevice) -> Binding | None:
-        """How the recording is bound to an idle lease, perhaps a new one, and these places;
-        remembered. None where no memory is left for that."""
-        binding = device.maker.another(self.recording, self.places)
-        if binding is not None and binding.lease is not None:
-            if len(self.bindings) >= MAX_FORMS:
-                self.bindings.clear()
-            self.bindings[binding.lease] = binding
-            device.history.repeated(binding.index, binding.tally)
-        return binding
 
 
 class PreparedGraph:
@@ -121,12 +79,7 @@ class PreparedGraph:
         self._outputs = tuple((*programs[n].outputs[o], programs[n].name) for n, o in self._given)
         #: What its last run on arrays was a run of.
         self._recording: Recording | None = None
-        #: Of recent runs, by the forms of what was given (None: an array); and the numbers that
-        #: this has in every one of them.
-        self._recordings: dict[tuple[object, ...], Recording] = {}
-        self._numbers: tuple[int, ...] = ()
-        #: By the values of recent runs (None: an array).
-        self._known: dict[tuple[ValueRecord | None, ...], _Known] = {}
+        self._known: KnownWork[None] = KnownWork(device)
 
     def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
         """Run the graph on arrays or tensors; gives the last call's outputs, ready."""
@@ -239,17 +192,9 @@ class PreparedGraph:
             device.run_queue()
         arrays: list[Array] = []
         values: list[ValueRecord | None] = []
-        exposed = 0
         for port, argument in zip(self._ports, arguments, strict=True):
             if type(argument) is Tensor:
-                value = argument._record
-                if value.status is not READY or value.consumed:
-                    return None
-                if value.is_exposed:
-                    exposed += 1
-                    if len(value.instances) > 1:
-                        forget_stale_copies(device, value)
-                values.append(value)
+                values.append(argument._record)
             elif (
                 type(argument) is np.ndarray
                 and argument.dtype is port.dtype
@@ -259,20 +204,12 @@ class PreparedGraph:
                 values.append(None)
             else:
                 return None
-        given, generation = tuple(values), device.records.generation
-        known = self._known.get(given)
-        if known is None or not known.holds(generation, exposed):
-            known = self._look_up(given)
-            if known is None:
-                return None
-        recording = known.recording
-        if recording.generation != generation and not recording.holds(device.records):
+        entries = tuple(values)
+        exposed = self._known.count_exposed(entries)
+        known = None if exposed is None else self._known.find(entries, exposed)
+        if known is None:
             return None
-        binding = None
-        if recording.idle:
-            binding = known.bindings.get(recording.idle[-1])
-        if binding is None or binding.tally.is_closed:
-            binding = known.binding(device)
+        binding = known.binding(device)
         if binding is None or (device.copies_forbidden and binding.plan.copies):
             return None
         lease = binding.lease
@@ -290,27 +227,6 @@ class PreparedGraph:
             self._stopped(binding, done)
             raise
         return self._results(lease, None, binding, ran)
-
-    def _look_up(self, given: tuple[ValueRecord | None, ...]) -> _Known | None:
-        """What was recorded for values of these forms; None where nothing was."""
-        signatures: list[tuple[object, ...] | None] = []
-        places: list[tuple[int, tuple[int | None, ...]]] = []
-        for number, port, value in zip(self._numbers, self._ports, given, strict=False):
-            if value is None:
-                signatures.append(None)
-            elif value.desc_key in port.accepted and value.device is self.device:
-                signatures.append(value.signature())
-                places.append((number, value.places()))
-            else:
-                return None
-        recording = self._recordings.get(tuple(signatures))
-        if recording is None:
-            return None
-        while len(self._known) >= MAX_FORMS:
-            del self._known[next(iter(self._known))]
-        generation = self.device.records.generation
-        known = self._known[given] = _Known(recording, tuple(places), generation, given)
-        return known
 
     # -- by way of the queue ---------------------------------------------------------------------
 
@@ -334,31 +250,17 @@ class PreparedGraph:
                 numbers = tuple([value.number for value in given.values()])
 
         binding = None
+        entries = tuple([None if value.is_array else value for value in given.values()])
+        forms: tuple[object, ...] = ()
         while not handles:
+            forms = self._known.forms(entries)
             binding = device.run_queue(fill)
-        if binding is not None and binding.lease is not None:
-            self._remember(binding, tuple(given.values()), numbers)
+        # What overwrites its entries is done with them: the next are others.
+        if binding is not None and not binding.recording.effects.carried:
+            if binding.lease is not None and binding is binding.lease.plain:
+                self._recording = binding.recording
+            self._known.remember(binding, forms, numbers, None)
         return handles[0] if len(handles) == 1 else handles
-
-    def _remember(
-        self, binding: Binding, sources: Sequence[ValueRecord], numbers: tuple[int, ...]
-    ) -> None:
-        """The next run on values of these forms may go past the queue."""
-        lease = binding.lease
-        assert lease is not None
-        if binding.recording.effects.carried:
-            return  # Its entries are gone each time.
-        if binding is lease.plain:
-            self._recording = binding.recording
-        if len(set(numbers)) < len(numbers):
-            return  # One tensor is given twice: that is another kind of work.
-        forms = tuple([None if value.is_array else value.signature() for value in sources])
-        self._numbers = numbers
-        self._known.clear()
-        self._recordings.pop(forms, None)
-        self._recordings[forms] = binding.recording
-        if len(self._recordings) > MAX_FORMS:
-            del self._recordings[next(iter(self._recordings))]
 
     def _queue(self, given: Mapping[tuple[int, int], ValueRecord]) -> list[ValueRecord]:
         """Put the graph into the empty queue, all of it or nothing; the pending last outputs."""

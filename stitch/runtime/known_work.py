@@ -1,0 +1,142 @@
+"""Known work: what ran before on values of some forms, and runs again past the queue.
+
+Comes in: bindings that have run, and the values that they ran on. Goes out: the recording that
+serves values now, bound to where these lie. While the records stand still, values that it ran on
+before are known by themselves; others are known by their forms. Must not know handles, or who asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeAlias, TypeVar
+
+from stitch.runtime.device import RuntimeDevice
+from stitch.runtime.queue import forget_stale_copies
+from stitch.runtime.recording import Binding, Recording
+from stitch.runtime.values import AnyLease, Places, Status, ValueRecord
+
+READY = Status.READY
+#: Forms of values whose recordings are remembered, and sets of values.
+MAX_FORMS = 8
+#: What a run is given; None: an array of the call.
+Entries: TypeAlias = "tuple[ValueRecord | None, ...]"
+#: What whoever asks remembers beside a recording.
+D = TypeVar("D")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Recorded(Generic[D]):
+    """What serves values of some forms, and the numbers that these have in it."""
+
+    recording: Recording
+    numbers: tuple[int, ...]
+    details: D
+
+
+class KnownRun(Generic[D]):
+    """Entries that were given before: which recording serves them, and how it is bound to them.
+
+    It holds while the records stand still, and what others hold of these values is the same.
+    """
+
+    __slots__ = ("bindings", "details", "exposed", "generation", "places", "recording")
+
+    def __init__(self, recorded: _Recorded[D], generation: int, entries: Entries) -> None:
+        self.recording, self.details = recorded.recording, recorded.details
+        self.generation = generation
+        self.places: Places = tuple([
+            (number, value.places())
+            for number, value in zip(recorded.numbers, entries, strict=True)
+            if value is not None
+        ])  # fmt: skip
+        self.bindings: dict[AnyLease, Binding] = {}
+        buffers = [v.instances[0].buffer for v in entries if v is not None and v.is_exposed]
+        self.exposed = tuple([(buffer, buffer.pins > 0) for buffer in buffers])
+
+    def holds(self, generation: int, exposed: int) -> bool:
+        """Whether nothing has changed that the recording was chosen by."""
+        if self.generation != generation or len(self.exposed) != exposed:
+            return False
+        # No `all`: each step of a generator costs as much as the comparison.
+        for buffer, pinned in self.exposed:  # noqa: SIM110
+            if (buffer.pins > 0) is not pinned:
+                return False
+        return True
+
+    def binding(self, device: RuntimeDevice) -> Binding | None:
+        """How the recording is bound to an idle lease, perhaps a new one, and these places;
+        remembered. None where no memory is left for that."""
+        idle = self.recording.idle
+        binding = self.bindings.get(idle[-1]) if idle else None
+        if binding is None or binding.tally.is_closed:
+            binding = device.maker.another(self.recording, self.places)
+            if binding is not None and binding.lease is not None:
+                if len(self.bindings) >= MAX_FORMS:
+                    self.bindings.clear()
+                self.bindings[binding.lease] = binding
+                device.history.repeated(binding.index, binding.tally)
+        return binding
+
+
+class KnownWork(Generic[D]):
+    """The runs of one kind of work that need no queue; `details` are what is said of each."""
+
+    __slots__ = ("_device", "_known", "_recorded")
+
+    def __init__(self, device: RuntimeDevice) -> None:
+        self._device = device
+        self._recorded: dict[tuple[object, ...], _Recorded[D]] = {}
+        self._known: dict[Entries, KnownRun[D]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._recorded)
+
+    def forms(self, entries: Entries) -> tuple[object, ...]:
+        """What plans that run on such values depend on, but for places."""
+        return tuple([v if v is None else (v.desc_key, v.signature()) for v in entries])
+
+    def remember(
+        self, binding: Binding, forms: tuple[object, ...], numbers: Sequence[int], details: D
+    ) -> None:
+        """What has just run serves values of these forms from now on; `numbers`: those that they
+        had. Not where it changes more than its results, or one value was given twice."""
+        if binding.lease is None or len(set(numbers)) < len(numbers):
+            return
+        self._known.clear()
+        self._recorded.pop(forms, None)
+        self._recorded[forms] = _Recorded(binding.recording, tuple(numbers), details)
+        if len(self._recorded) > MAX_FORMS:
+            del self._recorded[next(iter(self._recorded))]
+
+    def find(self, entries: Entries, exposed: int) -> KnownRun[D] | None:
+        """What serves these values, so many of which are exposed, if its guard holds."""
+        records = self._device.records
+        generation = records.generation
+        known = self._known.get(entries)
+        if known is None or not known.holds(generation, exposed):
+            recorded = self._recorded.get(self.forms(entries))
+            if recorded is None:
+                return None
+            while len(self._known) >= MAX_FORMS:
+                del self._known[next(iter(self._known))]
+            known = self._known[entries] = KnownRun(recorded, generation, entries)
+        recording = known.recording
+        if recording.generation != generation and not recording.holds(records):
+            return None
+        return known
+
+    def count_exposed(self, entries: Entries) -> int | None:
+        """How many of the values others can write to, after a look at their copies; None where one
+        cannot be read now."""
+        exposed = 0
+        for value in entries:
+            if value is None:
+                continue
+            if value.status is not READY or value.consumed:
+                return None
+            if value.is_exposed:
+                exposed += 1
+                if len(value.instances) > 1:
+                    forget_stale_copies(self._device, value)
+        return exposed
