@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import tracemalloc
 from collections.abc import Callable
@@ -17,6 +18,12 @@ from stitch.errors import FormatError, OutOfMemoryError
 from stitch.forms import read_array, read_array_file
 
 LARGE = (1 << 22,)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_to_collect() -> None:
+    """What other tests left to the collector counts as taken, too."""
+    gc.collect()
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import textwrap
@@ -18,6 +19,12 @@ from stitch.errors import OutOfMemoryError
 from tests.support.stitched_models import integers, one, scaled
 
 MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_to_collect() -> None:
+    """What other tests left to the collector counts as taken, too."""
+    gc.collect()
 
 
 def sums(name: str, elements: int) -> Any:

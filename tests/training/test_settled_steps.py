@@ -40,22 +40,21 @@ def run(meddle: Meddling, **options: Any) -> tuple[list[Any], dict[str, Array], 
         model.training.optimizer.zero_grad()
         seen += [loss.item(), values_of(pred).tolist()]
         done.append(instance.device.statistics())
-    return seen, instance.state_dict(), done
+    state = instance.state_dict()
+    instance.close()
+    return seen, state, done
 
 
 def nothing(instance: TrainingInstance, step: int, what: Any) -> None:
     """The loop as it is."""
 
 
-def keep_everything() -> Meddling:
-    kept: list[Any] = []
-
-    def meddle(instance: TrainingInstance, step: int, what: Any) -> None:
-        kept.append(what)
-        if len(kept) > 8:
-            del kept[:4]
-
-    return meddle
+def keep_everything(instance: TrainingInstance, step: int, what: Any) -> None:
+    """As long as the training lives."""
+    kept: list[Any] = vars(instance).setdefault("kept", [])
+    kept.append(what)
+    if len(kept) > 8:
+        del kept[:4]
 
 
 def read_and_write(instance: TrainingInstance, step: int, what: Any) -> None:
@@ -98,7 +97,7 @@ def raise_the_rate(instance: TrainingInstance, step: int, what: Any) -> None:
 @pytest.mark.parametrize(
     "meddle",
     [
-        nothing, keep_everything(), read_and_write, reads_inside, predict_in_between,
+        nothing, keep_everything, read_and_write, reads_inside, predict_in_between,
         profile_some_steps, allocate_and_free, copy_the_handle, raise_the_rate,
     ],
     ids=lambda meddle: meddle.__name__,
