@@ -170,6 +170,8 @@ def _spelled(target: str | Path | Machine) -> str:
 class Pipeline(RuntimePipeline):
     """Loaded programs in a chain, called in one go; `from_yaml` reads a whole pipeline file."""
 
+    device: Device
+
     @staticmethod
     @takes(path=PATH, device=optional(_DEVICE))
     def from_yaml(
@@ -220,7 +222,7 @@ def submit(
     LIST.check("submit", "inputs", inputs)
     loaded = device.loaded(binary, program)
     if loaded.device is not device:
-        raise UsageError(f"program {loaded.name!r} is loaded on another device")
+        device.refuse_program(loaded)
     results = loaded(*inputs)
     for tensor in inputs:
         if isinstance(tensor, Tensor) and tensor.is_allocated and not tensor.retain:

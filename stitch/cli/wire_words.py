@@ -189,9 +189,14 @@ def _slot(known: _Names, text: str, side: str, word: str) -> tuple[int, int]:
         )
     if problems:
         raise UsageError(problems[0], where=word)
-    names = ", ".join(f"{i}: {m.program.name}" for i, m in enumerate(known.modules))
-    raise UsageError(f"no module is called {text[: candidates[0]]!r}", where=word,
-                     expected=names)  # fmt: skip
+    names = ", ".join(
+        f"{i}: {m.program.name}" + (f" ({m.label})" if m.label != m.program.name else "")
+        for i, m in enumerate(known.modules)
+    )
+    raise UsageError(
+        f"no module is called {text[: candidates[0]]!r}", where=word, expected=names,
+        remedy="call a module by its number, its file's name without suffix, or its program's name",
+    )  # fmt: skip
 
 
 def slot_index(names: Mapping[str, int], word: str) -> int | None:

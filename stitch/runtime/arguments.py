@@ -95,6 +95,8 @@ def _check(device: Caller, agent: LoadedProgram, port: InputPort, value: ValueRe
     if value.device is not device:
         raise UsageError(
             f"input {port.name!r} of {agent.name!r} is a tensor of another device",
+            expected=f"an array, or a tensor of {device!r}",
+            got=f"a tensor of {value.device!r}",
             remedy="bring it over with .numpy()",
         )
     if value.desc_key not in port.accepted:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 
@@ -145,6 +145,15 @@ class RuntimeDevice(Lifetime):
         super().__init__(self.machine.name)
 
     # -- life --------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        state = " closed" if self._closed else ""
+        return f"<Device {self.machine.name} executor={self.executor}{state}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a device belongs to its process: open one there, and load the .ttb files again"
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -322,12 +331,18 @@ class RuntimeDevice(Lifetime):
             value.check_usable()
             yield
 
-    def check_device(self, tensor: Tensor) -> None:
-        """Raise `UsageError` for what is no tensor, or one of another device."""
+    def check_device(self, tensor: Tensor, call: str) -> None:
+        """Raise `UsageError` for what is no tensor, or one of another device, given to `call`."""
         if not isinstance(tensor, Tensor):
-            TENSOR.check("Device", "tensor", tensor)
+            TENSOR.check(call, "tensor", tensor)
         if tensor._record.device is not self:
-            raise UsageError("this tensor belongs to another device")
+            raise UsageError(
+                "this tensor belongs to another device",
+                where=call,
+                expected=f"a tensor of {self!r}",
+                got=f"{tensor!r} of {tensor.device!r}",
+                remedy="bring it over: device.tensor(tensor.numpy())",
+            )
 
     def layout_of(self, value: ValueRecord) -> Layout:
         """The layout of a value's primary instance, or, while pending, the promised one."""
@@ -335,7 +350,7 @@ class RuntimeDevice(Lifetime):
 
     def has_layout(self, tensor: Tensor, layout: Layout | TensorDesc) -> bool:
         """Whether a tensor lies as described; an address counts only where one is given."""
-        self.check_device(tensor)
+        self.check_device(tensor, "Device.has_layout")
         LAYOUT.check("has_layout", "layout", layout)
         wanted = layout.layout if isinstance(layout, TensorDesc) else layout
         if isinstance(layout, TensorDesc) and layout.shape != tensor.shape:
@@ -366,7 +381,7 @@ class RuntimeDevice(Lifetime):
 
     def footprint_of(self, tensor: Tensor) -> slice:
         """Where in `memory(tensor.space)` a tensor's footprint lies; raises for host arrays."""
-        self.check_device(tensor)
+        self.check_device(tensor, "Device.footprint_of")
         self.settle(tensor._record)
         return self.access.footprint_of(tensor._record)
 
@@ -397,7 +412,7 @@ class RuntimeDevice(Lifetime):
         Raises `LinkError` where shape or kind of number differ.
         """
         with self.lock:
-            self.check_device(tensor)
+            self.check_device(tensor, "Device.write")
             value = tensor._record
             self.settle(value)
             self.run_queue()
@@ -475,7 +490,16 @@ class RuntimeDevice(Lifetime):
     def _look_closer(self, agent: LoadedProgram) -> None:
         self.check_open()
         if agent.device is not self:
-            raise UsageError(f"program {agent.name!r} is loaded on another device")
+            self.refuse_program(agent)
+
+    def refuse_program(self, agent: LoadedProgram) -> NoReturn:
+        """It is another device's: raise the `UsageError` that says so."""
+        raise UsageError(
+            f"program {agent.name!r} is loaded on another device",
+            expected=f"a program of {self!r}",
+            got=f"a program of {agent.device!r}",
+            remedy="load its file here: device.load(file)",
+        )
 
     def _drain_for(self, agent: LoadedProgram, inputs: list[ValueRecord]) -> None:
         """Let go of what seems to share a value that is donated, and was perhaps dropped, or is
@@ -550,7 +574,7 @@ class RuntimeDevice(Lifetime):
     ) -> Tensor:
         """Queue a conversion; see `stitch.to_layout`."""
         self.check_open()
-        self.check_device(tensor)
+        self.check_device(tensor, "to_layout")
         value = tensor._record
         value.check_usable()
         desc = target_desc(value.desc, layout, self.machine.shape)

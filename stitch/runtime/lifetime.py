@@ -50,7 +50,8 @@ class Lifetime:
         self.check_process()
         raise TaskError(
             f"device {self._name!r} is closed",
-            remedy="read results before leaving the `with` block",
+            remedy="use it and read results before close() or the end of its `with` block, or open "
+            "another device",
         )
 
     @property

@@ -57,7 +57,9 @@ class LoadedProgram:
         verify: Callable[[], None],
         constants: list[BufferRecord],
     ) -> None:
-        self.device = device
+        self._home = device
+        #: The `Device` that loaded it, which knows programs and is not known by them.
+        self.device: Any = device
         self.program = program
         self.name = program.name
         self._verify = verify
@@ -101,7 +103,7 @@ class LoadedProgram:
 
     def _port(self, name: str, kind: ValueType, desc: TensorDesc) -> InputPort:
         host = TensorDesc(kind.shape, host_layout(kind.data_type))
-        return InputPort(self.name, name, kind, desc, self.device.desc_key(host))
+        return InputPort(self.name, name, kind, desc, self._home.desc_key(host))
 
     def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
         """Queue one run; gives one tensor, or a tuple where the program has several outputs.
@@ -110,7 +112,7 @@ class LoadedProgram:
         """
         if named or len(arguments) != self.takes:
             arguments = self.arrange(arguments, named)
-        return self.device.submit(self, arguments)
+        return self._home.submit(self, arguments)
 
     def arrange(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
         """Arguments in slot order; raises `UsageError` naming what is missing or surplus."""
@@ -135,13 +137,13 @@ class LoadedProgram:
         """The executor's form of the program; made, and its constants checked, on first use."""
         if self._prepared is None:
             self._verify()
-            self._prepared = self.device.backend.prepare(self.program)
+            self._prepared = self._home.backend.prepare(self.program)
         return self._prepared
 
     @found_once
     def host_bytes(self) -> ProgramBytes:
         """What running it takes of the host's memory beside the spaces, by the executor."""
-        return self.device.backend.executor.host_bytes(self.program)
+        return self._home.backend.executor.host_bytes(self.program)
 
     @found_once
     def content_hash(self) -> bytes:
@@ -166,6 +168,9 @@ class LoadedProgram:
         if not 0 <= which < len(self.ports):
             raise UsageError(f"program {self.name!r} has {len(self.ports)} inputs, not {which + 1}")
         return self.ports[which].desc.layout
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a loaded program belongs to its device: load its .ttb file there again")
 
     def __repr__(self) -> str:
         inputs = ", ".join(f"{p.name}: {p.type.text()}" for p in self.ports)

@@ -342,7 +342,7 @@ class LoopStage:
         """What a conversion is given, as a value."""
         port, device = conversion.port, self.device
         if type(argument) is Tensor:
-            device.check_device(argument)
+            device.check_device(argument, port.origin)
         elif type(argument) is np.ndarray and argument.dtype == port.dtype:
             allowed = device.host_memory.allowed
             host = capture(argument, port.shape, port.type.data_type, False, port.origin, allowed)

@@ -20,11 +20,14 @@ class RuntimePipeline(PreparedGraph):
 
     def __init__(self, programs: Iterable[LoadedProgram]) -> None:
         self.programs = tuple(programs) if isinstance(programs, Iterable) else ()
-        if not self.programs or not all(isinstance(p, LoadedProgram) for p in self.programs):
+        strangers = [p for p in self.programs if not isinstance(p, LoadedProgram)]
+        if not self.programs or strangers:
+            got = strangers[0] if strangers else programs
             raise UsageError(
                 "a pipeline needs at least one program, loaded on a device",
                 expected="programs: a list of what device.load gave",
-                got=type(programs).__name__,
+                got=f"{type(got).__name__}: {' '.join(repr(got).split())[:60]}",
+                remedy="load files first: Pipeline([device.load(file) for file in files])",
             )
         feeds: list[dict[int, tuple[int, int]]] = [{} for _ in self.programs]
         for wire in chain_wires([loaded.program for loaded in self.programs]):

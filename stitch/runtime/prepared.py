@@ -62,8 +62,14 @@ class PreparedGraph:
         device = programs[0].device
         assert isinstance(device, RuntimeDevice), "devices load programs"
         self.device = device
-        if any(p.device is not self.device for p in programs):
-            raise UsageError(f"the programs of a {name} are loaded on one device")
+        stranger = next((p for p in programs if p.device is not device), None)
+        if stranger is not None:
+            raise UsageError(
+                f"the programs of a {name} are loaded on one device",
+                expected=f"{device!r}, as {programs[0].name!r} is",
+                got=f"{stranger.name!r} on {stranger.device!r}",
+                remedy="load its file there: device.load(file)",
+            )
         self.inputs = tuple(
             (number, position)
             for number, call in enumerate(self._calls)
@@ -289,6 +295,19 @@ class PreparedGraph:
 
     # -- names -----------------------------------------------------------------------------------
 
+    def __reduce__(self) -> Any:
+        raise TypeError(f"a {self._name} belongs to its device: load its programs there again")
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(
+            f"{name}: {port.type.text()}"
+            for name, port in zip(self.input_names, self._ports, strict=True)
+        )
+        outputs = ", ".join(desc.text() for desc, _, _ in self._outputs)
+        count = len(self._calls)
+        programs = f"{count} program{'s' * (count != 1)}"
+        return f"<{type(self).__name__}({inputs}) -> {outputs}; {programs} on {self.device!r}>"
+
     def _arrange(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         names = self.input_names
         given = dict(zip(names, arguments, strict=False))
@@ -302,7 +321,10 @@ class PreparedGraph:
                 + (f"; missing: {', '.join(missing)}" if missing else "")
                 + (f"; surplus: {', '.join(unknown)}" if unknown else "")
                 + (f"; given twice: {', '.join(twice)}" if twice else ""),
-                expected=", ".join(names),
+                expected=", ".join(
+                    f"{name}: {port.type.text()}"
+                    for name, port in zip(names, self._ports, strict=True)
+                ),
                 got=f"{len(arguments)} by position, {len(named)} by name",
             )
         return tuple(given[name] for name in names)

@@ -230,9 +230,8 @@ def _after_failure(
         for number in task.outputs:
             value = values[number]
             if value.status is Status.PENDING:
-                why = f"failed: {error}" if index == failing else "was cancelled after a failure"
                 value.status = Status.FAILED
-                value.by = f"task {name!r} {why}"
+                value.by = f"task {name!r} {_why(error, index == failing)}"
         if not is_made:
             for position in task.transformation.donated:
                 values[task.inputs[position]].status = Status.LOST
@@ -242,6 +241,16 @@ def _after_failure(
     # Whoever has the window runs them.
     error.__dict__["stitch_tasks_left"] = left
     records.free_unused({(b.space, b.address) for b, _ in effects.made if b.address is not None})
+
+
+def _why(error: BaseException, is_first: bool) -> str:
+    """What befell a task that was stopped, or one that came after it."""
+    if isinstance(error, Exception):
+        said = str(error) or type(error).__name__
+        return f"failed: {said}" if is_first else "was cancelled after a failure"
+    if is_first:
+        return f"was interrupted by {type(error).__name__}"
+    return "was cancelled after an interrupt"
 
 
 def _what_is_left(plan: Plan, steps_done: int, *, is_over: bool) -> tuple[int, tuple[int, ...]]:

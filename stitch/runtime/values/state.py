@@ -226,7 +226,10 @@ class ValueRecord:
             Status.FAILED: "was never made",
         }
         state = words.get(self.status, "was given away or freed")
-        remedy = "keep a handle that is not donated or freed, or set tensor.retain = True"
+        remedy = (
+            "copy what is used again before it is given away: copy.deepcopy(tensor); from submit "
+            "and to_layout(retain=False) tensor.retain = True keeps it"
+        )
         if self.status in (Status.FAILED, Status.LOST):
             remedy = "look at the error that was raised when the queue ran"
         raise TaskError(

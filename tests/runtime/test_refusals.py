@@ -1,0 +1,135 @@
+"""What is said to those who use a device wrongly: what, expected, got, and a remedy that works."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stitch
+from stitch.errors import UsageError
+from stitch.runtime import HookContext
+from tests.support.stitched_models import consuming, scaled
+
+X = np.ones((4, 64), np.float32)
+
+
+def one(result: stitch.Tensor | tuple[stitch.Tensor, ...]) -> stitch.Tensor:
+    assert isinstance(result, stitch.Tensor)
+    return result
+
+
+def interrupt(context: HookContext) -> None:
+    raise KeyboardInterrupt
+
+
+def give_up(context: HookContext) -> None:
+    raise MemoryError
+
+
+@pytest.mark.parametrize(("hook", "said"), [
+    (interrupt, ("task 'a' was interrupted by KeyboardInterrupt", "cancelled after an interrupt")),
+    (give_up, ("task 'a' failed: MemoryError", "cancelled after a failure")),
+])  # fmt: skip
+def test_a_tensor_whose_run_was_stopped_without_a_word_says_what_stopped_it(
+    hook: Callable[[HookContext], object], said: tuple[str, str]
+) -> None:
+    with stitch.open_device("tiny") as device:
+        a, b = device.load(scaled("a", 2.0)), device.load(scaled("b", 3.0))
+        first = one(a(X))
+        second = one(b(first))
+        unregister = device.hooks.register(before_program=hook)
+        with pytest.raises((KeyboardInterrupt, MemoryError)):
+            device.flush()
+        unregister()
+        for tensor, words in zip((first, second), said, strict=True):
+            with pytest.raises(stitch.TaskError) as refused:
+                tensor.numpy()
+            assert words in str(refused.value)
+
+
+def test_the_remedy_for_a_donated_tensor_works() -> None:
+    with stitch.open_device("tiny") as device:
+        eat = device.load(consuming("eat", 3.0))
+        given = device.tensor(X)
+        given.retain = True  # It speaks of submit: what is donated is gone all the same.
+        kept = copy.deepcopy(given)
+        eaten = one(eat(given))
+        with pytest.raises(stitch.TaskError, match=r"copy\.deepcopy\(tensor\)"):
+            given.numpy()
+        np.testing.assert_array_equal(eaten.numpy(), X * 3)
+        np.testing.assert_array_equal(kept.numpy(), X)
+
+
+def test_what_belongs_to_another_device_is_told_both() -> None:
+    with stitch.open_device("tiny") as here, stitch.open_device("host") as there:
+        mine, theirs = here.load(scaled("a", 2.0)), there.load(scaled("a", 2.0, target="host"))
+        tensor = there.tensor(X)
+        uses: list[Callable[[], object]] = [
+            lambda: mine(tensor),
+            lambda: stitch.Pipeline([mine])(tensor),
+            lambda: stitch.Pipeline([mine, theirs]),
+            lambda: here.write(tensor, X),
+            lambda: here.submit(theirs, (X,)),
+            lambda: stitch.submit(here, theirs, 0, [X]),
+        ]
+        for use in uses:
+            with pytest.raises(UsageError) as refused:
+                use()
+            error = refused.value
+            assert "<Device tiny executor=numpy>" in str(error.expected)
+            assert "<Device host executor=numpy>" in str(error.got)
+            assert error.remedy
+
+
+def test_a_wrong_argument_is_told_with_the_call_and_what_it_was() -> None:
+    with stitch.open_device("tiny") as device:
+        a = device.load(scaled("a", 2.0))
+        wrong: Any = X
+        with pytest.raises(UsageError, match=r"Device\.write takes a tensor"):
+            device.write(wrong, X)
+        wrongs: list[tuple[Any, str]] = [
+            ([], "list: []"), (["a.ttb", "b.ttb"], "str: 'a.ttb'"), (a, "LoadedProgram: <"),
+            ([a, None], "NoneType: None"),
+        ]  # fmt: skip
+        for given, got in wrongs:
+            with pytest.raises(UsageError, match="loaded on a device") as refused:
+                stitch.Pipeline(given)
+            assert str(refused.value.got).startswith(got)
+        with pytest.raises(UsageError) as refused:
+            stitch.Pipeline([a])(X, X)
+        assert refused.value.expected == "x: 4x64xf32"
+
+
+def test_devices_and_pipelines_show_what_they_are_and_that_they_stay_where_they_are() -> None:
+    with stitch.open_device("tiny") as device:
+        a = device.load(scaled("a", 2.0))
+        pipeline = stitch.Pipeline([a, a])
+        assert repr(device) == "<Device tiny executor=numpy>"
+        shown = repr(pipeline)
+        assert shown.startswith("<Pipeline(x: 4x64xf32) -> 4x64xf32:")
+        assert shown.endswith("; 2 programs on <Device tiny executor=numpy>>")
+        for what in (device, a, pipeline):
+            for copied in (pickle.dumps, copy.copy, copy.deepcopy):
+                with pytest.raises(TypeError, match="belongs to its"):
+                    copied(what)
+    assert repr(device) == "<Device tiny executor=numpy closed>"
+    with pytest.raises(stitch.TaskError, match="open another device"):
+        device.load(scaled("a", 2.0))
+
+
+def test_devices_are_reached_from_what_lies_on_them_by_their_type() -> None:
+    """Type checkers are asked, too: what is reached is a `stitch.Device`."""
+    with stitch.open_device("tiny") as device:
+        program = device.load(scaled("a", 2.0))
+        pipeline = stitch.Pipeline([program])
+        by_program: stitch.Device = program.device
+        by_tensor: stitch.Device = one(pipeline(X)).device
+        by_pipeline: stitch.Device = pipeline.device
+        assert by_program is by_tensor is by_pipeline is device
+        stitch.submit(program.device, program, 0, [X])
+        assert "tiny" in pipeline.device.explain()
