@@ -726,9 +726,10 @@ class RuntimeDevice(Lifetime):
         """Within the block, work that would need a copy raises `TaskError`; runs the queue before
         and after."""
         self.flush()
-        self.copies_forbidden += 1
-        self.look_again()
+        # Nothing can come in between these two.
         try:
+            self.copies_forbidden += 1
+            self.look_again()
             yield
             self.flush()
         finally:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeAlias
 
 from stitch.argument_kinds import CALLABLE
@@ -82,18 +83,23 @@ class EventStream:
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
         """Call `subscriber(event)` from now on; returns what ends the subscription."""
         CALLABLE.check("events.subscribe", "subscriber", subscriber)
-        self._subscribers = (*self._subscribers, subscriber)
-        self.active = True
-        self._changed()
+        # Something of its own: who ends this subscription twice ends no other of the same function.
+        own = partial(subscriber)
 
         def unsubscribe() -> None:
-            others = list(self._subscribers)
-            if subscriber in others:
-                others.remove(subscriber)
-            self._subscribers = tuple(others)
+            others = tuple([each for each in self._subscribers if each is not own])
+            self._subscribers = others
             self.active = bool(others)
             self._changed()
 
+        try:
+            self._subscribers = (*self._subscribers, own)
+            self.active = True
+            self._changed()
+        except BaseException:
+            # An interrupt: nobody has what would end it.
+            unsubscribe()
+            raise
         return unsubscribe
 
     def report(self, event: Event) -> None:

@@ -9,9 +9,10 @@ queue meanwhile; if it reads, it waits for the run: a hook must not wait for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import MappingProxyType
+from functools import partial
 from typing import get_args
 
 from stitch.argument_kinds import CALLABLE, optional
@@ -57,6 +58,13 @@ def call_hooks(moment: MomentHooks, context: HookContext) -> None:
         hook(context)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Registration:
+    """What was registered in one go; another one of the same functions is another."""
+
+    hooks: Mapping[Moment, Hook]
+
+
 class Hooks:
     """The hooks of one device. Registrations add up; each is undone by what `register` returns.
 
@@ -65,7 +73,7 @@ class Hooks:
 
     def __init__(self, changed: Callable[[], None]) -> None:
         self._changed = changed
-        self._registered: list[MappingProxyType[Moment, Hook]] = []
+        self._registered: list[_Registration] = []
         self.moments = {m: MomentHooks(FIRST_BIT << i) for i, m in enumerate(MOMENTS)}
         self.bits = 0
 
@@ -95,19 +103,37 @@ class Hooks:
         hooks = {moment: hook for moment, hook in given.items() if hook is not None}
         if not hooks:
             raise UsageError("register needs a hook", expected=", ".join(MOMENTS))
-        entry = MappingProxyType(hooks)
-        self._registered.append(entry)
+        registration = _Registration(hooks)
+        try:
+            self._add(registration)
+        except BaseException:
+            # An interrupt: nobody has what would unregister them.
+            self._remove(registration)
+            raise
+        return partial(self._remove, registration)
+
+    @contextmanager
+    def registered(self, hooks: Mapping[Moment, Hook]) -> Iterator[None]:
+        """Within the block these are registered, however it ends."""
+        registration = _Registration(hooks)
+        try:
+            self._add(registration)
+            yield
+        finally:
+            self._remove(registration)
+
+    def _add(self, registration: _Registration) -> None:
+        self._registered.append(registration)
         self._update()
 
-        def unregister() -> None:
-            if entry in self._registered:
-                self._registered.remove(entry)
-                self._update()
-
-        return unregister
+    def _remove(self, registration: _Registration) -> None:
+        """Twice does no harm, and brings to an end what an interrupt has left of the first time."""
+        with suppress(ValueError):
+            self._registered.remove(registration)
+        self._update()
 
     def _update(self) -> None:
         for moment, those in self.moments.items():
-            those.hooks = tuple([entry[moment] for entry in self._registered if moment in entry])
+            those.hooks = tuple([r.hooks[moment] for r in self._registered if moment in r.hooks])
         self.bits = sum(those.bit for those in self.moments.values() if those.hooks)
         self._changed()

@@ -48,12 +48,9 @@ def _looking(device: RuntimeDevice) -> Iterator[list[str]]:
             program = context.program.name
             culprits.append(f"{operation.op} -> {result!r} of {program!r}{place}")
 
-    remove = device.hooks.register(after_operation=after)
-    try:
+    with device.hooks.registered({"after_operation": after}):
         yield culprits
         device.flush()
-    finally:
-        remove()
 
 
 def _is_finite(array: Array) -> bool:

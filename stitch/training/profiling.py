@@ -44,12 +44,9 @@ def profiled(device: RuntimeDevice, queue: Callable[[], object]) -> tuple[LayerT
             LayerTime(context.program.name, name, operation.op, operation.location, seconds)
         )
 
-    remove = device.hooks.register(before_operation=before, after_operation=after)
-    try:
+    with device.hooks.registered({"before_operation": before, "after_operation": after}):
         queue()
         device.flush()
-    finally:
-        remove()
     return tuple(times)
 
 
@@ -73,9 +70,6 @@ def capturing(device: RuntimeDevice, name: str) -> Iterator[list[Array]]:
             if context.program.values[value].name == name and not captured:
                 captured.append(array.copy())
 
-    remove = device.hooks.register(after_operation=after)
-    try:
+    with device.hooks.registered({"after_operation": after}):
         yield captured
         device.flush()
-    finally:
-        remove()
