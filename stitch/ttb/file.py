@@ -149,8 +149,8 @@ def decode_file(where: str, file: memoryview, envelope: Envelope) -> Binary:
 def _collector_at_rest() -> Iterator[None]:
     """Loading makes many objects and no cycles: looking for some costs a sixth of the time."""
     was_enabled = gc.isenabled()
-    gc.disable()
     try:
+        gc.disable()
         yield
     finally:
         if was_enabled:

@@ -132,6 +132,20 @@ def test_compiling_leaves_the_module_as_it_was() -> None:
         assert torch.equal(tensor, before[name])
 
 
+class Stopped(nn.Identity):  # type: ignore[misc]  # torch has no types here
+    """A part whose mode cannot be changed before somebody has pressed a key."""
+
+    def train(self, mode: bool = True) -> Any:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_while_compiling_leaves_the_module_in_its_mode() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), Stopped(), nn.Linear(4, 2))
+    with pytest.raises(KeyboardInterrupt):
+        stitch.compile(net, (torch.ones(3, 4),), optimizer="sgd", loss="mse_mean")
+    assert all(part.training for part in net.modules())
+
+
 def test_parameters_without_a_gradient_stay_constants() -> None:
     module = made(Convolutional)
     module.first.weight.requires_grad_(False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -295,3 +296,21 @@ def test_neither_saving_nor_loading_copies_the_constants(tmp_path: Path) -> None
         tracemalloc.stop()
     assert read.programs[0].constants[0].data.nbytes == 32_000_000
     assert peak < 2_000_000
+
+
+def test_an_interrupt_while_loading_leaves_the_collector_at_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disable = gc.disable
+
+    def disable_and_stop() -> None:
+        disable()
+        raise KeyboardInterrupt
+
+    file = encode(binary_of(np.ones(2, np.float32)))
+    assert gc.isenabled()
+    with monkeypatch.context() as patch:
+        patch.setattr(gc, "disable", disable_and_stop)
+        with pytest.raises(KeyboardInterrupt):
+            load(file)
+    assert gc.isenabled()

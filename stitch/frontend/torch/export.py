@@ -49,8 +49,8 @@ def exported(module: Any, examples: Examples) -> Any:
 def _quiet() -> Iterator[None]:
     """Without what torch logs and prints of a failure that it raises as well."""
     before, printed = logging.root.manager.disable, io.StringIO()
-    logging.disable(max(before, logging.ERROR))
     try:
+        logging.disable(max(before, logging.ERROR))
         with redirect_stderr(printed):
             yield
     finally:

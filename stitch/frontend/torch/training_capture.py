@@ -57,8 +57,8 @@ def _evaluating(module: Any) -> Iterator[None]:
         yield
         return
     before = [(part, part.training) for part in module.modules()]
-    module.eval()
     try:
+        module.eval()
         yield
     finally:
         for part, training in before:

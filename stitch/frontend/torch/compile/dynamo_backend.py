@@ -149,8 +149,8 @@ def without_onednn() -> Iterator[None]:
     """Otherwise a recurrent layer becomes one operator of oneDNN, whose gradient is another."""
     # Not torch.backends.mkldnn.flags: that warns of flags that are not touched.
     before = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
     try:
+        torch._C._set_mkldnn_enabled(False)
         yield
     finally:
         torch._C._set_mkldnn_enabled(before)
