@@ -74,7 +74,7 @@ MANY_NOTES = 256
 @dataclass(frozen=True, slots=True)
 class Statistics:
     """What a device has done since it opened, counted; in the steady state only `replays` and
-    `windows` grow.
+    `windows` grow, and what runs past the queue (pipelines, settled trainings) changes nothing.
 
     `recordings_made`: plans that are kept to run again; `bindings_made`: how often one was bound to
     places. `replays`: windows that needed no plan. `revocations`: leases that gave their memory up.

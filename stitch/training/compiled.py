@@ -18,7 +18,7 @@ import numpy as np
 from stitch.errors import UsageError
 from stitch.machine import Machine
 from stitch.program import Array, DataType, InputKind, Program
-from stitch.runtime import RuntimeDevice
+from stitch.report import Device
 from stitch.training.graphs import Trainable
 from stitch.training.instance import TrainingInstance
 from stitch.training.losses import Loss, loss_from_config
@@ -59,7 +59,7 @@ class CompiledTraining:
         return self._started[-1] if self._started and not self._started[-1].is_closed else None
 
     def start(
-        self, device: RuntimeDevice, *, weights: Mapping[str, Any] | None = None, seed: int = 0,
+        self, device: Device, *, weights: Mapping[str, Any] | None = None, seed: int = 0,
         owns_device: bool = False,
     ) -> TrainingInstance:  # fmt: skip
         """Put the model on a device, ready to train; an instance started before is closed.

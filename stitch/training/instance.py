@@ -16,6 +16,7 @@ import numpy as np
 
 from stitch.errors import TaskError, UsageError
 from stitch.program import Array, InputKind, Program
+from stitch.report import Device
 from stitch.runtime import LoadedProgram, RuntimeDevice, Tensor
 from stitch.training.batch import fitted
 from stitch.training.diagnosis import culprit
@@ -42,10 +43,12 @@ class TrainingInstance(TrainingTensors):
     operations. One device may hold several instances.
     """
 
+    device: Device
+
     def __init__(
         self,
         programs: TrainingPrograms,
-        device: RuntimeDevice,
+        device: Device,
         values: Mapping[str, Array],
         *,
         loss: Loss,

@@ -133,3 +133,15 @@ def test_devices_are_reached_from_what_lies_on_them_by_their_type() -> None:
         assert by_program is by_tensor is by_pipeline is device
         stitch.submit(program.device, program, 0, [X])
         assert "tiny" in pipeline.device.explain()
+
+
+def test_a_training_and_its_device_are_typed_as_what_they_are() -> None:
+    builder = stitch.ComputationGraphBuilder("line")
+    x = builder.input("x", (4, 64), "float32")
+    weights = builder.parameter("w", np.zeros((1, 64), np.float32))
+    builder.output("y", builder.linear(x, weights))
+    model = stitch.compile(builder.build(), target="tiny", optimizer="sgd", loss="mse")
+    with stitch.open_device("tiny") as device, model.start(device) as instance:
+        by_instance: stitch.Device = instance.device
+        assert by_instance is device
+        assert "tiny" in instance.device.explain()

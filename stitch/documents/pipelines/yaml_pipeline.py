@@ -29,7 +29,8 @@ from stitch.errors import FormatError, Problem, StitchError, UsageError, closest
 from stitch.forms import read_array
 from stitch.machine import machine_names
 from stitch.program import Array, DataType, InputSlot, OutputSlot, Program, ValueType
-from stitch.runtime import LoadedProgram, RuntimeDevice, Tensor, capture
+from stitch.report import Device
+from stitch.runtime import LoadedProgram, Tensor, capture
 from stitch.ttb import Binary, load
 
 Value = Tensor | Array
@@ -130,7 +131,7 @@ class YamlPipeline:
     `inputs` and `output_names` say what it takes and gives.
     """
 
-    def __init__(self, checked: CheckedPipeline, device: RuntimeDevice) -> None:
+    def __init__(self, checked: CheckedPipeline, device: Device) -> None:
         self.device = device
         self.checked = checked
         self.inputs = checked.inputs
