@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
+from stitch.program import Array
 from stitch.runtime.device import RuntimeDevice
 from stitch.runtime.queue import forget_stale_copies
 from stitch.runtime.recording import Binding, Recording
@@ -40,11 +41,13 @@ class KnownRun(Generic[D]):
     It holds while the records stand still, and what others hold of these values is the same.
     """
 
-    __slots__ = ("bindings", "details", "exposed", "generation", "places", "recording")
+    __slots__ = (
+        "bindings", "details", "exposed", "generation", "numbers", "places", "recording",
+    )  # fmt: skip
 
     def __init__(self, recorded: _Recorded[D], generation: int, entries: Entries) -> None:
         self.recording, self.details = recorded.recording, recorded.details
-        self.generation = generation
+        self.generation, self.numbers = generation, recorded.numbers
         self.places: Places = tuple([
             (number, value.places())
             for number, value in zip(recorded.numbers, entries, strict=True)
@@ -77,6 +80,15 @@ class KnownRun(Generic[D]):
                 self.bindings[binding.lease] = binding
                 device.history.repeated(binding.index, binding.tally)
         return binding
+
+    def arrays(self, binding: Binding, entries: Entries, arguments: Sequence[Any]) -> list[Array]:
+        """The arrays that a run copies in: those of the call, and those of values outside the
+        spaces where no room was left to keep a copy of them."""
+        return [
+            argument if value is None else value.host_array()
+            for number, value, argument in zip(self.numbers, entries, arguments, strict=True)
+            if number in binding.arrays
+        ]
 
 
 class KnownWork(Generic[D]):

@@ -218,6 +218,8 @@ class PreparedGraph:
         binding = known.binding(device)
         if binding is None or (device.copies_forbidden and binding.plan.copies):
             return None
+        if len(binding.arrays) != len(arrays):
+            arrays = known.arrays(binding, entries, arguments)
         lease = binding.lease
         assert lease is not None, "known recordings have leases"
         straight = binding.straight

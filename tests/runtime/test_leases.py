@@ -14,7 +14,15 @@ import stitch
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import DataType, Layout, Space, TensorDesc
 from stitch.runtime import LoadedProgram
-from tests.support.stitched_models import binary_op, integers, model, one, parameters_only, scaled
+from tests.support.stitched_models import (
+    binary_op,
+    integers,
+    model,
+    one,
+    parameters_only,
+    scaled,
+    tiny,
+)
 
 F32 = DataType.FLOAT32
 
@@ -251,3 +259,56 @@ def test_what_is_dropped_keeps_its_place_though_another_result_of_its_run_is_hel
         after = device.statistics()
         assert after.plans_made == settled.plans_made
         assert after.bindings_made == settled.bindings_made
+
+
+def test_a_held_value_that_a_program_finds_at_an_address_is_there_in_the_next_run() -> None:
+    """Each plan that ran is looked at by the checker (`plans_are_sound`)."""
+    machine = tiny(l1_nbytes=4096)
+    here = ("input.x.space=l1", "output.y.space=l1")
+    assert machine.shape.l1 is not None
+    base = machine.shape.l1.base
+    spot = base + 0x200
+    with stitch.open_device(machine) as device:
+        # The only other gap that is as large as a value: the first result lies there unasked.
+        walls = [
+            device.empty(TensorDesc((4, 64), Layout(F32, Space.L1, address=base + at)))
+            for at in (0x100, 0x300)
+        ]
+        first = device.load(scaled("first", 2.0, target=machine, wishes=here))
+        wishes = (*here, f"input.x.address={spot:#x}")
+        then = device.load(scaled("then", 3.0, target=machine, wishes=wishes))
+        held: list[stitch.Tensor] = []
+        for start in range(4):
+            h = one(first(integers(start=start)))
+            y = one(then(h))
+            np.testing.assert_array_equal(y.numpy(), (integers(start=start) * 2 + 1) * 3 + 1)
+            held = [*held[-1:], h]
+            del h, y
+        del walls, held
+
+
+def test_a_host_tensor_of_which_no_copy_can_stay_is_copied_in_each_time() -> None:
+    """A pipeline's tensors and arrays, where the memory has room for nothing but the run itself."""
+    machine = tiny(l1_nbytes=1024, dram_nbytes=1024)
+    here = ("input.x.space=l1", "output.y.space=l1")
+    with stitch.open_device(machine) as device:
+        programs = [
+            device.load(scaled(name, factor, target=machine, wishes=here))
+            for name, factor in (("a", 2.0), ("b", 3.0))
+        ]
+        pipeline = stitch.Pipeline(programs)
+        walls: list[stitch.Tensor] = []
+        for space, left in ((Space.L1, 768), (Space.DRAM, 0)):
+            while device.records.allocators[space].free_nbytes > left:
+                try:
+                    walls.append(device.empty(TensorDesc((4, 16), Layout(F32, space))))
+                except stitch.OutOfMemoryError:
+                    break
+        # What others hold stays where it is.
+        shared = [np.from_dlpack(wall) for wall in walls if wall.space is Space.DRAM]
+        tensor = device.tensor(integers())
+        for _ in range(6):
+            y = one(pipeline(tensor))
+            np.testing.assert_array_equal(y.numpy(), (integers() * 2 + 1) * 3 + 1)
+            del y
+        del shared, walls

@@ -17,7 +17,7 @@ from functools import partial
 from stitch.budget import Claim
 from stitch.errors import OutOfMemoryError, StitchError, TaskError
 from stitch.memory import LENT_ADDRESSES
-from stitch.planner import Allocate, Copy, Plan, PlanRequest, plan
+from stitch.planner import Allocate, Copy, Execute, Plan, PlanRequest, plan
 from stitch.runtime.events import PlanMade
 from stitch.runtime.history import Tally
 from stitch.runtime.recording.recorded_work import Site, Work
@@ -314,11 +314,19 @@ def _reads_fixed(plan: Plan, window: Work) -> bool:
 
 
 def _has_fixed_results(plan: Plan) -> bool:
+    """Whether a result lies where a program leaves it, or another must find it."""
     final = {resident.value for resident in plan.final_values}
+    own = {instance.buffer for resident in plan.final_values for instance in resident.instances}
+    tasks = plan.request.tasks
     return any(
         number in final and desc.layout.address is not None
-        for task in plan.request.tasks
+        for task in tasks
         for number, desc in zip(task.outputs, task.transformation.outputs, strict=True)
+    ) or any(
+        instance.buffer in own and desc.layout.address is not None
+        for step in plan.steps
+        if isinstance(step, Execute)
+        for instance, desc in zip(step.inputs, tasks[step.task].transformation.inputs, strict=True)
     )
 
 
