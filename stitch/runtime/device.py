@@ -209,8 +209,13 @@ class RuntimeDevice(Lifetime):
         frame: FrameType | None = sys._getframe()
         while frame is not None:
             code = frame.f_code
-            if code in RUNNING or (code is _RUN_QUEUE and frame.f_locals["self"] is self):
+            if code in RUNNING:
                 return True
+            if code is _RUN_QUEUE and frame.f_locals["self"] is self:
+                # One that has just begun runs nothing yet.
+                window = frame.f_locals.get("window")
+                if window is not None and window is self.running:
+                    return True
             if code.co_filename == PLAN_FILE:
                 return True
             frame = frame.f_back
@@ -636,6 +641,8 @@ class RuntimeDevice(Lifetime):
             if fill is not None:
                 fill()
             window = self.queued
+            if not window.agents:
+                return None  # All there was has been half a task.
             kept, following = window.kept(), Window(window.number + 1)
             # From here on others queue in the next, and may give away what this one reads. Both at
             # once: nothing can come in between these.
@@ -787,8 +794,13 @@ class RuntimeDevice(Lifetime):
     def drain(self) -> None:
         """Read the notes that finalizers left: drop values without handles, unpin exports."""
         records = self.records
-        if not records.is_whole:
+        if not records.is_whole or self.running is not None:
+            # What reads a value may have left the queue, and come back to it.
             self.check_idle()
+        if not self.queued.is_whole:
+            # What only half a task reads is not queued.
+            with self.queue_lock:
+                self._mend_queue()
         # Before the handles: what is pinned no more goes back to its lease with its last handle.
         if self.gone:
             self._read_notes()

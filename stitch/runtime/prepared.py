@@ -116,6 +116,8 @@ class PreparedGraph:
                 and recording.generation == device.records.generation
                 and not device.copies_forbidden
                 and not device.queued.agents
+                # Else an interrupted window may read what the last run made.
+                and device.running is None
             ):
                 if lease is None and recording.idle:
                     lease, value = recording.idle[-1], None

@@ -94,8 +94,10 @@ class Window:
 
     @classmethod
     def of(cls, number: int, *windows: Window) -> Window:
-        """The tasks of these windows as one, but for one that is half queued."""
-        joined = cls(number)
+        """The tasks of these windows as one, but for one that is half queued. Its number is above
+        `number` where an attempt that was interrupted has given that to values already."""
+        after = [value.window + 1 for window in windows for value in window.values]
+        joined = cls(max([number, *after]))
         for window in windows:
             for task, agent in zip(window.graph.tasks, window.agents, strict=False):
                 inputs = [window.values[n] for n in task.inputs]

@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from stitch.budget import Claim
 from stitch.errors import OutOfMemoryError, StitchError, TaskError
 from stitch.memory import LENT_ADDRESSES
 from stitch.planner import Allocate, Copy, Execute, Plan, PlanRequest, plan
@@ -107,7 +106,7 @@ class RecordingMaker:
         device = self._device
         records, shared = device.records, sharing(places)
         for recording in variants:
-            if recording.shared != shared:
+            if recording.shared != shared or recording.is_dropped:
                 continue
             if recording.places is not None and recording.places != places:
                 continue
@@ -117,8 +116,9 @@ class RecordingMaker:
                 recording.clear_way(records)
             if not recording.holds(records):
                 continue
-            if recording.alone is not None:
-                return recording.alone
+            if recording.places is not None:
+                # An interrupt may have come between what it is and what it is bound to.
+                return recording.alone or self._bound(recording, None, places)
             binding = self._at(recording, places)
             if binding is not None:
                 return binding
@@ -169,6 +169,7 @@ class RecordingMaker:
         )  # fmt: skip
         if not is_lent:
             recording.look_around(device.records, planned.picture)
+        recording.claim = claim
         device.recordings.plans_made += 1
         variants = device.recordings.of(key)
         if is_one_of_many:
@@ -181,7 +182,7 @@ class RecordingMaker:
             recording.generation = device.records.generation
             lease = recording.take_places(device.records, device.recordings.works)
             assert lease is not None, "its own places are free"
-        return self._bound(recording, lease, places, claim)
+        return self._bound(recording, lease, places)
 
     def planned(self, window: Work, kept: tuple[bool, ...]) -> Planned:
         """The plan for a window's work as things are; raises where there is none."""
@@ -236,17 +237,9 @@ class RecordingMaker:
 
     # -- binding ---------------------------------------------------------------------------------
 
-    def _bound(
-        self,
-        recording: Recording,
-        lease: Lease[Binding] | None,
-        places: Places,
-        claim: Claim | None = None,
-    ) -> Binding:
+    def _bound(self, recording: Recording, lease: Lease[Binding] | None, places: Places) -> Binding:
         """Bind a recording's plan to places; kept for the next time."""
         device, recorded = self._device, recording.plan
-        if claim is not None:
-            recording.claim = claim
         plan: Plan | Callable[[], Plan] = recorded
         if lease is None or recording.parts is None:
             bound = device.backend.bind(recorded, recording.programs, recording.bodies)
@@ -260,6 +253,8 @@ class RecordingMaker:
         device.recordings.bindings_made += 1
         index = device.recordings.bindings_made
         tally = Tally(plan, bound.staging_nbytes, recording.each)
+        # What the recording took is its first binding's, too.
+        claim = recording.claim if recording.each is None else None
         recording.each = tally.each
         binding = Binding(
             index, recording, bound, lease, tally, claim, arrays,

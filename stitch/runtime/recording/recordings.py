@@ -10,7 +10,7 @@ plans. Goes out: bindings that may run. Must not know handles.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from stitch.budget import Claim
@@ -385,17 +385,19 @@ class Recordings:
         """Drop what runs a transformation whose agent is gone."""
         self._last = (None, [])
         stale = [key for key in self._kinds if any(part[0] == transformation for part in key[0])]
-        for key in stale:
-            for recording in self._kinds.pop(key):
-                self._drop(recording)
+        self._forget(stale)
 
     def clear(self) -> None:
         """Drop all recordings."""
         self._last = (None, [])
-        kinds, self._kinds = self._kinds, OrderedDict()
-        for variants in kinds.values():
-            for recording in variants:
+        self._forget(list(self._kinds))
+
+    def _forget(self, kinds: Iterable[Key]) -> None:
+        for key in kinds:
+            for recording in self._kinds.get(key, ()):
                 self._drop(recording)
+            # Only now: what an interrupt leaves is found the next time.
+            self._kinds.pop(key, None)
 
     def _drop(self, recording: Recording) -> None:
         self._works = None

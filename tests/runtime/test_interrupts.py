@@ -1,0 +1,165 @@
+"""An interrupt that comes while an earlier one, or a failure, is being put in order; and others at
+single places: the next call finds everything as it was before or after."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stitch
+from stitch.runtime.recording import Recordings
+from stitch.tasks import TaskGraph
+from tests.support.stitched_models import held_by, integers, one, scaled
+
+DOUBLED, HALVED = scaled("doubled", 2.0), scaled("halved", 0.5)
+
+
+def interrupt_once(
+    patch: pytest.MonkeyPatch, owner: Any, name: str, *, after: int = 0
+) -> Callable[[], bool]:
+    """The next call of a method but so many is interrupted; says whether it was."""
+    function, calls = getattr(owner, name), iter(range(after + 1))
+
+    def interrupted(*arguments: Any, **named: Any) -> Any:
+        if next(calls, None) == after:
+            raise KeyboardInterrupt
+        return function(*arguments, **named)
+
+    patch.setattr(owner, name, interrupted)
+    return lambda: next(calls, None) is None
+
+
+def always_interrupt(*arguments: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_queue_that_is_put_in_order_is_interrupted_again() -> None:
+    with stitch.open_device("tiny") as device:
+        a, b = device.load(DOUBLED), device.load(HALVED)
+        given = device.tensor(integers())
+        result = one(b(one(a(given))))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(device.maker, "planned", always_interrupt)
+            # As its tasks go back into the queue, the second of them.
+            is_done = interrupt_once(patch, TaskGraph, "add", after=1)
+            with pytest.raises(KeyboardInterrupt):
+                device.flush()
+            assert is_done()
+        np.testing.assert_array_equal(result.numpy(), (integers() * 2 + 1) * 0.5 + 1)
+
+
+def test_half_a_task_alone_is_no_queue() -> None:
+    with stitch.open_device("tiny") as device:
+        program = device.load(DOUBLED)
+        with pytest.MonkeyPatch.context() as patch:
+            interrupt_once(patch, TaskGraph, "add")
+            with pytest.raises(KeyboardInterrupt):
+                program(integers())
+        before = device.statistics()
+        device.flush()
+        assert device.statistics() == before
+        np.testing.assert_array_equal(one(program(integers())).numpy(), integers() * 2 + 1)
+
+
+def test_what_only_half_a_task_reads_is_freed_with_its_last_handle() -> None:
+    with stitch.open_device("tiny") as device:
+        program = device.load(DOUBLED)
+        given = one(program(integers()))
+        device.flush()
+        with pytest.MonkeyPatch.context() as patch:
+            interrupt_once(patch, TaskGraph, "add")
+            with pytest.raises(KeyboardInterrupt):
+                program(given)
+        del given
+        device.drain()
+        assert not any(
+            view["block_table"][0]["allocated"]
+            and view["block_table"][0]["tensor"] == "output 'y' of 'doubled'"
+            for view in device.memory_views().values()
+        )
+        del program
+        gc.collect()
+        assert held_by(device) == []
+
+
+def test_what_an_interrupted_window_reads_is_not_dropped() -> None:
+    """The end of the run was interrupted too, so the window is not back in the queue yet."""
+    with stitch.open_device("tiny") as device:
+        program = device.load(DOUBLED)
+        given = device.tensor(integers())
+        result = one(program(given))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(device.maker, "planned", always_interrupt)
+            interrupt_once(patch, device, "_end_run")
+            with pytest.raises(KeyboardInterrupt):
+                device.flush()
+        del given
+        with device.lock:
+            device.drain()
+        np.testing.assert_array_equal(result.numpy(), integers() * 2 + 1)
+
+
+def test_a_settled_pipeline_does_not_overwrite_what_an_interrupted_window_reads() -> None:
+    with stitch.open_device("tiny") as device:
+        a, b = device.load(DOUBLED), device.load(HALVED)
+        pipeline = stitch.Pipeline([a])
+        for _ in range(5):
+            given = one(pipeline(integers()))
+        result = one(b(given))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(device.maker, "planned", always_interrupt)
+            interrupt_once(patch, device, "_end_run")
+            with pytest.raises(KeyboardInterrupt):
+                device.flush()
+        # Its place is the one that the pipeline would take next.
+        del given
+        np.testing.assert_array_equal(one(pipeline(-integers())).numpy(), 1 - integers() * 2)
+        np.testing.assert_array_equal(result.numpy(), (integers() * 2 + 1) * 0.5 + 1)
+
+
+def test_running_the_queue_after_an_interrupt_is_no_call_from_within() -> None:
+    with stitch.open_device("tiny") as device:
+        program = device.load(DOUBLED)
+        result = one(program(integers()))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(device.maker, "planned", always_interrupt)
+            interrupt_once(patch, device, "_end_run")
+            with pytest.raises(KeyboardInterrupt):
+                device.flush()
+        device.flush()
+        assert not result.is_pending
+        np.testing.assert_array_equal(result.numpy(), integers() * 2 + 1)
+
+
+def test_a_recording_that_was_never_bound_is_bound_as_it_is_meant() -> None:
+    """A host array that somebody holds leaves a copy on the device: no lease serves that."""
+    with stitch.open_device("tiny") as device:
+        program = device.load(DOUBLED)
+        given = device.tensor(integers())
+        result = one(program(given))
+        with pytest.MonkeyPatch.context() as patch:
+            interrupt_once(patch, device.maker, "_bound")
+            with pytest.raises(KeyboardInterrupt):
+                device.flush()
+        np.testing.assert_array_equal(result.numpy(), integers() * 2 + 1)
+        assert device.records.leases == {}
+        with device.without_copies():
+            again = one(program(given))
+        np.testing.assert_array_equal(again.numpy(), integers() * 2 + 1)
+
+
+def test_recordings_that_were_to_be_dropped_are_dropped_the_next_time() -> None:
+    with stitch.open_device("tiny") as device:
+        program = device.load(DOUBLED)
+        for shift in range(3):
+            one(program(integers(start=shift))).numpy()
+        with pytest.MonkeyPatch.context() as patch:
+            interrupt_once(patch, Recordings, "_drop")
+            with pytest.raises(KeyboardInterrupt):
+                device.recordings.clear()
+        device.recordings.clear()
+        assert device.records.leases == {}
