@@ -192,13 +192,13 @@ class LoopStage:
         self.cells, self.device = cells, cells.device
         self.conversions, self.calls, self.lost_by = tuple(conversions), tuple(calls), lost_by
         self._ports = tuple([(c.port.dtype, c.port.shape) for c in self.conversions])
-        made = {c.cell for c in self.conversions}
+        filled = {c.cell for c in self.conversions}
         read: dict[int, None] = {}
         for call in self.calls:
-            read |= dict.fromkeys(n for n in call.inputs if n not in made)
-            made |= set(call.outputs)
+            read |= dict.fromkeys(n for n in call.inputs if n not in filled)
+            filled |= set(call.outputs)
         #: The cells that it reads as they were before it.
-        self.reads, self.writes = tuple(read), tuple(made)
+        self.reads, self.writes = tuple(read), tuple(filled)
         self._entries: Callable[[Any], tuple[ValueRecord | None, ...]]
         self._entries = itemgetter(*read) if len(read) > 1 else _few(self.reads)
         self._known: KnownWork[_Details] = KnownWork(self.device)
@@ -335,8 +335,8 @@ class LoopStage:
             tensors = [cells.tensor(number) for number in call.inputs]
             inputs = link_arguments(device, call.program, tensors, False)
             check_inputs(device, call.program, inputs)
-            made = device.append(call.program, inputs)
-            cells.fill(call.outputs, made, then if call is self.calls[-1] else None)
+            outputs = device.append(call.program, inputs)
+            cells.fill(call.outputs, outputs, then if call is self.calls[-1] else None)
 
     def _link(self, conversion: Conversion, argument: Any) -> ValueRecord:
         """What a conversion is given, as a value."""

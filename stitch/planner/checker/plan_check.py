@@ -29,7 +29,7 @@ WARNINGS = frozenset({"uncertified"})
 
 
 def check_plan(plan: Plan) -> tuple[Problem, ...]:
-    """Everything that is wrong with a plan, found by running it symbolically (DESIGN, 5.5).
+    """Everything that is wrong with a plan, found by running it symbolically.
 
     Each problem names the step it was found at; empty for a sound plan. Problems of a kind in
     `WARNINGS` say that a claim is missing, not that the plan is wrong. Never raises.
