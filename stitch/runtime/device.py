@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Self
@@ -69,6 +70,8 @@ READY = Status.READY
 DEFAULT_WINDOW = 64
 #: Notes of finalizers that are left to lie while nothing runs.
 MANY_NOTES = 256
+#: What tells devices of one machine apart where they are named.
+_NUMBERS = count(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,7 @@ class RuntimeDevice(Lifetime):
     ) -> None:
         if not isinstance(window, int) or window < 1:
             raise UsageError("a window holds at least one task", got=repr(window))
+        self.number = next(_NUMBERS)
         self.machine = load_machine(machine)
         self.backend = LocalBackend(self.machine, make_executor(executor), debug=debug)
         self.host_memory = HostMemory(self.backend, max_memory)
@@ -148,7 +152,7 @@ class RuntimeDevice(Lifetime):
 
     def __repr__(self) -> str:
         state = " closed" if self._closed else ""
-        return f"<Device {self.machine.name} executor={self.executor}{state}>"
+        return f"<Device {self.number} {self.machine.name} executor={self.executor}{state}>"
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -182,8 +186,8 @@ class RuntimeDevice(Lifetime):
         if (self.in_others_code or self.running is not None) and self.is_within_run():
             raise TaskError(
                 f"device {self.machine.name!r} is in the middle of a plan: a hook cannot use it, "
-                "nor can a kernel",
-                remedy="look at the arrays of the hook's context, and act after the run",
+                "nor can a kernel, nor a listener that hears of a plan being made",
+                remedy="look at what the hook or the listener is given, and act after the run",
             )
         self.in_others_code = False
         self.mend()

@@ -10,7 +10,7 @@ import numpy as np
 
 from stitch.argument_kinds import TEXT, either, instance_of
 from stitch.budget import copied
-from stitch.errors import LayoutError, OutOfMemoryError, TaskError, UsageError
+from stitch.errors import LayoutError, LinkError, OutOfMemoryError, TaskError, UsageError
 from stitch.linker import check_link
 from stitch.machine import MachineShape, footprint
 from stitch.planner import copy_cost
@@ -155,7 +155,13 @@ class TensorAccess:
         """An array that may overwrite a value; raises `LinkError`, or `LayoutError` where the value
         lies in an array that is read-only."""
         elements = as_array(array, "the array")
-        check_link(_dense(elements), value.desc, output="the array", input="the tensor")
+        try:
+            check_link(_dense(elements), value.desc, output="the array", input="the tensor")
+        except LinkError as error:
+            raise LinkError(
+                error.what, where=error.where, expected=error.expected, got=error.got,
+                remedy="give an array of the tensor's shape and kind: .reshape(...), .astype(...)",
+            ) from error  # fmt: skip
         target = value.instances[0].buffer.array
         if target is not None and not target.flags.writeable:
             raise LayoutError(

@@ -66,8 +66,9 @@ def test_the_remedy_for_a_donated_tensor_works() -> None:
 
 
 def test_what_belongs_to_another_device_is_told_both() -> None:
-    with stitch.open_device("tiny") as here, stitch.open_device("host") as there:
-        mine, theirs = here.load(scaled("a", 2.0)), there.load(scaled("a", 2.0, target="host"))
+    with stitch.open_device("tiny") as here, stitch.open_device("tiny") as there:
+        mine, theirs = here.load(scaled("a", 2.0)), there.load(scaled("a", 2.0))
+        assert repr(here) != repr(there)
         tensor = there.tensor(X)
         uses: list[Callable[[], object]] = [
             lambda: mine(tensor),
@@ -81,8 +82,8 @@ def test_what_belongs_to_another_device_is_told_both() -> None:
             with pytest.raises(UsageError) as refused:
                 use()
             error = refused.value
-            assert "<Device tiny executor=numpy>" in str(error.expected)
-            assert "<Device host executor=numpy>" in str(error.got)
+            assert repr(here) in str(error.expected)
+            assert repr(there) in str(error.got)
             assert error.remedy
 
 
@@ -92,6 +93,8 @@ def test_a_wrong_argument_is_told_with_the_call_and_what_it_was() -> None:
         wrong: Any = X
         with pytest.raises(UsageError, match=r"Device\.write takes a tensor"):
             device.write(wrong, X)
+        with pytest.raises(stitch.LinkError, match=r"try: give an array of the tensor's shape"):
+            device.write(device.tensor(X), X[:3])
         wrongs: list[tuple[Any, str]] = [
             ([], "list: []"), (["a.ttb", "b.ttb"], "str: 'a.ttb'"), (a, "LoadedProgram: <"),
             ([a, None], "NoneType: None"),
@@ -109,15 +112,15 @@ def test_devices_and_pipelines_show_what_they_are_and_that_they_stay_where_they_
     with stitch.open_device("tiny") as device:
         a = device.load(scaled("a", 2.0))
         pipeline = stitch.Pipeline([a, a])
-        assert repr(device) == "<Device tiny executor=numpy>"
+        assert repr(device) == f"<Device {device.number} tiny executor=numpy>"
         shown = repr(pipeline)
         assert shown.startswith("<Pipeline(x: 4x64xf32) -> 4x64xf32:")
-        assert shown.endswith("; 2 programs on <Device tiny executor=numpy>>")
+        assert shown.endswith(f"; 2 programs on {device!r}>")
         for what in (device, a, pipeline):
             for copied in (pickle.dumps, copy.copy, copy.deepcopy):
                 with pytest.raises(TypeError, match="belongs to its"):
                     copied(what)
-    assert repr(device) == "<Device tiny executor=numpy closed>"
+    assert repr(device) == f"<Device {device.number} tiny executor=numpy closed>"
     with pytest.raises(stitch.TaskError, match="open another device"):
         device.load(scaled("a", 2.0))
 
@@ -145,3 +148,13 @@ def test_a_training_and_its_device_are_typed_as_what_they_are() -> None:
         by_instance: stitch.Device = instance.device
         assert by_instance is device
         assert "tiny" in instance.device.explain()
+
+
+def test_a_listener_that_uses_a_device_in_the_middle_of_a_plan_is_told_that_it_is_one() -> None:
+    with stitch.open_device("tiny") as device:
+        a = device.load(scaled("a", 2.0))
+        unsubscribe = device.events.subscribe(lambda event: device.tensor(X))
+        with pytest.raises(stitch.TaskError, match="nor a listener that hears of a plan"):
+            one(a(X)).numpy()
+        unsubscribe()
+        np.testing.assert_array_equal(one(a(X)).numpy(), X * 2 + 1)
