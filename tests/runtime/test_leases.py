@@ -16,6 +16,7 @@ from stitch.program import DataType, Layout, Space, TensorDesc
 from stitch.runtime import LoadedProgram
 from tests.support.stitched_models import (
     binary_op,
+    consuming,
     integers,
     model,
     one,
@@ -285,6 +286,33 @@ def test_a_held_value_that_a_program_finds_at_an_address_is_there_in_the_next_ru
             held = [*held[-1:], h]
             del h, y
         del walls, held
+
+
+@pytest.mark.parametrize("makes", ["program", "to_layout"])
+def test_what_overwrites_a_result_at_an_address_lies_there_in_the_next_run(makes: str) -> None:
+    """As above; the value at the address is gone when its window has run, its place is not."""
+    with stitch.open_device("wormhole_n150") as device:
+        machine = device.machine
+        assert machine.shape.l1 is not None
+        spot = machine.shape.l1.base + 0x600
+        wishes = ("input.x.space=l1", "output.y.space=l1", f"output.y.address={spot:#x}")
+        first = device.load(scaled("first", 2.0, target=machine, wishes=wishes))
+        eat = device.load(consuming("eat", 3.0, target=machine, wishes=("input.x.space=l1",)))
+        for hold in (1, 2):
+            held: list[tuple[stitch.Tensor, int]] = []
+            for start in range(6):
+                x = integers(start=start)
+                if makes == "program":
+                    z = one(eat(first(x)))
+                else:
+                    lying = Layout(F32, Space.L1, address=spot)
+                    z = one(eat(device.tensor(x * 2 + 1).to_layout(lying)))
+                device.flush()
+                held = [*held, (z, start)][-hold:]
+                for tensor, number in held:
+                    expected = (integers(start=number) * 2 + 1) * 3
+                    np.testing.assert_array_equal(tensor.numpy(), expected)
+                del z, tensor
 
 
 def test_a_host_tensor_of_which_no_copy_can_stay_is_copied_in_each_time() -> None:

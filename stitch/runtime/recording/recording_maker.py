@@ -9,14 +9,14 @@ know handles, or how a binding runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
 from stitch.errors import OutOfMemoryError, StitchError, TaskError
 from stitch.memory import LENT_ADDRESSES
-from stitch.planner import Allocate, Copy, Execute, Plan, PlanRequest, plan
+from stitch.planner import Allocate, Copy, Execute, Instance, Plan, PlanRequest, Step, plan
 from stitch.runtime.events import PlanMade
 from stitch.runtime.history import Tally
 from stitch.runtime.recording.recorded_work import Site, Work
@@ -29,6 +29,7 @@ from stitch.runtime.recording.recordings import (
     sharing,
 )
 from stitch.runtime.values import AnyLease, Lease, Picture, Places, effects_of
+from stitch.tasks import Task
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -309,20 +310,30 @@ def _reads_fixed(plan: Plan, window: Work) -> bool:
 
 
 def _has_fixed_results(plan: Plan) -> bool:
-    """Whether a result lies where a program leaves it, or another must find it."""
+    """Whether a result lies where a task leaves something, be it what the result overwrote, or
+    where another must find it."""
     final = {resident.value for resident in plan.final_values}
     own = {instance.buffer for resident in plan.final_values for instance in resident.instances}
     tasks = plan.request.tasks
-    return any(
-        number in final and desc.layout.address is not None
+    fixed = {
+        number
         for task in tasks
         for number, desc in zip(task.outputs, task.transformation.outputs, strict=True)
-    ) or any(
-        instance.buffer in own and desc.layout.address is not None
-        for step in plan.steps
-        if isinstance(step, Execute)
-        for instance, desc in zip(step.inputs, tasks[step.task].transformation.inputs, strict=True)
+        if desc.layout.address is not None
+    }
+    return not fixed.isdisjoint(final) or any(
+        instance.buffer in own for step in plan.steps for instance in _at_fixed(step, tasks, fixed)
     )
+
+
+def _at_fixed(step: Step, tasks: Sequence[Task], fixed: Collection[int]) -> Iterator[Instance]:
+    """What must lie at some address when a step is done; `fixed`: values that tasks leave so."""
+    if isinstance(step, Execute):
+        what = tasks[step.task].transformation
+        touched = zip((*step.inputs, *step.outputs), (*what.inputs, *what.outputs), strict=True)
+        yield from (i for i, desc in touched if desc.layout.address is not None)
+    elif isinstance(step, Copy) and step.made in fixed:
+        yield step.target
 
 
 def _is_pressed(plan: Plan) -> bool:
