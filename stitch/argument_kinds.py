@@ -1,8 +1,9 @@
 """What public functions take: an argument of another kind is answered with the parameter's name.
 
-Comes in: a function's arguments, and the kind that each of its parameters takes. Goes out: nothing,
-or a `UsageError`. For the calls of a set-up (compile, load, open, save): what is called in every
-pass looks at its arguments by itself. Must not know what the arguments are for.
+Comes in: a function's arguments, and the kind that each of its parameters takes. Goes out: nothing
+(of inputs given by name, their order), or a `UsageError`. For the calls of a set-up (compile, load,
+open, save): what is called in every pass looks at its arguments by itself. Must not know what the
+arguments are for.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from numbers import Integral, Real
+from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
-from stitch.errors import UsageError
+from stitch.errors import UsageError, closest
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -131,3 +133,34 @@ def check_fields(checked: object, **kinds: ArgumentKind) -> None:
     """Raise `UsageError` for fields of a dataclass that are of another kind."""
     for name, kind in kinds.items():
         kind.check(type(checked).__name__, name, getattr(checked, name))
+
+
+def arranged(
+    what: str,
+    types: Sequence[tuple[str, str]],
+    arguments: Sequence[Any],
+    named: Mapping[str, Any],
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> tuple[Any, ...]:
+    """The inputs of `what`, given by position and by name, in the order of `types` (name, type).
+
+    Raises `UsageError` naming what is missing, surplus or given twice.
+    """
+    names = [name for name, _ in types]
+    by_position = dict(zip(names, arguments, strict=False))
+    twice = sorted(by_position.keys() & named.keys())
+    unknown = sorted(named.keys() - set(names))
+    surplus = [*unknown, *(f"argument {i}" for i in range(len(names), len(arguments)))]
+    given = {**defaults, **by_position, **named}
+    missing = [name for name in names if name not in given]
+    if missing or surplus or twice:
+        near = closest(unknown[0], names) if unknown else ""
+        parts = (("missing", missing), ("surplus", surplus), ("given twice", twice))
+        raise UsageError(
+            f"wrong inputs for {what}: "
+            + "; ".join(f"{word}: {', '.join(inputs)}" for word, inputs in parts if inputs)
+            + (f" ({near})" if near else ""),
+            expected=", ".join(f"{name}: {kind}" for name, kind in types),
+            got=f"{len(arguments)} by position, {len(named)} by name",
+        )
+    return tuple([given[name] for name in names])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-from stitch.argument_kinds import INDEX_OR_NAME, takes
+from stitch.argument_kinds import INDEX_OR_NAME, arranged, takes
 from stitch.budget import Claim
 from stitch.errors import UsageError
 from stitch.program import (
@@ -111,27 +111,9 @@ class LoadedProgram:
         Raises `UsageError` for missing or surplus inputs, `LinkError`.
         """
         if named or len(arguments) != self.takes:
-            arguments = self.arrange(arguments, named)
+            types = [(port.name, port.type.text()) for port in self.ports]
+            arguments = arranged(f"program {self.name!r}", types, arguments, named)
         return self._home.submit(self, arguments)
-
-    def arrange(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Arguments in slot order; raises `UsageError` naming what is missing or surplus."""
-        names = [port.name for port in self.ports]
-        given = dict(zip(names, arguments, strict=False))
-        twice = sorted(given.keys() & named.keys())
-        surplus = [*named.keys() - set(names)] + [
-            f"argument {i}" for i in range(len(names), len(arguments))
-        ]
-        given.update(named)
-        missing = [name for name in names if name not in given]
-        if missing or surplus or twice:
-            parts = (("missing", missing), ("surplus", sorted(surplus)), ("given twice", twice))
-            raise UsageError(
-                f"wrong inputs for program {self.name!r}: "
-                + "; ".join(f"{word}: {', '.join(slots)}" for word, slots in parts if slots),
-                expected=", ".join(f"{p.name}: {p.type.text()}" for p in self.ports),
-            )
-        return tuple(given[name] for name in names)
 
     def prepared(self) -> PreparedProgram:
         """The executor's form of the program; made, and its constants checked, on first use."""

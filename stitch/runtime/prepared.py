@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from stitch.argument_kinds import arranged
 from stitch.errors import UsageError
 from stitch.program import Array
 from stitch.runtime.arguments import check_donations, link_argument
@@ -90,7 +91,7 @@ class PreparedGraph:
     def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
         """Run the graph on arrays or tensors; gives the last call's outputs, ready."""
         if named or len(arguments) != self._count:
-            arguments = self._arrange(arguments, named)
+            arguments = arranged(f"the {self._name}", self._input_types, arguments, named)
         device = self.device
         with device.lock:
             recording, dropped = self._recording, device.dropped
@@ -303,35 +304,11 @@ class PreparedGraph:
         raise TypeError(f"a {self._name} belongs to its device: load its programs there again")
 
     def __repr__(self) -> str:
-        inputs = ", ".join(
-            f"{name}: {port.type.text()}"
-            for name, port in zip(self.input_names, self._ports, strict=True)
-        )
+        inputs = ", ".join([f"{name}: {kind}" for name, kind in self._input_types])
         outputs = ", ".join(desc.text() for desc, _, _ in self._outputs)
         count = len(self._calls)
         programs = f"{count} program{'s' * (count != 1)}"
         return f"<{type(self).__name__}({inputs}) -> {outputs}; {programs} on {self.device!r}>"
-
-    def _arrange(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-        names = self.input_names
-        given = dict(zip(names, arguments, strict=False))
-        unknown = sorted(named.keys() - set(names))
-        twice = sorted(given.keys() & named.keys())
-        given.update(named)
-        missing = [name for name in names if name not in given]
-        if missing or unknown or twice or len(arguments) > len(names):
-            raise UsageError(
-                f"wrong inputs for the {self._name}"
-                + (f"; missing: {', '.join(missing)}" if missing else "")
-                + (f"; surplus: {', '.join(unknown)}" if unknown else "")
-                + (f"; given twice: {', '.join(twice)}" if twice else ""),
-                expected=", ".join(
-                    f"{name}: {port.type.text()}"
-                    for name, port in zip(names, self._ports, strict=True)
-                ),
-                got=f"{len(arguments)} by position, {len(named)} by name",
-            )
-        return tuple(given[name] for name in names)
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -342,3 +319,8 @@ class PreparedGraph:
             name if times[name] == 1 else f"{self._calls[n].program.name}.{name}"
             for name, (n, _) in zip(names, self.inputs, strict=True)
         )
+
+    @property
+    def _input_types(self) -> list[tuple[str, str]]:
+        kinds = [port.type.text() for port in self._ports]
+        return list(zip(self.input_names, kinds, strict=True))

@@ -14,6 +14,7 @@ from typing import Any, final
 
 import numpy as np
 
+from stitch.argument_kinds import arranged
 from stitch.documents.pipelines.dataflow import defines, unread, uses_of
 from stitch.documents.pipelines.fitting import CheckedValue, check_pipeline
 from stitch.documents.pipelines.pipeline_form import (
@@ -25,7 +26,7 @@ from stitch.documents.pipelines.pipeline_form import (
     RunStep,
     load_pipeline,
 )
-from stitch.errors import FormatError, Problem, StitchError, UsageError, closest
+from stitch.errors import FormatError, Problem, StitchError, UsageError
 from stitch.forms import read_array
 from stitch.machine import machine_names
 from stitch.program import Array, DataType, InputSlot, OutputSlot, Program, ValueType
@@ -154,22 +155,10 @@ class YamlPipeline:
         return results[0] if len(results) == 1 else results
 
     def _arranged(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-        names = [one.name for one in self.inputs]
-        unknown = sorted(named.keys() - set(names))
-        given = dict(zip(names, arguments, strict=False)) | named
-        missing = [i.name for i in self.inputs if i.name not in given and i.given is None]
-        twice = sorted(set(names[: len(arguments)]) & named.keys())
-        if unknown or missing or twice or len(arguments) > len(names):
-            near = closest(unknown[0], names) if unknown else ""
-            parts = (("missing", missing), ("surplus", unknown), ("given twice", twice))
-            raise UsageError(
-                f"wrong inputs for pipeline {self.checked.file.name!r}: "
-                + "; ".join(f"{word}: {', '.join(found)}" for word, found in parts if found)
-                + (f" ({near})" if near else ""),
-                expected=", ".join(f"{i.name}: {i.type.text()}" for i in self.inputs),
-                got=f"{len(arguments)} by position, {len(named)} by name",
-            )
-        return tuple(given.get(one.name, one.given) for one in self.inputs)
+        types = [(one.name, one.type.text()) for one in self.inputs]
+        defaults = {one.name: one.given for one in self.inputs if one.given is not None}
+        what = f"pipeline {self.checked.file.name!r}"
+        return arranged(what, types, arguments, named, defaults)
 
     def run(self, values: Sequence[Any], *, borrow: bool = False) -> tuple[Tensor, ...]:
         """Queue one run on a value for each input, in order; `borrow` as for a loaded program."""
