@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import random
 import weakref
@@ -167,3 +168,32 @@ def test_a_graph_whose_recording_was_dropped_makes_another(
             factor = np.float32(2 + number % 2)
             expected = (integers(start=number) * factor + 1) * factor + 1
             np.testing.assert_array_equal(tensor.numpy(), expected)
+
+
+@pytest.mark.parametrize("machine", ["tiny", "host"])
+def test_a_result_that_lost_one_of_two_handles_is_held_by_the_other(machine: str) -> None:
+    """The next run takes over what the last one made only where that has no handle at all."""
+    with stitch.open_device(machine) as device:
+        pipeline = stitch.Pipeline([device.load(scaled("a", 2.0, target=machine))])
+        for start in range(12):
+            y = one(pipeline(integers(start=start)))
+            other = copy.copy(y) if start % 2 else y[...]
+            del y
+            for later in range(3):
+                one(pipeline(integers(start=30 + later)))
+                np.testing.assert_array_equal(other.numpy(), integers(start=start) * 2 + 1)
+            del other
+
+
+def test_a_result_is_held_where_its_neighbour_of_the_same_run_is_not() -> None:
+    with stitch.open_device("wormhole_n150") as device:
+        pipeline = stitch.Pipeline([device.load(two_outputs())])
+        for start in range(12):
+            results = several(pipeline(integers(start=start)))
+            expected = [tensor.numpy() for tensor in results]
+            held = results[start % 2]
+            del results
+            for later in range(3):
+                pipeline(integers(start=30 + later))
+                np.testing.assert_array_equal(held.numpy(), expected[start % 2])
+            del held
