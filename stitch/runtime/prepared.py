@@ -312,13 +312,18 @@ class PreparedGraph:
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """The names of the inputs; one that several programs use is told apart by its program."""
+        """The names of the inputs; one that several programs use is told apart by its program, and
+        by the number of the call where these have one name too."""
         names = [p.name for p in self._ports]
-        times = Counter(names)
-        return tuple(
-            name if times[name] == 1 else f"{self._calls[n].program.name}.{name}"
-            for name, (n, _) in zip(names, self.inputs, strict=True)
-        )
+        programs = [self._calls[number].program.name for number, _ in self.inputs]
+        times, times_in = Counter(names), Counter(zip(programs, names, strict=True))
+        apart = []
+        for name, program, (number, _) in zip(names, programs, self.inputs, strict=True):
+            if times_in[program, name] > 1:
+                apart.append(f"{program}.{number}.{name}")
+            else:
+                apart.append(name if times[name] == 1 else f"{program}.{name}")
+        return tuple(apart)
 
     @property
     def _input_types(self) -> list[tuple[str, str]]:

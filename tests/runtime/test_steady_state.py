@@ -360,6 +360,23 @@ def test_wrong_pipelines_and_wrong_inputs_are_refused() -> None:
             pipeline(integers().astype(np.int32))
 
 
+def test_inputs_of_programs_of_one_name_are_told_apart() -> None:
+    def less(b: stitch.ComputationGraphBuilder) -> None:
+        x, w = b.input("x", (4, 64), "float32"), b.input("w", (4, 64), "float32", InputKind.STATE)
+        b.output("x", x - w)
+
+    file = model("p", less, target="tiny")
+    with stitch.open_device("tiny") as device:
+        pipeline = stitch.Pipeline([device.load(file), device.load(file)])
+        assert pipeline.input_names == ("x", "p.0.w", "p.1.w")
+        x, first, second = integers(), integers(start=1), integers(start=2)
+        with pytest.raises(UsageError, match=r"missing: p\.1\.w"):
+            pipeline(x, first)
+        np.testing.assert_array_equal(
+            one(pipeline(x, **{"p.1.w": second, "p.0.w": first})).numpy(), x - first - second
+        )
+
+
 def test_a_closed_devices_pipeline_says_so() -> None:
     with stitch.open_device("tiny") as device:
         pipeline = stitch.Pipeline(programs(device))
