@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -103,9 +104,22 @@ def test_a_wrong_argument_is_told_with_the_call_and_what_it_was() -> None:
             with pytest.raises(UsageError, match="loaded on a device") as refused:
                 stitch.Pipeline(given)
             assert str(refused.value.got).startswith(got)
-        with pytest.raises(UsageError) as refused:
+        with pytest.raises(UsageError, match="surplus: argument 1") as refused:
             stitch.Pipeline([a])(X, X)
         assert refused.value.expected == "x: 4x64xf32"
+
+
+def test_a_pipeline_file_shows_itself_and_says_which_argument_is_too_many(tmp_path: Path) -> None:
+    scaled("a", 2.0).save(tmp_path / "a.ttb")
+    (tmp_path / "twice.yaml").write_text(
+        "modules: {a: a.ttb}\ninputs:\n  x: {shape: [4, 64], type: float32}\n"
+        "steps:\n  - {run: a, inputs: {x: x}, outputs: {y: r}}\noutputs: [r]\n"
+    )
+    with stitch.open_device("tiny") as device:
+        pipeline = stitch.Pipeline.from_yaml(tmp_path / "twice.yaml", device=device)
+        assert repr(pipeline) == f"<YamlPipeline twice(x: 4x64xf32) -> r on {device!r}>"
+        with pytest.raises(UsageError, match="surplus: argument 1"):
+            pipeline(X, X)
 
 
 def test_devices_and_pipelines_show_what_they_are_and_that_they_stay_where_they_are() -> None:

@@ -154,6 +154,11 @@ class YamlPipeline:
         results = self.run(self._arranged(arguments, named))
         return results[0] if len(results) == 1 else results
 
+    def __repr__(self) -> str:
+        inputs = ", ".join(f"{one.name}: {one.type.text()}" for one in self.inputs)
+        outputs = ", ".join(self.output_names)
+        return f"<YamlPipeline {self.checked.file.name}({inputs}) -> {outputs} on {self.device!r}>"
+
     def _arranged(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         types = [(one.name, one.type.text()) for one in self.inputs]
         defaults = {one.name: one.given for one in self.inputs if one.given is not None}
