@@ -340,3 +340,16 @@ def test_a_host_tensor_of_which_no_copy_can_stay_is_copied_in_each_time() -> Non
             np.testing.assert_array_equal(y.numpy(), (integers() * 2 + 1) * 3 + 1)
             del y
         del shared, walls
+
+
+def test_what_was_wished_of_an_exported_result_is_not_wished_of_the_next() -> None:
+    with stitch.open_device("host") as device:
+        pipeline = stitch.Pipeline([device.load(scaled("a", 2.0, target="host"))])
+        for _ in range(5):
+            y = one(pipeline(integers()))
+            shared = np.from_dlpack(y)
+            y.retain = True
+            del shared
+            device.flush()
+            del y
+            assert not one(pipeline(integers())).retain
