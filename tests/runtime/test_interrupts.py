@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import stitch
+from stitch.program import Array
 from stitch.runtime.recording import Recordings
 from stitch.tasks import TaskGraph
 from tests.support.stitched_models import held_by, integers, one, scaled
@@ -163,3 +164,23 @@ def test_recordings_that_were_to_be_dropped_are_dropped_the_next_time() -> None:
                 device.recordings.clear()
         device.recordings.clear()
         assert device.records.leases == {}
+
+
+def test_what_runs_while_recordings_are_dropped_may_make_new_ones() -> None:
+    """As a collection may that comes in between, and finishes something that uses the device."""
+    with stitch.open_device("tiny") as device:
+        a, b = device.load(DOUBLED), device.load(HALVED)
+        one(a(integers())).numpy()
+        one(a(one(a(integers())))).numpy()
+        found: list[Array] = []
+
+        class Unlike(int):
+            def __eq__(self, other: object) -> bool:
+                if not found:
+                    found.append(one(b(integers())).numpy())
+                return False
+
+            __hash__ = int.__hash__
+
+        device.recordings.forget(Unlike(-1))
+        np.testing.assert_array_equal(found[0], integers() * 0.5 + 1)

@@ -363,7 +363,7 @@ class Recordings:
     def works(self) -> Ranges:
         """Where all of them work."""
         if self._works is None:
-            kinds = self._kinds.values()
+            kinds = list(self._kinds.values())
             self._works = ranges_of(part for kind in kinds for each in kind for part in each.work)
         return self._works
 
@@ -384,7 +384,9 @@ class Recordings:
     def forget(self, transformation: int) -> None:
         """Drop what runs a transformation whose agent is gone."""
         self._last = (None, [])
-        stale = [key for key in self._kinds if any(part[0] == transformation for part in key[0])]
+        # Of a list: a collection in between may finish what uses the device.
+        kinds = list(self._kinds)
+        stale = [key for key in kinds if any(part[0] == transformation for part in key[0])]
         self._forget(stale)
 
     def clear(self) -> None:
