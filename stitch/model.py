@@ -26,7 +26,7 @@ from stitch.argument_kinds import (
     takes,
 )
 from stitch.compiler import CompileOptions, CompileWarning, compile_graph
-from stitch.errors import FormatError, Problem, UsageError
+from stitch.errors import FormatError, Problem, TaskError, UsageError
 from stitch.files import FileBatch, make_folder
 from stitch.graph import (
     ComputationGraph,
@@ -176,9 +176,15 @@ class CompiledModel:
 
     def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...] | TensorFuture:
         """Run on a device of the model's own target: the first program (one tensor, or a tuple of
-        them), or a training's forward (a future).
+        them), or a training's forward (a future). Raises `TaskError` once a training was closed.
         """
         if self.training is not None:
+            if self.training.is_over:
+                raise TaskError(
+                    "the training of this model was closed, and what it learned went with it",
+                    remedy="begin another with model.start(), from weights=instance.state_dict() "
+                    "of before if it is to go on",
+                )
             return (self.training.instance or self.start())(*arguments, **named)
         if not self._loaded:
             self._loaded.append(open_device(self.target).load(self))

@@ -293,6 +293,7 @@ class LoopStage:
             value = entries[position]
             assert value is not None
             self.device.deallocate(value, self.lost_by)
+            value.status = Status.LOST
         if done:
             self.device.events.report(PlanStopped(binding.index, binding.plan, done))
 

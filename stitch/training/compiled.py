@@ -58,6 +58,11 @@ class CompiledTraining:
         """The instance that was started last, None before, and after it was closed."""
         return self._started[-1] if self._started and not self._started[-1].is_closed else None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the instance that was started last was closed, and no other was started."""
+        return bool(self._started) and self._started[-1].is_closed
+
     def start(
         self, device: Device, *, weights: Mapping[str, Any] | None = None, seed: int = 0,
         owns_device: bool = False,

@@ -162,3 +162,20 @@ def test_a_batch_of_another_shape_is_refused_before_anything_runs() -> None:
         model(np.zeros((15, 10), np.float32))
     with pytest.raises(UsageError, match="one array for each input"):
         model()
+
+
+@pytest.mark.parametrize("device_too", [False, True])
+def test_a_training_that_was_closed_is_not_begun_anew_without_a_word(device_too: bool) -> None:
+    model = compiled(stitch.SGD(lr=0.1))
+    train(model, batches(2))
+    state, x = model.instance.state_dict(), batches(1)[0][0]
+    if device_too:
+        model.instance.device.close()
+    else:
+        model.instance.close()
+    with pytest.raises(TaskError, match=r"(?s)was closed.*model\.start"):
+        model(x)
+    model.start(weights=state)
+    for name, value in model.instance.state_dict().items():
+        if not name.startswith("training."):
+            np.testing.assert_array_equal(value, state[name])

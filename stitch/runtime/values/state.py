@@ -222,7 +222,7 @@ class ValueRecord:
             return
         words = {
             Status.FREED: "was freed",
-            Status.LOST: "was lost in a failure after it was donated",
+            Status.LOST: "was lost in a failure while it was being overwritten",
             Status.FAILED: "was never made",
         }
         state = words.get(self.status, "was given away or freed")
