@@ -28,6 +28,7 @@ from stitch.program import Array, DataType, Layout, Space, TensorDesc
 from stitch.report import ChromeTrace, Recorder
 from stitch.runtime import RuntimeDevice
 from stitch.runtime.recording import recording_maker, recordings
+from stitch.runtime.values import Status
 from tests.support.stitched_models import binary_op, consuming, held_by, model, tiny
 
 F32 = DataType.FLOAT32
@@ -209,7 +210,8 @@ class Drill:
             self.error = self.choice.choice([Planted, KeyboardInterrupt])
         weights = [weight for weight, _ in self.steps]
         what = self.choice.choices(self.steps, weights)[0][1]
-        ready = [h for h in self.held if not h.tensor.is_pending]
+        # Beside others one may have failed by now that was never made.
+        ready = [h for h in self.held if h.tensor._record.status is Status.READY]
         self.given: list[Held] = []
         try:
             what()

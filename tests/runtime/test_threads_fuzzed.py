@@ -31,7 +31,7 @@ PATIENCE = 200
 class SharedDrill(Drill):
     """A drill beside others: what it has queued may fail in their windows, if anything does."""
 
-    given_away = "donated to 'eat|failed|cancelled"
+    given_away = "donated to 'eat|failed|cancelled|interrupted"
 
     def check(self) -> None:
         """What is ready stays so, and is right."""

@@ -39,7 +39,11 @@ def run_one_by_one(
         for number in tasks[0].inputs:
             _undo_donation(values[number], tasks[0].transformation.name)
         _drop_dead(device, window, kept)
-        raise error
+        try:
+            raise error
+        finally:
+            # Its traceback holds this frame, and so the caller's: what they hold would be held.
+            del error
     first: StitchError | None = None
     last_use = {v: i for i, task in enumerate(tasks) for v in task.inputs}
     for index in range(len(tasks)):
@@ -55,7 +59,10 @@ def run_one_by_one(
             raise
     _drop_dead(device, window, kept)
     if first is not None:
-        raise first
+        try:
+            raise first
+        finally:
+            del first, error
 
 
 def _cancel(window: Window, index: int, error: BaseException) -> None:
