@@ -11,7 +11,7 @@ from stitch.runtime.events import Event, PlanStopped
 from stitch.runtime.history import History, Tally
 
 #: Number in its device's history and plan, of each that ran first since the last look.
-_ran: list[tuple[int, Plan]] = []
+_ran: list[Plan] = []
 
 
 def watch() -> None:
@@ -20,12 +20,12 @@ def watch() -> None:
 
     def remember(self: History, key: int, tally: Tally) -> None:
         if key not in self._plans:
-            _ran.append((key, tally.plan))
+            _ran.append(tally.plan)
         repeated(self, key, tally)
 
     def remember_stopped(self: History, event: Event) -> None:
         if isinstance(event, PlanStopped):
-            _ran.append((event.index, event.plan))
+            _ran.append(event.plan)
         count(self, event)
 
     History.repeated = remember  # type: ignore[method-assign]
@@ -34,9 +34,7 @@ def watch() -> None:
 
 def taken() -> list[Plan]:
     """The plans that ran first since this was last called."""
-    # The direct way of trainings makes plans up to count its runs, under negative numbers: they
-    # name blocks that they do not have. All others must be sound.
-    plans = [plan for number, plan in _ran if number >= 0]
+    plans = _ran.copy()
     _ran.clear()
     return plans
 
