@@ -62,7 +62,7 @@ from stitch.runtime.values import (
     ValueRecord,
     mend,
 )
-from stitch.tasks import Transformation, TransformationKind
+from stitch.tasks import TaskGraph, Transformation, TransformationKind
 from stitch.ttb import SOURCE, Binary, load
 
 READY = Status.READY
@@ -139,7 +139,7 @@ class RuntimeDevice(Lifetime):
             self, self.backend, self.records, self.contents, self.host_memory, self.history,
             self.events, self.notes,
         )  # fmt: skip
-        self.queued = Window(0)
+        self.queued = Window(0, TaskGraph())
         #: What has begun and will be done, by whoever is next: once more does no harm.
         self.unfinished: Callable[[], object] | None = None
         self._limit = window
@@ -647,7 +647,7 @@ class RuntimeDevice(Lifetime):
             window = self.queued
             if not window.agents:
                 return None  # All there was has been half a task.
-            kept, following = window.kept(), Window(window.number + 1)
+            kept, following = window.kept(), window.following()
             # From here on others queue in the next, and may give away what this one reads. Both at
             # once: nothing can come in between these.
             self.running = window
@@ -775,7 +775,7 @@ class RuntimeDevice(Lifetime):
 
     def start_window(self) -> None:
         """Begin an empty queue; its lock is held."""
-        self.queued = Window(self.queued.number + 1)
+        self.queued = self.queued.following()
 
     def _forget_queue(self, why: str) -> None:
         for value in self.queued.values:

@@ -243,9 +243,7 @@ class LoopStage:
         else:
             values = []
             for result in known.details.results:
-                value = ValueRecord(device, result.desc, result.desc_key)
-                value.by = result.by
-                values.append(value)
+                values.append(ValueRecord(device, result.desc, result.desc_key, result.by))
             take = partial(lease.take, values, now)
         straight = binding.straight
         try:

@@ -173,11 +173,7 @@ class PreparedGraph:
             device.records.is_whole = False
             values = lease.take_again(now)
             if values is None:
-                values = []
-                for desc, key, maker in self._outputs:
-                    value = ValueRecord(device, desc, key)
-                    value.by = maker
-                    values.append(value)
+                values = [ValueRecord(device, *output) for output in self._outputs]
                 lease.take(values, now)
             if len(values) == 1:
                 results = Tensor(values[0])

@@ -1,7 +1,7 @@
 """Tasks: what is to be done, in which order, with which values; never where or how.
 
 Comes in: transformations defined by agents (loaded programs, copies) and references to values.
-Goes out: a `TaskGraph`, which is also the device's queue. Must not know memory or kernels.
+Goes out: a `TaskGraph`, the same object for the same work. Must not know memory or kernels.
 Words follow FlexFlow: an agent defines a task, a backend executes it.
 """
 

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 from stitch.errors import TaskError
 from stitch.program import Scratch, TensorDesc
@@ -67,50 +68,53 @@ class Task(NamedTuple):
 class TaskGraph:
     """Tasks in submission order over numbered values; a task reads only values numbered before.
 
-    Values come from outside (`source`) or from a task (`add`). The numbering depends on the order
-    of calls alone, so two stretches of the same work have the same `key`.
+    A graph never changes: `after` gives the one with a task more. The numbering depends on the
+    order of calls alone, and the same task after the same graph gives the same graph for as long as
+    anybody refers to it, so two stretches of the same work are one object.
 
-    >>> graph = TaskGraph()
-    >>> graph.source()
+    >>> TaskGraph().values
     0
     """
 
-    __slots__ = ("_calls", "_count", "_keys")
+    __slots__ = (
+        "__weakref__", "_others", "_period", "before", "first", "following", "inputs", "length",
+        "transformation", "values",
+    )  # fmt: skip
 
     def __init__(self) -> None:
-        self._count = 0
-        self._keys: list[tuple[int, ...]] = []
-        self._calls: list[tuple[Transformation, tuple[int, ...], int]] = []
+        """Nothing to be done yet."""
+        #: What comes before its last task, and that: what it does to which values, and the number
+        #: of its first output.
+        self.before: TaskGraph | None = None
+        self.transformation: Transformation | None = None
+        self.inputs: tuple[int, ...] = ()
+        self.first = 0
+        #: How many tasks there are, and how many values, which are numbered from 0.
+        self.length = self.values = 0
+        #: The one with a task more that was asked for last, and the others that are referred to.
+        self.following: TaskGraph | None = None
+        self._others: WeakValueDictionary[tuple[int, ...], TaskGraph] | None = None
+        self._period = -1
 
     def __len__(self) -> int:
-        return len(self._calls)
+        return self.length
 
-    @property
-    def tasks(self) -> tuple[Task, ...]:
-        """The tasks in order; made when asked for, as a replayed plan needs only the key."""
-        return tuple(
-            Task(what, inputs, tuple(range(first, first + len(what.outputs))))
-            for what, inputs, first in self._calls
-        )
+    def after(
+        self, transformation: Transformation, inputs: tuple[int, ...], sources: int = 0
+    ) -> TaskGraph:
+        """The graph with a task more, whose first output has the number `first`; the others follow.
 
-    @property
-    def values(self) -> int:
-        """How many values there are, numbered from 0."""
-        return self._count
-
-    def source(self) -> int:
-        """Number a value that exists before the graph runs."""
-        number = self._count
-        self._count = number + 1
-        return number
-
-    def add(self, transformation: Transformation, inputs: tuple[int, ...], sources: int = 0) -> int:
-        """Append a task and return the number of its first output; the others follow it.
-
-        Before it so many `sources` are numbered. Raises `TaskError` for a future that points at
-        nothing earlier; whatever it raises, the graph is unchanged.
+        Before that so many `sources` are numbered, values from outside. Raises `TaskError` for a
+        future that points at nothing earlier.
         """
-        first = self._count + sources
+        first, following = self.values + sources, self.following
+        if (
+            following is not None
+            and following.transformation is transformation
+            and following.first == first
+            and following.inputs == inputs
+        ):
+            return following
         for number in inputs:
             if not 0 <= number < first:
                 raise TaskError(
@@ -118,14 +122,32 @@ class TaskGraph:
                     expected=f"values 0 to {first - 1}",
                     got=str(inputs),
                 )
-        count, calls = first + len(transformation.outputs), [(transformation, inputs, first)]
+        if self._others is None:
+            self._others = WeakValueDictionary()
         # The first output's number says which inputs are sources, and when they were numbered.
-        keys = [(transformation.key, first, *inputs)]
-        # All at once: nothing can come in between these.
-        self._count = count
-        self._calls += calls
-        self._keys += keys
-        return first
+        key = (transformation.key, first, *inputs)
+        following = self._others.get(key)
+        if following is None:
+            following = TaskGraph()
+            following.before, following.transformation = self, transformation
+            following.inputs, following.first = inputs, first
+            following.length = self.length + 1
+            following.values = first + len(transformation.outputs)
+            self._others[key] = following
+        self.following = following
+        return following
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """The tasks in order; made when asked for, as what ran before needs none."""
+        tasks: list[Task] = []
+        graph = self
+        while graph.before is not None:
+            assert graph.transformation is not None
+            outputs = tuple(range(graph.first, graph.values))
+            tasks.append(Task(graph.transformation, graph.inputs, outputs))
+            graph = graph.before
+        return tuple(reversed(tasks))
 
     def future(self, value: int) -> Future | None:
         """Which output of which task a value is, None for one that comes from outside."""
@@ -134,20 +156,15 @@ class TaskGraph:
                 return Future(index, value - task.outputs[0])
         return None
 
-    def key(self) -> tuple[tuple[int, ...], ...]:
-        """What two graphs have in common when they ask for the same work on the same references."""
-        return tuple(self._keys)
+    def has(self, transformation: int) -> bool:
+        """Whether one of its tasks does what the transformation with this key does."""
+        return any(task.transformation.key == transformation for task in self.tasks)
 
     def period(self) -> int:
         """The least p ≤ half the length such that task i and i+p transform alike; else 0."""
-        keys = [part[0] for part in self._keys]
-        return least_period(keys)
-
-    def clear(self) -> None:
-        """Forget all tasks and values."""
-        self._count = 0
-        self._keys.clear()
-        self._calls.clear()
+        if self._period < 0:
+            self._period = least_period([task.transformation.key for task in self.tasks])
+        return self._period
 
 
 def least_period(items: Sequence[int]) -> int:

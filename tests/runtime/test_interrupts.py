@@ -46,7 +46,7 @@ def test_a_queue_that_is_put_in_order_is_interrupted_again() -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(device.maker, "planned", always_interrupt)
             # As its tasks go back into the queue, the second of them.
-            is_done = interrupt_once(patch, TaskGraph, "add", after=1)
+            is_done = interrupt_once(patch, TaskGraph, "after", after=1)
             with pytest.raises(KeyboardInterrupt):
                 device.flush()
             assert is_done()
@@ -57,7 +57,7 @@ def test_half_a_task_alone_is_no_queue() -> None:
     with stitch.open_device("tiny") as device:
         program = device.load(DOUBLED)
         with pytest.MonkeyPatch.context() as patch:
-            interrupt_once(patch, TaskGraph, "add")
+            interrupt_once(patch, TaskGraph, "after")
             with pytest.raises(KeyboardInterrupt):
                 program(integers())
         before = device.statistics()
@@ -72,7 +72,7 @@ def test_what_only_half_a_task_reads_is_freed_with_its_last_handle() -> None:
         given = one(program(integers()))
         device.flush()
         with pytest.MonkeyPatch.context() as patch:
-            interrupt_once(patch, TaskGraph, "add")
+            interrupt_once(patch, TaskGraph, "after")
             with pytest.raises(KeyboardInterrupt):
                 program(given)
         del given

@@ -31,7 +31,7 @@ def test_a_task_that_is_half_queued_is_taken_back(monkeypatch: pytest.MonkeyPatc
         double, triple = device.load(scaled("a", 2.0)), device.load(scaled("b", 3.0))
         x = device.tensor(integers())
         first = one(double(x))
-        interrupted_once(monkeypatch, TaskGraph, "add")
+        interrupted_once(monkeypatch, TaskGraph, "after")
         with pytest.raises(KeyboardInterrupt):
             triple(first)
         np.testing.assert_array_equal(one(triple(first)).numpy(), (integers() * 2 + 1) * 3 + 1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 
 import pytest
 from hypothesis import given
@@ -21,17 +23,16 @@ def transformation(inputs: int = 1, outputs: int = 1, name: str = "t") -> Transf
 
 
 def test_values_are_numbered_in_the_order_of_calls() -> None:
-    graph, two = TaskGraph(), transformation(outputs=2)
-    assert (graph.source(), graph.add(two, (0,)), graph.source()) == (0, 1, 3)
-    assert graph.values == 4 and len(graph) == 1
-    assert graph.tasks[0].outputs == (1, 2)
+    two = transformation(outputs=2)
+    graph = TaskGraph().after(two, (0,), 1).after(two, (3, 1), 1)
+    assert graph.values == 6 and len(graph) == 2
+    assert [task.outputs for task in graph.tasks] == [(1, 2), (4, 5)]
+    assert graph.first == 4
 
 
 def test_a_value_knows_the_task_that_makes_it() -> None:
-    graph, two = TaskGraph(), transformation(outputs=2)
-    graph.source()
-    graph.add(two, (0,))
-    graph.add(two, (1,))
+    two = transformation(outputs=2)
+    graph = TaskGraph().after(two, (0,), 1).after(two, (1,))
     assert [graph.future(value) for value in range(graph.values)] == [
         None, Future(0, 0), Future(0, 1), Future(1, 0), Future(1, 1),
     ]  # fmt: skip
@@ -41,13 +42,12 @@ def test_a_value_knows_the_task_that_makes_it() -> None:
 def test_a_future_only_points_at_an_earlier_task(calls: list[tuple[int, list[int]]]) -> None:
     graph = TaskGraph()
     for outputs, inputs in calls:
-        graph.source()
-        known = graph.values
+        known = graph.values + 1
         if all(0 <= i < known for i in inputs):
-            graph.add(transformation(len(inputs), outputs), tuple(inputs))
+            graph = graph.after(transformation(len(inputs), outputs), tuple(inputs), 1)
         else:
             with pytest.raises(TaskError):
-                graph.add(transformation(len(inputs), outputs), tuple(inputs))
+                graph.after(transformation(len(inputs), outputs), tuple(inputs), 1)
     for index, task in enumerate(graph.tasks):
         made = [graph.future(value) for value in task.inputs]
         assert all(future is None or future.task < index for future in made)
@@ -59,70 +59,89 @@ def test_a_future_only_points_at_an_earlier_task(calls: list[tuple[int, list[int
 @pytest.mark.parametrize("inputs", [(1,), (-1,), (0, 5), (0, -3)])
 def test_a_refused_task_leaves_the_graph_as_it_was(inputs: tuple[int, ...]) -> None:
     graph, what = TaskGraph(), transformation(name="late")
-    graph.source()
-    before = (graph.values, graph.key(), graph.tasks)
     with pytest.raises(TaskError, match="'late' refers to a value that no earlier task makes"):
-        graph.add(what, inputs)
-    assert (graph.values, graph.key(), graph.tasks) == before
+        graph.after(what, inputs, 1)
+    assert (graph.values, graph.tasks, graph.following) == (0, (), None)
 
 
 def test_a_task_cannot_read_its_own_output() -> None:
-    graph = TaskGraph()
     with pytest.raises(TaskError):
-        graph.add(transformation(), (0,))
+        TaskGraph().after(transformation(), (0,))
 
 
 def test_a_task_without_inputs_or_outputs_is_allowed() -> None:
-    graph = TaskGraph()
-    assert graph.add(transformation(0, 0), ()) == 0
-    assert (len(graph), graph.values) == (1, 0)
+    graph = TaskGraph().after(transformation(0, 0), ())
+    assert (graph.first, len(graph), graph.values) == (0, 1, 0)
 
 
-# -- keys -----------------------------------------------------------------------------------------
+# -- the same work --------------------------------------------------------------------------------
 
 
-def build(calls: list[tuple[Transformation | None, tuple[int, ...]]]) -> TaskGraph:
-    graph = TaskGraph()
-    for what, inputs in calls:
-        if what is None:
-            graph.source()
-        else:
-            graph.add(what, inputs)
+Call = tuple[Transformation, tuple[int, ...], int]
+
+
+def build(graph: TaskGraph, *calls: Call) -> TaskGraph:
+    for call in calls:
+        graph = graph.after(*call)
     return graph
 
 
-def test_the_same_calls_have_the_same_key() -> None:
-    a, b = transformation(2), transformation()
-    calls: list[tuple[Transformation | None, tuple[int, ...]]] = [
-        (None, ()), (None, ()), (a, (0, 1)), (b, (2,)),
-    ]  # fmt: skip
-    assert build(calls).key() == build(calls).key()
+def test_the_same_calls_after_the_same_graph_give_the_same_graph() -> None:
+    nothing, a, b, c = TaskGraph(), transformation(2), transformation(), transformation()
+    one = build(nothing, (a, (0, 1), 2), (b, (2,), 0))
+    other = build(nothing, (a, (0, 1), 2), (c, (2,), 0))
+    assert build(nothing, (a, (0, 1), 2), (b, (2,), 0)) is one
+    assert build(nothing, (a, (0, 1), 2), (c, (2,), 0)) is other
+    assert build(TaskGraph(), (a, (0, 1), 2), (b, (2,), 0)) is not one
 
 
-def test_other_transformations_references_or_lengths_have_other_keys() -> None:
-    a, b, twin = transformation(2), transformation(), transformation()
+def test_other_transformations_references_or_lengths_give_other_graphs() -> None:
+    nothing, a, b, twin = TaskGraph(), transformation(2), transformation(), transformation()
     graphs = [
-        build([(None, ()), (None, ()), *rest])
-        for rest in (
-            [(a, (0, 1)), (b, (2,))],
-            [(a, (1, 0)), (b, (2,))],
-            [(a, (0, 0)), (b, (2,))],
-            [(a, (0, 1)), (b, (1,))],
-            [(a, (0, 1)), (twin, (2,))],
-            [(a, (0, 1))],
-            [(a, (0, 1)), (b, (2,)), (b, (3,))],
+        build(nothing, *calls)
+        for calls in (
+            [(a, (0, 1), 2), (b, (2,), 0)],
+            [(a, (1, 0), 2), (b, (2,), 0)],
+            [(a, (0, 0), 2), (b, (2,), 0)],
+            [(a, (0, 1), 2), (b, (1,), 0)],
+            [(a, (0, 1), 2), (twin, (2,), 0)],
+            [(a, (0, 1), 2)],
+            [(a, (0, 1), 2), (b, (2,), 0), (b, (3,), 0)],
         )
     ]
     for one, other in itertools.combinations(graphs, 2):
-        assert one.key() != other.key()
+        assert one is not other
 
 
-def test_a_source_and_an_output_under_one_number_have_different_keys() -> None:
-    what = transformation()
-    reads_a_source = build([(None, ()), (None, ()), (what, (0,)), (what, (1,))])
-    reads_an_output = build([(None, ()), (what, (0,)), (None, ()), (what, (1,))])
+def test_a_source_and_an_output_under_one_number_give_different_graphs() -> None:
+    nothing, what = TaskGraph(), transformation()
+    reads_a_source = build(nothing, (what, (0,), 2), (what, (1,), 0))
+    reads_an_output = build(nothing, (what, (0,), 1), (what, (1,), 1))
     assert reads_a_source.values == reads_an_output.values
-    assert reads_a_source.key() != reads_an_output.key()
+    assert reads_a_source is not reads_an_output
+
+
+def test_a_transformation_made_anew_with_the_same_key_is_the_same_work() -> None:
+    nothing = TaskGraph()
+    one, other = (
+        Transformation("copy", TransformationKind.COPY, (), (DESC,), key=-7) for _ in range(2)
+    )
+    assert nothing.after(one, (0,), 1) is nothing.after(other, (0,), 1)
+
+
+def test_graphs_that_nobody_refers_to_are_forgotten() -> None:
+    nothing, what, other = TaskGraph(), transformation(), transformation()
+    gone = weakref.ref(build(nothing, (what, (0,), 1), (what, (1,), 0)))
+    held = build(nothing, (other, (0,), 1))
+    gc.collect()
+    assert gone() is None
+    assert build(nothing, (other, (0,), 1)) is held
+
+
+def test_a_graph_knows_the_transformations_in_it() -> None:
+    a, b, c = transformation(), transformation(), transformation()
+    graph = build(TaskGraph(), (a, (0,), 1), (b, (1,), 0))
+    assert [graph.has(what.key) for what in (a, b, c)] == [True, True, False]
 
 
 def test_two_transformations_are_never_equal_by_chance() -> None:
@@ -135,19 +154,17 @@ def test_two_transformations_are_never_equal_by_chance() -> None:
 
 def test_a_chain_that_repeats_has_a_period() -> None:
     a, b, c = (transformation(name=n) for n in "abc")
-    graph = TaskGraph()
-    value = graph.source()
-    for what in (a, b, c, a, b, c, a):
-        value = graph.add(what, (value,))
+    graph = TaskGraph().after(a, (0,), 1)
+    for what in (b, c, a, b, c, a):
+        graph = graph.after(what, (graph.first,))
     assert graph.period() == 3
 
 
 def test_work_that_was_seen_only_once_has_no_period() -> None:
     a, b, c = (transformation(name=n) for n in "abc")
-    graph = TaskGraph()
-    value = graph.source()
-    for what in (a, b, c, a, b):
-        value = graph.add(what, (value,))
+    graph = TaskGraph().after(a, (0,), 1)
+    for what in (b, c, a, b):
+        graph = graph.after(what, (graph.first,))
     assert graph.period() == 0
 
 
@@ -159,17 +176,6 @@ def test_the_period_is_the_least_shift_that_maps_the_work_onto_itself(items: lis
         if all(items[i] == items[i + p] for i in range(len(items) - p))
     ]
     assert least_period(items) == (min(shifts) if shifts else 0)
-
-
-def test_a_cleared_graph_starts_anew_and_leaves_earlier_tasks_to_their_holders() -> None:
-    graph, what = TaskGraph(), transformation()
-    graph.source()
-    graph.add(what, (0,))
-    held = graph.tasks
-    graph.clear()
-    assert (graph.values, len(graph), graph.key(), graph.tasks) == (0, 0, (), ())
-    assert len(held) == 1
-    assert graph.add(transformation(0), ()) == 0
 
 
 def test_slots_without_names_are_counted_in_messages() -> None:

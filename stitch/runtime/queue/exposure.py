@@ -9,7 +9,7 @@ Must not know plans.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -60,7 +60,7 @@ class _Comparison:
 
     __slots__ = ("_calls", "_is_lasting", "_places")
 
-    def __init__(self, device: Bytes, instances: list[InstanceRecord]) -> None:
+    def __init__(self, device: Bytes, instances: Sequence[InstanceRecord]) -> None:
         self._places = [(instance, instance.buffer.address) for instance in instances]
         original = device.contents.dense(instances[0])
         # NumPy may give an array that owns its bytes others, where it is told to.
@@ -75,7 +75,9 @@ class _Comparison:
             starts = original.ctypes.data, copy.ctypes.data
             self._calls.append(partial(_compare, *starts, original.nbytes))
 
-    def are_equal(self, instances: list[InstanceRecord], *, is_new: bool = False) -> bool | None:
+    def are_equal(
+        self, instances: Sequence[InstanceRecord], *, is_new: bool = False
+    ) -> bool | None:
         """Whether all copies have the original's bytes now; None where these are not the instances
         at the places that it knows."""
         places = self._places

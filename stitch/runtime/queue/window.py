@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from stitch.program import TensorDesc
 from stitch.runtime.queue.exposure import Bytes, forget_stale_copies
-from stitch.runtime.recording import Agent, Key
-from stitch.runtime.values import Places, Store, ValueRecord
+from stitch.runtime.recording import Agent
+from stitch.runtime.values import Forms, Places, Store, ValueRecord
 from stitch.tasks import TaskGraph, Transformation
 
 
@@ -15,34 +15,31 @@ class Window:
     """The queue of a device between two runs; `number` tells windows apart.
 
     While it runs, the next one fills: `value.window` and `value.number` then speak of that one, so
-    who runs this one goes by the numbers in it.
+    who runs this one goes by the numbers in it. Class attributes are the defaults.
     """
 
-    __slots__ = (
-        "agents", "given_up", "graph", "is_done", "is_planned", "is_whole", "number",
-        "reads_exposed", "reads_failed", "sources", "values",
-    )  # fmt: skip
+    #: Whether others may have written to a source's bytes.
+    reads_exposed = False
+    #: Whether the one before it failed when tasks of this one may have asked for its results.
+    reads_failed = False
+    #: Whether what runs it is known: an interrupt before that leaves it in the queue.
+    is_planned = False
+    #: Whether it has run, to its end or as far as it can.
+    is_done = False
+    #: Whether no task is half queued.
+    is_whole = True
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, nothing: TaskGraph) -> None:
+        """`nothing`: the device's graph without tasks, which all its work comes after."""
         self.number = number
-        #: Whether others may have written to a source's bytes.
-        self.reads_exposed = False
-        #: Whether the one before it failed when tasks of this one may have asked for its results.
-        self.reads_failed = False
-        #: Whether what runs it is known: an interrupt before that leaves it in the queue.
-        self.is_planned = False
-        #: Whether it has run, to its end or as far as it can.
-        self.is_done = False
-        #: Whether no task is half queued.
-        self.is_whole = True
-        #: Values that somebody freed while it ran.
-        self.given_up: list[ValueRecord] = []
-        self.graph = TaskGraph()
+        self.graph = self.nothing = nothing
         #: Every value by its number, the ones that existed before with theirs, and the agent of
         #: each task.
         self.values: list[ValueRecord] = []
         self.sources: list[tuple[int, ValueRecord]] = []
         self.agents: list[Agent | None] = []
+        #: Values that somebody freed while it ran.
+        self.given_up: list[ValueRecord] = []
 
     def append(
         self,
@@ -53,18 +50,16 @@ class Window:
         outputs: Sequence[tuple[TensorDesc, int]],
     ) -> list[ValueRecord]:
         """Queue a task; gives the pending values of its outputs (descriptors and their keys)."""
-        values = []
+        name, results = what.name, []
         for desc, key in outputs:
-            value = ValueRecord(device, desc, key)
-            value.by = what.name
-            values.append(value)
-        self._add(what, agent, inputs, values)
-        return values
+            results.append(ValueRecord(device, desc, key, name))
+        self._add(what, agent, inputs, results)
+        return results
 
     def _add(self, what: Transformation, agent: Agent | None, inputs: Sequence[ValueRecord],
              outputs: Sequence[ValueRecord]) -> None:  # fmt: skip
         now, values = self.number, self.values
-        numbers: list[int] = []
+        numbers = []
         before = number = len(values)
         # Until the graph has the task, the lists and the values may say too much: see `of`.
         self.is_whole = False
@@ -84,7 +79,7 @@ class Window:
             number += 1
         values += outputs
         self.agents.append(agent)
-        self.graph.add(what, tuple(numbers), fresh)
+        self.graph = self.graph.after(what, tuple(numbers), fresh)
         if what.donated:
             for index in what.donated:
                 inputs[index].consumed = True
@@ -97,7 +92,7 @@ class Window:
         """The tasks of these windows as one, but for one that is half queued. Its number is above
         `number` where an attempt that was interrupted has given that to values already."""
         after = [value.window + 1 for window in windows for value in window.values]
-        joined = cls(max([number, *after]))
+        joined = cls(max([number, *after]), windows[0].nothing)
         for window in windows:
             for task, agent in zip(window.graph.tasks, window.agents, strict=False):
                 inputs = [window.values[n] for n in task.inputs]
@@ -107,16 +102,19 @@ class Window:
             joined.reads_failed |= window.reads_failed
         return joined
 
+    def following(self) -> Window:
+        """An empty one, for what comes after it."""
+        return Window(self.number + 1, self.nothing)
+
     def alone(self, index: int) -> tuple[Window, list[int]]:
         """One of its tasks as a window that was never queued; and the numbers that the values of
         that one have in this."""
-        task, single = self.graph.tasks[index], Window(self.number)
+        task, single = self.graph.tasks[index], Window(self.number, self.nothing)
         single.reads_exposed = self.reads_exposed
         numbers = list(dict.fromkeys(task.inputs))
-        for number in numbers:
-            single.sources.append((single.graph.source(), self.values[number]))
+        single.sources += [(i, self.values[number]) for i, number in enumerate(numbers)]
         inputs = tuple([numbers.index(number) for number in task.inputs])
-        single.graph.add(task.transformation, inputs)
+        single.graph = self.nothing.after(task.transformation, inputs, len(numbers))
         single.agents.append(self.agents[index])
         numbers += task.outputs
         single.values += [self.values[number] for number in numbers]
@@ -132,9 +130,9 @@ class Window:
             if value.is_exposed and len(value.instances) > 1:
                 forget_stale_copies(device, value)
 
-    def key(self, kept: tuple[bool, ...]) -> Key:
-        """What two windows have in common that one plan serves, up to places."""
-        return (self.graph.key(), kept, tuple([value.signature() for _, value in self.sources]))
+    def forms(self) -> Forms:
+        """What a plan depends on in the sources, but for their places."""
+        return tuple([value.signature() for _, value in self.sources])
 
     def places(self) -> Places:
         """Where the sources lie, those apart that are arrays of a call."""

@@ -7,11 +7,11 @@ know handles, or what a queue is.
 from stitch.runtime.recording.code import PLAN_FILE, Ran, Straight
 from stitch.runtime.recording.recorded_work import Agent, Site, Work
 from stitch.runtime.recording.recording_maker import RecordingMaker
-from stitch.runtime.recording.recordings import Binding, Key, Recording, Recordings
+from stitch.runtime.recording.recordings import Binding, Recording, Recordings
 from stitch.runtime.recording.running import RUNNING, perform, run_binding
 
 __all__ = [
     "PLAN_FILE", "RUNNING",
-    "Agent", "Binding", "Key", "Ran", "Recording", "RecordingMaker", "Recordings", "Site",
+    "Agent", "Binding", "Ran", "Recording", "RecordingMaker", "Recordings", "Site",
     "Straight", "Work", "perform", "run_binding",
 ]  # fmt: skip

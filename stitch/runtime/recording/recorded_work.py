@@ -16,8 +16,8 @@ from stitch.runtime.backends import HostMemory, LocalBackend, Taker
 from stitch.runtime.events import EventStream
 from stitch.runtime.executors import PreparedProgram
 from stitch.runtime.hooks import Hooks
-from stitch.runtime.recording.recordings import Key, Recordings
-from stitch.runtime.values import Places, Records, ValueRecord
+from stitch.runtime.recording.recordings import Recordings
+from stitch.runtime.values import Forms, Places, Records, ValueRecord
 from stitch.tasks import TaskGraph
 
 
@@ -60,8 +60,8 @@ class Work(Protocol):
     def agents(self) -> Sequence[Agent | None]:
         """Who runs each task; None for copies."""
 
-    def key(self, kept: tuple[bool, ...]) -> Key:
-        """What two stretches have in common that one plan serves, up to places."""
+    def forms(self) -> Forms:
+        """What plans depend on in the sources, but for their places."""
 
     def places(self) -> Places:
         """Where the sources lie."""

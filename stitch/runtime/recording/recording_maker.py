@@ -24,11 +24,10 @@ from stitch.runtime.recording.recordings import (
     MAX_BINDINGS,
     MAX_LENT_BINDINGS,
     Binding,
-    Key,
     Recording,
     sharing,
 )
-from stitch.runtime.values import AnyLease, Lease, Picture, Places, effects_of
+from stitch.runtime.values import AnyLease, Forms, Lease, Picture, Places, effects_of
 from stitch.tasks import Task
 
 
@@ -61,8 +60,8 @@ class RecordingMaker:
         where there is none.
         """
         device = self._device
-        key, places = window.key(kept), window.places()
-        variants: Sequence[Recording] = device.recordings.of(key)
+        forms, places = window.forms(), window.places()
+        variants = device.recordings.of(window.graph, kept, forms)
         if at_most is not None:
             variants = [v for v in variants if v.places is None and len(v.plan.copies) <= at_most]
         binding: Binding | None = None
@@ -82,7 +81,7 @@ class RecordingMaker:
         if binding is None:
             planned = self._planned_alone(window, kept, at_most)
             if planned is not None:
-                binding = self._new(window, planned, key, places, at_most is not None)
+                binding = self._new(window, planned, kept, forms, places, at_most is not None)
         return binding
 
     def _planned_alone(
@@ -144,8 +143,9 @@ class RecordingMaker:
     # -- new -------------------------------------------------------------------------------------
 
     def _new(
-        self, window: Work, planned: Planned, key: Key, places: Places, is_one_of_many: bool
-    ) -> Binding:
+        self, window: Work, planned: Planned, kept: tuple[bool, ...], forms: Forms,
+        places: Places, is_one_of_many: bool,
+    ) -> Binding:  # fmt: skip
         """A new recording; `is_one_of_many`: it alternates with those that there are, as the stages
         of a loop do, so its results lie outside of where these work."""
         device = self._device
@@ -172,12 +172,12 @@ class RecordingMaker:
             recording.look_around(device.records, planned.picture)
         recording.claim = claim
         device.recordings.plans_made += 1
-        variants = device.recordings.of(key)
+        variants = device.recordings.of(window.graph, kept, forms)
         if is_one_of_many:
             recording.stay_out_of(device.recordings.works())
         if is_lent and (variants or is_one_of_many):
             recording.move_results_out(device.records, device.recordings.works)
-        device.recordings.add(key, recording)
+        device.recordings.add(window.graph, kept, forms, recording)
         lease = None
         if is_lent:
             recording.generation = device.records.generation

@@ -9,7 +9,6 @@ plans. Goes out: bindings that may run. Must not know handles.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -25,6 +24,7 @@ from stitch.runtime.values import (
     AnyLease,
     BufferRecord,
     Effects,
+    Forms,
     InstanceRecord,
     Lease,
     LeaseHolder,
@@ -38,9 +38,8 @@ from stitch.runtime.values import (
     merged,
     ranges_of,
 )
+from stitch.tasks import TaskGraph
 
-#: The tasks (transformation and values of each), which values are kept, the sources' forms.
-Key = tuple[tuple[tuple[int, ...], ...], tuple[bool, ...], tuple[object, ...]]
 #: Kinds of work that are kept, and recordings of one kind (they differ in what was in their way).
 MAX_KINDS = 512
 MAX_VARIANTS = 8
@@ -329,14 +328,28 @@ class Recording(LeaseHolder["Binding"]):
         return addresses
 
 
+@dataclass(slots=True, eq=False)
+class KindOfWork:
+    """A kind of work: tasks, which values are kept, the sources' forms; and the recordings of it,
+    the last one made first."""
+
+    graph: TaskGraph
+    kept: tuple[bool, ...]
+    forms: Forms
+    recordings: list[Recording]
+    #: When it was last asked for.
+    last_used: int = 0
+
+
 class Recordings:
     """The recordings of a device by the work that they do; kinds least recently used go first."""
 
     def __init__(self, records: Records) -> None:
         self._records = records
-        self._kinds: OrderedDict[Key, list[Recording]] = OrderedDict()
-        #: What was asked for last.
-        self._last: tuple[Key | None, list[Recording]] = (None, [])
+        #: By their tasks: graphs are compared by identity, and one has few kinds of work.
+        self._kinds: dict[TaskGraph, list[KindOfWork]] = {}
+        #: How often one was asked for.
+        self._now = 0
         #: Where they work, once somebody has asked.
         self._works: Ranges | None = None
         #: How many plans, recordings and bindings were made; in the steady state all stand still.
@@ -345,61 +358,64 @@ class Recordings:
     @property
     def kinds(self) -> int:
         """How many kinds of work there are recordings of."""
-        return len(self._kinds)
+        return sum(map(len, self._kinds.values()))
 
-    def of(self, key: Key) -> list[Recording]:
-        """The recordings of a kind of work, the last one used first."""
-        last, variants = self._last
-        # Comparing takes less time than looking up, and the same is asked for again and again.
-        if key == last:
-            return variants
-        recordings = self._kinds.get(key)
-        if recordings is None:
-            return []
-        self._kinds.move_to_end(key)
-        self._last = (key, recordings)
-        return recordings
+    def of(self, graph: TaskGraph, kept: tuple[bool, ...], forms: Forms) -> Sequence[Recording]:
+        """The recordings of a kind of work."""
+        self._now += 1
+        for kind in self._kinds.get(graph, ()):
+            if kind.kept == kept and kind.forms == forms:
+                kind.last_used = self._now
+                return kind.recordings
+        return ()
 
     def works(self) -> Ranges:
         """Where all of them work."""
         if self._works is None:
-            kinds = list(self._kinds.values())
-            self._works = ranges_of(part for kind in kinds for each in kind for part in each.work)
+            recordings = [recording for kind in self._all() for recording in kind.recordings]
+            self._works = ranges_of(part for each in recordings for part in each.work)
         return self._works
 
-    def add(self, key: Key, recording: Recording) -> None:
+    def add(
+        self, graph: TaskGraph, kept: tuple[bool, ...], forms: Forms, recording: Recording
+    ) -> None:
         """Keep a recording for the next time."""
-        self._last, self._works = (None, []), None
-        variants = self._kinds.setdefault(key, [])
-        variants.insert(0, recording)
+        self._works = None
+        kinds = self._kinds.setdefault(graph, [])
+        kind = next((k for k in kinds if k.kept == kept and k.forms == forms), None)
+        if kind is None:
+            kind = KindOfWork(graph, kept, forms, [], self._now)
+            kinds.append(kind)
+        kind.recordings.insert(0, recording)
         self.made += 1
-        for old in variants[MAX_VARIANTS:]:
+        for old in kind.recordings[MAX_VARIANTS:]:
             self._drop(old)
-        del variants[MAX_VARIANTS:]
-        while len(self._kinds) > MAX_KINDS:
-            _, dropped = self._kinds.popitem(last=False)
-            for old in dropped:
-                self._drop(old)
+        del kind.recordings[MAX_VARIANTS:]
+        if self.kinds > MAX_KINDS:
+            self._forget([min(self._all(), key=lambda kind: kind.last_used)])
+
+    def _all(self) -> list[KindOfWork]:
+        """A list of its own: a collection in between may finish what uses the device."""
+        return [kind for kinds in list(self._kinds.values()) for kind in kinds]
 
     def forget(self, transformation: int) -> None:
         """Drop what runs a transformation whose agent is gone."""
-        self._last = (None, [])
-        # Of a list: a collection in between may finish what uses the device.
-        kinds = list(self._kinds)
-        stale = [key for key in kinds if any(part[0] == transformation for part in key[0])]
-        self._forget(stale)
+        self._forget([kind for kind in self._all() if kind.graph.has(transformation)])
 
     def clear(self) -> None:
         """Drop all recordings."""
-        self._last = (None, [])
-        self._forget(list(self._kinds))
+        self._forget(self._all())
 
-    def _forget(self, kinds: Iterable[Key]) -> None:
-        for key in kinds:
-            for recording in self._kinds.get(key, ()):
+    def _forget(self, kinds: Iterable[KindOfWork]) -> None:
+        for kind in kinds:
+            for recording in kind.recordings:
                 self._drop(recording)
             # Only now: what an interrupt leaves is found the next time.
-            self._kinds.pop(key, None)
+            left = [other for other in self._kinds.get(kind.graph, ()) if other is not kind]
+            if left:
+                self._kinds[kind.graph] = left
+            else:
+                self._kinds.pop(kind.graph, None)
 
     def _drop(self, recording: Recording) -> None:
         self._works = None

@@ -16,6 +16,7 @@ from stitch.runtime.values.space_use import SpaceUse
 from stitch.runtime.values.state import (
     ArgumentRecord,
     BufferRecord,
+    Forms,
     InstanceRecord,
     Places,
     Status,
@@ -25,7 +26,7 @@ from stitch.runtime.values.state import (
 from stitch.runtime.values.views import view_offset
 
 __all__ = [
-    "AnyLease", "ArgumentRecord", "BufferRecord", "Effects", "InputPort", "InstanceRecord",
+    "AnyLease", "ArgumentRecord", "BufferRecord", "Effects", "Forms", "InputPort", "InstanceRecord",
     "Lease", "LeaseHolder", "Notes", "Picture", "Place", "Places", "Ranges", "Records", "Region",
     "SpaceUse", "Status", "Store", "ValueRecord", "as_array", "capture", "effects_of", "mend",
     "merged", "ranges_of", "view_offset",

@@ -38,7 +38,7 @@ def mend(records: Records, queued: Iterable[ValueRecord]) -> list[ValueRecord]:
         # Those of a host array too, which is no place.
         for instance in value.instances:
             instance.buffer.users = [u for u in instance.buffer.users if u is not value]
-        value.instances, value.status = [], Status.FREED
+        value.instances, value.status = (), Status.FREED
         value.by = "the last handle was dropped"
     _mend_leases(records, present.values())
     live = {p: b for p, b in present.items() if b.lease is not None or not b.is_unused}

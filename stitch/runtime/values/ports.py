@@ -31,6 +31,6 @@ class InputPort:
         #: Whether an array is copied sooner than it is looked at who may write to it.
         self.is_small = self.host_desc.elements * self.dtype.itemsize <= SMALL_NBYTES
         #: What `InstanceRecord.signature` says of a host array in this slot.
-        self.signature = (Space.HOST, 0, key, False, 0, key)
+        self.signature = (Space.HOST, 0, key, 0, key)
         #: Keys of the descriptors that have been linked to this slot before.
         self.accepted: set[int] = set()

@@ -253,20 +253,20 @@ class Records:
         self, value: ValueRecord, buffer: BufferRecord, offset: int, desc: TensorDesc, key: int
     ) -> None:
         """A value now lies in a buffer (as well)."""
-        users, instances = [value], [InstanceRecord(buffer, offset, desc, key)]
+        users, instances = [value], [*value.instances, InstanceRecord(buffer, offset, desc, key)]
         for user in (value, *buffer.users):
             user.lease = None
         if buffer.users:
             self.generation += 1
         # Both at once: nothing can come in between these.
         buffer.users += users
-        value.instances += instances
+        value.instances = instances
 
     def release(self, value: ValueRecord) -> None:
         """Forget a value's instances, and let go of the buffers that nobody else uses."""
         value.lease = None
         whole, self.is_whole = self.is_whole, False
-        instances, value.instances = value.instances, []
+        instances, value.instances = value.instances, ()
         for instance in instances:
             self.leave(value, instance.buffer)
         self.is_whole = whole
@@ -275,8 +275,7 @@ class Records:
         """Keep a value's primary instance alone: its bytes have changed, or may have."""
         self.generation += 1
         whole, self.is_whole = self.is_whole, False
-        copies = value.instances[1:]
-        del value.instances[1:]
+        copies, value.instances = value.instances[1:], value.instances[:1]
         for instance in copies:
             self.leave(value, instance.buffer)
         self.is_whole = whole
@@ -364,7 +363,7 @@ class Records:
         for value in gone:
             for instance in value.instances:
                 instance.buffer.users.remove(value)
-            value.instances = []
+            value.instances = ()
             note(value)
         self.is_whole = whole
 
@@ -375,7 +374,7 @@ class Records:
             instance = InstanceRecord(instance.buffer, 0, ref.desc, ref.desc_key)
         instance.buffer.origin = ref.origin
         instance.buffer.users = [result]
-        entry.instances, result.instances = [], [instance]
+        entry.instances, result.instances = (), (instance,)
         entry.lease = result.lease = None
         result.status = Status.READY
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from stitch.errors import TaskError
@@ -14,6 +14,8 @@ from stitch.runtime.values.ports import InputPort
 #: Where the sources of some work lie in the device's memory: numbers of values, and addresses of
 #: all instances.
 Places = tuple[tuple[int, tuple[int | None, ...]], ...]
+#: What a plan depends on in the sources of some work, but for their places; see `signature`.
+Forms = tuple[tuple[object, ...], ...]
 
 
 class Status(enum.IntEnum):
@@ -67,7 +69,7 @@ class Store(Protocol):
 class Comparison(Protocol):
     """Compares what others may have written with the copies of it; see `exposure`."""
 
-    def are_equal(self, instances: list[InstanceRecord]) -> bool | None:
+    def are_equal(self, instances: Sequence[InstanceRecord]) -> bool | None:
         """Whether they have the same bytes now; None where it was made for other instances, or
         these lie elsewhere by now."""
 
@@ -151,7 +153,7 @@ class BufferRecord:
 class InstanceRecord:
     """Where a value lies: buffer, byte offset into its footprint, descriptor without address."""
 
-    __slots__ = ("buffer", "desc", "desc_key", "offset_nbytes")
+    __slots__ = ("buffer", "desc", "desc_key", "offset_nbytes", "signature")
 
     def __init__(
         self, buffer: BufferRecord, offset_nbytes: int, desc: TensorDesc, desc_key: int
@@ -161,17 +163,9 @@ class InstanceRecord:
         self.desc = desc
         self.desc_key = desc_key
 
-    def signature(self) -> tuple[object, ...]:
-        """What a plan depends on, but for the address."""
-        buffer = self.buffer
-        return (
-            buffer.space,
-            buffer.size_per_bank,
-            buffer.desc_key,
-            buffer.pins > 0,
-            self.offset_nbytes,
-            self.desc_key,
-        )
+        #: What a plan depends on, but for the address, and for what is pinned.
+        self.signature = (buffer.space, buffer.size_per_bank, buffer.desc_key, offset_nbytes,
+                          desc_key)  # fmt: skip
 
 
 class ValueRecord:
@@ -188,7 +182,6 @@ class ValueRecord:
     last_used = 0
     retain = False
     consumed = False
-    by = ""
     version = 0
     #: The lease in whose place it was made, while nothing but reading was done with it: then that
     #: lease may hand it out again when it has no handles.
@@ -199,12 +192,14 @@ class ValueRecord:
     comparison: Comparison | None = None
     #: Whether it is an array of one call, which no handle ever refers to.
     is_array = False
+    #: Where it lies, the primary one first.
+    instances: Sequence[InstanceRecord] = ()
 
-    def __init__(self, device: Store, desc: TensorDesc, desc_key: int) -> None:
+    def __init__(self, device: Store, desc: TensorDesc, desc_key: int, by: str = "") -> None:
         self.device = device
         self.desc = desc
         self.desc_key = desc_key
-        self.instances: list[InstanceRecord] = []
+        self.by = by
 
     @property
     def kept(self) -> bool:
@@ -239,9 +234,9 @@ class ValueRecord:
     def signature(self) -> tuple[object, ...]:
         """What a plan that uses this value depends on, but for addresses."""
         instances = self.instances
-        if len(instances) == 1:
-            return instances[0].signature()
-        return tuple([instance.signature() for instance in instances])
+        if len(instances) == 1 and not instances[0].buffer.pins:
+            return instances[0].signature
+        return tuple([(instance.signature, instance.buffer.pins > 0) for instance in instances])
 
     def places(self) -> tuple[int | None, ...]:
         """The addresses of its instances."""
@@ -268,7 +263,7 @@ class ArgumentRecord(ValueRecord):
 
     status = Status.READY
     is_array = True
-    _own: list[InstanceRecord] | None = None
+    _own: Sequence[InstanceRecord] | None = None
 
     def __init__(self, device: Store, array: Array, port: InputPort) -> None:
         self.array = array
@@ -279,7 +274,7 @@ class ArgumentRecord(ValueRecord):
         self.by = port.origin
 
     @property
-    def instances(self) -> list[InstanceRecord]:
+    def instances(self) -> Sequence[InstanceRecord]:
         """Its instance, made when first asked for."""
         if self._own is None:
             port = self.port
@@ -291,7 +286,7 @@ class ArgumentRecord(ValueRecord):
         return self._own
 
     @instances.setter
-    def instances(self, value: list[InstanceRecord]) -> None:
+    def instances(self, value: Sequence[InstanceRecord]) -> None:
         self._own = value
 
     def signature(self) -> tuple[object, ...]:
