@@ -78,6 +78,24 @@ class Attribute:
     required: bool = False
 
 
+def declared(**attributes: Attribute | AttributeValue) -> dict[str, Attribute]:
+    """Attributes by name, each by its declaration, or by a default, whose type is the kind.
+
+    >>> declared(axis=-1, modes=("linear",))["modes"].kind
+    'strings'
+    """
+    return {
+        name: given if isinstance(given, Attribute) else Attribute(_kind_of(given), given)
+        for name, given in attributes.items()
+    }
+
+
+def _kind_of(default: AttributeValue) -> str:
+    if isinstance(default, tuple):
+        return _kind_of(default[0]) + "s"
+    return {int: "int", float: "float", str: "string"}[type(default)]
+
+
 @dataclass(frozen=True, slots=True)
 class OpDef:
     """One operator: names as in ONNX (opset 26), arity, attributes, inference and NumPy kernel.

@@ -26,8 +26,9 @@ PIECE_NBYTES = 1 << 22
 #: Bytes of a cache line.
 LINE_NBYTES = 64
 
+Work = tuple[Array, ...]
 #: Builds a chain over one flat chunk: (source, out, workspaces, attributes) to steps.
-Chain = Callable[[Array, Array, tuple[Array, ...], Attributes], Sequence[Thunk]]
+Chain = Callable[[Array, Array, Work, Attributes], Sequence[Thunk]]
 
 
 def scalar(value: float, like: Array) -> Array:
@@ -117,9 +118,19 @@ def pieces_of(count: int, nbytes: int) -> Iterator[slice]:
     >>> list(pieces_of(5, PIECE_NBYTES // 3))
     [slice(0, 3, None), slice(3, 5, None)]
     """
-    at_once = max(1, PIECE_NBYTES // max(1, nbytes))
-    for start in range(0, count, at_once):
-        yield slice(start, min(start + at_once, count))
+    return stretches(count, max(1, PIECE_NBYTES // max(1, nbytes)))
+
+
+def stretches(count: int, at_once: int) -> Iterator[slice]:
+    """What there is of `count` things, so many at a time."""
+    return (slice(start, min(start + at_once, count)) for start in range(0, count, at_once))
+
+
+def chunks(size: int, workspaces: int, dtype: np.dtype[Any]) -> Iterator[tuple[slice, Work]]:
+    """Stretches of flat arrays that stay in the caches, and for each its share of workspaces."""
+    work = tuple(workspace(min(size, CHUNK_SIZE), dtype) for _ in range(workspaces))
+    for part in stretches(size, CHUNK_SIZE):
+        yield part, tuple(w[: part.stop - part.start] for w in work)
 
 
 def copy_steps(source: Array, out: Array) -> tuple[Thunk, ...]:
@@ -143,13 +154,9 @@ def chain_kernel(workspaces: int, build: Chain) -> Kernel:
 
     def kernel(arguments: KernelArguments) -> Sequence[Thunk]:
         source, out = arguments.given(0).reshape(-1), arguments.outputs[0].reshape(-1)
-        size = min(out.size, CHUNK_SIZE)
-        work = tuple(workspace(size, out.dtype) for _ in range(workspaces))
         steps: list[Thunk] = []
-        for start in range(0, out.size, CHUNK_SIZE):
-            part = slice(start, min(start + CHUNK_SIZE, out.size))
-            fitting = tuple(w[: part.stop - part.start] for w in work)
-            steps += build(source[part], out[part], fitting, arguments.attributes)
+        for part, work in chunks(out.size, workspaces, out.dtype):
+            steps += build(source[part], out[part], work, arguments.attributes)
         return steps
 
     return kernel

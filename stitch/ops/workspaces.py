@@ -26,6 +26,12 @@ class WorkspaceContext(WithAttributes):
     attributes: Mapping[str, AttributeValue]
     outputs: tuple[ValueType, ...]
 
+    def operand(self, index: int) -> ValueType:
+        """The type of an operand that inference made sure is there."""
+        kind = self.inputs[index]
+        assert kind is not None
+        return kind
+
     @property
     def nbytes(self) -> int:
         """What operands and results take in the types in which kernels compute."""
@@ -70,8 +76,7 @@ def integers(times: float, otherwise: WorkspaceRule) -> WorkspaceRule:
     wide = operands(times)
 
     def nbytes(context: WorkspaceContext) -> int:
-        first = context.inputs[0]
-        assert first is not None
+        first = context.operand(0)
         return (otherwise if first.data_type.is_floating else wide).nbytes(context)
 
     return WorkspaceRule(nbytes)

@@ -4,20 +4,12 @@ Comes in: one operand, at times a slope. Goes out: `OPERATORS`, their gradient r
 and the gradient operators of Gelu and Softmax. Knows the error function and the statistics of rows.
 """
 
-from stitch.ops.activation import (
-    activation_functions,
-    gelu_gradient_operator,
-    softmax,
-    softmax_gradient_operator,
-)
-from stitch.ops.activation.gelu_gradient_operator import GELU_CUBE, GELU_HEIGHT, GELU_RATE
+from stitch.ops.activation import activation_functions, gelu, softmax
+from stitch.ops.activation.gelu import GELU_CUBE, GELU_HEIGHT, GELU_RATE
 from stitch.ops.definition import OpDef
 
 __all__ = ["GELU_CUBE", "GELU_HEIGHT", "GELU_RATE", "OPERATORS"]
 
 OPERATORS: tuple[OpDef, ...] = (
-    *activation_functions.OPERATORS,
-    *gelu_gradient_operator.OPERATORS,
-    *softmax.OPERATORS,
-    *softmax_gradient_operator.OPERATORS,
-)
+    *activation_functions.OPERATORS, *gelu.OPERATORS, *softmax.OPERATORS,
+)  # fmt: skip

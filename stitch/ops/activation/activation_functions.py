@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 
 from stitch.ops.activation import activation_gradients as gradients
-from stitch.ops.activation.gelu_gradient_operator import GELU_CUBE, GELU_RATE
-from stitch.ops.arithmetic import ERF_WORKSPACES, erf_steps
-from stitch.ops.attributes import Attributes, float_of, string_of
-from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
+from stitch.ops.attributes import Attributes, float_of
+from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS, PRODUCTS, SIGNED_NUMERIC
 from stitch.ops.gradient import Slope, of_first
 from stitch.ops.inference import InferenceContext, same_as_first
-from stitch.ops.steps import Chain, chain_kernel, copy_steps, mask_in, scalar
+from stitch.ops.steps import Chain, Work, chain_kernel, copy_steps, mask_in, scalar
 from stitch.ops.workspaces import few, operands
 from stitch.program import Array, DataType, ValueType
-
-Work = tuple[Array, ...]
 
 
 def sigmoid_steps(x: Array, out: Array, rate: float = 1.0) -> list[Thunk]:
@@ -148,36 +143,6 @@ def _swish(x: Array, out: Array, work: Work, attributes: Attributes) -> Sequence
     return [*sigmoid_steps(x, work[0], rate), partial(np.multiply, x, work[0], out)]
 
 
-def _gelu(x: Array, out: Array, work: Work, attributes: Attributes) -> Sequence[Thunk]:
-    gate = work[ERF_WORKSPACES]
-    if string_of(attributes, "approximate") == "tanh":
-        inner: list[Thunk] = [
-            partial(np.multiply, x, x, gate),
-            partial(np.multiply, gate, scalar(GELU_CUBE, x), gate),
-            partial(np.add, gate, scalar(1.0, x), gate),
-            partial(np.multiply, gate, x, gate),
-            partial(np.multiply, gate, scalar(GELU_RATE, x), gate),
-            partial(np.tanh, gate, gate),
-        ]
-    else:
-        inner = erf_steps(x, gate, work, math.sqrt(0.5))
-    return [
-        *inner,
-        partial(np.add, gate, scalar(1.0, x), gate),
-        partial(np.multiply, gate, scalar(0.5, x), gate),
-        partial(np.multiply, x, gate, out),
-    ]
-
-
-def _infer_gelu(context: InferenceContext) -> tuple[ValueType, ...]:
-    approximation = context.string_of("approximate")
-    if approximation not in ("none", "tanh"):
-        raise context.fail(
-            "Gelu has no such approximation", expected="none, tanh", got=approximation
-        )
-    return (context.require_type(0, FLOATS),)
-
-
 def _infer_prelu(context: InferenceContext) -> tuple[ValueType, ...]:
     data = context.require_type(0, PRODUCTS)
     context.require_same_type((0, 1))
@@ -206,24 +171,19 @@ def _activation(name: str, workspaces: int, chain: Chain, slope: Slope, **defaul
     allowed = frozenset({DataType.FLOAT32}) if name == "Celu" else FLOATS
     return OpDef(
         name, (1, 1), same_as_first(allowed), chain_kernel(workspaces, chain),
-        attributes={key: Attribute("float", value) for key, value in defaults.items()},
-        elementwise=True, gradient=of_first(slope), workspace=few,
+        attributes=declared(**defaults), elementwise=True, gradient=of_first(slope),
+        workspace=few,
     )  # fmt: skip
 
 
 OPERATORS = (
     OpDef(
-        "Relu", (1, 1), same_as_first(SIGNED_NUMERIC), _relu,
-        elementwise=True, gradient=of_first(gradients.relu), workspace=few,
+        "Relu", (1, 1), same_as_first(SIGNED_NUMERIC), _relu, elementwise=True,
+        gradient=of_first(gradients.relu), workspace=few,
     ),
     OpDef(
-        "PRelu", (2, 2), _infer_prelu, _prelu,
-        elementwise=True, gradient=gradients.prelu, workspace=operands(1),
-    ),
-    OpDef(
-        "Gelu", (1, 1), _infer_gelu, chain_kernel(ERF_WORKSPACES + 1, _gelu),
-        attributes={"approximate": Attribute("string", "none")}, elementwise=True,
-        gradient=of_first(gradients.gelu), workspace=few,
+        "PRelu", (2, 2), _infer_prelu, _prelu, elementwise=True, gradient=gradients.prelu,
+        workspace=operands(1),
     ),
     _activation("Sigmoid", 0, _sigmoid, gradients.sigmoid),
     _activation("Softplus", 1, _softplus, gradients.softplus),

@@ -105,11 +105,6 @@ def swish(c: GradientContext) -> Any:
     return c.gradient * (s + (rest if rate == 1.0 else rest * rate))
 
 
-def gelu(c: GradientContext) -> Any:
-    approximate = c.string_of("approximate")
-    return c.apply("GeluGradient", c.gradient, c.input(0), domain="stitch", approximate=approximate)
-
-
 def prelu(context: GradientContext) -> Sequence[Any]:
     """Below zero y = slope x."""
     x, gradient = context.input(0), context.gradient

@@ -1,4 +1,4 @@
-"""Softmax, LogSoftmax and Hardmax along one axis.
+"""Softmax, LogSoftmax and Hardmax along one axis; `stitch.SoftmaxGradient`.
 
 Along the last axis rows are handled chunk by chunk. A Softmax first takes exponentials as they
 are: maxima of short rows take as long as all the rest. Where a row's sum shows that this was not
@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.definition import Attribute, Kernel, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Kernel, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS
 from stitch.ops.gradient import Gradient, GradientContext, no_gradient
 from stitch.ops.inference import InferenceContext
+from stitch.ops.reduction import row_chunks
 from stitch.ops.steps import CHUNK_SIZE, fill_step, overlaps, workspace
-from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes
+from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes, few
 from stitch.program import Array, ValueType
 
 #: Between these bounds a row's sum of exponentials is as good as one without its maximum: what
@@ -58,10 +59,8 @@ def _softmax(arguments: KernelArguments) -> Sequence[Thunk]:
     width = out.shape[-1]
     rows, results, sums = source.reshape(-1, width), out.reshape(-1, width), row.reshape(-1, 1)
     ones = np.ones((width, 1), out.dtype)
-    at_once = max(1, CHUNK_SIZE // width)
     steps: list[Thunk] = []
-    for start in range(0, rows.shape[0], at_once):
-        part = slice(start, start + at_once)
+    for part in row_chunks((len(rows), width)):
         steps += _row_chunk(rows[part], results[part], sums[part], ones)
     return steps
 
@@ -128,6 +127,50 @@ def log_softmax_gradient(context: GradientContext) -> Sequence[Any]:
     return (context.gradient - context.apply("Exp", context.output()) * total,)
 
 
+def _infer_gradient(context: InferenceContext) -> tuple[ValueType, ...]:
+    y = context.require_type(1, FLOATS)
+    context.require_same_type((0, 1))
+    context.require_shape(0, y.shape)
+    context.axis_of(context.int_of("axis"), context.require_rank(1, 1))
+    return (y,)
+
+
+def _softmax_gradient(arguments: KernelArguments) -> Sequence[Thunk]:
+    """dx = y (dy - sum(dy y)) by the result's gradient and the result."""
+    gradient, y, out = arguments.given(0), arguments.given(1), arguments.outputs[0]
+    if out.size == 0:
+        return ()
+    axis = arguments.int_of("axis") % y.ndim
+    if axis != y.ndim - 1:
+        total = workspace((*y.shape[:axis], 1, *y.shape[axis + 1 :]), out.dtype)
+        return (
+            partial(np.multiply, gradient, y, out),
+            partial(np.add.reduce, out, axis, None, total, True),
+            partial(np.subtract, gradient, total, out),
+            partial(np.multiply, out, y, out),
+        )
+    shape = (y.size // y.shape[-1], y.shape[-1])
+    parts = row_chunks(shape)
+    total = workspace(parts[0].stop, out.dtype)
+    steps: list[Thunk] = []
+    for part in parts:
+        dy, result, dx = (array.reshape(shape)[part] for array in (gradient, y, out))
+        sums = total[: part.stop - part.start]
+        steps += [
+            partial(np.vecdot, dy, result, sums),
+            partial(np.subtract, dy, sums[:, None], dx),
+            partial(np.multiply, dx, result, dx),
+        ]
+    return steps
+
+
+def _gradient_nbytes(context: WorkspaceContext) -> int:
+    """A number for each softmax, or for each of a chunk of rows."""
+    result = context.outputs[0]
+    length = result.shape[context.int_of("axis") % len(result.shape)]
+    return few.nbytes(context) + computed_nbytes(result) // max(length, 1)
+
+
 def _rows(context: WorkspaceContext) -> tuple[int, int]:
     """How many softmaxes there are, and of how many elements each."""
     shape = context.outputs[0].shape
@@ -163,9 +206,8 @@ def _hardmax_nbytes(context: WorkspaceContext) -> int:
 def _operator(
     name: str, kernel: Kernel, gradient: Gradient, nbytes: Callable[[WorkspaceContext], int]
 ) -> OpDef:
-    axis = {"axis": Attribute("int", -1)}
     return OpDef(
-        name, (1, 1), _infer, kernel, attributes=axis, gradient=gradient,
+        name, (1, 1), _infer, kernel, attributes=declared(axis=-1), gradient=gradient,
         workspace=WorkspaceRule(nbytes),
     )  # fmt: skip
 
@@ -174,4 +216,9 @@ OPERATORS = (
     _operator("Softmax", _softmax, softmax_gradient, _softmax_nbytes),
     _operator("LogSoftmax", _log_softmax, log_softmax_gradient, _log_softmax_nbytes),
     _operator("Hardmax", _hardmax, no_gradient, _hardmax_nbytes),
-)
+    OpDef(
+        "SoftmaxGradient", (2, 2), _infer_gradient, _softmax_gradient,
+        attributes=declared(axis=-1), domain="stitch",
+        workspace=WorkspaceRule(_gradient_nbytes, is_kept=False),
+    ),
+)  # fmt: skip

@@ -56,8 +56,8 @@ def _unary(
 
     gradient = None if slope is None else of_first(slope)
     return OpDef(
-        name, (1, 1), same_as_first(allowed), kernel,
-        elementwise=True, gradient=gradient, workspace=few,
+        name, (1, 1), same_as_first(allowed), kernel, elementwise=True, gradient=gradient,
+        workspace=few,
     )  # fmt: skip
 
 

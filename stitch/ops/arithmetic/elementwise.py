@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.arithmetic import elementwise_gradients as gradients
-from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS, INTEGERS, NUMERIC
 from stitch.ops.gradient import Gradient
 from stitch.ops.inference import InferenceContext
@@ -165,13 +165,12 @@ OPERATORS = (
     binary("Sub", np.subtract, NUMERIC, gradient=gradients.sub),
     binary("Mul", np.multiply, NUMERIC, gradient=gradients.mul),
     OpDef(
-        "Div", (2, 2), infer_broadcast(NUMERIC), _divide,
-        elementwise=True, gradient=gradients.div, workspace=operands(1),
+        "Div", (2, 2), infer_broadcast(NUMERIC), _divide, elementwise=True, gradient=gradients.div,
+        workspace=operands(1),
     ),
     OpDef(
-        "Mod", (2, 2), _infer_mod, _mod,
-        attributes={"fmod": Attribute("int", 0)}, elementwise=True, gradient=gradients.mod,
-        workspace=few,
+        "Mod", (2, 2), _infer_mod, _mod, attributes=declared(fmod=0), elementwise=True,
+        gradient=gradients.mod, workspace=few,
     ),
     OpDef(
         "Pow", (2, 2), _infer_pow, _pow, elementwise=True, gradient=gradients.pow_, workspace=few,
@@ -181,8 +180,8 @@ OPERATORS = (
     _variadic("Sum", _fold(np.add), FLOATS, gradients.add),
     _variadic("Mean", _fold(np.add, average=True), FLOATS, gradients.mean),
     OpDef(
-        "Clip", (1, 3), _infer_clip, _clip,
-        elementwise=True, gradient=gradients.clip, workspace=few,
+        "Clip", (1, 3), _infer_clip, _clip, elementwise=True, gradient=gradients.clip,
+        workspace=few,
     ),
     binary("BitwiseAnd", np.bitwise_and, INTEGERS),
     binary("BitwiseOr", np.bitwise_or, INTEGERS),

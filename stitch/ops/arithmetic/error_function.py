@@ -116,7 +116,7 @@ def _gradient(context: GradientContext) -> Sequence[Any]:
 
 OPERATORS = (
     OpDef(
-        "Erf", (1, 1), same_as_first(FLOATS), chain_kernel(ERF_WORKSPACES, _erf),
-        elementwise=True, gradient=_gradient, workspace=few,
+        "Erf", (1, 1), same_as_first(FLOATS), chain_kernel(ERF_WORKSPACES, _erf), elementwise=True,
+        gradient=_gradient, workspace=few,
     ),
 )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.arithmetic.elementwise import binary, infer_broadcast
-from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import BOOLEAN, EVERY, FLOATS, FLOATS8, NUMERIC, UNSIGNED
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import InferenceContext
@@ -132,16 +132,15 @@ OPERATORS = (
     OpDef("IsNaN", (1, 1), _infer_truth, _is_nan, elementwise=True, workspace=few),
     OpDef(
         "IsInf", (1, 1), _infer_truth, _is_inf,
-        attributes={"detect_negative": Attribute("int", 1), "detect_positive": Attribute("int", 1)},
-        elementwise=True, workspace=few,
+        attributes=declared(detect_negative=1, detect_positive=1), elementwise=True, workspace=few,
     ),
     OpDef(
-        "Where", (3, 3), _infer_where, _where,
-        elementwise=True, gradient=where_gradient, workspace=few,
+        "Where", (3, 3), _infer_where, _where, elementwise=True, gradient=where_gradient,
+        workspace=few,
     ),
     OpDef(
         "BitShift", (2, 2), _infer_shift, _shift,
-        attributes={"direction": Attribute("string", required=True)}, elementwise=True,
+        attributes=declared(direction=Attribute("string", required=True)), elementwise=True,
         workspace=few,
     ),
 )  # fmt: skip

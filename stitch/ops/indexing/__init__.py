@@ -5,12 +5,8 @@ their gradient rules inside them. Must not know: other families.
 """
 
 from stitch.ops.definition import OpDef
-from stitch.ops.indexing import cache_writing, gathering, scattering
+from stitch.ops.indexing import gathering, scattering
 
 __all__ = ["OPERATORS"]
 
-OPERATORS: tuple[OpDef, ...] = (
-    *gathering.OPERATORS,
-    *scattering.OPERATORS,
-    *cache_writing.OPERATORS,
-)
+OPERATORS: tuple[OpDef, ...] = (*gathering.OPERATORS, *scattering.OPERATORS)

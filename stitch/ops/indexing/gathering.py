@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import EVERY, INDICES, INT64, NUMERIC
 from stitch.ops.indexing import indexing_gradients as gradients
 from stitch.ops.inference import InferenceContext, Shape
@@ -49,8 +49,7 @@ def _gather(arguments: KernelArguments) -> Sequence[Thunk]:
 
 def _gather_workspace(context: WorkspaceContext) -> int:
     """Indices checked, and which of them count from the end."""
-    indices = context.inputs[1]
-    assert indices is not None
+    indices = context.operand(1)
     return 18 * math.prod(indices.shape)
 
 
@@ -103,8 +102,7 @@ def flat_element_steps(
 
 def element_index_nbytes(context: WorkspaceContext) -> int:
     """What `flat_element_steps` takes: indices checked, flat, and what they are made from."""
-    indices = context.inputs[1]
-    assert indices is not None
+    indices = context.operand(1)
     return 34 * math.prod(indices.shape) + 32 * sum(indices.shape)
 
 
@@ -179,8 +177,7 @@ def flat_row_steps(
 
 def row_index_nbytes(context: WorkspaceContext) -> int:
     """What `flat_row_steps` takes: rows, and for each part of an index it checked and scaled."""
-    indices = context.inputs[1]
-    assert indices is not None
+    indices = context.operand(1)
     if 0 in indices.shape:
         return 0
     depth = indices.shape[-1]
@@ -277,8 +274,7 @@ def _top_nbytes(shape: Shape, k: int) -> int:
 
 
 def _top_workspace(context: WorkspaceContext) -> int:
-    data, largest = context.inputs[0], context.outputs[0]
-    assert data is not None
+    data, largest = context.operand(0), context.outputs[0]
     axis = context.int_of("axis") % len(data.shape)
     moved = (*data.shape[:axis], *data.shape[axis + 1 :], data.shape[axis])
     k = largest.shape[axis]
@@ -292,32 +288,25 @@ def _top_workspace(context: WorkspaceContext) -> int:
 
 OPERATORS = (
     OpDef(
-        "Gather", (2, 2), _infer_gather, _gather,
-        attributes={"axis": Attribute("int", 0)}, gradient=gradients.gather,
-        workspace=WorkspaceRule(_gather_workspace),
+        "Gather", (2, 2), _infer_gather, _gather, attributes=declared(axis=0),
+        gradient=gradients.gather, workspace=WorkspaceRule(_gather_workspace),
     ),
     OpDef(
-        "GatherElements", (2, 2), _infer_elements, _gather_elements,
-        attributes={"axis": Attribute("int", 0)}, gradient=gradients.gather_elements,
-        workspace=WorkspaceRule(element_index_nbytes),
+        "GatherElements", (2, 2), _infer_elements, _gather_elements, attributes=declared(axis=0),
+        gradient=gradients.gather_elements, workspace=WorkspaceRule(element_index_nbytes),
     ),
     OpDef(
-        "GatherND", (2, 2), _infer_gather_nd, _gather_nd,
-        attributes={"batch_dims": Attribute("int", 0)}, gradient=gradients.gather_nd,
-        workspace=WorkspaceRule(row_index_nbytes),
+        "GatherND", (2, 2), _infer_gather_nd, _gather_nd, attributes=declared(batch_dims=0),
+        gradient=gradients.gather_nd, workspace=WorkspaceRule(row_index_nbytes),
     ),
     OpDef(
         "ReverseSequence", (2, 2), _infer_reverse, _reverse,
-        attributes={"batch_axis": Attribute("int", 1), "time_axis": Attribute("int", 0)},
-        gradient=gradients.reverse_sequence, workspace=operands(3, is_kept=False),
+        attributes=declared(batch_axis=1, time_axis=0), gradient=gradients.reverse_sequence,
+        workspace=operands(3, is_kept=False),
     ),
     OpDef(
-        "TopK", (2, 2), _infer_top, _top,
-        outputs=(1, 2),
-        attributes={
-            "axis": Attribute("int", -1), "largest": Attribute("int", 1),
-            "sorted": Attribute("int", 1),
-        },
-        gradient=gradients.top, workspace=WorkspaceRule(_top_workspace, is_kept=False),
+        "TopK", (2, 2), _infer_top, _top, outputs=(1, 2),
+        attributes=declared(axis=-1, largest=1, sorted=1), gradient=gradients.top,
+        workspace=WorkspaceRule(_top_workspace, is_kept=False),
     ),
 )  # fmt: skip

@@ -1,4 +1,5 @@
-"""Writing by index: ScatterElements, ScatterND, with or without a reduction; OneHot."""
+"""Writing by index: ScatterElements, ScatterND, with or without a reduction; OneHot; new entries
+into a key-value cache: TensorScatter."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ from functools import partial
 
 import numpy as np
 
-from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
-from stitch.ops.element_types import EVERY, NUMERIC
+from stitch.errors import TaskError
+from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
+from stitch.ops.element_types import EVERY, INT64, MOVED, NUMERIC
 from stitch.ops.indexing import indexing_gradients as gradients
 from stitch.ops.indexing.gathering import (
     check_element_indices,
@@ -22,7 +24,7 @@ from stitch.ops.indexing.gathering import (
 )
 from stitch.ops.inference import InferenceContext
 from stitch.ops.steps import copy_steps
-from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, operands
+from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, few, operands
 from stitch.program import Array, ValueType
 
 REDUCTIONS = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
@@ -107,8 +109,7 @@ def _nd(arguments: KernelArguments) -> Sequence[Thunk]:
 
 def _nd_workspace(context: WorkspaceContext) -> int:
     """Rows; where these are reduced one by one, an object for each and its place."""
-    indices = context.inputs[1]
-    assert indices is not None
+    indices = context.operand(1)
     by_rows = context.string_of("reduction") != "none"
     objects = 256 * math.prod(indices.shape[:-1]) if by_rows else 0
     return row_index_nbytes(context) + objects
@@ -151,20 +152,81 @@ def _one_hot(arguments: KernelArguments) -> Sequence[Thunk]:
     )
 
 
+_CACHE_MODES = ("linear", "circular")
+
+
+def _infer_cache(context: InferenceContext) -> tuple[ValueType, ...]:
+    cache = context.require_type(0, MOVED)
+    context.require_same_type((0, 1))
+    rank = context.require_rank(0, 2)
+    context.require_rank(1, rank, rank)
+    axis = context.axis_of(context.int_of("axis"), rank)
+    mode = context.string_of("mode")
+    if axis == 0 or mode not in _CACHE_MODES:
+        raise context.fail(
+            "TensorScatter does not write so",
+            expected=f"an axis other than 0, mode {' or '.join(_CACHE_MODES)}",
+            got=f"axis {axis}, mode {mode}",
+        )
+    length = context.operand(1).shape[axis]
+    if length > cache.shape[axis]:
+        raise context.fail(
+            "the update is longer than the cache",
+            expected=f"at most {cache.shape[axis]}",
+            got=str(length),
+        )
+    context.require_shape(1, (*cache.shape[:axis], length, *cache.shape[axis + 1 :]))
+    if context.present(2) is not None:
+        context.require_type(2, INT64)
+        context.require_shape(2, cache.shape[:1])
+    return (cache,)
+
+
+def _write_cache(cache: Array, update: Array, starts: Array | None, circular: bool) -> None:
+    """`cache` and `update` have the batch first and the sequence second."""
+    size, length = cache.shape[1], update.shape[1]
+    for row in range(cache.shape[0]):
+        start = 0 if starts is None else int(starts[row])
+        if start < 0 or (not circular and start + length > size):
+            raise TaskError(
+                "TensorScatter: a write index is out of range",
+                expected=f"0 to {size - length}",
+                got=str(start),
+            )
+        # A start may be as large as integers are.
+        places = (start % max(size, 1) + np.arange(length)) % max(size, 1)
+        cache[row, places] = update[row]
+
+
+def _cache(arguments: KernelArguments) -> Sequence[Thunk]:
+    past, update, out = arguments.given(0), arguments.given(1), arguments.outputs[0]
+    axis = arguments.int_of("axis") % past.ndim
+    circular = arguments.string_of("mode") == "circular"
+    starts = arguments.optional(2)
+    target, source = np.moveaxis(out, axis, 1), np.moveaxis(update, axis, 1)
+
+    def write() -> None:
+        _write_cache(target, source, starts, circular)
+
+    return (*copy_steps(past, out), write)
+
+
 OPERATORS = (
     OpDef(
+        "TensorScatter", (2, 3), _infer_cache, _cache,
+        attributes=declared(axis=-2, mode="linear"), workspace=few,
+    ),
+    OpDef(
         "ScatterElements", (3, 3), _infer_elements, _elements,
-        attributes={"axis": Attribute("int", 0), "reduction": Attribute("string", "none")},
-        gradient=gradients.scatter_elements, workspace=WorkspaceRule(element_index_nbytes),
+        attributes=declared(axis=0, reduction="none"), gradient=gradients.scatter_elements,
+        workspace=WorkspaceRule(element_index_nbytes),
     ),
     OpDef(
-        "ScatterND", (3, 3), _infer_nd, _nd,
-        attributes={"reduction": Attribute("string", "none")}, gradient=gradients.scatter_nd,
-        workspace=WorkspaceRule(_nd_workspace),
+        "ScatterND", (3, 3), _infer_nd, _nd, attributes=declared(reduction="none"),
+        gradient=gradients.scatter_nd, workspace=WorkspaceRule(_nd_workspace),
     ),
     OpDef(
-        "OneHot", (3, 3), _infer_one_hot, _one_hot,
-        attributes={"axis": Attribute("int", -1)}, gradient=gradients.one_hot,
-        workspace=operands(1),
+        "OneHot", (3, 3), _infer_one_hot, _one_hot, attributes=declared(axis=-1),
+        gradient=gradients.one_hot, workspace=operands(1),
     ),
 )  # fmt: skip

@@ -9,13 +9,13 @@ from functools import partial
 import numpy as np
 
 from stitch.ops.attributes import float_of, int_of
-from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import InferenceContext
 from stitch.ops.normalization import normalization_gradients as gradients
 from stitch.ops.normalization.layer_normalization import EPSILON
 from stitch.ops.reduction import SPREAD_FROM, inverse_deviation, row_means
-from stitch.ops.steps import CHUNK_SIZE, fill_step, scalar, workspace
+from stitch.ops.steps import CHUNK_SIZE, fill_step, scalar, stretches, workspace
 from stitch.ops.workspaces import operands
 from stitch.program import Array, ValueType
 
@@ -93,9 +93,9 @@ class _Planes:
         whole = at_once > 1 or channels * places <= CHUNK_SIZE
         wide = channels if whole else max(1, CHUNK_SIZE // places)
         self.chunks = [
-            (slice(i, min(i + at_once, samples)), slice(j, min(j + wide, channels)))
-            for j in range(0, channels, wide)
-            for i in range(0, samples, at_once)
+            (part, some)
+            for some in stretches(channels, wide)
+            for part in stretches(samples, at_once)
         ]
         # One channel at a time needs no more than its number.
         self.spreads = samples >= SPREAD_FROM * at_once and wide > 1
@@ -224,20 +224,14 @@ def _lrn(arguments: KernelArguments) -> Sequence[Thunk]:
 OPERATORS = (
     OpDef(
         "LRN", (1, 1), _infer_lrn, _lrn,
-        attributes={
-            "alpha": Attribute("float", 9.999999747378752e-05), "beta": Attribute("float", 0.75),
-            "bias": Attribute("float", 1.0), "size": Attribute("int", required=True),
-        },
+        attributes=declared(
+            alpha=9.999999747378752e-05, beta=0.75, bias=1.0, size=Attribute("int", required=True),
+        ),
         gradient=gradients.response,
     ),
     OpDef(
-        "BatchNormalization", (5, 5), _infer_batch, _batch,
-        outputs=(1, 3),
-        attributes={
-            "epsilon": Attribute("float", EPSILON),
-            "momentum": Attribute("float", 0.8999999761581421),
-            "training_mode": Attribute("int", 0),
-        },
+        "BatchNormalization", (5, 5), _infer_batch, _batch, outputs=(1, 3),
+        attributes=declared(epsilon=EPSILON, momentum=0.8999999761581421, training_mode=0),
         gradient=gradients.batch, workspace=operands(1 / 2, is_kept=False),
     ),
 )  # fmt: skip

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS, data_type_of_code
 from stitch.ops.inference import InferenceContext
 from stitch.ops.normalization import normalization_gradients as gradients
@@ -216,41 +216,35 @@ def _mean_variance(arguments: KernelArguments) -> Sequence[Thunk]:
     ]
 
 
-_LAYER = {
-    "axis": Attribute("int", -1),
-    "epsilon": Attribute("float", EPSILON),
-    "stash_type": Attribute("int", 1),
-}
+_LAYER = declared(axis=-1, epsilon=EPSILON, stash_type=1)
 
 OPERATORS = (
     OpDef(
         "MeanVarianceNormalization", (1, 1), _infer_mean_variance, _mean_variance,
-        attributes={"axes": Attribute("ints", (0, 2, 3))}, gradient=gradients.mean_variance,
+        attributes=declared(axes=(0, 2, 3)), gradient=gradients.mean_variance,
     ),
     OpDef(
         "LayerNormalization", (2, 3), _infer_layer, _layer, (1, 3), _LAYER,
         gradient=gradients.layer, workspace=operands(1 / 2, is_kept=False),
     ),
     OpDef(
-        "RMSNormalization", (2, 2), _infer_layer, _rms,
-        attributes=_LAYER, gradient=gradients.rms, workspace=operands(1 / 2, is_kept=False),
+        "RMSNormalization", (2, 2), _infer_layer, _rms, attributes=_LAYER, gradient=gradients.rms,
+        workspace=operands(1 / 2, is_kept=False),
     ),
     OpDef(
         "InstanceNormalization", (3, 3), partial(_infer_channels, 3), _instance,
-        attributes={"epsilon": Attribute("float", EPSILON)}, gradient=gradients.group,
+        attributes=declared(epsilon=EPSILON), gradient=gradients.group,
         workspace=operands(1 / 2, is_kept=False),
     ),
     OpDef(
         "GroupNormalization", (3, 3), _infer_group, _group,
-        attributes={
-            "epsilon": Attribute("float", EPSILON), "num_groups": Attribute("int", required=True),
-            "stash_type": Attribute("int", 1),
-        },
+        attributes=declared(
+            epsilon=EPSILON, num_groups=Attribute("int", required=True), stash_type=1
+        ),
         gradient=gradients.group, workspace=operands(1 / 2, is_kept=False),
     ),
     OpDef(
-        "LpNormalization", (1, 1), _infer_norm, _norm,
-        attributes={"axis": Attribute("int", -1), "p": Attribute("int", 2)},
+        "LpNormalization", (1, 1), _infer_norm, _norm, attributes=declared(axis=-1, p=2),
         gradient=gradients.norm, workspace=operands(1 / 2, is_kept=False),
     ),
 )  # fmt: skip

@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import InferenceContext
 from stitch.ops.reduction import SPREAD_FROM, row_chunks
@@ -111,9 +111,7 @@ class _Chunks:
 
 def _workspace(context: WorkspaceContext) -> int:
     """Three chunks of rows, and rows of weights and sums."""
-    x, scale = context.inputs[1], context.inputs[4]
-    assert x is not None
-    assert scale is not None
+    x, scale = context.operand(1), context.operand(4)
     width = math.prod(scale.shape)
     chunk = min(math.prod(x.shape), max(CHUNK_SIZE, width))
     return few.nbytes(context) + (3 * chunk + 4 * width) * x.data_type.compute_dtype.itemsize
@@ -121,8 +119,7 @@ def _workspace(context: WorkspaceContext) -> int:
 
 OPERATORS = (
     OpDef(
-        "LayerNormalizationGradient", (5, 5), _infer, _kernel, (1, 3),
-        attributes={"axis": Attribute("int", -1)}, domain="stitch",
-        workspace=WorkspaceRule(_workspace, is_kept=False),
+        "LayerNormalizationGradient", (5, 5), _infer, _kernel, (1, 3), attributes=declared(axis=-1),
+        domain="stitch", workspace=WorkspaceRule(_workspace, is_kept=False),
     ),
 )  # fmt: skip

@@ -5,7 +5,7 @@ Knows windows and types: a product of quantized numbers may be a convolution.
 """
 
 from stitch.ops.definition import OpDef
-from stitch.ops.product import determinant, einsum, fourier, matmul, quantized_products
+from stitch.ops.product import einsum, fourier, matmul, quantized_products
 
 __all__ = ["OPERATORS"]
 
@@ -14,5 +14,4 @@ OPERATORS: tuple[OpDef, ...] = (
     *einsum.OPERATORS,
     *quantized_products.OPERATORS,
     *fourier.OPERATORS,
-    *determinant.OPERATORS,
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import NUMERIC
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import InferenceContext, Shape
@@ -187,6 +187,6 @@ def _one(
 OPERATORS = (
     OpDef(
         "Einsum", (1, -1), _infer, _einsum,
-        attributes={"equation": Attribute("string", required=True)}, gradient=einsum_gradient,
+        attributes=declared(equation=Attribute("string", required=True)), gradient=einsum_gradient,
     ),
 )  # fmt: skip

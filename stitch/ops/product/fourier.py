@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import InferenceContext
 from stitch.ops.steps import PIECE_NBYTES, pieces_of
@@ -38,8 +38,7 @@ _LINE_NBYTES = 48
 
 def _dft_workspace(context: WorkspaceContext) -> int:
     """A piece, or one signal: as complex numbers, and as long as it is transformed."""
-    x, result = context.inputs[0], context.outputs[0]
-    assert x is not None
+    x, result = context.operand(0), context.outputs[0]
     longest = 2 * max(*x.shape[:-1], *result.shape[:-1], 1)
     size = 2 * max(math.prod(x.shape[:-1]), math.prod(result.shape[:-1]))
     wide = x.data_type.compute_dtype.itemsize // 4
@@ -48,8 +47,7 @@ def _dft_workspace(context: WorkspaceContext) -> int:
 
 def _stft_workspace(context: WorkspaceContext) -> int:
     """The signal as complex numbers; and a piece, or one frame of every sample."""
-    x, result = context.inputs[0], context.outputs[0]
-    assert x is not None
+    x, result = context.operand(0), context.outputs[0]
     wide = x.data_type.compute_dtype.itemsize // 4
     frame = 2 * _LINE_NBYTES * result.shape[0] * result.shape[2]
     return 2 * computed_nbytes(x) + wide * max(2 * PIECE_NBYTES, 2 * frame)
@@ -168,13 +166,11 @@ def _stft(arguments: KernelArguments) -> Sequence[Thunk]:
 
 OPERATORS = (
     OpDef(
-        "DFT", (1, 3), _infer_dft, _dft,
-        attributes={"inverse": Attribute("int", 0), "onesided": Attribute("int", 0)},
+        "DFT", (1, 3), _infer_dft, _dft, attributes=declared(inverse=0, onesided=0),
         workspace=WorkspaceRule(_dft_workspace, is_kept=False),
     ),
     OpDef(
-        "STFT", (2, 4), _infer_stft, _stft,
-        attributes={"onesided": Attribute("int", 1)},
+        "STFT", (2, 4), _infer_stft, _stft, attributes=declared(onesided=1),
         workspace=WorkspaceRule(_stft_workspace, is_kept=False),
     ),
 )  # fmt: skip

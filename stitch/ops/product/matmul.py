@@ -1,4 +1,4 @@
-"""Matrix products: MatMul and Gemm.
+"""Matrix products, MatMul and Gemm, and determinants of square matrices, Det.
 
 `ndarray.dot` with a contiguous result is the fastest call that NumPy has for two matrices (`np.dot`
 adds its dispatch, 0.1 us); what never changes (a transposed weight, a bias) is rearranged once, at
@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.attributes import float_of, int_of
-from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
-from stitch.ops.element_types import PRODUCTS
+from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
+from stitch.ops.element_types import FLOATS, PRODUCTS
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import InferenceContext
 from stitch.ops.steps import fill_step, scalar
-from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes, few
+from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes, few, operands
 from stitch.program import Array, ValueType
 
 #: A constant bias is spread to the result's shape up to this size: adding equal shapes is faster
@@ -137,6 +137,23 @@ def _gemm_nbytes(context: WorkspaceContext) -> int:
     return nbytes
 
 
+def _infer_det(context: InferenceContext) -> tuple[ValueType, ...]:
+    x = context.require_type(0, FLOATS)
+    context.require_rank(0, 2)
+    if x.shape[-1] != x.shape[-2]:
+        raise context.fail("Det takes square matrices", got=str(list(x.shape)))
+    return (ValueType(x.shape[:-2], x.data_type),)
+
+
+def _det(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, out = arguments.given(0), arguments.outputs[0]
+
+    def run() -> None:
+        out[...] = np.linalg.det(x)
+
+    return (run,)
+
+
 def matmul_gradient(context: GradientContext) -> Sequence[Any]:
     """dA = dY·Bᵀ, dB = Aᵀ·dY, summed over broadcast batches (Giles 2008, section 2.2.1)."""
     a, b = context.type_of(0).shape, context.type_of(1).shape
@@ -226,13 +243,11 @@ def gemm_gradient(context: GradientContext) -> Sequence[Any]:
 
 
 OPERATORS = (
+    OpDef("Det", (1, 1), _infer_det, _det, workspace=operands(3, is_kept=False)),
     OpDef("MatMul", (2, 2), _infer_matmul, _matmul, gradient=matmul_gradient, workspace=few),
     OpDef(
         "Gemm", (2, 3), _infer_gemm, _gemm,
-        attributes={
-            "alpha": Attribute("float", 1.0), "beta": Attribute("float", 1.0),
-            "transA": Attribute("int", 0), "transB": Attribute("int", 0),
-        },
-        gradient=gemm_gradient, workspace=WorkspaceRule(_gemm_nbytes),
+        attributes=declared(alpha=1.0, beta=1.0, transA=0, transB=0), gradient=gemm_gradient,
+        workspace=WorkspaceRule(_gemm_nbytes),
     ),
 )  # fmt: skip

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import KernelArguments, OpDef, Thunk
 from stitch.ops.inference import InferenceContext, Shape
 from stitch.ops.types import BYTES, REALS
-from stitch.ops.window import CONVOLUTION, WINDOW_ATTRIBUTES
+from stitch.ops.window import CONVOLUTION
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
 from stitch.program import Array, DataType, ValueType
 
@@ -266,8 +266,6 @@ def _qlinear_conv(arguments: KernelArguments) -> Sequence[Thunk]:
     return [*steps, requantize]
 
 
-_CONV_ATTRIBUTES = {**WINDOW_ATTRIBUTES, "group": Attribute("int", 1)}
-
 OPERATORS = (
     OpDef(
         "MatMulInteger", (2, 4), _infer_matmul_integer, _matmul_integer,
@@ -279,10 +277,10 @@ OPERATORS = (
     ),
     OpDef(
         "ConvInteger", (2, 4), _infer_conv_integer, _conv_integer,
-        attributes=_CONV_ATTRIBUTES, workspace=_conv_workspace(1),
+        attributes=CONVOLUTION.attributes, workspace=_conv_workspace(1),
     ),
     OpDef(
         "QLinearConv", (8, 9), _infer_qlinear_conv, _qlinear_conv,
-        attributes=_CONV_ATTRIBUTES, workspace=_conv_workspace(3),
+        attributes=CONVOLUTION.attributes, workspace=_conv_workspace(3),
     ),
 )  # fmt: skip

@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 
 from stitch.ops.attributes import int_of, string_of
-from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import InferenceContext
 from stitch.ops.recurrent.gate_functions import Gate, check_names, gates_of, names_of
@@ -247,10 +247,7 @@ def _of_direction(outputs: Sequence[Array], d: int, by_batch: bool) -> list[Arra
 def _workspace(context: WorkspaceContext) -> int:
     """The inputs' share of the gates of all steps, what one step takes, weights as BLAS wants them,
     and the input step after step."""
-    x, w, r = context.inputs[:3]
-    assert x is not None
-    assert w is not None
-    assert r is not None
+    x, w, r = context.operand(0), context.operand(1), context.operand(2)
     by_batch = bool(context.int_of("layout"))
     batch, length = x.shape[:2] if by_batch else x.shape[1::-1]
     (_, rows, size), hidden = w.shape, r.shape[2]
@@ -260,15 +257,11 @@ def _workspace(context: WorkspaceContext) -> int:
     return numbers * x.data_type.compute_dtype.itemsize
 
 
-_ATTRIBUTES = {
-    "activation_alpha": Attribute("floats"),
-    "activation_beta": Attribute("floats"),
-    "activations": Attribute("strings"),
-    "clip": Attribute("float"),
-    "direction": Attribute("string", "forward"),
-    "hidden_size": Attribute("int"),
-    "layout": Attribute("int", 0),
-}
+_ATTRIBUTES = declared(
+    activation_alpha=Attribute("floats"), activation_beta=Attribute("floats"),
+    activations=Attribute("strings"), clip=Attribute("float"), direction="forward",
+    hidden_size=Attribute("int"), layout=0,
+)  # fmt: skip
 
 
 def _operator(layer: _Layer, most: int, **more: Attribute) -> OpDef:

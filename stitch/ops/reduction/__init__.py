@@ -15,12 +15,7 @@ from stitch.ops.reduction.row_statistics import (
 )
 
 __all__ = [
-    "OPERATORS",
-    "SPREAD_FROM",
-    "inverse_deviation",
-    "row_chunks",
-    "row_means",
-    "standardize",
-]
+    "OPERATORS", "SPREAD_FROM", "inverse_deviation", "row_chunks", "row_means", "standardize",
+]  # fmt: skip
 
 OPERATORS: tuple[OpDef, ...] = (*reducing.OPERATORS, *scanning.OPERATORS, *counting.OPERATORS)

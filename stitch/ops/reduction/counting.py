@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from stitch.ops.attributes import Attributes, int_of, ints_of, string_of
-from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import INDICES
 from stitch.ops.inference import InferenceContext
 from stitch.program import Array, DataType, ValueType
@@ -102,17 +102,16 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
     return (run,)
 
 
+_NUMBER, _NUMBERS = Attribute("int", required=True), Attribute("ints", required=True)
+
 OPERATORS = (
     OpDef(
         "TfIdfVectorizer", (1, 1), _infer, _kernel,
-        attributes={
-            "max_gram_length": Attribute("int", required=True),
-            "max_skip_count": Attribute("int", required=True),
-            "min_gram_length": Attribute("int", required=True),
-            "mode": Attribute("string", required=True),
-            "ngram_counts": Attribute("ints", required=True),
-            "ngram_indexes": Attribute("ints", required=True), "pool_int64s": Attribute("ints"),
-            "pool_strings": Attribute("strings"), "weights": Attribute("floats"),
-        },
+        attributes=declared(
+            max_gram_length=_NUMBER, max_skip_count=_NUMBER, min_gram_length=_NUMBER,
+            mode=Attribute("string", required=True), ngram_counts=_NUMBERS, ngram_indexes=_NUMBERS,
+            pool_int64s=Attribute("ints"), pool_strings=Attribute("strings"),
+            weights=Attribute("floats"),
+        ),
     ),
 )  # fmt: skip

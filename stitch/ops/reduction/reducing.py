@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import BOOLEAN, INT64, NUMERIC, PRODUCTS
 from stitch.ops.gradient import Slope, of_first
 from stitch.ops.inference import InferenceContext
@@ -240,10 +240,7 @@ _IN_ONE_PASS = {"ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd
 def _reduce(name: str, body: Body, slope: Slope, allowed: frozenset[DataType] = PRODUCTS) -> OpDef:
     return OpDef(
         name, (1, 2), partial(_infer, allowed), _kernel(body),
-        attributes={
-            "keepdims": Attribute("int", 1), "noop_with_empty_axes": Attribute("int", 0),
-        },
-        gradient=of_first(slope),
+        attributes=declared(keepdims=1, noop_with_empty_axes=0), gradient=of_first(slope),
         workspace=integers(3, few if name in _IN_ONE_PASS else operands(2)),
     )  # fmt: skip
 
@@ -283,10 +280,7 @@ def _argument(function: Callable[..., object]) -> Callable[[KernelArguments], Se
 def _argument_operator(name: str, function: Callable[..., object]) -> OpDef:
     return OpDef(
         name, (1, 1), _infer_argument, _argument(function),
-        attributes={
-            "axis": Attribute("int", 0), "keepdims": Attribute("int", 1),
-            "select_last_index": Attribute("int", 0),
-        },
+        attributes=declared(axis=0, keepdims=1, select_last_index=0),
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from stitch.ops.definition import Thunk
-from stitch.ops.steps import CHUNK_SIZE, scalar
+from stitch.ops.steps import CHUNK_SIZE, scalar, stretches
 from stitch.program import Array
 
 #: From this many chunks of rows on, a row of weights is spread over a chunk.
@@ -31,8 +31,7 @@ def inverse_deviation(row: Array, epsilon: float) -> list[Thunk]:
 
 def row_chunks(shape: tuple[int, int]) -> list[slice]:
     """Stretches of the rows of (rows, columns) arrays that stay in the caches."""
-    at_once = max(1, CHUNK_SIZE // shape[1])
-    return [slice(i, min(i + at_once, shape[0])) for i in range(0, shape[0], at_once)]
+    return list(stretches(shape[0], max(1, CHUNK_SIZE // shape[1])))
 
 
 def row_means(source: Array, mean: Array) -> list[Thunk]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.attributes import int_of
-from stitch.ops.definition import Attribute, Kernel, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Kernel, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import INDICES, PRODUCTS, onnx_code
 from stitch.ops.gradient import Gradient, GradientContext
 from stitch.ops.inference import InferenceContext
@@ -81,8 +81,7 @@ def _operator(
 ) -> OpDef:
     return OpDef(
         name, (2, 2), _infer, _running(function, neutral),
-        attributes={"exclusive": Attribute("int", 0), "reverse": Attribute("int", 0)},
-        gradient=gradient, workspace=few,
+        attributes=declared(exclusive=0, reverse=0), gradient=gradient, workspace=few,
     )  # fmt: skip
 
 

@@ -13,13 +13,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from stitch.ops.attributes import Attributes, int_of, string_of
-from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import EVERY, FLOATS
 from stitch.ops.inference import InferenceContext, Shape
 from stitch.ops.sampling.resampling import cubic_weight
-from stitch.ops.steps import PIECE_NBYTES, pieces_of
+from stitch.ops.steps import PIECE_NBYTES, pieces_of, stretches
 from stitch.ops.window import (
-    WINDOW_ATTRIBUTES,
+    CONVOLUTION,
     Windows,
     bias_steps,
     check_output,
@@ -114,9 +114,7 @@ def _point_nbytes(image: Shape, mode: str) -> int:
 
 
 def _grid_workspace(context: WorkspaceContext) -> int:
-    x, grid = context.inputs[:2]
-    assert x is not None
-    assert grid is not None
+    x, grid = context.operand(0), context.operand(1)
     point = _point_nbytes(x.shape, context.string_of("mode"))
     return min(2 * max(PIECE_NBYTES, point), 2 * point * math.prod(grid.shape[1:-1]))
 
@@ -201,16 +199,12 @@ def _deformed_row_nbytes(w: Array | ValueType, channels: int, width: int) -> int
 
 def _deformed_rows(height: int, row: int) -> Iterator[slice]:
     """Stretches of rows that are made together, alike in length; a row takes so many bytes."""
-    stretches = -(-height // max(1, _DEFORMED_NBYTES // row))
-    at_once = -(-height // stretches)
-    for start in range(0, height, at_once):
-        yield slice(start, min(start + at_once, height))
+    count = -(-height // max(1, _DEFORMED_NBYTES // row))
+    return stretches(height, -(-height // count))
 
 
 def _deform_workspace(context: WorkspaceContext) -> int:
-    x, w = context.inputs[:2]
-    assert x is not None
-    assert w is not None
+    x, w = context.operand(0), context.operand(1)
     height, width = context.outputs[0].shape[2:]
     row = _deformed_row_nbytes(w, x.shape[1], width)
     return min(2 * max(_DEFORMED_NBYTES, row), 2 * row * height)
@@ -255,22 +249,17 @@ def _deform(arguments: KernelArguments) -> Sequence[Thunk]:
     return (run, *bias_steps(arguments.optional(3), out)) if out.size else ()
 
 
-_DEFORM_ATTRIBUTES = {k: v for k, v in WINDOW_ATTRIBUTES.items() if k != "auto_pad"}
+_DEFORM_ATTRIBUTES = {k: v for k, v in CONVOLUTION.attributes.items() if k != "auto_pad"}
 
 OPERATORS = (
     OpDef(
         "GridSample", (2, 2), _infer_grid, _grid,
-        attributes={
-            "align_corners": Attribute("int", 0), "mode": Attribute("string", "linear"),
-            "padding_mode": Attribute("string", "zeros"),
-        },
+        attributes=declared(align_corners=0, mode="linear", padding_mode="zeros"),
         workspace=WorkspaceRule(_grid_workspace, is_kept=False),
     ),
     OpDef(
         "DeformConv", (3, 5), _infer_deform, _deform,
-        attributes={
-            **_DEFORM_ATTRIBUTES, "group": Attribute("int", 1), "offset_group": Attribute("int", 1),
-        },
+        attributes=declared(**_DEFORM_ATTRIBUTES, offset_group=1),
         workspace=WorkspaceRule(_deform_workspace),
     ),
 )  # fmt: skip

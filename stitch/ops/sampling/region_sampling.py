@@ -13,11 +13,11 @@ import numpy as np
 
 from stitch.errors import TaskError
 from stitch.ops.attributes import Attributes, float_of, int_of, string_of
-from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS, INT64
 from stitch.ops.inference import InferenceContext, Shape
 from stitch.ops.sampling.grid_sampling import bilinear
-from stitch.ops.steps import check_indices
+from stitch.ops.steps import check_indices, stretches
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
 from stitch.program import Array, ValueType
 
@@ -92,8 +92,7 @@ def _one_roi(image: Array, roi: Array, attributes: Attributes, out: Array) -> No
     xs = _places(box[0], lengths[0], out.shape[2], across)
     ys = _places(box[1], lengths[1], out.shape[1], down)
     channels = _channels(_points(ys.size, xs.size), image.dtype.itemsize)
-    for first in range(0, len(image), channels):
-        part = slice(first, first + channels)
+    for part in stretches(len(image), channels):
         _bins(image[part], ys, xs, averages, out[part])
 
 
@@ -122,8 +121,8 @@ def _bins(image: Array, ys: Array, xs: Array, averages: bool, out: Array) -> Non
     rows, down = max(1, _PIECE // xs.size), ys.shape[1]
     for bin_, places in enumerate(ys):
         total: Array | None = None
-        for first in range(0, down, rows):
-            parts = _weighed(image, places[None, first : first + rows], xs)
+        for part in stretches(down, rows):
+            parts = _weighed(image, places[None, part], xs)
             one = _total(parts).sum((1, 3, 4)) if averages else np.max(parts, 0).max((1, 3, 4))
             if total is not None:
                 one = total + one if averages else np.maximum(total, one)
@@ -162,9 +161,7 @@ def _roi_align(arguments: KernelArguments) -> Sequence[Thunk]:
 def _workspace(context: WorkspaceContext) -> int:
     """The places of a region, their weights, and the channels at those looked at together. Where
     the regions decide how many places there are: as many as the largest that is not refused has."""
-    x, rois = context.inputs[:2]
-    assert x is not None
-    assert rois is not None
+    x, rois = context.operand(0), context.operand(1)
     ratio, itemsize = (context.int_of("sampling_ratio"), x.data_type.compute_dtype.itemsize)
     rows, columns = (
         bins * ratio if ratio > 0 else MOST_IMAGES * max(x.shape[2:]) + bins
@@ -180,12 +177,10 @@ def _workspace(context: WorkspaceContext) -> int:
 OPERATORS = (
     OpDef(
         "RoiAlign", (3, 3), _infer_roi, _roi_align,
-        attributes={
-            "coordinate_transformation_mode": Attribute("string", "half_pixel"),
-            "mode": Attribute("string", "avg"), "output_height": Attribute("int", 1),
-            "output_width": Attribute("int", 1), "sampling_ratio": Attribute("int", 0),
-            "spatial_scale": Attribute("float", 1.0),
-        },
+        attributes=declared(
+            coordinate_transformation_mode="half_pixel", mode="avg", output_height=1,
+            output_width=1, sampling_ratio=0, spatial_scale=1.0,
+        ),
         workspace=WorkspaceRule(_workspace, is_kept=False),
     ),
 )  # fmt: skip

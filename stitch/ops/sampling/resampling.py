@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.attributes import Attributes, float_of, int_of, ints_of, string_of
-from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import EVERY, FLOATS
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import InferenceContext, Shape
@@ -314,8 +314,7 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
 def _workspace(context: WorkspaceContext) -> int:
     """Places and weights of every axis, as many at once as making them takes; what lies between
     two axes, and one tap of each result."""
-    x, result = context.inputs[0], context.outputs[0]
-    assert x is not None
+    x, result = context.operand(0), context.outputs[0]
     if 0 in result.shape:
         return 0
     known = (*context.constants, None, None, None)[1:4]
@@ -369,15 +368,11 @@ def _gradient(context: GradientContext) -> Sequence[Any]:
 OPERATORS = (
     OpDef(
         "Resize", (1, 4), _infer, _kernel,
-        attributes={
-            "antialias": Attribute("int", 0), "axes": Attribute("ints"),
-            "coordinate_transformation_mode": Attribute("string", "half_pixel"),
-            "cubic_coeff_a": Attribute("float", -0.75), "exclude_outside": Attribute("int", 0),
-            "extrapolation_value": Attribute("float", 0.0),
-            "keep_aspect_ratio_policy": Attribute("string", "stretch"),
-            "mode": Attribute("string", "nearest"),
-            "nearest_mode": Attribute("string", "round_prefer_floor"),
-        },
+        attributes=declared(
+            antialias=0, axes=Attribute("ints"), coordinate_transformation_mode="half_pixel",
+            cubic_coeff_a=-0.75, exclude_outside=0, extrapolation_value=0.0,
+            keep_aspect_ratio_policy="stretch", mode="nearest", nearest_mode="round_prefer_floor",
+        ),
         gradient=_gradient, workspace=WorkspaceRule(_workspace),
     ),
 )  # fmt: skip

@@ -5,7 +5,7 @@ rules inside them. Must not know: other families.
 """
 
 from stitch.ops.definition import OpDef
-from stitch.ops.shape import checking, generating, padding, rearranging, reshaping
+from stitch.ops.shape import generating, padding, rearranging, reshaping
 from stitch.ops.shape.rearranging import slices_of
 from stitch.ops.shape.reshaping import known_by_type
 
@@ -16,5 +16,4 @@ OPERATORS: tuple[OpDef, ...] = (
     *rearranging.OPERATORS,
     *padding.OPERATORS,
     *generating.OPERATORS,
-    *checking.OPERATORS,
 )

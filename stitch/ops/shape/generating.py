@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from stitch.ops.attributes import float_of, int_of
-from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import (
     EVERY,
     FLOATS,
@@ -19,7 +19,7 @@ from stitch.ops.element_types import (
     data_type_of_code,
 )
 from stitch.ops.inference import InferenceContext
-from stitch.ops.steps import CHUNK_SIZE, copy_steps, fill_step
+from stitch.ops.steps import CHUNK_SIZE, copy_steps, fill_step, stretches
 from stitch.ops.workspaces import few, operands
 from stitch.program import Array, DataType, ValueType
 
@@ -82,9 +82,9 @@ def _range(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _write_range(start: Array, delta: Array, out: Array) -> None:
-    for first in range(0, out.size, CHUNK_SIZE):
-        places = np.arange(first, min(first + CHUNK_SIZE, out.size))
-        np.copyto(out[first : first + CHUNK_SIZE], start + places * delta, "unsafe")
+    for part in stretches(out.size, CHUNK_SIZE):
+        places = np.arange(part.start, part.stop)
+        np.copyto(out[part], start + places * delta, "unsafe")
 
 
 def _infer_eye(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -162,8 +162,8 @@ def _mel(arguments: KernelArguments) -> Sequence[Thunk]:
 
 OPERATORS = (
     OpDef(
-        "MelWeightMatrix", (5, 5), _infer_mel, _mel,
-        attributes={"output_datatype": Attribute("int", 1)}, workspace=operands(3),
+        "MelWeightMatrix", (5, 5), _infer_mel, _mel, attributes=declared(output_datatype=1),
+        workspace=operands(3),
     ),
     OpDef(
         "ConstantOfShape",
@@ -181,7 +181,7 @@ OPERATORS = (
     ),
     OpDef("Range", (3, 3), _infer_range, _range, workspace=few),
     OpDef(
-        "EyeLike", (1, 1), _infer_eye, _eye,
-        attributes={"dtype": Attribute("int"), "k": Attribute("int", 0)}, workspace=few,
+        "EyeLike", (1, 1), _infer_eye, _eye, attributes=declared(dtype=Attribute("int"), k=0),
+        workspace=few,
     ),
 )  # fmt: skip

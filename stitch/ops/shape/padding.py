@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import INT64, MOVED
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import InferenceContext, Shape
@@ -173,8 +173,7 @@ def _unrepeated(context: GradientContext, begins: Sequence[int]) -> Any:
 
 OPERATORS = (
     OpDef(
-        "Pad", (2, 4), _infer_pad, _pad,
-        attributes={"mode": Attribute("string", "constant")}, gradient=pad_gradient,
-        workspace=WorkspaceRule(_workspace),
+        "Pad", (2, 4), _infer_pad, _pad, attributes=declared(mode="constant"),
+        gradient=pad_gradient, workspace=WorkspaceRule(_workspace),
     ),
 )  # fmt: skip

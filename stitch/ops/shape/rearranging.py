@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from stitch.ops.attributes import Attributes, ints_of
-from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import EVERY, INDICES, INT64, MOVED
 from stitch.ops.inference import InferenceContext, Shape
 from stitch.ops.shape import rearranging_gradients as gradients
@@ -273,36 +273,33 @@ def _trilu_workspace(context: WorkspaceContext) -> int:
 OPERATORS = (
     OpDef(
         "Transpose", (1, 1), _infer_transpose, _transpose,
-        attributes={"perm": Attribute("ints")}, gradient=gradients.transpose, workspace=few,
+        attributes=declared(perm=Attribute("ints")), gradient=gradients.transpose, workspace=few,
     ),
     OpDef(
         "Concat", (1, -1), _infer_concat, _concat,
-        attributes={"axis": Attribute("int", required=True)}, gradient=gradients.concat,
+        attributes=declared(axis=Attribute("int", required=True)), gradient=gradients.concat,
         workspace=few,
     ),
     OpDef(
-        "Split", (1, 2), _infer_split, _split,
-        outputs=(1, -1), attributes={"axis": Attribute("int", 0), "num_outputs": Attribute("int")},
-        gradient=gradients.split, workspace=few,
+        "Split", (1, 2), _infer_split, _split, outputs=(1, -1),
+        attributes=declared(axis=0, num_outputs=Attribute("int")), gradient=gradients.split,
+        workspace=few,
     ),
     OpDef("Slice", (3, 5), _infer_slice, _slice, gradient=gradients.slice_, workspace=few),
     OpDef("Expand", (2, 2), _infer_expand, _expand, gradient=gradients.expand, workspace=few),
     OpDef("Tile", (2, 2), _infer_tile, _tile, gradient=gradients.tile, workspace=few),
     OpDef(
         "DepthToSpace", (1, 1), partial(_infer_blocks, False), _depth_to_space,
-        attributes={
-            "blocksize": Attribute("int", required=True), "mode": Attribute("string", "DCR"),
-        },
+        attributes=declared(blocksize=Attribute("int", required=True), mode="DCR"),
         gradient=gradients.depth_to_space, workspace=few,
     ),
     OpDef(
         "SpaceToDepth", (1, 1), partial(_infer_blocks, True), _space_to_depth,
-        attributes={"blocksize": Attribute("int", required=True)},
+        attributes=declared(blocksize=Attribute("int", required=True)),
         gradient=gradients.space_to_depth, workspace=few,
     ),
     OpDef(
-        "Trilu", (1, 2), _infer_trilu, _trilu,
-        attributes={"upper": Attribute("int", 1)}, gradient=gradients.trilu,
-        workspace=WorkspaceRule(_trilu_workspace),
+        "Trilu", (1, 2), _infer_trilu, _trilu, attributes=declared(upper=1),
+        gradient=gradients.trilu, workspace=WorkspaceRule(_trilu_workspace),
     ),
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """Operators that keep every element in its order: Identity, Reshape, Flatten, Squeeze, Dropout ...
 
-Their result may take the memory of their operand; then nothing is left to do.
+Their result may take the memory of their operand; then nothing is left to do. `stitch.Expect` is
+an Identity that checks at run time: for programs made for one value of an input.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from stitch.errors import TaskError
 from stitch.ops.attributes import Attributes
-from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import BOOLEAN, FLOATS, INT64, MOVED
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import Inference, InferenceContext, Shape, same_as_first
@@ -173,10 +175,38 @@ def _require_any(context: InferenceContext) -> tuple[ValueType, ...]:
     return same_as_first(MOVED)(context)
 
 
+def _infer_expect(context: InferenceContext) -> tuple[ValueType, ...]:
+    data = context.require_type(0, MOVED)
+    context.require_type(1, MOVED)
+    context.require_same_type((1, 2))
+    context.require_shape(2, context.operand(1).shape)
+    return (data,)
+
+
+def _expect(arguments: KernelArguments) -> Sequence[Thunk]:
+    data, actual, wanted = (arguments.given(i) for i in range(3))
+    name = arguments.string_of("name")
+
+    def check() -> None:
+        if not np.array_equal(actual, wanted):
+            raise TaskError(
+                f"the program was compiled for one value of {name!r}: it decides shapes",
+                expected=_shown(wanted.tolist()),
+                got=_shown(actual.tolist()),
+                remedy="compile the model again, with this value as the example input",
+            )
+
+    return (check, *copy_steps(data, arguments.outputs[0]))
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else text[:200] + " ..."
+
+
 def _same_order(name: str, inputs: tuple[int, int], infer: Inference, **defaults: int) -> OpDef:
-    attributes = {key: Attribute("int", value) for key, value in defaults.items()}
     return OpDef(
-        name, inputs, infer, reinterpret, attributes=attributes, elementwise=True,
+        name, inputs, infer, reinterpret, attributes=declared(**defaults), elementwise=True,
         gradient=reshape_gradient, workspace=few,
     )  # fmt: skip
 
@@ -194,13 +224,20 @@ OPERATORS = (
     _same_order("Squeeze", (1, 2), _infer_squeeze),
     _same_order("Unsqueeze", (2, 2), _infer_unsqueeze),
     OpDef(
-        "Dropout", (1, 3), _infer_dropout, _dropout,
-        outputs=(1, 2), attributes={"seed": Attribute("int")}, elementwise=True,
-        gradient=reshape_gradient, workspace=few,
+        "Dropout", (1, 3), _infer_dropout, _dropout, outputs=(1, 2),
+        attributes=declared(seed=Attribute("int")), elementwise=True, gradient=reshape_gradient,
+        workspace=few,
     ),
     OpDef(
-        "Shape", (1, 1), _infer_shape, _shape,
-        attributes={"end": Attribute("int"), "start": Attribute("int", 0)}, workspace=few,
+        "Shape", (1, 1), _infer_shape, _shape, attributes=declared(end=Attribute("int"), start=0),
+        workspace=few,
+    ),
+    OpDef(
+        "Expect", (3, 3), _infer_expect, _expect,
+        attributes=declared(name=Attribute("string", required=True)), domain="stitch",
+        doc="Operand 0 as it is, if operands 1 and 2 are equal; else a TaskError that names what "
+        "the attribute says. ONNX expansion: Identity(operand 0), without the check.",
+        workspace=few,
     ),
     OpDef("Size", (1, 1), _infer_size, _size, workspace=few),
 )  # fmt: skip

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import MOVED, data_type_of_code
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import InferenceContext
-from stitch.ops.steps import CHUNK_SIZE, copy_steps
+from stitch.ops.steps import CHUNK_SIZE, copy_steps, stretches
 from stitch.ops.types.conversions import conversion_steps, workspace_nbytes
 from stitch.ops.types.narrow_conversions import Rounding
 from stitch.ops.workspaces import few, operands
@@ -56,8 +56,7 @@ def _cast(arguments: KernelArguments) -> Sequence[Thunk]:
     flat, goal = source.reshape(-1), out.reshape(-1)
     workspace = np.empty(per_element * min(goal.size, CHUNK_SIZE), np.uint8)
     steps: list[Thunk] = []
-    for start in range(0, goal.size, CHUNK_SIZE):
-        part = slice(start, start + CHUNK_SIZE)
+    for part in stretches(goal.size, CHUNK_SIZE):
         steps += conversion_steps(
             flat[part], goal[part], workspace, rounds_again=narrow, rounding=rounding
         )
@@ -85,7 +84,7 @@ def _bit_cast(arguments: KernelArguments) -> Sequence[Thunk]:
     return copy_steps(source.reshape(-1).view(out.dtype), out.reshape(-1))
 
 
-_ROUNDING = {"round_mode": Attribute("string", "up"), "saturate": Attribute("int", 1)}
+_ROUNDING = declared(round_mode="up", saturate=1)
 
 
 def cast_gradient(context: GradientContext) -> Sequence[Any]:
@@ -111,10 +110,10 @@ OPERATORS = (
     ),
     OpDef(
         "BitCast", (1, 1), _infer_bit_cast, _bit_cast,
-        attributes={"to": Attribute("int", required=True)}, workspace=few,
+        attributes=declared(to=Attribute("int", required=True)), workspace=few,
     ),
     OpDef(
-        "CastLike", (2, 2), _infer_cast_like, _cast,
-        attributes=_ROUNDING, gradient=cast_gradient, workspace=operands(1 / 2),
+        "CastLike", (2, 2), _infer_cast_like, _cast, attributes=_ROUNDING, gradient=cast_gradient,
+        workspace=operands(1 / 2),
     ),
 )  # fmt: skip

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from stitch.ops.attributes import Attributes, int_of
-from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS, NARROW, data_type_of_code
 from stitch.ops.inference import InferenceContext, Shape
 from stitch.ops.types.conversions import conversion_steps, workspace_nbytes
@@ -169,20 +169,16 @@ def _dequantize(arguments: KernelArguments) -> Sequence[Thunk]:
     return (run,)
 
 
-_AXIS = {"axis": Attribute("int", 1), "block_size": Attribute("int", 0)}
+_AXIS = declared(axis=1, block_size=0)
 
 OPERATORS = (
     OpDef(
         "QuantizeLinear", (2, 3), _infer_quantize, _quantize,
-        attributes={
-            **_AXIS, "output_dtype": Attribute("int", 0), "precision": Attribute("int", 0),
-            "saturate": Attribute("int", 1),
-        },
+        attributes=declared(**_AXIS, output_dtype=0, precision=0, saturate=1),
         workspace=operands(4, is_kept=False),
     ),
     OpDef(
         "DequantizeLinear", (2, 3), _infer_dequantize, _dequantize,
-        attributes={**_AXIS, "output_dtype": Attribute("int", 0)},
-        workspace=operands(3, is_kept=False),
+        attributes=declared(**_AXIS, output_dtype=0), workspace=operands(3, is_kept=False),
     ),
 )  # fmt: skip

@@ -14,23 +14,12 @@ from stitch.ops.window import (
     unfolding,
 )
 from stitch.ops.window.convolution import CONVOLUTION, bias_steps, check_output
-from stitch.ops.window.windows import (
-    WINDOW_ATTRIBUTES,
-    Windows,
-    check_window_attributes,
-    windows_of,
-)
+from stitch.ops.window.windows import Windows, check_window_attributes, windows_of
 
 __all__ = [
-    "CONVOLUTION",
-    "OPERATORS",
-    "WINDOW_ATTRIBUTES",
-    "Windows",
-    "bias_steps",
-    "check_output",
-    "check_window_attributes",
+    "CONVOLUTION", "OPERATORS", "Windows", "bias_steps", "check_output", "check_window_attributes",
     "windows_of",
-]
+]  # fmt: skip
 
 OPERATORS: tuple[OpDef, ...] = (
     *convolution.OPERATORS,

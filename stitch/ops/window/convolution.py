@@ -8,10 +8,10 @@ from functools import partial
 
 import numpy as np
 
-from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import InferenceContext, Shape
-from stitch.ops.steps import copy_steps, fill_step, workspace
+from stitch.ops.steps import copy_steps, fill_step, stretches, workspace
 from stitch.ops.window import convolution_gradients as gradients
 from stitch.ops.window.columns import Columns
 from stitch.ops.window.convolution_tiles import (
@@ -23,7 +23,7 @@ from stitch.ops.window.convolution_tiles import (
     tile_steps,
 )
 from stitch.ops.window.windows import (
-    WINDOW_ATTRIBUTES,
+    CONVOLUTION_ATTRIBUTES,
     Windows,
     check_window_attributes,
     transposed_windows,
@@ -132,8 +132,7 @@ def _by_columns(
     columns = Columns(x, windows, at_once)
     work = workspace((at_once, *columns.shape), x.dtype)
     steps: list[Thunk] = []
-    for start in range(0, samples, at_once):
-        part = slice(start, min(start + at_once, samples))
+    for part in stretches(samples, at_once):
         gathered = work[: part.stop - part.start]
         flat = gathered.reshape(-1, group, depth, places)
         steps += columns.steps(part, gathered)
@@ -150,9 +149,7 @@ def _products(weights: Array, columns: Array, result: Array) -> tuple[Thunk, ...
 
 
 def _conv_workspace(context: WorkspaceContext) -> int:
-    x, w = context.inputs[:2]
-    assert x is not None
-    assert w is not None
+    x, w = context.operand(0), context.operand(1)
     windows = windows_of(context.attributes, x.shape[2:], w.shape[2:])
     if _is_pointwise(windows) or 0 in context.outputs[0].shape:
         return 0
@@ -210,8 +207,7 @@ def _conv_transpose(arguments: KernelArguments) -> Sequence[Thunk]:
     direct = windows.padded == windows.size
     spread = out if direct else np.empty((at_once, out.shape[1], *windows.padded), x.dtype)
     steps = []
-    for start in range(0, samples, at_once):
-        part = slice(start, min(start + at_once, samples))
+    for part in stretches(samples, at_once):
         taken = columns[: part.stop - part.start]
         target = spread[part] if direct else spread[: part.stop - part.start]
         steps += [partial(np.matmul, weights, rows[part], taken), fill_step(target, 0)]
@@ -222,9 +218,7 @@ def _conv_transpose(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _conv_transpose_workspace(context: WorkspaceContext) -> int:
-    x, w = context.inputs[:2]
-    assert x is not None
-    assert w is not None
+    x, w = context.operand(0), context.operand(1)
     result, itemsize = context.outputs[0], x.data_type.compute_dtype.itemsize
     if 0 in result.shape or 0 in x.shape:
         return 0
@@ -287,18 +281,17 @@ def _tap_steps(columns: Array, target: Array, windows: Windows) -> list[Thunk]:
 
 
 CONVOLUTION = OpDef(
-    "Conv", (2, 3), _infer_conv, _conv,
-    attributes={**WINDOW_ATTRIBUTES, "group": Attribute("int", 1)}, gradient=gradients.conv,
-    workspace=WorkspaceRule(_conv_workspace),
+    "Conv", (2, 3), _infer_conv, _conv, attributes=CONVOLUTION_ATTRIBUTES,
+    gradient=gradients.conv, workspace=WorkspaceRule(_conv_workspace),
 )  # fmt: skip
 OPERATORS = (
     CONVOLUTION,
     OpDef(
         "ConvTranspose", (2, 3), _infer_conv_transpose, _conv_transpose,
-        attributes={
-            **WINDOW_ATTRIBUTES, "group": Attribute("int", 1), "output_padding": Attribute("ints"),
-            "output_shape": Attribute("ints"),
-        },
+        attributes=declared(
+            **CONVOLUTION_ATTRIBUTES, output_padding=Attribute("ints"),
+            output_shape=Attribute("ints"),
+        ),
         gradient=gradients.conv_transpose, workspace=WorkspaceRule(_conv_transpose_workspace),
     ),
 )  # fmt: skip

@@ -17,7 +17,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from stitch.ops.definition import Thunk
 from stitch.ops.inference import Shape
-from stitch.ops.steps import workspace
+from stitch.ops.steps import stretches, workspace
 from stitch.ops.window.sliding import WindowLine, lines_of
 from stitch.ops.window.windows import Windows
 from stitch.program import Array
@@ -46,16 +46,14 @@ class Tiles:
         rest = tuple(slice(0, size) for size in self.column[self.axis + 1 :])
         for index, place in enumerate(np.ndindex(*self.column[: self.axis])):
             before = tuple(slice(at, at + 1) for at in place)
-            for start in range(0, self.column[self.axis], self.length):
-                stop = min(start + self.length, self.column[self.axis])
-                flat = index * self.column[self.axis] + start
-                flat_stop = flat + stop - start
-                yield (slice(flat * inner, flat_stop * inner), (*before, slice(start, stop), *rest))
+            first = index * self.column[self.axis]
+            for part in stretches(self.column[self.axis], self.length):
+                flat = slice((first + part.start) * inner, (first + part.stop) * inner)
+                yield flat, (*before, part, *rest)
 
     def stretches(self, windows: Windows) -> Iterator[slice]:
         """The output rows of each tile."""
-        for start in range(0, windows.output[0], self.rows):
-            yield slice(start, min(start + self.rows, windows.output[0]))
+        return stretches(windows.output[0], self.rows)
 
     def elements(self, windows: Windows) -> int:
         """Of the columns of a tile and piece."""

@@ -14,10 +14,10 @@ from functools import partial
 
 import numpy as np
 
-from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import InferenceContext
-from stitch.ops.steps import fill_step, workspace
+from stitch.ops.steps import fill_step, stretches, workspace
 from stitch.ops.window.columns import Columns
 from stitch.ops.window.convolution_tiles import (
     is_cut,
@@ -25,7 +25,12 @@ from stitch.ops.window.convolution_tiles import (
     weight_nbytes,
     weight_steps,
 )
-from stitch.ops.window.windows import WINDOW_ATTRIBUTES, check_window_attributes, windows_of
+from stitch.ops.window.windows import (
+    CONVOLUTION_ATTRIBUTES,
+    KERNEL_SHAPE,
+    check_window_attributes,
+    windows_of,
+)
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes
 from stitch.program import Array, ValueType
 
@@ -76,7 +81,7 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
         return [*weight_steps(x, seen, gradient, totals), last]
     at_once = min(samples, max(1, COLUMNS_NBYTES // (group * depth * places * x.itemsize)))
     columns = Columns(x, seen, at_once)
-    parts = [slice(i, min(i + at_once, samples)) for i in range(0, samples, at_once)]
+    parts = list(stretches(samples, at_once))
     make = _by_sample if places >= LONG_PRODUCT else _joined
     sums, products = make(columns, gradient, parts, group)
     # Columns by gradients, not gradients by columns: a product with the longer side first takes
@@ -91,9 +96,7 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _workspace(context: WorkspaceContext) -> int:
-    x, gradient = context.inputs[:2]
-    assert x is not None
-    assert gradient is not None
+    x, gradient = context.operand(0), context.operand(1)
     result, itemsize = context.outputs[0], x.data_type.compute_dtype.itemsize
     group = context.int_of("group")
     if 0 in (*x.shape, *gradient.shape):
@@ -162,10 +165,7 @@ def _joined(
 OPERATORS = (
     OpDef(
         "ConvWeightGradient", (2, 2), _infer, _kernel,
-        attributes={
-            **WINDOW_ATTRIBUTES, "group": Attribute("int", 1),
-            "kernel_shape": Attribute("ints", required=True),
-        },
+        attributes={**CONVOLUTION_ATTRIBUTES, **KERNEL_SHAPE},
         domain="stitch", workspace=WorkspaceRule(_workspace),
     ),
 )  # fmt: skip

@@ -12,13 +12,13 @@ from functools import partial
 
 import numpy as np
 
-from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import InferenceContext
-from stitch.ops.steps import copy_steps, fill_step, strides_of, workspace
+from stitch.ops.steps import copy_steps, fill_step, stretches, strides_of, workspace
 from stitch.ops.window.sliding_positions import maxima, pieces, places_nbytes
 from stitch.ops.window.windows import (
-    WINDOW_ATTRIBUTES,
+    POOL_ATTRIBUTES,
     Windows,
     check_window_attributes,
     pool_windows,
@@ -64,8 +64,7 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
     inner = tuple(slice(b, b + s) for b, s in zip(windows.begin, windows.size, strict=True))
     inside = (slice(None), slice(None), *inner)
     steps: list[Thunk] = []
-    for start in range(0, x.shape[0], at_once):
-        part = slice(start, min(start + at_once, x.shape[0]))
+    for part in stretches(x.shape[0], at_once):
         here = part if direct else slice(0, part.stop - part.start)
         if not direct:
             steps += copy_steps(x[part], source[here][inside])
@@ -81,8 +80,7 @@ def _is_wide(windows: Windows) -> bool:
 
 
 def _taken(context: WorkspaceContext) -> int:
-    x = context.inputs[1]
-    assert x is not None
+    x = context.operand(1)
     windows = pool_windows(context.attributes, x.shape[2:])
     if not _is_wide(windows):
         return twice.nbytes(context)
@@ -149,10 +147,7 @@ class _Workspace:
 OPERATORS = (
     OpDef(
         "MaxPoolGradient", (3, 3), _infer, _kernel,
-        attributes={
-            **WINDOW_ATTRIBUTES, "ceil_mode": Attribute("int", 0),
-            "kernel_shape": Attribute("ints", required=True),
-        },
+        attributes=POOL_ATTRIBUTES,
         domain="stitch", workspace=WorkspaceRule(_taken),
     ),
 )  # fmt: skip

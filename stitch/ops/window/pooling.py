@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import InferenceContext
-from stitch.ops.steps import fill_step, scalar, strides_of, workspace
+from stitch.ops.steps import fill_step, scalar, stretches, strides_of, workspace
 from stitch.ops.window import pooling_gradients as gradients
 from stitch.ops.window.convolution import check_output
 from stitch.ops.window.sliding import PLANES_NBYTES, Sliding, lines_of, sliding_nbytes
@@ -25,19 +25,13 @@ from stitch.ops.window.sliding_positions import (
     views_nbytes,
 )
 from stitch.ops.window.windows import (
-    WINDOW_ATTRIBUTES,
+    POOL_ATTRIBUTES,
     Windows,
     check_window_attributes,
     pool_windows,
 )
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, few
 from stitch.program import Array, DataType, ValueType
-
-_POOL_ATTRIBUTES = {
-    **WINDOW_ATTRIBUTES,
-    "ceil_mode": Attribute("int", 0),
-    "kernel_shape": Attribute("ints", required=True),
-}
 
 
 def _windows(arguments: KernelArguments) -> Windows:
@@ -46,8 +40,7 @@ def _windows(arguments: KernelArguments) -> Windows:
 
 def _sliding(context: WorkspaceContext, ufunc: np.ufunc) -> tuple[Windows, int]:
     """The windows of a pool, and what sliding a ufunc over them takes."""
-    x, result = context.inputs[0], context.outputs[0]
-    assert x is not None
+    x, result = context.operand(0), context.outputs[0]
     windows = pool_windows(context.attributes, x.shape[2:])
     if 0 in result.shape:
         return windows, 0
@@ -71,8 +64,7 @@ def _lp_workspace(context: WorkspaceContext) -> int:
 
 def _max_workspace(context: WorkspaceContext) -> int:
     if len(context.outputs) > 1:
-        x = context.inputs[0]
-        assert x is not None
+        x = context.operand(0)
         windows = pool_windows(context.attributes, x.shape[2:])
         planes = math.prod(x.shape[:2])
         taken = places_nbytes(windows, planes, x.data_type.compute_dtype)
@@ -134,8 +126,7 @@ def _lp(arguments: KernelArguments) -> Sequence[Thunk]:
     sums = Sliding(np.add, 0, windows, len(planes), out.dtype)
     powers = workspace((sums.at_once, *windows.size), out.dtype)
     steps: list[Thunk] = []
-    for start in range(0, len(planes), sums.at_once):
-        part = slice(start, start + sums.at_once)
+    for part in stretches(len(planes), sums.at_once):
         seen, totals = planes[part], results[part]
         raised = powers[: len(seen)]
         steps += [
@@ -221,25 +212,24 @@ def _global_max(arguments: KernelArguments) -> Sequence[Thunk]:
 OPERATORS = (
     OpDef(
         "AveragePool", (1, 1), _infer_average, _average,
-        attributes={**_POOL_ATTRIBUTES, "count_include_pad": Attribute("int", 0)},
+        attributes=declared(**POOL_ATTRIBUTES, count_include_pad=0),
         gradient=gradients.average_pool, workspace=WorkspaceRule(_average_workspace),
     ),
     OpDef(
-        "MaxPool", (1, 1), _infer_max, _max,
-        outputs=(1, 2), attributes={**_POOL_ATTRIBUTES, "storage_order": Attribute("int", 0)},
-        gradient=gradients.max_pool, workspace=WorkspaceRule(_max_workspace),
+        "MaxPool", (1, 1), _infer_max, _max, outputs=(1, 2),
+        attributes=declared(**POOL_ATTRIBUTES, storage_order=0), gradient=gradients.max_pool,
+        workspace=WorkspaceRule(_max_workspace),
     ),
     OpDef(
-        "LpPool", (1, 1), _infer_lp, _lp,
-        attributes={**_POOL_ATTRIBUTES, "p": Attribute("int", 2)}, gradient=gradients.lp_pool,
-        workspace=WorkspaceRule(_lp_workspace, is_kept=False),
+        "LpPool", (1, 1), _infer_lp, _lp, attributes=declared(**POOL_ATTRIBUTES, p=2),
+        gradient=gradients.lp_pool, workspace=WorkspaceRule(_lp_workspace, is_kept=False),
     ),
     OpDef(
         "GlobalAveragePool", (1, 1), _infer_global, _global_average,
         gradient=gradients.global_average, workspace=few,
     ),
     OpDef(
-        "GlobalMaxPool", (1, 1), _infer_global, _global_max,
-        gradient=gradients.global_max, workspace=few,
+        "GlobalMaxPool", (1, 1), _infer_global, _global_max, gradient=gradients.global_max,
+        workspace=few,
     ),
 )  # fmt: skip

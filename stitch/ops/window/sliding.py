@@ -23,7 +23,7 @@ import numpy as np
 
 from stitch.ops.definition import Thunk
 from stitch.ops.inference import Shape
-from stitch.ops.steps import fill_step, workspace
+from stitch.ops.steps import fill_step, stretches, workspace
 from stitch.ops.window.windows import Windows
 from stitch.program import Array
 
@@ -147,21 +147,15 @@ class Sliding:
         if not active:
             return [partial(np.copyto, out, source)]
         steps: list[Thunk] = []
-        for start in range(0, len(out), self.at_once):
-            part = slice(start, start + self.at_once)
+        for part in stretches(len(out), self.at_once):
             current, last = source[part], out[part]
             targets = [*(work[: len(last)] for work in self._between), last]
             for axis, target in zip(active, targets, strict=True):
                 line = self.lines[axis]
-                outer, inner = (
-                    math.prod(target.shape[: axis + 1]),
-                    math.prod(target.shape[axis + 2 :]),
-                )
-                steps += self._along(
-                    line,
-                    current.reshape(outer, line.size, inner),
-                    target.reshape(outer, line.output, inner),
-                )
+                outer = math.prod(target.shape[: axis + 1])
+                inner = math.prod(target.shape[axis + 2 :])
+                seen = current.reshape(outer, line.size, inner)
+                steps += self._along(line, seen, target.reshape(outer, line.output, inner))
                 current = target
         return steps
 
@@ -242,9 +236,9 @@ class Sliding:
         columns = min(source.shape[2], lines)
         rows = max(1, lines // source.shape[2])
         steps: list[Thunk] = []
-        for row in range(0, source.shape[0], rows):
-            for column in range(0, source.shape[2], columns):
-                place = (slice(row, row + rows), slice(None), slice(column, column + columns))
+        for row in stretches(source.shape[0], rows):
+            for column in stretches(source.shape[2], columns):
+                place = (row, slice(None), column)
                 steps += self._by_stretches(line, source[place], target[place])
         return steps
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.definition import Thunk
-from stitch.ops.steps import workspace
+from stitch.ops.steps import stretches, workspace
 from stitch.ops.window.sliding import (
     WindowLine,
     largest_plane,
@@ -55,9 +55,7 @@ def places_nbytes(windows: Windows, planes: int, dtype: np.dtype[Any]) -> int:
 
 def pieces(windows: Windows, planes: int) -> Iterator[slice]:
     """Planes that are looked at together."""
-    at_once = planes_at_once(windows, planes, TIMES)
-    for start in range(0, planes, at_once):
-        yield slice(start, min(start + at_once, planes))
+    return stretches(planes, planes_at_once(windows, planes, TIMES))
 
 
 def maxima(x: Array, windows: Windows, counts: Sequence[int], lowest: float) -> tuple[Array, Array]:
@@ -179,8 +177,7 @@ class Views:
     def steps(self, x: Array, values: Array, places: Array) -> list[Thunk]:
         """Planes x; their maxima and places in all of x."""
         steps: list[Thunk] = []
-        for start in range(0, self.planes, self.at_once):
-            part = slice(start, min(start + self.at_once, self.planes))
+        for part in stretches(self.planes, self.at_once):
             first = np.arange(part.start, part.stop) * self.plane
             first = first.reshape(-1, *(1,) * len(self.lines))
             steps += self._compared(x[part], first, values[part], places[part])

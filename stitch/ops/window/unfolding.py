@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.attributes import Attributes
-from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS, INT64, NUMERIC
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import InferenceContext, Shape
 from stitch.ops.steps import check_places, copy_steps, fill_step
 from stitch.ops.window.sliding import lines_of
-from stitch.ops.window.windows import WINDOW_ATTRIBUTES, Windows, windows_of
+from stitch.ops.window.windows import KERNEL_SHAPE, WINDOW_ATTRIBUTES, Windows, windows_of
 from stitch.ops.workspaces import few
 from stitch.program import Array, ValueType
 
@@ -167,15 +167,12 @@ def max_unpool_gradient(context: GradientContext) -> Sequence[Any]:
 
 OPERATORS = (
     OpDef(
-        "Col2Im", (3, 3), _infer_col2im, _col2im,
-        attributes=_LISTS, gradient=col2im_gradient, workspace=few,
+        "Col2Im", (3, 3), _infer_col2im, _col2im, attributes=_LISTS, gradient=col2im_gradient,
+        workspace=few,
     ),
     OpDef(
         "MaxUnpool", (2, 3), _infer_max_unpool, _max_unpool,
-        attributes={
-            "kernel_shape": Attribute("ints", required=True), "pads": Attribute("ints"),
-            "strides": Attribute("ints"),
-        },
+        attributes=declared(**KERNEL_SHAPE, pads=Attribute("ints"), strides=Attribute("ints")),
         gradient=max_unpool_gradient,
     ),
 )  # fmt: skip

@@ -13,18 +13,19 @@ from dataclasses import dataclass
 from numpy.lib.stride_tricks import as_strided
 
 from stitch.ops.attributes import Attributes, int_of, ints_of, string_of
-from stitch.ops.definition import Attribute
+from stitch.ops.definition import Attribute, declared
 from stitch.ops.inference import InferenceContext, Shape
 from stitch.program import Array
 
 AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
-WINDOW_ATTRIBUTES = {
-    "auto_pad": Attribute("string", "NOTSET"),
-    "dilations": Attribute("ints"),
-    "kernel_shape": Attribute("ints"),
-    "pads": Attribute("ints"),
-    "strides": Attribute("ints"),
-}
+_INTS = Attribute("ints")
+WINDOW_ATTRIBUTES = declared(
+    auto_pad="NOTSET", dilations=_INTS, kernel_shape=_INTS, pads=_INTS, strides=_INTS
+)
+CONVOLUTION_ATTRIBUTES = declared(**WINDOW_ATTRIBUTES, group=1)
+#: Where there are no weights whose shape says it.
+KERNEL_SHAPE = {"kernel_shape": Attribute("ints", required=True)}
+POOL_ATTRIBUTES = declared(**{**WINDOW_ATTRIBUTES, **KERNEL_SHAPE}, ceil_mode=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""`stitch.GeluGradient`: the operand's gradient of a Gelu.
+"""Gelu, exact or by a hyperbolic tangent, and `stitch.GeluGradient`, its operand's gradient.
 
-Operands are the result's gradient and the operand. In ONNX's words it is a dozen elementwise
-operations; here a chain over chunks that stay in the caches, so that memory is read and written
-once. Libraries have it as one kernel.
+The gradient's operands are the result's gradient and the operand. In ONNX's words it is a dozen
+elementwise operations; here a chain over chunks that stay in the caches, so that memory is read and
+written once. Libraries have it as one kernel.
 """
 
 from __future__ import annotations
@@ -10,14 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from stitch.ops.arithmetic import ERF_WORKSPACES, erf_steps
-from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
+from stitch.ops.attributes import Attributes, string_of
+from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS
+from stitch.ops.gradient import GradientContext, of_first
 from stitch.ops.inference import InferenceContext
-from stitch.ops.steps import CHUNK_SIZE, scalar, workspace
+from stitch.ops.steps import Work, chain_kernel, chunks, scalar
 from stitch.ops.workspaces import few
 from stitch.program import Array, ValueType
 
@@ -27,34 +30,66 @@ GELU_RATE, GELU_CUBE = math.sqrt(2.0 / math.pi), 0.044715
 GELU_HEIGHT = 1.0 / math.sqrt(2.0 * math.pi)
 
 
-def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
-    x = context.require_type(1, FLOATS)
-    context.require_same_type((0, 1))
-    context.require_shape(0, x.shape)
+def _check_approximation(context: InferenceContext) -> None:
     approximation = context.string_of("approximate")
     if approximation not in ("none", "tanh"):
         raise context.fail(
             "Gelu has no such approximation", expected="none, tanh", got=approximation
         )
+
+
+def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
+    _check_approximation(context)
+    return (context.require_type(0, FLOATS),)
+
+
+def _infer_gradient(context: InferenceContext) -> tuple[ValueType, ...]:
+    x = context.require_type(1, FLOATS)
+    context.require_same_type((0, 1))
+    context.require_shape(0, x.shape)
+    _check_approximation(context)
     return (x,)
 
 
-def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
+def _gelu(x: Array, out: Array, work: Work, attributes: Attributes) -> Sequence[Thunk]:
+    gate = work[ERF_WORKSPACES]
+    if string_of(attributes, "approximate") == "tanh":
+        inner: list[Thunk] = [
+            partial(np.multiply, x, x, gate),
+            partial(np.multiply, gate, scalar(GELU_CUBE, x), gate),
+            partial(np.add, gate, scalar(1.0, x), gate),
+            partial(np.multiply, gate, x, gate),
+            partial(np.multiply, gate, scalar(GELU_RATE, x), gate),
+            partial(np.tanh, gate, gate),
+        ]
+    else:
+        inner = erf_steps(x, gate, work, math.sqrt(0.5))
+    return [
+        *inner,
+        partial(np.add, gate, scalar(1.0, x), gate),
+        partial(np.multiply, gate, scalar(0.5, x), gate),
+        partial(np.multiply, x, gate, out),
+    ]
+
+
+def _slope(context: GradientContext) -> Any:
+    approximate = context.string_of("approximate")
+    operands = context.gradient, context.input(0)
+    return context.apply("GeluGradient", *operands, domain="stitch", approximate=approximate)
+
+
+def _gradient_kernel(arguments: KernelArguments) -> Sequence[Thunk]:
     gradient, x = (arguments.given(index).reshape(-1) for index in (0, 1))
     out = arguments.outputs[0].reshape(-1)
     slope_steps = _exact if arguments.string_of("approximate") == "none" else _by_tanh
-    size = min(out.size, CHUNK_SIZE)
-    work = tuple(workspace(size, out.dtype) for _ in range(ERF_WORKSPACES + 1))
     steps: list[Thunk] = []
-    for start in range(0, out.size, CHUNK_SIZE):
-        part = slice(start, min(start + CHUNK_SIZE, out.size))
-        slope, *others = (w[: part.stop - part.start] for w in work)
+    for part, (slope, *others) in chunks(out.size, ERF_WORKSPACES + 1, out.dtype):
         steps += slope_steps(x[part], slope, tuple(others))
         steps.append(partial(np.multiply, gradient[part], slope, out[part]))
     return steps
 
 
-def _exact(x: Array, slope: Array, work: tuple[Array, ...]) -> list[Thunk]:
+def _exact(x: Array, slope: Array, work: Work) -> list[Thunk]:
     """(1 + erf(x / sqrt 2)) / 2 + x density(x)."""
     density = work[0]
     square = [partial(np.multiply, x, x, density)] if x.dtype == np.float64 else []
@@ -71,7 +106,7 @@ def _exact(x: Array, slope: Array, work: tuple[Array, ...]) -> list[Thunk]:
     ]
 
 
-def _by_tanh(x: Array, slope: Array, work: tuple[Array, ...]) -> list[Thunk]:
+def _by_tanh(x: Array, slope: Array, work: Work) -> list[Thunk]:
     """(1 + t) / 2 + x (1 - t^2) RATE (1 + 3 CUBE x^2) / 2 with t the hyperbolic tangent."""
     square, tangent = work[:2]
     return [
@@ -94,7 +129,12 @@ def _by_tanh(x: Array, slope: Array, work: tuple[Array, ...]) -> list[Thunk]:
 
 OPERATORS = (
     OpDef(
-        "GeluGradient", (2, 2), _infer, _kernel,
-        attributes={"approximate": Attribute("string", "none")}, domain="stitch", workspace=few,
+        "Gelu", (1, 1), _infer, chain_kernel(ERF_WORKSPACES + 1, _gelu),
+        attributes=declared(approximate="none"), elementwise=True, gradient=of_first(_slope),
+        workspace=few,
+    ),
+    OpDef(
+        "GeluGradient", (2, 2), _infer_gradient, _gradient_kernel,
+        attributes=declared(approximate="none"), domain="stitch", workspace=few,
     ),
 )  # fmt: skip
