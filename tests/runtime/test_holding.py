@@ -6,6 +6,7 @@ import copy
 import gc
 import random
 import weakref
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -28,6 +29,16 @@ def two_outputs() -> stitch.CompiledModel:
         b.output("less", x - 1)
 
     return model("two", build, target="wormhole_n150")
+
+
+def still(device: stitch.Device, run: Callable[[int], object], first: int, then: int) -> None:
+    """After the first passes nothing is even bound any more, or goes by the queue."""
+    for number in range(first):
+        run(number)
+    before = device.statistics()
+    for number in range(first, first + then):
+        run(number)
+    assert device.statistics() == before
 
 
 def settled(device: stitch.Device, run: Callable[[int], object], first: int, then: int) -> None:
@@ -63,6 +74,68 @@ def test_what_is_held_at_random_settles_and_keeps_its_values(length: int) -> Non
             for _ in range(length):
                 expected = expected * 2 + 1
             np.testing.assert_array_equal(tensor.numpy(), expected)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_outputs_that_are_held_singly_at_random_settle(count: int) -> None:
+    def build(b: stitch.ComputationGraphBuilder) -> None:
+        x = b.input("x", (4, 64), "float32")
+        for number in range(count):
+            b.output(f"y{number}", x * number)
+
+    with stitch.open_device("wormhole_n150") as device:
+        pipe = stitch.Pipeline([device.load(model("outputs", build, target="wormhole_n150"))])
+        drawn, held = random.Random(count), dict[int, tuple[int, Array, stitch.Tensor]]()
+
+        def run(number: int) -> None:
+            x, output = integers(start=number % 7), drawn.randrange(count)
+            held[drawn.randrange(SLOTS)] = output, x, several(pipe(x))[output]
+
+        still(device, run, 400, 200)
+        made = device.statistics().bindings_made
+        assert made < SLOTS + 10, "one for each that is held at a time, and a few"
+        for output, x, tensor in held.values():
+            np.testing.assert_array_equal(tensor.numpy(), x * output)
+
+
+@pytest.mark.parametrize("machine", ["wormhole_n150", "tiny"])
+@pytest.mark.parametrize(
+    "phases", [[(0, 0), (1, 0)], [(0, 0), (1, 1)], [(0, 0), (1, 0), (0, 0), (1, 1)]]
+)
+def test_pipelines_in_turn_take_nothing_from_each_other_for_ever(
+    machine: str, phases: list[tuple[int, int]]
+) -> None:
+    with stitch.open_device(machine) as device:
+        programs = [device.load(scaled(f"a{i}", i + 2.0, target=machine)) for i in range(2)]
+        pipes = [stitch.Pipeline([programs[i] for i in chain]) for chain in phases]
+        for first in range(0, len(pipes), 2):
+
+            def run(_: int, first: int = first) -> None:
+                for pipe in pipes[first : first + 2]:
+                    pipe(integers())
+
+            still(device, run, 20, 20)
+
+
+@pytest.mark.parametrize("machine", ["wormhole_n150", "tiny"])
+@pytest.mark.parametrize("seed", range(16))
+def test_pipelines_in_turn_settle_however_their_results_are_held(machine: str, seed: int) -> None:
+    drawn = random.Random(seed)
+    with stitch.open_device(machine) as device:
+        programs = [device.load(scaled(n, 0.5, (2, 32), target=machine)) for n in "abc"]
+        chains = [
+            drawn.choices(programs, k=drawn.randint(1, 4)) for _ in range(drawn.randint(2, 4))
+        ]
+        pipes = [stitch.Pipeline(chain) for chain in chains]
+        rings = [deque[object](maxlen=drawn.randrange(4)) for _ in pipes]
+        # Some come in only when the others have settled.
+        for last in (drawn.randint(1, len(pipes)), len(pipes)):
+
+            def run(_: int, last: int = last) -> None:
+                for pipe, ring in zip(pipes[:last], rings, strict=False):
+                    ring.append(pipe(integers((2, 32))))
+
+            still(device, run, 20, 20)
 
 
 def test_results_that_are_fed_back_settle_however_they_are_held() -> None:

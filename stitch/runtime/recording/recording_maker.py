@@ -172,11 +172,8 @@ class RecordingMaker:
             recording.look_around(device.records, planned.picture)
         recording.claim = claim
         device.recordings.plans_made += 1
-        variants = device.recordings.of(window.graph, kept, forms)
-        if is_one_of_many:
-            recording.stay_out_of(device.recordings.works())
-        if is_lent and (variants or is_one_of_many):
-            recording.move_results_out(device.records, device.recordings.works)
+        known = device.recordings.of(window.graph, kept, forms)
+        recording.makes_way = is_one_of_many or bool(known)
         device.recordings.add(window.graph, kept, forms, recording)
         lease = None
         if is_lent:

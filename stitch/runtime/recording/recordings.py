@@ -9,11 +9,11 @@ plans. Goes out: bindings that may run. Must not know handles.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from stitch.budget import Claim
-from stitch.planner import Plan
+from stitch.planner import Buffer, Plan
 from stitch.program import Program
 from stitch.runtime.backends import BoundPlan
 from stitch.runtime.executors import PreparedProgram
@@ -131,6 +131,8 @@ class Recording(LeaseHolder["Binding"]):
         #: The binding without a lease.
         self.alone: Binding | None = None
         self.fixed_results = fixed_results
+        #: The results that were held when the next run needed a place.
+        self.held_results: set[int] = set()
         own = [(b.space, b.address or 0, b.size_per_bank) for b, _ in effects.made]
         temporary = merged(plan.temporaries)
         #: Its results can lie in one place only: where they must, or where temporary values of the
@@ -146,11 +148,11 @@ class Recording(LeaseHolder["Binding"]):
         self._sources = {
             r.value: tuple([i.buffer for i in r.instances]) for r in plan.request.residents
         }
-        #: What must be free, beside its leases.
-        self.work: tuple[Region, ...] = plan.free_regions
-        if places is None:
-            kept_out = own if self.has_one_lease else []
-            self.work = tuple(part for t in temporary for part in _outside(t, kept_out))
+        #: Where it works, and what of that must be free: all but where its only lease may lie.
+        self.works_in: Sequence[Region] = plan.free_regions if places is not None else temporary
+        self.work: Sequence[Region] = self.works_in
+        if places is None and self.has_one_lease:
+            self.work = [part for t in temporary for part in _outside(t, own)]
 
     def look_around(self, records: Records, picture: Picture) -> None:
         """Note what lies in the buffers that it touches, and where they are."""
@@ -223,7 +225,7 @@ class Recording(LeaseHolder["Binding"]):
         """Take from others what their leases have to spare where it works."""
         leases = self.in_the_way(records)
         for lease in leases:
-            lease.holder.make_way_for(self.work)
+            lease.holder.makes_way = True
         records.revoke(leases)
 
     # -- places for results ----------------------------------------------------------------------
@@ -233,25 +235,31 @@ class Recording(LeaseHolder["Binding"]):
 
         `works`: where all recordings work, itself among them: what is held lies elsewhere while
         there is memory, or it would be in their way."""
+        if self.makes_way and self.has_one_lease and not self.leases:
+            self._move_results_out(records, works)
+            if not self.holds(records):
+                return None
         if self.idle:
             return self.idle[-1]
         results = [buffer for buffer, _ in self.effects.made]
-        if not self.leases:
-            own = [buffer.address or 0 for buffer in results]
-            regions = [(b.space, a, b.size_per_bank) for b, a in zip(results, own, strict=True)]
-            if all(records.is_free(*region) for region in regions) and not self._in_others_way(
-                regions
-            ):
-                return self._leased(records, own)
-        if self.has_one_lease:
-            return None
-        spare = self._spare_places()
-        wanted = [buffer for buffer, place in zip(results, spare, strict=True) if place is None]
-        addresses = records.outside_of(works(), wanted)
-        if addresses is None:
-            addresses = records.outside_of(ranges_of(self.work), wanted)
-        if addresses is None:
-            return None
+        own = [buffer.address or 0 for buffer in results]
+        is_first = not self.leases and all(
+            records.is_free(b.space, at, b.size_per_bank)
+            for b, at in zip(results, own, strict=True)
+        )
+        if self.has_one_lease or (is_first and not self.makes_way):
+            return self._leased(records, own) if is_first else None
+        # The last: where memory is short all that can be is shared.
+        for spare in self._never_held(), self._spare_places():
+            wanted = [buffer for buffer, place in zip(results, spare, strict=True) if place is None]
+            addresses = self._apart(records, works, wanted)
+            if addresses is not None:
+                return self._another(records, addresses, spare)
+        return self._leased(records, own) if is_first else None
+
+    def _another(
+        self, records: Records, addresses: Sequence[int], spare: Sequence[BufferRecord | None]
+    ) -> Lease[Binding]:
         lease = self._leased(records, addresses, spare)
         most = MAX_LEASES if self.parts is None else min(MAX_LEASES, self.parts.most)
         if len(self.leases) > most:
@@ -259,37 +267,44 @@ class Recording(LeaseHolder["Binding"]):
             records.end_lease(self.leases[0])
         return lease
 
-    def _in_others_way(self, regions: Sequence[Region]) -> bool:
-        return not self.has_one_lease and any(
-            _overlap(mine, other) for mine in regions for other in self.others_work
-        )
-
-    def stay_out_of(self, works: Ranges) -> None:
-        """Its next leases lie outside of these regions: work runs there that alternates with it."""
-        self.others_work.update(_regions(works))
-
-    def move_results_out(self, records: Records, works: Callable[[], Ranges]) -> None:
+    def _move_results_out(self, records: Records, works: Callable[[], Ranges]) -> None:
         """Let results lie outside of what it works in, so that they can be held; where no memory is
         left for that, they stay where they are."""
-        if self.fixed_results or not self.has_one_lease:
+        if self.fixed_results:
             return
-        work = tuple(merged(self.plan.temporaries))
         results = [buffer for buffer, _ in self.effects.made]
-        addresses = records.outside_of(ranges_of([*work, *_regions(works())]), results)
-        if addresses is None:
-            addresses = records.outside_of(ranges_of(work), results)
+        addresses = self._apart(records, works, results)
         if addresses is not None:
-            self.has_one_lease, self.work, self.generation = False, work, -1
+            self.has_one_lease, self.work, self.generation = False, self.works_in, -1
             self._leased(records, addresses)
+
+    def _apart(
+        self, records: Records, works: Callable[[], Ranges], results: Sequence[Buffer]
+    ) -> list[int] | None:
+        """Free addresses outside of where all recordings work, or at least of where it does."""
+        addresses = records.outside_of(works(), results)
+        return addresses or records.outside_of(ranges_of(self.works_in), results)
+
+    def _never_held(self) -> list[BufferRecord | None]:
+        """The place that all leases share, for each result that was never found to be held; one
+        that was has a place of its own in each lease from then on. Places that were combined as
+        they come free would be bound in each combination."""
+        for number in range(len(self.effects.made)):
+            if any(not lease.buffers[number].is_spare for lease in self.leases):
+                self.held_results.add(number)
+        return [
+            None
+            if not self.leases or number in self.held_results
+            else self.leases[0].buffers[number]
+            for number in range(len(self.effects.made))
+        ]
 
     def _spare_places(self) -> list[BufferRecord | None]:
         """For each result a place of a lease in which nothing lies, where there is one."""
-        count = len(self.effects.made)
-        leases = [lease for lease in self.leases if lease.held < count] if count > 1 else []
-        return [
-            next((lease.buffers[i] for lease in leases if lease.buffers[i].is_spare), None)
-            for i in range(count)
+        places = [
+            [lease.buffers[i] for lease in self.leases] for i in range(len(self.effects.made))
         ]
+        return [next((place for place in lying if place.is_spare), None) for lying in places]
 
     def _leased(
         self, records: Records, addresses: Sequence[int],
@@ -373,7 +388,7 @@ class Recordings:
         """Where all of them work."""
         if self._works is None:
             recordings = [recording for kind in self._all() for recording in kind.recordings]
-            self._works = ranges_of(part for each in recordings for part in each.work)
+            self._works = ranges_of(part for each in recordings for part in each.works_in)
         return self._works
 
     def add(
@@ -445,12 +460,6 @@ def sharing(places: Places) -> tuple[int, ...]:
     if len(set(addresses)) == len(addresses):
         return ()
     return tuple(map(addresses.index, addresses))
-
-
-def _regions(ranges: Ranges) -> Iterator[Region]:
-    for space, parts in ranges.items():
-        for start, end in parts:
-            yield space, start, end - start
 
 
 def _overlap(a: Region, b: Region) -> bool:

@@ -9,15 +9,12 @@ takes it before anything is moved, evicted or refused (`Records.revoke`). Must n
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
-from stitch.program import Space
 from stitch.runtime.values.state import BufferRecord, InstanceRecord, Places, Status, ValueRecord
 
 READY, FREED = Status.READY, Status.FREED
-#: Places that a holder of leases remembers to be in others' way.
-MAX_AVOIDED = 64
 
 
 class Bound(Protocol):
@@ -39,15 +36,10 @@ class LeaseHolder(Generic[B]):
     def __init__(self) -> None:
         self.leases: list[Lease[B]] = []
         self.idle: list[Lease[B]] = []
-        #: Where other work runs that once took memory from its leases. The next ones lie elsewhere:
-        #: kinds of work that alternate would else take the same bytes from each other for ever.
-        self.others_work: set[tuple[Space, int, int]] = set()
-
-    def make_way_for(self, work: Sequence[tuple[Space, int, int]]) -> None:
-        """Its leases are about to be revoked, for other work that runs in these regions."""
-        if len(self.others_work) > MAX_AVOIDED:
-            self.others_work.clear()
-        self.others_work.update(work)
+        #: Whether it alternates with other work, which once took memory from its leases. The next
+        #: ones lie outside of where any works: they would else take the same bytes from each other
+        #: for ever.
+        self.makes_way = False
 
 
 class Lease(Generic[B]):
