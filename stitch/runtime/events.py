@@ -7,12 +7,14 @@ In the steady state nothing is sent: plans that run again count themselves while
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeAlias
 
 from stitch.argument_kinds import CALLABLE
+from stitch.errors import TaskError
 from stitch.planner import Plan
 from stitch.program import TensorDesc
 
@@ -66,18 +68,27 @@ Event: TypeAlias = PlanMade | PlanRun | PlanStopped | Written | ReadBack
 Subscriber = Callable[[Event], object]
 #: The bit, among those of a device's observers, that tells that runs are timed for listeners.
 TIMES = 1
+#: Events that a listener may cause while it hears of one that it caused while it heard of one …
+MAX_NESTED = 8
+
+
+class _Telling(threading.local):
+    """How many events this thread is being told of, each while it heard of the one before."""
+
+    depth = 0
 
 
 class EventStream:
     """The events of one device; `active` is False while nobody but the history listens."""
 
-    __slots__ = ("_changed", "_count", "_subscribers", "active")
+    __slots__ = ("_changed", "_count", "_subscribers", "_telling", "active")
 
     def __init__(self, count: Subscriber, changed: Callable[[], None]) -> None:
         """`count` takes what is reported, before it is told; `changed` is called for a listener."""
         self._count = count
         self._subscribers: tuple[Subscriber, ...] = ()
         self._changed = changed
+        self._telling = _Telling()
         self.active = False
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
@@ -108,9 +119,21 @@ class EventStream:
         self.tell(event)
 
     def tell(self, event: Event) -> None:
-        """Tell everybody of something that has been counted."""
-        for subscriber in self._subscribers:
-            subscriber(event)
+        """Tell everybody of something that has been counted; raises `TaskError` where a listener
+        answers whatever it hears with more of the same."""
+        depth = self._telling.depth
+        if depth == MAX_NESTED:
+            raise TaskError(
+                f"a listener that hears of {type(event).__name__} uses its device, which tells it "
+                "of that, so it uses its device again",
+                remedy="let it act on what others do only, or note the event and act afterwards",
+            )
+        try:
+            self._telling.depth = depth + 1
+            for subscriber in self._subscribers:
+                subscriber(event)
+        finally:
+            self._telling.depth = depth
 
 
 Moment: TypeAlias = Literal[

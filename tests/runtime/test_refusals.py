@@ -172,3 +172,23 @@ def test_a_listener_that_uses_a_device_in_the_middle_of_a_plan_is_told_that_it_i
             one(a(X)).numpy()
         unsubscribe()
         np.testing.assert_array_equal(one(a(X)).numpy(), X * 2 + 1)
+
+
+@pytest.mark.parametrize("way", ["call", "pipeline", "read"])
+def test_a_listener_that_answers_its_own_runs_for_ever_is_told_so(way: str) -> None:
+    with stitch.open_device("tiny") as device:
+        a = device.load(scaled("a", 2.0))
+        pipeline, ready = stitch.Pipeline([a]), one(a(X))
+        uses: dict[str, Callable[[], object]] = {
+            "call": lambda: one(a(X)).numpy(),
+            "pipeline": lambda: pipeline(X),
+            "read": ready.numpy,
+        }
+        for _ in range(3):
+            uses[way]()
+        end = device.events.subscribe(lambda event: uses[way]())
+        for _ in range(2):
+            with pytest.raises(stitch.TaskError, match="a listener that hears of"):
+                uses[way]()
+        end()
+        np.testing.assert_array_equal(one(pipeline(X)).numpy(), X * 2 + 1)
