@@ -24,7 +24,8 @@ from stitch.runtime.history import WHOLE_RUN, Account, Totals, totals_of
 from stitch.runtime.hooks import HookContext
 from stitch.runtime.lending import export, lend, reshaped, take_back
 from stitch.runtime.loaded import LoadedProgram
-from stitch.runtime.loop_stages import Cells, Conversion, LoopStage, ProgramCall
+from stitch.runtime.loop_cells import Cells
+from stitch.runtime.loop_stages import Conversion, LoopStage, ProgramCall
 from stitch.runtime.pipeline import RuntimePipeline
 from stitch.runtime.prepared import GraphCall, PreparedGraph
 from stitch.runtime.tensor import Tensor

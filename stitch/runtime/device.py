@@ -16,7 +16,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Protocol, Self
 
 import numpy as np
 
@@ -92,6 +92,13 @@ class Statistics:
     revocations: int
 
 
+class Resting(Protocol):
+    """Who keeps values that nobody refers to, for whoever makes them again."""
+
+    def give_back(self, dropped: deque[ValueRecord]) -> bool:
+        """Leave a note of each."""
+
+
 class RuntimeDevice(Lifetime):
     """A machine, opened. Use it as a context manager, or call `close`.
 
@@ -128,6 +135,8 @@ class RuntimeDevice(Lifetime):
         self.drop = self.dropped.append
         self.notes = Notes()
         self.gone = self.notes.left
+        #: Who has values resting, which nobody refers to and whoever made them runs into again.
+        self.resting: list[Resting] = []
         self.recordings = Recordings(self.records)
         self.maker = RecordingMaker(self)
         self.copies_forbidden = 0
@@ -288,6 +297,8 @@ class RuntimeDevice(Lifetime):
     def memory_use(self) -> dict[Space, SpaceUse]:
         """What each space holds now; runs nothing."""
         with self.lock:
+            if not self.in_others_code and self.running is None:
+                self.drain()
             return self.records.use()
 
     def desc_key(self, desc: TensorDesc) -> int:
@@ -413,6 +424,7 @@ class RuntimeDevice(Lifetime):
         with self.lock:
             self.check_open()
             self.run_queue()
+            self.drain()
             return self.access.empty(desc)
 
     def write(self, tensor: Tensor, array: Any) -> None:
@@ -636,8 +648,9 @@ class RuntimeDevice(Lifetime):
         """
         if self.in_others_code or self.running is not None:
             self.check_idle()
-        self.drain()
-        if fill is None and not self.queued.agents:
+        is_empty = fill is None and not self.queued.agents
+        self.drain(resting=not is_empty)
+        if is_empty:
             return None
         with self.queue_lock:
             if not self.queued.is_whole:
@@ -795,8 +808,9 @@ class RuntimeDevice(Lifetime):
             if self.is_mine():
                 self.lock.release()
 
-    def drain(self) -> None:
-        """Read the notes that finalizers left: drop values without handles, unpin exports."""
+    def drain(self, *, resting: bool = True) -> None:
+        """Read the notes that finalizers left: drop values without handles, unpin exports; with
+        those of what rests for the stages of a loop."""
         records = self.records
         if not records.is_whole or self.running is not None:
             # What reads a value may have left the queue, and come back to it.
@@ -805,6 +819,8 @@ class RuntimeDevice(Lifetime):
             # What only half a task reads is not queued.
             with self.queue_lock:
                 self._mend_queue()
+        for held in self.resting if resting else ():
+            held.give_back(self.dropped)
         # Before the handles: what is pinned no more goes back to its lease with its last handle.
         if self.gone:
             self._read_notes()

@@ -9,8 +9,7 @@ queue, with what comes next, as any call. Must not know what the cells are for.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
@@ -20,10 +19,10 @@ import numpy as np
 
 from stitch.program import TensorDesc
 from stitch.runtime.arguments import check_inputs, link_arguments
-from stitch.runtime.device import RuntimeDevice
 from stitch.runtime.events import PlanStopped
 from stitch.runtime.known_work import Entries, KnownRun, KnownWork
 from stitch.runtime.loaded import LoadedProgram
+from stitch.runtime.loop_cells import Cells, State, Then
 from stitch.runtime.recording import Binding, perform
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.tensor_access import target_desc
@@ -37,105 +36,8 @@ from stitch.runtime.values import (
 )
 
 READY = Status.READY
-#: What else is so once a run's results are in their cells.
-Then = Callable[[], object] | None
 #: How often it is planned alone and has to wait after all, before it always waits.
 MAX_TRIES = 4
-
-
-class Cells:
-    """Values by number; each counts as a handle on its value. A cell may be empty."""
-
-    def __init__(self, device: RuntimeDevice) -> None:
-        self.device = device
-        #: Always this list: who hears of the end of the cells empties it.
-        self.values: list[ValueRecord | None] = []
-        device.notes.await_end(self, partial(_emptied, device.dropped, self.values))
-
-    def tensor(self, number: int) -> Tensor | None:
-        """A handle on what a cell holds, None where it is empty."""
-        with self.device.lock:
-            self.device.check_whole()
-            value = self.values[number]
-            return None if value is None else Tensor(value)
-
-    def hold(self, number: int, tensor: Tensor | None) -> None:
-        """A cell holds what a handle refers to, or nothing."""
-        with self.device.lock:
-            self.device.check_whole()
-            self.hold_value(number, None if tensor is None else tensor._record)
-            self.device.drain()
-
-    def hold_value(self, number: int, value: ValueRecord | None) -> None:
-        """A cell holds a value, or nothing; the device's lock is held."""
-        before, dropped = self.values[number], self.device.dropped
-        gone = [] if before is None else [before]
-        # All at once: nothing can come in between these.
-        self.values[number] = value
-        if value is not None:
-            value.handles += 1
-        dropped += gone
-
-    def fill(
-        self, numbers: Sequence[int], values: Sequence[ValueRecord], then: Then,
-        take: Callable[[], object] | None = None,
-    ) -> None:  # fmt: skip
-        """Cells hold values that nobody else knows, all or none; the device's lock is held.
-
-        `take` and `then` belong to it: they come before and after, may come twice, and do no harm.
-        """
-        fresh = [*self.values]
-        gone = []
-        for number, value in zip(numbers, values, strict=True):
-            before, fresh[number] = fresh[number], value
-            if before is not None:
-                gone.append(before)
-        filled = partial(self._filled, fresh, values, gone, then, take)
-        # From here on it will happen: `RuntimeDevice.mend` does what an interrupt leaves.
-        self.device.records.is_whole = False
-        self.device.unfinished = filled
-        filled()
-        self.device.records.is_whole = True
-
-    def _filled(
-        self, fresh: list[ValueRecord | None], values: Sequence[ValueRecord],
-        gone: list[ValueRecord], then: Then, take: Callable[[], object] | None,
-    ) -> None:  # fmt: skip
-        if take is not None:
-            take()
-        for value in values:
-            value.handles = 1
-        if then is not None:
-            then()
-        device, held, dropped = self.device, self.values, self.device.dropped
-        # All at once: nothing can come in between these.
-        held[:] = fresh
-        dropped += gone
-        device.unfinished = None
-
-    def drop(self, numbers: Iterable[int]) -> None:
-        """Empty cells: their values are freed once nobody else holds them."""
-        device = self.device
-        with device.lock:
-            device.check_whole()
-            fresh, held, gone, dropped = [*self.values], self.values, [], device.dropped
-            for number in numbers:
-                value = fresh[number]
-                if value is not None:
-                    fresh[number] = None
-                    gone.append(value)
-            # All at once: nothing can come in between these.
-            held[:] = fresh
-            dropped += gone
-            device.drain()
-
-
-def _emptied(dropped: deque[ValueRecord], values: list[ValueRecord | None]) -> None:
-    """Nobody refers to the cells any more."""
-    gone = [value for value in values if value is not None]
-    # All at once: nothing can come in between these.
-    del values[:]
-    dropped += gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +70,43 @@ class _Result:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Details:
-    """Of a recording: its results in the order of its leases, their cells, and the positions of the
-    entries that are overwritten, and stay in their cells."""
+    """Of a recording: its results in the order of its leases, and the positions of the entries that
+    are overwritten, and stay in their cells."""
 
     results: tuple[_Result, ...]
-    cells: tuple[int, ...]
     carried: tuple[int, ...]
+
+    def overwritten(self, entries: Entries) -> tuple[ValueRecord, ...]:
+        """Those of the entries that are."""
+        return tuple([value for i in self.carried if (value := entries[i]) is not None])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _KnownTurn:
+    """A run from one state of the cells to another: what it reads, overwrites, and makes."""
+
+    known: KnownRun[_Details]
+    binding: Binding
+    lease: AnyLease
+    entries: Entries
+    carried: tuple[ValueRecord, ...]
+    results: tuple[ValueRecord, ...]
+    after: State
+    #: What has no place in that.
+    gone: Sequence[ValueRecord]
+
+    def holds(self, generation: int, exposed: int | None) -> bool:
+        """Whether nobody else has what it is about to write, and nothing else has changed."""
+        if exposed is None or not self.known.holds(generation, exposed):
+            return False
+        lease = self.lease
+        for value in self.results:
+            if value.handles != 1 or value.lease is not lease:
+                return False
+        for value in self.carried:
+            if value.handles != 1 or value.is_exposed or value.version:
+                return False
+        return not self.binding.tally.is_closed
 
 
 class LoopStage:
@@ -202,6 +135,8 @@ class LoopStage:
         self._entries: Callable[[Any], tuple[ValueRecord | None, ...]]
         self._entries = itemgetter(*read) if len(read) > 1 else _few(self.reads)
         self._known: KnownWork[_Details] = KnownWork(self.device)
+        #: Which of the runs from a state are its own. (Itself would keep the cells alive.)
+        self._key = object()
         self._tries = MAX_TRIES
 
     def __call__(self, arguments: Sequence[Any] = (), then: Then = None) -> None:
@@ -215,57 +150,23 @@ class LoopStage:
                     or not device.records.is_whole):  # fmt: skip
                 device.check_open()
             if device.dropped or device.gone:
-                device.drain()
-            if self._known and not device.queued.agents and not device.copies_forbidden:
-                entries = self._entries(self.cells.values)
-                if self._run_again(entries, arguments, then):
+                device.drain(resting=False)
+            if (self._known and not device.queued.agents and not device.copies_forbidden
+                    and self._takes(arguments)):  # fmt: skip
+                turn = self.cells.held.state.runs.get(self._key)
+                if turn is None or not turn.holds(
+                    device.records.generation, self._known.count_exposed(turn.entries)
+                ):
+                    turn = self._found_turn()
+                if turn is not None:
+                    self._run(turn, arguments, then)
                     return
             self._queue(arguments, then)
 
     # -- again -----------------------------------------------------------------------------------
 
-    def _run_again(self, entries: Entries, arguments: Sequence[Any], then: Then) -> bool:
-        """Run what is recorded; False, and nothing done, where its guard does not hold."""
-        device = self.device
-        exposed = None if None in entries else self._known.count_exposed(entries)
-        known = None if exposed is None else self._known.find(entries, exposed)
-        if known is None or not self._fits(known, entries, arguments):
-            return False
-        binding = known.binding(device)
-        if binding is None:
-            return False
-        lease = binding.lease
-        assert lease is not None, "known recordings have leases"
-        now, values = device.queued.number, None if lease.held else lease.values
-        take: Callable[[], object]
-        if values is not None:
-            take = partial(_taken_again, lease, values, now)
-        else:
-            values = []
-            for result in known.details.results:
-                values.append(ValueRecord(device, result.desc, result.desc_key, result.by))
-            take = partial(lease.take, values, now)
-        straight = binding.straight
-        try:
-            if straight is not None and straight.observers == device.observers:
-                ran = straight.run(arguments, True)
-            else:
-                ran = perform(device, binding, arguments)
-            self.cells.fill(known.details.cells, values, then, take)
-        except BaseException as error:
-            done = error.__dict__.pop("stitch_steps_done", None)
-            if done is None:
-                done = 0 if straight is None else straight.steps_done(error)
-            if device.records.is_whole:
-                self._stopped(known, entries, binding, done)
-            raise
-        if ran is not True:
-            device.tell_run(binding, ran)
-        return True
-
-    def _fits(self, known: KnownRun[_Details], entries: Entries, arguments: Sequence[Any]) -> bool:
-        """Whether arrays are of the forms that were recorded, and nobody else has what is
-        overwritten."""
+    def _takes(self, arguments: Sequence[Any]) -> bool:
+        """Whether arrays are of the forms that were recorded."""
         for argument, (dtype, shape) in zip(arguments, self._ports, strict=True):
             if (
                 type(argument) is not np.ndarray
@@ -273,27 +174,83 @@ class LoopStage:
                 or argument.shape != shape
             ):
                 return False
-        for position in known.details.carried:
-            value = entries[position]
-            assert value is not None
-            buffer = value.instances[0].buffer
-            if value.handles != 1 or value.is_exposed or value.version or buffer.pins:
-                return False
-            if len(buffer.users) != 1 or len(value.instances) != 1:
-                return False
         return True
 
-    def _stopped(
-        self, known: KnownRun[_Details], entries: Entries, binding: Binding, done: int
-    ) -> None:
+    def _run(self, turn: _KnownTurn, arguments: Sequence[Any], then: Then) -> None:
+        """Run what is known into values that rest, and hand these over."""
+        device, binding = self.device, turn.binding
+        turn.lease.last_run = device.queued.number
+        straight = binding.straight
+        try:
+            if straight is not None and straight.observers == device.observers:
+                ran = straight.run(arguments, True)
+            else:
+                ran = perform(device, binding, arguments)
+            if then is None and not turn.gone:
+                self.cells.held.state = turn.after
+            else:
+                self.cells.become(turn.after, (), turn.gone, then)
+        except BaseException as error:
+            done = error.__dict__.pop("stitch_steps_done", None)
+            if done is None:
+                done = 0 if straight is None else straight.steps_done(error)
+            if device.records.is_whole:
+                self._stopped(turn, done)
+            raise
+        if ran is not True:
+            device.tell_run(binding, ran)
+
+    def _found_turn(self) -> _KnownTurn | None:
+        """What runs from here on, in places of an idle lease; None where nothing is known of it, or
+        somebody else has what it would overwrite."""
+        device, cells = self.device, self.cells
+        entries = self._entries(cells.values)
+        known = self._found_run(entries)
+        if known is not None and cells.held.give_back(device.dropped, known.recording):
+            device.drain(resting=False)
+            known = self._found_run(entries)
+        binding = None if known is None else known.binding(device)
+        if known is None or binding is None:
+            return None
+        lease, details = binding.lease, known.details
+        assert lease is not None, "known recordings have leases"
+        now, values = device.queued.number, None if lease.held else lease.values
+        take: Callable[[], object]
+        if values is not None:
+            take = partial(_taken_again, lease, values, now)
+        else:
+            values = []
+            for result in details.results:
+                values.append(ValueRecord(device, result.desc, result.desc_key, result.by))
+            take = partial(lease.take, values, now)
+        state = cells.held.state
+        cells.become(cells.held.found(state.values, state.resting.union(values)), values, (), take)
+        results = [result.cell for result in details.results]
+        after, gone = cells.changed(dict(zip(results, values, strict=True)))
+        carried = details.overwritten(entries)
+        turn = _KnownTurn(known, binding, lease, entries, carried, tuple(values), after, gone)
+        cells.held.state.runs[self._key] = turn
+        return turn
+
+    def _found_run(self, entries: Entries) -> KnownRun[_Details] | None:
+        """What serves these entries, if nobody else has those that it overwrites."""
+        exposed = None if None in entries else self._known.count_exposed(entries)
+        known = None if exposed is None else self._known.find(entries, exposed)
+        for value in () if known is None else known.details.overwritten(entries):
+            buffer = value.instances[0].buffer
+            if value.handles != 1 or value.is_exposed or value.version or buffer.pins:
+                return None
+            if len(buffer.users) != 1 or len(value.instances) != 1:
+                return None
+        return known
+
+    def _stopped(self, turn: _KnownTurn, done: int) -> None:
         """A run ended half-way: what it was overwriting is lost."""
-        for position in known.details.carried:
-            value = entries[position]
-            assert value is not None
+        for value in turn.carried:
             self.device.deallocate(value, self.lost_by)
             value.status = Status.LOST
         if done:
-            self.device.events.report(PlanStopped(binding.index, binding.plan, done))
+            self.device.events.report(PlanStopped(turn.binding.index, turn.binding.plan, done))
 
     # -- by way of the queue ---------------------------------------------------------------------
 
@@ -335,7 +292,8 @@ class LoopStage:
             inputs = link_arguments(device, call.program, tensors, False)
             check_inputs(device, call.program, inputs)
             outputs = device.append(call.program, inputs)
-            cells.fill(call.outputs, outputs, then if call is self.calls[-1] else None)
+            after, gone = cells.changed(dict(zip(call.outputs, outputs, strict=True)), rests=False)
+            cells.become(after, outputs, gone, then if call is self.calls[-1] else None)
 
     def _link(self, conversion: Conversion, argument: Any) -> ValueRecord:
         """What a conversion is given, as a value."""
@@ -379,7 +337,7 @@ class LoopStage:
             result = values[cells[number]]
             assert result is not None
             results.append(_Result(cells[number], result.desc, result.desc_key, result.by))
-        details = _Details(tuple(results), tuple([r.cell for r in results]), tuple(carried))
+        details = _Details(tuple(results), tuple(carried))
         self._known.remember(binding, forms, numbers, details)
 
 

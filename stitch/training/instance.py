@@ -167,9 +167,8 @@ class TrainingInstance(TrainingTensors):
 
     @property
     def _has_gradients(self) -> bool:
-        held = self._cells.values
-        gradients = self._wiring.gradients
-        return bool(gradients) and all(held[number] is not None for number in gradients)
+        held, gradients = self._cells.values, self._wiring.gradients
+        return bool(gradients) and None not in [held[number] for number in gradients]
 
     # -- the lower face ----------------------------------------------------------------------------
 
@@ -307,7 +306,7 @@ class TrainingInstance(TrainingTensors):
         if self.optimizer.bound_to is self:
             self.optimizer.bind(None)
         self._before, self._losses, self._last_loss, self._previous = [], [], None, []
-        self._cells.drop(range(len(self._cells.values)))
+        self._cells.close()
         # Loaded programs hold the places of their constants.
         self._more = None
         del self._forward, self._loss, self._backward, self._update, self._evaluation

@@ -37,7 +37,7 @@ class NamedCells(Cells):
         number = self.numbers.get(name)
         if number is None:
             number = self.numbers[name] = len(self.values)
-            self.values.append(None)
+            self.grow(1)
             self.descs.append(TensorDesc(desc.shape, desc.layout.without_address()))
         return number
 

@@ -42,7 +42,7 @@ class Loop:
     def __init__(self, device: stitch.Device) -> None:
         look, step = (device.load(compiled) for compiled in programs(device.machine))
         self.device, self.cells = device, Cells(device)
-        self.cells.values += [None] * 4
+        self.cells.grow(4)
         descs = [port.desc for port in look.ports]
         self.look = LoopStage(
             self.cells, [Conversion(look.ports[0], BATCH, descs[0])],

@@ -78,6 +78,10 @@ class PlaceOwner(Protocol):
     """A lease, as buffers and values know it: whose places they lie in, and who gets these back."""
 
     @property
+    def holder(self) -> object:
+        """Whose lease it is."""
+
+    @property
     def buffers(self) -> tuple[BufferRecord, ...]:
         """All that are its own."""
 
