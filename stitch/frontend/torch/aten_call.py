@@ -182,6 +182,18 @@ def in_one_type(lowering: _Lowering) -> _Lowering:
     return cast(_Lowering, lowered)
 
 
+def built(method: Callable[..., Lowered], *, cast: bool = False) -> Lowering:
+    """A lowering to a method of builders that takes the operands of torch's schema in their order;
+    `cast`: each in the type of the result.
+    """
+
+    def lowered(call: Call, *operands: Any, **named: Any) -> Lowered:
+        given = map(call.cast, operands) if cast else operands
+        return method(call.builder, *given, **named)
+
+    return lowered
+
+
 def _floating(values: Sequence[Any]) -> set[DataType]:
     kinds = {v.data_type for v in values if isinstance(v, SymbolicTensor | ValueType)}
     return {kind for kind in kinds if kind.is_floating}

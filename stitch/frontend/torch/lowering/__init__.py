@@ -2,7 +2,7 @@
 
 Comes in: for each operator a `Call` (where to write to, what torch promises for the results) and
 the operands of torch's schema. Goes out: operations in the builder. Each family has a table
-`LOWERINGS`; `aten_table` joins them. Graphs are rewritten here where a lowering needs it: random
+`LOWERINGS`; here they are joined. Graphs are rewritten here where a lowering needs it: random
 operators take a key (`give_key`), nodes that are one operator are joined. Importing this package
 needs the package torch (an optional extra). Must not know: exported programs, devices.
 
@@ -11,14 +11,56 @@ the overload that a refusal names, and the function; within `KeptWhole` where to
 operator apart at a loss.
 """
 
-from stitch.frontend.torch.lowering.aten_table import (
-    CHECKS,
-    KEPT_BY_AUTOGRAD,
-    KEPT_WHOLE,
-    LOWERINGS,
-)
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from stitch.frontend.torch.aten_call import KeptWhole, Lowering, Row
+from stitch.frontend.torch.lowering import (
+    activations,
+    attention,
+    backward_operators,
+    joined_nodes,
+    layer_products,
+    norms,
+    picked_elements,
+    random_numbers,
+    reductions,
+    shapes,
+    single_elements,
+    windows,
+)  # fmt: skip
 from stitch.frontend.torch.lowering.joined_nodes import fuse_transposed_products, join_selected
 from stitch.frontend.torch.lowering.random_numbers import KEY_LIMIT, KEY_NAME, give_key
+
+aten = torch.ops.aten
+
+_FAMILIES: tuple[Mapping[Any, Row], ...] = tuple(
+    family.LOWERINGS for family in (
+        single_elements, activations, reductions, shapes, picked_elements, layer_products,
+        attention, norms, windows, backward_operators, random_numbers, joined_nodes,
+    )
+)  # fmt: skip
+_ROWS: dict[Any, Row] = {overload: row for table in _FAMILIES for overload, row in table.items()}
+assert len(_ROWS) == sum(map(len, _FAMILIES)), "an overload has two lowerings"
+
+LOWERINGS: dict[Any, Lowering] = {
+    overload: row.lowering if isinstance(row, KeptWhole) else row for overload, row in _ROWS.items()
+}
+#: What aot_autograd is to leave whole.
+KEPT_BY_AUTOGRAD = tuple(op for op, row in _ROWS.items() if isinstance(row, KeptWhole))
+#: What torch.export is to leave whole as well.
+KEPT_WHOLE = tuple(op for op, row in _ROWS.items() if isinstance(row, KeptWhole) and row.exported)
+#: Checks of what export already knows: they make nothing.
+CHECKS = frozenset((
+    aten._assert_tensor_metadata.default, aten._assert_async.msg, aten._assert_async.default,
+    aten._assert_scalar.default, aten.sym_constrain_range.default,
+    aten.sym_constrain_range_for_size.default, torch._check,
+))  # fmt: skip
+
 
 __all__ = [
     "CHECKS", "KEPT_BY_AUTOGRAD", "KEPT_WHOLE", "KEY_LIMIT", "KEY_NAME", "LOWERINGS",

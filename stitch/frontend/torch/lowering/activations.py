@@ -11,18 +11,19 @@ from typing import Any
 
 import torch
 
-from stitch.frontend.torch.aten_call import Call, KeptWhole, Lowering, Number, Row, rounded_once
+from stitch.frontend.torch.aten_call import (
+    Call,
+    KeptWhole,
+    Lowering,
+    Number,
+    Row,
+    built,
+    rounded_once,
+)  # fmt: skip
+from stitch.graph import ComputationGraphBuilder as Builder
 from stitch.graph import SymbolicTensor
 
 aten = torch.ops.aten
-
-
-def _rsqrt(call: Call, x: SymbolicTensor) -> SymbolicTensor:
-    return call.builder.rsqrt(call.cast(x))
-
-
-def _square(call: Call, x: SymbolicTensor) -> SymbolicTensor:
-    return call.builder.square(call.cast(x))
 
 
 @rounded_once
@@ -30,7 +31,7 @@ def _expm1(call: Call, x: SymbolicTensor) -> SymbolicTensor:
     """exp(x) - 1 as 2 exp(x/2) sinh(x/2), which keeps the digits near zero."""
     b = call.builder
     half = b.mul(call.cast(x), 0.5)
-    return b.mul(b.mul(b.exp(half), b.apply("Sinh", [half], 1, {})[0]), 2.0)
+    return b.mul(b.mul(b.exp(half), b.op("Sinh", half)), 2.0)
 
 
 @rounded_once
@@ -62,15 +63,6 @@ def _erfc(call: Call, x: SymbolicTensor) -> SymbolicTensor:
     return call.builder.sub(call.cast(1.0), call.builder.erf(call.cast(x)))
 
 
-def _gelu(call: Call, x: SymbolicTensor, approximate: str = "none") -> SymbolicTensor:
-    return call.builder.gelu(x, approximate)
-
-
-@rounded_once
-def _silu(call: Call, x: SymbolicTensor) -> SymbolicTensor:
-    return call.builder.silu(x)
-
-
 @rounded_once
 def _elu(
     call: Call, x: SymbolicTensor, alpha: float = 1, scale: float = 1, input_scale: float = 1
@@ -94,7 +86,7 @@ def _hardtanh(
 
 
 def _hardsigmoid(call: Call, x: SymbolicTensor) -> SymbolicTensor:
-    return call.builder.apply("HardSigmoid", [x], 1, {"alpha": 1.0 / 6.0, "beta": 0.5})[0]
+    return call.builder.op("HardSigmoid", x, alpha=1.0 / 6.0, beta=0.5)
 
 
 @rounded_once
@@ -116,11 +108,13 @@ def _prelu(call: Call, x: SymbolicTensor, weight: SymbolicTensor) -> SymbolicTen
 
 
 LOWERINGS: dict[Any, Row] = {
-    aten.rsqrt.default: _rsqrt, aten.square.default: _square, aten.expm1.default: _expm1,
+    aten.rsqrt.default: built(Builder.rsqrt, cast=True),
+    aten.square.default: built(Builder.square, cast=True), aten.expm1.default: _expm1,
     aten.log1p.default: _log1p, aten.log2.default: _log_of_base(2.0),
     aten.log10.default: _log_of_base(10.0), aten.exp2.default: _exp2,
-    aten.erfc.default: _erfc, aten.gelu.default: KeptWhole(_gelu),
-    aten.silu.default: KeptWhole(_silu), aten.elu.default: KeptWhole(_elu),
+    aten.erfc.default: _erfc, aten.gelu.default: KeptWhole(built(Builder.gelu)),
+    aten.silu.default: KeptWhole(rounded_once(built(Builder.silu))),
+    aten.elu.default: KeptWhole(_elu),
     aten.leaky_relu.default: KeptWhole(_leaky_relu), aten.hardtanh.default: KeptWhole(_hardtanh),
     aten.hardsigmoid.default: KeptWhole(_hardsigmoid), aten.softplus.default: KeptWhole(_softplus),
     aten._prelu_kernel.default: _prelu, aten.prelu.default: _prelu,

@@ -38,19 +38,9 @@ def _attention(
     b = call.builder
     if enable_gqa:
         key, value = (_repeated(call, x, query.shape[-3]) for x in (key, value))
-    factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = b.matmul(b.mul(query, factor), b.swapaxes(key, -1, -2))
-    if is_causal:
-        later = np.triu(np.full(scores.shape[-2:], -np.inf, np.float32), 1)
-        scores = b.add(scores, later.astype(scores.dtype))
-    if attn_mask is None:
-        return b.matmul(b.softmax(scores), value)
-    if attn_mask.data_type is DataType.BOOL:
-        scores = b.where(attn_mask, scores, -math.inf)
-    else:
-        scores = b.add(scores, call.cast(attn_mask))
+    scores = _scores(call, _scaled(call, query, scale), key, attn_mask, is_causal)
     weights = b.softmax(scores)
-    if _may_hide_a_row(call, attn_mask, scores.shape):
+    if attn_mask is not None and _may_hide_a_row(call, attn_mask, scores.shape):
         hidden = b.equal(b.reduce_max(scores, -1, keepdims=True), -math.inf)
         weights = b.where(hidden, 0.0, weights)
     return b.matmul(weights, value)
@@ -75,6 +65,29 @@ def _repeated(call: Call, x: SymbolicTensor, heads: int) -> SymbolicTensor:
         b.reshape(x, (*lead, few, 1, length, width)), (*lead, few, heads // few, length, width)
     )
     return b.reshape(wide, (*lead, heads, length, width))
+
+
+def _factor(query: SymbolicTensor, scale: float | None) -> float:
+    return 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+
+
+def _scaled(call: Call, query: SymbolicTensor, scale: float | None) -> SymbolicTensor:
+    return call.builder.mul(query, _factor(query, scale))
+
+
+def _scores(
+    call: Call, scaled: SymbolicTensor, key: SymbolicTensor, mask: SymbolicTensor | None,
+    is_causal: bool,
+) -> SymbolicTensor:  # fmt: skip
+    """What each query makes of each key; minus infinity where it may not see it."""
+    b = call.builder
+    scores = b.matmul(scaled, b.swapaxes(key, -1, -2))
+    if is_causal:
+        later = np.triu(np.full(scores.shape[-2:], -np.inf, np.float32), 1)
+        scores = b.add(scores, later.astype(scores.dtype))
+    if mask is not None and mask.data_type is DataType.BOOL:
+        return b.where(mask, scores, -math.inf)
+    return scores if mask is None else b.add(scores, b.cast(mask, scores.data_type))
 
 
 # The CPU kernel ------------------------------------------------------------------------------
@@ -144,30 +157,6 @@ def _summed(call: Call, x: SymbolicTensor, few: int) -> SymbolicTensor:
 def _check_dropout(dropout_p: float) -> None:
     if dropout_p:
         raise CompileError("attention with dropout inside its kernel")
-
-
-def _factor(query: SymbolicTensor, scale: float | None) -> float:
-    return 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-
-
-def _scaled(call: Call, query: SymbolicTensor, scale: float | None) -> SymbolicTensor:
-    return call.builder.mul(query, _factor(query, scale))
-
-
-def _scores(
-    call: Call,
-    scaled: SymbolicTensor,
-    key: SymbolicTensor,
-    mask: SymbolicTensor | None,
-    is_causal: bool,
-) -> SymbolicTensor:
-    """What each query makes of each key; minus infinity where it may not see it."""
-    b = call.builder
-    scores = b.matmul(scaled, b.swapaxes(key, -1, -2))
-    if is_causal:
-        later = np.triu(np.full(scores.shape[-2:], -np.inf, np.float32), 1)
-        scores = b.add(scores, later.astype(scores.dtype))
-    return scores if mask is None else b.add(scores, b.cast(mask, scores.data_type))
 
 
 LOWERINGS: dict[Any, Row] = {

@@ -16,7 +16,7 @@ import torch
 
 from stitch.frontend.torch.aten_call import Call, KeptWhole, Row, in_one_type
 from stitch.frontend.torch.lowering.picked_elements import slice_scatter
-from stitch.frontend.torch.lowering.pooled_windows import spread, window_weights
+from stitch.frontend.torch.lowering.windows import spread, weighted, window_weights
 from stitch.graph import SymbolicTensor
 from stitch.program import Array
 
@@ -42,58 +42,33 @@ def _convolution_backward(
     wanted: Sequence[bool],
 ) -> Three:
     b, spatial = call.builder, len(weight.shape) - 2
-    steps = spread(stride, spatial), spread(padding, spatial), spread(dilation, spatial)
+    steps, pads = spread(stride, spatial), spread(padding, spatial)
+    attributes: dict[str, Any] = {
+        "strides": steps, "pads": pads * 2, "dilations": spread(dilation, spatial), "group": groups,
+    }  # fmt: skip
     of_x = of_weight = of_bias = None
-    if wanted[0] and 0 in call.used:
-        of_x = _input_gradient(call, grad, x.shape, weight, steps, transposed, groups)
+    if wanted[0] and 0 in call.used and transposed:
+        of_x = b.op("Conv", grad, weight, **attributes)
+    elif wanted[0] and 0 in call.used:
+        # What the strides skipped at the end of each axis saw no window.
+        skipped = [
+            length + 2 * p - d * (k - 1) - 1 - (count - 1) * s
+            for length, p, d, k, count, s in zip(
+                x.shape[2:], pads, attributes["dilations"], weight.shape[2:], grad.shape[2:],
+                steps, strict=True,
+            )
+        ]  # fmt: skip
+        of_x = b.op("ConvTranspose", grad, weight, **attributes, output_padding=skipped)
     if wanted[1] and 1 in call.used:
         # A transposed convolution is the gradient of a plain one: the two only change places.
         image, seen = (grad, x) if transposed else (x, grad)
-        of_weight = _weight_gradient(call, image, seen, weight.shape, steps, groups)
+        shape = list(weight.shape[2:])
+        of_weight = b.op(
+            "ConvWeightGradient", image, seen, domain=OWN, **attributes, kernel_shape=shape
+        )
     if wanted[2] and 2 in call.used:
         of_bias = b.reduce_sum(grad, (0, *range(2, spatial + 2)))
     return of_x, of_weight, of_bias
-
-
-def _input_gradient(
-    call: Call,
-    grad: SymbolicTensor,
-    shape: Sizes,
-    weight: SymbolicTensor,
-    steps: tuple[list[int], list[int], list[int]],
-    transposed: bool,
-    groups: int,
-) -> SymbolicTensor:
-    stride, padding, dilation = steps
-    attributes: dict[str, Any] = {
-        "strides": stride, "pads": padding * 2, "dilations": dilation, "group": groups,
-    }  # fmt: skip
-    if transposed:
-        return call.builder.apply("Conv", [grad, weight], 1, attributes)[0]
-    # What the strides skipped at the end of each axis saw no window.
-    attributes["output_padding"] = [
-        length + 2 * p - d * (k - 1) - 1 - (count - 1) * s
-        for length, p, d, k, count, s in zip(
-            shape[2:], padding, dilation, weight.shape[2:], grad.shape[2:], stride, strict=True
-        )
-    ]
-    return call.builder.apply("ConvTranspose", [grad, weight], 1, attributes)[0]
-
-
-def _weight_gradient(
-    call: Call,
-    image: SymbolicTensor,
-    seen: SymbolicTensor,
-    shape: Sizes,
-    steps: tuple[list[int], list[int], list[int]],
-    groups: int,
-) -> SymbolicTensor:
-    stride, padding, dilation = steps
-    attributes: dict[str, Any] = {
-        "strides": stride, "pads": padding * 2, "dilations": dilation, "group": groups,
-        "kernel_shape": list(shape[2:]),
-    }  # fmt: skip
-    return call.builder.apply("ConvWeightGradient", [image, seen], 1, attributes, OWN)[0]
 
 
 # Pooling -------------------------------------------------------------------------------------
@@ -106,9 +81,9 @@ def _max_pool_backward(
     b, indices = call.builder, operands[-1]
     planes = math.prod(x.shape[:-spatial])
     empty = b.broadcast(call.cast(0), (planes, math.prod(x.shape[-spatial:])))
-    operands = (empty, b.reshape(indices, (planes, -1)), b.reshape(grad, (planes, -1)))
-    attributes: dict[str, int | str] = {"axis": 1, "reduction": "add"}
-    return b.reshape(b.apply("ScatterElements", operands, 1, attributes)[0], x.shape)
+    places, parts = b.reshape(indices, (planes, -1)), b.reshape(grad, (planes, -1))
+    added = b.op("ScatterElements", empty, places, parts, axis=1, reduction="add")
+    return b.reshape(added, x.shape)
 
 
 def _average_pool_backward(
@@ -136,21 +111,8 @@ def _average_pool_backward(
         size = ends - starts if count_include_pad else reads.sum(1)
         divided = divisor_override is not None
         counts.append(reads / (np.ones(count) if divided else size)[:, None])
-    result = _through(call, grad, counts)
+    result = weighted(call, grad, counts)
     return result if divisor_override is None else call.builder.mul(result, 1.0 / divisor_override)
-
-
-def _through(call: Call, x: SymbolicTensor, weights: Sequence[Array]) -> SymbolicTensor:
-    """The last axes of x, each times its matrix [axis, new axis]."""
-    b = call.builder
-    for index, table in enumerate(weights):
-        matrix = b.constant(table.astype(x.dtype))
-        axis = index - len(weights)
-        if axis == -1:
-            x = b.matmul(x, matrix)
-        else:
-            x = b.swapaxes(b.matmul(b.swapaxes(x, axis, -1), matrix), axis, -1)
-    return x
 
 
 def _adaptive_average_backward(
@@ -160,7 +122,7 @@ def _adaptive_average_backward(
     if all(size == 1 for size in sizes):
         return b.broadcast(b.mul(grad, 1.0 / math.prod(lengths)), x.shape)
     tables = [window_weights(n, s).T for n, s in zip(lengths, sizes, strict=True)]
-    return _through(call, grad, tables)
+    return weighted(call, grad, tables)
 
 
 # Parts ---------------------------------------------------------------------------------------
@@ -186,14 +148,14 @@ def _slice_backward(
     if not any((*before, *after)):
         return grad
     zero = call.cast(0, grad.data_type)
-    return call.builder.apply("Pad", [grad, before + after, zero], 1, {})[0]
+    return call.builder.op("Pad", grad, before + after, zero)
 
 
 def _gelu_backward(
     call: Call, grad: SymbolicTensor, x: SymbolicTensor, *, approximate: str = "none"
 ) -> SymbolicTensor:
-    operands = [call.cast(grad), call.cast(x)]
-    return call.builder.apply("GeluGradient", operands, 1, {"approximate": approximate}, OWN)[0]
+    b, operands = call.builder, (call.cast(grad), call.cast(x))
+    return b.op("GeluGradient", *operands, domain=OWN, approximate=approximate)
 
 
 @in_one_type
@@ -222,9 +184,9 @@ def _softmax_backward(
 ) -> SymbolicTensor:
     if not result.shape:
         return call.filled(0)
-    operands = [call.builder.cast(grad, result.data_type), result]
-    attributes = {"axis": dim % len(result.shape)}
-    return call.cast(call.builder.apply("SoftmaxGradient", operands, 1, attributes, OWN)[0])
+    b, axis = call.builder, dim % len(result.shape)
+    same = b.cast(grad, result.data_type)
+    return call.cast(b.op("SoftmaxGradient", same, result, domain=OWN, axis=axis))
 
 
 LOWERINGS: dict[Any, Row] = {

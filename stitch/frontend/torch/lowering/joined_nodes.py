@@ -33,11 +33,11 @@ def _product(
     alpha: float,
     beta: float,
 ) -> SymbolicTensor:
-    attributes: dict[str, int | float] = {}
+    attributes: dict[str, Any] = {}
     attributes.update({f"trans{name}": 1 for name, t in zip("AB", turned, strict=True) if t})
     attributes.update({n: float(v) for n, v in (("alpha", alpha), ("beta", beta)) if v != 1})
     operands = [call.cast(t) for t in (a, b, *(() if added is None else (added,)))]
-    return call.builder.apply("Gemm", operands, 1, attributes)[0]
+    return call.builder.op("Gemm", *operands, **attributes)
 
 
 def _untransposed(node: Any) -> Any:

@@ -11,15 +11,13 @@ from typing import Any
 
 import torch
 
-from stitch.frontend.torch.aten_call import Call, KeptWhole, Number, Row
-from stitch.frontend.torch.lowering.pooled_windows import spread
+from stitch.frontend.torch.aten_call import Call, KeptWhole, Number, Row, built
+from stitch.frontend.torch.lowering.windows import spread
+from stitch.graph import ComputationGraphBuilder as Builder
 from stitch.graph import SymbolicTensor
 
 aten = torch.ops.aten
-
-
-def _matmul(call: Call, a: SymbolicTensor, b: SymbolicTensor, *_: Any) -> SymbolicTensor:
-    return call.builder.matmul(call.cast(a), call.cast(b))
+_matmul = built(Builder.matmul, cast=True)
 
 
 def _linear(
@@ -44,11 +42,11 @@ def _add_product(
     """beta added + alpha (first second): a Gemm for matrices."""
     b, tensors = call.builder, [call.cast(t) for t in (first, second, added)]
     if len(first.shape) == 2 and call.data_type.is_floating:
-        attributes = {
+        attributes: dict[str, Any] = {
             name: float(value) for name, value in (("alpha", alpha), ("beta", beta)) if value != 1
         }
         kept = tensors if beta != 0 else tensors[:2]
-        return b.apply("Gemm", kept, 1, attributes)[0]
+        return b.op("Gemm", *kept, **attributes)
     product = b.matmul(tensors[0], tensors[1])
     scaled = product if alpha == 1 else b.mul(product, call.cast(alpha))
     if beta == 0:
@@ -77,10 +75,8 @@ def _convolution(
     }  # fmt: skip
     if transposed:
         attributes["output_padding"] = spread(output_padding, spatial)
-    result = b.apply(
-        "ConvTranspose" if transposed else "Conv", [batch, weight, bias], 1, attributes
-    )
-    return b.squeeze(result[0], 0) if single else result[0]
+    result = b.op("ConvTranspose" if transposed else "Conv", batch, weight, bias, **attributes)
+    return b.squeeze(result, 0) if single else result
 
 
 LOWERINGS: dict[Any, Row] = {

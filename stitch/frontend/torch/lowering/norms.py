@@ -52,12 +52,20 @@ def _batch_statistics(
 ) -> Several:
     """Normalised by the batch's own mean and variance, which torch uses for instances too."""
     b, axes = call.builder, (0, *range(2, len(x.shape)))
+    mean, centred, rstd, _ = _statistics(call, x, axes, epsilon)
+    result = _scaled_and_shifted(call, b.mul(centred, rstd), weight, bias)
+    return result, b.reshape(mean, (x.shape[1],)), b.reshape(rstd, (x.shape[1],))
+
+
+def _statistics(
+    call: Call, x: SymbolicTensor, axes: int | tuple[int, ...], epsilon: float
+) -> tuple[SymbolicTensor, SymbolicTensor, SymbolicTensor, SymbolicTensor]:
+    """The mean, x without it, one over the deviation, and the variance."""
+    b = call.builder
     mean = b.reduce_mean(x, axes, keepdims=True)
     centred = b.sub(x, mean)
-    rstd = b.rsqrt(b.add(b.reduce_mean(b.square(centred), axes, keepdims=True), float(epsilon)))
-    result = b.mul(centred, rstd)
-    result = _scaled_and_shifted(call, result, weight, bias)
-    return result, b.reshape(mean, (x.shape[1],)), b.reshape(rstd, (x.shape[1],))
+    variance = b.reduce_mean(b.square(centred), axes, keepdims=True)
+    return mean, centred, b.rsqrt(b.add(variance, float(epsilon))), variance
 
 
 def _scaled_and_shifted(
@@ -80,13 +88,13 @@ def _layer_norm(
     *_: Any,
 ) -> Several:
     operands = [x, call.optional(weight, 1, normalized_shape), bias]
-    attributes = {"axis": -len(normalized_shape), "epsilon": float(epsilon)}
+    attributes: dict[str, Any] = {"axis": -len(normalized_shape), "epsilon": float(epsilon)}
     if x.data_type is DataType.FLOAT64:
         # The statistics of ONNX are else of float32: too few digits.
         attributes["stash_type"] = onnx_code(x.data_type)
     if not call.used - {0}:
-        result = call.builder.apply("LayerNormalization", operands, 1, attributes)
-        return (*result, None, None)[: len(call.results)]
+        result = call.builder.op("LayerNormalization", *operands, **attributes)
+        return (result, None, None)[: len(call.results)]
     return call.as_promised(call.builder.apply("LayerNormalization", operands, 3, attributes))
 
 
@@ -104,9 +112,9 @@ def _group_norm(
 ) -> Several:
     if call.used - {0}:
         return _group_statistics(call, x, weight, bias, groups, epsilon)
-    operands = [x, call.optional(weight, 1, (channels,)), call.optional(bias, 0, (channels,))]
-    attributes = {"num_groups": groups, "epsilon": float(epsilon)}
-    return call.builder.apply("GroupNormalization", operands, 1, attributes)[0], None, None
+    scale, shift = call.optional(weight, 1, (channels,)), call.optional(bias, 0, (channels,))
+    options: dict[str, Any] = {"num_groups": groups, "epsilon": float(epsilon)}
+    return call.builder.op("GroupNormalization", x, scale, shift, **options), None, None
 
 
 def _group_statistics(
@@ -119,11 +127,9 @@ def _group_statistics(
 ) -> Several:
     """The same, with the means and deviations that its backward pass reads."""
     b, flat = call.builder, call.builder.reshape(x, (x.shape[0], groups, -1))
-    mean = b.reduce_mean(flat, -1, keepdims=True)
-    centred = b.sub(flat, mean)
-    rstd = b.rsqrt(b.add(b.reduce_mean(b.square(centred), -1, keepdims=True), float(epsilon)))
-    result = b.reshape(b.mul(centred, rstd), x.shape)
-    result = _scaled_and_shifted(call, result, weight, bias)
+    mean, centred, rstd, _ = _statistics(call, flat, -1, epsilon)
+    normal = b.reshape(b.mul(centred, rstd), x.shape)
+    result = _scaled_and_shifted(call, normal, weight, bias)
     return result, b.squeeze(mean, -1), b.squeeze(rstd, -1)
 
 
@@ -158,19 +164,12 @@ def _functional_batch_norm(
 ) -> Several:
     b, axes = call.builder, (0, *range(2, len(x.shape)))
     if not training:
-        width = (x.shape[1],)
-        scale, shift = call.optional(weight, 1, width), call.optional(bias, 0, width)
-        result = b.batch_norm(
-            x, scale, shift, running_mean, running_variance, epsilon=float(epsilon)
-        )
-        return result, None, None, running_mean, running_variance
+        running = running_mean, running_variance
+        return *_batch_norm(call, x, weight, bias, *running, momentum, epsilon), *running
     if {1, 2}.isdisjoint(call.used):
         running = running_mean, running_variance
         return _whole_batch_norm(call, x, weight, bias, running, momentum, epsilon)
-    mean = b.reduce_mean(x, axes, keepdims=True)
-    centred = b.sub(x, mean)
-    variance = b.reduce_mean(b.square(centred), axes, keepdims=True)
-    rstd = b.rsqrt(b.add(variance, float(epsilon)))
+    mean, centred, rstd, variance = _statistics(call, x, axes, epsilon)
     wide = (x.shape[1],) + (1,) * (len(x.shape) - 2)
     factor = rstd if weight is None else b.mul(rstd, b.reshape(weight, wide))
     result = b.mul(centred, factor)

@@ -17,7 +17,7 @@ import torch
 
 from stitch.errors import CompileError
 from stitch.frontend.torch.aten_call import Call, Row, Value
-from stitch.frontend.torch.lowering.shapes import slice_tensor
+from stitch.frontend.torch.lowering.shapes import permuted, slice_tensor
 from stitch.graph import SymbolicTensor
 from stitch.program import DataType
 
@@ -35,9 +35,7 @@ def _index_select(call: Call, x: SymbolicTensor, dim: int, index: SymbolicTensor
     return call.builder.gather(x, call.builder.reshape(index, (-1,)), dim)
 
 
-def _embedding(
-    call: Call, weight: SymbolicTensor, indices: SymbolicTensor, *_: Any
-) -> SymbolicTensor:
+def _embedding(call: Call, weight: SymbolicTensor, indices: Any, *_: Any) -> SymbolicTensor:
     return call.builder.gather(weight, indices, 0)
 
 
@@ -51,8 +49,7 @@ def _scatter(
             updates = slice_tensor(call, updates, axis, 0, length)
     else:
         updates = b.broadcast(call.cast(src), index.shape)
-    attributes: dict[str, int | str] = {"axis": dim, "reduction": reduction}
-    return b.apply("ScatterElements", [x, index, updates], 1, attributes)[0]
+    return b.op("ScatterElements", x, index, updates, axis=dim, reduction=reduction)
 
 
 def slice_scatter(
@@ -70,7 +67,7 @@ def slice_scatter(
         return x
     lead = (slice(None),) + (None,) * (len(x.shape) - axis - 1)
     index = b.constant(np.ascontiguousarray(np.broadcast_to(places[lead], src.shape)))
-    return b.apply("ScatterElements", [x, index, call.cast(src)], 1, {"axis": axis})[0]
+    return b.op("ScatterElements", x, index, call.cast(src), axis=axis)
 
 
 def _select_scatter(
@@ -137,14 +134,6 @@ def _orders(selection: _Selection, rank: int) -> tuple[tuple[int, ...], tuple[in
     return (*selection.axes, *rest), (*index_axes, *others)
 
 
-def _inverse(order: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(int(i) for i in np.argsort(order))
-
-
-def _moved(call: Call, x: SymbolicTensor, order: tuple[int, ...]) -> SymbolicTensor:
-    return x if order == tuple(range(len(order))) else call.builder.transpose(x, order)
-
-
 def _joined(call: Call, selection: _Selection) -> SymbolicTensor:
     b = call.builder
     return b.stack(
@@ -159,48 +148,28 @@ def _index(call: Call, x: SymbolicTensor, indices: Indices) -> SymbolicTensor:
     if len(chosen.axes) == 1:
         return b.gather(x, chosen.indices[0], chosen.axes[0])
     source, result = _orders(chosen, len(x.shape))
-    picked = b.apply("GatherND", [_moved(call, x, source), _joined(call, chosen)], 1, {})[0]
-    return _moved(call, picked, _inverse(result))
+    picked = b.op("GatherND", permuted(call, x, source), _joined(call, chosen))
+    return permuted(call, picked, np.argsort(result).tolist())
 
 
 def _index_put(
-    call: Call,
-    x: SymbolicTensor,
-    indices: Indices,
-    values: SymbolicTensor,
-    accumulate: bool = False,
+    call: Call, x: SymbolicTensor, indices: Indices, values: Any, accumulate: bool = False
 ) -> SymbolicTensor:
     """x with x[indices] replaced by (or increased by) values."""
-    b, given = call.builder, [i for i in indices if i is not None]
-    if len(given) == 1 and given[0].data_type is DataType.BOOL and not values.shape:
-        return _masked(call, x, indices, given[0], values, accumulate)
+    b, given = call.builder, [(a, i) for a, i in enumerate(indices) if i is not None]
+    if len(given) == 1 and given[0][1].data_type is DataType.BOOL and not values.shape:
+        # x[mask] = number, which needs no shape that depends on data.
+        ((axis, mask),), put = given, call.cast(values)
+        wide = b.reshape(mask, mask.shape + (1,) * (len(x.shape) - axis - len(mask.shape)))
+        return b.where(wide, b.add(x, put) if accumulate else put, x)
     chosen = _selection(call, indices)
     source, result = _orders(chosen, len(x.shape))
     rest = tuple(d for a, d in enumerate(x.shape) if a not in chosen.axes)
     selected = (*rest[: chosen.front], *chosen.shape, *rest[chosen.front :])
-    updates = _moved(call, b.broadcast(call.cast(values), selected), result)
-    written = b.apply(
-        "ScatterND", [_moved(call, x, source), _joined(call, chosen), updates], 1,
-        {"reduction": "add" if accumulate else "none"},
-    )[0]  # fmt: skip
-    return _moved(call, written, _inverse(source))
-
-
-def _masked(
-    call: Call,
-    x: SymbolicTensor,
-    indices: Indices,
-    mask: SymbolicTensor,
-    value: SymbolicTensor,
-    accumulate: bool,
-) -> SymbolicTensor:
-    """x[mask] = number, which needs no shape that depends on data."""
-    b = call.builder
-    axis = next(i for i, index in enumerate(indices) if index is not None)
-    trailing = len(x.shape) - axis - len(mask.shape)
-    wide = b.reshape(mask, (*mask.shape, *(1,) * trailing))
-    put = call.cast(value)
-    return b.where(wide, b.add(x, put) if accumulate else put, x)
+    updates = permuted(call, b.broadcast(call.cast(values), selected), result)
+    whole, reduction = permuted(call, x, source), "add" if accumulate else "none"
+    written = b.op("ScatterND", whole, _joined(call, chosen), updates, reduction=reduction)
+    return permuted(call, written, np.argsort(source).tolist())
 
 
 LOWERINGS: dict[Any, Row] = {

@@ -39,8 +39,7 @@ def _stirred(call: Call, z: SymbolicTensor, bits: int, factor: int | None) -> Sy
     b = call.builder
     plain = b.cast(z, DataType.UINT64)
     shift = b.constant(np.asarray(bits, np.uint64))
-    moved = b.apply("BitShift", [plain, shift], 1, {"direction": "RIGHT"})[0]
-    mixed = b.apply("BitwiseXor", [plain, moved], 1, {})[0]
+    mixed = b.op("BitwiseXor", plain, b.op("BitShift", plain, shift, direction="RIGHT"))
     if factor is None:
         return mixed
     return b.mul(b.cast(mixed, DataType.INT64), b.constant(np.asarray(_signed(factor), np.int64)))
@@ -54,11 +53,9 @@ def _uniform(
     counters = np.arange(1, count + 1, dtype=np.uint64) + np.uint64(number * _COUNTERS)
     steps = (counters * np.uint64(_GOLDEN)).astype(np.int64).reshape(shape)
     z = b.add(b.constant(steps), key)
-    z = _stirred(call, z, 30, _FIRST)
-    z = _stirred(call, z, 27, _SECOND)
-    last = _stirred(call, z, 31, None)
-    shift = b.constant(np.asarray(40, np.uint64))
-    top = b.apply("BitShift", [last, shift], 1, {"direction": "RIGHT"})[0]
+    for bits, factor in ((30, _FIRST), (27, _SECOND), (31, None)):
+        z = _stirred(call, z, bits, factor)
+    top = b.op("BitShift", z, b.constant(np.asarray(40, np.uint64)), direction="RIGHT")
     whole = b.cast(b.cast(top, DataType.INT64), DataType.FLOAT32)
     return b.mul(whole, np.float32(2.0**-24))
 

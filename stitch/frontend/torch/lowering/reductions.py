@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from stitch.errors import CompileError
-from stitch.frontend.torch.aten_call import Call, Row, rounded_once
+from stitch.frontend.torch.aten_call import Call, Row, built, rounded_once
 from stitch.frontend.torch.lowering.single_elements import truth
+from stitch.graph import ComputationGraphBuilder as Builder
 from stitch.graph import SymbolicTensor
 from stitch.program import DataType
 
@@ -58,7 +59,8 @@ def _variance(
     keepdim: bool = False,
 ) -> SymbolicTensor:
     axes = _axes(dim)
-    count = _count(x, axes)
+    listed = range(len(x.shape)) if axes is None else [axes] if isinstance(axes, int) else axes
+    count = math.prod(x.shape[axis] for axis in listed)
     divisor = count - (1 if correction is None else correction)
     mean = call.builder.variance(x, axes, keepdim)
     factor = count / divisor if divisor > 0 else math.nan
@@ -80,13 +82,6 @@ def _variance_mean(call: Call, x: SymbolicTensor, dim: Dims = None, **options: A
 @rounded_once
 def _deviation(call: Call, x: SymbolicTensor, dim: Dims = None, **options: Any) -> SymbolicTensor:
     return call.builder.sqrt(_variance(call, x, dim, **options))
-
-
-def _count(x: SymbolicTensor, axes: Dims) -> int:
-    if axes is None:
-        return x.size
-    listed = [axes] if isinstance(axes, int) else axes
-    return math.prod(x.shape[a] for a in listed)
 
 
 @rounded_once
@@ -125,7 +120,7 @@ def _scan(op: str, call: Call, x: SymbolicTensor, dim: int, dtype: Any = None) -
     b, tensor = call.builder, call.cast(x)
     if not tensor.shape:
         return tensor
-    return b.apply(op, [tensor, b.constant(dim % len(tensor.shape))], 1, {})[0]
+    return b.op(op, tensor, b.constant(dim % len(tensor.shape)))
 
 
 def _softmax(
@@ -146,20 +141,8 @@ def _safe_softmax(call: Call, x: SymbolicTensor, dim: int, *_: Any, **__: Any) -
     return b.where(empty, 0.0, _softmax("plain", call, x, dim))
 
 
-def _top(
-    call: Call, x: SymbolicTensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
-) -> Two:
-    return call.builder.topk(x, k, dim, largest, sorted)
-
-
 def _sort(call: Call, x: SymbolicTensor, dim: int = -1, descending: bool = False, **_: Any) -> Two:
     return call.builder.topk(x, x.shape[dim], dim, descending)
-
-
-def _sort_stable(
-    call: Call, x: SymbolicTensor, *, stable: bool = False, dim: int = -1, descending: bool = False
-) -> Two:
-    return _sort(call, x, dim, descending)
 
 
 _all = partial(_any, kind="min")
@@ -182,5 +165,5 @@ LOWERINGS: dict[Any, Row] = {
     aten._softmax.default: partial(_softmax, "plain"), aten.softmax.int: partial(_softmax, "plain"),
     aten._log_softmax.default: partial(_softmax, "log"),
     aten.log_softmax.int: partial(_softmax, "log"), aten._safe_softmax.default: _safe_softmax,
-    aten.topk.default: _top, aten.sort.default: _sort, aten.sort.stable: _sort_stable,
+    aten.topk.default: built(Builder.topk), aten.sort.default: _sort, aten.sort.stable: _sort,
 }  # fmt: skip

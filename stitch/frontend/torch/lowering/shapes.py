@@ -1,4 +1,5 @@
-"""ATen operators that move elements as their shapes say: views, slices, joins, pads.
+"""ATen operators that make elements (full of one number, ranges, the identity), or move them as
+their shapes say: views, slices, joins, pads.
 
 Comes in: a `Call` and the operands of the schema. Goes out: operations in the builder. Views become
 values of their own: the graph is functional. Must not know: fx nodes.
@@ -13,10 +14,52 @@ from typing import Any
 import numpy as np
 import torch
 
-from stitch.frontend.torch.aten_call import Call, KeptWhole, Number, Row
+from stitch.errors import CompileError
+from stitch.frontend.torch.aten_call import Call, KeptWhole, Number, Row, Value, built
+from stitch.graph import ComputationGraphBuilder as Builder
 from stitch.graph import SymbolicTensor
 
 aten = torch.ops.aten
+
+# Elements that are made ---------------------------------------------------------------------
+
+
+def _full(call: Call, size: Any, value: Value, **_: Any) -> SymbolicTensor:
+    """Also full_like and new_full: the result's type says it all."""
+    return call.builder.broadcast(call.cast(value), call.shape)
+
+
+def _filled(number: Number, call: Call, *_: Any, **__: Any) -> SymbolicTensor:
+    return call.filled(number)
+
+
+def _range_step(
+    call: Call, start: Number, end: Number, step: Number = 1, **_: Any
+) -> SymbolicTensor:
+    places = start + np.arange(call.shape[0]) * step
+    return call.builder.constant(places.astype(call.data_type.dtype))
+
+
+def _range(call: Call, end: Number, **_: Any) -> SymbolicTensor:
+    return _range_step(call, 0, end)
+
+
+def _scalar_tensor(call: Call, value: Number, **_: Any) -> SymbolicTensor:
+    return call.cast(value)
+
+
+def _eye(call: Call, *_: Any, **__: Any) -> SymbolicTensor:
+    return call.builder.constant(np.eye(*call.shape, dtype=call.data_type.dtype))
+
+
+def _item(call: Call, *_: Any, **__: Any) -> SymbolicTensor:
+    raise CompileError(
+        "a number is read out of a tensor, so the graph depends on data",
+        remedy="keep it a tensor, or use torch.compile, which breaks the graph there",
+    )
+
+
+# Elements where they are ---------------------------------------------------------------------
 
 
 def _reshape(call: Call, x: SymbolicTensor, *_: Any) -> SymbolicTensor:
@@ -24,17 +67,13 @@ def _reshape(call: Call, x: SymbolicTensor, *_: Any) -> SymbolicTensor:
     return call.builder.reshape(x, call.shape)
 
 
-def _permute(call: Call, x: SymbolicTensor, dims: Sequence[int]) -> SymbolicTensor:
+def permuted(call: Call, x: SymbolicTensor, dims: Sequence[int]) -> SymbolicTensor:
     order = tuple(d % len(dims) for d in dims)
     return x if order == tuple(range(len(dims))) else call.builder.transpose(x, order)
 
 
 def _swap(call: Call, x: SymbolicTensor, first: int, second: int) -> SymbolicTensor:
     return call.builder.swapaxes(x, first, second) if len(x.shape) > 1 else x
-
-
-def _matrix_transpose(call: Call, x: SymbolicTensor) -> SymbolicTensor:
-    return call.builder.transpose(x)
 
 
 def _expand(call: Call, x: SymbolicTensor, *_: Any, **__: Any) -> SymbolicTensor:
@@ -73,30 +112,16 @@ def _stack(call: Call, tensors: Sequence[SymbolicTensor], dim: int = 0) -> Symbo
     return call.builder.stack([call.cast(t) for t in tensors], dim % len(call.shape))
 
 
-def _split(
-    call: Call, x: SymbolicTensor, sizes: int | Sequence[int], dim: int = 0
-) -> tuple[SymbolicTensor, ...]:
-    return call.builder.split(x, sizes, dim)
-
-
-def _chunk(call: Call, x: SymbolicTensor, chunks: int, dim: int = 0) -> tuple[SymbolicTensor, ...]:
-    return call.builder.chunk(x, chunks, dim)
-
-
 def _unbind(call: Call, x: SymbolicTensor, dim: int = 0) -> tuple[SymbolicTensor, ...]:
     parts = call.builder.split(x, 1, dim)
     return tuple(call.builder.squeeze(part, dim) for part in parts)
-
-
-def _flip(call: Call, x: SymbolicTensor, dims: Sequence[int]) -> SymbolicTensor:
-    return call.builder.reverse(x, tuple(dims))
 
 
 def _repeat(call: Call, x: SymbolicTensor, repeats: Sequence[int]) -> SymbolicTensor:
     b = call.builder
     lead = len(repeats) - len(x.shape)
     wide = b.reshape(x, (1,) * lead + x.shape)
-    return b.apply("Tile", [wide, list(repeats)], 1, {})[0]
+    return b.op("Tile", wide, list(repeats))
 
 
 def _pad(call: Call, x: SymbolicTensor, pad: Sequence[int], value: Number = 0) -> SymbolicTensor:
@@ -108,12 +133,11 @@ def _pad(call: Call, x: SymbolicTensor, pad: Sequence[int], value: Number = 0) -
         if low < 0 or high < 0:
             x = slice_tensor(call, x, axis, max(0, -low), x.shape[axis] + min(0, high))
     grown = [max(0, low) for low, _ in pairs] + [max(0, high) for _, high in pairs]
-    return b.apply("Pad", [x, grown, call.cast(value)], 1, {})[0] if any(grown) else x
+    return b.op("Pad", x, grown, call.cast(value)) if any(grown) else x
 
 
 def _triangle(upper: int, call: Call, x: SymbolicTensor, diagonal: int = 0) -> SymbolicTensor:
-    b = call.builder
-    return b.apply("Trilu", [x, b.constant(diagonal)], 1, {"upper": upper})[0]
+    return call.builder.op("Trilu", x, call.builder.constant(diagonal), upper=upper)
 
 
 def _diagonal(
@@ -124,7 +148,7 @@ def _diagonal(
     first, second = dim1 % rank, dim2 % rank
     rest = [a for a in range(rank) if a not in (first, second)]
     width = x.shape[second]
-    flat = b.reshape(_permute(call, x, [*rest, first, second]), [*(x.shape[a] for a in rest), -1])
+    flat = b.reshape(permuted(call, x, [*rest, first, second]), [*(x.shape[a] for a in rest), -1])
     start = offset if offset >= 0 else -offset * width
     return b.gather(flat, start + np.arange(call.shape[-1], dtype=np.int64) * (width + 1), -1)
 
@@ -135,20 +159,40 @@ def _unfold(call: Call, x: SymbolicTensor, dimension: int, size: int, step: int)
     windows = np.arange(call.shape[axis])[:, None] * step + np.arange(size)
     spread = b.gather(x, windows.astype(np.int64), axis)
     order = [a for a in range(len(spread.shape)) if a != axis + 1]
-    return _permute(call, spread, [*order, axis + 1])
+    return permuted(call, spread, [*order, axis + 1])
 
 
 LOWERINGS: dict[Any, Row] = {
-    aten.view.default: _reshape, aten._unsafe_view.default: _reshape,
-    aten.reshape.default: _reshape, aten.flatten.using_ints: _reshape,
-    aten.unflatten.int: _reshape, aten.squeeze.default: _reshape, aten.squeeze.dim: _reshape,
-    aten.squeeze.dims: _reshape, aten.unsqueeze.default: _reshape,
-    aten.permute.default: _permute, aten.transpose.int: _swap, aten.t.default: _matrix_transpose,
+    **dict.fromkeys((
+        aten.full.default, aten.full_like.default, aten.new_full.default, aten.copy.default,
+        aten.fill.Scalar, aten.fill.Tensor,
+    ), _full),
+    # Memory that torch leaves as it is may hold anything: zeros are as good, and reproducible.
+    **dict.fromkeys((
+        aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default,
+        aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default,
+        aten.empty_strided.default, aten.new_empty_strided.default,
+    ), partial(_filled, 0)),
+    **dict.fromkeys(
+        (aten.ones.default, aten.ones_like.default, aten.new_ones.default), partial(_filled, 1)),
+    aten.arange.start_step: _range_step, aten.arange.start: _range_step,
+    aten.arange.default: _range, aten.scalar_tensor.default: _scalar_tensor,
+    aten.eye.default: _eye, aten.eye.m: _eye, aten._local_scalar_dense.default: _item,
+    aten.item.default: _item,
+    **dict.fromkeys((
+        aten.view.default, aten._unsafe_view.default, aten.reshape.default,
+        aten.flatten.using_ints, aten.unflatten.int, aten.squeeze.default, aten.squeeze.dim,
+        aten.squeeze.dims, aten.unsqueeze.default,
+    ), _reshape),
+    aten.permute.default: permuted, aten.transpose.int: _swap,
+    aten.t.default: built(Builder.transpose),
     aten.expand.default: _expand, aten.expand_as.default: _expand,
     aten.slice.Tensor: slice_tensor, aten.select.int: _select,
-    aten.cat.default: _concat, aten.stack.default: KeptWhole(_stack), aten.split.Tensor: _split,
-    aten.split_with_sizes.default: _split, aten.chunk.default: _chunk, aten.unbind.int: _unbind,
-    aten.flip.default: _flip, aten.repeat.default: _repeat, aten.constant_pad_nd.default: _pad,
+    aten.cat.default: _concat, aten.stack.default: KeptWhole(_stack),
+    aten.split.Tensor: built(Builder.split), aten.split_with_sizes.default: built(Builder.split),
+    aten.chunk.default: built(Builder.chunk), aten.unbind.int: _unbind,
+    aten.flip.default: built(Builder.reverse), aten.repeat.default: _repeat,
+    aten.constant_pad_nd.default: _pad,
     aten.tril.default: partial(_triangle, 0), aten.triu.default: partial(_triangle, 1),
     aten.diagonal.default: _diagonal, aten.unfold.default: _unfold,
 }  # fmt: skip

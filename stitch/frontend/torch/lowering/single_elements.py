@@ -19,8 +19,10 @@ from stitch.frontend.torch.aten_call import (
     Number,
     Row,
     Value,
+    built,
     data_type_of,
 )
+from stitch.graph import ComputationGraphBuilder as Builder
 from stitch.graph import SymbolicTensor
 from stitch.program import DataType
 
@@ -29,7 +31,7 @@ aten = torch.ops.aten
 
 def _unary(op: str, call: Call, x: SymbolicTensor) -> SymbolicTensor:
     """An operator that computes in the type of its result."""
-    return call.builder.apply(op, [call.cast(x)], 1, {})[0]
+    return call.builder.op(op, call.cast(x))
 
 
 def _whole(op: str, call: Call, x: SymbolicTensor) -> SymbolicTensor:
@@ -39,20 +41,18 @@ def _whole(op: str, call: Call, x: SymbolicTensor) -> SymbolicTensor:
 
 def _is_floating_kind(op: str, call: Call, x: SymbolicTensor) -> SymbolicTensor:
     """IsNaN and IsInf: of no integer."""
-    if not x.data_type.is_floating:
-        return call.filled(False)
-    return call.builder.apply(op, [x], 1, {})[0]
+    return call.builder.op(op, x) if x.data_type.is_floating else call.filled(False)
 
 
 def _binary(op: str, call: Call, a: Value, b: Value) -> SymbolicTensor:
-    return call.builder.apply(op, [call.cast(a), call.cast(b)], 1, {})[0]
+    return call.builder.op(op, call.cast(a), call.cast(b))
 
 
 def _compare(op: str, call: Call, a: Value, b: Value) -> SymbolicTensor:
     x, y = call.promoted(a, b)
     if x.data_type is DataType.BOOL and op != "Equal":
         x, y = call.cast(x, DataType.INT32), call.cast(y, DataType.INT32)
-    return call.builder.apply(op, [x, y], 1, {})[0]
+    return call.builder.op(op, x, y)
 
 
 def _not_equal(call: Call, a: Value, b: Value) -> SymbolicTensor:
@@ -60,7 +60,7 @@ def _not_equal(call: Call, a: Value, b: Value) -> SymbolicTensor:
 
 
 def _logical(op: str, call: Call, a: Value, b: Value) -> SymbolicTensor:
-    return call.builder.apply(op, [truth(call, a), truth(call, b)], 1, {})[0]
+    return call.builder.op(op, truth(call, a), truth(call, b))
 
 
 def truth(call: Call, value: Value) -> SymbolicTensor:
@@ -114,16 +114,8 @@ def _divide(call: Call, a: Value, b: Value, rounding_mode: str | None = None) ->
     return quotient
 
 
-def _floor_divide(call: Call, a: Value, b: Value) -> SymbolicTensor:
-    return call.builder.floordiv(call.cast(a), call.cast(b))
-
-
-def _remainder(call: Call, a: Value, b: Value) -> SymbolicTensor:
-    return call.builder.mod(call.cast(a), call.cast(b))
-
-
 def _fmod(call: Call, a: Value, b: Value) -> SymbolicTensor:
-    return call.builder.apply("Mod", [call.cast(a), call.cast(b)], 1, {"fmod": 1})[0]
+    return call.builder.op("Mod", call.cast(a), call.cast(b), fmod=1)
 
 
 def _truncate(call: Call, x: SymbolicTensor) -> SymbolicTensor:
@@ -162,12 +154,10 @@ def _clamp_max(call: Call, x: SymbolicTensor, max: Value) -> SymbolicTensor:
 
 def _where(call: Call, condition: SymbolicTensor, a: Value, b: Value) -> SymbolicTensor:
     kept = truth(call, condition)
-    return call.builder.apply("Where", [kept, call.cast(a), call.cast(b)], 1, {})[0]
+    return call.builder.op("Where", kept, call.cast(a), call.cast(b))
 
 
-def _masked_fill(
-    call: Call, x: SymbolicTensor, mask: SymbolicTensor, value: Value
-) -> SymbolicTensor:
+def _masked_fill(call: Call, x: Value, mask: SymbolicTensor, value: Value) -> SymbolicTensor:
     return _where(call, mask, value, x)
 
 
@@ -200,39 +190,27 @@ _UNARY = {
     "Atanh": aten.atanh, "Erf": aten.erf, "Reciprocal": aten.reciprocal, "Sign": aten.sign,
 }  # fmt: skip
 _WHOLE = {"Floor": aten.floor, "Ceil": aten.ceil, "Round": aten.round}
-_COMPARISONS = {
-    "Equal": aten.eq, "Less": aten.lt, "LessOrEqual": aten.le, "Greater": aten.gt,
-    "GreaterOrEqual": aten.ge,
-}  # fmt: skip
-_OPERATIONS: dict[Any, Lowering] = {
+#: Their second operand is a tensor or a number.
+_OF_TWO: dict[Any, Lowering] = {
     aten.add: _add, aten.sub: _subtract, aten.rsub: _subtract_from, aten.mul: _multiply,
-    aten.remainder: _remainder, aten.fmod: _fmod, aten.ne: _not_equal,
+    aten.remainder: built(Builder.mod, cast=True), aten.fmod: _fmod, aten.ne: _not_equal,
+    aten.eq: partial(_compare, "Equal"), aten.lt: partial(_compare, "Less"),
+    aten.le: partial(_compare, "LessOrEqual"), aten.gt: partial(_compare, "Greater"),
+    aten.ge: partial(_compare, "GreaterOrEqual"), aten.bitwise_and: partial(_bitwise, "And"),
+    aten.bitwise_or: partial(_bitwise, "Or"), aten.bitwise_xor: partial(_bitwise, "Xor"),
 }  # fmt: skip
 
 # prims.fma comes with inductor: in processes that have not loaded it no graph has one.
 LOWERINGS: dict[Any, Row] = {
     **{packet.default: partial(_unary, op) for op, packet in _UNARY.items()},
     **{packet.default: partial(_whole, op) for op, packet in _WHOLE.items()},
-    **{
-        overload: partial(_compare, op)
-        for op, packet in _COMPARISONS.items()
-        for overload in (packet.Tensor, packet.Scalar)
-    },
-    **{
-        overload: lowering
-        for packet, lowering in _OPERATIONS.items()
-        for overload in (packet.Tensor, packet.Scalar)
-    },
-    **{
-        overload: partial(_bitwise, op)
-        for op, packet in (
-            ("And", aten.bitwise_and), ("Or", aten.bitwise_or), ("Xor", aten.bitwise_xor))
-        for overload in (packet.Tensor, packet.Scalar)
-    },
+    **{packet.Tensor: lowering for packet, lowering in _OF_TWO.items()},
+    **{packet.Scalar: lowering for packet, lowering in _OF_TWO.items()},
     aten.hardswish.default: KeptWhole(partial(_unary, "HardSwish")),
     aten.mish.default: KeptWhole(partial(_unary, "Mish")),
     aten.div.Tensor: _divide, aten.div.Scalar: _divide, aten.div.Tensor_mode: _divide,
-    aten.div.Scalar_mode: _divide, aten.floor_divide.default: _floor_divide,
+    aten.div.Scalar_mode: _divide,
+    aten.floor_divide.default: built(Builder.floordiv, cast=True),
     aten.pow.Tensor_Tensor: _power, aten.pow.Tensor_Scalar: _power, aten.pow.Scalar: _power,
     aten.maximum.default: partial(_binary, "Max"), aten.minimum.default: partial(_binary, "Min"),
     aten.isnan.default: partial(_is_floating_kind, "IsNaN"),
@@ -241,7 +219,7 @@ LOWERINGS: dict[Any, Row] = {
     aten.logical_or.default: partial(_logical, "Or"),
     aten.logical_xor.default: partial(_logical, "Xor"),
     aten.logical_not.default: _logical_not,
-    aten.bitwise_not.default: lambda call, x: call.builder.logical_not(x),
+    aten.bitwise_not.default: built(Builder.logical_not),
     aten.trunc.default: _truncate,
     aten.clamp.default: _clamp, aten.clamp.Tensor: _clamp,
     aten.clamp_min.default: _clamp, aten.clamp_min.Tensor: _clamp,

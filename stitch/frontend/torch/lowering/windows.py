@@ -1,13 +1,14 @@
-"""ATen operators over windows: maxima and means, of given or of fitting size.
+"""ATen operators over windows: maxima and means, of given or of fitting size; and those that resize
+images: nearest and linear interpolation.
 
-Comes in: a `Call` and the operands of the schema. Goes out: operations in the builder. Must not
-know: fx nodes.
+Comes in: a `Call` and the operands of the schema. Goes out: operations in the builder; per axis a
+pooling, a gather, or a product with weights. Must not know: fx nodes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,8 @@ from stitch.graph import SymbolicTensor
 from stitch.program import Array
 
 aten = torch.ops.aten
+Sizes = Sequence[int] | None
+Scales = Sequence[float] | None
 
 
 def spread(values: Sequence[int] | int, count: int) -> list[int]:
@@ -57,7 +60,7 @@ def _max_pool(
         ceil_mode=int(ceil_mode),
     )  # fmt: skip
     if len(pooled) == 1:
-        return (pooled[0], None)
+        return pooled[0], None
     # ONNX counts places over the whole tensor, torch within one plane.
     return pooled[0], call.builder.mod(pooled[1], math.prod(x.shape[-spatial:]))
 
@@ -95,20 +98,23 @@ def _adaptive_average(
     spatial: int, call: Call, x: SymbolicTensor, output_size: Sequence[int]
 ) -> SymbolicTensor:
     """Means over windows that cover each axis; a product with weights where they are uneven."""
-    b, sizes = call.builder, call.shape[-spatial:]
-    lengths = x.shape[-spatial:]
-    if all(s == 1 for s in sizes):
-        return b.reduce_mean(x, tuple(range(-spatial, 0)), keepdims=True)
-    if all(s and n % s == 0 for n, s in zip(lengths, sizes, strict=True)):
-        return _average_pool(
-            spatial, call, x, [n // s for n, s in zip(lengths, sizes, strict=True)]
-        )
-    for axis, (length, size) in enumerate(zip(lengths, sizes, strict=True)):
-        place = axis - spatial
-        weights = b.constant(window_weights(length, size).astype(x.dtype))
-        moved = x if place == -1 else b.swapaxes(x, place, -1)
-        mean = b.matmul(moved, weights)
-        x = mean if place == -1 else b.swapaxes(mean, place, -1)
+    pairs = list(zip(x.shape[-spatial:], call.shape[-spatial:], strict=True))
+    if all(s == 1 for _, s in pairs):
+        return call.builder.reduce_mean(x, tuple(range(-spatial, 0)), keepdims=True)
+    if all(s and n % s == 0 for n, s in pairs):
+        return _average_pool(spatial, call, x, [n // s for n, s in pairs])
+    return weighted(call, x, [window_weights(n, s) for n, s in pairs])
+
+
+def weighted(call: Call, x: SymbolicTensor, weights: Iterable[Array]) -> SymbolicTensor:
+    """The last axes of x, each times its matrix [axis, new axis]."""
+    b, tables = call.builder, list(weights)
+    for axis, table in enumerate(tables, -len(tables)):
+        matrix = b.constant(table.astype(x.dtype))
+        if axis == -1:
+            x = b.matmul(x, matrix)
+        else:
+            x = b.swapaxes(b.matmul(b.swapaxes(x, axis, -1), matrix), axis, -1)
     return x
 
 
@@ -135,6 +141,48 @@ def _adaptive_max(
     return _max_pool(spatial, call, x, windows)
 
 
+# Resizing ------------------------------------------------------------------------------------
+
+
+def _steps(length: int, size: int, scales: Scales, axis: int) -> float:
+    """How far the source moves for one step of the result."""
+    return length / size if scales is None else 1.0 / scales[axis]
+
+
+def _nearest(call: Call, x: SymbolicTensor, sizes: Sizes, scales: Scales = None) -> SymbolicTensor:
+    for axis, (length, size) in enumerate(zip(x.shape[2:], call.shape[2:], strict=True)):
+        # torch computes these places in float32.
+        step = np.float32(_steps(length, size, scales, axis))
+        places = np.floor(np.arange(size, dtype=np.float32) * step).astype(np.int64)
+        x = call.builder.gather(x, np.minimum(places, length - 1), axis + 2)
+    return x
+
+
+def _linear(
+    call: Call, x: SymbolicTensor, sizes: Sizes, align_corners: bool, scales: Scales = None
+) -> SymbolicTensor:
+    lengths = enumerate(zip(x.shape[2:], call.shape[2:], strict=True))
+    return weighted(call, x, [
+        _between(length, size, _steps(length, size, scales, axis), align_corners)
+        for axis, (length, size) in lengths
+    ])  # fmt: skip
+
+
+def _between(length: int, size: int, step: float, align_corners: bool) -> Array:
+    """[length, size]: how much of each element goes into each of the result."""
+    steps = np.arange(size)
+    if align_corners:
+        places = steps * ((length - 1) / (size - 1) if size > 1 else 0.0)
+    else:
+        places = np.maximum((steps + 0.5) * step - 0.5, 0.0)
+    low = np.minimum(np.floor(places).astype(np.int64), length - 1)
+    share = np.clip(places - low, 0.0, 1.0)
+    weights = np.zeros((length, size))
+    np.add.at(weights, (low, steps), 1.0 - share)
+    np.add.at(weights, (np.minimum(low + 1, length - 1), steps), share)
+    return weights
+
+
 LOWERINGS: dict[Any, Row] = {
     aten.max_pool2d_with_indices.default: partial(_max_pool, 2),
     aten.max_pool3d_with_indices.default: partial(_max_pool, 3),
@@ -147,4 +195,10 @@ LOWERINGS: dict[Any, Row] = {
     aten.adaptive_avg_pool2d.default: KeptWhole(partial(_adaptive_average, 2)),
     aten._adaptive_avg_pool3d.default: partial(_adaptive_average, 3),
     aten.adaptive_max_pool2d.default: partial(_adaptive_max, 2),
-}  # fmt: skip
+    aten.upsample_nearest1d.vec: KeptWhole(_nearest),
+    aten.upsample_nearest2d.vec: KeptWhole(_nearest),
+    aten.upsample_nearest3d.vec: KeptWhole(_nearest),
+    aten.upsample_linear1d.vec: KeptWhole(_linear),
+    aten.upsample_bilinear2d.vec: KeptWhole(_linear),
+    aten.upsample_trilinear3d.vec: KeptWhole(_linear),
+}
