@@ -358,8 +358,8 @@ FILE_CALLS = {"open", "write_text", "write_bytes", "read_text", "read_bytes", "r
 OWN_FILES = {
     "stitch/machine/description.py": {"read_bytes"},
     "stitch/cli/run/examples.py": {"read_text", "rename", "TemporaryDirectory"},
-    "stitch/budget/host_limits.py": {"read_text"},
-    "stitch/forms/numpy_files.py": {"open"},  # members of an archive
+    "stitch/budget/budget.py": {"read_text"},
+    "stitch/forms/array_files.py": {"open"},  # members of an archive
     "stitch/frontend/onnx/protos/tensor_protos.py": {"memmap"},
     "stitch/cli/command.py": {"open"},
     "stitch/planner/planner.py": {"rename"},  # Of buffers.

@@ -16,7 +16,7 @@ import numpy as np
 from stitch.budget import claimed_array
 from stitch.cli.array_text import array_of_text, looks_like_array
 from stitch.cli.chain import RunInput
-from stitch.cli.slot_words import deal, split_slot
+from stitch.cli.wire_words import deal, split_slot
 from stitch.errors import LayoutError, LinkError, UsageError
 from stitch.forms import read_array_file, typed
 from stitch.program import Array, DataType, InputKind, ValueType

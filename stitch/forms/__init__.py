@@ -31,15 +31,18 @@ from stitch.forms.rows import Form, FormValues, Row, as_written
 from stitch.on_demand import names_on_demand
 
 if TYPE_CHECKING:
-    from stitch.forms.array_files import NUMPY_SUFFIXES, read_array, read_array_file, typed
-    from stitch.forms.numpy_files import npy_bytes, npz_bytes
+    from stitch.forms.array_files import (
+        NUMPY_SUFFIXES,
+        npy_bytes,
+        npz_bytes,
+        read_array,
+        read_array_file,
+        typed,
+    )
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
-        {
-            "array_files": "NUMPY_SUFFIXES read_array read_array_file typed",
-            "numpy_files": "npy_bytes npz_bytes",
-        },
+        {"array_files": "NUMPY_SUFFIXES npy_bytes npz_bytes read_array read_array_file typed"},
     )
 
 __all__ = [

@@ -28,9 +28,9 @@ from stitch.program import (
 )
 from stitch.ttb.binary import Binary, SegmentRow
 from stitch.ttb.enum_codes import CODES
+from stitch.ttb.envelope import Segments
 from stitch.ttb.generated import UNIONS
 from stitch.ttb.problems import ProblemList
-from stitch.ttb.segments import Segments
 from stitch.ttb.table_writer import TableWriter
 from stitch.ttb.verify import Verifier
 

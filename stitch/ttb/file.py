@@ -22,10 +22,16 @@ from stitch.errors import IncompatibleError, StitchError
 from stitch.files import Sink, open_file, unreadable, write_file
 from stitch.ttb.binary import CURRENT, FEATURES, Binary, Version
 from stitch.ttb.decoding import Decoder
-from stitch.ttb.envelope import Envelope, close_metadata, open_envelope
+from stitch.ttb.envelope import (
+    Envelope,
+    Segments,
+    close_metadata,
+    collect_segments,
+    dense_bytes,
+    open_envelope,
+)
 from stitch.ttb.generated import ROOT, TABLES
 from stitch.ttb.problems import ProblemList
-from stitch.ttb.segments import Segments, collect_segments, dense_bytes
 from stitch.ttb.table_spec import TableSpec
 from stitch.ttb.verify import Verifier
 

@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 from stitch.budget import Budget, allowed_nbytes, allowing, budget, claim_for, parse_nbytes
-from stitch.budget.budget import BUDGET
-from stitch.budget.host_limits import group_limit, machine_nbytes
+from stitch.budget.budget import BUDGET, group_limit, machine_nbytes
 from stitch.errors import OutOfMemoryError, UsageError
 from stitch.memory.byte_ranges import ByteRanges
 

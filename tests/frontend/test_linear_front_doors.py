@@ -17,8 +17,7 @@ from onnx import helper
 
 import stitch
 from stitch.cli.module_files import Module
-from stitch.cli.slot_words import deal
-from stitch.cli.wire_words import wires_of
+from stitch.cli.wire_words import deal, wires_of
 from stitch.compiler import compile_graph
 from stitch.documents import YamlPipeline, read_pipeline, read_training
 from stitch.errors import FormatError

@@ -10,7 +10,7 @@ import pytest
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import Program
 from stitch.runtime.executors import make_executor
-from stitch.runtime.executors.host.any_order import most_inner_nbytes
+from stitch.runtime.executors.host.host_bytes import most_inner_nbytes
 from tests.support.stitched_models import model
 
 ELEMENTS = 256

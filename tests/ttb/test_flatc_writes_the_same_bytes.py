@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 import stitch
 from stitch.ttb import Binary, load
 from stitch.ttb.encoding import encode_metadata
-from stitch.ttb.segments import collect_segments
+from stitch.ttb.envelope import collect_segments
 from tests.support.files.random_programs import binaries
 from tests.support.files.specimens import rich_binary
 from tests.support.flatc.encoder import flatc_metadata

@@ -20,8 +20,7 @@ from stitch.cli.compile.compile_words import (
     refuse_other_forms,
 )
 from stitch.cli.compile.python_factories import from_entry
-from stitch.cli.file_kinds import TTB
-from stitch.cli.output_checks import OutputChecks
+from stitch.cli.output_checks import TTB, OutputChecks
 from stitch.cli.parser import add_options, make_parser, positive
 from stitch.compiler import split_graph
 from stitch.errors import CompileError, FormatError, UsageError

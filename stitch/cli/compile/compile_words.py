@@ -12,7 +12,7 @@ from pathlib import Path
 
 from stitch.cli.array_text import array_of_text
 from stitch.cli.run_inputs import is_array_word, member
-from stitch.cli.slot_words import split_slot
+from stitch.cli.wire_words import split_slot
 from stitch.documents import MACHINE, MODULE, form_of
 from stitch.errors import FormatError, UsageError
 from stitch.files import nearest_file

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from stitch import api
 from stitch.cli.command import EXIT_OK, Command, say
-from stitch.cli.file_kinds import TTB
 from stitch.cli.module_files import Module, read_modules
-from stitch.cli.output_checks import OutputChecks
+from stitch.cli.output_checks import TTB, OutputChecks
 from stitch.cli.parser import add_options, make_parser
 from stitch.cli.wire_words import FORM as WIRE_FORM
 from stitch.cli.wire_words import output_port, wires_of

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from stitch import api
 from stitch.cli.chain import Runnable
-from stitch.cli.file_kinds import JSON, NPY, TEXT
+from stitch.cli.output_checks import JSON, NPY, TEXT
 from stitch.files import FileBatch, make_folder
 from stitch.forms import npy_bytes
 from stitch.program import Array

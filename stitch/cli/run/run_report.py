@@ -13,7 +13,7 @@ from stitch import api
 from stitch.cli.chain import Runnable
 from stitch.cli.device_costs import peaks_of
 from stitch.cli.run.passes import Measured
-from stitch.cli.run.verdicts import Verdict
+from stitch.cli.run.run_outputs import Verdict
 from stitch.model import PRODUCER
 from stitch.report import CopyLine, memory_views, other_lines, plan_json, totals_json
 

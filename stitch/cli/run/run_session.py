@@ -18,14 +18,20 @@ from stitch import api
 from stitch.cli.chain import Chain, Runnable
 from stitch.cli.command import EXIT_FAILURE, EXIT_MISMATCH, EXIT_OK, say, say_aside
 from stitch.cli.device_costs import check_room, copies_inside, memory_text, planned_copies
-from stitch.cli.file_kinds import RECORD, RESULT, TRACE, array_kind
 from stitch.cli.module_files import machine_for, read_modules, told_apart
-from stitch.cli.output_checks import OutputChecks
+from stitch.cli.output_checks import RECORD, RESULT, TRACE, OutputChecks, array_kind
 from stitch.cli.run.artifacts import add_artifacts, artifact_kinds
 from stitch.cli.run.passes import Measured, leaks, progress, run_passes
-from stitch.cli.run.run_outputs import Destinations, destinations, expectations, put
+from stitch.cli.run.run_outputs import (
+    Destinations,
+    Tolerances,
+    Verdict,
+    compare,
+    destinations,
+    expectations,
+    put,
+)
 from stitch.cli.run.run_report import copies_text, result_json, statistics_text
-from stitch.cli.run.verdicts import Tolerances, Verdict, compare
 from stitch.cli.run_inputs import gather_inputs, given_names
 from stitch.cli.wire_words import wires_of
 from stitch.errors import StitchError, UsageError

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stitch import api
-from stitch.cli.file_kinds import LINES, TTB, model_kind, picture_kind
-from stitch.cli.output_checks import OutputChecks
+from stitch.cli.output_checks import LINES, TTB, OutputChecks, model_kind, picture_kind
 from stitch.cli.train.trained_model import TrainModel
 from stitch.documents import OUTPUTS, TrainFile
 from stitch.errors import StitchError, UsageError

@@ -23,7 +23,7 @@ from stitch.frontend.onnx.calls import (
     reference_results,
     upgraded,
 )
-from stitch.frontend.onnx.control import CONTROL_OPERATORS, ControlCall, lower_control
+from stitch.frontend.onnx.control_nodes import CONTROL_OPERATORS, ControlCall, lower_control
 from stitch.frontend.onnx.gradient_node import gradients
 from stitch.frontend.onnx.node_refusals import Refusals, Unsupported
 from stitch.frontend.onnx.other_domains import is_lowered, lowered

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stitch.errors import CompileError, FormatError, StitchError
-from stitch.frontend.onnx.inputs import (
+from stitch.frontend.onnx.graph_inputs import (
     BoundInput,
     Examples,
     FlatInputs,

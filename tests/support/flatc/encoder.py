@@ -27,7 +27,7 @@ from stitch.program import (
 )
 from stitch.ttb.binary import Binary, SegmentRow
 from stitch.ttb.enum_codes import CODES
-from stitch.ttb.segments import Segments
+from stitch.ttb.envelope import Segments
 from tests.support.flatc import classes
 
 fb: Any = classes

@@ -7,8 +7,7 @@ lowered. Must not know: scopes.
 
 from stitch.frontend.onnx.calls.constant_nodes import constant_array, reference_results
 from stitch.frontend.onnx.calls.function_nodes import Expansion, Functions
-from stitch.frontend.onnx.calls.lowering_rows import Lowering, to_one, to_several
-from stitch.frontend.onnx.calls.node_call import NodeCall
+from stitch.frontend.onnx.calls.node_call import Lowering, NodeCall, to_one, to_several
 from stitch.frontend.onnx.calls.upgrades import upgraded
 
 __all__ = [

@@ -6,7 +6,7 @@ names what does not fit. Must not know: what an operator means.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from stitch.errors import FormatError
 from stitch.frontend.onnx.node_refusals import Refusing
-from stitch.graph import SymbolicTensor
+from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 from stitch.program import Array
 
 
@@ -92,3 +92,31 @@ class NodeCall(Refusing):
         if count is not None and len(values) != count:
             raise self.unfit(name, f"{count} elements", len(values))
         return values
+
+
+#: None stands for a result that is not wanted.
+Results = Sequence[SymbolicTensor | None]
+_Make = Callable[[ComputationGraphBuilder, NodeCall], Results]
+_MakeOne = Callable[[ComputationGraphBuilder, NodeCall], SymbolicTensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Lowering:
+    """How an operator is lowered, and all that it may be given; `results` are their indices."""
+
+    make: _Make
+    operands: int
+    attributes: frozenset[str]
+    results: tuple[int, ...]
+
+
+def to_one(make: _MakeOne, operands: int, attributes: str = "") -> Lowering:
+    """A lowering to one result."""
+    return to_several(lambda builder, call: [make(builder, call)], operands, attributes, (0,))
+
+
+def to_several(
+    make: _Make, operands: int, attributes: str = "", results: tuple[int, ...] = (0, 1)
+) -> Lowering:
+    """A lowering to several results."""
+    return Lowering(make, operands, frozenset(attributes.split()), results)

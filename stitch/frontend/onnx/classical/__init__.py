@@ -7,7 +7,7 @@ not know: scopes, files.
 from collections.abc import Mapping
 
 from stitch.frontend.onnx.calls import Lowering, to_one, to_several
-from stitch.frontend.onnx.classical import linear_models, small_operators, tree_classes, trees
+from stitch.frontend.onnx.classical import linear_models, small_operators, trees
 
 _VECTORS = "coefficients kernel_params kernel_type post_transform rho support_vectors"
 _CLASS_TREES = (
@@ -45,7 +45,7 @@ LOWERINGS: Mapping[str, Lowering] = {
     "Scaler": to_one(small_operators.scaler, 1, "offset scale"),
     "TreeEnsemble": to_one(trees.lower_trees, 1, trees.ATTRIBUTES),
     "TreeEnsembleClassifier": to_several(
-        tree_classes.lower_classifier, 1, f"{trees.OLDER_ATTRIBUTES} {_CLASS_TREES}"
+        trees.lower_classifier, 1, f"{trees.OLDER_ATTRIBUTES} {_CLASS_TREES}"
     ),
     "TreeEnsembleRegressor": to_one(
         trees.lower_regressor, 1, f"{trees.OLDER_ATTRIBUTES} {_TARGET_TREES}"

@@ -4,7 +4,6 @@ Comes in: paths and protos. Goes out: an `OnnxModel`, arrays, Python values. Mus
 graph means.
 """
 
-from stitch.frontend.onnx.protos.attribute_protos import attribute_value, attributes_of
 from stitch.frontend.onnx.protos.model_file import (
     NEWEST_IR,
     NEWEST_OPSET,
@@ -13,7 +12,12 @@ from stitch.frontend.onnx.protos.model_file import (
     plain_domain,
     read_model,
 )
-from stitch.frontend.onnx.protos.tensor_protos import element_type, tensor_array
+from stitch.frontend.onnx.protos.tensor_protos import (
+    attribute_value,
+    attributes_of,
+    element_type,
+    tensor_array,
+)
 
 __all__ = [
     "NEWEST_IR", "NEWEST_OPSET", "OnnxModel", "attribute_value", "attributes_of",

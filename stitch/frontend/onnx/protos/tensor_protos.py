@@ -1,4 +1,5 @@
-"""Tensors of ONNX models as arrays: every way of storing one, checked before it is believed.
+"""Tensors of ONNX models as arrays: every way of storing one, checked before it is believed; and
+attributes of nodes as Python values.
 
 Comes in: a `TensorProto` and the folder that its external data may lie in. Goes out: an array that
 nobody can write (a mapping of the file, for external data), or a `FormatError`. Types that Stitch
@@ -9,11 +10,12 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto
+from onnx import AttributeProto, TensorProto
 
 from stitch import ops
 from stitch.errors import CompileError, FormatError
@@ -170,3 +172,62 @@ def _number(entries: dict[str, str], key: str, where: str) -> int | None:
     if not (text.isascii() and text.isdecimal() and len(text) < 19):
         raise FormatError(f"external data: {key} is no number of bytes", where=where, got=text)
     return int(text)
+
+
+Attributes = dict[str, Any]
+
+
+def text_of(raw: bytes | str, where: str) -> str:
+    """A string of a model; raises `FormatError` where it is no UTF-8."""
+    if isinstance(raw, str):
+        return raw
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FormatError("a string is no UTF-8 text", where=where, got=repr(raw[:40])) from error
+
+
+def attribute_value(attribute: Any, where: str) -> Any:
+    """The value of one attribute; raises for the kinds that Stitch does not take."""
+    kind, at = attribute.type, f"{where}, attribute {attribute.name!r}"
+    plain = {
+        AttributeProto.FLOAT: "f", AttributeProto.INT: "i", AttributeProto.TENSOR: "t",
+        AttributeProto.GRAPH: "g", AttributeProto.TYPE_PROTO: "tp",
+    }  # fmt: skip
+    if kind in plain:
+        return getattr(attribute, plain[kind])
+    if kind == AttributeProto.STRING:
+        return text_of(attribute.s, at)
+    if kind == AttributeProto.FLOATS:
+        return tuple(float(value) for value in attribute.floats)
+    if kind == AttributeProto.INTS:
+        return tuple(int(value) for value in attribute.ints)
+    if kind == AttributeProto.STRINGS:
+        return tuple(text_of(value, at) for value in attribute.strings)
+    known = kind in AttributeProto.AttributeType.values()
+    name = AttributeProto.AttributeType.Name(kind).lower() if known else str(kind)
+    raise CompileError(f"attributes of kind {name} are not supported", where=at)
+
+
+def attributes_of(
+    written: Iterable[Any], called_with: Mapping[str, Any] | None, where: str
+) -> Attributes:
+    """The attributes of a node by name.
+
+    Inside a function an attribute may refer to one of the call's, and is absent where that is.
+    """
+    attributes: Attributes = {}
+    for attribute in written:
+        if attribute.name in attributes:
+            raise FormatError(f"the attribute {attribute.name!r} is given twice", where=where)
+        if not attribute.ref_attr_name:
+            attributes[attribute.name] = attribute_value(attribute, where)
+        elif called_with is None:
+            raise FormatError(
+                f"the attribute {attribute.name!r} refers to a function's attribute "
+                f"{attribute.ref_attr_name!r}, but stands in no function",
+                where=where,
+            )
+        elif attribute.ref_attr_name in called_with:
+            attributes[attribute.name] = called_with[attribute.ref_attr_name]
+    return attributes

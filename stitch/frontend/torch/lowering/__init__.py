@@ -31,7 +31,7 @@ from stitch.frontend.torch.lowering import (
     reductions,
     shapes,
     single_elements,
-    windows,
+    window_operators,
 )  # fmt: skip
 from stitch.frontend.torch.lowering.joined_nodes import fuse_transposed_products, join_selected
 from stitch.frontend.torch.lowering.random_numbers import KEY_LIMIT, KEY_NAME, give_key
@@ -41,7 +41,7 @@ aten = torch.ops.aten
 _FAMILIES: tuple[Mapping[Any, Row], ...] = tuple(
     family.LOWERINGS for family in (
         single_elements, activations, reductions, shapes, picked_elements, layer_products,
-        attention, norms, windows, backward_operators, random_numbers, joined_nodes,
+        attention, norms, window_operators, backward_operators, random_numbers, joined_nodes,
     )
 )  # fmt: skip
 _ROWS: dict[Any, Row] = {overload: row for table in _FAMILIES for overload, row in table.items()}

@@ -16,7 +16,7 @@ import torch
 
 from stitch.frontend.torch.aten_call import Call, KeptWhole, Row, in_one_type
 from stitch.frontend.torch.lowering.picked_elements import slice_scatter
-from stitch.frontend.torch.lowering.windows import spread, weighted, window_weights
+from stitch.frontend.torch.lowering.window_operators import spread, weighted, window_weights
 from stitch.graph import SymbolicTensor
 from stitch.program import Array
 

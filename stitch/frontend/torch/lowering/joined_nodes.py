@@ -37,7 +37,7 @@ def _product(
     attributes.update({f"trans{name}": 1 for name, t in zip("AB", turned, strict=True) if t})
     attributes.update({n: float(v) for n, v in (("alpha", alpha), ("beta", beta)) if v != 1})
     operands = [call.cast(t) for t in (a, b, *(() if added is None else (added,)))]
-    return call.builder.op("Gemm", *operands, **attributes)
+    return call.builder.apply("Gemm", operands, 1, attributes)[0]
 
 
 def _untransposed(node: Any) -> Any:

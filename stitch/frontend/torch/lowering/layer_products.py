@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from stitch.frontend.torch.aten_call import Call, KeptWhole, Number, Row, built
-from stitch.frontend.torch.lowering.windows import spread
+from stitch.frontend.torch.lowering.window_operators import spread
 from stitch.graph import ComputationGraphBuilder as Builder
 from stitch.graph import SymbolicTensor
 
@@ -46,7 +46,7 @@ def _add_product(
             name: float(value) for name, value in (("alpha", alpha), ("beta", beta)) if value != 1
         }
         kept = tensors if beta != 0 else tensors[:2]
-        return b.op("Gemm", *kept, **attributes)
+        return b.apply("Gemm", kept, 1, attributes)[0]
     product = b.matmul(tensors[0], tensors[1])
     scaled = product if alpha == 1 else b.mul(product, call.cast(alpha))
     if beta == 0:

@@ -4,6 +4,7 @@ Comes in: programs, regions of bytes, what is computed elsewhere in one call. Go
 call, and bytes of the host's memory. Must not know ONNX Runtime, PyTorch, devices or plans.
 """
 
+from stitch.runtime.executors.host.chunks import chunked_sizes
 from stitch.runtime.executors.host.host_bytes import (
     committed_nbytes,
     either_bytes,
@@ -22,7 +23,6 @@ from stitch.runtime.executors.host.staging import (
     compute_type,
     dense_view,
 )
-from stitch.runtime.executors.host.units import chunked_sizes
 
 __all__ = [
     "MOVEMENTS", "RESHAPING", "KernelLibrary", "NumpyExecutor", "PreparedKernels", "StagedRegions",

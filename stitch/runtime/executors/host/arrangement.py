@@ -22,9 +22,9 @@ import numpy as np
 from stitch.ops import LINE_NBYTES, lookup
 from stitch.packing import Interval, pack_intervals
 from stitch.program import ABSENT, Array, Operation, Program
+from stitch.runtime.executors.host.chunks import Unit
 from stitch.runtime.executors.host.movements import Piece, View, pieces
 from stitch.runtime.executors.host.staging import is_direct
-from stitch.runtime.executors.host.units import Unit
 
 #: NumPy functions of two operands, which repeat a short one, and take rows that lie apart.
 ARITHMETIC = frozenset({"Add", "Sub", "Mul"})

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from stitch.machine import MachineShape, footprint
 from stitch.ops import OperationBytes, computed_nbytes, kernel_bytes, numpy_bytes, operand_nbytes
 from stitch.program import ABSENT, Array, Operation, OperationList, Program, TensorDesc
 from stitch.runtime.executors.executor import ProgramBytes
-from stitch.runtime.executors.host.any_order import most_inner_nbytes
 from stitch.runtime.executors.host.arrangement import arrange
-from stitch.runtime.executors.host.chunks import CHUNK_SIZE
+from stitch.runtime.executors.host.chunks import CHUNK_SIZE, units_of
 from stitch.runtime.executors.host.staging import is_direct
-from stitch.runtime.executors.host.units import units_of
 
 #: What a session, its threads and its arena's first pieces take however small it is.
 SESSION_NBYTES = 16 << 20
@@ -134,3 +134,71 @@ def _weights(program: Program) -> int:
     }
     kinds = (program.values[c.value].type for c in program.constants if c.value in weights)
     return sum(computed_nbytes(kind) for kind in kinds)
+
+
+#: Programs with more operations count all their values: which precedes which is a square of bits.
+MOST_OPERATIONS = 8192
+
+
+def most_inner_nbytes(program: Program) -> int:
+    """What values that are no slots take, at most, while any one operation is computed, in whatever
+    order: ONNX Runtime frees a value after its last reader, but chooses the order itself, and may
+    compute all branches before it adds the first two up.
+    """
+    slots = {s.value for s in program.inputs} | {s.value for s in program.outputs}
+    makers = {
+        v: i
+        for i, operation in enumerate(program.operations)
+        for v in operation.outputs
+        if v != ABSENT and v not in slots
+    }
+    sizes = {v: computed_nbytes(program.values[v].type) for v in makers}
+    count = len(program.operations)
+    if count > MOST_OPERATIONS or not makers:
+        return sum(sizes.values())
+    readers = _readers(program)
+    before, after = _before(program, count), _after(program, readers, count)
+    every = (1 << count) - 1
+    alive = np.zeros(count, np.int64)
+    for value, maker in makers.items():
+        # Not alive while an operation runs that comes before its maker, or after all its readers.
+        gone = every if readers.get(value) else 0
+        for reader in readers.get(value, ()):
+            gone &= after[reader]
+        alive[_places(every & ~(gone | before[maker]), count)] += sizes[value]
+    return int(alive.max())
+
+
+def _readers(program: Program) -> dict[int, set[int]]:
+    readers: dict[int, set[int]] = {}
+    for index, operation in enumerate(program.operations):
+        for value in operation.inputs:
+            readers.setdefault(value, set()).add(index)
+    return readers
+
+
+def _before(program: Program, count: int) -> list[int]:
+    """For each operation those that must come before it, as bits."""
+    makers = {v: i for i, o in enumerate(program.operations) for v in o.outputs if v != ABSENT}
+    before = [0] * count
+    for index, operation in enumerate(program.operations):
+        for value in operation.inputs:
+            maker = makers.get(value)
+            if maker is not None:
+                before[index] |= before[maker] | 1 << maker
+    return before
+
+
+def _after(program: Program, readers: dict[int, set[int]], count: int) -> list[int]:
+    """For each operation those that must come after it, as bits."""
+    after = [0] * count
+    for index in reversed(range(count)):
+        for value in program.operations[index].outputs:
+            for reader in readers.get(value, ()) if value != ABSENT else ():
+                after[index] |= after[reader] | 1 << reader
+    return after
+
+
+def _places(bits: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    held = np.frombuffer(bits.to_bytes(-(-count // 8), "little"), np.uint8)
+    return np.unpackbits(held, count=count, bitorder="little").astype(np.bool_)

@@ -16,8 +16,8 @@ from stitch.program import Array, Operation, Program
 from stitch.runtime.executors.executor import Thunk, Workspace
 from stitch.runtime.executors.found_once import found_once
 from stitch.runtime.executors.host.arrangement import Arrangement, arrange
+from stitch.runtime.executors.host.chunks import Unit, units_of
 from stitch.runtime.executors.host.staging import StagingArrays, computable
-from stitch.runtime.executors.host.units import Unit, units_of
 
 
 class ForeignCall(Protocol):

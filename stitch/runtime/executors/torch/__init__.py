@@ -4,7 +4,6 @@ Comes in: programs, operations, arrays. Goes out: steps to call. Imported only w
 not know devices or plans.
 """
 
-from stitch.runtime.executors.torch.aten_kernels import AtenKernels
-from stitch.runtime.executors.torch.torch_executor import TorchExecutor
+from stitch.runtime.executors.torch.torch_executor import AtenKernels, TorchExecutor
 
 __all__ = ["AtenKernels", "TorchExecutor"]

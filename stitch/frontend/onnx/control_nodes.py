@@ -7,15 +7,100 @@ cannot fail: then both are computed, and `Where` chooses. Must not know: files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
-from stitch.frontend.onnx.control.bodies import Bodies, ControlCall, known_number, run_once
+from stitch.frontend.onnx.node_refusals import Refusing, Unsupported
 from stitch.frontend.onnx.protos import element_type
-from stitch.frontend.onnx.values import FAILED, Bound, Failed, Given, TensorList, kind_of
-from stitch.graph import SymbolicTensor
+from stitch.frontend.onnx.values import (
+    FAILED,
+    Bound,
+    Dependencies,
+    Failed,
+    Given,
+    Scope,
+    TensorList,
+    kind_of,
+)
+from stitch.graph import ComputationGraphBuilder, SymbolicTensor
+from stitch.program import Array
+
+
+@dataclass(frozen=True, slots=True)
+class ControlCall(Refusing):
+    """A node with bodies; `scope` is where a body looks up names that are not its own."""
+
+    op: str
+    operands: tuple[Given, ...]
+    outputs: int
+    attributes: Mapping[str, Any]
+    scope: Scope
+    where: str
+
+    def operand(self, index: int) -> Given:
+        """An operand of any kind, None where it is absent."""
+        return self.operands[index] if index < len(self.operands) else None
+
+    def body(self, name: str) -> Any:
+        """A graph that is an attribute."""
+        graph = self.attributes.get(name)
+        if graph is None or not hasattr(graph, "node"):
+            missing = "a branch" if self.op == "If" else f"its {name}"
+            raise self.malformed(f"{self.op} lacks {missing}")
+        return graph
+
+    def integers(self, name: str, count: int) -> tuple[int, ...]:
+        """A list of integers, zeros where it is not written."""
+        values = self.attributes.get(name) or (0,) * count
+        if not isinstance(values, tuple) or len(values) != count:
+            raise self.malformed(
+                f"attribute {name!r} of {self.op} does not fit", expected=f"{count} integers",
+                got=repr(values),
+            )  # fmt: skip
+        return values
+
+
+class Bodies(Protocol):
+    """What writes bodies into a graph: the walk over a model."""
+
+    builder: ComputationGraphBuilder
+    dependencies: Dependencies
+
+    def body_scope(self, body: Any, call: ControlCall) -> Scope:
+        """The names that every run of a body shares."""
+
+    def body(
+        self, body: Any, shared: Scope, operands: Sequence[Given], call: ControlCall
+    ) -> list[Bound]:
+        """Writes a body once and gives its outputs."""
+
+
+def known_number(
+    bodies: Bodies, call: ControlCall, value: Given, *, integers_only: bool = True
+) -> Array:
+    """The one element of a condition or trip count.
+
+    Where it is not known the inputs that decide it are wanted, with `integers_only` those of real
+    numbers not.
+    """
+    if not isinstance(value, SymbolicTensor):
+        raise call.malformed(f"{call.op} is given no tensor where it wants one", got=kind_of(value))
+    data = bodies.builder.known_data(value)
+    if data is None or data.size != 1:
+        bodies.dependencies.want(value, integers_only=integers_only)
+        raise Unsupported(call.op)
+    return data.reshape(())
+
+
+def run_once(
+    bodies: Bodies, body: Any, operands: Sequence[Given], call: ControlCall
+) -> list[Bound]:
+    """The outputs of a body that is written once."""
+    return bodies.body(body, bodies.body_scope(body, call), operands, call)
+
 
 #: Most rounds of one loop: every round is a copy of its body.
 MAX_ROUNDS = 4096
