@@ -28,10 +28,9 @@ class ListOf(Kind[tuple[T_co, ...]], Generic[T_co]):
     least: int = 0
     or_one: bool = False
 
-    def read(self, node: Node, place: Place) -> tuple[T_co, ...] | None:
+    def value(self, node: Node, place: Place) -> tuple[T_co, ...] | None:
         items = (node,) if self.or_one and not isinstance(node.data, tuple) else node.data
         if not isinstance(items, tuple) or len(items) < self.least:
-            place.wrong(node, self.wanted)
             return None
         values = [self.kind.read(item, place.item(i, item)) for i, item in enumerate(items)]
         return tuple(value for value in values if value is not None)
@@ -45,9 +44,8 @@ class Entries(Kind[tuple[T_co, ...]], Generic[T_co]):
 
     wanted = "a mapping"
 
-    def read(self, node: Node, place: Place) -> tuple[T_co, ...] | None:
+    def value(self, node: Node, place: Place) -> tuple[T_co, ...] | None:
         if not isinstance(node.data, Mapping):
-            place.wrong(node, self.wanted)
             return None
         values = []
         for name, item in node.data.items():
@@ -71,14 +69,13 @@ class Pairs(Kind[tuple[tuple[Any, ...], ...]]):
     is_named: bool = False
     has_lines: bool = False
 
-    def read(self, node: Node, place: Place) -> tuple[tuple[Any, ...], ...] | None:
+    def value(self, node: Node, place: Place) -> tuple[tuple[Any, ...], ...] | None:
         items: list[tuple[str | None, Node]] | None = None
         if isinstance(node.data, Mapping):
             items = list(node.data.items())
         elif isinstance(node.data, tuple) and self.by_position:
             items = [(None, item) for item in node.data]
         if items is None or len(items) < self.least:
-            place.wrong(node, self.wanted)
             return None
         pairs: list[tuple[Any, ...]] = []
         for index, (name, item) in enumerate(items):
@@ -99,14 +96,13 @@ class Either(Kind[T_co], Generic[T_co]):
     word: Kind[T_co] | None = None
     mapping: Kind[T_co] | None = None
 
-    def read(self, node: Node, place: Place) -> T_co | None:
+    def value(self, node: Node, place: Place) -> T_co | None:
         kind = self.word
         if isinstance(node.data, Mapping):
             kind = self.mapping
         elif isinstance(node.data, int | float):
             kind = self.number
         if kind is None or isinstance(node.data, tuple):
-            place.wrong(node, self.wanted)
             return None
         return kind.read(node, place)
 
@@ -121,7 +117,7 @@ class ByKey(Kind[T_co], Generic[T_co]):
     wanted: str
     forms: Callable[[], Mapping[str, Form[T_co]]]
 
-    def read(self, node: Node, place: Place) -> T_co | None:
+    def value(self, node: Node, place: Place) -> T_co | None:
         forms = self.forms()
         key, first = next(iter(forms.items()))
         inner = place.inside(node, first.what)
@@ -147,7 +143,7 @@ class Tagged(Kind[T_co], Generic[T_co]):
     tag: str
     forms: Callable[[], Mapping[str, Form[T_co]]]
 
-    def read(self, node: Node, place: Place) -> T_co | None:
+    def value(self, node: Node, place: Place) -> T_co | None:
         forms = self.forms()
         if is_word(node):
             node = replace(node, data={self.tag: node})
@@ -170,7 +166,7 @@ class Tried(Kind[T_co], Generic[T_co]):
     def __post_init__(self) -> None:
         self.wanted = self.kind.wanted
 
-    def read(self, node: Node, place: Place) -> T_co | None:
+    def value(self, node: Node, place: Place) -> T_co | None:
         value = self.kind.read(node, place)
         if value is not None:
             try:

@@ -29,9 +29,17 @@ class Kind(ABC, Generic[T_co]):
     __slots__ = ()
     wanted: str
 
-    @abstractmethod
     def read(self, node: Node, place: Place) -> T_co | None:
         """The value that stands there (there is one); None where a defect was noted."""
+        noted = place.reading.log.noted
+        value = self.value(node, place)
+        if value is None and place.reading.log.noted == noted:
+            place.wrong(node, self.wanted)
+        return value
+
+    @abstractmethod
+    def value(self, node: Node, place: Place) -> T_co | None:
+        """The value; None where it is not what is `wanted`, or another defect was noted."""
 
 
 def is_word(node: Node) -> bool:
@@ -47,13 +55,11 @@ class Word(Kind[str]):
     is_text: bool = False
     may_be_empty: bool = False
 
-    def read(self, node: Node, place: Place) -> str | None:
+    def value(self, node: Node, place: Place) -> str | None:
         is_text = isinstance(node.data, str) and bool(node.raw.strip())
         is_empty = node.data == "" and self.may_be_empty
-        if is_text or is_empty or (is_word(node) and not self.is_text):
-            return node.raw
-        place.wrong(node, self.wanted)
-        return None
+        is_ours = is_text or is_empty or (is_word(node) and not self.is_text)
+        return node.raw if is_ours else None
 
 
 @dataclass(eq=False, repr=False)
@@ -62,7 +68,7 @@ class AsWritten(Kind[Node]):
 
     wanted: str = "a value"
 
-    def read(self, node: Node, place: Place) -> Node | None:
+    def value(self, node: Node, place: Place) -> Node | None:
         return node
 
 
@@ -71,11 +77,9 @@ class Name(Kind[str]):
 
     wanted = "a name"
 
-    def read(self, node: Node, place: Place) -> str | None:
-        if not is_word(node):
-            place.wrong(node, self.wanted)
-            return None
-        return node.raw if is_name(node.raw, node.line, place) else None
+    def value(self, node: Node, place: Place) -> str | None:
+        is_ours = is_word(node) and is_name(node.raw, node.line, place)
+        return node.raw if is_ours else None
 
 
 def is_name(word: str, line: int, place: Place) -> bool:
@@ -96,7 +100,7 @@ class Choice(Kind[str]):
     def __post_init__(self) -> None:
         self.wanted = f"one of {', '.join(self.words)}"
 
-    def read(self, node: Node, place: Place) -> str | None:
+    def value(self, node: Node, place: Place) -> str | None:
         if is_word(node) and node.raw in self.words:
             return node.raw
         place.unknown_word(node, self.words)
@@ -108,11 +112,8 @@ class Flag(Kind[bool]):
 
     wanted = "true or false"
 
-    def read(self, node: Node, place: Place) -> bool | None:
-        if isinstance(node.data, bool):
-            return node.data
-        place.wrong(node, self.wanted)
-        return None
+    def value(self, node: Node, place: Place) -> bool | None:
+        return node.data if isinstance(node.data, bool) else None
 
 
 @dataclass(eq=False, repr=False)
@@ -128,9 +129,8 @@ class Whole(Kind[int]):
             bounds = f"from {self.least} to {self.most}"
         self.wanted = f"a whole number {bounds}"
 
-    def read(self, node: Node, place: Place) -> int | None:
+    def value(self, node: Node, place: Place) -> int | None:
         if not isinstance(node.data, int) or isinstance(node.data, bool):
-            place.wrong(node, self.wanted)
             return None
         if node.data < self.least or (self.most is not None and node.data > self.most):
             place.wrong(node, self.wanted, "out_of_range")
@@ -159,10 +159,9 @@ class Number(Kind[float]):
         words = [f"{word} {bound:g}" for word, bound in bounds if bound is not None]
         self.wanted = self.wanted or " ".join([kind, " and ".join(words)]).strip()
 
-    def read(self, node: Node, place: Place) -> float | None:
+    def value(self, node: Node, place: Place) -> float | None:
         number = node.data
         if isinstance(number, bool) or not isinstance(number, int | float):
-            place.wrong(node, self.wanted)
             return None
         if self._is_within(number):
             return float(number) if self.is_float else number
@@ -185,9 +184,8 @@ class RelativePath(Kind[Path]):
     wanted: str = "a path"
     endings: tuple[str, ...] = ()
 
-    def read(self, node: Node, place: Place) -> Path | None:
+    def value(self, node: Node, place: Place) -> Path | None:
         if not is_word(node):
-            place.wrong(node, self.wanted)
             return None
         if self.endings and Path(node.raw).suffix.lower() not in self.endings:
             place.wrong(node, f"a path that ends in {' or '.join(self.endings)}", "unknown_word")
@@ -201,9 +199,8 @@ class NameOrPath(Kind[str]):
 
     wanted: str
 
-    def read(self, node: Node, place: Place) -> str | None:
+    def value(self, node: Node, place: Place) -> str | None:
         if not is_word(node):
-            place.wrong(node, self.wanted)
             return None
         is_path = node.raw.endswith((".yaml", ".yml"))
         return str(place.reading.folder / node.raw) if is_path else node.raw
@@ -214,7 +211,7 @@ class Shape(Kind[tuple[int, ...]]):
 
     wanted = "a list of dimensions, such as [64, 64]"
 
-    def read(self, node: Node, place: Place) -> tuple[int, ...] | None:
+    def value(self, node: Node, place: Place) -> tuple[int, ...] | None:
         parts = node.data if isinstance(node.data, tuple) else (node,)
         wanted = f"a list of at most {MAX_RANK} whole numbers that are not negative"
         if len(parts) > MAX_RANK or (parts == (node,) and not _is_dimension(node.data)):
@@ -238,9 +235,8 @@ class ElementType(Kind[DataType]):
 
     wanted = "a data type, such as float32"
 
-    def read(self, node: Node, place: Place) -> DataType | None:
+    def value(self, node: Node, place: Place) -> DataType | None:
         if not is_word(node):
-            place.wrong(node, self.wanted)
             return None
         try:
             data_type = DataType.parse(node.raw)

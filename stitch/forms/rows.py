@@ -135,7 +135,7 @@ class Form(Kind[T]):
         """The row of a key."""
         return next(row for row in self.rows if row.key == key)
 
-    def read(self, node: Node, place: Place) -> T | None:
+    def value(self, node: Node, place: Place) -> T | None:
         """The dataclass; None where a defect was noted."""
         return self.build(self.fields(node, place))
 

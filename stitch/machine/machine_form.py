@@ -104,7 +104,7 @@ class _Grid(Kind[tuple[int, int]]):
 
     wanted = "[rows, columns], each from 1 to 1024"
 
-    def read(self, node: Node, place: Place) -> tuple[int, int] | None:
+    def value(self, node: Node, place: Place) -> tuple[int, int] | None:
         parts = node.data if isinstance(node.data, tuple) else ()
         sizes = [p.data for p in parts if isinstance(p.data, int) and not isinstance(p.data, bool)]
         if len(sizes) == len(parts) == 2 and all(1 <= size <= 1024 for size in sizes):
@@ -120,9 +120,8 @@ class _Curve(Kind[Curve]):
 
     wanted = "a mapping of transfer bytes to rates"
 
-    def read(self, node: Node, place: Place) -> Curve | None:
+    def value(self, node: Node, place: Place) -> Curve | None:
         if not isinstance(node.data, Mapping) or not node.data:
-            place.wrong(node, self.wanted)
             return None
         log = place.reading.log
         noted = log.noted

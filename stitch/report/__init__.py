@@ -18,11 +18,13 @@ if TYPE_CHECKING:
         copy_lines,
         counted,
         explain,
+        host_memory_line,
+        memory_report,
+        memory_views,
         other_lines,
         plan_json,
         totals_json,
     )
-    from stitch.report.memory import host_memory_line, memory_report, memory_views
     from stitch.report.record_replay import RunRecord, read_record, replay
     from stitch.report.run_record import Recorder
 else:
@@ -30,8 +32,8 @@ else:
         __name__,
         {
             "chrome_trace": "ChromeTrace",
-            "explanation": "CopyLine copy_lines counted explain other_lines plan_json totals_json",
-            "memory": "host_memory_line memory_report memory_views",
+            "explanation": "CopyLine copy_lines counted explain host_memory_line memory_report "
+            "memory_views other_lines plan_json totals_json",
             "record_replay": "RunRecord read_record replay",
             "run_record": "Recorder",
         },

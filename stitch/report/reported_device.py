@@ -61,12 +61,12 @@ class Device(RuntimeDevice):
 
     def memory_report(self) -> str:
         """What each space holds, in bytes per bank, and what the host's memory gave."""
-        from stitch.report.memory import memory_report
+        from stitch.report.explanation import memory_report
 
         return memory_report(self)
 
     def memory_views(self) -> dict[str, dict[str, Any]]:
         """The memory report as data, with tt-metal's keys."""
-        from stitch.report.memory import memory_views
+        from stitch.report.explanation import memory_views
 
         return memory_views(self)

@@ -6,6 +6,7 @@ know: operators, devices, plans. The format is specified in `envelope.py` and `d
 """
 
 from stitch.ttb.binary import CURRENT, FEATURES, OPSET, Binary, Version
+from stitch.ttb.envelope import recognize
 from stitch.ttb.file import (
     SOURCE,
     FileSizes,
@@ -16,7 +17,6 @@ from stitch.ttb.file import (
     load,
     save,
 )
-from stitch.ttb.foreign import recognize
 
 __all__ = [
     "CURRENT", "FEATURES", "OPSET", "SOURCE", "Binary", "FileSizes", "ProgramSize", "Version",

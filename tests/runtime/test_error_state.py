@@ -10,7 +10,7 @@ import pytest
 
 from stitch.program import Array
 from stitch.runtime.executors import quietly
-from stitch.runtime.executors.error_state import ignoring
+from stitch.runtime.executors.executor import ignoring
 
 ZERO = np.zeros(3, np.float32)
 ANOTHER: ContextVar[str] = ContextVar("another", default="nothing")

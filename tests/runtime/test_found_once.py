@@ -6,7 +6,7 @@ import gc
 from dataclasses import dataclass
 
 import stitch
-from stitch.runtime.executors.found_once import found_once
+from stitch.runtime.executors.executor import found_once
 from tests.support.stitched_models import integers, scaled
 
 

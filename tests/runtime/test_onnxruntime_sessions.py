@@ -10,7 +10,7 @@ from stitch.errors import UsageError
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.program import Array
 from stitch.runtime.executors import make_executor
-from stitch.runtime.executors.onnx.denormals import flushing, has_effect
+from stitch.runtime.executors.onnx.session import flushing, has_effect
 from tests.support.stitched_models import one
 
 TINY = 5e-324

@@ -16,8 +16,7 @@ from stitch.cli.command import EXIT_OK, Command, say
 from stitch.cli.parser import make_parser
 from stitch.cli.run.examples import write_example
 from stitch.cli.run.run_session import run_session
-from stitch.cli.run.run_words import EXAMPLES, add_run_words
-from stitch.cli.train import add_training_words, refuse_strangers
+from stitch.cli.run.run_words import EXAMPLES, add_run_words, refuse_strangers
 from stitch.documents import MACHINE, MODULE, PIPELINE, TRAINING, form_of
 from stitch.errors import FormatError, UsageError
 from stitch.files import nearest_file, read_text, unreadable
@@ -34,7 +33,6 @@ def command() -> Command:
         "stitch-run", "Run .ttb modules, stitched, on a simulated device.", EXAMPLES
     )
     add_run_words(parser)
-    add_training_words(parser)
     return Command(parser.read, lambda words: _run(parser, words))
 
 

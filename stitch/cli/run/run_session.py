@@ -21,7 +21,6 @@ from stitch.cli.device_costs import check_room, copies_inside, memory_text, plan
 from stitch.cli.module_files import machine_for, read_modules, told_apart
 from stitch.cli.output_checks import RECORD, RESULT, TRACE, OutputChecks, array_kind
 from stitch.cli.run.artifacts import add_artifacts, artifact_kinds
-from stitch.cli.run.passes import Measured, leaks, progress, run_passes
 from stitch.cli.run.run_outputs import (
     Destinations,
     Tolerances,
@@ -31,7 +30,15 @@ from stitch.cli.run.run_outputs import (
     expectations,
     put,
 )
-from stitch.cli.run.run_report import copies_text, result_json, statistics_text
+from stitch.cli.run.run_report import (
+    Measured,
+    copies_text,
+    leaks,
+    progress,
+    result_json,
+    run_passes,
+    statistics_text,
+)
 from stitch.cli.run_inputs import gather_inputs, given_names
 from stitch.cli.wire_words import wires_of
 from stitch.errors import StitchError, UsageError

@@ -1,17 +1,21 @@
-"""The words of `stitch-run`: its options, what they take, how they are explained.
+"""The words of `stitch-run`: its options, what they take, how they are explained; and which go with
+which form of run.
 
-Comes in: a parser. Goes out: the parser, knowing them. Must not know: what the words ask for.
+Comes in: a parser, parsed words. Goes out: the parser, knowing them, or `UsageError` naming a word
+that would be ignored. Must not know: what the words ask for.
 """
 
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from stitch.cli.parser import add_options, count, not_negative, positive, real
 from stitch.cli.run.run_outputs import EXPECTED_FORM, OUTPUT_FORM
 from stitch.cli.run_inputs import FORM as INPUT_FORM
 from stitch.cli.run_inputs import INITS
 from stitch.cli.wire_words import FORM as WIRE_FORM
+from stitch.errors import UsageError
 from stitch.runtime import DEFAULT_WINDOW, EXECUTORS
 
 EXAMPLES = """\
@@ -27,10 +31,11 @@ EXAMPLES = """\
 
 
 def add_run_words(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of all runs but those that only trainings have."""
+    """Adds the options of all forms of run."""
     _add_what(parser)
     _add_how(parser)
     _add_reports(parser)
+    _add_training_words(parser)
 
 
 def _add_what(parser: argparse.ArgumentParser) -> None:
@@ -117,3 +122,64 @@ def _add_reports(parser: argparse.ArgumentParser) -> None:
         ("--replay", {"metavar": "FILE", "help": "re-run recorded allocator events and check "
                       "every address"}),
     )  # fmt: skip
+
+
+if TYPE_CHECKING:
+    from stitch.documents import Every
+
+#: Words of all kinds of runs that a training takes as well; `output` has another form there.
+SHARED = (
+    "pipeline", "files", "debug", "max_memory", "device", "list_devices", "executor", "threads",
+    "window",
+    "check_memory", "max_copies", "explain", "memory", "result_file", "output",
+)  # fmt: skip
+TRAINING = (
+    "checkpoint_dir", "checkpoint_every", "keep_checkpoints", "resume", "epochs", "plot",
+)  # fmt: skip
+
+
+def _add_training_words(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "training (stitch-run train.yaml)",
+        "The form of the file: docstring of stitch/documents/trainings/training_form.py. "
+        "--output=FILE.ttb writes the trained model for inference, --output=FILE.safetensors its "
+        "weights; --result_file is written as JSON lines; --max_copies counts for each step after "
+        "the third. Ctrl-C finishes the step, saves, and ends with exit code 130 (SIGTERM: 143).",
+    )
+    add_options(
+        group,
+        ("--checkpoint_dir", {"metavar": "FOLDER", "help": "save checkpoints there"}),
+        ("--checkpoint_every", {"type": _every, "metavar": "N[steps|epochs]",
+                                "help": "how often (default: 1epoch)"}),
+        ("--keep_checkpoints", {"type": positive, "metavar": "N",
+                                "help": "how many of the newest stay (default: 3)"}),
+        ("--resume", {"action": "store_true",
+                      "help": "go on from the newest checkpoint, bit for bit; from the start if "
+                      "there is none"}),
+        ("--epochs", {"type": positive, "metavar": "N", "help": "instead of the file's"}),
+        ("--plot", {"metavar": "FILE", "help": "a picture of the loss, such as loss.png (needs "
+                    "matplotlib: the extra plot)"}),
+    )  # fmt: skip
+
+
+def refuse_strangers(parser: argparse.ArgumentParser, words: argparse.Namespace, form: str) -> None:
+    """Raise `UsageError` for words that mean nothing in this form of run."""
+    for word, value in vars(words).items():
+        given = value != parser.get_default(word)
+        if given and form == "training" and word not in (*SHARED, *TRAINING):
+            raise UsageError(f"--{word} has no meaning for a training", where=words.pipeline)
+        if given and form != "training" and word in TRAINING:
+            raise UsageError(
+                f"--{word} is for trainings", remedy="stitch-run train.yaml", where=words.pipeline
+            )
+
+
+def _every(text: str) -> Every:
+    from stitch.documents import parse_every
+
+    every = parse_every(text)
+    if every is None:
+        raise argparse.ArgumentTypeError(
+            f"takes a number of steps or epochs such as 50, 50steps or 2epochs, not {text!r}"
+        )
+    return every

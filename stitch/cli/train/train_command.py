@@ -20,7 +20,6 @@ from stitch import api
 from stitch.cli.command import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, say, say_aside
 from stitch.cli.device_costs import memory_text
 from stitch.cli.output_checks import OutputChecks
-from stitch.cli.train.metrics import Evaluation
 from stitch.cli.train.progress_report import (
     Bar,
     ResultLines,
@@ -30,7 +29,7 @@ from stitch.cli.train.progress_report import (
     table_text,
 )
 from stitch.cli.train.resuming import Keeper, facts_of
-from stitch.cli.train.trained_model import TrainModel, build_model
+from stitch.cli.train.trained_model import Evaluation, TrainModel, build_model
 from stitch.cli.train.trained_outputs import LossPicture, add_outputs, check_outputs, output_paths
 from stitch.cli.train.training_defects import defects_of
 from stitch.cli.train.training_loop import (

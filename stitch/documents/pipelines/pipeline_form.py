@@ -212,7 +212,7 @@ class _Value(Kind[Reference]):
 
     wanted = "a value: x, xs[i], xs[i-1]"
 
-    def read(self, node: Node, place: Place) -> Reference | None:
+    def value(self, node: Node, place: Place) -> Reference | None:
         reference = parse_reference(node.raw) if is_word(node) else None
         if reference is None:
             detail = f"{node.raw[:60]!r} is no value: x, xs[i], xs[i-1]"

@@ -15,8 +15,13 @@ from typing import Any, final
 import numpy as np
 
 from stitch.argument_kinds import arranged
-from stitch.documents.pipelines.dataflow import defines, unread, uses_of
-from stitch.documents.pipelines.fitting import CheckedValue, check_pipeline
+from stitch.documents.pipelines.fitting import (
+    CheckedValue,
+    check_pipeline,
+    defines,
+    unread,
+    uses_of,
+)
 from stitch.documents.pipelines.pipeline_form import (
     InputEntry,
     PipelineFile,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from stitch.errors import UsageError
@@ -29,11 +29,6 @@ from stitch.training import (
     schedule_from_config,
 )
 
-_LOSSES: dict[str, Callable[..., Any]] = {kind.name: kind for kind in LOSSES}
-_OPTIMIZERS: dict[str, Callable[..., Any]] = {kind.name: kind for kind in (SGD, Adam, AdamW)}
-_SCHEDULES: dict[str, Callable[..., Any]] = {
-    kind.name: kind for kind in (ConstantLR, StepLR, CosineAnnealingLR, WarmupLR)
-}
 #: Losses whose predictions are one number for each class, or the logit of one.
 CLASSES = ("sparse_categorical_crossentropy", "categorical_crossentropy", "bce_with_logits")
 METRICS = ("accuracy", "loss")
@@ -79,32 +74,21 @@ class _Setting(Kind[Any]):
 
     wanted = "a number, true, false, a word or a list of numbers"
 
-    def read(self, node: Node, place: Place) -> Any:
-        value = _value(node)
-        if value is None:
-            place.wrong(node, self.wanted)
-        return value
-
-
-def _value(node: Node) -> Any:
-    """A number, a flag, a word, or a list of numbers; None for anything else."""
-    if isinstance(node.data, tuple):
-        numbers = [item.data for item in node.data]
-        return numbers if numbers and all(_is_number(n) for n in numbers) else None
-    if isinstance(node.data, Mapping):
-        return None
-    if isinstance(node.data, int | float) and not isinstance(node.data, bool):
-        return node.data if _is_number(node.data) else None
-    return node.data
+    def value(self, node: Node, place: Place) -> Any:
+        if isinstance(node.data, tuple):
+            numbers = [item.data for item in node.data]
+            return numbers if numbers and all(map(_is_number, numbers)) else None
+        is_plain = isinstance(node.data, bool | str) or _is_number(node.data)
+        return node.data if is_plain else None
 
 
 def _is_number(data: object) -> bool:
-    plain = isinstance(data, int | float) and not isinstance(data, bool)
-    return plain and math.isfinite(float(data))  # type: ignore[arg-type]  # plain says so
+    return isinstance(data, int | float) and not isinstance(data, bool) and math.isfinite(data)
 
 
+@cache
 def _forms(
-    word: str, kinds: Mapping[str, Callable[..., Any]], attempt: Callable[[dict[str, Any]], object]
+    word: str, kinds: tuple[Any, ...], attempt: Callable[[dict[str, Any]], object]
 ) -> dict[str, Form[dict[str, Any]]]:
     """A form for each kind of `word`: what its class takes; made once, to try it."""
 
@@ -124,42 +108,41 @@ def _forms(
         return [Row(p, SCHEDULE if p == "then" else _Setting()) for p in settings]
 
     return {
-        name: Form(
+        kind.name: Form(
             f"the {word}", config, Row("name", Word(), needed=True), *rows(kind), word="name",
             check=check,
         )
-        for name, kind in kinds.items()
+        for kind in kinds
     }  # fmt: skip
 
 
-@cache
-def _losses() -> dict[str, Form[dict[str, Any]]]:
-    return _forms("loss", _LOSSES, loss_from_config)
+def _tagged(
+    word: str, article: str, kinds: tuple[Any, ...], attempt: Callable[[dict[str, Any]], object]
+) -> Tagged[dict[str, Any]]:
+    wanted = f"the name of {article} {word}, or a mapping"
+    return Tagged(wanted, "name", lambda: _forms(word, kinds, attempt))
 
 
-@cache
-def _optimizers() -> dict[str, Form[dict[str, Any]]]:
-    return _forms("optimizer", _OPTIMIZERS, optimizer_from_config)
-
-
-@cache
-def _schedules() -> dict[str, Form[dict[str, Any]]]:
-    # A cosine may lack `T_max`.
-    return _forms("schedule", _SCHEDULES, lambda config: completed_schedule(config, 1))
+_NAMED_LOSS = _tagged("loss", "a", tuple(LOSSES), loss_from_config)
 
 
 class _Loss(Kind[dict[str, Any]]):
     """The name of a loss, perhaps with its reduction (`mse_sum`), or a mapping."""
 
-    wanted = "the name of a loss, or a mapping"
+    wanted = _NAMED_LOSS.wanted
 
-    def read(self, node: Node, place: Place) -> dict[str, Any] | None:
+    def value(self, node: Node, place: Place) -> dict[str, Any] | None:
         stem, _, last = node.raw.rpartition("_")
-        if is_word(node) and stem in _LOSSES and last in ("mean", "sum"):
+        names = [kind.name for kind in LOSSES]
+        if is_word(node) and stem in names and last in ("mean", "sum"):
             return {"loss": stem, "reduction": last}
-        return Tagged(self.wanted, "name", _losses).read(node, place)
+        return _NAMED_LOSS.read(node, place)
 
 
 LOSS = _Loss()
-OPTIMIZER = Tagged("the name of an optimizer, or a mapping", "name", _optimizers)
-SCHEDULE = Tagged("the name of a schedule, or a mapping", "name", _schedules)
+OPTIMIZER = _tagged("optimizer", "an", (SGD, Adam, AdamW), optimizer_from_config)
+# A cosine may lack `T_max`.
+SCHEDULE = _tagged(
+    "schedule", "a", (ConstantLR, StepLR, CosineAnnealingLR, WarmupLR),
+    partial(completed_schedule, steps=1),
+)  # fmt: skip

@@ -121,7 +121,7 @@ class _Inputs(Kind[tuple[tuple[str | None, _Array], ...]]):
 
     wanted = "a mapping from the model's inputs to arrays, or one array"
 
-    def read(self, node: Node, place: Place) -> tuple[tuple[str | None, _Array], ...] | None:
+    def value(self, node: Node, place: Place) -> tuple[tuple[str | None, _Array], ...] | None:
         keys = set(node.data) if isinstance(node.data, Mapping) else {"array"}
         if isinstance(node.data, tuple) or ("array" in keys and keys <= {*_ARRAY.keys}):
             array = _ARRAY.read(node, place)
@@ -169,7 +169,7 @@ class DataKind(Kind[DataEntry]):
 
     wanted = "a mapping"
 
-    def read(self, node: Node, place: Place) -> DataEntry | None:
+    def value(self, node: Node, place: Place) -> DataEntry | None:
         data, log = _DATA.read(node, place), place.reading.log
         if data is None:
             return None

@@ -191,11 +191,8 @@ class _Every(Kind[Every]):
 
     wanted = "a number of steps or epochs, as in 50 steps or 2 epochs"
 
-    def read(self, node: Node, place: Place) -> Every | None:
-        every = parse_every(node.raw)
-        if every is None:
-            place.wrong(node, self.wanted)
-        return every
+    def value(self, node: Node, place: Place) -> Every | None:
+        return parse_every(node.raw)
 
 
 _CHECKPOINTS = Form(

@@ -89,7 +89,7 @@ class _Wished(Kind[str | int]):
 
     wanted = "a word"
 
-    def read(self, node: Node, place: Place) -> str | int | None:
+    def value(self, node: Node, place: Place) -> str | int | None:
         is_number = isinstance(node.data, int) and not isinstance(node.data, bool)
         if place.key == "address" and is_number and isinstance(node.data, int):
             return node.data

@@ -6,15 +6,16 @@ Comes in: programs and regions of bytes. Goes out: steps to call. Must not know 
 from importlib import import_module
 
 from stitch.errors import UsageError, closest
-from stitch.runtime.executors.error_state import ignore_errors, quietly
 from stitch.runtime.executors.executor import (
     BoundProgram,
     Executor,
     PreparedProgram,
     ProgramBytes,
     Workspace,
+    found_once,
+    ignore_errors,
+    quietly,
 )
-from stitch.runtime.executors.found_once import found_once
 from stitch.runtime.executors.host import (
     NumpyExecutor,
     as_bytes,

@@ -4,7 +4,6 @@ Comes in: definitions of names, nodes on lists. Goes out: values by name, and wh
 their shapes. Must not know: files.
 """
 
-from stitch.frontend.onnx.values.deciding import Dependencies, asked_operand
 from stitch.frontend.onnx.values.lists import (
     LIST_OPERATORS,
     ListCall,
@@ -16,10 +15,12 @@ from stitch.frontend.onnx.values.scope import (
     FAILED,
     NOTHING,
     Bound,
+    Dependencies,
     Failed,
     Given,
     Scope,
     TensorList,
+    asked_operand,
 )
 
 __all__ = [

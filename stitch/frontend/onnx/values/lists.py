@@ -15,8 +15,7 @@ import numpy as np
 
 from stitch.errors import FormatError
 from stitch.frontend.onnx.node_refusals import Refusing
-from stitch.frontend.onnx.values.deciding import Dependencies
-from stitch.frontend.onnx.values.scope import NOTHING, Given, Nothing, TensorList
+from stitch.frontend.onnx.values.scope import NOTHING, Dependencies, Given, Nothing, TensorList
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 from stitch.program import Array
 

@@ -13,8 +13,7 @@ from typing import Protocol
 from stitch.machine import MachineShape
 from stitch.ops import KernelArguments, OpDef, lookup, resolve_attributes
 from stitch.program import Array, Operation, Program
-from stitch.runtime.executors.executor import Thunk, Workspace
-from stitch.runtime.executors.found_once import found_once
+from stitch.runtime.executors.executor import Thunk, Workspace, found_once
 from stitch.runtime.executors.host.arrangement import Arrangement, arrange
 from stitch.runtime.executors.host.chunks import Unit, units_of
 from stitch.runtime.executors.host.staging import StagingArrays, computable

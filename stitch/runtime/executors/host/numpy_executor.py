@@ -22,8 +22,8 @@ from stitch.runtime.executors.executor import (
     PreparedProgram,
     ProgramBytes,
     Workspace,
+    found_once,
 )
-from stitch.runtime.executors.found_once import found_once
 from stitch.runtime.executors.host.bindings import OperationBinding, UnitBinding
 from stitch.runtime.executors.host.host_bytes import program_bytes
 from stitch.runtime.executors.host.kernels import Kernels

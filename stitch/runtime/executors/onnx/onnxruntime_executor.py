@@ -10,7 +10,7 @@ What ONNX leaves open, ONNX Runtime decides otherwise than NumPy, on NaN, infini
 values at the edges of their types: `docs/executor_differences.md` lists all of it.
 
 Numbers below the smallest normal one (1.2e-38) count as zero in programs with a Softmax, where the
-platform can be told so for one call: see `denormals`.
+platform can be told so for one call: see `flushing`.
 
 An output that takes the buffer of an input is computed apart and copied, but where every operation
 of the program is one that ONNX Runtime itself declares safe in place.
@@ -34,8 +34,8 @@ from stitch.runtime.executors.executor import (
     ProgramBytes,
     Thunk,
     Workspace,
+    found_once,
 )
-from stitch.runtime.executors.found_once import found_once
 from stitch.runtime.executors.host import (
     PreparedKernels,
     StagedRegions,
