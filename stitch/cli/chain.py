@@ -7,16 +7,18 @@ not know: files of arrays, reports.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from stitch.api import Device
 from stitch.cli.module_files import Module
 from stitch.errors import IncompatibleError
 from stitch.linker import Wire
-from stitch.program import Array, DataType, InputKind, ValueType
+from stitch.program import Array, DataType, InputKind, InputSlot, OutputSlot, Value, ValueType
 from stitch.runtime import GraphCall, LoadedProgram, PreparedGraph, Tensor
+
+Slot = TypeVar("Slot", InputSlot, OutputSlot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,29 +85,16 @@ class Chain:
         calls = list(map(GraphCall, self._programs, feeds))
         self._graph: PreparedGraph | None = PreparedGraph(calls, "chain", self._results)
         self._sources = self._graph.inputs
-        self.inputs = self._named_inputs(modules)
-        self.outputs = self._named_outputs(modules)
-
-    def _named_inputs(self, modules: Sequence[Module]) -> tuple[RunInput, ...]:
-        plain = [modules[k].program.inputs[i].name for k, i in self._sources]
-        names = _told_apart(plain, [modules[k] for k, _ in self._sources], modules)
-        inputs = []
-        for name, (k, i) in zip(names, self._sources, strict=True):
-            program = modules[k].program
-            slot = program.inputs[i]
-            kind = program.values[slot.value].type
-            inputs.append(RunInput(name, kind, slot.kind, own=slot.name))
-        return tuple(inputs)
-
-    def _named_outputs(self, modules: Sequence[Module]) -> tuple[RunOutput, ...]:
-        plain = [modules[k].program.outputs[o].name for k, o in self._results]
-        names = _told_apart(plain, [modules[k] for k, _ in self._results], modules)
-        outputs = []
-        for name, (k, o) in zip(names, self._results, strict=True):
-            program = modules[k].program
-            value = program.values[program.outputs[o].value]
-            outputs.append(RunOutput(name, value.type, value.desc.layout.data_type))
-        return tuple(outputs)
+        taken_slots = [(modules[k], modules[k].program.inputs[i]) for k, i in self._sources]
+        given_slots = [(modules[k], modules[k].program.outputs[o]) for k, o in self._results]
+        self.inputs = tuple(
+            RunInput(name, value.type, slot.kind, own=slot.name)
+            for name, slot, value in _told_apart(taken_slots, modules)
+        )
+        self.outputs = tuple(
+            RunOutput(name, value.type, value.desc.layout.data_type)
+            for name, _, value in _told_apart(given_slots, modules)
+        )
 
     def run(self, arrays: Sequence[Array]) -> tuple[Tensor, ...]:
         """One pass; see `Runnable`."""
@@ -146,14 +135,14 @@ def _loaded(device: Device, module: Module) -> LoadedProgram:
 
 
 def _told_apart(
-    names: Sequence[str], owners: Sequence[Module], modules: Sequence[Module]
-) -> list[str]:
-    """Names as they are; where several slots share one, with their program's, or its index."""
-    times, programs = Counter(names), Counter(m.program.name for m in modules)
+    slots: Sequence[tuple[Module, Slot]], modules: Sequence[Module]
+) -> Iterator[tuple[str, Slot, Value]]:
+    """Slots and values by name; with their program's, or its index, where several share one."""
+    times = Counter(slot.name for _, slot in slots)
+    programs = Counter(module.program.name for module in modules)
     places = {id(module): at for at, module in reversed(list(enumerate(modules)))}
-    told = []
-    for name, owner in zip(names, owners, strict=True):
+    for owner, slot in slots:
         title = owner.program.name
         called = title if programs[title] == 1 else places[id(owner)]
-        told.append(name if times[name] == 1 else f"{called}.{name}")
-    return told
+        name = slot.name if times[slot.name] == 1 else f"{called}.{slot.name}"
+        yield name, slot, owner.program.values[slot.value]

@@ -144,25 +144,22 @@ def _arrays(dealt: Mapping[int, str], slots: Sequence[RunInput]) -> dict[int, Ar
     for index, word in dealt.items():
         own = slots[index].own or slots[index].name
         if (word, own) not in known:
-            known[word, own] = _array(word, own)
+            try:
+                known[word, own] = array_of_word(word, own)
+            except UsageError as error:
+                if not word.startswith("@"):
+                    error.where = error.where or f"--input={own}={word}"[:120]
+                raise
         by_slot[index] = known[word, own]
     return by_slot
 
 
-def _array(word: str, name: str) -> Array:
+def array_of_word(word: str, name: str) -> Array:
+    """The array that a word spells or whose file it names: there the only one, or the slot's."""
     if not word.startswith("@"):
-        try:
-            return array_of_text(word)
-        except UsageError as error:
-            error.where = error.where or f"--input={name}={word}"[:120]
-            raise
+        return array_of_text(word)
     path = Path(word[1:])
     arrays = read_array_file(path)
-    return member(arrays, name, path)
-
-
-def member(arrays: Mapping[str | None, Array], name: str, path: Path) -> Array:
-    """The array of a file for a slot: the only one, or the one of the slot's name."""
     if len(arrays) == 1:
         return next(iter(arrays.values()))
     if name not in arrays:

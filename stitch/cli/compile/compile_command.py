@@ -11,21 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from stitch import api
-from stitch.cli.array_text import array_of_text
 from stitch.cli.command import EXIT_OK, Command, say, say_aside
 from stitch.cli.compile.python_factories import from_entry
 from stitch.cli.output_checks import TTB, OutputChecks
 from stitch.cli.parser import add_options, make_parser, positive
-from stitch.cli.run_inputs import is_array_word, member
+from stitch.cli.run_inputs import array_of_word, is_array_word
 from stitch.cli.wire_words import split_slot
 from stitch.compiler import split_graph
 from stitch.documents import MACHINE, MODULE, form_of
 from stitch.errors import CompileError, FormatError, UsageError
 from stitch.files import FileBatch, nearest_file, read_text, unreadable
-from stitch.forms import read_array_file
 from stitch.frontend import read_graph
 from stitch.graph import ComputationGraph, from_json, parse_wish
 from stitch.program import Array, Program, Role
+from stitch.report import counted
 from stitch.ttb import content_of
 
 EXAMPLES = """\
@@ -97,10 +96,15 @@ def _compile_source(words: argparse.Namespace) -> int:
         checks.add(words.output, TTB, "-o")
     module, examples = _module(words)
     checks.refuse_sources()
+    shapes = input_shapes(words.input_shape)
     if cuts is None:
-        _write([_compiled(module, examples, words)], [words.output], words)
+        model = api.compile(
+            module, examples, target=words.target, wishes=words.wishes, name=words.name,
+            role=words.role, input_shapes=shapes,
+        )  # fmt: skip
+        _write([model], [words.output], words)
         return EXIT_OK
-    graph = read_graph(module, examples, input_shapes(words.input_shape))
+    graph = read_graph(module, examples, shapes)
     if words.name is not None:
         graph = replace(graph, name=words.name)
     graph = graph.with_wishes(*map(parse_wish, words.wishes))
@@ -115,18 +119,6 @@ def _compile_source(words: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _compiled(module: Any, examples: Any, words: argparse.Namespace) -> api.CompiledModel:
-    return api.compile(
-        module,
-        examples,
-        target=words.target,
-        wishes=words.wishes,
-        name=words.name,
-        role=words.role,
-        input_shapes=input_shapes(words.input_shape),
-    )
-
-
 def _write(
     models: Sequence[api.CompiledModel], paths: Sequence[str | None], words: argparse.Namespace
 ) -> None:
@@ -137,26 +129,19 @@ def _write(
             batch.add(path, content_of(model.binary))
     batch.commit()
     for model, path in zip(models, paths, strict=True):
-        _told(model, words, path)
-
-
-def _told(model: api.CompiledModel, words: argparse.Namespace, output: str | None) -> None:
-    """Says what was compiled, and where it is."""
-    for warning in model.warnings:
-        say_aside(f"stitch-compile: warning: {warning}")
-    if words.text:
-        say(model.text().rstrip("\n"))
-    if output is not None:
-        nbytes = api.inspect_sizes(model.binary).total
-        say(_summary(model, "standard output" if output == "-" else output, nbytes))
+        for warning in model.warnings:
+            say_aside(f"stitch-compile: warning: {warning}")
+        if words.text:
+            say(model.text().rstrip("\n"))
+        if path is not None:
+            nbytes = api.inspect_sizes(model.binary).total
+            say(_summary(model, "standard output" if path == "-" else path, nbytes))
 
 
 def _summary(model: api.CompiledModel, where: str, nbytes: int) -> str:
-    programs = model.binary.programs
+    programs, machine = model.binary.programs, model.binary.machine.name
     listed = "; ".join(f"{p.name}: {_slots_text(p)}" for p in programs)
-    plural = "" if len(programs) == 1 else "s"
-    machine = model.binary.machine.name
-    return f"{where}: {nbytes} bytes, {len(programs)} program{plural} for {machine}; {listed}"
+    return f"{where}: {nbytes} bytes, {counted(len(programs), 'program')} for {machine}; {listed}"
 
 
 def _slots_text(program: Program) -> str:
@@ -238,11 +223,7 @@ def example_inputs(words: Sequence[str]) -> dict[str, Array]:
             )  # fmt: skip
         if name in examples:
             raise UsageError(f"input {name!r} is given twice", where="--input")
-        if text.startswith("@"):
-            path = Path(text[1:])
-            examples[name] = member(read_array_file(path), name, path)
-        else:
-            examples[name] = array_of_text(text)
+        examples[name] = array_of_word(text, name)
     return examples
 
 

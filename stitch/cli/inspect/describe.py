@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from stitch.errors import StitchError
@@ -32,27 +33,15 @@ def describe(binary: Binary, sizes: FileSizes, sections: Sequence[str]) -> dict[
         "requires": list(binary.requires),
         "machine": _machine(shape),
         "size": {
-            "total": sizes.total,
-            "metadata": sizes.metadata,
-            "sealing": sizes.sealing,
-            "data": sizes.data,
-            "padding": sizes.padding,
-            "segments": list(sizes.segments),
+            name: list(size) if name == "segments" else size
+            for name, size in asdict(sizes).items() if name != "programs"
         },
         "programs": [_program(p, shape, sections) for p in binary.programs],
-    }
+    }  # fmt: skip
 
 
 def _machine(shape: MachineShape) -> dict[str, Any]:
-    spaces = {
-        space.value: {
-            "banks": shape.space(space).banks,
-            "base": shape.space(space).base,
-            "limit": shape.space(space).limit,
-            "alignment": shape.space(space).alignment,
-        }
-        for space in shape.spaces
-    }
+    spaces = {space.value: asdict(shape.space(space)) for space in shape.spaces}
     return {"name": shape.name, "core_grid": list(shape.core_grid), "spaces": spaces}
 
 

@@ -7,7 +7,7 @@ simulated time and reason, and for each link the options that would spare its co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from stitch import api
@@ -19,7 +19,7 @@ from stitch.linker import LinkReport, Wire, check_link
 from stitch.machine import Machine
 from stitch.planner import Plan
 from stitch.program import TensorDesc
-from stitch.report import CopyLine
+from stitch.report import CopyLine, counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +133,7 @@ def stitching_json(result: Stitching) -> dict[str, Any]:
              "changes_type": r.changes_type}
             for r in result.links
         ],
-        "copies": [
-            {"kind": c.kind, "source": c.source, "target": c.target, "nbytes": c.nbytes,
-             "seconds": c.seconds, "times": c.times, "reason": c.reason,
-             "certificate": c.certificate}
-            for c in result.copies
-        ],
+        "copies": [asdict(copy) for copy in result.copies],
         "copy_count": result.count,
         "copy_nbytes": result.nbytes,
         "copy_seconds": result.seconds,
@@ -149,10 +144,9 @@ def stitching_json(result: Stitching) -> dict[str, Any]:
 
 def stitching_lines(result: Stitching) -> list[str]:
     """The same as text."""
-    plural = "copy" if result.count == 1 else "copies"
     out = [
-        f"can be stitched on {result.machine}: {result.count} {plural}, {result.nbytes} B, "
-        f"{result.seconds * 1e6:.1f} us simulated in one pass"
+        f"can be stitched on {result.machine}: {counted(result.count, 'copy', 'copies')}, "
+        f"{result.nbytes} B, {result.seconds * 1e6:.1f} us simulated in one pass"
     ]
     out += [f"  link {report.text()}" for report in result.links]
     for line in result.copies:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from stitch.cli.array_text import array_of_text, text_of_array
+from stitch.cli.array_text import text_of_array
 from stitch.cli.chain import RunOutput
-from stitch.cli.run_inputs import Note, is_archive, is_array_word, member
+from stitch.cli.run_inputs import Note, array_of_word, is_archive, is_array_word
 from stitch.cli.wire_words import deal, split_slot
 from stitch.errors import UsageError
 from stitch.files import FileBatch
@@ -120,13 +120,8 @@ def expectations(outputs: Sequence[RunOutput], words: Sequence[str]) -> dict[int
             raise UsageError(f"{word[:80]!r} is no expected output", expected=EXPECTED_FORM)
     wanted: dict[int, Array] = {}
     for index, word in deal(split, names, "expected_output").items():
-        if word == IGNORED:
-            continue
-        if word.startswith("@"):
-            path = Path(word[1:])
-            wanted[index] = member(read_array_file(path), names[index], path)
-        else:
-            wanted[index] = array_of_text(word)
+        if word != IGNORED:
+            wanted[index] = array_of_word(word, names[index])
     for word in words:
         if not is_archive(word):
             continue

@@ -44,7 +44,7 @@ from stitch.cli.wire_words import wires_of
 from stitch.errors import StitchError, UsageError
 from stitch.files import FileBatch, write_file
 from stitch.program import Array
-from stitch.report import ChromeTrace, Recorder
+from stitch.report import ChromeTrace, Recorder, counted
 
 
 @dataclass(slots=True)
@@ -234,8 +234,7 @@ def _outcome(session: RunSession) -> list[str]:
     failed = [(i, v) for i, v in sorted(session.verdicts.items()) if not v.passed]
     lines += [f"[FAILED] result[{i}]: {v.name}: {v.text}" for i, v in failed]
     if session.verdicts and not failed:
-        plural = "s" if len(session.verdicts) > 1 else ""
-        lines.append(f"[SUCCESS] {len(session.verdicts)} result{plural} as expected")
+        lines.append(f"[SUCCESS] {counted(len(session.verdicts), 'result')} as expected")
     return lines
 
 
@@ -247,9 +246,8 @@ def _checked(session: RunSession) -> int:
     if not device.computes:
         session.measured.copies = planned_copies(device)
     if words.max_copies is not None and session.measured.copies > words.max_copies:
-        many = session.measured.copies
-        noun = "copy" if many == 1 else "copies"
-        what = f"{many} {noun} in one pass, at most {words.max_copies} allowed"
+        many = counted(session.measured.copies, "copy", "copies")
+        what = f"{many} in one pass, at most {words.max_copies} allowed"
         session.failures.append(f"{what}\n{copies_text(copies_inside(device))}")
         code = EXIT_FAILURE
     return code

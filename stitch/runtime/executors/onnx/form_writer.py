@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import onnx
@@ -118,6 +119,21 @@ class FormWriter:
         output = output or self.fresh()
         self.nodes.append(helper.make_node(op, list(inputs), [output], **attributes))
         return output
+
+    def give(
+        self, operation: Operation, op: str, inputs: Sequence[str], **attributes: object
+    ) -> Literal[True]:
+        """Add a node that gives an operation's result: the operation is rewritten."""
+        self.node(op, inputs, value_name(operation.outputs[0]), **attributes)
+        return True
+
+    def scalar(self, number: object, kind: type[np.generic]) -> str:
+        """The name of a constant without dimensions."""
+        return self.constant(np.array(number, kind))
+
+    def ints(self, *numbers: int) -> str:
+        """The name of a constant vector of whole numbers."""
+        return self.constant(np.array(numbers, np.int64))
 
     def second(self, op: str, inputs: Sequence[str], **attributes: object) -> str:
         """Add a node with two outputs; gives the name of the second."""

@@ -21,10 +21,6 @@ from stitch.runtime.executors.onnx.form_writer import FormWriter, value_name
 Attributes = Mapping[str, AttributeValue]
 
 
-def _ints(writer: FormWriter, *numbers: int) -> str:
-    return writer.constant(np.array(numbers, np.int64))
-
-
 def conv_weight_gradient(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
     """Pad, a slice per kernel element, one product per sample and group, and their sum."""
     image, seen = (writer.type_of(v).shape for v in operation.inputs)
@@ -34,8 +30,8 @@ def conv_weight_gradient(writer: FormWriter, operation: Operation, attributes: A
     data = writer.operand(operation.inputs[0])
     if windows.needs_padding:
         ends = [e + o for e, o in zip(windows.end, windows.overhang, strict=True)]
-        data = writer.node("Pad", [data, _ints(writer, 0, 0, *windows.begin, 0, 0, *ends)])
-    axes, strides = _ints(writer, *range(2, rank + 2)), _ints(writer, *windows.strides)
+        data = writer.node("Pad", [data, writer.ints(0, 0, *windows.begin, 0, 0, *ends)])
+    axes, strides = writer.ints(*range(2, rank + 2)), writer.ints(*windows.strides)
     taps = []
     for tap in np.ndindex(*windows.kernel):
         starts = [int(t) * d for t, d in zip(tap, windows.dilations, strict=True)]
@@ -43,23 +39,22 @@ def conv_weight_gradient(writer: FormWriter, operation: Operation, attributes: A
             start + (places - 1) * stride + 1
             for start, places, stride in zip(starts, seen[2:], windows.strides, strict=True)
         ]
-        bounds = [_ints(writer, *starts), _ints(writer, *ends), axes, strides]
+        bounds = [writer.ints(*starts), writer.ints(*ends), axes, strides]
         taps.append(writer.node("Slice", [data, *bounds]))
     places, count = math.prod(seen[2:]), len(taps)
     lead = [image[0], group, image[1] // group]
     # [N, group, channels, taps, places], places last, then exchanged with all before.
-    apart = _ints(writer, *lead, 1, places)
+    apart = writer.ints(*lead, 1, places)
     parts = [writer.node("Reshape", [tap, apart]) for tap in taps]
     joined = parts[0] if count == 1 else writer.node("Concat", parts, axis=3)
-    flat = writer.node("Reshape", [joined, _ints(writer, *lead[:2], lead[2] * count, places)])
+    flat = writer.node("Reshape", [joined, writer.ints(*lead[:2], lead[2] * count, places)])
     turned = writer.node("Transpose", [flat], perm=[0, 1, 3, 2])
-    rows = _ints(writer, seen[0], group, seen[1] // group, places)
+    rows = writer.ints(seen[0], group, seen[1] // group, places)
     gradient = writer.node("Reshape", [writer.operand(operation.inputs[1]), rows])
     products = writer.node("MatMul", [gradient, turned])
-    total = writer.node("ReduceSum", [products, _ints(writer, 0)], keepdims=0)
-    shape = _ints(writer, *result)
-    writer.node("Reshape", [total, shape], value_name(operation.outputs[0]))
-    return True
+    total = writer.node("ReduceSum", [products, writer.ints(0)], keepdims=0)
+    shape = writer.ints(*result)
+    return writer.give(operation, "Reshape", [total, shape])
 
 
 def max_pool_gradient(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
@@ -69,13 +64,12 @@ def max_pool_gradient(writer: FormWriter, operation: Operation, attributes: Attr
     gradient, x = (writer.operand(v) for v in operation.inputs[:2])
     written = {k: list(v) if isinstance(v, tuple) else v for k, v in attributes.items()}
     indices = writer.second("MaxPool", [x], **written)
-    every = _ints(writer, -1)
+    every = writer.ints(-1)
     places, given = (writer.node("Reshape", [v, every]) for v in (indices, gradient))
     zero = writer.constant(np.zeros((), kind.compute_dtype))
-    table = writer.node("Expand", [zero, _ints(writer, math.prod(shape))])
+    table = writer.node("Expand", [zero, writer.ints(math.prod(shape))])
     scattered = writer.node("ScatterElements", [table, places, given], axis=0, reduction="add")
-    writer.node("Reshape", [scattered, _ints(writer, *shape)], value_name(operation.outputs[0]))
-    return True
+    return writer.give(operation, "Reshape", [scattered, writer.ints(*shape)])
 
 
 def gelu_gradient(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
@@ -135,7 +129,7 @@ def _half(writer: FormWriter, value: str, kind: ValueType) -> str:
 
 
 def _number(writer: FormWriter, value: float, kind: ValueType) -> str:
-    return writer.constant(np.array(value, kind.data_type.compute_dtype))
+    return writer.scalar(value, kind.data_type.compute_dtype.type)
 
 
 def layer_gradient(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
@@ -150,19 +144,19 @@ def layer_gradient(writer: FormWriter, operation: Operation, attributes: Attribu
 
     def shaped(index: int, *shape: int) -> str:
         operand = writer.operand(operation.inputs[index])
-        return writer.node("Reshape", [operand, _ints(writer, *shape)])
+        return writer.node("Reshape", [operand, writer.ints(*shape)])
 
     def given(output: int, name: str) -> None:
         value = operation.outputs[output]
         if value != ABSENT:
-            shape = _ints(writer, *writer.type_of(value).shape)
+            shape = writer.ints(*writer.type_of(value).shape)
             writer.node("Reshape", [name, shape], value_name(value))
 
     gradient, x = (shaped(i, -1, width) for i in (0, 1))
     mean, inverse = (shaped(i, -1, 1) for i in (2, 3))
     centred = writer.node("Sub", [x, mean])
     product = writer.node("Mul", [gradient, centred])
-    row = writer.node("Reshape", [inverse, _ints(writer, 1, -1)])
+    row = writer.node("Reshape", [inverse, writer.ints(1, -1)])
     share = writer.node("Mul", [shaped(4, width, 1), _number(writer, 1.0 / width, kind)])
     square = writer.node("Mul", [inverse, inverse])
     slant = writer.node("Mul", [writer.node("MatMul", [product, share]), square])
@@ -176,15 +170,14 @@ def layer_gradient(writer: FormWriter, operation: Operation, attributes: Attribu
     if outputs[1] != ABSENT:
         given(1, writer.node("MatMul", [row, product]))
     if outputs[2] != ABSENT:
-        given(2, writer.node("ReduceSum", [gradient, _ints(writer, 0)], keepdims=0))
+        given(2, writer.node("ReduceSum", [gradient, writer.ints(0)], keepdims=0))
     return True
 
 
 def softmax_gradient(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
     """y (dy - sum(dy y))."""
     gradient, y = map(writer.operand, operation.inputs)
-    axis = _ints(writer, int_of(attributes, "axis"))
+    axis = writer.ints(int_of(attributes, "axis"))
     total = writer.node("ReduceSum", [writer.node("Mul", [gradient, y]), axis], keepdims=1)
     inner = writer.node("Sub", [gradient, total])
-    writer.node("Mul", [inner, y], value_name(operation.outputs[0]))
-    return True
+    return writer.give(operation, "Mul", [inner, y])

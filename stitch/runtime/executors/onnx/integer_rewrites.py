@@ -67,15 +67,13 @@ def extreme(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
         first, *others = (writer.operand(v) for v in operation.inputs)
         for other in others:
             first = _chosen(writer, _BEYOND[operation.op], first, other)
-        writer.node("Identity", [first], value_name(operation.outputs[0]))
-        return True
+        return writer.give(operation, "Identity", [first])
     if kind not in _NARROW:
         return False
     code = onnx_code(DataType.INT32)
     wide = [writer.node("Cast", [writer.operand(v)], to=code) for v in operation.inputs]
     picked = writer.node(operation.op, wide)
-    writer.node("Cast", [picked], value_name(operation.outputs[0]), to=onnx_code(kind))
-    return True
+    return writer.give(operation, "Cast", [picked], to=onnx_code(kind))
 
 
 def _chosen(writer: FormWriter, beyond: str, x: str, bound: str) -> str:
@@ -89,21 +87,19 @@ def clip(writer: FormWriter, operation: Operation) -> bool:
     for beyond, bound in zip(("Greater", "Less"), operation.inputs[1:], strict=False):
         if bound != ABSENT:
             x = _chosen(writer, beyond, x, writer.operand(bound))
-    writer.node("Identity", [x], value_name(operation.outputs[0]))
-    return True
+    return writer.give(operation, "Identity", [x])
 
 
 def sign(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
     """Sign of 64-bit integers by comparisons: its kernel compares 32 bits of them."""
     if writer.type_of(operation.outputs[0]).data_type is not DataType.INT64:
         return False
-    x, zero = writer.operand(operation.inputs[0]), scalar(writer, 0, np.int64)
+    x, zero = writer.operand(operation.inputs[0]), writer.scalar(0, np.int64)
     signs = [
         writer.node("Cast", [writer.node(op, [x, zero])], to=onnx_code(DataType.INT64))
         for op in ("Greater", "Less")
     ]
-    writer.node("Sub", signs, value_name(operation.outputs[0]))
-    return True
+    return writer.give(operation, "Sub", signs)
 
 
 def reduced_extreme(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
@@ -117,23 +113,22 @@ def reduced_extreme(writer: FormWriter, operation: Operation, attributes: Attrib
     if kind.data_type is not DataType.INT64 or 0 in kind.shape or idle:
         return False
     x, *rest = (writer.operand(v) for v in operation.inputs)
-    keepdims, half = attributes["keepdims"], scalar(writer, 2**32, np.int64)
+    keepdims, half = attributes["keepdims"], writer.scalar(2**32, np.int64)
     least = np.iinfo(np.int32)
 
     def reduced(number: str, keep: object) -> str:
         return writer.node(operation.op, [number, *rest], keepdims=keep)
 
-    low = writer.node("BitwiseAnd", [x, scalar(writer, 2**32 - 1, np.int64)])
+    low = writer.node("BitwiseAnd", [x, writer.scalar(2**32 - 1, np.int64)])
     high = _cast(writer, writer.node("Div", [writer.node("Sub", [x, low]), half]), DataType.INT32)
-    middle = scalar(writer, 2**31, np.int64)
+    middle = writer.scalar(2**31, np.int64)
     low = _cast(writer, writer.node("Sub", [low, middle]), DataType.INT32)
-    never = scalar(writer, least.min if operation.op == "ReduceMax" else least.max, np.int32)
+    never = writer.scalar(least.min if operation.op == "ReduceMax" else least.max, np.int32)
     is_chosen = writer.node("Equal", [high, reduced(high, 1)])
     below = reduced(writer.node("Where", [is_chosen, low, never]), keepdims)
     upper, lower = (_cast(writer, n, DataType.INT64) for n in (reduced(high, keepdims), below))
     total = writer.node("Add", [writer.node("Mul", [upper, half]), lower])
-    writer.node("Add", [total, middle], value_name(operation.outputs[0]))
-    return True
+    return writer.give(operation, "Add", [total, middle])
 
 
 def _cast(writer: FormWriter, name: str, kind: DataType) -> str:
@@ -173,7 +168,7 @@ class _Guarded:
 
     def scalar(self, number: int) -> str:
         """A constant of the type that is computed in."""
-        return scalar(self.writer, number, self.wide.dtype.type)
+        return self.writer.scalar(number, self.wide.dtype.type)
 
     def write(self, name: str) -> None:
         """Make this the operation's result."""
@@ -209,7 +204,7 @@ def summed(writer: FormWriter, operation: Operation, attributes: Attributes) -> 
         total = writer.node("ReduceSum", [wide, *rest], keepdims=keepdims)
         writer.node("Cast", [total], out, to=onnx_code(DataType.INT32))
         return True
-    half = scalar(writer, 2**31, np.int64)
+    half = writer.scalar(2**31, np.int64)
     high = writer.node("Div", [x, half])
     low = writer.node("Sub", [x, writer.node("Mul", [high, half])])
     above = writer.node("ReduceSum", [high, *rest], keepdims=keepdims)
@@ -232,8 +227,3 @@ def einsum(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
     if not all(writer.type_of(v).data_type.is_floating for v in operation.inputs):
         raise CompileError("its sums of integers saturate")
     return False
-
-
-def scalar(writer: FormWriter, number: object, kind: type[np.generic]) -> str:
-    """The name of a constant without dimensions."""
-    return writer.constant(np.array(number, kind))

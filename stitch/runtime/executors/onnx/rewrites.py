@@ -16,7 +16,6 @@ from stitch.program import ABSENT, Array, AttributeValue, DataType, Operation
 from stitch.runtime.executors.host import computable, compute_type
 from stitch.runtime.executors.onnx import gradient_expansions, integer_rewrites
 from stitch.runtime.executors.onnx.form_writer import FormWriter, value_name
-from stitch.runtime.executors.onnx.integer_rewrites import scalar
 
 Attributes = Mapping[str, AttributeValue]
 Rewrite = Callable[[FormWriter, Operation, Attributes], bool]
@@ -50,11 +49,11 @@ def _saturating(
     most = np.nextafter(floating(float(limits.max) + 1), floating(0))
     if float(limits.max) < float(most):
         most = floating(limits.max)
-    number = writer.node("Where", [writer.node("IsNaN", [data]), scalar(writer, 0, floating), data])
-    bounds = [scalar(writer, limits.min, floating), scalar(writer, most, floating)]
+    number = writer.node("Where", [writer.node("IsNaN", [data]), writer.scalar(0, floating), data])
+    bounds = [writer.scalar(limits.min, floating), writer.scalar(most, floating)]
     whole = writer.node("Cast", [writer.node("Clip", [number, *bounds])], to=onnx_code(wanted))
     above = writer.node("Greater", [number, bounds[1]])
-    writer.node("Where", [above, scalar(writer, limits.max, wanted.dtype.type), whole], out)
+    writer.node("Where", [above, writer.scalar(limits.max, wanted.dtype.type), whole], out)
 
 
 def _clip(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
@@ -67,12 +66,11 @@ def _clip(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
         return False
     number = kind.compute_dtype.type
     named = [
-        scalar(writer, limit, number) if bound == ABSENT else writer.operand(bound)
+        writer.scalar(limit, number) if bound == ABSENT else writer.operand(bound)
         for bound, limit in zip(bounds, (-np.inf, np.inf), strict=True)
     ]
     data = writer.operand(operation.inputs[0])
-    writer.node("Clip", [data, *named], value_name(operation.outputs[0]))
-    return True
+    return writer.give(operation, "Clip", [data, *named])
 
 
 def _resize(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
@@ -98,10 +96,9 @@ def _swish(writer: FormWriter, operation: Operation, attributes: Attributes) -> 
     number = writer.type_of(operation.inputs[0]).data_type.compute_dtype.type
     scaled = x
     if attributes["alpha"] != 1.0:
-        scaled = writer.node("Mul", [x, scalar(writer, attributes["alpha"], number)])
+        scaled = writer.node("Mul", [x, writer.scalar(attributes["alpha"], number)])
     gate = writer.node("Sigmoid", [scaled])
-    writer.node("Mul", [x, gate], value_name(operation.outputs[0]))
-    return True
+    return writer.give(operation, "Mul", [x, gate])
 
 
 def _where(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
@@ -137,9 +134,8 @@ def _mean_variance(writer: FormWriter, operation: Operation, attributes: Attribu
     x = writer.operand(operation.inputs[0])
     apart = writer.node("Sub", [x, writer.node("ReduceMean", [x, axes])])
     variance = writer.node("ReduceMean", [writer.node("Mul", [apart, apart]), axes])
-    spread = writer.node("Add", [writer.node("Sqrt", [variance]), scalar(writer, 1e-9, number)])
-    writer.node("Div", [apart, spread], value_name(operation.outputs[0]))
-    return True
+    spread = writer.node("Add", [writer.node("Sqrt", [variance]), writer.scalar(1e-9, number)])
+    return writer.give(operation, "Div", [apart, spread])
 
 
 def _layer(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
@@ -153,7 +149,7 @@ def _layer(writer: FormWriter, operation: Operation, attributes: Attributes) -> 
     out, mean, inverse = (None if v == ABSENT else value_name(v) for v in results)
     apart = writer.node("Sub", [x, writer.node("ReduceMean", [x, axes], mean)])
     variance = writer.node("ReduceMean", [writer.node("Mul", [apart, apart]), axes])
-    epsilon = scalar(writer, attributes["epsilon"], np.float64)
+    epsilon = writer.scalar(attributes["epsilon"], np.float64)
     deviation = writer.node("Sqrt", [writer.node("Add", [variance, epsilon])])
     normal = writer.node("Mul", [apart, writer.node("Reciprocal", [deviation], inverse)])
     result = writer.node("Mul", [normal, scale], None if shift else out)
@@ -180,10 +176,9 @@ def _gemm(writer: FormWriter, operation: Operation, attributes: Attributes) -> b
         return False
     left, right = (writer.operand(v) for v in operation.inputs)
     # Without a third operand, ONNX Runtime would fuse the transpose and turn the product back.
-    zero = scalar(writer, 0, first.data_type.compute_dtype.type)
+    zero = writer.scalar(0, first.data_type.compute_dtype.type)
     turned = writer.node("Gemm", [right, left, zero], alpha=attributes["alpha"], transA=1)
-    writer.node("Transpose", [turned], value_name(operation.outputs[0]), perm=[1, 0])
-    return True
+    return writer.give(operation, "Transpose", [turned], perm=[1, 0])
 
 
 def _is_over_nothing(writer: FormWriter, operation: Operation) -> bool:
@@ -196,7 +191,7 @@ def _scaled_bias(writer: FormWriter, operation: Operation, attributes: Attribute
     kind, out = writer.type_of(operation.outputs[0]), value_name(operation.outputs[0])
     dtype = kind.data_type.compute_dtype
     shape = writer.constant(np.array(kind.shape, np.int64))
-    source = scalar(writer, 0, dtype.type)
+    source = writer.scalar(0, dtype.type)
     if len(operation.inputs) == 3 and operation.inputs[2] != ABSENT:
         beta = writer.constant(np.array(attributes["beta"]).astype(dtype))
         source = writer.node("Mul", [writer.operand(operation.inputs[2]), beta])
@@ -227,8 +222,7 @@ def _squeeze(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
     axes = operation.inputs[1] if len(operation.inputs) > 1 else ABSENT
     if axes == ABSENT or writer.type_of(axes).shape != (0,):
         return False
-    writer.node("Identity", [writer.operand(operation.inputs[0])], value_name(operation.outputs[0]))
-    return True
+    return writer.give(operation, "Identity", [writer.operand(operation.inputs[0])])
 
 
 def _known_result(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
@@ -258,8 +252,7 @@ def _expect(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
     data, given, wanted = operation.inputs
     if given not in {s.value for s in writer.program.inputs} or writer.known(wanted) is None:
         raise CompileError("only inputs are compared, and only with constants")
-    writer.node("Identity", [writer.operand(data)], value_name(operation.outputs[0]))
-    return True
+    return writer.give(operation, "Identity", [writer.operand(data)])
 
 
 def _less_exact(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
