@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
 from stitch.errors import StitchError
@@ -89,7 +90,16 @@ def say_aside(text: str) -> None:
     print(printable(text), file=sys.stderr)
 
 
-def carry_out(prog: str, load: Callable[[], Command], argv: Sequence[str] | None) -> int:
+def entry_point(prog: str, module: str) -> Callable[..., int]:
+    """The `main` of a command: loads its module when it is called, and does what its words ask."""
+
+    def main(argv: Sequence[str] | None = None) -> int:
+        return _carry_out(prog, lambda: import_module(module).command(), argv)
+
+    return main
+
+
+def _carry_out(prog: str, load: Callable[[], Command], argv: Sequence[str] | None) -> int:
     """Load a command, read its words, do them, and turn every failure into an exit code."""
     _open_standard_handles()
     words = with_underscores(sys.argv[1:] if argv is None else argv)

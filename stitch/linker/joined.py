@@ -111,13 +111,10 @@ class JoinedProgram:
             )
         return self._cast(program, self._cast(program, here, stored), value.type.data_type)
 
-    def _splits(self, port: Port, value: Value) -> bool:
-        """Whether a kept output is rounded by its storage, and a consumer needs it unrounded."""
-        return port in self.fed and _rounds(value)
-
     def _add_output(self, port: Port, program: Program, slot: OutputSlot, value: int) -> None:
         original = program.values[slot.value]
-        if self._splits(port, original):
+        # It is rounded by its storage, and a consumer needs it unrounded.
+        if port in self.fed and _rounds(original):
             stored = self._value(program, original)
             self.operations.append(Operation("Identity", (value,), (stored,)))
             value = stored

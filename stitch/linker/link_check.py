@@ -7,7 +7,7 @@ does not fit. Must not know: devices, costs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from stitch.errors import LinkError, closest
@@ -164,15 +164,22 @@ def activations(program: Program) -> list[int]:
 
 
 def _by_position(producer: Program, consumer: Program, problems: list[str], partial: bool) -> Pairs:
-    given, wanted = list(range(len(producer.outputs))), activations(consumer)
+    pairs = tuple(zip(range(len(producer.outputs)), activations(consumer), strict=False))
     if not partial:
-        problems.extend(
-            f"{input_name(consumer, i)} has no output to feed it" for i in wanted[len(given) :]
-        )
-        problems.extend(
-            f"{output_name(producer, i)} has no input to feed" for i in given[len(wanted) :]
-        )
-    return tuple(zip(given, wanted, strict=False))
+        problems += _alone(producer, consumer, {o for o, _ in pairs}, {i for _, i in pairs})
+    return pairs
+
+
+def _alone(
+    producer: Program, consumer: Program, used: Collection[int], fed: Collection[int]
+) -> Iterator[str]:
+    """What is said of activations that no output feeds, and of outputs that feed nothing."""
+    for i in activations(consumer):
+        if i not in fed:
+            yield f"{input_name(consumer, i)} has no output to feed it"
+    for i in range(len(producer.outputs)):
+        if i not in used:
+            yield f"{output_name(producer, i)} has no input to feed"
 
 
 def _by_name(
@@ -195,16 +202,7 @@ def _by_name(
     if not partial:
         fed = {inputs[name] for name in names if name in inputs}
         used = {outputs[name] for name in names.values() if name in outputs}
-        problems.extend(
-            f"{input_name(consumer, i)} has no output to feed it"
-            for i in activations(consumer)
-            if i not in fed
-        )
-        problems.extend(
-            f"{output_name(producer, i)} has no input to feed"
-            for i in range(len(producer.outputs))
-            if i not in used
-        )
+        problems += _alone(producer, consumer, used, fed)
     return tuple(sorted(pairs, key=lambda pair: pair[1]))
 
 

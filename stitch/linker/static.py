@@ -60,19 +60,16 @@ def link_programs(
     joined = JoinedProgram(programs, wires, shared, frozenset(kept), frozenset(fed))
     for index in range(len(programs)):
         joined.add(index)
-    return _finish(joined, name, machine, _role(programs) if role is None else role)
-
-
-def _role(programs: Sequence[Program]) -> Role:
-    roles = {program.role for program in programs}
-    return roles.pop() if len(roles) == 1 else Role.FORWARD
+    roles = {program.role for program in programs} if role is None else {role}
+    return _finish(joined, name, machine, roles.pop() if len(roles) == 1 else Role.FORWARD)
 
 
 def _finish(joined: JoinedProgram, name: str, machine: MachineShape, role: Role) -> Program:
     """Drops what no output needs, packs the scratch, proves aliases, checks that all of it fits."""
     where = f"program {name!r}"
     operations = _live_operations(joined)
-    constants = _live_constants(joined, operations)
+    read = {v for operation in operations for v in operation.inputs}
+    constants = [constant for constant in joined.constants if constant.value in read]
     placed = {s.value for s in joined.inputs} | {s.value for s in joined.outputs}
     placed |= {constant.value for constant in constants}
     plan = pack_scratch(joined.values, operations, placed)
@@ -114,11 +111,6 @@ def _live_operations(joined: JoinedProgram) -> list[Operation]:
         live.append(operation)
         needed.update(v for v in operation.inputs if v != ABSENT)
     return live[::-1]
-
-
-def _live_constants(joined: JoinedProgram, operations: Sequence[Operation]) -> list[Constant]:
-    read = {v for operation in operations for v in operation.inputs}
-    return [constant for constant in joined.constants if constant.value in read]
 
 
 def _compact(

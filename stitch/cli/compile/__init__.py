@@ -4,12 +4,9 @@ Comes in: words. Goes out: `main`, which writes binaries and gives an exit code;
 module that a word such as `file.py:factory` names. Must not know: runs.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from stitch.cli.command import Command, carry_out
+from stitch.cli.command import entry_point
 from stitch.on_demand import names_on_demand
 
 if TYPE_CHECKING:
@@ -18,15 +15,7 @@ else:
     __getattr__, __dir__ = names_on_demand(__name__, {"python_factories": "from_entry"})
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; gives its exit code."""
-    return carry_out("stitch-compile", _load, argv)
-
-
-def _load() -> Command:
-    from stitch.cli.compile.compile_command import command
-
-    return command()
-
+#: Runs the command; gives its exit code.
+main = entry_point("stitch-compile", "stitch.cli.compile.compile_command")
 
 __all__ = ["from_entry", "main"]

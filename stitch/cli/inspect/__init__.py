@@ -4,22 +4,9 @@ Comes in: words. Goes out: `main`, which says it as text or JSON and gives an ex
 run: plans are made without data.
 """
 
-from __future__ import annotations
+from stitch.cli.command import entry_point
 
-from collections.abc import Sequence
-
-from stitch.cli.command import Command, carry_out
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; gives its exit code."""
-    return carry_out("stitch-inspect", _load, argv)
-
-
-def _load() -> Command:
-    from stitch.cli.inspect.inspect_command import command
-
-    return command()
-
+#: Runs the command; gives its exit code.
+main = entry_point("stitch-inspect", "stitch.cli.inspect.inspect_command")
 
 __all__ = ["main"]

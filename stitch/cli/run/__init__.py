@@ -4,22 +4,9 @@ Comes in: words. Goes out: `main`, which runs what they name, writes results and
 or none), and gives an exit code. Must not know: how a training goes on.
 """
 
-from __future__ import annotations
+from stitch.cli.command import entry_point
 
-from collections.abc import Sequence
-
-from stitch.cli.command import Command, carry_out
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; gives its exit code."""
-    return carry_out("stitch-run", _load, argv)
-
-
-def _load() -> Command:
-    from stitch.cli.run.run_command import command
-
-    return command()
-
+#: Runs the command; gives its exit code.
+main = entry_point("stitch-run", "stitch.cli.run.run_command")
 
 __all__ = ["main"]

@@ -106,16 +106,8 @@ class TrainingLoop:
         entered, self._rate = int(rate != self._rate), rate
         total = sum(values) / (len(values) if instance.loss_fn.reduction == "mean" else 1)
         copies = self._writes() - before - entered if self._count_copies else None
-        seconds = time.perf_counter() - began
-        return StepResult(
-            self.step,
-            epoch + 1,
-            total,
-            rate,
-            seconds,
-            device.statistics().plans_made - plans,
-            copies,
-        )
+        made, seconds = device.statistics().plans_made - plans, time.perf_counter() - began
+        return StepResult(self.step, epoch + 1, total, rate, seconds, made, copies)
 
     def _writes(self) -> int:
         if not self._count_copies:

@@ -296,16 +296,13 @@ REWRITES: Mapping[tuple[str, str], Rewrite] = {
     ("", "Pow"): integer_rewrites.power,
     ("", "QuantizeLinear"): _quantize,
     ("", "Range"): _known_result,
-    ("", "ReduceL1"): integer_rewrites.rounded_reduction,
-    ("", "ReduceL2"): integer_rewrites.rounded_reduction,
-    ("", "ReduceLogSum"): integer_rewrites.rounded_reduction,
-    ("", "ReduceLogSumExp"): integer_rewrites.rounded_reduction,
+    **{
+        ("", f"Reduce{name}"): integer_rewrites.rounded_reduction
+        for name in ("L1", "L2", "LogSum", "LogSumExp", "Mean", "Prod", "SumSquare")
+    },
     ("", "ReduceMax"): integer_rewrites.reduced_extreme,
-    ("", "ReduceMean"): integer_rewrites.rounded_reduction,
     ("", "ReduceMin"): integer_rewrites.reduced_extreme,
-    ("", "ReduceProd"): integer_rewrites.rounded_reduction,
     ("", "ReduceSum"): integer_rewrites.summed,
-    ("", "ReduceSumSquare"): integer_rewrites.rounded_reduction,
     ("", "Resize"): _resize,
     ("", "STFT"): _less_exact,
     ("", "Shape"): _known_result,
