@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = ("torch", "onnx", "onnxruntime", "ray", "safetensors", "plotly", "sklearn")
 #: Written by a generator, so neither their length nor their docstrings are ours.
 GENERATED = {
-    ROOT / "stitch" / "ttb" / "generated" / "tables.py",
+    ROOT / "stitch" / "ttb" / "generated.py",
     ROOT / "tests" / "support" / "flatc" / "classes.py",
 }
 

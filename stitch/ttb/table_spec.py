@@ -1,6 +1,6 @@
 """What this room knows of the schema: one `TableSpec` per table, filled by generated code.
 
-Comes in: nothing. Goes out: the types in which `generated/tables.py` is written. Must not know:
+Comes in: nothing. Goes out: the types in which `generated.py` is written. Must not know:
 programs, bytes.
 """
 

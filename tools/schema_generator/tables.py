@@ -55,7 +55,7 @@ def _kind(schema: Schema, item: Field) -> dict[str, object]:
 
 
 def tables_source(schema: Schema, text: str) -> str:
-    """The source of `stitch/ttb/generated/tables.py`."""
+    """The source of `stitch/ttb/generated.py`."""
     lines = [
         f'SCHEMA_SHA256 = "{schema_hash(text)}"',
         f'FILE_IDENTIFIER = b"{schema.identifier}"',
