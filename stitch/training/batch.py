@@ -17,17 +17,17 @@ def fitted(ports: Sequence[InputPort], batch: Sequence[Any], named: Mapping[str,
 
     Raises `UsageError` for missing or surplus arrays, and for one of another shape.
     """
-    names = [port.name for port in ports]
-    given = dict(zip(names, batch, strict=False)) | dict(named)
-    if len(batch) > len(names) or set(given) != set(names):
+    later = [port.name for port in ports[len(batch) :]]
+    if len(batch) > len(ports) or named.keys() != set(later):
         raise UsageError(
             "a batch has one array for each input of the model",
-            expected=", ".join(names),
+            expected=", ".join([port.name for port in ports]),
             got=f"{len(batch)} by position; by name: {', '.join(named) or 'none'}",
         )
+    given = (*batch, *[named[name] for name in later])
     return [
-        given[port.name] if isinstance(given[port.name], Tensor) else _array(port, given[port.name])
-        for port in ports
+        value if isinstance(value, Tensor) else _array(port, value)
+        for port, value in zip(ports, given, strict=True)
     ]
 
 

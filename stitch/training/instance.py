@@ -84,6 +84,8 @@ class TrainingInstance(TrainingTensors):
         self._evaluation = self._agent(programs.evaluation)
         self._wiring = wiring_of(programs, cells, self._forward, self._loss, self._backward)
         self.inputs = self._wiring.inputs
+        (self._label,) = self._loss.entering
+        self._batch = [port for port in self._forward.entering if port.name in self.inputs]
 
     def _agent(self, program: Program) -> LoadedProgram:
         return _loaded(self.device, program)
@@ -117,7 +119,7 @@ class TrainingInstance(TrainingTensors):
         Normalization goes by the running statistics. Gives the prediction, pending.
         """
         self._check_open()
-        given = dict(zip(self.inputs, self._fitted(batch, named), strict=True))
+        given = dict(zip(self.inputs, fitted(self._batch, batch, named), strict=True))
         cells, agent = self._cells, self._evaluation
         outputs = self.device.submit(agent, [
             given[port.name] if port.name in given else cells.get(port.name)
@@ -141,16 +143,12 @@ class TrainingInstance(TrainingTensors):
         if not isinstance(label, Tensor):
             label = np.asarray(label)
             self.loss_fn.check_label(label, self.programs.prediction_type)
-            label = label.astype(self._label_dtype, copy=False)
+            label = label.astype(self._label.dtype, copy=False)
         self._run(self._loss, [label])
         loss = self._cells.tensor(self._wiring.loss)
         assert loss is not None
         self._last_loss = LossTensor(self, loss, self.forwards)
         return self._last_loss
-
-    @property
-    def _label_dtype(self) -> np.dtype[Any]:
-        return self._loss.agent.ports[self._loss.inputs.index(self._wiring.label)].dtype
 
     def backward_of(self, loss: LossTensor) -> None:
         """`LossTensor.backward`: queue the backward program for this loss."""
@@ -175,25 +173,21 @@ class TrainingInstance(TrainingTensors):
     def forward(self, *batch: Any, **named: Any) -> tuple[LayerTime, ...] | None:
         """Queue the forward program; times of its operations while profiling."""
         self._check_open()
-        cells = self._cells
-        given = dict(zip(self._wiring.batch, self._fitted(batch, named), strict=True))
-        cells.drop((*self._wiring.momentary, self._wiring.prediction))
+        cells, wiring = self._cells, self._wiring
+        given = iter(fitted(self._batch, batch, named))
+        cells.drop(wiring.of_a_pass)
         if not self._losses:
-            self._before = [(number, cells.tensor(number)) for number in self._wiring.buffers]
-        self._previous = [(number, cells.tensor(number)) for number in self._wiring.reread]
+            self._before = cells.tensors(wiring.buffers)
+        self._previous = cells.tensors(wiring.reread)
         self.forwards += 1
         self._last_loss = None
-        ports = self._forward.agent.ports
-        for i in self._wiring.keys:
-            given[self._forward.inputs[i]] = self._key(ports[i])
-        times = self._run(self._forward, [given[number] for number in self._forward.entering])
+        entering = [
+            self._key(port) if port.name in wiring.keys else next(given)
+            for port in self._forward.entering
+        ]
+        times = self._run(self._forward, entering)
         self._has_forward = True
         return times
-
-    def _fitted(self, batch: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
-        forward = self._forward
-        ports = [forward.agent.ports[forward.inputs.index(n)] for n in self._wiring.batch]
-        return fitted(ports, batch, named)
 
     def backward(self) -> tuple[LayerTime, ...] | None:
         """Queue the backward program of the last loss; gradients are added to those there are."""
@@ -246,13 +240,10 @@ class TrainingInstance(TrainingTensors):
         self.steps = steps
 
     def _run_with_previous(self, stitched: Stitched) -> tuple[LayerTime, ...] | None:
-        cells = self._cells
-        after = [(number, cells.tensor(number)) for number, _ in self._previous]
-        for number, tensor in self._previous:
-            cells.hold(number, tensor)
+        after = self._cells.tensors(self._wiring.reread)
+        self._cells.restore(self._previous)
         times = self._run(stitched)
-        for number, tensor in after:
-            cells.hold(number, tensor)
+        self._cells.restore(after)
         self._previous = []
         return times
 
@@ -261,8 +252,8 @@ class TrainingInstance(TrainingTensors):
         then: Callable[[], object] | None = None,
     ) -> tuple[LayerTime, ...] | None:  # fmt: skip
         if self.profiling:
-            return profiled(self.device, lambda: stitched(entries, then))
-        stitched(entries, then)
+            return profiled(self.device, lambda: stitched.run(entries, then))
+        stitched.run(entries, then)
         return None
 
     # -- when it goes wrong ------------------------------------------------------------------------
@@ -275,26 +266,20 @@ class TrainingInstance(TrainingTensors):
 
     def _refuse(self, value: float) -> None:
         """The step has not happened: buffers as before it, gradients gone; then the error."""
-        for number, tensor in self._before:
-            self._cells.hold(number, tensor)
-        culprit = self._culprit()
+        self._cells.restore(self._before)
+        slots = (slot.name for slot in self.programs.forward.inputs)
+        # Who first made NaN or Inf is found by running forward and loss once more.
+        where = culprit(self._cells, (*slots, LABEL), (self._forward, self._loss))
+        self._cells.restore(self._before)
         self.zero_grad()
         self._cells.drop(self._wiring.momentary)
         self._before, self._losses, self._has_forward = [], [], False
         raise TaskError(
             f"the loss of step {self.steps} is {value}",
-            where=culprit,
+            where=where,
             remedy="the weights are as before this step: lower the learning rate, clip gradients, "
             "or look at the batch",
         )
-
-    def _culprit(self) -> str:
-        """Who first made NaN or Inf, found by running forward and loss once more."""
-        slots = (slot.name for slot in self.programs.forward.inputs)
-        who = culprit(self._cells, (*slots, LABEL), (self._forward, self._loss))
-        for number, tensor in self._before:
-            self._cells.hold(number, tensor)
-        return who
 
     # -- life --------------------------------------------------------------------------------------
 

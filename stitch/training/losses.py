@@ -116,9 +116,9 @@ class CrossEntropyLoss(Loss):
         return ValueType((pred.shape[0], *pred.shape[2:]), DataType.INT64)
 
     def check_label(self, label: Array, pred: ValueType) -> None:
-        wanted = self.label_type(pred)
         if label.dtype.kind not in "iu":
-            raise self.refusal("labels are class indices", wanted.text(), str(label.dtype))
+            wanted = self.label_type(pred).text()
+            raise self.refusal("labels are class indices", wanted, str(label.dtype))
         super().check_label(label, pred)
         classes = pred.shape[1]
         if label.size and (label.min() < 0 or label.max() >= classes):

@@ -6,13 +6,13 @@ found and whose outputs are put where their names say. Must not know: losses, op
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Iterable
 from typing import Any
 
 import numpy as np
 
 from stitch.errors import UsageError
-from stitch.program import Array, TensorDesc
+from stitch.program import TensorDesc
 from stitch.runtime import (
     Cells,
     Conversion,
@@ -66,12 +66,14 @@ class NamedCells(Cells):
         self.device.write(tensor, array)
         self.hold(number, tensor)
 
-    def read(self, name: str) -> Array:
-        """The elements of a cell's tensor; raises `UsageError` where there is none."""
-        tensor = self.get(name)
-        if tensor is None:
-            raise UsageError(f"training has no tensor {name!r} just now")
-        return tensor.numpy()
+    def tensors(self, numbers: Iterable[int]) -> list[tuple[int, Tensor | None]]:
+        """What some cells hold, with their numbers."""
+        return [(number, self.tensor(number)) for number in numbers]
+
+    def restore(self, tensors: Iterable[tuple[int, Tensor | None]]) -> None:
+        """Cells hold again what they held."""
+        for number, tensor in tensors:
+            self.hold(number, tensor)
 
 
 class Stitched:
@@ -99,20 +101,8 @@ class Stitched:
             for port, number in zip(agent.ports, self.inputs, strict=True)
             if port.name in entering
         ]
-        #: The cells that a call fills, in order.
-        self.entering = tuple(conversion.cell for conversion in conversions)
-        self._run = LoopStage(cells, conversions, [call], lost_by)
-        self._run_again = LoopStage(cells, [], [call], lost_by) if conversions else self._run
-
-    def __call__(
-        self, entries: Sequence[Any] = (), then: Callable[[], object] | None = None
-    ) -> None:
-        """Run once, at once or with the queue, on arrays or tensors for what enters, in order.
-
-        `then` is called when it is certain that it runs, perhaps twice.
-        """
-        self._run(entries, then)
-
-    def again(self) -> None:
-        """Run once more on what entered last."""
-        self._run_again()
+        #: What enters, in order.
+        self.entering = tuple(conversion.port for conversion in conversions)
+        #: Runs on arrays or tensors for what enters, in order; once more on what entered last.
+        self.run = LoopStage(cells, conversions, [call], lost_by)
+        self.again = LoopStage(cells, [], [call], lost_by) if conversions else self.run

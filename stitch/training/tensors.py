@@ -84,16 +84,13 @@ class TrainingTensors:
 
     def _made_again(self, name: str) -> Array:
         """An activation that lives in the scratch: forward runs again, its results are dropped."""
-        cells, outputs = self._cells, self._forward.outputs
-        kept = [(number, cells.tensor(number)) for number in outputs]
+        kept = self._cells.tensors(self._forward.outputs)
         self.device.flush()
         with capturing(self.device, name) as captured:
-            for number, tensor in self._before:
-                cells.hold(number, tensor)
+            self._cells.restore(self._before)
             self._forward.again()
             self.device.flush()
-        for number, tensor in kept:
-            cells.hold(number, tensor)
+        self._cells.restore(kept)
         if not captured:
             raise UsageError(f"{name!r} is no result of an operation of the forward program")
         return captured[0]

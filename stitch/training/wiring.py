@@ -16,21 +16,21 @@ from stitch.training.stitching import NamedCells, Stitched
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """Numbers of cells. `inputs` are the batch's names; `keys` inputs of forward by position."""
+    """Numbers of cells. `inputs` are the batch's names, `keys` those of other inputs of forward."""
 
     inputs: tuple[str, ...]
-    batch: tuple[int, ...]
-    keys: tuple[int, ...]
+    keys: tuple[str, ...]
     #: State that forward replaces; that of it whose value before forward is what backward reads.
     buffers: tuple[int, ...]
     reread: tuple[int, ...]
     prediction: int
-    label: int
     loss: int
     gradients: tuple[int, ...]
-    #: What only backward still needs: gone once it is queued. What only one step needs.
+    #: What only backward still needs: gone once it is queued. What only one step needs. The same
+    #: with the prediction: gone with the next forward pass.
     passing: tuple[int, ...]
     momentary: tuple[int, ...]
+    of_a_pass: tuple[int, ...]
 
 
 def wiring_of(
@@ -40,19 +40,18 @@ def wiring_of(
     """The wiring of the stitched programs of a step."""
     slots, numbers = programs.forward.inputs, cells.numbers
     inputs = tuple(slot.name for slot in slots if slot.kind is InputKind.ACTIVATION)
-    batch = tuple(numbers[name] for name in inputs)
-    keys = tuple(i for i, slot in enumerate(slots) if slot.kind is InputKind.KEY)
+    keys = tuple(slot.name for slot in slots if slot.kind is InputKind.KEY)
     buffers = tuple(
         number for number, slot in zip(forward.inputs, slots, strict=True)
         if slot.kind is InputKind.STATE and number in forward.outputs
     )  # fmt: skip
     gradients = tuple(numbers[parameter.gradient] for parameter in programs.parameters)
-    prediction, label, judged = numbers[programs.prediction], numbers[LABEL], numbers[LOSS]
+    prediction, judged = numbers[programs.prediction], numbers[LOSS]
     passing = [n for n in forward.outputs if n not in buffers and n != prediction]
     passing += [n for n in loss.outputs if n != judged]
-    norm = [numbers[GRADIENT_NORM]] if GRADIENT_NORM in numbers else []
+    names = [*inputs, LABEL, LOSS, *({GRADIENT_NORM} & numbers.keys())]
+    momentary = (*passing, *[numbers[name] for name in names])
     return Wiring(
-        inputs, batch, keys, buffers, tuple(n for n in buffers if n in backward.inputs),
-        prediction, label, judged, gradients, tuple(passing),
-        (*passing, *batch, label, judged, *norm),
+        inputs, keys, buffers, tuple(n for n in buffers if n in backward.inputs), prediction,
+        judged, gradients, tuple(passing), momentary, (*momentary, prediction),
     )  # fmt: skip
