@@ -65,7 +65,7 @@ def _check_size(context: InferenceContext, kind: ValueType) -> None:
         raise context.fail(
             f"the result of {context.op} has too many dimensions",
             expected=f"at most {MAX_RANK}",
-            got=str(len(kind.shape)),
+            got=len(kind.shape),
         )
     # Dimensions beside an empty one count too: nothing could index them.
     if math.prod(max(d, 1) for d in kind.shape) * kind.data_type.dtype.itemsize > MAX_NBYTES:
@@ -86,8 +86,8 @@ def _check_arity(definition: OpDef, context: InferenceContext) -> None:
             upper = "or more" if most < 0 else f"to {most}"
             raise context.fail(
                 f"{definition.name} has the wrong number of {side}",
-                expected=str(least) if least == most else f"{least} {upper}",
-                got=str(count),
+                expected=least if least == most else f"{least} {upper}",
+                got=count,
             )
     required = (
         context.inputs if definition.inputs[1] < 0 else context.inputs[: definition.inputs[0]]

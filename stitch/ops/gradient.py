@@ -18,6 +18,7 @@ import numpy as np
 from stitch.errors import CompileError
 from stitch.ops.attributes import WithAttributes
 from stitch.ops.element_types import onnx_code
+from stitch.ops.inference import operation_text
 from stitch.program import Array, AttributeValue, DataType, ValueType
 
 #: A value, an array or number that becomes a constant, or None for an absent operand.
@@ -120,8 +121,7 @@ class GradientContext(WithAttributes):
 
     def fail(self, what: str, remedy: str | None = None) -> CompileError:
         """The error to raise where this form of the operator has no gradient."""
-        operands = ", ".join("_" if t is None else t.text() for t in self.input_types)
-        where = f"{self.op}({operands})" + (f" at {self.location}" if self.location else "")
+        where = operation_text(self.op, self.input_types, self.location)
         return CompileError(f"{self.op} has no gradient here: {what}", where=where, remedy=remedy)
 
     def kept(self, condition: Any, gradient: Any) -> Any:

@@ -20,6 +20,17 @@ Shape = tuple[int, ...]
 MAX_STEP = 1 << 48
 
 
+def operation_text(name: str, operands: Iterable[ValueType | None], location: str) -> str:
+    """An operation by its name, its operands, and where it stands in its source."""
+    kinds = ", ".join("_" if kind is None else kind.text() for kind in operands)
+    return f"{name}({kinds})" + (f" at {location}" if location else "")
+
+
+def _said(fact: object) -> str | None:
+    """A fact for an error; shapes as lists."""
+    return None if fact is None else str(list(fact) if isinstance(fact, tuple) else fact)
+
+
 @dataclass(frozen=True, slots=True)
 class InferenceContext(WithAttributes):
     """What shape and type inference may look at.
@@ -35,13 +46,10 @@ class InferenceContext(WithAttributes):
     outputs: int
     location: str = ""
 
-    def fail(
-        self, what: str, *, expected: str | None = None, got: str | None = None
-    ) -> CompileError:
+    def fail(self, what: str, *, expected: object = None, got: object = None) -> CompileError:
         """The error to raise: names the operator, where it stands, and the operand types."""
-        operands = ", ".join("_" if t is None else t.text() for t in self.inputs)
-        where = f"{self.op}({operands})" + (f" at {self.location}" if self.location else "")
-        return CompileError(what, where=where, expected=expected, got=got)
+        where = operation_text(self.op, self.inputs, self.location)
+        return CompileError(what, where=where, expected=_said(expected), got=_said(got))
 
     def operand(self, index: int) -> ValueType:
         """The type of an operand that has to be there."""
@@ -87,7 +95,7 @@ class InferenceContext(WithAttributes):
                 f"{least}" if most == least else f"{least} to {'any' if most is None else most}"
             )
             raise self.fail(
-                f"operand {index} of {self.op} has the wrong rank", expected=wanted, got=str(rank)
+                f"operand {index} of {self.op} has the wrong rank", expected=wanted, got=rank
             )
         return rank
 
@@ -96,9 +104,7 @@ class InferenceContext(WithAttributes):
         given = self.operand(index).shape
         if given != shape:
             raise self.fail(
-                f"operand {index} of {self.op} has the wrong shape",
-                expected=str(list(shape)),
-                got=str(list(given)),
+                f"operand {index} of {self.op} has the wrong shape", expected=shape, got=given
             )
 
     def broadcast(self, *shapes: Shape) -> Shape:
@@ -119,15 +125,15 @@ class InferenceContext(WithAttributes):
         if self.broadcast(given, shape) != shape:
             raise self.fail(
                 f"operand {index} of {self.op} does not broadcast to the first",
-                expected=str(list(shape)),
-                got=str(list(given)),
+                expected=shape,
+                got=given,
             )
 
     def axis_of(self, axis: int, rank: int) -> int:
         """A possibly negative axis as an index into a shape of `rank` dimensions."""
         if not -rank <= axis < rank:
             raise self.fail(
-                f"{self.op} has no axis {axis}", expected=f"{-rank} to {rank - 1}", got=str(axis)
+                f"{self.op} has no axis {axis}", expected=f"{-rank} to {rank - 1}", got=axis
             )
         return axis % rank
 
@@ -135,7 +141,7 @@ class InferenceContext(WithAttributes):
         """Possibly negative axes as distinct indices into a shape of `rank` dimensions."""
         indices = tuple(self.axis_of(axis, rank) for axis in axes)
         if len(set(indices)) != len(indices):
-            raise self.fail(f"{self.op} names an axis twice", got=str(list(indices)))
+            raise self.fail(f"{self.op} names an axis twice", got=indices)
         return indices
 
     def known_ints(self, index: int, name: str) -> tuple[int, ...]:
@@ -155,7 +161,7 @@ class InferenceContext(WithAttributes):
         """The one integer of an operand that must be known at compile time."""
         values = self.known_ints(index, name)
         if len(values) != 1:
-            raise self.fail(f"operand {index} ({name}) holds one number", got=str(len(values)))
+            raise self.fail(f"operand {index} ({name}) holds one number", got=len(values))
         return values[0]
 
     def spatial_ints(self, name: str, default: Shape, least: int = 1) -> Shape:
@@ -167,7 +173,7 @@ class InferenceContext(WithAttributes):
             raise self.fail(
                 f"attribute {name!r} of {self.op} does not fit",
                 expected=f"{len(default)} integers from {least} to {MAX_STEP}",
-                got=str(list(listed)),
+                got=listed,
             )
         return listed
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stitch.ops.applying import infer_types, kernel_workspace
+from stitch.ops.inference import operation_text
 from stitch.ops.registry import lookup
 from stitch.ops.workspaces import computed_nbytes
 from stitch.program import ABSENT, Array, Operation, OperationList
@@ -45,7 +46,9 @@ def kernel_bytes(program: OperationList, bytes_of: OperationBytes) -> KernelByte
         passing = max(passing, nbytes)
         kept += STEPS_NBYTES + held
         if nbytes > most:
-            most, largest = nbytes, operation_text(program, operation)
+            kinds = (None if v == ABSENT else program.values[v].type for v in operation.inputs)
+            name = f"{operation.domain}.{operation.op}".lstrip(".")
+            most, largest = nbytes, operation_text(name, kinds, operation.location)
     return KernelBytes(kept, passing, largest)
 
 
@@ -78,12 +81,3 @@ def operand_nbytes(program: OperationList, operation: Operation) -> int:
     """What an operation's operands and results take in the types in which kernels compute."""
     touched = (v for v in (*operation.inputs, *operation.outputs) if v != ABSENT)
     return sum(computed_nbytes(program.values[v].type) for v in touched)
-
-
-def operation_text(program: OperationList, operation: Operation) -> str:
-    """An operation by its name, its operands, and where it stands in its source."""
-    kinds = ", ".join(
-        "_" if v == ABSENT else program.values[v].type.text() for v in operation.inputs
-    )
-    name = f"{operation.domain}.{operation.op}" if operation.domain else operation.op
-    return f"{name}({kinds})" + (f" at {operation.location}" if operation.location else "")

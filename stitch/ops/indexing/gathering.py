@@ -64,7 +64,7 @@ def check_element_indices(context: InferenceContext) -> int:
             raise context.fail(
                 f"the indices of {context.op} reach beyond axis {i}",
                 expected=f"at most {size}",
-                got=str(count),
+                got=count,
             )
     return axis
 
@@ -127,14 +127,14 @@ def check_row_indices(context: InferenceContext, batch: int) -> int:
     if data.shape[:batch] != indices.shape[:batch]:
         raise context.fail(
             "the batch axes of data and indices differ",
-            expected=str(list(data.shape[:batch])),
-            got=str(list(indices.shape[:batch])),
+            expected=data.shape[:batch],
+            got=indices.shape[:batch],
         )
     if not 1 <= depth <= len(data.shape) - batch:
         raise context.fail(
             f"the last axis of the indices of {context.op} does not fit the data",
             expected=f"1 to {len(data.shape) - batch}",
-            got=str(depth),
+            got=depth,
         )
     return depth
 
@@ -231,7 +231,7 @@ def _infer_top(context: InferenceContext) -> tuple[ValueType, ...]:
     k = context.known_scalar(1, "K")
     if not 0 <= k <= data.shape[axis]:
         raise context.fail(
-            f"TopK cannot take {k} elements", expected=f"0 to {data.shape[axis]}", got=str(k)
+            f"TopK cannot take {k} elements", expected=f"0 to {data.shape[axis]}", got=k
         )
     shape = (*data.shape[:axis], k, *data.shape[axis + 1 :])
     return (ValueType(shape, data.data_type), ValueType(shape, DataType.INT64))[: context.outputs]

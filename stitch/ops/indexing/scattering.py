@@ -121,7 +121,7 @@ def _infer_one_hot(context: InferenceContext) -> tuple[ValueType, ...]:
     context.require_shape(2, (2,))
     depth = context.known_scalar(1, "depth")
     if depth < 0:
-        raise context.fail("the depth of a OneHot is at least 0", got=str(depth))
+        raise context.fail("the depth of a OneHot is at least 0", got=depth)
     rank = len(indices.shape) + 1
     axis = context.axis_of(context.int_of("axis"), rank)
     shape = (*indices.shape[:axis], depth, *indices.shape[axis:])
@@ -173,7 +173,7 @@ def _infer_cache(context: InferenceContext) -> tuple[ValueType, ...]:
         raise context.fail(
             "the update is longer than the cache",
             expected=f"at most {cache.shape[axis]}",
-            got=str(length),
+            got=length,
         )
     context.require_shape(1, (*cache.shape[:axis], length, *cache.shape[axis + 1 :]))
     if context.present(2) is not None:

@@ -37,7 +37,7 @@ def _infer_batch(context: InferenceContext) -> tuple[ValueType, ...]:
         raise context.fail(
             "BatchNormalization gives running statistics in training mode only",
             expected="1 output",
-            got=str(context.outputs),
+            got=context.outputs,
         )
     statistics = ValueType(channels, context.require_type(3, FLOATS).data_type)
     return (x, statistics, statistics)[: context.outputs]
@@ -196,7 +196,7 @@ def _infer_lrn(context: InferenceContext) -> tuple[ValueType, ...]:
     x = context.require_type(0, FLOATS)
     context.require_rank(0, 3)
     if context.int_of("size") < 1:
-        raise context.fail("size of LRN is at least 1", got=str(context.attributes["size"]))
+        raise context.fail("size of LRN is at least 1", got=context.attributes["size"])
     return (x,)
 
 

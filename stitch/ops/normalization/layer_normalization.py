@@ -130,7 +130,7 @@ def _infer_group(context: InferenceContext) -> tuple[ValueType, ...]:
     if groups < 1 or x.shape[1] % groups:
         raise context.fail(
             "num_groups must divide the channels", expected=f"a divisor of {x.shape[1]}",
-            got=str(groups),
+            got=groups,
         )  # fmt: skip
     return (x,)
 
@@ -162,7 +162,7 @@ def _infer_norm(context: InferenceContext) -> tuple[ValueType, ...]:
     data = context.require_type(0, FLOATS)
     context.axis_of(context.int_of("axis"), context.require_rank(0, 1))
     if context.int_of("p") not in (1, 2):
-        raise context.fail("LpNormalization has p = 1 and p = 2", got=str(context.attributes["p"]))
+        raise context.fail("LpNormalization has p = 1 and p = 2", got=context.attributes["p"])
     return (data,)
 
 

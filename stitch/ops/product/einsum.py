@@ -44,7 +44,7 @@ def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
     terms = left.split(",")
     if len(terms) != len(types):
         raise context.fail(
-            "an Einsum has one term per operand", expected=str(len(types)), got=str(len(terms))
+            "an Einsum has one term per operand", expected=len(types), got=len(terms)
         )
     sizes: dict[str, int] = {}
     spanned: Shape = ()
@@ -59,16 +59,14 @@ def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
             if own.setdefault(letter, size) != size:
                 raise context.fail(
                     f"an Einsum takes the diagonal of axes of one size, and {letter!r} has two",
-                    got=str(list(shape)),
+                    got=shape,
                 )
             known = sizes.setdefault(letter, size)
             if known == 1:
                 sizes[letter] = size
             elif size not in (1, known):
                 raise context.fail(
-                    f"axis {letter!r} of an Einsum has two sizes",
-                    expected=str(known),
-                    got=str(size),
+                    f"axis {letter!r} of an Einsum has two sizes", expected=known, got=size
                 )
     output = _output_term(context, right, arrow, [letters for letters, _ in parsed], sizes)
     at = output.find(".")

@@ -24,8 +24,7 @@ def _check_parts(context: InferenceContext, onesided_real: bool) -> int:
     parts = context.operand(0).shape[-1]
     if parts not in (1, 2):
         raise context.fail(
-            f"the last dimension of a signal of {context.op} is 1 (real) or 2 (complex)",
-            got=str(parts),
+            f"the last dimension of a signal of {context.op} is 1 (real) or 2 (complex)", got=parts
         )
     if onesided_real and parts == 2:
         raise context.fail(f"a one-sided {context.op} takes real signals", expected="1", got="2")
@@ -70,7 +69,7 @@ def _infer_dft(context: InferenceContext) -> tuple[ValueType, ...]:
     if context.present(1) is not None:
         length = context.known_scalar(1, "dft_length")
     if length < 1:
-        raise context.fail("a DFT has at least one element", got=str(length))
+        raise context.fail("a DFT has at least one element", got=length)
     shape = list(x.shape)
     shape[axis] = length // 2 + 1 if onesided and not inverse else length
     shape[-1] = 1 if onesided and inverse else 2

@@ -36,7 +36,7 @@ def _infer_matmul(context: InferenceContext) -> tuple[ValueType, ...]:
     inner = b.shape[-2] if len(b.shape) > 1 else b.shape[0]
     if a.shape[-1] != inner:
         raise context.fail(
-            "the inner dimensions of a MatMul differ", expected=str(a.shape[-1]), got=str(inner)
+            "the inner dimensions of a MatMul differ", expected=a.shape[-1], got=inner
         )
     batch = context.broadcast(a.shape[:-2], b.shape[:-2])
     rows, columns = a.shape[-2:-1], b.shape[-1:] if len(b.shape) > 1 else ()
@@ -65,9 +65,7 @@ def _infer_gemm(context: InferenceContext) -> tuple[ValueType, ...]:
     rows, inner = a.shape[::-1] if context.int_of("transA") else a.shape
     other, columns = b.shape[::-1] if context.int_of("transB") else b.shape
     if inner != other:
-        raise context.fail(
-            "the inner dimensions of a Gemm differ", expected=str(inner), got=str(other)
-        )
+        raise context.fail("the inner dimensions of a Gemm differ", expected=inner, got=other)
     if context.present(2) is not None:
         context.require_broadcast_to(2, (rows, columns))
     return (ValueType((rows, columns), a.data_type),)
@@ -141,7 +139,7 @@ def _infer_det(context: InferenceContext) -> tuple[ValueType, ...]:
     x = context.require_type(0, FLOATS)
     context.require_rank(0, 2)
     if x.shape[-1] != x.shape[-2]:
-        raise context.fail("Det takes square matrices", got=str(list(x.shape)))
+        raise context.fail("Det takes square matrices", got=x.shape)
     return (ValueType(x.shape[:-2], x.data_type),)
 
 

@@ -28,9 +28,7 @@ def _infer_product(context: InferenceContext, b: int, data_type: DataType) -> tu
     inner = right.shape[-2] if len(right.shape) > 1 else right.shape[0]
     if left.shape[-1] != inner:
         raise context.fail(
-            f"the inner dimensions of a {context.op} differ",
-            expected=str(left.shape[-1]),
-            got=str(inner),
+            f"the inner dimensions of a {context.op} differ", expected=left.shape[-1], got=inner
         )
     batch = context.broadcast(left.shape[:-2], right.shape[:-2])
     return (ValueType((*batch, *rows, *columns), data_type),)
@@ -48,7 +46,7 @@ def _check_points(context: InferenceContext, index: int, shape: Shape, axis: int
     raise context.fail(
         f"operand {index} of {context.op} does not fit",
         expected=f"one number, or {shape[axis]}" if len(shape) > 1 else "one number",
-        got=str(list(kind.shape)),
+        got=kind.shape,
     )
 
 

@@ -114,8 +114,8 @@ def _infer(layer: _Layer, context: InferenceContext) -> tuple[ValueType, ...]:
     if context.attributes.get("hidden_size", hidden) != hidden:
         raise context.fail(
             "hidden_size differs from the weights",
-            expected=str(hidden),
-            got=str(context.attributes["hidden_size"]),
+            expected=hidden,
+            got=context.attributes["hidden_size"],
         )
     by_batch = bool(context.int_of("layout"))
     batch, length = x.shape[:2] if by_batch else x.shape[1::-1]

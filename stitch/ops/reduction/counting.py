@@ -58,11 +58,11 @@ def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
         raise context.fail(
             "TfIdfVectorizer needs a weight per column",
             expected=str(max(columns) + 1),
-            got=str(len(weights)),
+            got=len(weights),
         )
     sizes = [int_of(attributes, f"{side}_gram_length") for side in ("min", "max")]
     if not 1 <= sizes[0] <= sizes[1] or int_of(attributes, "max_skip_count") < 0:
-        raise context.fail("the lengths of n-grams are at least 1, in order", got=str(sizes))
+        raise context.fail("the lengths of n-grams are at least 1, in order", got=sizes)
     return (ValueType((*x.shape[:-1], max(columns) + 1), DataType.FLOAT32),)
 
 

@@ -50,7 +50,7 @@ def _infer_grid(context: InferenceContext) -> tuple[ValueType, ...]:
     context.require_rank(1, rank, rank)
     context.require_shape(1, (x.shape[0], *grid.shape[1:-1], rank - 2))
     if 0 in x.shape[2:]:
-        raise context.fail("an empty image cannot be sampled", got=str(list(x.shape)))
+        raise context.fail("an empty image cannot be sampled", got=x.shape)
     return (ValueType((*x.shape[:2], *grid.shape[1:-1]), x.data_type),)
 
 
@@ -179,7 +179,7 @@ def _infer_deform(context: InferenceContext) -> tuple[ValueType, ...]:
     check_window_attributes(filled, x.shape[2:], w.shape[2:])
     kernel = context.ints_of("kernel_shape")
     if kernel is not None and kernel != w.shape[2:]:
-        raise context.fail("kernel_shape differs from the weights", got=str(list(kernel)))
+        raise context.fail("kernel_shape differs from the weights", got=kernel)
     output = _deform_windows(context.attributes, x.shape[2:], w.shape[2:]).output
     check_output(context, output)
     places = parts * math.prod(w.shape[2:])

@@ -47,7 +47,7 @@ def _infer_roi(context: InferenceContext) -> tuple[ValueType, ...]:
             raise context.fail(f"{name} of RoiAlign has no such value", expected=", ".join(known))
     size = [context.int_of(f"output_{side}") for side in ("height", "width")]
     if min(size) < 1 or 0 in x.shape[2:]:
-        raise context.fail("RoiAlign needs images and results that are not empty", got=str(size))
+        raise context.fail("RoiAlign needs images and results that are not empty", got=size)
     ratio = context.int_of("sampling_ratio")
     if max(size) * max(ratio, 1) > MAX_SAMPLES:
         raise context.fail(

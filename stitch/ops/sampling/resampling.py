@@ -140,9 +140,7 @@ def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
     for listed, count in (*lists, (roi, 2 * len(axes))):
         if listed is not None and len(listed) != count:
             raise context.fail(
-                "an operand of Resize has not one number per axis",
-                expected=str(count),
-                got=str(len(listed)),
+                "an operand of Resize has not one number per axis", expected=count, got=len(listed)
             )
     if scales is not None and not (np.isfinite(scales).all() and (scales > 0).all()):
         raise context.fail("scales of Resize are positive", got=str(scales.tolist()))
@@ -152,7 +150,7 @@ def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
     for one in _plan(context.attributes, x.shape, axes, roi, scales, sizes):
         shape[one.axis] = one.after
         if one.after and not one.before:
-            raise context.fail("an empty axis cannot be resized", got=str(list(x.shape)))
+            raise context.fail("an empty axis cannot be resized", got=x.shape)
     return (ValueType(tuple(shape), x.data_type),)
 
 

@@ -29,7 +29,7 @@ def _infer_filled(context: InferenceContext) -> tuple[ValueType, ...]:
     context.require_rank(0, 1, 1)
     shape = context.known_ints(0, "input")
     if any(size < 0 for size in shape):
-        raise context.fail("a shape has sizes of at least 0", got=str(list(shape)))
+        raise context.fail("a shape has sizes of at least 0", got=shape)
     return (ValueType(shape, data_type_of_code(context.int_of("dtype"), context.op)),)
 
 
@@ -134,7 +134,7 @@ def _infer_mel(context: InferenceContext) -> tuple[ValueType, ...]:
     bins, length, rate, low, high = _mel_numbers(context.constants)
     if not 1 <= bins <= MAX_BINS:
         raise context.fail("MelWeightMatrix has no so many bins", expected=f"1 to {MAX_BINS}",
-                           got=str(bins))  # fmt: skip
+                           got=bins)  # fmt: skip
     if min(length, rate) < 1 or not 0 <= low <= high < np.inf:
         raise context.fail("the numbers of a MelWeightMatrix are positive, the edges in order")
     if not _mel_places(context.constants)[-1] <= length // 2:

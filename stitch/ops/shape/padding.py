@@ -53,9 +53,7 @@ def _infer_pad(context: InferenceContext) -> tuple[ValueType, ...]:
         axes = context.axes_of(context.known_ints(3, "axes"), rank)
     if len(pads) != 2 * len(axes):
         raise context.fail(
-            "pads holds a begin and an end per axis",
-            expected=f"{2 * len(axes)} numbers",
-            got=str(list(pads)),
+            "pads holds a begin and an end per axis", expected=f"{2 * len(axes)} numbers", got=pads
         )
     shape = list(data.shape)
     for i, axis in enumerate(axes):

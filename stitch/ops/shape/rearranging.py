@@ -25,7 +25,7 @@ def _infer_transpose(context: InferenceContext) -> tuple[ValueType, ...]:
         raise context.fail(
             "perm must name every axis once",
             expected=f"a permutation of {list(range(len(data.shape)))}",
-            got=str(list(order)),
+            got=order,
         )
     return (ValueType(tuple(data.shape[i] for i in order), data.data_type),)
 
@@ -54,8 +54,8 @@ def _infer_concat(context: InferenceContext) -> tuple[ValueType, ...]:
         if len(shape) != rank or (*shape[:axis], *shape[axis + 1 :]) != others:
             raise context.fail(
                 f"the operands of a Concat may differ in axis {axis} only",
-                expected=str(list(first.shape)),
-                got=str(list(shape)),
+                expected=first.shape,
+                got=shape,
             )
         total += shape[axis]
     shape = (*first.shape[:axis], total, *first.shape[axis + 1 :])
@@ -81,7 +81,7 @@ def _infer_split(context: InferenceContext) -> tuple[ValueType, ...]:
         if count is not None and count != context.outputs:
             raise context.fail(
                 "num_outputs of a Split differs from its outputs",
-                expected=str(context.outputs), got=str(count),
+                expected=context.outputs, got=count,
             )  # fmt: skip
         part = -(-size // context.outputs)
         sizes = [max(0, min(part, size - i * part)) for i in range(context.outputs)]
@@ -89,7 +89,7 @@ def _infer_split(context: InferenceContext) -> tuple[ValueType, ...]:
         raise context.fail(
             "the parts of a Split do not fit",
             expected=f"{context.outputs} parts that sum to {size}",
-            got=str(sizes),
+            got=sizes,
         )
     return tuple(
         ValueType((*data.shape[:axis], part, *data.shape[axis + 1 :]), data.data_type)
@@ -170,7 +170,7 @@ def _infer_expand(context: InferenceContext) -> tuple[ValueType, ...]:
     context.require_type(1, INT64)
     wanted = context.known_ints(1, "shape")
     if any(size < 0 for size in wanted):
-        raise context.fail("Expand needs sizes of at least 0", got=str(list(wanted)))
+        raise context.fail("Expand needs sizes of at least 0", got=wanted)
     return (ValueType(context.broadcast(data.shape, wanted), data.data_type),)
 
 
@@ -186,7 +186,7 @@ def _infer_tile(context: InferenceContext) -> tuple[ValueType, ...]:
         raise context.fail(
             "Tile repeats each axis",
             expected=f"{len(data.shape)} counts of at least 0",
-            got=str(list(repeats)),
+            got=repeats,
         )
     shape = tuple(size * count for size, count in zip(data.shape, repeats, strict=True))
     return (ValueType(shape, data.data_type),)

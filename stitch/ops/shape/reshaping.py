@@ -39,10 +39,10 @@ def _infer_reshape(context: InferenceContext) -> tuple[ValueType, ...]:
         or any(size < -1 for size in wanted)
         or (keep_zero and -1 in wanted and 0 in wanted)
     ):
-        raise context.fail("Reshape cannot read this shape", got=str(wanted))
+        raise context.fail("Reshape cannot read this shape", got=wanted)
     if not keep_zero:
         if any(size == 0 and i >= len(data.shape) for i, size in enumerate(wanted)):
-            raise context.fail("Reshape has no dimension to copy for a 0", got=str(wanted))
+            raise context.fail("Reshape has no dimension to copy for a 0", got=wanted)
         wanted = [data.shape[i] if size == 0 else size for i, size in enumerate(wanted)]
     count = math.prod(data.shape)
     if -1 in wanted:
@@ -62,9 +62,7 @@ def _infer_flatten(context: InferenceContext) -> tuple[ValueType, ...]:
     data = context.require_type(0, MOVED)
     rank, axis = len(data.shape), context.int_of("axis")
     if not -rank <= axis <= rank:
-        raise context.fail(
-            f"Flatten has no axis {axis}", expected=f"{-rank} to {rank}", got=str(axis)
-        )
+        raise context.fail(f"Flatten has no axis {axis}", expected=f"{-rank} to {rank}", got=axis)
     axis += rank if axis < 0 else 0
     shape = (math.prod(data.shape[:axis]), math.prod(data.shape[axis:]))
     return (ValueType(shape, data.data_type),)

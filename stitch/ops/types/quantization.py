@@ -51,7 +51,7 @@ def _check_scale(context: InferenceContext, shape: Shape) -> None:
         raise context.fail(
             f"the scale of {context.op} does not fit",
             expected=f"one number or {list(wanted)}",
-            got=str(list(scale)),
+            got=scale,
         )
 
 

@@ -60,12 +60,10 @@ def _check_operands(context: InferenceContext, transposed: bool) -> tuple[Shape,
     declared = context.ints_of("kernel_shape")
     if declared is not None and declared != w.shape[2:]:
         raise context.fail(
-            "kernel_shape differs from the weights",
-            expected=str(list(w.shape[2:])),
-            got=str(list(declared)),
+            "kernel_shape differs from the weights", expected=w.shape[2:], got=declared
         )
     if min(w.shape[2:]) < 1:
-        raise context.fail("a kernel needs at least one element", got=str(list(w.shape[2:])))
+        raise context.fail("a kernel needs at least one element", got=w.shape[2:])
     check_window_attributes(context, x.shape[2:], w.shape[2:])
     if context.present(2) is not None:
         context.require_shape(2, (w.shape[1] * group if transposed else w.shape[0],))
@@ -76,7 +74,7 @@ def check_output(context: InferenceContext, output: Shape) -> None:
     """No window may be larger than what it slides over."""
     if any(size < 0 for size in output):
         raise context.fail(
-            f"the kernel of {context.op} is larger than its padded input", got=str(list(output))
+            f"the kernel of {context.op} is larger than its padded input", got=output
         )
 
 

@@ -58,7 +58,7 @@ def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
             "the gradient does not fit the input",
             expected=f"{x.shape[0]} samples, channels divisible by {group}, "
             f"at most {list(windows.output)} places",
-            got=str(list(gradient.shape)),
+            got=gradient.shape,
         )
     shape = (gradient.shape[1], x.shape[1] // group, *kernel)
     return (ValueType(shape, x.data_type),)

@@ -139,7 +139,7 @@ def _lp(arguments: KernelArguments) -> Sequence[Thunk]:
 
 def _infer_lp(context: InferenceContext) -> tuple[ValueType, ...]:
     if context.int_of("p") < 1:
-        raise context.fail("p of LpPool is at least 1", got=str(context.attributes["p"]))
+        raise context.fail("p of LpPool is at least 1", got=context.attributes["p"])
     return (_infer_pool(FLOATS, context),)
 
 

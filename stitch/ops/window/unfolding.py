@@ -50,7 +50,7 @@ def _infer_col2im(context: InferenceContext) -> tuple[ValueType, ...]:
         raise context.fail(
             "the columns of a Col2Im do not fit its image",
             expected=f"a multiple of {taps} rows, {places} columns",
-            got=str(list(x.shape[1:])),
+            got=x.shape[1:],
         )
     return (ValueType((x.shape[0], x.shape[1] // taps, *image), x.data_type),)
 
@@ -101,7 +101,7 @@ def _infer_max_unpool(context: InferenceContext) -> tuple[ValueType, ...]:
     context.spatial_ints("pads", ones + ones, least=0)
     shape = (*x.shape[:2], *_unpooled(context, x.shape[2:]))
     if min(shape) < 0:
-        raise context.fail("the padding of MaxUnpool leaves nothing", got=str(list(shape)))
+        raise context.fail("the padding of MaxUnpool leaves nothing", got=shape)
     if context.present(2) is not None:
         wanted = context.known_ints(2, "output_shape")
         fits = len(wanted) == rank and all(w >= s for w, s in zip(wanted, shape, strict=True))
@@ -109,7 +109,7 @@ def _infer_max_unpool(context: InferenceContext) -> tuple[ValueType, ...]:
             raise context.fail(
                 "output_shape of MaxUnpool is smaller than what is unpooled",
                 expected=f"at least {list(shape)}",
-                got=str(list(wanted)),
+                got=wanted,
             )
         return (ValueType(wanted, x.data_type),)
     return (ValueType(shape, x.data_type),)
