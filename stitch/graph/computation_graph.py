@@ -108,9 +108,7 @@ class ComputationGraph:
 
     def text(self) -> str:
         """The graph as stable, readable text (the form that golden files hold)."""
-        lines = body_lines(
-            self, lambda i: self.values[i].type.text(), lambda constant: _shown(constant.data)
-        )
+        lines = body_lines(self, lambda i: self.values[i].type.text(), _shown)
         wishes = [f"  wish {wish.text()}" for wish in self.wishes]
         return "\n".join([f"graph @{self.name} {{", *lines, *wishes, "}\n"])
 
@@ -188,5 +186,5 @@ def _slot_problem(side: str, slot: str | int, places: Mapping[str, int]) -> str 
     return f"there is no {side} {slot!r}; {side}s: {listed}" + (f"; {near}" if near else "")
 
 
-def _shown(data: Array) -> str:
-    return f" = {data.tolist()}" if data.size <= 4 else ""
+def _shown(constant: Constant) -> str:
+    return f" = {constant.data.tolist()}" if constant.data.size <= 4 else ""

@@ -1,22 +1,27 @@
-"""`Emitter`: what a builder must be able to do so that operators can be written down.
+"""`Emitter`: writes values, constants and operations down, each typed as it is added.
 
-Comes in: tensors, arrays and numbers. Goes out: operations in the graph. The method families
-(`*_methods.py`) are written against this class alone.
+Comes in: operators applied to tensors, arrays and numbers. Goes out: operations in the graph. The
+method families (`*_methods.py`) are written against this class alone; the builder adds slots.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from stitch.argument_kinds import ArgumentKind
-from stitch.graph.source_location import mistake
+from stitch import ops
+from stitch.argument_kinds import TEXT, ArgumentKind
+from stitch.errors import CompileError
+from stitch.graph.computation_graph import ComputationGraph
+from stitch.graph.constant_pool import ConstantPool, array_of
+from stitch.graph.known_values import KnownValues
+from stitch.graph.source_location import mistake, user_location
 from stitch.graph.symbolic import Operand, SymbolicTensor
 from stitch.graph.tensor_operations import Axes
-from stitch.program import AttributeValue, DataType, ValueType
+from stitch.program import ABSENT, Array, AttributeValue, DataType, Operation, Value, ValueType
 
 #: An attribute as people write it: lists for tuples, booleans for ints, None for absent.
 Written = AttributeValue | bool | DataType | Sequence[int] | Sequence[float] | Sequence[str] | None
@@ -31,29 +36,49 @@ TYPE_NAME = ArgumentKind(
 )
 
 
-class Emitter(ABC):
-    """The least that a graph builder offers; operands may be arrays or numbers throughout."""
+class Emitter:
+    """A graph that is being written: its values, constants and operations so far.
 
-    __slots__ = ()
+    Operands may be arrays or numbers throughout.
+    """
 
-    @property
-    @abstractmethod
-    def graph_name(self) -> str:
-        """The graph's name."""
+    __slots__ = (
+        "_constants", "_graph", "_known", "_location", "_made", "_names", "_operations", "_values",
+        "name",
+    )  # fmt: skip
 
-    @abstractmethod
-    def type_of(self, index: int) -> ValueType:
-        """The type of a value."""
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._values: list[Value] = []
+        self._operations: list[Operation] = []
+        self._constants = ConstantPool()
+        self._known = KnownValues()
+        self._names: dict[str, int] = {}
+        #: Values that operations made and that are no outputs yet.
+        self._made: set[int] = set()
+        self._location = ""
+        self._graph: ComputationGraph | None = None
 
-    @abstractmethod
-    def name_of(self, index: int) -> str:
-        """The name of a value."""
+    def parameter(self, name: str, array: object) -> SymbolicTensor:
+        """A named constant; a writable array is copied, a read-only one is kept as it is."""
+        return self._constant(name, array_of(array, self._where()))
 
-    @abstractmethod
-    def tensor(self, given: Given, like: SymbolicTensor | None = None) -> SymbolicTensor:
-        """A tensor as it is; arrays and numbers as constants, numbers of `like`'s data type."""
+    def constant(self, array: object) -> SymbolicTensor:
+        """An unnamed constant; equal small arrays share one value."""
+        data = array_of(array, self._where())
+        known = self._constants.find(data)
+        if known is not None:
+            return self._tensor(known)
+        return self._constant("constant", data)
 
-    @abstractmethod
+    def _constant(self, name: str, data: Array) -> SymbolicTensor:
+        self._check_open()
+        kind = ValueType(data.shape, data_type_of(data.dtype))
+        tensor = self._value(name, kind)
+        kept = self._constants.add(tensor.index, data)
+        self._known.add_constant(tensor.index, kept)
+        return tensor
+
     def apply(
         self,
         op: str,
@@ -62,22 +87,81 @@ class Emitter(ABC):
         attributes: Mapping[str, Written],
         domain: str = "",
     ) -> tuple[SymbolicTensor, ...]:
-        """Adds one operation and returns its outputs; raises `CompileError` if it does not fit."""
+        """Adds one operation and returns its results; raises `CompileError` if it does not fit.
 
-    @abstractmethod
-    def numpy_ufunc(
-        self, ufunc: np.ufunc, method: str, inputs: tuple[object, ...], arguments: dict[str, object]
-    ) -> object:
-        """What a NumPy ufunc means on symbolic tensors."""
+        Operands and `outputs` are those of `op`.
+        """
+        self._check_open()
+        TEXT.check("ComputationGraphBuilder.op", "op", op)
+        domain = "" if domain == "ai.onnx" else domain
+        like = next((o for o in operands if isinstance(o, SymbolicTensor)), None)
+        tensors = [None if o is None else self.tensor(o, like) for o in operands]
+        while tensors and tensors[-1] is None:
+            tensors.pop()
+        names = [op.lower()] * outputs if isinstance(outputs, int) else list(outputs)
+        written = self._attributes(op, domain, attributes)
+        indices = tuple(ABSENT if t is None else t.index for t in tensors)
+        types = [None if t is None else t.type for t in tensors]
+        draft = Operation(op, indices, (), written, domain, self._where())
+        inferred = ops.infer_types(
+            op,
+            types,
+            domain=domain,
+            constants=self._known.operands(draft),
+            attributes=written,
+            outputs=len(names),
+            location=draft.location,
+        )
+        results = tuple(self._value(n, kind) for n, kind in zip(names, inferred, strict=True))
+        numbers = tuple(t.index for t in results)
+        operation = Operation(op, indices, numbers, written, domain, draft.location)
+        self._operations.append(operation)
+        self._known.add_operation(operation, types)
+        self._made.update(numbers)
+        return results
 
-    @abstractmethod
-    def numpy_function(
-        self,
-        function: Callable[..., object],
-        inputs: tuple[object, ...],
-        arguments: dict[str, object],
-    ) -> object:
-        """What a NumPy function means on symbolic tensors."""
+    def tensor(self, given: Given, like: SymbolicTensor | None = None) -> SymbolicTensor:
+        """A tensor as it is; arrays and numbers as constants, numbers of `like`'s data type.
+
+        Raises `CompileError` for the tensor of another graph.
+        """
+        if isinstance(given, SymbolicTensor):
+            builder: object = given.builder
+            if builder is not self:
+                raise CompileError(
+                    f"{given!r} belongs to another graph ({given.builder.name!r})",
+                    where=f"graph {self.name!r} at {self._where()}",
+                    remedy="pass it as an input, or build both parts with one builder",
+                )
+            return given
+        kind = None if like is None else like.data_type
+        return self.constant(array_of(given, self._where(), kind))
+
+    @contextmanager
+    def at(self, location: str) -> Iterator[None]:
+        """Records this location for the operations made within: a line of a foreign module."""
+        before, self._location = self._location, location
+        try:
+            yield
+        finally:
+            self._location = before
+
+    @property
+    def operations(self) -> Sequence[Operation]:
+        """The operations so far, in run order: to look at, not to change."""
+        return self._operations
+
+    def type_of(self, index: int) -> ValueType:
+        """The type of a value."""
+        return self._values[index].type
+
+    def name_of(self, index: int) -> str:
+        """The name of a value."""
+        return self._values[index].name
+
+    def known_data(self, tensor: SymbolicTensor) -> Array | None:
+        """The data of a tensor where it is small and known already (read-only), else None."""
+        return self._known.get(self.tensor(tensor).index)
 
     def _one(self, op: str, *operands: Given, **attributes: Written) -> SymbolicTensor:
         return self.apply(op, operands, 1, attributes)[0]
@@ -99,6 +183,45 @@ class Emitter(ABC):
                 expected="one data type",
                 got=", ".join(t.type.text() for t in tensors),
                 remedy=f"cast the others, for instance with .cast({kinds[0].value!r})",
+            )
+
+    def _value(self, name: str, kind: ValueType) -> SymbolicTensor:
+        self._check_open()
+        times = self._names.get(name, 0)
+        unique = name
+        while times and unique in self._names:
+            unique = f"{name}_{times}"
+            times += 1
+        self._names[name] = max(times, 1)
+        self._names.setdefault(unique, 1)
+        self._values.append(Value(unique, kind))
+        return self._tensor(len(self._values) - 1)
+
+    def _tensor(self: Any, index: int) -> SymbolicTensor:
+        # What a tensor asks for, the families on top of this class have.
+        return SymbolicTensor(self, index)
+
+    def _attributes(
+        self, op: str, domain: str, attributes: Mapping[str, Written]
+    ) -> dict[str, AttributeValue]:
+        declared = ops.lookup(op, domain).attributes
+        written: dict[str, AttributeValue] = {}
+        for name, value in attributes.items():
+            if value is None:
+                continue
+            kind = declared[name].kind if name in declared else ""
+            written[name] = attribute_of(value, kind)
+        return written
+
+    def _where(self) -> str:
+        return self._location or user_location()
+
+    def _check_open(self) -> None:
+        if self._graph is not None:
+            raise CompileError(
+                f"the graph {self.name!r} is built already: a tensor escaped from it",
+                where=self._where(),
+                remedy="use its tensors only inside the traced function, before build()",
             )
 
 
@@ -130,3 +253,28 @@ def data_type_of(given: TypeName) -> DataType:
     if isinstance(given, str):
         return DataType.parse(given)
     return DataType.from_dtype(given)
+
+
+def attribute_of(value: Written, kind: str = "") -> AttributeValue:
+    """An attribute as graphs hold it: tuples for lists, ints for booleans and data types."""
+    if isinstance(value, DataType):
+        return ops.onnx_code(value)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool | int | float | np.number):
+        number = value.item() if isinstance(value, np.number) else value
+        return (
+            float(number)
+            if kind == "float"
+            else (number if isinstance(number, float) else int(number))
+        )
+    items: list[Any] = list(value or ())
+    if items and all(isinstance(item, str) for item in items):
+        return tuple(items)
+    if not all(isinstance(item, bool | int | float | np.number) for item in items):
+        raise mistake(
+            "an attribute is a number, a string, or a list of either", got=repr(value)[:80]
+        )
+    if kind == "floats" or any(isinstance(item, float | np.floating) for item in items):
+        return tuple(float(item) for item in items)
+    return tuple(int(item) for item in items)

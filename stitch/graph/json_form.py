@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import enum
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -43,6 +44,11 @@ from stitch.program import (
 
 FORMAT = "stitch.computation_graph"
 VERSION = 1
+#: What is written of each part, and nothing else is read.
+_INPUT = ("name", "value", "kind", "ownership")
+_OUTPUT = ("name", "value", "aliases_input")
+_TYPE = ("shape", "data_type")
+_OPERATION = ("op", "domain", "inputs", "outputs", "attributes", "location")
 _Part = TypeVar("_Part")
 
 
@@ -52,28 +58,12 @@ def as_json(graph: ComputationGraph, *, with_data: bool = True) -> str:
         "format": FORMAT,
         "version": VERSION,
         "name": graph.name,
-        "inputs": [
-            {
-                "name": slot.name,
-                "value": slot.value,
-                "kind": slot.kind.value,
-                "ownership": slot.ownership.value,
-            }
-            for slot in graph.inputs
-        ],
-        "outputs": [
-            {"name": slot.name, "value": slot.value, "aliases_input": slot.aliases_input}
-            for slot in graph.outputs
-        ],
+        "inputs": [_fields_out(slot, _INPUT) for slot in graph.inputs],
+        "outputs": [_fields_out(slot, _OUTPUT) for slot in graph.outputs],
         "values": [
-            {
-                "name": value.name,
-                "shape": list(value.type.shape),
-                "data_type": value.type.data_type.value,
-            }
-            for value in graph.values
+            {"name": value.name, **_fields_out(value.type, _TYPE)} for value in graph.values
         ],
-        "operations": [_operation_out(operation) for operation in graph.operations],
+        "operations": [_fields_out(operation, _OPERATION) for operation in graph.operations],
         "constants": [_constant_out(constant, with_data) for constant in graph.constants],
         "wishes": [wish.text() for wish in graph.wishes],
     }
@@ -105,7 +95,7 @@ def from_json(text: str | bytes, constants: Mapping[str, Array] | None = None) -
     }
     root.refuse_other_keys(("format", "version", *parts))
     if problems:
-        raise _defects(problems)
+        raise FormatError("not a sound computation graph", problems=tuple(problems))
     try:
         return ComputationGraph(**parts)  # type: ignore[arg-type]  # each part is checked above
     except CompileError as error:
@@ -121,16 +111,12 @@ def _parsed(text: str | bytes) -> object:
         raise FormatError(f"not JSON: {error}") from error
 
 
-def _defects(problems: list[Problem]) -> FormatError:
-    return FormatError("not a sound computation graph", problems=tuple(problems))
-
-
 def _all(root: JsonObject, key: str, read: Callable[[JsonObject], _Part]) -> tuple[_Part, ...]:
     return tuple(read(record) for record in root.records(key))
 
 
 def _value_in(record: JsonObject) -> Value:
-    record.refuse_other_keys(("name", "shape", "data_type"))
+    record.refuse_other_keys(("name", *_TYPE))
     shape = record.integers("shape")
     if any(d < 0 or d >= 2**63 for d in shape):
         record.problem("bad_value", "shape", "a dimension is negative or too large")
@@ -139,20 +125,20 @@ def _value_in(record: JsonObject) -> Value:
 
 
 def _input_in(record: JsonObject) -> InputSlot:
-    record.refuse_other_keys(("name", "value", "kind", "ownership"))
+    record.refuse_other_keys(_INPUT)
     kind = record.choice("kind", {k.value: k for k in InputKind}, InputKind.ACTIVATION)
     owner = record.choice("ownership", {o.value: o for o in Ownership}, Ownership.BORROW)
     return InputSlot(record.text("name"), record.integer("value"), kind, owner)
 
 
 def _output_in(record: JsonObject) -> OutputSlot:
-    record.refuse_other_keys(("name", "value", "aliases_input"))
+    record.refuse_other_keys(_OUTPUT)
     alias = None if record.get("aliases_input") is None else record.integer("aliases_input")
     return OutputSlot(record.text("name"), record.integer("value"), alias)
 
 
 def _operation_in(record: JsonObject) -> Operation:
-    record.refuse_other_keys(("op", "domain", "inputs", "outputs", "attributes", "location"))
+    record.refuse_other_keys(_OPERATION)
     attributes = {
         name: _attribute_in(part) for name, part in record.named_records("attributes").items()
     }
@@ -166,17 +152,17 @@ def _operation_in(record: JsonObject) -> Operation:
     )
 
 
-def _operation_out(operation: Operation) -> dict[str, Any]:
-    return {
-        "op": operation.op,
-        "domain": operation.domain,
-        "inputs": list(operation.inputs),
-        "outputs": list(operation.outputs),
-        "attributes": {
-            name: _attribute_out(value) for name, value in sorted(operation.attributes.items())
-        },
-        "location": operation.location,
-    }
+def _fields_out(part: object, names: tuple[str, ...]) -> dict[str, Any]:
+    """What has these names: words for members of enumerations, lists for tuples."""
+    fields: dict[str, Any] = {}
+    for name in names:
+        value = getattr(part, name)
+        if isinstance(value, Mapping):
+            value = {key: _attribute_out(value[key]) for key in sorted(value)}
+        elif isinstance(value, tuple):
+            value = list(value)
+        fields[name] = value.value if isinstance(value, enum.Enum) else value
+    return fields
 
 
 def _attribute_out(value: AttributeValue) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class KnownValues:
                 continue
             operation, operands = self._makers[wanted]
             sources = [i for i in operation.inputs if i != ABSENT]
-            if _by_type(operation, operands) is not None:
+            if operands and ops.known_by_type(operation, operands[0]) is not None:
                 sources = []
             if any(self._is_unknown(i) for i in sources):
                 self._arrays[wanted] = None
@@ -87,7 +87,7 @@ class KnownValues:
     def _evaluate(
         self, operation: Operation, operands: tuple[ValueType | None, ...]
     ) -> Sequence[Array | None]:
-        asked = _by_type(operation, operands)
+        asked = ops.known_by_type(operation, operands[0]) if operands else None
         if asked is not None:
             return [asked]
         arrays = self.operands(operation)
@@ -100,9 +100,7 @@ class KnownValues:
             attributes=operation.attributes,
             outputs=count,
         )
-        steps = ops.estimated_steps(
-            operation.op, operands, types, domain=operation.domain, attributes=operation.attributes
-        )
+        steps = ops.estimated_steps(operation, operands, types)
         if steps > MAX_STEPS or any(math.prod(kind.shape) > MAX_KNOWN_ELEMENTS for kind in types):
             return [None] * count
         return ops.evaluate(
@@ -112,11 +110,3 @@ class KnownValues:
             attributes=operation.attributes,
             outputs=count,
         )
-
-
-def _by_type(operation: Operation, operands: tuple[ValueType | None, ...]) -> Array | None:
-    if not operands:
-        return None
-    return ops.known_by_type(
-        operation.op, operands[0], domain=operation.domain, attributes=operation.attributes
-    )

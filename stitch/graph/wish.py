@@ -10,7 +10,7 @@ import enum
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Any, Literal
 
 from stitch.errors import CompileError, LayoutError, UsageError, closest
 from stitch.program import (
@@ -172,12 +172,10 @@ def _one_of(what: str, name: str, allowed: Iterable[str], where: str) -> None:
 
 
 def _checked(field: str, value: WishValue, where: str) -> WishValue:
+    if field in _ENUMERATIONS:
+        member: WishValue = _member(_ENUMERATIONS[field], value, where)
+        return member
     check: Mapping[str, Callable[[WishValue, str], WishValue]] = {
-        "space": lambda v, w: _member(Space, v, w),
-        "data_type": lambda v, w: _member(DataType, v, w),
-        "memory_layout": lambda v, w: _member(MemoryLayout, v, w),
-        "kind": lambda v, w: _member(InputKind, v, w),
-        "ownership": lambda v, w: _member(Ownership, v, w),
         "layout": _row_major_or_tile,
         "shard_spec": _shard_spec,
         "address": _address,
@@ -186,17 +184,14 @@ def _checked(field: str, value: WishValue, where: str) -> WishValue:
     return check[field](value, where)
 
 
-_Member = TypeVar("_Member", bound=enum.Enum)
-
-
-def _member(kind: type[_Member], value: WishValue, where: str) -> _Member:
+def _member(kind: type[enum.Enum], value: WishValue, where: str) -> Any:
     if isinstance(value, kind):
         return value
     names = {member.value: member for member in kind}
     if isinstance(value, str):
         spelled = value.replace("-", "_")
         if kind is DataType:
-            names |= {member.short: member for member in DataType}  # type: ignore[misc]
+            names |= {member.short: member for member in DataType}
         if spelled in names:
             return names[spelled]
     raise _wrong(where, value, [str(m.value) for m in kind])

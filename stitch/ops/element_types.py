@@ -13,6 +13,7 @@ FLOATS = frozenset({DataType.FLOAT32, DataType.FLOAT16, DataType.BFLOAT16, DataT
 SIGNED = frozenset({DataType.INT8, DataType.INT16, DataType.INT32, DataType.INT64})
 UNSIGNED = frozenset({DataType.UINT8, DataType.UINT16, DataType.UINT32, DataType.UINT64})
 INTEGERS = SIGNED | UNSIGNED
+BYTES = frozenset({DataType.INT8, DataType.UINT8})
 NUMERIC = FLOATS | INTEGERS
 SIGNED_NUMERIC = FLOATS | SIGNED
 BOOLEAN = frozenset({DataType.BOOL})

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from stitch.errors import TaskError
-from stitch.ops.attributes import Attributes
 from stitch.ops.definition import Kernel, KernelArguments, Thunk
 from stitch.program import Array
 
@@ -27,8 +26,8 @@ PIECE_NBYTES = 1 << 22
 LINE_NBYTES = 64
 
 Work = tuple[Array, ...]
-#: Builds a chain over one flat chunk: (source, out, workspaces, attributes) to steps.
-Chain = Callable[[Array, Array, Work, Attributes], Sequence[Thunk]]
+#: Builds a chain over one flat chunk: source, out, workspaces, and attributes by name, to steps.
+Chain = Callable[..., Sequence[Thunk]]
 
 
 def scalar(value: float, like: Array) -> Array:
@@ -156,7 +155,7 @@ def chain_kernel(workspaces: int, build: Chain) -> Kernel:
         source, out = arguments.given(0).reshape(-1), arguments.outputs[0].reshape(-1)
         steps: list[Thunk] = []
         for part, work in chunks(out.size, workspaces, out.dtype):
-            steps += build(source[part], out[part], work, arguments.attributes)
+            steps += build(source[part], out[part], work, **arguments.attributes)
         return steps
 
     return kernel

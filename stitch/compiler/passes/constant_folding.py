@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,7 +22,7 @@ from stitch import ops
 from stitch.budget import SMALL_NBYTES, claim, claim_for
 from stitch.errors import StitchError
 from stitch.graph import MAX_KNOWN_ELEMENTS, ComputationGraph
-from stitch.program import ABSENT, Array, Constant, Operation, Value, ValueType
+from stitch.program import ABSENT, Array, Constant, Operation, ValueType
 
 #: Elementary steps that all folding of a graph may take: so many, and so many for each element of
 #: the constants that the graph was given (which a front end read from a file).
@@ -63,16 +64,15 @@ def fold_constants(graph: ComputationGraph, growth_nbytes: int) -> ComputationGr
             for v in operation.inputs
             if v in known and v not in outputs and readers[v] == operation.inputs.count(v)
         }
-        growth = sum(
-            graph.values[v].type.nbytes
-            for v in operation.outputs
-            if v != ABSENT and not _is_index(graph.values[v].type)
-        )
+        operands = [None if v == ABSENT else graph.values[v].type for v in operation.inputs]
+        made = [graph.values[v].type for v in operation.outputs if v != ABSENT]
+        growth = sum(kind.nbytes for kind in made if not _is_index(kind))
         growth -= sum(known[v].nbytes for v in dying)
-        results = _known_by_type(operation, graph.values)
-        steps = 0 if results is not None else _steps(operation, graph.values)
+        shape = ops.known_by_type(operation, operands[0]) if operands else None
+        results = None if shape is None else dict.fromkeys(operation.outputs, shape)
+        steps = 0 if shape is not None else ops.estimated_steps(operation, operands, made)
         if results is None and growth <= max(growth_nbytes, 0) and steps <= steps_left:
-            results = _fold(operation, graph.values, known, workspace)
+            results = _fold(operation, operands, made, known, workspace)
         if results is None:
             kept.append(operation)
             continue
@@ -89,31 +89,12 @@ def _is_index(kind: ValueType) -> bool:
     return kind.data_type.dtype.kind in "iub" and math.prod(kind.shape) <= MAX_KNOWN_ELEMENTS
 
 
-def _steps(operation: Operation, values: tuple[Value, ...]) -> int:
-    return ops.estimated_steps(
-        operation.op,
-        [None if v == ABSENT else values[v].type for v in operation.inputs],
-        [values[v].type for v in operation.outputs if v != ABSENT],
-        domain=operation.domain,
-        attributes=operation.attributes,
-    )
-
-
-def _known_by_type(operation: Operation, values: tuple[Value, ...]) -> dict[int, Array] | None:
-    """The result of an operation that asks for a shape, by value."""
-    if not operation.inputs or operation.inputs[0] == ABSENT:
-        return None
-    data = ops.known_by_type(
-        operation.op,
-        values[operation.inputs[0]].type,
-        domain=operation.domain,
-        attributes=operation.attributes,
-    )
-    return None if data is None else dict.fromkeys(operation.outputs, data)
-
-
 def _fold(
-    operation: Operation, values: tuple[Value, ...], known: dict[int, Array], workspace_nbytes: int
+    operation: Operation,
+    operands: Sequence[ValueType | None],
+    made: Sequence[ValueType],
+    known: dict[int, Array],
+    workspace_nbytes: int,
 ) -> dict[int, Array] | None:
     """The results of an operation by value, or None where it has to stay."""
     if not is_repeatable(operation) or not all(v == ABSENT or v in known for v in operation.inputs):
@@ -122,16 +103,15 @@ def _fold(
     try:
         taken = ops.kernel_workspace(
             operation.op,
-            [None if v == ABSENT else values[v].type for v in operation.inputs],
-            [values[v].type for v in operation.outputs if v != ABSENT],
+            operands,
+            made,
             domain=operation.domain,
             constants=arrays,
             attributes=operation.attributes,
         )
         if taken > workspace_nbytes:
             return None
-        wanted = sum(values[v].type.nbytes for v in operation.outputs if v != ABSENT)
-        claimed = claim(taken + 2 * wanted, f"folding {operation.op}")
+        claimed = claim(taken + 2 * sum(kind.nbytes for kind in made), f"folding {operation.op}")
         with np.errstate(all="ignore"):
             results = ops.evaluate(
                 operation.op,

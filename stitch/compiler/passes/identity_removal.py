@@ -43,10 +43,6 @@ def _is_identity(operation: Operation, values: tuple[Value, ...], read: set[int]
     if operation.op == "Dropout":
         return len(operation.inputs) < 3 or operation.inputs[2] == ABSENT
     if operation.op == "Transpose":
-        return _keeps_order(operation, len(values[operation.inputs[0]].type.shape))
+        axes = tuple(range(len(values[operation.inputs[0]].type.shape)))
+        return operation.attributes.get("perm", axes[::-1]) == axes
     return operation.op in ("Identity", "Cast") or operation.op in _SHAPE_OPERATORS
-
-
-def _keeps_order(operation: Operation, rank: int) -> bool:
-    order = operation.attributes.get("perm", tuple(reversed(range(rank))))
-    return order == tuple(range(rank))

@@ -100,27 +100,9 @@ class ElementwiseMethods(Emitter):
     maximum = _binary("Max", "The greater of two; NaN if either is.")
     minimum = _binary("Min", "The lesser of two; NaN if either is.")
 
-    # Scalar versions (FlexFlow's names) --------------------------------------------------------
-
-    def scalar_add(self, x: SymbolicTensor, scalar: float) -> SymbolicTensor:
-        """x + scalar."""
-        return self.add(x, scalar)
-
-    def scalar_sub(self, x: SymbolicTensor, scalar: float) -> SymbolicTensor:
-        """x - scalar."""
-        return self.sub(x, scalar)
-
-    def scalar_multiply(self, x: SymbolicTensor, scalar: float) -> SymbolicTensor:
-        """x * scalar."""
-        return self.mul(x, scalar)
-
-    def scalar_true_div(self, x: SymbolicTensor, scalar: float) -> SymbolicTensor:
-        """x / scalar."""
-        return self.div(x, scalar)
-
-    def scalar_floor_div(self, x: SymbolicTensor, scalar: float) -> SymbolicTensor:
-        """x // scalar."""
-        return self.floordiv(x, scalar)
+    # FlexFlow's names for a tensor and a number.
+    scalar_add, scalar_sub, scalar_multiply = add, sub, mul
+    scalar_true_div, scalar_floor_div = div, floordiv
 
     # Comparison and logic ----------------------------------------------------------------------
 

@@ -63,7 +63,7 @@ def selection_of(shape: tuple[int, ...], key: object) -> Selection:
             if gathered is not None:
                 raise _refused("two index lists in one key", "index one axis at a time")
             gathered = (axis, _indices(part, length, axis))
-            position += _rank(gathered[1])
+            position += len(gathered[1].shape)
         axis += 1
     if gathered is not None and dropped:
         raise _refused("an index list beside an integer", "take the integer first: t[0][[1, 2]]")
@@ -126,10 +126,6 @@ def _indices(part: object, length: int, axis: int) -> Any:
     for index in indices.reshape(-1):
         _place(int(index), length, axis)
     return np.where(indices < 0, indices.astype(np.int64) + length, indices).astype(np.int64)
-
-
-def _rank(indices: Any) -> int:
-    return len(indices.shape)
 
 
 def _refused(what: str, remedy: str) -> CompileError:

@@ -8,7 +8,6 @@ from functools import partial
 import numpy as np
 
 from stitch.ops.activation import activation_gradients as gradients
-from stitch.ops.attributes import Attributes, float_of
 from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS, PRODUCTS, SIGNED_NUMERIC
 from stitch.ops.gradient import Slope, of_first
@@ -58,31 +57,12 @@ def _exponential_branch(
     ]
 
 
-def _sigmoid(x: Array, out: Array, _: Work, __: Attributes) -> Sequence[Thunk]:
-    return sigmoid_steps(x, out)
+def _selu(x: Array, out: Array, work: Work, alpha: float, gamma: float) -> Sequence[Thunk]:
+    steps = _exponential_branch(x, out, work[0], 1.0, alpha)
+    return [*steps, partial(np.multiply, out, scalar(gamma, x), out)]
 
 
-def _softplus(x: Array, out: Array, work: Work, _: Attributes) -> Sequence[Thunk]:
-    return softplus_steps(x, out, work[0])
-
-
-def _elu(x: Array, out: Array, work: Work, attributes: Attributes) -> Sequence[Thunk]:
-    return _exponential_branch(x, out, work[0], 1.0, float_of(attributes, "alpha"))
-
-
-def _selu(x: Array, out: Array, work: Work, attributes: Attributes) -> Sequence[Thunk]:
-    steps = _exponential_branch(x, out, work[0], 1.0, float_of(attributes, "alpha"))
-    gamma = scalar(float_of(attributes, "gamma"), x)
-    return [*steps, partial(np.multiply, out, gamma, out)]
-
-
-def _celu(x: Array, out: Array, work: Work, attributes: Attributes) -> Sequence[Thunk]:
-    alpha = float_of(attributes, "alpha")
-    return _exponential_branch(x, out, work[0], alpha, alpha)
-
-
-def _leaky_relu(x: Array, out: Array, work: Work, attributes: Attributes) -> Sequence[Thunk]:
-    alpha = float_of(attributes, "alpha")
+def _leaky_relu(x: Array, out: Array, work: Work, alpha: float) -> Sequence[Thunk]:
     product, slope = work[0], scalar(alpha, x)
     if 0.0 < alpha <= 1.0:
         return [partial(np.multiply, x, slope, product), partial(np.maximum, x, product, out=out)]
@@ -95,17 +75,17 @@ def _leaky_relu(x: Array, out: Array, work: Work, attributes: Attributes) -> Seq
     ]
 
 
-def _thresholded(x: Array, out: Array, work: Work, attributes: Attributes) -> Sequence[Thunk]:
-    mask, alpha = mask_in(work[0]), scalar(float_of(attributes, "alpha"), x)
+def _thresholded(x: Array, out: Array, work: Work, alpha: float) -> Sequence[Thunk]:
+    mask = mask_in(work[0])
     return [
-        partial(np.greater, x, alpha, mask),
+        partial(np.greater, x, scalar(alpha, x), mask),
         partial(np.logical_not, mask, mask),
         *copy_steps(x, out),
         partial(np.copyto, out, scalar(0.0, x), where=mask),
     ]
 
 
-def _softsign(x: Array, out: Array, work: Work, _: Attributes) -> Sequence[Thunk]:
+def _softsign(x: Array, out: Array, work: Work) -> Sequence[Thunk]:
     return [
         partial(np.absolute, x, work[0]),
         partial(np.add, work[0], scalar(1.0, x), work[0]),
@@ -114,6 +94,7 @@ def _softsign(x: Array, out: Array, work: Work, _: Attributes) -> Sequence[Thunk
 
 
 def _clamped_line(x: Array, out: Array, slope: float, offset: float) -> list[Thunk]:
+    """slope x + offset, from 0 to 1."""
     return [
         partial(np.multiply, x, scalar(slope, x), out),
         partial(np.add, out, scalar(offset, x), out),
@@ -122,15 +103,11 @@ def _clamped_line(x: Array, out: Array, slope: float, offset: float) -> list[Thu
     ]
 
 
-def _hard_sigmoid(x: Array, out: Array, _: Work, attributes: Attributes) -> Sequence[Thunk]:
-    return _clamped_line(x, out, float_of(attributes, "alpha"), float_of(attributes, "beta"))
-
-
-def _hard_swish(x: Array, out: Array, work: Work, _: Attributes) -> Sequence[Thunk]:
+def _hard_swish(x: Array, out: Array, work: Work) -> Sequence[Thunk]:
     return [*_clamped_line(x, work[0], 1.0 / 6.0, 0.5), partial(np.multiply, x, work[0], out)]
 
 
-def _mish(x: Array, out: Array, work: Work, _: Attributes) -> Sequence[Thunk]:
+def _mish(x: Array, out: Array, work: Work) -> Sequence[Thunk]:
     return [
         *softplus_steps(x, work[0], work[1]),
         partial(np.tanh, work[0], work[0]),
@@ -138,9 +115,8 @@ def _mish(x: Array, out: Array, work: Work, _: Attributes) -> Sequence[Thunk]:
     ]
 
 
-def _swish(x: Array, out: Array, work: Work, attributes: Attributes) -> Sequence[Thunk]:
-    rate = float_of(attributes, "alpha")
-    return [*sigmoid_steps(x, work[0], rate), partial(np.multiply, x, work[0], out)]
+def _swish(x: Array, out: Array, work: Work, alpha: float) -> Sequence[Thunk]:
+    return [*sigmoid_steps(x, work[0], alpha), partial(np.multiply, x, work[0], out)]
 
 
 def _infer_prelu(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -185,20 +161,28 @@ OPERATORS = (
         "PRelu", (2, 2), _infer_prelu, _prelu, elementwise=True, gradient=gradients.prelu,
         workspace=operands(1),
     ),
-    _activation("Sigmoid", 0, _sigmoid, gradients.sigmoid),
-    _activation("Softplus", 1, _softplus, gradients.softplus),
+    _activation("Sigmoid", 0, lambda x, out, _: sigmoid_steps(x, out), gradients.sigmoid),
+    _activation(
+        "Softplus", 1, lambda x, out, work: softplus_steps(x, out, work[0]), gradients.softplus,
+    ),
     _activation("Softsign", 1, _softsign, gradients.softsign),
     _activation("Mish", 2, _mish, gradients.mish),
     _activation("Swish", 1, _swish, gradients.swish, alpha=1.0),
     _activation("HardSwish", 1, _hard_swish, gradients.hard_swish),
     _activation(
-        "HardSigmoid", 0, _hard_sigmoid, gradients.hard_sigmoid,
-        alpha=0.20000000298023224, beta=0.5,
+        "HardSigmoid", 0, lambda x, out, _, alpha, beta: _clamped_line(x, out, alpha, beta),
+        gradients.hard_sigmoid, alpha=0.20000000298023224, beta=0.5,
     ),
     _activation("LeakyRelu", 2, _leaky_relu, gradients.leaky_relu, alpha=0.009999999776482582),
     _activation("ThresholdedRelu", 1, _thresholded, gradients.thresholded, alpha=1.0),
-    _activation("Elu", 1, _elu, gradients.elu, alpha=1.0),
-    _activation("Celu", 1, _celu, gradients.celu, alpha=1.0),
+    _activation(
+        "Elu", 1, lambda x, out, work, alpha: _exponential_branch(x, out, work[0], 1.0, alpha),
+        gradients.elu, alpha=1.0,
+    ),
+    _activation(
+        "Celu", 1, lambda x, out, work, alpha: _exponential_branch(x, out, work[0], alpha, alpha),
+        gradients.celu, alpha=1.0,
+    ),
     _activation(
         "Selu", 1, _selu, gradients.selu, alpha=1.6732631921768188, gamma=1.0507010221481323,
     ),

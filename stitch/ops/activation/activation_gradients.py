@@ -13,14 +13,6 @@ import numpy as np
 from stitch.ops.gradient import GradientContext
 
 
-def _number(c: GradientContext, value: float) -> Any:
-    return c.constant(np.array(value, c.type_of(0).data_type.dtype))
-
-
-def _attribute(c: GradientContext, name: str) -> float:
-    return c.float_of(name)
-
-
 def relu(c: GradientContext) -> Any:
     return c.kept(c.apply("Greater", c.output(), 0.0), c.gradient)
 
@@ -31,20 +23,19 @@ def _sign_teller(c: GradientContext, slope_below: float) -> Any:
 
 
 def leaky_relu(c: GradientContext) -> Any:
-    alpha = _attribute(c, "alpha")
+    alpha = c.float_of("alpha")
     up = c.apply("Greater", _sign_teller(c, alpha), 0.0)
     return c.apply("Where", up, c.gradient, c.gradient * alpha)
 
 
 def thresholded(c: GradientContext) -> Any:
-    alpha = _attribute(c, "alpha")
-    teller = c.output() if alpha >= 0.0 else c.input(0)
-    return c.kept(c.apply("Greater", teller, alpha), c.gradient)
+    alpha = c.float_of("alpha")
+    return c.kept(c.apply("Greater", _sign_teller(c, alpha), alpha), c.gradient)
 
 
 def elu(c: GradientContext) -> Any:
     """Below zero y = alpha (exp(x) - 1), so its slope is y + alpha."""
-    alpha, y = _attribute(c, "alpha"), c.output()
+    alpha, y = c.float_of("alpha"), c.output()
     if alpha == 1.0:
         return c.gradient * (c.apply("Min", y, 0.0) + 1.0)
     up = c.apply("Greater", _sign_teller(c, alpha), 0.0)
@@ -53,13 +44,14 @@ def elu(c: GradientContext) -> Any:
 
 def celu(c: GradientContext) -> Any:
     below = c.apply("Min", c.output(), 0.0)
-    return c.gradient * (below * (1.0 / _attribute(c, "alpha")) + 1.0)
+    return c.gradient * (below * (1.0 / c.float_of("alpha")) + 1.0)
 
 
 def selu(c: GradientContext) -> Any:
-    alpha, gamma, y = _attribute(c, "alpha"), _attribute(c, "gamma"), c.output()
+    alpha, gamma, y = c.float_of("alpha"), c.float_of("gamma"), c.output()
     up = c.apply("Greater", _sign_teller(c, alpha * gamma), 0.0)
-    return c.gradient * c.apply("Where", up, _number(c, gamma), y + alpha * gamma)
+    slope = c.constant(np.array(gamma, c.type_of(0).data_type.dtype))
+    return c.gradient * c.apply("Where", up, slope, y + alpha * gamma)
 
 
 def sigmoid(c: GradientContext) -> Any:
@@ -79,7 +71,7 @@ def softsign(c: GradientContext) -> Any:
 def hard_sigmoid(c: GradientContext) -> Any:
     y = c.output()
     inside = c.apply("And", c.apply("Greater", y, 0.0), c.apply("Less", y, 1.0))
-    return c.kept(inside, c.gradient * _attribute(c, "alpha"))
+    return c.kept(inside, c.gradient * c.float_of("alpha"))
 
 
 def hard_swish(c: GradientContext) -> Any:
@@ -98,7 +90,7 @@ def mish(c: GradientContext) -> Any:
 
 def swish(c: GradientContext) -> Any:
     """y = x s with s = sigmoid(rate x): the slope is s + rate (y - y s)."""
-    x, rate = c.input(0), _attribute(c, "alpha")
+    x, rate = c.input(0), c.float_of("alpha")
     s = c.apply("Sigmoid", x if rate == 1.0 else x * rate)
     y = x * s
     rest = y - y * s

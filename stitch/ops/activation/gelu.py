@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.arithmetic import ERF_WORKSPACES, erf_steps
-from stitch.ops.attributes import Attributes, string_of
 from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS
 from stitch.ops.gradient import GradientContext, of_first
@@ -51,9 +50,9 @@ def _infer_gradient(context: InferenceContext) -> tuple[ValueType, ...]:
     return (x,)
 
 
-def _gelu(x: Array, out: Array, work: Work, attributes: Attributes) -> Sequence[Thunk]:
+def _gelu(x: Array, out: Array, work: Work, approximate: str) -> Sequence[Thunk]:
     gate = work[ERF_WORKSPACES]
-    if string_of(attributes, "approximate") == "tanh":
+    if approximate == "tanh":
         inner: list[Thunk] = [
             partial(np.multiply, x, x, gate),
             partial(np.multiply, gate, scalar(GELU_CUBE, x), gate),

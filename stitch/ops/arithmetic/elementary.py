@@ -19,18 +19,7 @@ from stitch.ops.workspaces import few
 from stitch.program import DataType
 
 
-def _tanh(c: GradientContext) -> Any:
-    y = c.output()
-    return c.gradient * (1.0 - y * y)
-
-
-def _tan(c: GradientContext) -> Any:
-    y = c.output()
-    return c.gradient * (1.0 + y * y)
-
-
-def _square(c: GradientContext) -> Any:
-    x = c.input(0)
+def _square(x: Any) -> Any:
     return x * x
 
 
@@ -74,16 +63,16 @@ OPERATORS = (
     _unary("Round", np.rint, _flat),
     _unary("Sin", np.sin, lambda c: c.gradient * c.apply("Cos", c.input(0))),
     _unary("Cos", np.cos, lambda c: -(c.gradient * c.apply("Sin", c.input(0)))),
-    _unary("Tan", np.tan, _tan),
-    _unary("Asin", np.arcsin, lambda c: _over_root(c, 1.0 - _square(c))),
-    _unary("Acos", np.arccos, lambda c: -_over_root(c, 1.0 - _square(c))),
-    _unary("Atan", np.arctan, lambda c: c.gradient / (1.0 + _square(c))),
+    _unary("Tan", np.tan, lambda c: c.gradient * (1.0 + _square(c.output()))),
+    _unary("Asin", np.arcsin, lambda c: _over_root(c, 1.0 - _square(c.input(0)))),
+    _unary("Acos", np.arccos, lambda c: -_over_root(c, 1.0 - _square(c.input(0)))),
+    _unary("Atan", np.arctan, lambda c: c.gradient / (1.0 + _square(c.input(0)))),
     _unary("Sinh", np.sinh, lambda c: c.gradient * c.apply("Cosh", c.input(0))),
     _unary("Cosh", np.cosh, lambda c: c.gradient * c.apply("Sinh", c.input(0))),
-    _unary("Asinh", np.arcsinh, lambda c: _over_root(c, 1.0 + _square(c))),
-    _unary("Acosh", np.arccosh, lambda c: _over_root(c, _square(c) - 1.0)),
-    _unary("Atanh", np.arctanh, lambda c: c.gradient / (1.0 - _square(c))),
-    _unary("Tanh", np.tanh, _tanh),
+    _unary("Asinh", np.arcsinh, lambda c: _over_root(c, 1.0 + _square(c.input(0)))),
+    _unary("Acosh", np.arccosh, lambda c: _over_root(c, _square(c.input(0)) - 1.0)),
+    _unary("Atanh", np.arctanh, lambda c: c.gradient / (1.0 - _square(c.input(0)))),
+    _unary("Tanh", np.tanh, lambda c: c.gradient * (1.0 - _square(c.output()))),
     _unary("Not", np.logical_not, allowed=BOOLEAN),
     _unary("BitwiseNot", np.invert, allowed=INTEGERS),
 )

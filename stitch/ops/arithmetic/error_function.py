@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.attributes import Attributes
 from stitch.ops.definition import OpDef, Thunk
 from stitch.ops.element_types import FLOATS
 from stitch.ops.gradient import GradientContext
@@ -104,10 +103,6 @@ def _double_steps(x: Array, out: Array, work: tuple[Array, ...], scale: float) -
     ]
 
 
-def _erf(x: Array, out: Array, work: tuple[Array, ...], _: Attributes) -> Sequence[Thunk]:
-    return erf_steps(x, out, work)
-
-
 def _gradient(context: GradientContext) -> Sequence[Any]:
     """d erf(x) = 2 / sqrt(pi) exp(-x^2) dx."""
     scaled, x = context.gradient * (2.0 / math.sqrt(math.pi)), context.input(0)
@@ -116,7 +111,7 @@ def _gradient(context: GradientContext) -> Sequence[Any]:
 
 OPERATORS = (
     OpDef(
-        "Erf", (1, 1), same_as_first(FLOATS), chain_kernel(ERF_WORKSPACES, _erf), elementwise=True,
-        gradient=_gradient, workspace=few,
+        "Erf", (1, 1), same_as_first(FLOATS), chain_kernel(ERF_WORKSPACES, erf_steps),
+        elementwise=True, gradient=_gradient, workspace=few,
     ),
 )  # fmt: skip

@@ -48,7 +48,8 @@ def _batch(arguments: KernelArguments) -> Sequence[Thunk]:
     out, epsilon = arguments.outputs[0], arguments.float_of("epsilon")
     dtype, steps = out.dtype, []
     if out.size == 0:
-        return _without_samples(arguments)
+        # Of nothing there are no statistics.
+        return [fill_step(total, math.nan) for total in arguments.outputs[1:]]
     planes = _Planes(x)
     if arguments.int_of("training_mode"):
         old = mean, variance
@@ -71,11 +72,6 @@ def _batch(arguments: KernelArguments) -> Sequence[Thunk]:
             step()
         fold = []
     return [*steps, *fold, *planes.scale_and_shift(factor, offset, out)]
-
-
-def _without_samples(arguments: KernelArguments) -> list[Thunk]:
-    """Of nothing there are no statistics."""
-    return [fill_step(out, math.nan) for out in arguments.outputs[1:]]
 
 
 class _Planes:

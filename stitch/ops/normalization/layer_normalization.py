@@ -135,10 +135,13 @@ def _infer_group(context: InferenceContext) -> tuple[ValueType, ...]:
     return (x,)
 
 
-def _by_groups(arguments: KernelArguments, groups: int) -> Sequence[Thunk]:
+def _by_groups(arguments: KernelArguments) -> Sequence[Thunk]:
+    """An instance has a group per channel."""
     x, out = arguments.given(0), arguments.outputs[0]
     if x.size == 0:
         return ()
+    grouped = "num_groups" in arguments.attributes
+    groups = arguments.int_of("num_groups") if grouped else x.shape[1]
     shape = (x.shape[0] * groups, x.size // (x.shape[0] * groups))
     mean, inverse = np.empty(shape[0], out.dtype), np.empty(shape[0], out.dtype)
     epsilon = arguments.float_of("epsilon")
@@ -148,14 +151,6 @@ def _by_groups(arguments: KernelArguments, groups: int) -> Sequence[Thunk]:
     for part in row_chunks(shape):
         steps += standardize(rows[part], results[part], mean[part], inverse[part], epsilon)
     return [*steps, *_scale_and_shift(out, scale, shift)]
-
-
-def _instance(arguments: KernelArguments) -> Sequence[Thunk]:
-    return _by_groups(arguments, arguments.given(0).shape[1])
-
-
-def _group(arguments: KernelArguments) -> Sequence[Thunk]:
-    return _by_groups(arguments, arguments.int_of("num_groups"))
 
 
 def _infer_norm(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -232,12 +227,12 @@ OPERATORS = (
         workspace=operands(1 / 2, is_kept=False),
     ),
     OpDef(
-        "InstanceNormalization", (3, 3), partial(_infer_channels, 3), _instance,
+        "InstanceNormalization", (3, 3), partial(_infer_channels, 3), _by_groups,
         attributes=declared(epsilon=EPSILON), gradient=gradients.group,
         workspace=operands(1 / 2, is_kept=False),
     ),
     OpDef(
-        "GroupNormalization", (3, 3), _infer_group, _group,
+        "GroupNormalization", (3, 3), _infer_group, _by_groups,
         attributes=declared(
             epsilon=EPSILON, num_groups=Attribute("int", required=True), stash_type=1
         ),

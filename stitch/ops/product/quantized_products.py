@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from stitch.ops.definition import KernelArguments, OpDef, Thunk
+from stitch.ops.element_types import BYTES
 from stitch.ops.inference import InferenceContext, Shape
-from stitch.ops.types import BYTES, REALS
+from stitch.ops.types import REALS
 from stitch.ops.window import CONVOLUTION
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
 from stitch.program import Array, DataType, ValueType

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
-from stitch.ops.element_types import BOOLEAN, INT64, NUMERIC, PRODUCTS
+from stitch.ops.element_types import BOOLEAN, BYTES, INT64, NUMERIC, PRODUCTS
 from stitch.ops.gradient import Slope, of_first
 from stitch.ops.inference import InferenceContext
 from stitch.ops.reduction import reduction_gradients as gradients
@@ -112,36 +112,22 @@ def _kernel(body: Body) -> Callable[[KernelArguments], Sequence[Thunk]]:
     return kernel
 
 
-def _lowest(dtype: np.dtype[Any]) -> float:
+def _extreme(function: np.ufunc, sign: int) -> Body:
+    """The greatest (sign 1) or least (-1); of nothing what any other number replaces."""
+
+    def body(r: _Reduction) -> Sequence[Thunk]:
+        return (r.by(function) if r.count else fill_step(r.result, _end(r.result.dtype, -sign)),)
+
+    return body
+
+
+def _end(dtype: np.dtype[Any], sign: int) -> float:
+    """The greatest or least number of a type."""
     if dtype.kind == "f":
-        return -math.inf
-    return 0 if dtype.kind == "b" else int(np.iinfo(dtype).min)
-
-
-def _highest(dtype: np.dtype[Any]) -> float:
-    if dtype.kind == "f":
-        return math.inf
-    return 1 if dtype.kind == "b" else int(np.iinfo(dtype).max)
-
-
-def _sum(r: _Reduction) -> Sequence[Thunk]:
-    return r.sum()
-
-
-def _product(r: _Reduction) -> Sequence[Thunk]:
-    return (r.by(np.multiply),)
-
-
-def _maximum(r: _Reduction) -> Sequence[Thunk]:
-    if r.count == 0:
-        return (fill_step(r.result, _lowest(r.result.dtype)),)
-    return (r.by(np.maximum),)
-
-
-def _minimum(r: _Reduction) -> Sequence[Thunk]:
-    if r.count == 0:
-        return (fill_step(r.result, _highest(r.result.dtype)),)
-    return (r.by(np.minimum),)
+        return sign * math.inf
+    if dtype.kind == "b":
+        return sign > 0
+    return int(np.iinfo(dtype).max if sign > 0 else np.iinfo(dtype).min)
 
 
 def _mean(r: _Reduction) -> Sequence[Thunk]:
@@ -184,53 +170,48 @@ def _square_sum(r: _Reduction) -> Sequence[Thunk]:
     return (partial(np.multiply, r.source, r.source, work), *r.sum(work))
 
 
-def _in_float(r: _Reduction, body: Callable[[_Reduction], Sequence[Thunk]]) -> Sequence[Thunk]:
-    """Run a body that needs real numbers; integers go through float64 and are truncated."""
-    if r.source.dtype.kind == "f":
-        return body(r)
-    wide = np.empty(r.source.shape, np.float64)
-    inner = _Reduction(wide, np.empty(r.result.shape, np.float64), r.axes)
-    return (
-        partial(np.copyto, wide, r.source),
-        *body(inner),
-        partial(np.copyto, r.result, inner.result, "unsafe"),
-    )
+def _in_float(body: Body) -> Body:
+    """A body that needs real numbers; integers go through float64 and are truncated."""
 
-
-def _norm(r: _Reduction) -> Sequence[Thunk]:
-    def body(real: _Reduction) -> Sequence[Thunk]:
-        return (*_square_sum(real), partial(np.sqrt, real.result, real.result))
-
-    return _in_float(r, body)
-
-
-def _log_sum(r: _Reduction) -> Sequence[Thunk]:
-    def body(real: _Reduction) -> Sequence[Thunk]:
-        return (*real.sum(), partial(np.log, real.result, real.result))
-
-    return _in_float(r, body)
-
-
-def _finite(row: Array) -> None:
-    np.nan_to_num(row, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
-
-
-def _log_sum_exp(r: _Reduction) -> Sequence[Thunk]:
-    def body(real: _Reduction) -> Sequence[Thunk]:
-        if real.count == 0:
-            return (fill_step(real.result, -math.inf),)
-        work, row = np.empty_like(real.source), np.empty_like(real.result)
+    def convert(r: _Reduction) -> Sequence[Thunk]:
+        if r.source.dtype.kind == "f":
+            return body(r)
+        wide = np.empty(r.source.shape, np.float64)
+        inner = _Reduction(wide, np.empty(r.result.shape, np.float64), r.axes)
         return (
-            partial(np.maximum.reduce, real.source, real.axes, None, row, True),
-            partial(_finite, row),  # an infinite maximum must not be subtracted from itself
-            partial(np.subtract, real.source, row, work),
-            partial(np.exp, work, work),
-            *real.sum(work),
-            partial(np.log, real.result, real.result),
-            partial(np.add, real.result, row, real.result),
+            partial(np.copyto, wide, r.source),
+            *body(inner),
+            partial(np.copyto, r.result, inner.result, "unsafe"),
         )
 
-    return _in_float(r, body)
+    return convert
+
+
+@_in_float
+def _norm(r: _Reduction) -> Sequence[Thunk]:
+    return (*_square_sum(r), partial(np.sqrt, r.result, r.result))
+
+
+@_in_float
+def _log_sum(r: _Reduction) -> Sequence[Thunk]:
+    return (*r.sum(), partial(np.log, r.result, r.result))
+
+
+@_in_float
+def _log_sum_exp(r: _Reduction) -> Sequence[Thunk]:
+    if r.count == 0:
+        return (fill_step(r.result, -math.inf),)
+    work, row = np.empty_like(r.source), np.empty_like(r.result)
+    return (
+        partial(np.maximum.reduce, r.source, r.axes, None, row, True),
+        # An infinite maximum must not be subtracted from itself.
+        partial(np.nan_to_num, row, False, 0.0, 0.0, 0.0),
+        partial(np.subtract, r.source, row, work),
+        partial(np.exp, work, work),
+        *r.sum(work),
+        partial(np.log, r.result, r.result),
+        partial(np.add, r.result, row, r.result),
+    )
 
 
 #: These read their operand as it is.
@@ -255,10 +236,6 @@ def _infer_argument(context: InferenceContext) -> tuple[ValueType, ...]:
     return (ValueType(shape, DataType.INT64),)
 
 
-def _reverse_count(out: Array, last: int) -> None:
-    np.subtract(last, out, out)
-
-
 def _argument(function: Callable[..., object]) -> Callable[[KernelArguments], Sequence[Thunk]]:
     def kernel(arguments: KernelArguments) -> Sequence[Thunk]:
         source, out = arguments.given(0), arguments.outputs[0]
@@ -271,7 +248,7 @@ def _argument(function: Callable[..., object]) -> Callable[[KernelArguments], Se
         turned = np.flip(source, axis)
         return (
             partial(function, turned, axis, result, keepdims=True),
-            partial(_reverse_count, result, source.shape[axis] - 1),
+            partial(np.subtract, source.shape[axis] - 1, result, result),
         )
 
     return kernel
@@ -284,14 +261,14 @@ def _argument_operator(name: str, function: Callable[..., object]) -> OpDef:
     )  # fmt: skip
 
 
-_EXTREMES = PRODUCTS | {DataType.INT8, DataType.UINT8} | BOOLEAN
+_EXTREMES = PRODUCTS | BYTES | BOOLEAN
 
 OPERATORS = (
-    _reduce("ReduceSum", _sum, gradients.total),
+    _reduce("ReduceSum", _Reduction.sum, gradients.total),
     _reduce("ReduceMean", _mean, gradients.mean),
-    _reduce("ReduceMax", _maximum, gradients.extreme, _EXTREMES),
-    _reduce("ReduceMin", _minimum, gradients.extreme, _EXTREMES),
-    _reduce("ReduceProd", _product, gradients.product),
+    _reduce("ReduceMax", _extreme(np.maximum, 1), gradients.extreme, _EXTREMES),
+    _reduce("ReduceMin", _extreme(np.minimum, -1), gradients.extreme, _EXTREMES),
+    _reduce("ReduceProd", lambda r: (r.by(np.multiply),), gradients.product),
     _reduce("ReduceL1", _absolute_sum, gradients.absolute_sum),
     _reduce("ReduceL2", _norm, gradients.norm),
     _reduce("ReduceLogSum", _log_sum, gradients.log_sum),

@@ -21,11 +21,6 @@ def _axes(context: GradientContext) -> tuple[int, ...]:
     return tuple(range(rank))
 
 
-def _count(context: GradientContext) -> int:
-    shape = context.type_of(0).shape
-    return math.prod(shape[axis] for axis in _axes(context))
-
-
 def _with_axes(context: GradientContext, value: Any) -> Any:
     """A reduced value with its reduced axes back, of length 1."""
     axes, shape = _axes(context), context.type_of(0).shape
@@ -46,7 +41,8 @@ def total(c: GradientContext) -> Any:
 
 
 def mean(c: GradientContext) -> Any:
-    return _spread(c, c.gradient * (1.0 / max(_count(c), 1)))
+    count = math.prod(c.type_of(0).shape[axis] for axis in _axes(c))
+    return _spread(c, c.gradient * (1.0 / max(count, 1)))
 
 
 def extreme(c: GradientContext) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 
@@ -78,13 +77,13 @@ def _infer_range(context: InferenceContext) -> tuple[ValueType, ...]:
 def _range(arguments: KernelArguments) -> Sequence[Thunk]:
     start, _, delta = (arguments.given(i).reshape(()) for i in range(3))
     out = arguments.outputs[0]
-    return [partial(_write_range, start, delta, out)]
 
+    def write() -> None:
+        for part in stretches(out.size, CHUNK_SIZE):
+            places = np.arange(part.start, part.stop)
+            np.copyto(out[part], start + places * delta, "unsafe")
 
-def _write_range(start: Array, delta: Array, out: Array) -> None:
-    for part in stretches(out.size, CHUNK_SIZE):
-        places = np.arange(part.start, part.stop)
-        np.copyto(out[part], start + places * delta, "unsafe")
+    return [write]
 
 
 def _infer_eye(context: InferenceContext) -> tuple[ValueType, ...]:

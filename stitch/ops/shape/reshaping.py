@@ -7,20 +7,19 @@ an Identity that checks at run time: for programs made for one value of an input
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from stitch.errors import TaskError
-from stitch.ops.attributes import Attributes
 from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import BOOLEAN, FLOATS, INT64, MOVED
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import Inference, InferenceContext, Shape, same_as_first
 from stitch.ops.steps import copy_steps, fill_step
 from stitch.ops.workspaces import few
-from stitch.program import Array, DataType, ValueType
+from stitch.program import Array, DataType, Operation, ValueType
 
 
 def reinterpret(arguments: KernelArguments) -> Sequence[Thunk]:
@@ -118,45 +117,33 @@ def _dropout(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _infer_shape(context: InferenceContext) -> tuple[ValueType, ...]:
-    rank = len(context.operand(0).shape)
-    start, end = shape_range(context.attributes, rank)
-    return (ValueType((max(0, end - start),), DataType.INT64),)
+    listed = _listed(context.attributes, context.operand(0).shape)
+    return (ValueType((len(listed),), DataType.INT64),)
 
 
-def shape_range(attributes: object, rank: int) -> tuple[int, int]:
-    """The first dimension that Shape lists, and the one at which it stops."""
-    assert hasattr(attributes, "get")
-    start, end = attributes.get("start", 0), attributes.get("end")
-    first = min(max(start + rank if start < 0 else start, 0), rank)
-    if end is None:
-        return first, rank
-    return first, min(max(end + rank if end < 0 else end, 0), rank)
+def _listed(attributes: Mapping[str, Any], shape: Shape) -> Shape:
+    """The dimensions that Shape lists."""
+    return shape[attributes.get("start", 0) : attributes.get("end")]
 
 
 def _shape(arguments: KernelArguments) -> Sequence[Thunk]:
-    shape = arguments.given(0).shape
-    start, end = shape_range(arguments.attributes, len(shape))
     out = arguments.outputs[0]
-    sizes = out.copy()
-    sizes[...] = shape[start:end]
-    return copy_steps(sizes, out)
+    listed = _listed(arguments.attributes, arguments.given(0).shape)
+    return copy_steps(np.array(listed, out.dtype), out)
 
 
-def known_by_type(
-    op: str, kind: ValueType | None, *, domain: str = "", attributes: Attributes
-) -> Array | None:
-    """The result of an operator that asks for the shape of its operand only, else None.
+def known_by_type(operation: Operation, kind: ValueType | None) -> Array | None:
+    """The result of an operator that asks for the shape of its first operand only, else None.
 
-    >>> from stitch.program import DataType
-    >>> known_by_type("Size", ValueType((10**6, 10**6), DataType.FLOAT32), attributes={}).item()
+    >>> size = Operation("Size", (0,), (1,))
+    >>> known_by_type(size, ValueType((10**6, 10**6), DataType.FLOAT32)).item()
     1000000000000
     """
-    if domain or kind is None or op not in ("Shape", "Size"):
+    if operation.domain or kind is None or operation.op not in ("Shape", "Size"):
         return None
-    if op == "Size":
+    if operation.op == "Size":
         return np.array(math.prod(kind.shape), np.int64)
-    start, end = shape_range(attributes, len(kind.shape))
-    return np.array(kind.shape[start:end], np.int64)
+    return np.array(_listed(operation.attributes, kind.shape), np.int64)
 
 
 def _infer_size(context: InferenceContext) -> tuple[ValueType, ...]:

@@ -7,8 +7,8 @@ them, and the conversions that copies between layouts use too. Must not know: ot
 from stitch.ops.definition import OpDef
 from stitch.ops.types import casting, quantization
 from stitch.ops.types.conversions import conversion_steps, workspace_nbytes
-from stitch.ops.types.quantization import BYTES, REALS
+from stitch.ops.types.quantization import REALS
 
-__all__ = ["BYTES", "OPERATORS", "REALS", "conversion_steps", "workspace_nbytes"]
+__all__ = ["OPERATORS", "REALS", "conversion_steps", "workspace_nbytes"]
 
 OPERATORS: tuple[OpDef, ...] = (*casting.OPERATORS, *quantization.OPERATORS)

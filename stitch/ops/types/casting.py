@@ -18,30 +18,20 @@ from stitch.ops.workspaces import few, operands
 from stitch.program import DataType, ValueType
 
 _NARROW = (DataType.FLOAT16, DataType.BFLOAT16)
-
-
 _MODES = ("up", "down", "nearest")
 
 
-def _check_rounding(context: InferenceContext) -> None:
+def _infer_cast(context: InferenceContext) -> tuple[ValueType, ...]:
+    """To the type that `to` says, or to that of a second operand."""
+    data = context.require_type(0, MOVED)
+    like = None if "to" in context.attributes else context.require_type(1, MOVED).data_type
     mode = context.string_of("round_mode")
     if mode not in _MODES:
         raise context.fail(
             f"{context.op} has no such round_mode", expected=" or ".join(_MODES), got=mode
         )
-
-
-def _infer_cast(context: InferenceContext) -> tuple[ValueType, ...]:
-    data = context.require_type(0, MOVED)
-    _check_rounding(context)
-    target = data_type_of_code(context.int_of("to"), context.op)
+    target = like or data_type_of_code(context.int_of("to"), context.op)
     return (ValueType(data.shape, target),)
-
-
-def _infer_cast_like(context: InferenceContext) -> tuple[ValueType, ...]:
-    data, like = context.require_type(0, MOVED), context.require_type(1, MOVED)
-    _check_rounding(context)
-    return (ValueType(data.shape, like.data_type),)
 
 
 def _cast(arguments: KernelArguments) -> Sequence[Thunk]:
@@ -113,7 +103,7 @@ OPERATORS = (
         attributes=declared(to=Attribute("int", required=True)), workspace=few,
     ),
     OpDef(
-        "CastLike", (2, 2), _infer_cast_like, _cast, attributes=_ROUNDING, gradient=cast_gradient,
+        "CastLike", (2, 2), _infer_cast, _cast, attributes=_ROUNDING, gradient=cast_gradient,
         workspace=operands(1 / 2),
     ),
 )  # fmt: skip

@@ -12,14 +12,13 @@ import numpy as np
 
 from stitch.ops.attributes import Attributes, int_of
 from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
-from stitch.ops.element_types import FLOATS, NARROW, data_type_of_code
+from stitch.ops.element_types import BYTES, FLOATS, NARROW, data_type_of_code
 from stitch.ops.inference import InferenceContext, Shape
 from stitch.ops.types.conversions import conversion_steps, workspace_nbytes
 from stitch.ops.types.narrow_conversions import WIDER, Rounding
 from stitch.ops.workspaces import operands
 from stitch.program import Array, DataType, ValueType
 
-BYTES = frozenset({DataType.INT8, DataType.UINT8})
 _E8M0 = frozenset({DataType.FLOAT8_E8M0})
 QUANTIZED = BYTES | {DataType.INT16, DataType.UINT16} | (NARROW - _E8M0)
 REALS = FLOATS - {DataType.FLOAT64}

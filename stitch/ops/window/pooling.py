@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
-from stitch.ops.element_types import FLOATS
+from stitch.ops.element_types import BYTES, FLOATS
 from stitch.ops.inference import InferenceContext
 from stitch.ops.steps import fill_step, scalar, stretches, strides_of, workspace
 from stitch.ops.window import pooling_gradients as gradients
@@ -72,23 +72,16 @@ def _max_workspace(context: WorkspaceContext) -> int:
     return _sliding(context, np.maximum)[1]
 
 
-def _infer_pool(allowed: frozenset[DataType], context: InferenceContext) -> ValueType:
+def _infer_pool(allowed: frozenset[DataType], context: InferenceContext) -> tuple[ValueType, ...]:
+    """Values, and their places where these are asked for."""
     x = context.require_type(0, allowed)
     context.require_rank(0, 3)
     kernel = context.ints_of("kernel_shape") or ()
     check_window_attributes(context, x.shape[2:], kernel)
     windows = pool_windows(context.attributes, x.shape[2:])
     check_output(context, windows.output)
-    return ValueType((*x.shape[:2], *windows.output), x.data_type)
-
-
-def _infer_average(context: InferenceContext) -> tuple[ValueType, ...]:
-    return (_infer_pool(FLOATS, context),)
-
-
-def _infer_max(context: InferenceContext) -> tuple[ValueType, ...]:
-    values = _infer_pool(FLOATS | {DataType.INT8, DataType.UINT8}, context)
-    return (values, ValueType(values.shape, DataType.INT64))[: context.outputs]
+    shape = (*x.shape[:2], *windows.output)
+    return (ValueType(shape, x.data_type), ValueType(shape, DataType.INT64))[: context.outputs]
 
 
 def _planes(array: Array) -> Array:
@@ -140,7 +133,7 @@ def _lp(arguments: KernelArguments) -> Sequence[Thunk]:
 def _infer_lp(context: InferenceContext) -> tuple[ValueType, ...]:
     if context.int_of("p") < 1:
         raise context.fail("p of LpPool is at least 1", got=context.attributes["p"])
-    return (_infer_pool(FLOATS, context),)
+    return _infer_pool(FLOATS, context)
 
 
 def _lowest(like: Array) -> float:
@@ -211,12 +204,12 @@ def _global_max(arguments: KernelArguments) -> Sequence[Thunk]:
 
 OPERATORS = (
     OpDef(
-        "AveragePool", (1, 1), _infer_average, _average,
+        "AveragePool", (1, 1), partial(_infer_pool, FLOATS), _average,
         attributes=declared(**POOL_ATTRIBUTES, count_include_pad=0),
         gradient=gradients.average_pool, workspace=WorkspaceRule(_average_workspace),
     ),
     OpDef(
-        "MaxPool", (1, 1), _infer_max, _max, outputs=(1, 2),
+        "MaxPool", (1, 1), partial(_infer_pool, FLOATS | BYTES), _max, outputs=(1, 2),
         attributes=declared(**POOL_ATTRIBUTES, storage_order=0), gradient=gradients.max_pool,
         workspace=WorkspaceRule(_max_workspace),
     ),

@@ -31,14 +31,9 @@ def max_pool(context: GradientContext) -> Sequence[Any]:
         "MaxPoolGradient", context.gradient, context.input(0), context.output(), domain="stitch",
         auto_pad=context.string_of("auto_pad"), ceil_mode=context.int_of("ceil_mode"),
         dilations=list(windows.dilations), kernel_shape=list(windows.kernel),
-        strides=list(windows.strides), **_pads(context, windows),
+        strides=list(windows.strides), pads=context.ints_of("pads"),
     )  # fmt: skip
     return (gradient,)
-
-
-def _pads(context: GradientContext, windows: Windows) -> dict[str, Any]:
-    declared = context.ints_of("pads")
-    return {} if declared is None else {"pads": list(declared)}
 
 
 def average_pool(context: GradientContext) -> Sequence[Any]:

@@ -228,7 +228,7 @@ def _squeeze(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
 def _known_result(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
     """Results that types and constants decide are computed here, once."""
     first = writer.type_of(operation.inputs[0])
-    asked = known_by_type(operation.op, first, attributes=attributes)
+    asked = known_by_type(operation, first)
     if asked is not None:
         results: Sequence[Array] = [asked]
     else:
