@@ -92,7 +92,7 @@ class CopyKernel:
         self, source: Bytes, target: Bytes, counter: WriteCounter | None = None
     ) -> tuple[Call, ...]:
         """As `bind`: few calls one after the other, for a run in which NumPy ignores overflow and
-        NaN, of which it would warn (they are defined here, see casts)."""
+        NaN, of which it would warn (they are defined here, see strips)."""
         stops = [source, *(np.empty(nbytes, np.uint8) for nbytes in self.between), target]
         calls: list[Call] = []
         for i, leg in enumerate(self.legs):

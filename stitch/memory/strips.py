@@ -2,6 +2,15 @@
 
 Comes in: two sides (description and cells), of which at least one is tiled or both are dense.
 Goes out: strips. Must not know: regions, spaces, where staging lies.
+
+A cast is what `Cast` computes, bit for bit: both go by way of the compute types and share
+`stitch.ops.conversion_steps`. The rules are those of ONNX, with its undefined cases defined:
+* float to float rounds to nearest even, once; too large becomes infinite; NaN stays NaN. A block
+  format takes float32, which wider types reach rounded to odd: there, too, one rounding counts.
+* integer to float rounds to nearest even, once; integer to integer keeps the low bits (wraps).
+* float to integer truncates toward zero; out of range saturates; NaN becomes 0.
+* to bool is `!= 0` (NaN is true); bool is 0 or 1.
+* float8 and float4 saturate, float8_e8m0 rounds up; int4 and int2 keep the low bits.
 """
 
 from __future__ import annotations
@@ -10,15 +19,16 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from stitch.machine import MachineShape
 from stitch.memory.block_float import decode_stage, encode_stage
-from stitch.memory.casts import cast_stages
 from stitch.memory.cells import Bytes, CellMap, CellRectangle, map_cells, paired_views, shared_parts
-from stitch.memory.stages import Call, Stage, Strip
+from stitch.memory.stages import Call, Stage, Strip, typed
 from stitch.memory.tiles import StripShape, tilize_stage, untilize_stage
+from stitch.ops import conversion_steps, workspace_nbytes
 from stitch.program import TILE_SHAPE, DataType, TensorDesc, host_layout
 
 #: A strip's bytes: small enough that staging stays in the second-level cache.
@@ -144,7 +154,7 @@ def _middle(source: Side, target: Side, at: _StripPlace, columns: int) -> Iterat
     tiles = shape.tiled_elements // _TILE_ELEMENTS
     if source.data_type.is_block:
         yield decode_stage(source.data_type, tiles)
-    cast = partial(cast_stages, source.data_type, target.data_type)
+    cast = partial(_cast_stages, source.data_type, target.data_type)
     changed = replace(shape, itemsize=after.itemsize)
     # The fewest bytes go through the tiles: cast first where the target is narrower, or where
     # most of a tile is padding that need not be cast.
@@ -175,7 +185,34 @@ def _dense_strips(source: Side, target: Side) -> Iterator[Strip]:
     for start in range(0, elements, step):
         count = min(step, elements - start)
         yield Strip(
-            cast_stages(source.data_type, target.data_type, count),
+            _cast_stages(source.data_type, target.data_type, count),
             slice(start * before.itemsize, (start + count) * before.itemsize),
             slice(start * after.itemsize, (start + count) * after.itemsize),
         )
+
+
+def _cast_stages(source: DataType, target: DataType, count: int) -> tuple[Stage, ...]:
+    """The stages that cast `count` elements; the dense elements of block formats are float32."""
+    if source is target:
+        return ()
+    before, after = source.compute_dtype, target.compute_dtype
+    stages = []
+    if not source.is_block and source.dtype != before:
+        stages.append(_converting(source.dtype, before, count))
+    if before != after:
+        rounds_again = target.is_block or target.dtype != after
+        stages.append(_converting(before, after, count, rounds_again))
+    if not target.is_block and target.dtype != after:
+        stages.append(_converting(after, target.dtype, count))
+    return tuple(stages)
+
+
+def _converting(
+    before: np.dtype[Any], after: np.dtype[Any], count: int, rounds_again: bool = False
+) -> Stage:
+    def calls(source: Bytes, target: Bytes, scratch: Bytes) -> list[Call]:
+        ours, theirs = typed(source, before, count), typed(target, after, count)
+        return [*conversion_steps(ours, theirs, scratch, rounds_again=rounds_again)]
+
+    scratch_nbytes = count * workspace_nbytes(before, after, rounds_again)
+    return Stage(count * after.itemsize, calls, scratch_nbytes)

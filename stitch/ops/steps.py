@@ -215,14 +215,24 @@ def check_lengths(op: str, lengths: Array, most: int) -> None:
         )
 
 
-def index_steps(op: str, indices: Array, size: int, fixed: bool) -> tuple[Array, tuple[Thunk, ...]]:
+def index_steps(op: str, indices: Array, size: int, fixed: bool) -> tuple[Array, Sequence[Thunk]]:
     """Checked, non-negative indices and the steps that refresh them (none where they are fixed)."""
     checked = np.empty(indices.shape, np.intp)
-    refresh = partial(check_indices, op, indices, size, checked)
-    if fixed:
-        refresh()
-        return checked, ()
-    return checked, (refresh,)
+    return checked, bound([partial(check_indices, op, indices, size, checked)], fixed)
+
+
+def along(values: Array, axis: int, rank: int) -> Array:
+    """A vector as an array of `rank` dimensions that lies along one axis, ready to broadcast."""
+    return values.reshape(*(1,) * axis, -1, *(1,) * (rank - 1 - axis))
+
+
+def bound(steps: Sequence[Thunk], fixed: bool) -> Sequence[Thunk]:
+    """The steps; none where what they read is fixed: they run now, once."""
+    if not fixed:
+        return steps
+    for step in steps:
+        step()
+    return ()
 
 
 def strides_of(shape: Sequence[int]) -> tuple[int, ...]:

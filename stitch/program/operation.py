@@ -138,12 +138,11 @@ class Constant:
         if not isinstance(other, Constant):
             return NotImplemented
         same = self.value == other.value and self.data.dtype == other.data.dtype
-        return same and self.data.shape == other.data.shape and bytes_equal(self.data, other.data)
+        return same and self.data.shape == other.data.shape and self._bytes() == other._bytes()
 
     def __hash__(self) -> int:
         return hash((self.value, self.data.shape, self.data.dtype.str))
 
-
-def bytes_equal(a: Array, b: Array) -> bool:
-    """Whether two arrays of one shape and type hold the same bits (NaN equals itself)."""
-    return np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes()
+    def _bytes(self) -> bytes:
+        # NaN equals itself.
+        return np.ascontiguousarray(self.data).tobytes()

@@ -105,7 +105,10 @@ class Program:
 
     def text(self) -> str:
         """The program as stable, readable text (the form that golden files hold)."""
-        return program_text(self)
+        lines = body_lines(self, lambda i: self.values[i].desc.text())
+        scratch = f"  scratch {self.scratch.space.value} {self.scratch.size_per_bank} B/bank"
+        first = f"program @{self.name} role={self.role.value} {{"
+        return "\n".join([first, *lines, scratch, "}\n"])
 
 
 def structure_problems(body: OperationList) -> Iterator[Problem]:
@@ -217,20 +220,6 @@ def summary(body: OperationList) -> str:
     return (
         f"{body.name}({listed(body.inputs)}) -> {listed(body.outputs)}; "
         f"{len(body.operations)} operations, {len(body.constants)} constants of {nbytes} B"
-    )
-
-
-def program_text(program: Program) -> str:
-    """See `Program.text`."""
-    lines = body_lines(program, lambda i: program.values[i].desc.text())
-    scratch = program.scratch
-    return "\n".join(
-        [
-            f"program @{program.name} role={program.role.value} {{",
-            *lines,
-            f"  scratch {scratch.space.value} {scratch.size_per_bank} B/bank",
-            "}\n",
-        ]
     )
 
 

@@ -18,6 +18,8 @@ from stitch.ops.indexing import indexing_gradients as gradients
 from stitch.ops.inference import InferenceContext, Shape
 from stitch.ops.steps import (
     PIECE_NBYTES,
+    along,
+    bound,
     check_lengths,
     index_steps,
     pieces_of,
@@ -84,20 +86,14 @@ def flat_element_steps(
     base = np.zeros(indices.shape, np.intp)
     for i, (length, stride) in enumerate(zip(indices.shape, strides, strict=True)):
         if i != axis:
-            along = [1] * indices.ndim
-            along[i] = length
-            base += (np.arange(length) * stride).reshape(along)
+            base += along(np.arange(length) * stride, i, indices.ndim)
     flat = np.empty(indices.shape, np.intp)
     steps: Sequence[Thunk] = (
         *checks,
         partial(np.multiply, checked, strides[axis], flat),
         partial(np.add, flat, base, flat),
     )
-    if not fixed:
-        return flat, steps
-    for step in steps:
-        step()
-    return flat, ()
+    return flat, bound(steps, fixed)
 
 
 def element_index_nbytes(context: WorkspaceContext) -> int:
@@ -156,9 +152,7 @@ def flat_row_steps(
     rows = np.empty(indices.shape[:-1], np.intp)
     base = np.zeros(rows.shape, np.intp)
     for i in range(batch):
-        along = [1] * rows.ndim
-        along[i] = shape[i]
-        base += (np.arange(shape[i]) * strides[i]).reshape(along)
+        base += along(np.arange(shape[i]) * strides[i], i, rows.ndim)
     steps: list[Thunk] = [partial(np.copyto, rows, base)]
     for i in range(depth):
         checked, checks = index_steps(op, indices[..., i], shape[batch + i], fixed)
@@ -168,11 +162,7 @@ def flat_row_steps(
             partial(np.multiply, checked, strides[batch + i], scaled),
             partial(np.add, rows, scaled, rows),
         ]
-    if not fixed:
-        return rows, steps
-    for step in steps:
-        step()
-    return rows, ()
+    return rows, bound(steps, fixed)
 
 
 def row_index_nbytes(context: WorkspaceContext) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.gradient import GradientContext
+from stitch.ops.steps import along
 
 
 def gather(context: GradientContext) -> Sequence[Any]:
@@ -63,9 +64,7 @@ def gather_nd(context: GradientContext) -> Sequence[Any]:
     data, indices = context.type_of(0), context.input(1)
     for axis in reversed(range(context.int_of("batch_dims"))):
         shape = indices.shape
-        along = [1] * len(shape)
-        along[axis] = shape[axis]
-        count = np.arange(shape[axis], dtype=np.int64).reshape(along)
+        count = along(np.arange(shape[axis], dtype=np.int64), axis, len(shape))
         leading = context.constant(np.broadcast_to(count, (*shape[:-1], 1)).copy())
         indices = context.apply("Concat", leading, indices, axis=-1)
     table = context.zeros(data.shape, data.data_type)

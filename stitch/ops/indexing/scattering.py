@@ -23,7 +23,7 @@ from stitch.ops.indexing.gathering import (
     row_index_nbytes,
 )
 from stitch.ops.inference import InferenceContext
-from stitch.ops.steps import copy_steps
+from stitch.ops.steps import along, copy_steps
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, few, operands
 from stitch.program import Array, ValueType
 
@@ -142,7 +142,7 @@ def _one_hot(arguments: KernelArguments) -> Sequence[Thunk]:
     indices, values, out = arguments.given(0), arguments.given(2), arguments.outputs[0]
     depth = arguments.ints_at(1)[0]
     axis = arguments.int_of("axis") % out.ndim
-    classes = np.arange(depth).reshape(-1, *(1,) * (out.ndim - 1 - axis))
+    classes = along(np.arange(depth), axis, out.ndim)
     hit = np.empty(out.shape, np.bool_)
     off, on = values[0:1].reshape(()), values[1:2].reshape(())
     return (

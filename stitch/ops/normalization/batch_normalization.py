@@ -15,7 +15,7 @@ from stitch.ops.inference import InferenceContext
 from stitch.ops.normalization import normalization_gradients as gradients
 from stitch.ops.normalization.layer_normalization import EPSILON
 from stitch.ops.reduction import SPREAD_FROM, inverse_deviation, row_means
-from stitch.ops.steps import CHUNK_SIZE, fill_step, scalar, stretches, workspace
+from stitch.ops.steps import CHUNK_SIZE, bound, fill_step, scalar, stretches, workspace
 from stitch.ops.workspaces import operands
 from stitch.program import Array, ValueType
 
@@ -67,11 +67,8 @@ def _batch(arguments: KernelArguments) -> Sequence[Thunk]:
         partial(np.multiply, mean, factor, offset, casting="unsafe"),
         partial(np.subtract, shift, offset, offset, casting="unsafe"),
     ]
-    if not steps and all(arguments.is_constant(i) for i in range(1, 5)):
-        for step in fold:
-            step()
-        fold = []
-    return [*steps, *fold, *planes.scale_and_shift(factor, offset, out)]
+    fixed = not steps and all(arguments.is_constant(i) for i in range(1, 5))
+    return [*steps, *bound(fold, fixed), *planes.scale_and_shift(factor, offset, out)]
 
 
 class _Planes:

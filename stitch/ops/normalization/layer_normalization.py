@@ -13,7 +13,7 @@ from stitch.ops.element_types import FLOATS, data_type_of_code
 from stitch.ops.inference import InferenceContext
 from stitch.ops.normalization import normalization_gradients as gradients
 from stitch.ops.reduction import SPREAD_FROM, inverse_deviation, row_chunks, standardize
-from stitch.ops.steps import copy_steps, scalar, workspace
+from stitch.ops.steps import along, copy_steps, scalar, workspace
 from stitch.ops.workspaces import operands
 from stitch.program import Array, ValueType
 
@@ -23,11 +23,6 @@ EPSILON = 9.999999747378752e-06  # 1e-5 as the float32 that ONNX's schema holds
 def _scale_and_shift(out: Array, scale: Array, shift: Array | None) -> list[Thunk]:
     steps: list[Thunk] = [partial(np.multiply, out, scale, out)]
     return steps if shift is None else [*steps, partial(np.add, out, shift, out)]
-
-
-def per_channel(vector: Array, rank: int) -> Array:
-    """A vector over axis 1 of an array of `rank` dimensions, ready to broadcast."""
-    return vector.reshape(-1, *(1,) * (rank - 2))
 
 
 def _infer_layer(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -145,7 +140,7 @@ def _by_groups(arguments: KernelArguments) -> Sequence[Thunk]:
     shape = (x.shape[0] * groups, x.size // (x.shape[0] * groups))
     mean, inverse = np.empty(shape[0], out.dtype), np.empty(shape[0], out.dtype)
     epsilon = arguments.float_of("epsilon")
-    scale, shift = (per_channel(arguments.given(i), x.ndim) for i in (1, 2))
+    scale, shift = (along(arguments.given(i), 1, x.ndim) for i in (1, 2))
     rows, results = x.reshape(shape), out.reshape(shape)
     steps: list[Thunk] = []
     for part in row_chunks(shape):

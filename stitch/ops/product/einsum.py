@@ -131,18 +131,14 @@ def einsum_gradient(context: GradientContext) -> Sequence[Any]:
     for index, term in enumerate(terms):
         for letter, size in zip(term, context.type_of(index).shape, strict=True):
             sizes[letter] = max(sizes.get(letter, 1), size)
-    full = [_without_repeated(context, i, terms[i], sizes) for i in range(count)]
+    full = [
+        "".join(c for c, n in zip(term, context.type_of(i).shape, strict=True) if n == sizes[c])
+        for i, term in enumerate(terms)
+    ]
     return [
         _one(context, i, terms, full, result, sizes) if context.wants(i) else None
         for i in range(count)
     ]
-
-
-def _without_repeated(
-    context: GradientContext, index: int, term: str, sizes: dict[str, int]
-) -> str:
-    shape = context.type_of(index).shape
-    return "".join(c for c, size in zip(term, shape, strict=True) if size == sizes[c])
 
 
 def _one(

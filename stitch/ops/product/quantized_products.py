@@ -51,10 +51,8 @@ def _check_points(context: InferenceContext, index: int, shape: Shape, axis: int
     )
 
 
-def _points(values: Array | None, rows: bool) -> Array | None:
+def _points(values: Array, rows: bool) -> Array:
     """As columns (one per row) or as they are; float64."""
-    if values is None:
-        return None
     wide = values.astype(np.float64)
     if wide.size == 1 and wide.ndim <= 1:
         return wide.reshape(())
@@ -63,11 +61,10 @@ def _points(values: Array | None, rows: bool) -> Array | None:
 
 def _exact_product(a: Array, a_zero: Array | None, b: Array, b_zero: Array | None) -> Array:
     left, right = a.astype(np.float64), b.astype(np.float64)
-    rows, columns = _points(a_zero, True), _points(b_zero, False)
-    if rows is not None:
-        left = left - rows
-    if columns is not None:
-        right = right - columns
+    if a_zero is not None:
+        left = left - _points(a_zero, True)
+    if b_zero is not None:
+        right = right - _points(b_zero, False)
     return np.asarray(np.matmul(left, right))
 
 
@@ -119,18 +116,9 @@ def _qlinear_matmul(arguments: KernelArguments) -> Sequence[Thunk]:
     out = arguments.outputs[0]
 
     def run() -> None:
-        left, right, result = (
-            _points(a_scale, True),
-            _points(b_scale, False),
-            _points(y_scale, True),
-        )
-        zero = _points(y_zero, True)
-        assert left is not None
-        assert right is not None
-        assert result is not None
-        assert zero is not None
+        scale = _points(a_scale, True) * _points(b_scale, False) / _points(y_scale, True)
         exact = _exact_product(a, a_zero, b, b_zero)
-        _requantize(exact, left * right / result, zero, out)
+        _requantize(exact, scale, _points(y_zero, True), out)
 
     return (run,)
 

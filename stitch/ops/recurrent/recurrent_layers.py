@@ -192,21 +192,9 @@ def _kernel(layer: _Layer, arguments: KernelArguments) -> Sequence[Thunk]:
         weights = partial(_weights_of, arguments, ours, d)
         initial = [_one(arguments.optional(5 + s), d, by_batch) for s in range(layer.states)]
         outputs = _of_direction(arguments.outputs, d, by_batch)
-        bound_bias = None if bias is None else bias[d]
-        steps.append(
-            partial(
-                _run_direction,
-                x,
-                w[d],
-                bound_bias,
-                weights,
-                layer.step,
-                backward,
-                lengths,
-                initial,
-                outputs,
-            )
-        )
+        b = None if bias is None else bias[d]
+        run = partial(_run_direction, x, w[d], b, weights, layer.step, backward, lengths)
+        steps.append(partial(run, initial, outputs))
     return steps
 
 

@@ -20,7 +20,6 @@ from stitch.ops.sampling.resampling import cubic_weight
 from stitch.ops.steps import PIECE_NBYTES, pieces_of, stretches
 from stitch.ops.window import (
     CONVOLUTION,
-    Windows,
     bias_steps,
     check_output,
     check_window_attributes,
@@ -156,10 +155,6 @@ def bilinear(image: Array, y: Array, x: Array) -> list[tuple[Array, Array]]:
     return corners
 
 
-def _deform_windows(attributes: Attributes, size: Shape, kernel: Shape) -> Windows:
-    return windows_of({**attributes, "auto_pad": "NOTSET"}, size, kernel)
-
-
 def _infer_deform(context: InferenceContext) -> tuple[ValueType, ...]:
     x, w = context.require_type(0, FLOATS), context.require_type(1, FLOATS)
     context.require_same_type(range(5))
@@ -172,15 +167,11 @@ def _infer_deform(context: InferenceContext) -> tuple[ValueType, ...]:
             "channels and groups of a DeformConv do not fit",
             got=f"{x.shape[1]} channels, weights {list(w.shape)}",
         )
-    filled = InferenceContext(
-        context.op, context.inputs, context.constants,
-        {**context.attributes, "auto_pad": "NOTSET"}, context.outputs, context.location,
-    )  # fmt: skip
-    check_window_attributes(filled, x.shape[2:], w.shape[2:])
+    check_window_attributes(context, x.shape[2:], w.shape[2:])
     kernel = context.ints_of("kernel_shape")
     if kernel is not None and kernel != w.shape[2:]:
         raise context.fail("kernel_shape differs from the weights", got=kernel)
-    output = _deform_windows(context.attributes, x.shape[2:], w.shape[2:]).output
+    output = windows_of(context.attributes, x.shape[2:], w.shape[2:]).output
     check_output(context, output)
     places = parts * math.prod(w.shape[2:])
     context.require_shape(2, (x.shape[0], 2 * places, *output))
@@ -215,7 +206,7 @@ def _deform(arguments: KernelArguments) -> Sequence[Thunk]:
     out, mask = arguments.outputs[0], arguments.optional(4)
     parts = arguments.int_of("offset_group")
     group = arguments.int_of("group")
-    windows = _deform_windows(arguments.attributes, x.shape[2:], w.shape[2:])
+    windows = windows_of(arguments.attributes, x.shape[2:], w.shape[2:])
     rows, columns = (
         (np.arange(windows.output[a]) * windows.strides[a] - windows.begin[a])
         + (np.arange(windows.kernel[a]) * windows.dilations[a])[:, None]

@@ -20,7 +20,7 @@ from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, decl
 from stitch.ops.element_types import EVERY, FLOATS
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import InferenceContext, Shape
-from stitch.ops.steps import copy_steps, workspace
+from stitch.ops.steps import along, copy_steps, workspace
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
 from stitch.program import Array, ValueType
 
@@ -265,11 +265,9 @@ def _sum_steps(
     """Steps that add up what each place of `target` reads, tap after tap."""
     columns, weights = _read(columns, weights)
     part = workspace(target.shape, target.dtype)
-    along = [1] * target.ndim
-    along[axis] = len(columns)
     steps: list[Thunk] = []
     for tap in range(columns.shape[1]):
-        weight = weights[:, tap].astype(target.dtype).reshape(along)
+        weight = along(weights[:, tap].astype(target.dtype), axis, target.ndim)
         into = part if tap else target
         # Contiguous: so much faster to read than every so many-th index.
         places = np.ascontiguousarray(columns[:, tap])
@@ -290,9 +288,7 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
     nearest = string_of(attributes, "mode") == "nearest"
     for one in plan:
         columns, weights, beyond = _weights(attributes, one)
-        along = [1] * x.ndim
-        along[one.axis] = one.after
-        outside = outside | beyond.reshape(along)
+        outside = outside | along(beyond, one.axis, x.ndim)
         shape = (*current.shape[: one.axis], one.after, *current.shape[one.axis + 1 :])
         target = out if one is plan[-1] else np.empty(shape, x.dtype)
         if nearest:

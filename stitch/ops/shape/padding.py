@@ -13,7 +13,7 @@ from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import INT64, MOVED
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import InferenceContext, Shape
-from stitch.ops.steps import copy_steps, strides_of
+from stitch.ops.steps import along, copy_steps, strides_of
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
 from stitch.program import Array, ValueType
 
@@ -84,10 +84,8 @@ def _pad(arguments: KernelArguments) -> Sequence[Thunk]:
         return _pad_constant(source, begins, out, arguments.optional(2))
     flat = np.zeros(out.shape, np.intp)
     for axis, stride in enumerate(strides_of(source.shape)):
-        along = [1] * out.ndim
-        along[axis] = out.shape[axis]
         positions = source_positions(mode, source.shape[axis], begins[axis], out.shape[axis])
-        flat += (positions * stride).reshape(along)
+        flat += along(positions * stride, axis, out.ndim)
     return (partial(np.take, source.reshape(-1), flat, None, out, "clip"),)
 
 

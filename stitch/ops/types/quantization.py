@@ -14,6 +14,7 @@ from stitch.ops.attributes import Attributes, int_of
 from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import BYTES, FLOATS, NARROW, data_type_of_code
 from stitch.ops.inference import InferenceContext, Shape
+from stitch.ops.steps import along
 from stitch.ops.types.conversions import conversion_steps, workspace_nbytes
 from stitch.ops.types.narrow_conversions import WIDER, Rounding
 from stitch.ops.workspaces import operands
@@ -105,9 +106,7 @@ def _spread(values: Array, shape: Shape, attributes: Attributes) -> Array:
     if block:
         places = np.arange(shape[axis]) // block
         return np.take(values, places, axis)
-    along = [1] * len(shape)
-    along[axis] = shape[axis]
-    return values.reshape(along)
+    return along(values, axis, len(shape))
 
 
 def _wide(values: Array) -> Array:

@@ -11,7 +11,7 @@ import numpy as np
 from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import InferenceContext, Shape
-from stitch.ops.steps import copy_steps, fill_step, stretches, workspace
+from stitch.ops.steps import along, copy_steps, fill_step, stretches, workspace
 from stitch.ops.window import convolution_gradients as gradients
 from stitch.ops.window.columns import Columns
 from stitch.ops.window.convolution_tiles import (
@@ -90,7 +90,7 @@ def bias_steps(bias: Array | None, out: Array) -> tuple[Thunk, ...]:
     """Add one number per channel."""
     if bias is None:
         return ()
-    return (partial(np.add, out, bias.reshape(-1, *(1,) * (out.ndim - 2)), out),)
+    return (partial(np.add, out, along(bias, 1, out.ndim), out),)
 
 
 def _is_pointwise(windows: Windows) -> bool:

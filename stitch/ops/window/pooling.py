@@ -12,7 +12,7 @@ import numpy as np
 from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import BYTES, FLOATS
 from stitch.ops.inference import InferenceContext
-from stitch.ops.steps import fill_step, scalar, stretches, strides_of, workspace
+from stitch.ops.steps import along, fill_step, scalar, stretches, strides_of, workspace
 from stitch.ops.window import pooling_gradients as gradients
 from stitch.ops.window.convolution import check_output
 from stitch.ops.window.sliding import PLANES_NBYTES, Sliding, lines_of, sliding_nbytes
@@ -96,7 +96,7 @@ def _counts(windows: Windows, include: bool, dtype: np.dtype[Any]) -> Array:
         counts = line.count_padded(windows.end[axis]) if include else line.count_inside()
         if (counts == counts[0]).all():
             counts = counts[:1]
-        total = total * counts.astype(dtype).reshape(-1, *(1,) * (len(windows.size) - 1 - axis))
+        total = total * along(counts.astype(dtype), axis, len(windows.size))
     return total.reshape(()) if total.size == 1 else total
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.definition import Thunk
-from stitch.ops.steps import stretches, workspace
+from stitch.ops.steps import along, stretches, workspace
 from stitch.ops.window.sliding import (
     WindowLine,
     largest_plane,
@@ -65,9 +65,7 @@ def maxima(x: Array, windows: Windows, counts: Sequence[int], lowest: float) -> 
     lines = lines_of(windows)
     for axis in reversed(range(len(lines))):
         line = lines[axis]
-        along = [1] * x.ndim
-        along[axis + 1] = line.size
-        steps = (np.arange(line.size) * counts[axis]).reshape(along)
+        steps = along(np.arange(line.size) * counts[axis], axis + 1, x.ndim)
         # A window of padding alone has no place, wherever it is along this axis.
         places = np.where(places < 0, -1, places + steps) if some_lack else places + steps
         shape = (*values.shape[: axis + 1], line.output, *values.shape[axis + 2 :])
@@ -172,7 +170,7 @@ class Views:
         self.begins = np.zeros(windows.output, np.int64)
         for axis, line in enumerate(self.lines):
             steps = np.arange(line.output) * (line.stride * counts[axis])
-            self.begins += steps.reshape(-1, *(1,) * (len(self.lines) - 1 - axis))
+            self.begins += along(steps, axis, len(self.lines))
 
     def steps(self, x: Array, values: Array, places: Array) -> list[Thunk]:
         """Planes x; their maxima and places in all of x."""

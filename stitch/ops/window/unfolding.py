@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.attributes import Attributes
 from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS, INT64, NUMERIC
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import InferenceContext, Shape
 from stitch.ops.steps import check_places, copy_steps, fill_step
 from stitch.ops.window.sliding import lines_of
-from stitch.ops.window.windows import KERNEL_SHAPE, WINDOW_ATTRIBUTES, Windows, windows_of
+from stitch.ops.window.windows import KERNEL_SHAPE, WINDOW_ATTRIBUTES, windows_of
 from stitch.ops.workspaces import few
 from stitch.program import Array, ValueType
 
@@ -24,10 +23,6 @@ _LISTS = {name: WINDOW_ATTRIBUTES[name] for name in ("dilations", "pads", "strid
 
 #: The views of so many kernel elements are kept from binding on.
 _KEPT = 1024
-
-
-def _block_windows(attributes: Attributes, image: Shape, block: Shape) -> Windows:
-    return windows_of({**attributes, "auto_pad": "NOTSET"}, image, block)
 
 
 def _infer_col2im(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -44,7 +39,7 @@ def _infer_col2im(context: InferenceContext) -> tuple[ValueType, ...]:
     for name in ("strides", "dilations"):
         context.spatial_ints(name, ones)
     context.spatial_ints("pads", ones + ones, least=0)
-    windows = _block_windows(context.attributes, image, block)
+    windows = windows_of(context.attributes, image, block)
     taps, places = math.prod(block), math.prod(windows.output)
     if min(windows.output) < 1 or x.shape[1] % taps or x.shape[2] != places:
         raise context.fail(
@@ -57,7 +52,7 @@ def _infer_col2im(context: InferenceContext) -> tuple[ValueType, ...]:
 
 def _col2im(arguments: KernelArguments) -> Sequence[Thunk]:
     x, out = arguments.given(0), arguments.outputs[0]
-    windows = _block_windows(arguments.attributes, out.shape[2:], arguments.ints_at(2))
+    windows = windows_of(arguments.attributes, out.shape[2:], arguments.ints_at(2))
     taps = x.reshape(*out.shape[:2], *windows.kernel, *windows.output)
     lines = lines_of(windows)
 
@@ -139,7 +134,7 @@ def col2im_gradient(context: GradientContext) -> Sequence[Any]:
     """Per kernel element, a strided slice of the image."""
     columns, gradient = context.type_of(0).shape, context.gradient
     image, block = gradient.shape[2:], context.constant_ints(2) or ()
-    windows = windows_of({**context.attributes, "auto_pad": "NOTSET"}, image, block)
+    windows = windows_of(context.attributes, image, block)
     ends = [e + o for e, o in zip(windows.end, windows.overhang, strict=True)]
     whole = context.padded(gradient, [0, 0, *windows.begin], [0, 0, *ends])
     axes = list(range(2, 2 + len(image)))

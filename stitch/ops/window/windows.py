@@ -63,6 +63,10 @@ class Windows:
             yield tuple(self.tap(axis, index) for axis, index in enumerate(place))
 
 
+def _auto_pad(attributes: Attributes) -> str:
+    return string_of(attributes, "auto_pad") if "auto_pad" in attributes else AUTO_PADS[0]
+
+
 def check_window_attributes(context: InferenceContext, size: Shape, kernel: Shape) -> None:
     """Lists as long as the spatial rank, in range, and either `pads` or `auto_pad`."""
     ones = (1,) * len(size)
@@ -71,7 +75,7 @@ def check_window_attributes(context: InferenceContext, size: Shape, kernel: Shap
     context.spatial_ints("strides", ones)
     context.spatial_ints("dilations", ones)
     context.spatial_ints("pads", ones + ones, least=0)
-    auto_pad = context.string_of("auto_pad")
+    auto_pad = _auto_pad(context.attributes)
     if auto_pad not in AUTO_PADS:
         raise context.fail("auto_pad has no such mode", expected=", ".join(AUTO_PADS), got=auto_pad)
     if auto_pad != "NOTSET" and any(context.ints_of("pads") or ()):
@@ -84,7 +88,7 @@ def windows_of(attributes: Attributes, size: Shape, kernel: Shape, ceil: bool = 
     strides = ints_of(attributes, "strides") or (1,) * rank
     dilations = ints_of(attributes, "dilations") or (1,) * rank
     pads = ints_of(attributes, "pads") or (0,) * (2 * rank)
-    auto_pad = string_of(attributes, "auto_pad")
+    auto_pad = _auto_pad(attributes)
     begins, ends, overhangs, outputs = [], [], [], []
     for i in range(rank):
         span = dilations[i] * (kernel[i] - 1) + 1
@@ -125,7 +129,7 @@ def transposed_windows(attributes: Attributes, size: Shape, kernel: Shape) -> Wi
     extra = ints_of(attributes, "output_padding") or zeros
     pads = ints_of(attributes, "pads") or zeros + zeros
     wanted = ints_of(attributes, "output_shape")
-    auto_pad = string_of(attributes, "auto_pad")
+    auto_pad = _auto_pad(attributes)
     begins, ends, result = [], [], []
     for i in range(rank):
         full = strides[i] * (size[i] - 1) + extra[i] + dilations[i] * (kernel[i] - 1) + 1
