@@ -51,7 +51,7 @@ def link_arguments(
     return values
 
 
-def check_inputs(device: Caller, agent: LoadedProgram, values: list[ValueRecord]) -> None:
+def check_inputs(agent: LoadedProgram, values: list[ValueRecord]) -> None:
     """Raise `TaskError` for values that are gone, or not this caller's to donate; the queue's lock
     is held, so it stays so until they are queued."""
     for value in values:

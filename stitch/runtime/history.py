@@ -139,6 +139,24 @@ class Account:
     nbytes_seen: int
 
 
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What a device has done since it opened, counted; in the steady state only `replays` and
+    `windows` grow, and what runs past the queue (pipelines, settled trainings) changes nothing.
+
+    `recordings_made`: plans that are kept to run again; `bindings_made`: how often one was bound to
+    places. `replays`: windows that needed no plan. `revocations`: leases that gave their memory up.
+    """
+
+    plans_made: int
+    recordings_made: int
+    bindings_made: int
+    replays: int
+    code_written: int
+    windows: int
+    revocations: int
+
+
 class History:
     """How often each plan ran, and what else happened, since the period began."""
 

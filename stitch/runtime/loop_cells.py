@@ -90,8 +90,8 @@ class _Held:
         empty = State((None,) * len(state.values), frozenset())
         # All at once: nothing can come in between these.
         self.state = empty
-        device.dropped += gone
-        device.resting = [held for held in device.resting if held is not self]
+        device.deaths.dropped += gone
+        device.deaths.resting = [held for held in device.deaths.resting if held is not self]
 
 
 class Cells:
@@ -99,8 +99,8 @@ class Cells:
 
     def __init__(self, device: RuntimeDevice) -> None:
         self.device, self.held = device, _Held()
-        device.resting.append(self.held)
-        device.notes.await_end(self, partial(self.held.end, device))
+        device.deaths.resting.append(self.held)
+        device.deaths.notes.await_end(self, partial(self.held.end, device))
 
     @property
     def values(self) -> tuple[ValueRecord | None, ...]:
@@ -129,7 +129,7 @@ class Cells:
     def hold_value(self, number: int, value: ValueRecord | None) -> None:
         """A cell holds a value, or nothing; the device's lock is held."""
         after, gone = self.changed({number: value}, rests=False)
-        held, dropped = self.held, self.device.dropped
+        held, dropped = self.held, self.device.deaths.dropped
         # All at once: nothing can come in between these.
         held.state = after
         if value is not None:
@@ -149,7 +149,7 @@ class Cells:
             after, gone = self.changed(dict.fromkeys(numbers))
             if not gone:
                 state.drops[numbers] = after
-            dropped = device.dropped
+            dropped = device.deaths.dropped
             # All at once: nothing can come in between these.
             held.state = after
             dropped += gone
@@ -194,7 +194,7 @@ class Cells:
         """
         device = self.device
         finish = partial(self._finish, after, fresh, gone, then)
-        # From here on it will happen: `RuntimeDevice.mend` does what an interrupt leaves.
+        # From here on it will happen: `Lifetime.mend` does what an interrupt leaves.
         device.records.is_whole = False
         device.unfinished = finish
         finish()
@@ -207,7 +207,7 @@ class Cells:
             then()
         for value in fresh:
             value.handles = 1
-        device, held, dropped = self.device, self.held, self.device.dropped
+        device, held, dropped = self.device, self.held, self.device.deaths.dropped
         # All at once: nothing can come in between these.
         held.state = after
         dropped += gone

@@ -23,7 +23,7 @@ from stitch.runtime.events import PlanStopped
 from stitch.runtime.known_work import Entries, KnownRun, KnownWork
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.loop_cells import Cells, State, Then
-from stitch.runtime.recording import Binding, perform
+from stitch.runtime.recording import Binding, perform, tell_run
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.tensor_access import target_desc
 from stitch.runtime.values import (
@@ -146,12 +146,12 @@ class LoopStage:
         """
         device = self.device
         with device.lock:
-            if (device.is_closed or device.in_others_code or device.running is not None
+            if (device.is_closed or device.in_others_code or device.tasks.running is not None
                     or not device.records.is_whole):  # fmt: skip
                 device.check_open()
-            if device.dropped or device.gone:
+            if device.deaths.dropped or device.deaths.notes.left:
                 device.drain(resting=False)
-            if (self._known and not device.queued.agents and not device.copies_forbidden
+            if (self._known and device.tasks.is_idle and not device.copies_forbidden
                     and self._takes(arguments)):  # fmt: skip
                 turn = self.cells.held.state.runs.get(self._key)
                 if turn is None or not turn.holds(
@@ -179,7 +179,7 @@ class LoopStage:
     def _run(self, turn: _KnownTurn, arguments: Sequence[Any], then: Then) -> None:
         """Run what is known into values that rest, and hand these over."""
         device, binding = self.device, turn.binding
-        turn.lease.last_run = device.queued.number
+        turn.lease.last_run = device.tasks.queued.number
         straight = binding.straight
         try:
             if straight is not None and straight.observers == device.observers:
@@ -198,7 +198,7 @@ class LoopStage:
                 self._stopped(turn, done)
             raise
         if ran is not True:
-            device.tell_run(binding, ran)
+            tell_run(device, binding, ran)
 
     def _found_turn(self) -> _KnownTurn | None:
         """What runs from here on, in places of an idle lease; None where nothing is known of it, or
@@ -206,7 +206,7 @@ class LoopStage:
         device, cells = self.device, self.cells
         entries = self._entries(cells.values)
         known = self._found_run(entries)
-        if known is not None and cells.held.give_back(device.dropped, known.recording):
+        if known is not None and cells.held.give_back(device.deaths.dropped, known.recording):
             device.drain(resting=False)
             known = self._found_run(entries)
         binding = None if known is None else known.binding(device)
@@ -214,7 +214,7 @@ class LoopStage:
             return None
         lease, details = binding.lease, known.details
         assert lease is not None, "known recordings have leases"
-        now, values = device.queued.number, None if lease.held else lease.values
+        now, values = device.tasks.queued.number, None if lease.held else lease.values
         take: Callable[[], object]
         if values is not None:
             take = partial(_taken_again, lease, values, now)
@@ -247,7 +247,7 @@ class LoopStage:
     def _stopped(self, turn: _KnownTurn, done: int) -> None:
         """A run ended half-way: what it was overwriting is lost."""
         for value in turn.carried:
-            self.device.deallocate(value, self.lost_by)
+            self.device.access.deallocate(value, self.lost_by)
             value.status = Status.LOST
         if done:
             self.device.events.report(PlanStopped(turn.binding.index, turn.binding.plan, done))
@@ -259,7 +259,7 @@ class LoopStage:
         device = self.device
         device.check_open()
         given = [self._link(c, a) for c, a in zip(self.conversions, arguments, strict=True)]
-        if device.queued.agents or device.copies_forbidden or not self._tries:
+        if not device.tasks.is_idle or device.copies_forbidden or not self._tries:
             device.queue_up(lambda: self._append(given, then))
             return
         entries = self._entries(self.cells.values)
@@ -268,7 +268,7 @@ class LoopStage:
         cells: dict[int, int] = {}
 
         def fill() -> None:
-            is_alone = not device.queued.agents
+            is_alone = not device.tasks.queued.agents
             self._append(given, then)
             if is_alone:
                 numbers.extend([value.number for value in entries if value is not None])
@@ -286,12 +286,14 @@ class LoopStage:
         device, cells = self.device, self.cells
         for conversion, value in zip(self.conversions, given, strict=True):
             value.check_usable()
-            cells.hold_value(conversion.cell, device.convert(value, conversion.desc))
+            cells.hold_value(conversion.cell, device.tasks.convert(value, conversion.desc))
         for call in self.calls:
             tensors = [cells.tensor(number) for number in call.inputs]
             inputs = link_arguments(device, call.program, tensors, False)
-            check_inputs(device, call.program, inputs)
-            outputs = device.append(call.program, inputs)
+            check_inputs(call.program, inputs)
+            outputs = device.tasks.append(
+                call.program.transformation, call.program, inputs, call.program.outputs
+            )
             after, gone = cells.changed(dict(zip(call.outputs, outputs, strict=True)), rests=False)
             cells.become(after, outputs, gone, then if call is self.calls[-1] else None)
 
@@ -299,7 +301,7 @@ class LoopStage:
         """What a conversion is given, as a value."""
         port, device = conversion.port, self.device
         if type(argument) is Tensor:
-            device.check_device(argument, port.origin)
+            device.access.check_device(argument, port.origin)
         elif type(argument) is np.ndarray and argument.dtype == port.dtype:
             allowed = device.host_memory.allowed
             host = capture(argument, port.shape, port.type.data_type, False, port.origin, allowed)

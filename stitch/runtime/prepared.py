@@ -8,7 +8,7 @@ tensors that are read where they lie.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from stitch.runtime.device import RuntimeDevice
 from stitch.runtime.events import PlanStopped
 from stitch.runtime.known_work import KnownWork
 from stitch.runtime.loaded import LoadedProgram
-from stitch.runtime.recording import Binding, Ran, Recording, perform
+from stitch.runtime.recording import Binding, Ran, Recording, Straight, perform, tell_run
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.values import InputPort, Lease, Status, ValueRecord
 
@@ -31,6 +31,21 @@ from stitch.runtime.values import InputPort, Lease, Status, ValueRecord
 MAX_FORMS = 8
 READY = Status.READY
 _new_handle = Tensor.__new__
+
+
+@dataclass(slots=True, eq=False)
+class _Again:
+    """How a lease is run into once more while the generation of the records is the same.
+
+    `note`: what the handle on its only result calls in the end.
+    """
+
+    recording: Recording
+    generation: int
+    binding: Binding
+    straight: Straight
+    run: Callable[..., Ran]
+    note: Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +102,9 @@ class PreparedGraph:
         #: What its last run on arrays was a run of.
         self._recording: Recording | None = None
         self._known: KnownWork[None] = KnownWork(device)
+        #: What each call looks at.
+        self._dropped, self._tasks = device.deaths.dropped, device.tasks
+        self._records = device.records
 
     def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
         """Run the graph on arrays or tensors; gives the last call's outputs, ready."""
@@ -94,60 +112,75 @@ class PreparedGraph:
             arguments = arranged(f"the {self._name}", self._input_types, arguments, named)
         device = self.device
         with device.lock:
-            recording, dropped = self._recording, device.dropped
-            value: ValueRecord | None = None
-            lease: Lease[Binding] | None = None
+            dropped = self._dropped
             if dropped:
                 value = dropped[0]
-                owner = value.lease
-                if (
-                    type(owner) is Lease
-                    and owner.holder is recording
-                    and value.handles == 1
-                    and owner.is_single
-                    and len(dropped) == 1
-                ):
-                    lease = owner
-                else:
-                    device.drain()
-            elif device.gone:
-                device.drain()
-            if (
-                recording is not None
-                and recording.generation == device.records.generation
-                and not device.copies_forbidden
-                and not device.queued.agents
-                # Else an interrupted window may read what the last run made.
-                and device.running is None
-            ):
-                if lease is None and recording.idle:
-                    lease, value = recording.idle[-1], None
+                lease = value.lease
                 if lease is not None:
-                    binding = lease.plain
-                    if binding is not None:
-                        straight = binding.straight
-                        if straight is not None and straight.observers == device.observers:
-                            try:
-                                ran = straight.run(arguments)
-                            except BaseException as error:
-                                self._stopped(binding, straight.steps_done(error))
-                                raise
-                            if ran is True and value is not None:
-                                # Nobody holds what the last run made, so it is this one's already;
-                                # the note of its last handle goes as the new one comes.
-                                handle = _new_handle(Tensor)
-                                note = lease.note
-                                if note is None:
-                                    note = lease.note = partial(device.drop, value)
-                                # All at once: nothing can come in between these.
-                                del dropped[0]
-                                handle._record = value
-                                handle.__del__ = note
-                                return handle
-                            if ran:
-                                return self._results(lease, value, binding, ran)
-            again = self._again(arguments)
-            return self._run(arguments) if again is None else again
+                    again = lease.again
+                    if (
+                        again is not None
+                        and again.recording is self._recording
+                        and again.generation == self._records.generation
+                        and value.handles == 1
+                        and len(dropped) == 1
+                        # Else an interrupted window may read what the last run made.
+                        and self._tasks.is_idle
+                        and self._records.is_whole
+                    ):
+                        try:
+                            ran = again.run(arguments)
+                        except BaseException as error:
+                            self._stopped(again.binding, again.straight.steps_done(error))
+                            raise
+                        if ran:
+                            # Nobody holds what the last run made, so it is this one's already; the
+                            # note of its last handle goes as the new one comes.
+                            handle, note = _new_handle(Tensor), again.note
+                            # All at once: nothing can come in between these.
+                            del dropped[0]
+                            handle._record = value
+                            handle.__del__ = note
+                            if ran is not True:
+                                tell_run(device, again.binding, ran)
+                            return handle
+            results = self._run_idle(arguments)
+            if results is None:
+                results = self._run_known(arguments)
+            return self._run(arguments) if results is None else results
+
+    def _run_idle(self, arguments: tuple[Any, ...]) -> Tensor | tuple[Tensor, ...] | None:
+        """Run on arrays as the last time, into a lease that nobody holds; None where there is none,
+        or its guard does not hold."""
+        device, recording = self.device, self._recording
+        if self._dropped or device.deaths.notes.left:
+            device.drain()
+        generation = device.records.generation
+        if (
+            recording is None
+            or not recording.idle
+            or recording.generation != generation
+            or device.copies_forbidden
+            or not device.tasks.is_idle
+        ):
+            return None
+        lease = recording.idle[-1]
+        binding = lease.plain
+        straight = None if binding is None else binding.straight
+        if binding is None or straight is None or straight.observers != device.observers:
+            return None
+        try:
+            ran = straight.run(arguments)
+        except BaseException as error:
+            self._stopped(binding, straight.steps_done(error))
+            raise
+        if not ran:
+            return None
+        results = self._results(lease, binding, ran)
+        if isinstance(results, Tensor) and lease.is_single:
+            note = partial(device.drop, results._record)
+            lease.again = _Again(recording, generation, binding, straight, straight.run, note)
+        return results
 
     def _stopped(self, binding: Binding, done: int) -> None:
         """Tell of the steps that were done when one raised."""
@@ -155,45 +188,37 @@ class PreparedGraph:
             self.device.events.report(PlanStopped(binding.index, binding.plan, done))
 
     def _results(
-        self, lease: Lease[Binding], last: ValueRecord | None, binding: Binding, ran: Ran
+        self, lease: Lease[Binding], binding: Binding, ran: Ran
     ) -> Tensor | tuple[Tensor, ...]:
-        """Handles on what a run has just left in a lease; `last`: its value, where only the note of
-        a dropped handle still refers to that."""
+        """Handles on what a run has just left in an idle lease."""
         device = self.device
         results: Tensor | tuple[Tensor, ...]
-        if last is not None:
-            results, note = _new_handle(Tensor), partial(device.drop, last)
-            # All at once: nothing can come in between these.
-            del device.dropped[0]
-            results._record = last
-            results.__del__ = note
+        now = device.tasks.queued.number
+        # Until there are handles on what the lease gives.
+        device.records.is_whole = False
+        values = lease.take_again(now)
+        if values is None:
+            values = [ValueRecord(device, *output) for output in self._outputs]
+            lease.take(values, now)
+        if len(values) == 1:
+            results = Tensor(values[0])
         else:
-            now = device.queued.number
-            # Until there are handles on what the lease gives.
-            device.records.is_whole = False
-            values = lease.take_again(now)
-            if values is None:
-                values = [ValueRecord(device, *output) for output in self._outputs]
-                lease.take(values, now)
-            if len(values) == 1:
-                results = Tensor(values[0])
-            else:
-                results = tuple([Tensor(value) for value in values])
-            device.records.is_whole = True
+            results = tuple([Tensor(value) for value in values])
+        device.records.is_whole = True
         if ran is not True:
-            device.tell_run(binding, ran)
+            tell_run(device, binding, ran)
         return results
 
     # -- tensors as arguments, and observers -----------------------------------------------------
 
-    def _again(self, arguments: tuple[Any, ...]) -> Tensor | tuple[Tensor, ...] | None:
+    def _run_known(self, arguments: tuple[Any, ...]) -> Tensor | tuple[Tensor, ...] | None:
         """Run what was recorded for values of these forms at these places; None where nothing was,
         or its guard does not hold."""
         device = self.device
-        if (device.is_closed or device.in_others_code or device.running is not None
+        if (device.is_closed or device.in_others_code or device.tasks.running is not None
                 or not device.records.is_whole):  # fmt: skip
             device.check_open()
-        if device.dropped or device.queued.agents or device.gone:
+        if device.deaths.dropped or not device.tasks.is_idle or device.deaths.notes.left:
             device.run_queue()
         arrays: list[Array] = []
         values: list[ValueRecord | None] = []
@@ -233,7 +258,7 @@ class PreparedGraph:
                 done = 0 if straight is None else straight.steps_done(error)
             self._stopped(binding, done)
             raise
-        return self._results(lease, None, binding, ran)
+        return self._results(lease, binding, ran)
 
     # -- by way of the queue ---------------------------------------------------------------------
 
@@ -252,7 +277,7 @@ class PreparedGraph:
         def fill() -> None:
             nonlocal handles, numbers
             # Unless another thread was quicker: then what it has queued runs first.
-            if not device.queued.agents:
+            if not device.tasks.queued.agents:
                 handles = tuple([Tensor(value) for value in self._queue(given)])
                 numbers = tuple([value.number for value in given.values()])
 
@@ -285,12 +310,14 @@ class PreparedGraph:
                     )
                 if program.transformation.donated:
                     check_donations(program, inputs)
-                results.append(device.append(program, inputs))
+                results.append(
+                    device.tasks.append(program.transformation, program, inputs, program.outputs)
+                )
         except BaseException:
             # The queue was empty before, and what earlier programs took is its owner's again.
             for value in given.values():
                 value.consumed = False
-            device.start_window()
+            device.tasks.start_anew()
             raise
         return [results[number][output] for number, output in self._given]
 

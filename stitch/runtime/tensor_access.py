@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -19,16 +20,10 @@ from stitch.runtime.backends import HostMemory, InstanceBytes, LocalBackend
 from stitch.runtime.events import EventStream, ReadBack, Written
 from stitch.runtime.executors import as_bytes
 from stitch.runtime.history import History
+from stitch.runtime.lifetime import Lifetime
+from stitch.runtime.queue import ConstantCache, expose
 from stitch.runtime.tensor import Tensor
-from stitch.runtime.values import (
-    Notes,
-    Records,
-    Status,
-    Store,
-    ValueRecord,
-    as_array,
-    view_offset,
-)
+from stitch.runtime.values import Status, Store, ValueRecord, as_array, view_offset
 
 TENSOR = instance_of("a tensor of a device (device.tensor(array) makes one)", Tensor)
 LAYOUT = instance_of("a Layout or a TensorDesc", Layout, TensorDesc)
@@ -36,29 +31,49 @@ DESC = instance_of("a TensorDesc", TensorDesc)
 
 
 class TensorAccess:
-    """What a device does with single values: they are ready, and whoever calls holds its lock; its
-    queue's lock too, where a value is viewed or exported."""
+    """What a device does with single values, once they are ready, under its locks."""
 
     def __init__(
         self,
         store: Store,
+        life: Lifetime,
+        remembered: ConstantCache,
         backend: LocalBackend,
-        records: Records,
         contents: InstanceBytes,
         host_memory: HostMemory,
         history: History,
         events: EventStream,
-        notes: Notes,
     ) -> None:
-        self._store = store
-        self._backend = backend
+        self._store, self._life, self._remembered = store, life, remembered
+        self._backend, self._contents = backend, contents
         self._machine = backend.machine
-        self._records = records
-        self._contents = contents
+        self._records = life.records
         self._host_memory = host_memory
-        self._history = history
-        self._events = events
-        self._notes = notes
+        self._history, self._events = history, events
+        self.settle = life.settle
+
+    @contextmanager
+    def ready(self, value: ValueRecord) -> Iterator[None]:
+        """Within, a value is ready, and nobody gives it away; both locks are held."""
+        life = self._life
+        with life.lock:
+            life.settle(value)
+            with life.queue_lock:
+                value.check_usable()
+                yield
+
+    def check_device(self, tensor: Tensor, call: str) -> None:
+        """Raise `UsageError` for what is no tensor, or one of another device, given to `call`."""
+        if not isinstance(tensor, Tensor):
+            TENSOR.check(call, "tensor", tensor)
+        if tensor._record.device is not self._store:
+            raise UsageError(
+                "this tensor belongs to another device",
+                where=call,
+                expected=f"a tensor of {self._store!r}",
+                got=f"{tensor!r} of {tensor.device!r}",
+                remedy="bring it over: device.tensor(tensor.numpy())",
+            )
 
     # -- looking -----------------------------------------------------------------------------------
 
@@ -73,8 +88,25 @@ class TensorAccess:
         layout = instance.desc.layout
         return layout if address is None else replace(layout, address=address)
 
+    def has_layout(self, tensor: Tensor, layout: Layout | TensorDesc) -> bool:
+        """Whether a tensor lies as described; an address counts only where one is given."""
+        self.check_device(tensor, "Device.has_layout")
+        LAYOUT.check("has_layout", "layout", layout)
+        wanted = layout.layout if isinstance(layout, TensorDesc) else layout
+        if isinstance(layout, TensorDesc) and layout.shape != tensor.shape:
+            return False
+        if wanted.address is None:
+            return wanted == tensor.layout.without_address()
+        self.settle(tensor._record)
+        return wanted == tensor.layout
+
     def read(self, value: ValueRecord) -> Array:
         """A value's elements in an array of their own; see `Tensor.numpy`."""
+        with self._life.lock:
+            self.settle(value)
+            return self._read(value)
+
+    def _read(self, value: ValueRecord) -> Array:
         if not self._backend.executor.computes:
             raise TaskError(
                 "the null executor computes no data, so there is nothing to read",
@@ -90,6 +122,8 @@ class TensorAccess:
 
     def memory(self, space: Space | str) -> Array:
         """All bytes of a space; raises `UsageError` for one that the machine does not have."""
+        with self._life.lock:
+            self._life.check_open()
         names = [s.value for s in self._backend.spaces]
         either(TEXT, instance_of("a Space", Space)).check("Device.memory", "space", space)
         if not isinstance(space, Space) and space not in names:
@@ -100,9 +134,11 @@ class TensorAccess:
         memory: Array = self._backend.spaces[wanted].bytes
         return memory
 
-    def footprint_of(self, value: ValueRecord) -> slice:
+    def footprint_of(self, tensor: Tensor) -> slice:
         """Where in the bytes of its space a footprint lies; raises for host arrays."""
-        instance = value.instances[0]
+        self.check_device(tensor, "Device.footprint_of")
+        self.settle(tensor._record)
+        instance = tensor._record.instances[0]
         start = self._contents.start(instance)
         if start is None:
             raise LayoutError("this tensor is a host array outside the device's memory")
@@ -118,6 +154,8 @@ class TensorAccess:
 
     def tensor(self, array: Any, *, borrow: bool = False) -> Tensor:
         """A host tensor of an array; see `RuntimeDevice.tensor`."""
+        # It lies outside of all that runs work in: nobody else knows it before it is there.
+        self._life.check_open()
         elements = as_array(array, "the array")
         kind = DataType.from_dtype(elements.dtype)
         allowed = self._host_memory.allowed
@@ -132,6 +170,14 @@ class TensorAccess:
 
     def empty(self, desc: TensorDesc) -> Tensor:
         """A tensor with room but no defined contents; raises `OutOfMemoryError`."""
+        DESC.check("Device.empty", "desc", desc)
+        with self._life.lock:
+            self._life.check_open()
+            self._life.run_queue()
+            self._life.drain()
+            return self._empty(desc)
+
+    def _empty(self, desc: TensorDesc) -> Tensor:
         size = footprint(desc, self._machine.shape).size_per_bank
         bare = TensorDesc(desc.shape, desc.layout.without_address())
         value = self.new_value(bare)
@@ -151,7 +197,22 @@ class TensorAccess:
         self._records.is_whole = True
         return handle
 
-    def checked_array(self, value: ValueRecord, array: Any) -> Array:
+    def write(self, tensor: Tensor, array: Any) -> None:
+        """Overwrite a tensor's elements; see `RuntimeDevice.write`."""
+        with self._life.lock:
+            self.check_device(tensor, "Device.write")
+            value = tensor._record
+            self.settle(value)
+            self._life.run_queue()
+            elements = self._checked_array(value, array)
+            with self._life.queue_lock:
+                for sharer in tuple(value.instances[0].buffer.users):
+                    self._records.forget_copies(sharer)
+                    self._remembered.forget(sharer)
+                    sharer.version = 0
+            self._write(value, elements)
+
+    def _checked_array(self, value: ValueRecord, array: Any) -> Array:
         """An array that may overwrite a value; raises `LinkError`, or `LayoutError` where the value
         lies in an array that is read-only."""
         elements = as_array(array, "the array")
@@ -170,7 +231,7 @@ class TensorAccess:
             )
         return elements
 
-    def write(self, value: ValueRecord, elements: Array) -> None:
+    def _write(self, value: ValueRecord, elements: Array) -> None:
         """Overwrite a value that has no copies elsewhere."""
         first = value.instances[0]
         if first.buffer.array is not None:
@@ -186,6 +247,10 @@ class TensorAccess:
 
     def view(self, value: ValueRecord, start: int, stop: int, *, keep: bool) -> Tensor:
         """Rows `[start, stop)` of the first dimension as a tensor on the same buffer."""
+        with self.ready(value):
+            return self._view(value, start, stop, keep)
+
+    def _view(self, value: ValueRecord, start: int, stop: int, keep: bool) -> Tensor:
         instance = value.instances[0]
         shape = (stop - start, *value.desc.shape[1:]) if keep else value.desc.shape[1:]
         desc = TensorDesc(shape, instance.desc.layout)
@@ -195,7 +260,7 @@ class TensorAccess:
             key = self._records.desc_key(desc)
             buffer = self._records.outside(desc, key, np.asarray(part), buffer.origin)
             # To the records these are two arrays: neither hears of writes to the other.
-            self._store.expose(value)
+            self._expose(value)
         else:
             offset += view_offset(instance.desc, (start, stop), keep, self._machine.shape)
         rows = self.new_value(desc)
@@ -217,6 +282,21 @@ class TensorAccess:
 
         `dtype`: as what they see the bytes; for the rest see `Notes.await_end`.
         """
+        life = self._life
+        with life.lock:
+            self.settle(value)
+            with life.queue_lock:
+                if value.status is not Status.READY or value.consumed:
+                    value.check_usable()
+                return self._export(value, dtype, kept, ended)
+
+    def _export(
+        self,
+        value: ValueRecord,
+        dtype: np.dtype[Any] | None,
+        kept: object,
+        ended: Callable[[], object] | None,
+    ) -> Array:
         instance = value.instances[0]
         dense = self._contents.dense(instance)
         if dense is None:
@@ -225,11 +305,30 @@ class TensorAccess:
                 "use .numpy(), or to_layout with a row-major layout"
             )
         view = dense.view() if dtype is None else dense.view(dtype)
-        self._store.expose(value)
+        self._expose(value)
         buffer = instance.buffer
         if buffer.address is not None:
-            self._notes.await_end(view, ended, buffer, kept)
+            self._life.deaths.notes.await_end(view, ended, buffer, kept)
         return view
+
+    def _expose(self, value: ValueRecord) -> None:
+        """Others hold the primary bytes of a value from now on; both locks are held."""
+        # The window may read it already.
+        self._life.tasks.queued.reads_exposed = True
+        expose(value, self._remembered)
+
+    def deallocate(self, value: ValueRecord, by: str) -> None:
+        """Free a value now, or, if tasks that are queued or run still read it, after them."""
+        life = self._life
+        life.check_idle()
+        with life.queue_lock:
+            value.check_usable()
+            if life.tasks.give_up(value, by):
+                return
+        with life.lock, life.queue_lock:
+            value.check_usable()
+            if not life.tasks.give_up(value, by):
+                life.deaths.free(value, by)
 
 
 def target_desc(desc: TensorDesc, layout: Layout | TensorDesc, machine: MachineShape) -> TensorDesc:

@@ -13,6 +13,7 @@ import pytest
 import stitch
 from stitch.program import Array
 from stitch.runtime.recording import Recordings
+from stitch.runtime.values import Lease
 from stitch.tasks import TaskGraph
 from tests.support.stitched_models import held_by, integers, one, scaled
 
@@ -95,7 +96,7 @@ def test_what_an_interrupted_window_reads_is_not_dropped() -> None:
         result = one(program(given))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(device.maker, "planned", always_interrupt)
-            interrupt_once(patch, device, "_end_run")
+            interrupt_once(patch, device.tasks, "end_run")
             with pytest.raises(KeyboardInterrupt):
                 device.flush()
         del given
@@ -113,7 +114,7 @@ def test_a_settled_pipeline_does_not_overwrite_what_an_interrupted_window_reads(
         result = one(b(given))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(device.maker, "planned", always_interrupt)
-            interrupt_once(patch, device, "_end_run")
+            interrupt_once(patch, device.tasks, "end_run")
             with pytest.raises(KeyboardInterrupt):
                 device.flush()
         # Its place is the one that the pipeline would take next.
@@ -122,13 +123,32 @@ def test_a_settled_pipeline_does_not_overwrite_what_an_interrupted_window_reads(
         np.testing.assert_array_equal(result.numpy(), (integers() * 2 + 1) * 0.5 + 1)
 
 
+def test_a_settled_pipeline_mends_what_an_interrupt_left_of_a_note_half_read() -> None:
+    with stitch.open_device("tiny") as device:
+        pipeline = stitch.Pipeline([device.load(DOUBLED)])
+        for _ in range(4):
+            pipeline(integers())
+        put_back = Lease.put_back
+
+        def interrupted(lease: Any, value: Any) -> bool:
+            put_back(lease, value)
+            raise KeyboardInterrupt
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Lease, "put_back", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                device.flush()
+        result = one(pipeline(-integers()))
+        np.testing.assert_array_equal(result.numpy(), 1 - integers() * 2)
+
+
 def test_running_the_queue_after_an_interrupt_is_no_call_from_within() -> None:
     with stitch.open_device("tiny") as device:
         program = device.load(DOUBLED)
         result = one(program(integers()))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(device.maker, "planned", always_interrupt)
-            interrupt_once(patch, device, "_end_run")
+            interrupt_once(patch, device.tasks, "end_run")
             with pytest.raises(KeyboardInterrupt):
                 device.flush()
         device.flush()

@@ -118,7 +118,7 @@ def test_what_a_pipeline_ran_lately_gives_its_memory_up_late() -> None:
         windows = device.statistics().windows
         y = one(pipeline(integers()))
         assert device.statistics().windows == windows, "it ran past the queue"
-        assert y._record.last_used == device.queued.number
+        assert y._record.last_used == device.tasks.queued.number
         del y
         device.flush()
         origins = [lease.buffers[0].origin for lease in device.records.spare_leases()]

@@ -11,7 +11,7 @@ import stitch
 from stitch.program import Array
 from stitch.report import ChromeTrace
 from stitch.runtime import Totals
-from stitch.runtime.device import Statistics
+from stitch.runtime.history import Statistics
 
 ROWS, WIDTH, CLASSES = 8, 16, 4
 STEPS = 12

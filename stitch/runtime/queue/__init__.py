@@ -1,14 +1,15 @@
 """The queue: the stretch of tasks that waits to be run, and what becomes of it after a failure.
 
-Comes in: tasks on values. Goes out: windows. Must not know handles.
+Comes in: tasks on values, notes of what has died. Goes out: windows, free memory.
+Must not know handles.
 """
 
 from stitch.runtime.queue.constant_cache import ConstantCache
+from stitch.runtime.queue.deaths import Deaths
 from stitch.runtime.queue.exposure import expose, forget_stale_copies
-from stitch.runtime.queue.failure import fail, run_one_by_one, run_the_rest
+from stitch.runtime.queue.task_queue import TaskQueue
 from stitch.runtime.queue.window import Window
 
 __all__ = [
-    "ConstantCache", "Window", "expose", "fail", "forget_stale_copies", "run_one_by_one",
-    "run_the_rest",
+    "ConstantCache", "Deaths", "TaskQueue", "Window", "expose", "forget_stale_copies",
 ]  # fmt: skip

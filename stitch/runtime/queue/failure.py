@@ -5,20 +5,20 @@ So a task that does not fit fails the same whatever the window, and nothing else
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Protocol
 
 from stitch.errors import StitchError, TaskError
+from stitch.runtime.locks import Lock
 from stitch.runtime.queue.window import Window
-from stitch.runtime.values import Records, Status, Store, ValueRecord
+from stitch.runtime.values import Records, Status, ValueRecord
 
 
-class Queue(Store, Protocol):
-    """A device, as those know it who have tasks to run again one by one."""
+class Queue(Protocol):
+    """The queue, as those know it who have tasks to run again one by one."""
 
     records: Records
-    queue_lock: threading.RLock
+    lock: Lock
     queued: Window
 
     def run_window(self, window: Window, kept: tuple[bool, ...]) -> object:
@@ -26,7 +26,7 @@ class Queue(Store, Protocol):
 
 
 def run_one_by_one(
-    device: Queue, window: Window, kept: Sequence[bool], error: StitchError | None = None
+    queue: Queue, window: Window, kept: Sequence[bool], error: StitchError | None = None
 ) -> None:
     """Run each task of a window in a window of its own; raises the first error at the end.
 
@@ -38,7 +38,7 @@ def run_one_by_one(
             fail(values[number], error)
         for number in tasks[0].inputs:
             _undo_donation(values[number], tasks[0].transformation.name)
-        _drop_dead(device, window, kept)
+        _drop_dead(queue, window, kept)
         try:
             raise error
         finally:
@@ -49,15 +49,15 @@ def run_one_by_one(
     for index in range(len(tasks)):
         later = {v for v, i in last_use.items() if i > index}
         try:
-            _run_alone(device, window, kept, index, later)
+            _run_alone(queue, window, kept, index, later)
         except StitchError as problem:
             first = first or problem
         except BaseException as problem:
             # A hook's own, or an interrupt: nobody will run the rest.
             _cancel(window, index, problem)
-            _drop_dead(device, window, kept)
+            _drop_dead(queue, window, kept)
             raise
-    _drop_dead(device, window, kept)
+    _drop_dead(queue, window, kept)
     if first is not None:
         try:
             raise first
@@ -75,7 +75,7 @@ def _cancel(window: Window, index: int, error: BaseException) -> None:
             _undo_donation(window.values[number], task.transformation.name)
 
 
-def run_the_rest(device: Queue, window: Window, kept: Sequence[bool], left: Sequence[int]) -> None:
+def run_the_rest(queue: Queue, window: Window, kept: Sequence[bool], left: Sequence[int]) -> None:
     """Run the tasks of a window that do not depend on the one that failed, each by itself.
 
     What fails among them is marked; the first failure is the one that is raised.
@@ -87,15 +87,15 @@ def run_the_rest(device: Queue, window: Window, kept: Sequence[bool], left: Sequ
     for index in left:
         later = {number for number, last in last_use.items() if last > index}
         try:
-            _run_alone(device, window, kept, index, later)
+            _run_alone(queue, window, kept, index, later)
         except Exception:
             # Its outputs say what happened.
             continue
-    _drop_dead(device, window, kept)
+    _drop_dead(queue, window, kept)
 
 
 def _run_alone(
-    device: Queue, window: Window, kept: Sequence[bool], index: int, later: set[int]
+    queue: Queue, window: Window, kept: Sequence[bool], index: int, later: set[int]
 ) -> None:
     task, values = window.graph.tasks[index], window.values
     inputs = [values[number] for number in task.inputs]
@@ -108,7 +108,7 @@ def _run_alone(
     # What later tasks read is held for them, also where its handle is gone.
     held = {*later, *task.outputs}
     alone, numbers = window.alone(index)
-    device.run_window(alone, tuple([kept[n] or n in held for n in numbers]))
+    queue.run_window(alone, tuple([kept[n] or n in held for n in numbers]))
 
 
 def _undo_donation(value: ValueRecord, name: str) -> None:
@@ -116,15 +116,15 @@ def _undo_donation(value: ValueRecord, name: str) -> None:
         value.consumed = False
 
 
-def _drop_dead(device: Queue, window: Window, kept: Sequence[bool]) -> None:
+def _drop_dead(queue: Queue, window: Window, kept: Sequence[bool]) -> None:
     """Free what nobody wants: neither when the window left the queue, nor now (a donation that did
     not happen is taken back), nor what is in the queue."""
-    with device.queue_lock:
+    with queue.lock:
         for value, is_kept in zip(window.values, kept, strict=True):
-            in_queue = value.window == device.queued.number
+            in_queue = value.window == queue.queued.number
             wanted = is_kept or value.kept or in_queue
             if value.status is Status.READY and not wanted:
-                device.records.release(value)
+                queue.records.release(value)
                 value.status = Status.FREED
 
 

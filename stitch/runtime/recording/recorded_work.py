@@ -6,7 +6,6 @@ gathered them, and a device. Must not know: queues, handles.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -16,6 +15,7 @@ from stitch.runtime.backends import HostMemory, LocalBackend, Taker
 from stitch.runtime.events import EventStream
 from stitch.runtime.executors import PreparedProgram
 from stitch.runtime.hooks import Hooks
+from stitch.runtime.locks import Lock
 from stitch.runtime.recording.recordings import Recordings
 from stitch.runtime.values import Forms, Places, Records, ValueRecord
 from stitch.tasks import TaskGraph
@@ -67,6 +67,13 @@ class Work(Protocol):
         """Where the sources lie."""
 
 
+class Releaser(Protocol):
+    """What lets go of values, as runs know it."""
+
+    def lost_all(self, value: ValueRecord) -> None:
+        """A value lost its last instance in a plan."""
+
+
 class Site(Protocol):
     """A device, as recordings know it: where they are made and run."""
 
@@ -80,7 +87,7 @@ class Site(Protocol):
     #: For whom code is written: which listeners and hooks there are, as a number.
     observers: int
     #: Guards the queue, and what a call looks at in a value.
-    queue_lock: threading.RLock
+    queue_lock: Lock
     #: While hooks or another's kernels run the records are behind the bytes.
     in_others_code: bool
     #: Whether kernels are not Stitch's own, and may call back.
@@ -94,5 +101,6 @@ class Site(Protocol):
     def make_room(self) -> None:
         """Give back what the host's memory can do without."""
 
-    def note_gone(self, value: ValueRecord) -> None:
-        """A value lost its last instance."""
+    @property
+    def deaths(self) -> Releaser:
+        """What hears of values that are gone."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from stitch.planner import Copy, Execute, Plan, Step
 from stitch.runtime.backends import Thunk
-from stitch.runtime.events import PlanStopped
+from stitch.runtime.events import PlanRun, PlanStopped
 from stitch.runtime.executors import quietly
 from stitch.runtime.recording.code import Ran, Straight, written
 from stitch.runtime.recording.observed import observed
@@ -54,13 +54,13 @@ def run_binding(
     with device.queue_lock:
         records.is_whole = False
         if lease is None:
-            records.apply(effects, value_of, device.note_gone)
+            records.apply(effects, value_of, device.deaths.lost_all)
         else:
             lease.take([values[number] for number, _ in effects.own], now)
             for carried in effects.carried:
                 entry = values[carried.entry]
                 records.hand_on(entry, values[carried.result], carried.ref)
-                device.note_gone(entry)
+                device.deaths.lost_all(entry)
         for number, value in enumerate(values):
             if kept[number]:
                 value.last_used = now
@@ -70,7 +70,7 @@ def run_binding(
                 # The plan has left it where it was; no handle refers to it any more.
                 records.release(value)
                 value.status = FREED
-                device.note_gone(value)
+                device.deaths.lost_all(value)
         records.is_whole = True
     return ran
 
@@ -106,6 +106,13 @@ def perform(device: Site, binding: Binding, arrays: Sequence[Any]) -> Ran:
             done = 0 if loop is None else _steps_of(binding, loop.__length_hint__())
         error.__dict__.setdefault("stitch_steps_done", done)
         raise
+
+
+def tell_run(device: Site, binding: Binding, ran: Ran) -> None:
+    """Tell who listens that a plan ran, from when to when."""
+    assert isinstance(ran, tuple)
+    began, ended = ran
+    device.events.tell(PlanRun(binding.index, binding.plan, began, ended - began))
 
 
 def _straight(device: Site, binding: Binding) -> Straight | None:
@@ -219,7 +226,7 @@ def _after_failure(
         # What was finished takes its places for itself, with what lies there.
         records.end_leases_at(binding.lease.buffers, with_bytes=False)
     effects = effects_of(plan, device.desc_key, steps_done)
-    records.apply(effects, value_of, device.note_gone)
+    records.apply(effects, value_of, device.deaths.lost_all)
     failing, left = _what_is_left(plan, steps_done, is_over=not isinstance(error, Exception))
     wanted = {number for index in left for number in plan.request.tasks[index].inputs}
     for index, task in enumerate(plan.request.tasks):

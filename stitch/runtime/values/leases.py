@@ -9,7 +9,6 @@ takes it before anything is moved, evicted or refused (`Records.revoke`). Must n
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from stitch.runtime.values.state import BufferRecord, InstanceRecord, Places, Status, ValueRecord
@@ -50,8 +49,8 @@ class Lease(Generic[B]):
     """
 
     __slots__ = (
-        "bindings", "buffers", "held", "holder", "instances", "is_lasting", "is_single",
-        "last_run", "note", "plain", "values",
+        "again", "bindings", "buffers", "held", "holder", "instances", "is_lasting", "is_single",
+        "last_run", "plain", "values",
     )  # fmt: skip
 
     def __init__(
@@ -73,8 +72,8 @@ class Lease(Generic[B]):
         self.held = 0
         #: The values of its last run, as `instances`, while each is as that run left it.
         self.values: list[ValueRecord] | None = None
-        #: What the next handle on the only one of them calls in the end, once that is known.
-        self.note: Callable[[], object] | None = None
+        #: What whoever ran it last remembers, to run it once more while all is as it was.
+        self.again: Any = None
         #: When it was last taken, on the device's clock of runs.
         self.last_run = 0
         #: By the places of what a run reads, the least recently used first.
@@ -108,7 +107,7 @@ class Lease(Generic[B]):
             value.lease = self if self.is_lasting and not touched else None
         # With nothing of its own it is always idle.
         self.values = values if buffers else None
-        self.note = None
+        self.again = None
 
     def take_again(self, now: int) -> list[ValueRecord] | None:
         """As `take`, with the values of the last run, where they can serve once more."""
@@ -166,7 +165,7 @@ class Lease(Generic[B]):
 
     def give_back(self, buffer: BufferRecord) -> None:
         """One of its buffers has lost its last user."""
-        self.values = self.note = None
+        self.values = self.again = None
         if buffer.sharers:
             self._leave(buffer)
         self.held -= 1
@@ -204,7 +203,7 @@ class Lease(Generic[B]):
         leases = [lease for lease in holder.leases if lease is not self]
         idle = [lease for lease in holder.idle if lease is not self]
         holder.leases, holder.idle = leases, idle
-        self.values = self.note = None
+        self.values = self.again = None
         for buffer in self.buffers:
             others = [lease for lease in buffer.leases if lease is not self]
             buffer.sharers = tuple(others) if len(others) > 1 else ()

@@ -51,7 +51,7 @@ def _mend_leases(records: Records, buffers: Collection[BufferRecord]) -> None:
     leases = list(records.leases.values())
     for lease in leases:
         lease.held = sum(1 for buffer in lease.buffers if buffer.users or buffer.pins)
-        lease.values = lease.note = None
+        lease.values = lease.again = None
     listed = {id(lease) for lease in leases}
     known = [lease for buffer in buffers for lease in buffer.leases]
     ended = [le for le in known if isinstance(le, Lease) and id(le) not in listed]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -28,13 +27,8 @@ class Status(enum.IntEnum):
     FAILED = 4
 
 
-class Store(Protocol):
-    """A device, as values and the handles on them know it."""
-
-    #: Values that lost a handle: finalizers run anywhere, so they only leave a note.
-    dropped: deque[ValueRecord]
-    #: Leaves it.
-    drop: Callable[[ValueRecord], None]
+class Access(Protocol):
+    """What a device does with single values, as the handles on them know it."""
 
     def settle(self, value: ValueRecord) -> None:
         """Make sure that a value is ready."""
@@ -48,22 +42,30 @@ class Store(Protocol):
     def export(self, value: ValueRecord) -> Array:
         """Its very bytes."""
 
-    def expose(self, value: ValueRecord) -> None:
-        """Others hold its bytes from now on."""
-
     def deallocate(self, value: ValueRecord, by: str) -> None:
         """Free it now."""
 
     def view(self, value: ValueRecord, start: int, stop: int, *, keep: bool) -> Any:
         """A tensor on a part of it."""
 
+    def has_layout(self, tensor: Any, layout: Layout | TensorDesc) -> bool:
+        """Whether it lies so."""
+
+
+class Store(Protocol):
+    """A device, as values and the handles on them know it."""
+
+    #: Leaves a note that a value lost a handle: finalizers run anywhere, so they do no more.
+    drop: Callable[[ValueRecord], None]
+
+    @property
+    def access(self) -> Access:
+        """What it does with single values."""
+
     def to_layout(
         self, tensor: Any, layout: Layout | TensorDesc, *, retain: bool | None = None
     ) -> Any:
         """A tensor of the same elements in another layout."""
-
-    def has_layout(self, tensor: Any, layout: Layout | TensorDesc) -> bool:
-        """Whether it lies so."""
 
 
 class Comparison(Protocol):
@@ -76,6 +78,9 @@ class Comparison(Protocol):
 
 class PlaceOwner(Protocol):
     """A lease, as buffers and values know it: whose places they lie in, and who gets these back."""
+
+    #: What whoever ran it last remembers.
+    again: Any
 
     @property
     def holder(self) -> object:

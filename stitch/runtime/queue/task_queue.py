@@ -1,0 +1,241 @@
+"""The queue of a device: what is queued, what has left it and runs, and how both stay apart.
+
+Comes in: tasks. Goes out: windows that have run, or failed, or are queued again. Must not know
+handles, nor whose turn it is: whoever runs the queue holds the device's lock.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Protocol
+
+from stitch.errors import StitchError, TaskError
+from stitch.program import TensorDesc
+from stitch.runtime.backends import InstanceBytes
+from stitch.runtime.history import History
+from stitch.runtime.locks import Lock
+from stitch.runtime.queue.deaths import Deaths
+from stitch.runtime.queue.failure import fail, run_one_by_one, run_the_rest
+from stitch.runtime.queue.window import Window
+from stitch.runtime.recording import (
+    PLAN_FILE,
+    RUNNING,
+    Agent,
+    Binding,
+    RecordingMaker,
+    Site,
+    run_binding,
+    tell_run,
+)
+from stitch.runtime.values import Records, Status, Store, ValueRecord
+from stitch.tasks import TaskGraph, Transformation, TransformationKind
+
+READY = Status.READY
+
+
+class Owner(Site, Store, Protocol):
+    """A device, as its queue knows it."""
+
+    contents: InstanceBytes
+    deaths: Deaths
+    history: History
+    maker: RecordingMaker
+
+
+class TaskQueue:
+    """What is queued (`queued`), and what has left the queue and is planned or run (`running`).
+
+    `lock` is held for moments only; see `Lifetime`.
+    """
+
+    def __init__(self, device: Owner, records: Records, lock: Lock, size: int) -> None:
+        """`size`: tasks that a window holds, where work does not repeat."""
+        self._device, self.records, self.lock = device, records, lock
+        self._size = self._limit = size
+        self.queued = Window(0, TaskGraph())
+        self.running: Window | None = None
+        #: Whether nothing is queued, nor has left the queue and runs: what calls look at.
+        self.is_idle = True
+        self.windows_run = 0
+
+    # -- queueing; `lock` is held ------------------------------------------------------------------
+
+    def mend(self) -> None:
+        """No task is half queued from now on."""
+        if not self.queued.is_whole:
+            self.queued = Window.of(self.queued.number + 1, self.queued)
+        self.is_idle = self.running is None and not self.queued.agents
+
+    def append(
+        self,
+        what: Transformation,
+        agent: Agent | None,
+        inputs: Sequence[ValueRecord],
+        outputs: Sequence[tuple[TensorDesc, int]],
+    ) -> list[ValueRecord]:
+        """Queue one run of a program; its outputs, pending."""
+        self.is_idle = False
+        return self.queued.append(self._device, what, agent, inputs, outputs)
+
+    def convert(self, value: ValueRecord, desc: TensorDesc) -> ValueRecord:
+        """Queue a conversion; its output, pending."""
+        bare = TensorDesc(desc.shape, desc.layout.without_address())
+        desc_key = self._device.desc_key
+        what = Transformation(
+            "to_layout", TransformationKind.COPY, (), (desc,),
+            output_names=("tensor",), key=-1 - desc_key(desc),
+        )  # fmt: skip
+        (output,) = self.append(what, None, [value], [(bare, desc_key(bare))])
+        output.retain = value.retain
+        return output
+
+    def is_full(self) -> bool:
+        """Whether it is time to run; where the work repeats, the next windows hold whole periods of
+        it."""
+        tasks = len(self.queued.agents)
+        if tasks < self._limit:
+            return False
+        period = self.queued.graph.period()
+        self._limit = tasks - tasks % period if period else self._size
+        return True
+
+    def give_up(self, value: ValueRecord, by: str) -> bool:
+        """Leave a value to the window that uses it, if one does."""
+        running = self.running
+        if value.window != self.queued.number:
+            if running is None or value.window != running.number:
+                return False
+            running.given_up.append(value)
+        value.consumed = True
+        value.by = by
+        return True
+
+    def start_anew(self) -> None:
+        """Begin an empty window."""
+        self.queued = self.queued.following()
+        self.is_idle = self.running is None
+
+    def cancel(self, why: str) -> None:
+        """What is queued will not run."""
+        for value in self.queued.values:
+            if value.status is Status.PENDING:
+                fail(value, TaskError(why))
+        self.start_anew()
+
+    # -- running -----------------------------------------------------------------------------------
+
+    def run(
+        self, fill: Callable[[], object] | None = None, at_most: int | None = None
+    ) -> Binding | None:
+        """Run what is queued, unless it is nothing; what ran, if it was one plan.
+
+        `fill` may queue more just before: nobody else can in between. With `at_most` only what
+        changes nothing but its results runs, by a plan of so many copies; else it stays queued.
+        """
+        with self.lock:
+            self.mend()
+            if fill is not None:
+                fill()
+            window = self.queued
+            if not window.agents:
+                return None  # All there was has been half a task.
+            kept, following = window.kept(), window.following()
+            # From here on others queue in the next, and may give away what this one reads. Both at
+            # once: nothing can come in between these.
+            self.running = window
+            self.queued = following
+        try:
+            binding = self.run_window(window, kept, at_most)
+            # Else it goes back to where it came from.
+            window.is_done = window.is_planned
+            return binding
+        finally:
+            # Where an interrupt comes before it or into it, whoever is next does it.
+            self.end_run()
+
+    def run_window(
+        self, window: Window, kept: tuple[bool, ...], at_most: int | None = None
+    ) -> Binding | None:
+        """Run a window that has left the queue; what ran, if it was one plan.
+
+        `kept`: which of its values were wanted when it left; `at_most`: see `run`.
+        """
+        if window.reads_exposed:
+            window.forget_stale_copies(self._device)
+        if window.reads_failed and any(v.status > READY for _, v in window.sources):
+            window.is_planned = True
+            # What its tasks do not make, those of the next may have asked for already.
+            self.queued.reads_failed = True
+            run_one_by_one(self, window, kept)
+            return None
+        try:
+            binding = self._device.maker.binding(window, kept, at_most)
+            if binding is None:
+                return None
+        except StitchError as error:
+            window.is_planned = True
+            run_one_by_one(self, window, kept, error)
+            return None
+        window.is_planned = True
+        try:
+            self._run_bound(binding, window, kept)
+        except Exception as error:
+            run_the_rest(self, window, kept, error.__dict__.pop("stitch_tasks_left", ()))
+            raise
+        return binding
+
+    def _run_bound(self, binding: Binding, window: Window, kept: tuple[bool, ...]) -> None:
+        """Run a binding on the values of a window, and bring the records up to date."""
+        device = self._device
+        self.windows_run += 1
+        ran = run_binding(device, binding, window.values, kept, window.number + 1)
+        device.history.repeated(binding.index, binding.tally)
+        if ran is not True:
+            if self.running is window:
+                # Who listens may look at what it made.
+                window.is_done = True
+                self.end_run()
+            tell_run(device, binding, ran)
+
+    def end_run(self) -> None:
+        """What left the queue does not run any more, be it at its end; twice does no harm."""
+        window = self.running
+        if window is None:
+            return
+        with self.lock:
+            following = self.queued
+            if window.is_planned and not window.is_done:
+                # What was queued behind it may miss results of it.
+                following.reads_failed = True
+                for value in window.values:
+                    if value.status is Status.PENDING:
+                        fail(value, TaskError("its run was interrupted"))
+            elif not window.is_done:
+                following = Window.of(following.number + 1, window, following)
+            for value in window.given_up:
+                if value.status is READY and value.window != following.number:
+                    self._device.deaths.free(value, value.by)
+            # All at once: nothing can come in between these.
+            self.queued = following
+            self.running = None
+            self.is_idle = not following.agents
+
+    def is_run_by_this_thread(self) -> bool:
+        """Whether this thread is in the middle of a plan; a look at its stack, so it takes time."""
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            code = frame.f_code
+            if code in RUNNING or code.co_filename == PLAN_FILE:
+                return True
+            if code is _RUN and frame.f_locals["self"] is self:
+                # One that has just begun runs nothing yet.
+                window = frame.f_locals.get("window")
+                if window is not None and window is self.running:
+                    return True
+            frame = frame.f_back
+        return False
+
+
+_RUN = TaskQueue.run.__code__
