@@ -164,6 +164,13 @@ class InferenceContext(WithAttributes):
             raise self.fail(f"operand {index} ({name}) holds one number", got=len(values))
         return values[0]
 
+    def require_word(self, name: str, allowed: Iterable[str], what: str) -> str:
+        """A string attribute, which must be one of some words; `what` says what there is not."""
+        words, given = tuple(allowed), self.string_of(name)
+        if given not in words:
+            raise self.fail(what, expected=", ".join(words), got=given)
+        return given
+
     def spatial_ints(self, name: str, default: Shape, least: int = 1) -> Shape:
         """A list attribute with one integer per element of `default`, each at least `least`."""
         listed = self.ints_of(name)

@@ -29,16 +29,8 @@ GELU_RATE, GELU_CUBE = math.sqrt(2.0 / math.pi), 0.044715
 GELU_HEIGHT = 1.0 / math.sqrt(2.0 * math.pi)
 
 
-def _check_approximation(context: InferenceContext) -> None:
-    approximation = context.string_of("approximate")
-    if approximation not in ("none", "tanh"):
-        raise context.fail(
-            "Gelu has no such approximation", expected="none, tanh", got=approximation
-        )
-
-
 def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
-    _check_approximation(context)
+    context.require_word("approximate", ("none", "tanh"), "Gelu has no such approximation")
     return (context.require_type(0, FLOATS),)
 
 
@@ -46,7 +38,7 @@ def _infer_gradient(context: InferenceContext) -> tuple[ValueType, ...]:
     x = context.require_type(1, FLOATS)
     context.require_same_type((0, 1))
     context.require_shape(0, x.shape)
-    _check_approximation(context)
+    context.require_word("approximate", ("none", "tanh"), "Gelu has no such approximation")
     return (x,)
 
 

@@ -15,13 +15,13 @@ from stitch.ops.arithmetic import elementwise_gradients as gradients
 from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS, INTEGERS, NUMERIC
 from stitch.ops.gradient import Gradient
-from stitch.ops.inference import InferenceContext
+from stitch.ops.inference import Inference, InferenceContext
 from stitch.ops.steps import copy_steps, overlaps, scalar
 from stitch.ops.workspaces import few, operands
 from stitch.program import DataType, ValueType
 
 
-def infer_broadcast(allowed: frozenset[DataType], result: DataType | None = None) -> Any:
+def infer_broadcast(allowed: frozenset[DataType], result: DataType | None = None) -> Inference:
     """Inference for operands of one type that broadcast; the result has that type or `result`."""
 
     def infer(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -70,8 +70,7 @@ def _infer_mod(context: InferenceContext) -> tuple[ValueType, ...]:
     first = context.operand(0)
     if first.data_type.is_floating and context.int_of("fmod") != 1:
         raise context.fail("Mod of floats needs fmod=1", expected="fmod=1", got="fmod=0")
-    result: tuple[ValueType, ...] = infer_broadcast(NUMERIC)(context)
-    return result
+    return infer_broadcast(NUMERIC)(context)
 
 
 def _mod(arguments: KernelArguments) -> Sequence[Thunk]:
@@ -134,8 +133,7 @@ def _infer_clip(context: InferenceContext) -> tuple[ValueType, ...]:
     data = context.require_type(0, NUMERIC)
     context.require_same_type(range(len(context.inputs)))
     for index in (1, 2):
-        bound = context.inputs[index] if index < len(context.inputs) else None
-        if bound is not None:
+        if context.present(index) is not None:
             context.require_shape(index, ())
     return (data,)
 

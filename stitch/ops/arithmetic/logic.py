@@ -95,11 +95,8 @@ def _where_by_bits(condition: Array, x: Array, y: Array, out: Array) -> Sequence
 
 
 def _infer_shift(context: InferenceContext) -> tuple[ValueType, ...]:
-    direction = context.string_of("direction")
-    if direction not in ("LEFT", "RIGHT"):
-        raise context.fail("BitShift has no such direction", expected="LEFT, RIGHT", got=direction)
-    result: tuple[ValueType, ...] = infer_broadcast(UNSIGNED)(context)
-    return result
+    context.require_word("direction", ("LEFT", "RIGHT"), "BitShift has no such direction")
+    return infer_broadcast(UNSIGNED)(context)
 
 
 def _shift(arguments: KernelArguments) -> Sequence[Thunk]:

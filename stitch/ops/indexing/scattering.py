@@ -31,11 +31,8 @@ REDUCTIONS = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.mi
 
 
 def _check_reduction(context: InferenceContext) -> None:
-    reduction = context.string_of("reduction")
-    if reduction not in ("none", *REDUCTIONS):
-        listed = ", ".join(("none", *REDUCTIONS))
-        raise context.fail(f"{context.op} has no such reduction", expected=listed, got=reduction)
-    if reduction != "none":
+    words = ("none", *REDUCTIONS)
+    if context.require_word("reduction", words, f"{context.op} has no such reduction") != "none":
         context.require_type(0, NUMERIC)
 
 

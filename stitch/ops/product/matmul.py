@@ -18,7 +18,7 @@ from stitch.ops.attributes import float_of, int_of
 from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS, PRODUCTS
 from stitch.ops.gradient import GradientContext
-from stitch.ops.inference import InferenceContext
+from stitch.ops.inference import InferenceContext, Shape
 from stitch.ops.steps import fill_step, scalar
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes, few, operands
 from stitch.program import Array, ValueType
@@ -28,19 +28,25 @@ from stitch.program import Array, ValueType
 SPREAD_BIAS_NBYTES = 1 << 20
 
 
-def _infer_matmul(context: InferenceContext) -> tuple[ValueType, ...]:
-    a, b = context.require_type(0, PRODUCTS), context.require_type(1, PRODUCTS)
-    context.require_same_type((0, 1))
+def product_shape(context: InferenceContext, second: int = 1) -> Shape:
+    """The shape of operand 0 times another operand."""
+    a, b = context.operand(0).shape, context.operand(second).shape
     context.require_rank(0, 1)
-    context.require_rank(1, 1)
-    inner = b.shape[-2] if len(b.shape) > 1 else b.shape[0]
-    if a.shape[-1] != inner:
+    context.require_rank(second, 1)
+    inner = b[-2] if len(b) > 1 else b[0]
+    if a[-1] != inner:
         raise context.fail(
-            "the inner dimensions of a MatMul differ", expected=a.shape[-1], got=inner
+            f"the inner dimensions of a {context.op} differ", expected=a[-1], got=inner
         )
-    batch = context.broadcast(a.shape[:-2], b.shape[:-2])
-    rows, columns = a.shape[-2:-1], b.shape[-1:] if len(b.shape) > 1 else ()
-    return (ValueType((*batch, *rows, *columns), a.data_type),)
+    columns = b[-1:] if len(b) > 1 else ()
+    return (*context.broadcast(a[:-2], b[:-2]), *a[-2:-1], *columns)
+
+
+def _infer_matmul(context: InferenceContext) -> tuple[ValueType, ...]:
+    a = context.require_type(0, PRODUCTS)
+    context.require_type(1, PRODUCTS)
+    context.require_same_type((0, 1))
+    return (ValueType(product_shape(context), a.data_type),)
 
 
 def _matmul(arguments: KernelArguments) -> Sequence[Thunk]:

@@ -14,6 +14,7 @@ import numpy as np
 from stitch.ops.definition import KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import BYTES
 from stitch.ops.inference import InferenceContext, Shape
+from stitch.ops.product.matmul import product_shape
 from stitch.ops.types import REALS
 from stitch.ops.window import CONVOLUTION
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
@@ -22,17 +23,9 @@ from stitch.program import Array, DataType, ValueType
 
 def _infer_product(context: InferenceContext, b: int, data_type: DataType) -> tuple[ValueType, ...]:
     """The type of operand 0 times operand `b`, as MatMul shapes it."""
-    left, right = context.require_type(0, BYTES), context.require_type(b, BYTES)
-    context.require_rank(0, 1)
-    context.require_rank(b, 1)
-    rows, columns = left.shape[-2:-1], right.shape[-1:] if len(right.shape) > 1 else ()
-    inner = right.shape[-2] if len(right.shape) > 1 else right.shape[0]
-    if left.shape[-1] != inner:
-        raise context.fail(
-            f"the inner dimensions of a {context.op} differ", expected=left.shape[-1], got=inner
-        )
-    batch = context.broadcast(left.shape[:-2], right.shape[:-2])
-    return (ValueType((*batch, *rows, *columns), data_type),)
+    context.require_type(0, BYTES)
+    context.require_type(b, BYTES)
+    return (ValueType(product_shape(context, b), data_type),)
 
 
 def _check_points(context: InferenceContext, index: int, shape: Shape, axis: int) -> None:

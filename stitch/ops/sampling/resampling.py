@@ -100,17 +100,12 @@ def _check_words(context: InferenceContext) -> None:
         ("keep_aspect_ratio_policy", _POLICIES),
     )
     for name, known in words:
-        word = context.string_of(name)
-        if word not in known:
-            raise context.fail(
-                f"{name} of Resize has no such value", expected=", ".join(known), got=word
-            )
+        context.require_word(name, known, f"{name} of Resize has no such value")
 
 
 def _known(context: InferenceContext, index: int, name: str) -> Array | None:
-    if index >= len(context.inputs) or context.inputs[index] is None:
-        return None
-    if math.prod(context.operand(index).shape) == 0:
+    kind = context.present(index)
+    if kind is None or math.prod(kind.shape) == 0:
         return None
     data = context.constant(index)
     if data is None:
@@ -130,7 +125,7 @@ def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
     roi = _known(context, 1, "roi") if crops else None
     scales = _known(context, 2, "scales")
     sizes = None
-    if len(context.inputs) > 3 and context.inputs[3] is not None:
+    if context.present(3) is not None:
         sizes = np.array(context.known_ints(3, "sizes"), np.int64)
     if crops and roi is None:
         raise context.fail("tf_crop_and_resize needs the region of interest (operand 1)")

@@ -40,9 +40,7 @@ def source_positions(mode: str, size: int, begin: int, length: int) -> Array:
 def _infer_pad(context: InferenceContext) -> tuple[ValueType, ...]:
     data = context.require_type(0, MOVED)
     context.require_type(1, INT64)
-    mode = context.string_of("mode")
-    if mode not in PAD_MODES:
-        raise context.fail("Pad has no such mode", expected=", ".join(PAD_MODES), got=mode)
+    mode = context.require_word("mode", PAD_MODES, "Pad has no such mode")
     if context.present(2) is not None:
         context.require_same_type((0, 2))
         if context.operand(2).shape not in ((), (1,)):

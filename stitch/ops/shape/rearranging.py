@@ -215,11 +215,7 @@ def _infer_blocks(to_depth: bool, context: InferenceContext) -> tuple[ValueType,
     if to_depth:
         shape = (n, c * block * block, h // block, w // block)
     else:
-        if context.string_of("mode") not in ("DCR", "CRD"):
-            raise context.fail(
-                "DepthToSpace has no such mode", expected="DCR, CRD",
-                got=context.string_of("mode"),
-            )  # fmt: skip
+        context.require_word("mode", ("DCR", "CRD"), "DepthToSpace has no such mode")
         shape = (n, c // (block * block), h * block, w * block)
     return (ValueType(shape, data.data_type),)
 
