@@ -78,7 +78,9 @@ def gather_inputs(
     `strict_types`: no array of another floating type; else `note` is told of every conversion.
     Raises `UsageError` for missing, surplus or unfit inputs, `FormatError` for bad files.
     """
-    given = _arrays(_dealt(slots, words), slots)
+    split = [_split(word) for word in words if not is_archive(word)]
+    names, own = [slot.name for slot in slots], [slot.own for slot in slots]
+    given = _arrays(deal(split, names, "input", own), slots)
     for name, array in _of_archives(slots, words).items():
         if name in given:
             raise UsageError(f"input {slots[name].name!r} is given twice")
@@ -106,11 +108,6 @@ def gather_inputs(
         else:
             arrays.append(made_up(slot, "zeros" if init is None else init, (seed, i)))
     return tuple(arrays)
-
-
-def _dealt(slots: Sequence[RunInput], words: Sequence[str]) -> dict[int, str]:
-    split = [_split(word) for word in words if not is_archive(word)]
-    return deal(split, [slot.name for slot in slots], "input", [slot.own for slot in slots])
 
 
 def _of_archives(slots: Sequence[RunInput], words: Sequence[str]) -> dict[int, Array]:

@@ -73,17 +73,13 @@ def write_parts(files: Mapping[Path, Content], parts: list[Part]) -> None:
                 continue
             sweep_folder(folder)
             while folder not in tokens:
-                token = _new_token()
+                token = f"{os.getpid()}.{os.urandom(6).hex()}"
                 parts.append(Part(path, f"{token}-{len(parts)}"))
                 if parts[-1].lock():
                     tokens[folder] = token
                 else:  # Another's sweep was faster than our lock.
                     parts.pop().close()
             parts[-1].fill(content, keep_open=True)
-
-
-def _new_token() -> str:
-    return f"{os.getpid()}.{os.urandom(6).hex()}"
 
 
 @final

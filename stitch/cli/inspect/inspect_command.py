@@ -129,7 +129,10 @@ def _recorded(path: str) -> dict[int, Plan]:
 def _check(plans: dict[int, Plan], as_json: bool) -> int:
     """Every problem of every plan; exit code 6 if there is one."""
     problems_of = {index: check_plan(plan) for index, plan in sorted(plans.items())}
-    certificates = {index: _certificates(plan) for index, plan in plans.items()}
+    certificates = {
+        index: sum(step.certificate is not None for step in plan.copies)
+        for index, plan in plans.items()
+    }
     wrong = sum(len(problems) for problems in problems_of.values())
     if as_json:
         body: dict[str, Any] = {
@@ -154,7 +157,3 @@ def _check(plans: dict[int, Plan], as_json: bool) -> int:
         for problem in problems:
             say(f"  - {problem}")
     return EXIT_FAILURE if wrong else EXIT_OK
-
-
-def _certificates(plan: Plan) -> int:
-    return sum(step.certificate is not None for step in plan.copies)

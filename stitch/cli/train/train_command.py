@@ -52,7 +52,7 @@ from stitch.files import FileBatch
 from stitch.machine import load_machine
 from stitch.report import counted, explain, totals_json
 from stitch.runtime import WHOLE_RUN
-from stitch.training import Optimizer, TrainingInstance, optimizer_from_config
+from stitch.training import TrainingInstance, optimizer_from_config
 
 
 @dataclass(slots=True)
@@ -103,7 +103,7 @@ def run_training(words: argparse.Namespace) -> int:
     outputs = output_paths(file, words.output)
     checks = OutputChecks()
     check_outputs(checks, words, file, outputs)
-    optimizer = _optimizer(file)
+    optimizer = optimizer_from_config(dict(file.optimizer))
     try:
         model = build_model(file, optimizer, words.device)
     except StitchError as error:
@@ -140,10 +140,6 @@ def run_training(words: argparse.Namespace) -> int:
         except StitchError as error:
             _give_up(run, error)
             raise
-
-
-def _optimizer(file: TrainFile) -> Optimizer:
-    return optimizer_from_config(dict(file.optimizer))
 
 
 def _device(words: argparse.Namespace, file: TrainFile, model: TrainModel) -> api.Device:

@@ -31,7 +31,8 @@ def gradients(
     path = {source.index for source in sources}
     for step in steps:
         if not path.isdisjoint(step.inputs):
-            path.update(v for v in step.outputs if _is_floating(builder, v))
+            made = [v for v in step.outputs if v != ABSENT]
+            path.update(v for v in made if builder.type_of(v).data_type.is_floating)
     totals: dict[int, SymbolicTensor] = {}
     if result.index in path:
         unit = builder.constant(np.ones((), result.dtype))
@@ -47,10 +48,6 @@ def gradients(
         totals.get(source.index, builder.constant(np.zeros(source.shape, source.dtype)))
         for source in sources
     ]
-
-
-def _is_floating(builder: ComputationGraphBuilder, value: int) -> bool:
-    return value != ABSENT and builder.type_of(value).data_type.is_floating
 
 
 def _parts(

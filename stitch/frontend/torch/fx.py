@@ -42,7 +42,8 @@ def from_fx(
     builder = ComputationGraphBuilder(title)
     constants = _Constants(builder)
     bindings: dict[str, Callable[[], Any]] = {}
-    for spec, node in zip(program.graph_signature.input_specs, _placeholders(program), strict=True):
+    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    for spec, node in zip(program.graph_signature.input_specs, placeholders, strict=True):
         bindings[node.name] = _binding(program, spec, node, builder, constants)
     outputs = lower_graph(
         program.graph, builder, bindings, lambda target: _attribute(program, constants, target),
@@ -56,10 +57,6 @@ def _title(module: Any) -> str:
     if isinstance(module, torch.export.ExportedProgram):
         return str(type(module.graph_module).__name__)
     return type(module).__name__
-
-
-def _placeholders(program: Any) -> list[Any]:
-    return [node for node in program.graph.nodes if node.op == "placeholder"]
 
 
 class _Constants:

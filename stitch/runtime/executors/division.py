@@ -182,9 +182,8 @@ class _Prices:
             return NODE
         if operation.op in RESHAPING and not operation.domain:
             # It copies what it gives out of the model.
-            return NODE + (
-                self._size(operation) * COPIED / 1000 if self._is_given(operation) else 0
-            )
+            is_given = operation.outputs[0] in self.given
+            return NODE + (self._size(operation) * COPIED / 1000 if is_given else 0)
         size = self._size(operation)
         if index in self.scanned:
             return NODE + size * SCANNED.get(operation.op, SCANNED_ARITHMETIC) / 1000
@@ -213,9 +212,6 @@ class _Prices:
                 if not batch and reader.op not in MOVEMENTS:
                     return FUNCTION + math.prod(values[value].type.shape) * COPIED / 1000
         return 0.0
-
-    def _is_given(self, operation: Operation) -> bool:
-        return operation.outputs[0] in self.given
 
     def _is_joined(self, operation: Operation) -> bool:
         maker = self.makers.get(operation.inputs[0]) if operation.inputs else None

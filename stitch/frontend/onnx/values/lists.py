@@ -112,10 +112,6 @@ def _construct(call: ListCall) -> list[Given]:
     return _list_of(call, [call.tensor(i) for i in range(len(call.operands))])
 
 
-def _empty(_: ListCall) -> list[Given]:
-    return [TensorList(())]
-
-
 def _at(call: ListCall) -> list[Given]:
     items = call.items(0)
     return [items[call.position(1, len(items))]]
@@ -137,10 +133,6 @@ def _erase(call: ListCall) -> list[Given]:
         raise call.malformed("SequenceErase of an empty sequence")
     del items[-1 if call.operand(1) is None else call.position(1, len(items))]
     return _list_of(call, items)
-
-
-def _length(call: ListCall) -> list[Given]:
-    return [call.builder.constant(np.asarray(len(call.items(0)), np.int64))]
 
 
 def _sizes(call: ListCall, length: int) -> list[int]:
@@ -189,15 +181,6 @@ def _concat(call: ListCall) -> list[Given]:
     return [call.builder.op("Concat", *items, axis=axis)]
 
 
-def _identity(call: ListCall) -> list[Given]:
-    return [call.operand(0)]
-
-
-def _optional(call: ListCall) -> list[Given]:
-    given = call.operand(0)
-    return [NOTHING if given is None else given]
-
-
 def _has_element(call: ListCall) -> list[Given]:
     given = call.operand(0)
     has = given is not None and not isinstance(given, Nothing)
@@ -213,17 +196,17 @@ def _get_element(call: ListCall) -> list[Given]:
 
 _HANDLERS: dict[str, Callable[[ListCall], list[Given]]] = {
     "SequenceConstruct": _construct,
-    "SequenceEmpty": _empty,
+    "SequenceEmpty": lambda call: [TensorList(())],
     "SequenceAt": _at,
     "SequenceInsert": _insert,
     "SequenceErase": _erase,
-    "SequenceLength": _length,
+    "SequenceLength": lambda call: [call.builder.constant(np.asarray(len(call.items(0))))],
     "SplitToSequence": _split,
     "ConcatFromSequence": _concat,
-    "Optional": _optional,
+    "Optional": lambda call: [NOTHING if call.operand(0) is None else call.operand(0)],
     "OptionalHasElement": _has_element,
     "OptionalGetElement": _get_element,
-    "Identity": _identity,
+    "Identity": lambda call: [call.operand(0)],
 }
 #: Identity is one of them only where it is given a list.
 LIST_OPERATORS = frozenset(_HANDLERS) - {"Identity"}

@@ -40,14 +40,6 @@ def _range_step(
     return call.builder.constant(places.astype(call.data_type.dtype))
 
 
-def _range(call: Call, end: Number, **_: Any) -> SymbolicTensor:
-    return _range_step(call, 0, end)
-
-
-def _scalar_tensor(call: Call, value: Number, **_: Any) -> SymbolicTensor:
-    return call.cast(value)
-
-
 def _eye(call: Call, *_: Any, **__: Any) -> SymbolicTensor:
     return call.builder.constant(np.eye(*call.shape, dtype=call.data_type.dtype))
 
@@ -176,7 +168,8 @@ LOWERINGS: dict[Any, Row] = {
     **dict.fromkeys(
         (aten.ones.default, aten.ones_like.default, aten.new_ones.default), partial(_filled, 1)),
     aten.arange.start_step: _range_step, aten.arange.start: _range_step,
-    aten.arange.default: _range, aten.scalar_tensor.default: _scalar_tensor,
+    aten.arange.default: lambda call, end, **_: _range_step(call, 0, end),
+    aten.scalar_tensor.default: lambda call, value, **_: call.cast(value),
     aten.eye.default: _eye, aten.eye.m: _eye, aten._local_scalar_dense.default: _item,
     aten.item.default: _item,
     **dict.fromkeys((
