@@ -47,6 +47,11 @@ class StitchError(Exception):
         )
         return "\n".join([self.what, *(f"  {label}: {text}" for label, text in parts if text)])
 
+    def sentence(self) -> str:
+        """What, expected and got on one line, where several errors are listed."""
+        parts = (("expected ", self.expected), ("got ", self.got))
+        return "; ".join([self.what, *(label + text for label, text in parts if text)])
+
 
 class UsageError(StitchError):
     """A command or a call was given the wrong words: exit code 2."""

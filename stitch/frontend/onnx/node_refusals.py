@@ -95,7 +95,7 @@ class Refusals:
         if not self._unsupported and len(self._errors) == 1:
             raise self._errors[0][1]
         lines = [_unsupported_line(op, places) for op, places in self._unsupported.items()]
-        lines += [f"{where}: {_sentence(error)}" for where, error in self._errors]
+        lines += [f"{where}: {error.sentence()}" for where, error in self._errors]
         more = len(lines) - MAX_LINES
         shown = [*lines[:MAX_LINES], *([f"and {more} more"] if more > 0 else [])]
         text = "the model cannot be compiled:\n  - " + "\n  - ".join(shown)
@@ -110,10 +110,3 @@ def _unsupported_line(op: str, places: list[str]) -> str:
     reason = _REASONS.get(op)
     listed = ", ".join(places[:20]) + (f" and {len(places) - 20} more" if places[20:] else "")
     return f"operator {op} is not supported" + (f" ({reason})" if reason else "") + f": {listed}"
-
-
-def _sentence(error: StitchError) -> str:
-    parts = [error.what]
-    parts += [f"expected {error.expected}"] if error.expected else []
-    parts += [f"got {error.got}"] if error.got else []
-    return "; ".join(parts)

@@ -72,7 +72,7 @@ class _Refusals:
             f"operator {name} is not supported: {', '.join(places)}"
             for name, places in self._places.items()
         ]
-        lines += [f"{where}: {_sentence(error)}" for where, error in self._errors]
+        lines += [f"{where}: {error.sentence()}" for where, error in self._errors]
         if not lines:
             return
         more = [f"and {len(lines) - MAX_LINES} more"] if len(lines) > MAX_LINES else []
@@ -83,13 +83,6 @@ class _Refusals:
             where=self.title,
             remedy="; ".join(dict.fromkeys(remedies)) or self.remedy,
         )
-
-
-def _sentence(error: StitchError) -> str:
-    parts = [error.what]
-    parts += [f"expected {error.expected}"] if error.expected else []
-    parts += [f"got {error.got}"] if error.got else []
-    return "; ".join(parts)
 
 
 def lower_graph(
