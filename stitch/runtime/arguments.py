@@ -15,7 +15,7 @@ from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.values import ArgumentRecord, InputPort, Status, Store, ValueRecord, capture
 
-READY = Status.READY
+PENDING, READY = Status.PENDING, Status.READY
 PROGRAM = instance_of("a loaded program (from device.load)", LoadedProgram)
 
 
@@ -31,8 +31,14 @@ def link_arguments(
 ) -> list[ValueRecord]:
     """The values that the arguments stand for, by their forms alone; nothing is queued if one does
     not fit. Arrays may be copied, and lists call who knows what, so no lock is held."""
+    if type(arguments) is not tuple:
+        arguments = tuple(arguments)
+    if len(arguments) != agent.takes:
+        raise ValueError(f"{agent.name!r} takes {agent.takes} arguments")
     values: list[ValueRecord] = []
-    for port, argument in zip(agent.ports, arguments, strict=True):
+    # `zip` with `strict` takes as long as four arguments.
+    for position, port in enumerate(agent.ports):
+        argument = arguments[position]
         if type(argument) is Tensor:
             value = argument._record
             if value.desc_key not in port.accepted:
@@ -55,7 +61,8 @@ def check_inputs(agent: LoadedProgram, values: list[ValueRecord]) -> None:
     """Raise `TaskError` for values that are gone, or not this caller's to donate; the queue's lock
     is held, so it stays so until they are queued."""
     for value in values:
-        if value.status > READY or value.consumed:
+        status = value.status
+        if (status is not READY and status is not PENDING) or value.consumed:
             value.check_usable()
     if agent.transformation.donated:
         check_donations(agent, values)

@@ -31,7 +31,7 @@ from stitch.runtime.loading import load_program
 from stitch.runtime.locks import quick
 from stitch.runtime.queue import ConstantCache, Deaths, TaskQueue
 from stitch.runtime.recording import RecordingMaker, Recordings
-from stitch.runtime.tensor import Tensor
+from stitch.runtime.tensor import Tensor, handle_on
 from stitch.runtime.tensor_access import TensorAccess, target_desc
 from stitch.runtime.values import BufferRecord, Records, SpaceUse, ValueRecord
 from stitch.ttb import SOURCE, Binary, load
@@ -252,7 +252,28 @@ class RuntimeDevice(Lifetime):
                 self.drain_if_free()
             if agent.transformation.donated:
                 self._drain_for(agent, inputs)
-            return self._queue(agent, inputs)
+            elif agent.is_constant_evaluable:
+                _ = agent.content_hash  # It takes its time, once.
+            tasks = self.tasks
+            with self.queue_lock:
+                if self._closed:
+                    self.check_open()
+                if not tasks.queued.is_whole:
+                    tasks.mend()
+                check_inputs(agent, inputs)
+                results: Tensor | tuple[Tensor, ...]
+                if agent.is_constant_evaluable:
+                    results = self._remembered(agent, inputs)
+                else:
+                    values = tasks.append(agent.transformation, agent, inputs, agent.outputs)
+                    if len(values) == 1:
+                        results = handle_on(values[0])
+                    else:
+                        results = tuple([handle_on(value) for value in values])
+                is_full = tasks.queued.graph.length >= tasks.limit and tasks.is_full()
+            if is_full:
+                self.flush()
+            return results
         except (AttributeError, TypeError, ValueError, StitchError):
             check_submission(agent, arguments)
             raise
@@ -282,37 +303,21 @@ class RuntimeDevice(Lifetime):
                         self.drain()
                     return
 
-    def _queue(
+    def _remembered(
         self, agent: LoadedProgram, inputs: list[ValueRecord]
     ) -> Tensor | tuple[Tensor, ...]:
-        tasks, is_full, key = self.tasks, False, None
-        if agent.is_constant_evaluable:
-            _ = agent.content_hash  # It takes its time, once.
-        with self.queue_lock:
-            if self._closed:
-                self.check_open()
-            tasks.mend()
-            check_inputs(agent, inputs)
-            values: Sequence[ValueRecord] | None = None
-            if agent.is_constant_evaluable:
-                key = self.constant_cache.key(agent, inputs)
-                values = None if key is None else self.constant_cache.find(key)
-            is_new = values is None
-            if values is None:
-                values = tasks.append(agent.transformation, agent, inputs, agent.outputs)
-            results: Tensor | tuple[Tensor, ...]
-            if len(values) == 1:
-                results = Tensor(values[0])
-            else:
-                results = tuple([Tensor(value) for value in values])
-            if is_new:
-                if key is not None:
-                    handles = results if isinstance(results, tuple) else (results,)
-                    self.constant_cache.remember(key, inputs, tuple(values), handles)
-                is_full = tasks.is_full()
-        if is_full:
-            self.flush()
-        return results
+        """An earlier result on these parameters, or a new one, to be remembered."""
+        key = self.constant_cache.key(agent, inputs)
+        found: Sequence[ValueRecord] | None = None
+        if key is not None:
+            found = self.constant_cache.find(key)
+        values = found
+        if values is None:
+            values = self.tasks.append(agent.transformation, agent, inputs, agent.outputs)
+        handles = tuple([handle_on(value) for value in values])
+        if found is None and key is not None:
+            self.constant_cache.remember(key, inputs, tuple(values), handles)
+        return handles[0] if len(handles) == 1 else handles
 
     def queue_up(self, fill: Callable[[], object]) -> None:
         """Queue what `fill` puts into the queue; nobody else can in between."""
@@ -337,7 +342,7 @@ class RuntimeDevice(Lifetime):
         def fill() -> None:
             self.check_open()
             value.check_usable()
-            results.append(Tensor(self.tasks.convert(value, desc)))
+            results.append(handle_on(self.tasks.convert(value, desc)))
             if retain is False and not value.retain:
                 value.consumed = True
                 value.by = "to_layout(retain=False)"

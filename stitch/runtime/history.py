@@ -175,12 +175,12 @@ class History:
 
     # -- counting ----------------------------------------------------------------------------------
 
-    def repeated(self, key: int, tally: Tally) -> None:
-        """Work that `tally` describes and counts was done once more; `key` is its own."""
-        if key not in self._plans:
-            self._plans[key] = tally
-            if len(self._plans) > self._limit:
-                self._fold()
+    def add(self, key: int, tally: Tally) -> None:
+        """Work that `tally` describes, and counts each time, may run from now on; `key` is its
+        own."""
+        self._plans[key] = tally
+        if len(self._plans) > self._limit:
+            self._fold()
 
     def _fold(self) -> None:
         """Add up what nothing can run any more, oldest first; the rest is alive in any case."""

@@ -78,7 +78,6 @@ class KnownRun(Generic[D]):
                 if len(self.bindings) >= MAX_FORMS:
                     self.bindings.clear()
                 self.bindings[binding.lease] = binding
-                device.history.repeated(binding.index, binding.tally)
         return binding
 
     def arrays(self, binding: Binding, entries: Entries, arguments: Sequence[Any]) -> list[Array]:

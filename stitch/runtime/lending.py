@@ -17,7 +17,7 @@ from stitch.machine import footprint
 from stitch.program import Array, DataType, Space, TensorDesc, host_layout
 from stitch.runtime.device import RuntimeDevice
 from stitch.runtime.executors import as_bytes
-from stitch.runtime.tensor import Tensor
+from stitch.runtime.tensor import Tensor, handle_on
 from stitch.runtime.values import BufferRecord
 
 
@@ -39,7 +39,7 @@ def lend(device: RuntimeDevice, array: Array, origin: str) -> Tensor:
             # It is where it is: nobody moves it, and nobody gives its bytes back.
             buffer.pins = 1
         device.records.attach(value, buffer, 0, desc, value.desc_key)
-        return Tensor(value)
+        return handle_on(value)
 
 
 def take_back(device: RuntimeDevice, tensor: Tensor) -> None:
@@ -61,7 +61,7 @@ def reshaped(device: RuntimeDevice, tensor: Tensor, desc: TensorDesc, offset_nby
         value.by, value.is_exposed = tensor._record.by, tensor._record.is_exposed
         offset = first.offset_nbytes + offset_nbytes
         device.records.attach(value, first.buffer, offset, whole, value.desc_key)
-        return Tensor(value)
+        return handle_on(value)
 
 
 def export(tensor: Tensor, dtype: np.dtype[Any] | None, ended: Callable[[], object]) -> Array:

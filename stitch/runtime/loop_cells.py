@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from stitch.runtime.device import RuntimeDevice
-from stitch.runtime.tensor import Tensor
+from stitch.runtime.tensor import Tensor, handle_on
 from stitch.runtime.values import ValueRecord
 
 #: What else is so once values are in their cells.
@@ -117,7 +117,7 @@ class Cells:
         with self.device.lock:
             self.device.check_whole()
             value = self.values[number]
-            return None if value is None else Tensor(value)
+            return None if value is None else handle_on(value)
 
     def hold(self, number: int, tensor: Tensor | None) -> None:
         """A cell holds what a handle refers to, or nothing."""

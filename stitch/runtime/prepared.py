@@ -24,7 +24,7 @@ from stitch.runtime.events import PlanStopped
 from stitch.runtime.known_work import KnownWork
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.recording import Binding, Ran, Recording, Straight, perform, tell_run
-from stitch.runtime.tensor import Tensor
+from stitch.runtime.tensor import Tensor, handle_on
 from stitch.runtime.values import InputPort, Lease, Status, ValueRecord
 
 #: Forms of inputs whose recordings a graph remembers, and sets of tensors.
@@ -201,9 +201,9 @@ class PreparedGraph:
             values = [ValueRecord(device, *output) for output in self._outputs]
             lease.take(values, now)
         if len(values) == 1:
-            results = Tensor(values[0])
+            results = handle_on(values[0])
         else:
-            results = tuple([Tensor(value) for value in values])
+            results = tuple([handle_on(value) for value in values])
         device.records.is_whole = True
         if ran is not True:
             tell_run(device, binding, ran)
@@ -278,7 +278,7 @@ class PreparedGraph:
             nonlocal handles, numbers
             # Unless another thread was quicker: then what it has queued runs first.
             if not device.tasks.queued.agents:
-                handles = tuple([Tensor(value) for value in self._queue(given)])
+                handles = tuple([handle_on(value) for value in self._queue(given)])
                 numbers = tuple([value.number for value in given.values()])
 
         binding = None

@@ -25,17 +25,11 @@ class Tensor:
     #: left by C alone: a method could be interrupted before its first line, and nobody would hear.
     __slots__ = ("__del__", "__weakref__", "_record")
     __del__: Callable[[], object]
-
-    def __init__(self, record: ValueRecord) -> None:
-        note = partial(record.device.drop, record)
-        # All at once: nothing can come in between these.
-        self._record = record
-        self.__del__ = note
-        record.handles += 1
+    _record: ValueRecord
 
     def __copy__(self) -> Tensor:
         """Another handle on the same value."""
-        return Tensor(self._record)
+        return handle_on(self._record)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         """The same elements in a buffer of their own."""
@@ -176,7 +170,7 @@ class Tensor:
         Raises `LayoutError` where the part does not start on a page or lies in shards.
         """
         if index is ...:
-            return Tensor(self._record)
+            return handle_on(self._record)
         if not self.shape:
             raise LayoutError("a tensor without dimensions cannot be indexed")
         length = self.shape[0]
@@ -194,3 +188,16 @@ class Tensor:
         at %= length
         row: Tensor = self._record.device.access.view(self._record, at, at + 1, keep=False)
         return row
+
+
+_new_tensor = Tensor.__new__
+
+
+def handle_on(record: ValueRecord) -> Tensor:
+    """A handle on a value. (A class's `__init__` takes twice as long.)"""
+    tensor, note = _new_tensor(Tensor), partial(record.device.drop, record)
+    # All at once: nothing can come in between these.
+    tensor._record = record
+    tensor.__del__ = note
+    record.handles += 1
+    return tensor

@@ -22,7 +22,7 @@ from stitch.runtime.executors import as_bytes
 from stitch.runtime.history import History
 from stitch.runtime.lifetime import Lifetime
 from stitch.runtime.queue import ConstantCache, expose
-from stitch.runtime.tensor import Tensor
+from stitch.runtime.tensor import Tensor, handle_on
 from stitch.runtime.values import Status, Store, ValueRecord, as_array, view_offset
 
 TENSOR = instance_of("a tensor of a device (device.tensor(array) makes one)", Tensor)
@@ -166,7 +166,7 @@ class TensorAccess:
         value.is_exposed = borrow
         buffer = self._records.outside(desc, value.desc_key, host, "a host array")
         self._records.attach(value, buffer, 0, desc, value.desc_key)
-        return Tensor(value)
+        return handle_on(value)
 
     def empty(self, desc: TensorDesc) -> Tensor:
         """A tensor with room but no defined contents; raises `OutOfMemoryError`."""
@@ -182,7 +182,7 @@ class TensorAccess:
         bare = TensorDesc(desc.shape, desc.layout.without_address())
         value = self.new_value(bare)
         value.by = "empty()"
-        handle = Tensor(value)
+        handle = handle_on(value)
         buffer = self._records.reserve(bare, size, desc.layout.address, "empty()")
         assert buffer.address is not None
         try:
@@ -267,7 +267,7 @@ class TensorAccess:
         rows.by = value.by
         rows.is_exposed = value.is_exposed
         self._records.attach(rows, buffer, offset, desc, rows.desc_key)
-        return Tensor(rows)
+        return handle_on(rows)
 
     # -- leaving -----------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """Asks the checker about every plan that ran in this process, whichever device ran it.
 
-Comes in: the histories of devices, at a plan's first run or where it stopped half-way. Goes out:
+Comes in: the histories of devices, when a plan is bound or where it stopped half-way. Goes out:
 the plans of which nobody has asked yet, and what is wrong with them.
 """
 
@@ -16,19 +16,18 @@ _ran: list[Plan] = []
 
 def watch() -> None:
     """From now on, remember each plan that runs until it is taken: once for each device."""
-    repeated, count = History.repeated, History.count
+    add, count = History.add, History.count
 
     def remember(self: History, key: int, tally: Tally) -> None:
-        if key not in self._plans:
-            _ran.append(tally.plan)
-        repeated(self, key, tally)
+        _ran.append(tally.plan)
+        add(self, key, tally)
 
     def remember_stopped(self: History, event: Event) -> None:
         if isinstance(event, PlanStopped):
             _ran.append(event.plan)
         count(self, event)
 
-    History.repeated = remember  # type: ignore[method-assign]
+    History.add = remember  # type: ignore[method-assign]
     History.count = remember_stopped  # type: ignore[method-assign]
 
 

@@ -10,13 +10,10 @@ import numpy as np
 
 from stitch.budget import LARGE_NBYTES, claimed_array, copied
 from stitch.memory import CopyKernel
-from stitch.program import Array, DataType, Space, TensorDesc, host_layout
+from stitch.program import Array, DataType, TensorDesc, host_layout
 from stitch.runtime.backends.local_backend import LocalBackend
 from stitch.runtime.executors import as_bytes
 from stitch.runtime.values import InstanceRecord
-
-#: Places whose arrays are kept ready for reading.
-MAX_VIEWS = 4096
 
 
 class InstanceBytes:
@@ -25,8 +22,6 @@ class InstanceBytes:
     def __init__(self, backend: LocalBackend) -> None:
         self._backend = backend
         self._shape = backend.machine.shape
-        #: Dense arrays over places that were read before.
-        self._views: dict[tuple[Space, int | None, int, int], Array] = {}
 
     def address(self, instance: InstanceRecord) -> int | None:
         """The address per bank at which an instance begins; None outside the spaces."""
@@ -56,19 +51,17 @@ class InstanceBytes:
         buffer = instance.buffer
         if buffer.array is not None:
             return buffer.array
-        key = (buffer.space, buffer.address, instance.offset_nbytes, instance.desc_key)
-        view = self._views.get(key)
-        if view is not None:
-            return view
+        if instance.view is not None and instance.viewed_at == buffer.address:
+            return instance.view
         layout = instance.desc.layout
         if not layout.is_dense:
             return None
         nbytes = instance.desc.elements * layout.data_type.itemsize
         flat = self.region(instance)[:nbytes].view(layout.data_type.dtype)
         view = flat.reshape(instance.desc.shape)
-        if len(self._views) >= MAX_VIEWS:
-            self._views.clear()
-        self._views[key] = view
+        # Both at once: nothing can come in between these.
+        instance.view = view
+        instance.viewed_at = buffer.address
         return view
 
     def elements(self, instance: InstanceRecord, desc: TensorDesc, allowed: int) -> Array:

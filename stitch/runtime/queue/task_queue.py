@@ -14,7 +14,6 @@ from typing import Protocol
 from stitch.errors import StitchError, TaskError
 from stitch.program import TensorDesc
 from stitch.runtime.backends import InstanceBytes
-from stitch.runtime.history import History
 from stitch.runtime.locks import Lock
 from stitch.runtime.queue.deaths import Deaths
 from stitch.runtime.queue.failure import fail, run_one_by_one, run_the_rest
@@ -26,6 +25,7 @@ from stitch.runtime.recording import (
     Binding,
     RecordingMaker,
     Site,
+    leave_results,
     run_binding,
     tell_run,
 )
@@ -40,7 +40,6 @@ class Owner(Site, Store, Protocol):
 
     contents: InstanceBytes
     deaths: Deaths
-    history: History
     maker: RecordingMaker
 
 
@@ -53,7 +52,7 @@ class TaskQueue:
     def __init__(self, device: Owner, records: Records, lock: Lock, size: int) -> None:
         """`size`: tasks that a window holds, where work does not repeat."""
         self._device, self.records, self.lock = device, records, lock
-        self._size = self._limit = size
+        self._size = self.limit = size
         self.queued = Window(0, TaskGraph())
         self.running: Window | None = None
         #: Whether nothing is queued, nor has left the queue and runs: what calls look at.
@@ -77,7 +76,11 @@ class TaskQueue:
     ) -> list[ValueRecord]:
         """Queue one run of a program; its outputs, pending."""
         self.is_idle = False
-        return self.queued.append(self._device, what, agent, inputs, outputs)
+        results = []
+        for desc, key in outputs:
+            results.append(ValueRecord(self._device, desc, key, what.name))
+        self.queued.append(what, agent, inputs, results)
+        return results
 
     def convert(self, value: ValueRecord, desc: TensorDesc) -> ValueRecord:
         """Queue a conversion; its output, pending."""
@@ -95,10 +98,10 @@ class TaskQueue:
         """Whether it is time to run; where the work repeats, the next windows hold whole periods of
         it."""
         tasks = len(self.queued.agents)
-        if tasks < self._limit:
+        if tasks < self.limit:
             return False
         period = self.queued.graph.period()
-        self._limit = tasks - tasks % period if period else self._size
+        self.limit = tasks - tasks % period if period else self._size
         return True
 
     def give_up(self, value: ValueRecord, by: str) -> bool:
@@ -135,7 +138,8 @@ class TaskQueue:
         changes nothing but its results runs, by a plan of so many copies; else it stays queued.
         """
         with self.lock:
-            self.mend()
+            if not self.queued.is_whole:
+                self.mend()
             if fill is not None:
                 fill()
             window = self.queued
@@ -152,8 +156,9 @@ class TaskQueue:
             window.is_done = window.is_planned
             return binding
         finally:
-            # Where an interrupt comes before it or into it, whoever is next does it.
-            self.end_run()
+            if self.running is not None:
+                # Where an interrupt comes before it or into it, whoever is next does it.
+                self.end_run()
 
     def run_window(
         self, window: Window, kept: tuple[bool, ...], at_most: int | None = None
@@ -162,8 +167,9 @@ class TaskQueue:
 
         `kept`: which of its values were wanted when it left; `at_most`: see `run`.
         """
+        device = self._device
         if window.reads_exposed:
-            window.forget_stale_copies(self._device)
+            window.forget_stale_copies(device)
         if window.reads_failed and any(v.status > READY for _, v in window.sources):
             window.is_planned = True
             # What its tasks do not make, those of the next may have asked for already.
@@ -171,7 +177,7 @@ class TaskQueue:
             run_one_by_one(self, window, kept)
             return None
         try:
-            binding = self._device.maker.binding(window, kept, at_most)
+            binding = device.maker.binding(window, kept, at_most)
             if binding is None:
                 return None
         except StitchError as error:
@@ -180,24 +186,20 @@ class TaskQueue:
             return None
         window.is_planned = True
         try:
-            self._run_bound(binding, window, kept)
+            self.windows_run += 1
+            ran = run_binding(device, binding, window.values, kept)
+            with self.lock:
+                leave_results(device, binding, window.values, kept, window.number + 1)
+                if self.running is window:
+                    # Who listens may look at what it made.
+                    window.is_done = True
+                    self.end_run()
+            if ran is not True:
+                tell_run(device, binding, ran)
         except Exception as error:
             run_the_rest(self, window, kept, error.__dict__.pop("stitch_tasks_left", ()))
             raise
         return binding
-
-    def _run_bound(self, binding: Binding, window: Window, kept: tuple[bool, ...]) -> None:
-        """Run a binding on the values of a window, and bring the records up to date."""
-        device = self._device
-        self.windows_run += 1
-        ran = run_binding(device, binding, window.values, kept, window.number + 1)
-        device.history.repeated(binding.index, binding.tally)
-        if ran is not True:
-            if self.running is window:
-                # Who listens may look at what it made.
-                window.is_done = True
-                self.end_run()
-            tell_run(device, binding, ran)
 
     def end_run(self) -> None:
         """What left the queue does not run any more, be it at its end; twice does no harm."""

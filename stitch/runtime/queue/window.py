@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stitch.program import TensorDesc
 from stitch.runtime.queue.exposure import Bytes, forget_stale_copies
 from stitch.runtime.recording import Agent
-from stitch.runtime.values import Forms, Places, Store, ValueRecord
+from stitch.runtime.values import Forms, Places, ValueRecord
 from stitch.tasks import TaskGraph, Transformation
 
 
@@ -15,24 +14,26 @@ class Window:
     """The queue of a device between two runs; `number` tells windows apart.
 
     While it runs, the next one fills: `value.window` and `value.number` then speak of that one, so
-    who runs this one goes by the numbers in it. Class attributes are the defaults.
+    who runs this one goes by the numbers in it.
     """
 
-    #: Whether others may have written to a source's bytes.
-    reads_exposed = False
-    #: Whether the one before it failed when tasks of this one may have asked for its results.
-    reads_failed = False
-    #: Whether what runs it is known: an interrupt before that leaves it in the queue.
-    is_planned = False
-    #: Whether it has run, to its end or as far as it can.
-    is_done = False
-    #: Whether no task is half queued.
-    is_whole = True
+    __slots__ = (
+        "agents", "given_up", "graph", "is_done", "is_planned", "is_whole", "nothing", "number",
+        "reads_exposed", "reads_failed", "sources", "values",
+    )  # fmt: skip
 
     def __init__(self, number: int, nothing: TaskGraph) -> None:
         """`nothing`: the device's graph without tasks, which all its work comes after."""
         self.number = number
         self.graph = self.nothing = nothing
+        #: Whether others may have written to a source's bytes, and whether the one before it failed
+        #: when tasks of this one may have asked for its results.
+        self.reads_exposed = self.reads_failed = False
+        #: Whether what runs it is known: an interrupt before that leaves it in the queue. Then,
+        #: whether it has run, to its end or as far as it can.
+        self.is_planned = self.is_done = False
+        #: Whether no task is half queued.
+        self.is_whole = True
         #: Every value by its number, the ones that existed before with theirs, and the agent of
         #: each task.
         self.values: list[ValueRecord] = []
@@ -43,21 +44,12 @@ class Window:
 
     def append(
         self,
-        device: Store,
         what: Transformation,
         agent: Agent | None,
         inputs: Sequence[ValueRecord],
-        outputs: Sequence[tuple[TensorDesc, int]],
-    ) -> list[ValueRecord]:
-        """Queue a task; gives the pending values of its outputs (descriptors and their keys)."""
-        name, results = what.name, []
-        for desc, key in outputs:
-            results.append(ValueRecord(device, desc, key, name))
-        self._add(what, agent, inputs, results)
-        return results
-
-    def _add(self, what: Transformation, agent: Agent | None, inputs: Sequence[ValueRecord],
-             outputs: Sequence[ValueRecord]) -> None:  # fmt: skip
+        outputs: Sequence[ValueRecord],
+    ) -> None:
+        """Queue a task that makes values that nobody knows yet."""
         now, values = self.number, self.values
         numbers = []
         before = number = len(values)
@@ -97,7 +89,7 @@ class Window:
             for task, agent in zip(window.graph.tasks, window.agents, strict=False):
                 inputs = [window.values[n] for n in task.inputs]
                 results = [window.values[n] for n in task.outputs]
-                joined._add(task.transformation, agent, inputs, results)
+                joined.append(task.transformation, agent, inputs, results)
             joined.reads_exposed |= window.reads_exposed
             joined.reads_failed |= window.reads_failed
         return joined
@@ -130,14 +122,12 @@ class Window:
             if value.is_exposed and len(value.instances) > 1:
                 forget_stale_copies(device, value)
 
-    def forms(self) -> Forms:
-        """What a plan depends on in the sources, but for their places."""
-        return tuple([value.signature() for _, value in self.sources])
-
-    def places(self) -> Places:
-        """Where the sources lie, those apart that are arrays of a call."""
-        return tuple([
-            (number, value.places())
-            for number, value in self.sources
-            if not value.is_array
-        ])  # fmt: skip
+    def forms(self) -> tuple[Forms, Places]:
+        """What a plan depends on in the sources but for where they lie; and where those of them lie
+        that are no arrays of a call."""
+        forms, places = [], []
+        for number, value in self.sources:
+            forms.append(value.signature())
+            if not value.is_array:
+                places.append((number, value.places()))
+        return tuple(forms), tuple(places)

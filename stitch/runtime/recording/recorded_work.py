@@ -14,8 +14,8 @@ from stitch.program import Program, TensorDesc
 from stitch.runtime.backends import HostMemory, LocalBackend, Taker
 from stitch.runtime.events import EventStream
 from stitch.runtime.executors import PreparedProgram
+from stitch.runtime.history import History
 from stitch.runtime.hooks import Hooks
-from stitch.runtime.locks import Lock
 from stitch.runtime.recording.recordings import Recordings
 from stitch.runtime.values import Forms, Places, Records, ValueRecord
 from stitch.tasks import TaskGraph
@@ -60,11 +60,9 @@ class Work(Protocol):
     def agents(self) -> Sequence[Agent | None]:
         """Who runs each task; None for copies."""
 
-    def forms(self) -> Forms:
-        """What plans depend on in the sources, but for their places."""
-
-    def places(self) -> Places:
-        """Where the sources lie."""
+    def forms(self) -> tuple[Forms, Places]:
+        """What plans depend on in the sources but for where they lie; and where those of them lie
+        that are no arrays of a call."""
 
 
 class Releaser(Protocol):
@@ -83,11 +81,10 @@ class Site(Protocol):
     records: Records
     recordings: Recordings
     events: EventStream
+    history: History
     hooks: Hooks
     #: For whom code is written: which listeners and hooks there are, as a number.
     observers: int
-    #: Guards the queue, and what a call looks at in a value.
-    queue_lock: Lock
     #: While hooks or another's kernels run the records are behind the bytes.
     in_others_code: bool
     #: Whether kernels are not Stitch's own, and may call back.

@@ -60,7 +60,7 @@ class RecordingMaker:
         where there is none.
         """
         device = self._device
-        forms, places = window.forms(), window.places()
+        forms, places = window.forms()
         variants = device.recordings.of(window.graph, kept, forms)
         if at_most is not None:
             variants = [v for v in variants if v.places is None and len(v.plan.copies) <= at_most]
@@ -185,6 +185,8 @@ class RecordingMaker:
     def planned(self, window: Work, kept: tuple[bool, ...]) -> Planned:
         """The plan for a window's work as things are; raises where there is none."""
         records = self._device.records
+        for value in window.values:
+            value.place()
         lent = _lent(window, kept)
         spare = records.spare_leases()
         first: StitchError | None = None
@@ -254,6 +256,7 @@ class RecordingMaker:
         # What the recording took is its first binding's, too.
         claim = recording.claim if recording.each is None else None
         recording.each = tally.each
+        device.history.add(index, tally)
         binding = Binding(
             index, recording, bound, lease, tally, claim, arrays,
             tuple([rank[number] for number in bound.argument_values]),
@@ -298,7 +301,7 @@ def _lent(window: Work, kept: tuple[bool, ...]) -> set[int]:
 
 def _reads_fixed(plan: Plan, window: Work) -> bool:
     """Whether what it may leave out depends on where a source lies."""
-    inside = {number for number, _ in window.places()}
+    inside = {number for number, value in window.sources if not value.is_array}
     return any(
         number in inside and desc.layout.address is not None
         for task in plan.request.tasks

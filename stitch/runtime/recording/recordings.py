@@ -133,6 +133,8 @@ class Recording(LeaseHolder["Binding"]):
         self.fixed_results = fixed_results
         #: The results that were held when the next run needed a place.
         self.held_results: set[int] = set()
+        #: The numbers of the values that its leases hold, in their order.
+        self.own = tuple([number for number, _ in effects.own])
         own = [(b.space, b.address or 0, b.size_per_bank) for b, _ in effects.made]
         temporary = merged(plan.temporaries)
         #: Its results can lie in one place only: where they must, or where temporary values of the

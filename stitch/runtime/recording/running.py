@@ -33,52 +33,73 @@ MAX_LINES = 1024
 
 
 def run_binding(
-    device: Site, binding: Binding, values: Sequence[ValueRecord], kept: Sequence[bool], now: int
+    device: Site, binding: Binding, values: Sequence[ValueRecord], kept: Sequence[bool]
 ) -> Ran:
     """Run a plan on the values of a window, as `perform`; on failure leave what was finished.
 
     `kept`: which of them are still wanted, said when they left the queue: by now one may have been
     given to a task of the next window, which reads it later.
     """
-    records, recording, lease = device.records, binding.recording, binding.lease
-    # Before anything has changed: where they lie tells which they are.
-    value_of = values.__getitem__ if lease is not None else _finder(recording, records, values)
-    arrays = [values[number].host_array() for number in binding.arrays]
+    arrays = [values[number].host_array() for number in binding.arrays] if binding.arrays else ()
+    straight = binding.straight
     try:
-        ran = perform(device, binding, arrays)
+        if straight is not None and straight.observers == device.observers:
+            return straight.run(arrays, True)
+        return perform(device, binding, arrays)
     except BaseException as error:
-        done: int = error.__dict__.pop("stitch_steps_done", 0)
-        _after_failure(device, binding, values, kept, value_of, done, error)
+        done = error.__dict__.pop("stitch_steps_done", None)
+        if done is None:
+            done = 0 if straight is None else straight.steps_done(error)
+        _after_failure(device, binding, values, kept, done, error)
         raise
+
+
+def leave_results(
+    device: Site, binding: Binding, values: Sequence[ValueRecord], kept: Sequence[bool], now: int
+) -> None:
+    """The records say what a run has left; the queue's lock is held."""
+    records, recording, lease = device.records, binding.recording, binding.lease
     effects = recording.effects
-    with device.queue_lock:
-        records.is_whole = False
-        if lease is None:
-            records.apply(effects, value_of, device.deaths.lost_all)
-        else:
-            lease.take([values[number] for number, _ in effects.own], now)
-            for carried in effects.carried:
-                entry = values[carried.entry]
-                records.hand_on(entry, values[carried.result], carried.ref)
-                device.deaths.lost_all(entry)
-        for number, value in enumerate(values):
-            if kept[number]:
-                value.last_used = now
-            elif value.status is PENDING:
-                value.status = FREED
-            elif value.status is READY and not value.is_array:
-                # The plan has left it where it was; no handle refers to it any more.
+    records.is_whole = False
+    if lease is None:
+        _place(values)
+        records.apply(effects, _finder(recording, records, values), device.deaths.lost_all)
+    else:
+        results = []
+        for number in recording.own:
+            results.append(values[number])  # noqa: PERF401 (a call less)
+        lease.take(results, now)
+        for carried in effects.carried:
+            entry = values[carried.entry]
+            records.hand_on(entry, values[carried.result], carried.ref)
+            device.deaths.lost_all(entry)
+    for number, value in enumerate(values):
+        if kept[number]:
+            value.last_used = now
+        elif value.status is PENDING:
+            value.status = FREED
+        elif value.status is READY and not value.is_array:
+            # The plan has left it where it was; no handle refers to it any more, or it was given
+            # away.
+            place = value.lease
+            if value.consumed or place is None or not place.put_back(value):
                 records.release(value)
                 value.status = FREED
                 device.deaths.lost_all(value)
-        records.is_whole = True
-    return ran
+    records.is_whole = True
+
+
+def _place(values: Sequence[ValueRecord]) -> None:
+    """Arrays of a call are places that the records speak of, too."""
+    for value in values:
+        value.place()
 
 
 def _finder(
     recording: Recording, records: Records, values: Sequence[ValueRecord]
 ) -> Callable[[int], ValueRecord]:
-    """The records of a plan's values by number, those included that no task of it uses."""
+    """The records of a plan's values by number, those included that no task of it uses; asked for
+    before anything has changed, as where they lie tells which they are."""
     if not recording.bystander_values:
         return values.__getitem__
     others = recording.found_bystanders(records)
@@ -215,11 +236,12 @@ def _after_failure(
     binding: Binding,
     values: Sequence[ValueRecord],
     kept: Sequence[bool],
-    value_of: Callable[[int], ValueRecord],
     steps_done: int,
     error: BaseException,
 ) -> None:
     plan, records = binding.plan, device.records
+    _place(values)
+    value_of = _finder(binding.recording, records, values)
     if steps_done:
         device.events.report(PlanStopped(binding.index, plan, steps_done))
     if binding.lease is not None:

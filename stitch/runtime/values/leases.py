@@ -85,8 +85,8 @@ class Lease(Generic[B]):
         """The results of a run lie here now; `values` as `instances`."""
         self.last_run = now
         buffers = self.buffers
-        if buffers and self in self.holder.idle:
-            self.holder.idle.remove(self)
+        if buffers:
+            self._leave_idle()
         self.held = len(buffers)
         for buffer in buffers:
             if buffer.users:
@@ -95,11 +95,10 @@ class Lease(Generic[B]):
                 self._use(buffer)
         for number, instances in enumerate(self.instances):
             value = values[number]
-            own, users = [*instances], [value]
             for instance in instances:
-                instance.buffer.users += users
+                instance.buffer.users.append(value)
             # All at once: it is ready, and lies where it is known to, or it is neither.
-            value.instances = own
+            value.instances = instances
             value.status = READY
             value.last_used = now
             # While it was computed it may have been remembered, retained or given away.
@@ -109,16 +108,19 @@ class Lease(Generic[B]):
         self.values = values if buffers else None
         self.again = None
 
-    def take_again(self, now: int) -> list[ValueRecord] | None:
-        """As `take`, with the values of the last run, where they can serve once more."""
-        values = self.values
-        if values is None or self.held:
-            return None
+    def _leave_idle(self) -> None:
         idle = self.holder.idle
         if idle and idle[-1] is self:
             idle.pop()
         elif self in idle:
             idle.remove(self)
+
+    def take_again(self, now: int) -> list[ValueRecord] | None:
+        """As `take`, with the values of the last run, where they can serve once more."""
+        values = self.values
+        if values is None or self.held:
+            return None
+        self._leave_idle()
         self.held = len(self.buffers)
         self.last_run = now
         for buffer in self.buffers:
@@ -181,8 +183,7 @@ class Lease(Generic[B]):
 
     def block(self) -> None:
         """Another that shares one of its buffers uses that now."""
-        if self in self.holder.idle:
-            self.holder.idle.remove(self)
+        self._leave_idle()
         self.held += 1
 
     def unblock(self) -> None:

@@ -27,6 +27,10 @@ class Status(enum.IntEnum):
     FAILED = 4
 
 
+# What an enumeration gives takes 40 ns each time.
+PENDING, READY = Status.PENDING, Status.READY
+
+
 class Access(Protocol):
     """What a device does with single values, as the handles on them know it."""
 
@@ -110,20 +114,12 @@ class PlaceOwner(Protocol):
 
 
 class BufferRecord:
-    """One allocation: in a space at an address, or a host array outside the spaces (`array`).
+    """One allocation: in a space at an address, or a host array outside the spaces (`array`)."""
 
-    Class attributes are the defaults: on the call path only what differs is set.
-    """
-
-    array: Array | None = None
-    pins = 0
-    #: The lease whose place this is, the last to take it where several share it: what lies here is
-    #: given back to it, not to the allocator.
-    lease: PlaceOwner | None = None
-    #: All of them, where there is more than one.
-    sharers: tuple[PlaceOwner, ...] = ()
-    #: Whether somebody keeps the place without anything lying there: the address of a constant.
-    is_reserved = False
+    __slots__ = (
+        "address", "array", "desc", "desc_key", "is_reserved", "lease", "origin", "pins",
+        "sharers", "size_per_bank", "space", "users",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -140,6 +136,15 @@ class BufferRecord:
         self.desc = desc
         self.desc_key = desc_key
         self.origin = origin
+        self.array: Array | None = None
+        self.pins = 0
+        #: The lease whose place this is, the last to take it where several share it: what lies here
+        #: is given back to it, not to the allocator.
+        self.lease: PlaceOwner | None = None
+        #: All of them, where there is more than one.
+        self.sharers: tuple[PlaceOwner, ...] = ()
+        #: Whether somebody keeps the place without anything lying there: the address of a constant.
+        self.is_reserved = False
         #: The values that lie in it, in the order in which they came.
         self.users: list[ValueRecord] = []
 
@@ -162,7 +167,7 @@ class BufferRecord:
 class InstanceRecord:
     """Where a value lies: buffer, byte offset into its footprint, descriptor without address."""
 
-    __slots__ = ("buffer", "desc", "desc_key", "offset_nbytes", "signature")
+    __slots__ = ("buffer", "desc", "desc_key", "offset_nbytes", "signature", "view", "viewed_at")
 
     def __init__(
         self, buffer: BufferRecord, offset_nbytes: int, desc: TensorDesc, desc_key: int
@@ -175,40 +180,41 @@ class InstanceRecord:
         #: What a plan depends on, but for the address, and for what is pinned.
         self.signature = (buffer.space, buffer.size_per_bank, buffer.desc_key, offset_nbytes,
                           desc_key)  # fmt: skip
+        #: A dense array over its bytes, once it was read, and the address that this is for.
+        self.view: Array | None = None
+        self.viewed_at: int | None = None
 
 
 class ValueRecord:
-    """One value: pending, ready or gone; every handle on it shares this record.
+    """One value: pending, ready or gone; every handle on it shares this record."""
 
-    Class attributes are the defaults: on the call path only what differs is set.
-    """
+    # Attributes of the class would be found more slowly than those of the object.
+    __slots__ = (
+        "by", "comparison", "consumed", "desc", "desc_key", "device", "handles", "instances",
+        "is_exposed", "last_used", "lease", "number", "retain", "status", "version", "window",
+    )  # fmt: skip
 
-    status = Status.PENDING
-    handles = 0
-    #: Its number in the window that last used it.
-    number = -1
-    window = -1
-    last_used = 0
-    retain = False
-    consumed = False
-    version = 0
-    #: The lease in whose place it was made, while nothing but reading was done with it: then that
-    #: lease may hand it out again when it has no handles.
-    lease: PlaceOwner | None = None
-    #: Others hold its bytes too, and may write to them at any time without anyone's being told.
-    is_exposed = False
-    #: How its copies are compared with those bytes, once they have been.
-    comparison: Comparison | None = None
     #: Whether it is an array of one call, which no handle ever refers to.
     is_array = False
-    #: Where it lies, the primary one first.
-    instances: Sequence[InstanceRecord] = ()
 
     def __init__(self, device: Store, desc: TensorDesc, desc_key: int, by: str = "") -> None:
         self.device = device
         self.desc = desc
         self.desc_key = desc_key
         self.by = by
+        self.status = PENDING
+        self.handles = self.last_used = self.version = 0
+        #: Its number in the window that last used it.
+        self.number = self.window = -1
+        #: Others hold its bytes too, and may write to them at any time without anyone's being told.
+        self.retain = self.consumed = self.is_exposed = False
+        #: The lease in whose place it was made, while nothing but reading was done with it: then
+        #: that lease may hand it out again when it has no handles.
+        self.lease: PlaceOwner | None = None
+        #: How its copies are compared with the bytes of the first, once they have been.
+        self.comparison: Comparison | None = None
+        #: Where it lies, the primary one first.
+        self.instances: Sequence[InstanceRecord] = ()
 
     @property
     def kept(self) -> bool:
@@ -254,6 +260,9 @@ class ValueRecord:
             return (instances[0].buffer.address,)
         return tuple([instance.buffer.address for instance in instances])
 
+    def place(self) -> None:
+        """Say where it lies, unless that is known."""
+
     def host_array(self) -> Array:
         """The host array outside the spaces in which it lies."""
         array = self.instances[0].buffer.array
@@ -267,36 +276,17 @@ _OUTSIDE: tuple[int | None, ...] = (None,)
 class ArgumentRecord(ValueRecord):
     """A host array of one call, which no handle refers to.
 
-    It has one instance, outside the spaces, whose record is made only where a plan is made.
+    It has one instance, outside the spaces, whose record is made only where a plan is made, or
+    changes it: see `place`.
     """
 
-    status = Status.READY
+    __slots__ = ("array", "port")
+
     is_array = True
-    _own: Sequence[InstanceRecord] | None = None
 
     def __init__(self, device: Store, array: Array, port: InputPort) -> None:
-        self.array = array
-        self.port = port
-        self.device = device
-        self.desc = port.host_desc
-        self.desc_key = port.host_key
-        self.by = port.origin
-
-    @property
-    def instances(self) -> Sequence[InstanceRecord]:
-        """Its instance, made when first asked for."""
-        if self._own is None:
-            port = self.port
-            key, desc = port.host_key, port.host_desc
-            buffer = BufferRecord(Space.HOST, None, 0, desc, key, port.origin)
-            buffer.array = self.array
-            buffer.users.append(self)
-            self._own = [InstanceRecord(buffer, 0, desc, key)]
-        return self._own
-
-    @instances.setter
-    def instances(self, value: Sequence[InstanceRecord]) -> None:
-        self._own = value
+        super().__init__(device, port.host_desc, port.host_key, port.origin)
+        self.array, self.port, self.status = array, port, READY
 
     def signature(self) -> tuple[object, ...]:
         """The same for every array of a slot."""
@@ -305,6 +295,15 @@ class ArgumentRecord(ValueRecord):
     def places(self) -> tuple[int | None, ...]:
         """Outside the spaces."""
         return _OUTSIDE
+
+    def place(self) -> None:
+        """Say where it lies."""
+        if self.status is READY and not self.instances:
+            key, desc = self.desc_key, self.desc
+            buffer = BufferRecord(Space.HOST, None, 0, desc, key, self.by)
+            buffer.array = self.array
+            buffer.users.append(self)
+            self.instances = (InstanceRecord(buffer, 0, desc, key),)
 
     def host_array(self) -> Array:
         """The array."""
