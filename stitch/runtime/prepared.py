@@ -104,14 +104,13 @@ class PreparedGraph:
         self._known: KnownWork[None] = KnownWork(device)
         #: What each call looks at.
         self._dropped, self._tasks = device.deaths.dropped, device.tasks
-        self._records = device.records
+        self._lock, self._records = device.lock, device.records
 
     def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
         """Run the graph on arrays or tensors; gives the last call's outputs, ready."""
         if named or len(arguments) != self._count:
             arguments = arranged(f"the {self._name}", self._input_types, arguments, named)
-        device = self.device
-        with device.lock:
+        with self._lock:
             dropped = self._dropped
             if dropped:
                 value = dropped[0]
@@ -142,7 +141,7 @@ class PreparedGraph:
                             handle._record = value
                             handle.__del__ = note
                             if ran is not True:
-                                tell_run(device, again.binding, ran)
+                                tell_run(self.device, again.binding, ran)
                             return handle
             results = self._run_idle(arguments)
             if results is None:
