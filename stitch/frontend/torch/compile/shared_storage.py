@@ -11,6 +11,7 @@ NumPy and DLPack write without moving them. Calls hold the device's lock. Must n
 from __future__ import annotations
 
 import ctypes
+import math
 import weakref
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
@@ -152,20 +153,22 @@ class SharedStorage:
         if not tensor.is_contiguous() or tensor.is_neg() or tensor.numel() == 0:
             self.copied += 1
             return array_of(tensor.contiguous())
-        result = self._result_of(tensor, slot) if self._shown else None
+        storage, address = tensor.untyped_storage(), tensor.data_ptr()
+        place = address, tuple(tensor.shape), tensor.dtype
+        # What begins where a result does is one that torch holds.
+        shown = self._shown.get(storage.data_ptr()) if self._shown else None
+        result = None if shown is None else self._part_of(shown, place, slot)
         if result is not None:
             self.recognised += 1
             return result
-        storage, address = tensor.untyped_storage(), tensor.data_ptr()
         lender = self._lenders.get(storage._cdata)
-        place = address, tuple(tensor.shape), tensor.dtype
         lent = None if lender is None else lender.parts.get(place)
         if lent is not None:
             self.recognised += 1
             lent.last_call = self._calls
         elif slot.is_static or self._comes_again(slot, storage, address):
             self.lent += 1
-            lent = self._lend(storage, tensor)
+            lent = self._lend(storage, place)
         else:
             self.copied += 1
             if tensor.dtype is torch.bfloat16 or tensor.requires_grad:
@@ -187,38 +190,34 @@ class SharedStorage:
         slot.storage, slot.unknown = StorageWeakRef(storage), address
         return False
 
-    def _result_of(self, tensor: Any, slot: ArgumentSlot) -> Tensor | None:
-        """The result that a tensor of torch's shows, or a tensor on the part that it shows."""
-        address, shape, dtype = tensor.data_ptr(), tuple(tensor.shape), tensor.dtype
-        shown = self._shown.get(address)
-        if shown is not None and shown.output.dtype is dtype and shown.tensor.shape == shape:
-            return shown.tensor
-        shown = self._shown.get(tensor.untyped_storage().data_ptr())
-        if shown is None or shown.output.dtype is not dtype:
+    def _part_of(self, shown: _Shown, place: Part, slot: ArgumentSlot) -> Tensor | None:
+        """The result that torch shows at a place, or a tensor on the part that it shows."""
+        address, shape, dtype = place
+        tensor, offset = shown.tensor, address - shown.start
+        if shown.output.dtype is not dtype:
             return None
-        offset = address - shown.start
+        if not offset and tensor.shape == shape:
+            return tensor
         wanders = slot.offset not in (None, offset)
         slot.offset = offset
-        if wanders or offset + tensor.nbytes > shown.tensor.volume * tensor.itemsize:
+        if wanders or offset + math.prod(shape) * dtype.itemsize > tensor.volume * dtype.itemsize:
             return None
-        part = shown.parts.get((address, shape, dtype))
+        part = shown.parts.get(place)
         if part is None:
-            desc = TensorDesc(shape, host_layout(shown.tensor.data_type))
-            part = reshaped(self.device, shown.tensor, desc, offset)
-            shown.parts[address, shape, dtype] = part
+            desc = TensorDesc(shape, host_layout(tensor.data_type))
+            part = shown.parts[place] = reshaped(self.device, tensor, desc, offset)
         return part
 
-    def _lend(self, storage: Any, tensor: Any) -> _Lent:
+    def _lend(self, storage: Any, place: Part) -> _Lent:
         lender = self._lenders.get(storage._cdata)
         if lender is None:
             lender = self._lenders[storage._cdata] = _Lender(StorageWeakRef(storage))
-        address, shape = tensor.data_ptr(), tuple(tensor.shape)
-        kind = data_type_of(tensor.dtype)
+        address, shape, dtype = place
         # Not tensor.numpy(): an array that owned the storage would keep it alive in every plan.
-        buffer = (ctypes.c_char * (tensor.numel() * tensor.element_size())).from_address(address)
-        array = np.frombuffer(buffer, kind.dtype).reshape(shape)
+        buffer = (ctypes.c_char * (math.prod(shape) * dtype.itemsize)).from_address(address)
+        array = np.frombuffer(buffer, data_type_of(dtype).dtype).reshape(shape)
         lent = _Lent(lend(self.device, array, "a tensor of torch"), self._calls)
-        lender.parts[address, shape, tensor.dtype] = lent
+        lender.parts[place] = lent
         return lent
 
     # -- out ---------------------------------------------------------------------------------------
