@@ -8,6 +8,9 @@ overlap exactly where the device's ranges do. Must not know: tensors' owners, pl
 from __future__ import annotations
 
 import mmap
+from collections.abc import Callable
+from functools import partial
+from operator import setitem
 
 import numpy as np
 
@@ -112,8 +115,13 @@ class SpaceMemory:
             )
         return self.bytes[address * banks : (address + size_per_bank) * banks]
 
-    def move(self, source_address: int, target_address: int, size_per_bank: int) -> None:
-        """Copies a footprint to another address of the same space; the two may overlap."""
+    def mover(
+        self, source_address: int, target_address: int, size_per_bank: int
+    ) -> Callable[[], object]:
+        """What copies a footprint to another address of the same space; the two may overlap.
+
+        It allocates nothing and runs no line of Python; raises `LayoutError` for a place outside.
+        """
         banks = self.shape.banks
         nbytes = size_per_bank * banks
         source, target = source_address * banks, target_address * banks
@@ -124,7 +132,8 @@ class SpaceMemory:
                 f"{target_address:#x} leaves {self.space.value}"
             )
         # Slices of a memoryview copy as memmove does; NumPy would copy overlapping bytes twice.
-        self._view[target : target + nbytes] = self._view[source : source + nbytes]
+        there, here = self._view[target : target + nbytes], self._view[source : source + nbytes]
+        return partial(setitem, there, slice(None), here)
 
     def release(self, address: int, size_per_bank: int) -> None:
         """Forgets the bytes of a freed footprint: poisoned in debug mode, else given back if large.

@@ -49,8 +49,6 @@ class Lifetime:
         #: While hooks run, or kernels that are not Stitch's own, the records are behind the bytes,
         #: so their thread may not use them.
         self.in_others_code = False
-        #: What has begun and will be done, by whoever is next: once more does no harm.
-        self.unfinished: Callable[[], object] | None = None
         self._closed = False
         #: The process that opened it.
         self._process = os.getpid()
@@ -116,8 +114,8 @@ class Lifetime:
     def mend(self) -> None:
         """Bring to an end, or take back, what an interrupt has left half done."""
         self.tasks.end_run()
-        if self.unfinished is not None:
-            self.unfinished()
+        if self.records.unfinished is not None:
+            self.records.unfinished()
         with self.queue_lock:
             self.tasks.mend()
             self.deaths.mend(self.tasks.queued.values)

@@ -196,7 +196,7 @@ class Cells:
         finish = partial(self._finish, after, fresh, gone, then)
         # From here on it will happen: `Lifetime.mend` does what an interrupt leaves.
         device.records.is_whole = False
-        device.unfinished = finish
+        device.records.unfinished = finish
         finish()
         device.records.is_whole = True
 
@@ -211,4 +211,4 @@ class Cells:
         # All at once: nothing can come in between these.
         held.state = after
         dropped += gone
-        device.unfinished = None
+        device.records.unfinished = None

@@ -57,7 +57,7 @@ def test_a_region_outside_the_space_is_refused() -> None:
         with pytest.raises(LayoutError):
             memory.region(address, size)
     with pytest.raises(LayoutError):
-        memory.move(0, (1 << 20) - 16, 32)
+        memory.mover(0, (1 << 20) - 16, 32)()
 
 
 @pytest.mark.parametrize("shift", [-400, -16, 16, 400, 4000])
@@ -65,7 +65,7 @@ def test_a_move_preserves_its_bytes_also_where_it_overlaps_itself(shift: int) ->
     memory = SpaceMemory(Space.L1, L1)
     data = np.random.default_rng(0).integers(0, 256, 800 * 4, dtype=np.uint8)
     memory.region(8000, 800)[:] = data
-    memory.move(8000, 8000 + shift, 800)
+    memory.mover(8000, 8000 + shift, 800)()
     np.testing.assert_array_equal(memory.region(8000 + shift, 800), data)
 
 
@@ -79,7 +79,7 @@ def test_bound_copies_count_the_own_bytes_of_what_they_write() -> None:
     assert (memory.writes, memory.written_nbytes) == (0, 0)
     copy()
     copy()
-    memory.move(64, 1024, size)
+    memory.mover(64, 1024, size)()
     memory.counter.count(1, kernel.written_nbytes)
     assert (memory.writes, memory.written_nbytes) == (3, 3 * 8 * 8 * 4)
 

@@ -12,8 +12,9 @@ import pytest
 
 import stitch
 from stitch.program import Array
+from stitch.runtime.backends import local_backend
 from stitch.runtime.recording import Recordings
-from stitch.runtime.values import Lease
+from stitch.runtime.values import Lease, Records
 from stitch.tasks import TaskGraph
 from tests.support.stitched_models import held_by, integers, one, scaled
 
@@ -204,3 +205,58 @@ def test_what_runs_while_recordings_are_dropped_may_make_new_ones() -> None:
 
         device.recordings.forget(Unlike(-1))
         np.testing.assert_array_equal(found[0], integers() * 0.5 + 1)
+
+
+def moved_and_interrupted(owner: Any, name: str, *, behind: bool) -> None:
+    """What is held keeps its bytes where a call is interrupted before or behind a function that its
+    plan, which moves buffers, comes to; and the call works when it is made again."""
+    layout = stitch.Layout(stitch.DataType.FLOAT32, stitch.Space.L1)
+    given = integers((192, 16))
+    with stitch.open_device("tiny") as device:
+        program = device.load(scaled("large", 2.0, given.shape, wishes=["output.y.space=l1"]))
+        held = []
+        for number in range(6):
+            tensor = device.empty(stitch.TensorDesc((160, 16), layout))
+            held.append((tensor, given[:160] + number))
+            device.write(*held[-1])
+        del tensor, held[::2]
+        function, is_done = getattr(owner, name), False
+
+        def interrupted(*arguments: Any, **named: Any) -> Any:
+            nonlocal is_done
+            if is_done:
+                return function(*arguments, **named)
+            is_done = True
+            if behind:
+                function(*arguments, **named)
+            raise KeyboardInterrupt
+
+        y = one(program(given))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(owner, name, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                device.flush()
+        assert is_done
+        for tensor, array in held:
+            np.testing.assert_array_equal(tensor.numpy(), array)
+        try:
+            np.testing.assert_array_equal(y.numpy(), given * 2 + 1)
+        except stitch.TaskError as error:
+            assert "interrupt" in str(error)
+        for _ in range(2):
+            np.testing.assert_array_equal(one(program(given)).numpy(), given * 2 + 1)
+        for tensor, array in held:
+            np.testing.assert_array_equal(tensor.numpy(), array)
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_an_interrupt_around_a_move_loses_nothing_that_is_held(behind: bool) -> None:
+    moved_and_interrupted(local_backend, "call_all", behind=behind)
+
+
+@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize("name", ["end_leases_at", "apply"])
+def test_an_interrupt_before_the_records_know_of_a_move_loses_nothing_that_is_held(
+    name: str, behind: bool
+) -> None:
+    moved_and_interrupted(Records, name, behind=behind)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -154,6 +155,36 @@ def observed_call() -> Case:
     return case
 
 
+@functools.cache
+def _large() -> bytes:
+    """A file that holds `y = 2 x`, too large for the holes that `moving_call` leaves."""
+    builder = stitch.ComputationGraphBuilder("large")
+    builder.output("y", builder.input("x", (192, WIDTH), stitch.DataType.FLOAT32) * 2)
+    wishes = ("input.x.space=l1", "output.y.space=l1")
+    return stitch.compile(builder.build(), target=MACHINE, wishes=wishes).encode()
+
+
+def moving_call() -> Case:
+    """A call whose plan moves what lies between holes, each time that there are some."""
+    device = stitch.open_device(MACHINE)
+    small, large = device.load(_layer("small")), device.load(_large())
+    layout = stitch.Layout(stitch.DataType.FLOAT32, stitch.Space.L1)
+    given = np.arange(192 * WIDTH, dtype=np.float32).reshape(192, WIDTH)
+    kept: list[tuple[stitch.Tensor, Array]] = []
+    for number in range(6):
+        tensor = device.empty(stitch.TensorDesc((160, WIDTH), layout))
+        kept.append((tensor, given[:160] + number))
+        device.write(*kept[-1])
+    del tensor, kept[::2]
+
+    def act() -> None:
+        _same(_numpy(large(given)), given * 2)
+
+    case = _ready(device, small, act=act)
+    held = {f"a tensor that moves, {n}": (t.numpy, a) for n, (t, a) in enumerate(kept)}
+    return replace(case, held={**case.held, **held})
+
+
 def load() -> Case:
     """Loading a program, which reserves the addresses of its constants."""
     device = stitch.open_device(MACHINE)
@@ -216,6 +247,6 @@ def _numpy(result: object) -> Array:
 #: Every scenario that does without extras.
 SCENARIOS: dict[str, Callable[[], Case]] = {
     scenario.__name__: scenario
-    for scenario in (first_call, steady_call, queued_calls, pipeline_call, observed_call, load,
-                     training_step)
+    for scenario in (first_call, steady_call, queued_calls, pipeline_call, observed_call,
+                     moving_call, load, training_step)
 }  # fmt: skip

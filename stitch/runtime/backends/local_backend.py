@@ -6,11 +6,12 @@ nothing. Must not know handles or windows: that is the device's business.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
-from types import MappingProxyType
+from operator import call, setitem
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,6 @@ from stitch.runtime.executors import (
 )
 
 Thunk = Callable[[], object]
-_NOWHERE_ELSE: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,18 +57,23 @@ class BoundPlan:
     """A plan bound to bytes.
 
     `thunks` run it; `arguments` receives the host arrays of this run before it starts, in the
-    order of `argument_values` (numbers of the values outside the spaces).
+    order of `argument_values` (numbers of the values outside the spaces). `progress[0]`: how many
+    steps are done at least, while a plan runs that changes more than its results.
     """
 
-    __slots__ = ("_thunks", "argument_values", "arguments", "positions", "staging_nbytes", "steps")
+    __slots__ = (
+        "_thunks", "argument_values", "arguments", "positions", "progress", "staging_nbytes",
+        "steps",
+    )  # fmt: skip
 
     def __init__(
         self, steps: tuple[BoundStep, ...], arguments: list[Any], positions: Mapping[int, int],
-        argument_values: tuple[int, ...], staging_nbytes: int,
+        argument_values: tuple[int, ...], staging_nbytes: int, progress: list[int],
     ) -> None:  # fmt: skip
         """`positions`: of buffers outside the spaces, among the arguments."""
         self.steps, self.arguments, self.positions = steps, arguments, positions
         self.argument_values, self.staging_nbytes = argument_values, staging_nbytes
+        self.progress = progress
         self._thunks: tuple[Thunk, ...] | None = None
 
     @property
@@ -88,8 +93,9 @@ class BoundPlan:
         for index, step in others.items():
             steps[index] = step
         return BoundPlan(
-            tuple(steps), self.arguments, self.positions, self.argument_values, self.staging_nbytes
-        )
+            tuple(steps), self.arguments, self.positions, self.argument_values,
+            self.staging_nbytes, self.progress,
+        )  # fmt: skip
 
 
 class LocalBackend:
@@ -125,14 +131,17 @@ class LocalBackend:
 
     def bind(
         self, plan: Plan, programs: Sequence[PreparedProgram | None],
-        bodies: Sequence[Program | None], addresses: Mapping[int, int] = _NOWHERE_ELSE,
+        bodies: Sequence[Program | None], addresses: Mapping[int, int] | None = None,
     ) -> BoundPlan:  # fmt: skip
         """Bind a plan to bytes; `programs[i]`, `bodies[i]` belong to task i (None for copies).
 
-        `addresses`: of buffers that lie elsewhere than the plan says, for plans that move nothing.
+        `addresses`: of buffers that lie elsewhere than the plan says, for plans that change nothing
+        but their results.
         """
-        buffers = {b.number: placed(b, addresses) for b in plan.request.buffers}
-        return _PlanBinding(self, programs, bodies, buffers, addresses).bound(plan)
+        there = addresses or {}
+        buffers = {b.number: placed(b, there) for b in plan.request.buffers}
+        binding = _PlanBinding(self, programs, bodies, buffers, there)
+        return binding.bound(plan, is_lent=addresses is not None)
 
     def bind_step(
         self, step: Step, programs: Sequence[PreparedProgram | None],
@@ -169,18 +178,29 @@ class _PlanBinding:
         self.buffers = buffers
         self.addresses = addresses
         #: Of the step that is being bound.
+        self.index = 0
         self.thunks: list[Thunk] = []
+        self.progress = [0]
         self.arguments: list[Any] = []
         self.positions: dict[int, int] = {}
         self.argument_values: list[int] = []
         self.staging_nbytes = 0
 
-    def bound(self, plan: Plan) -> BoundPlan:
-        """All steps."""
-        steps = tuple([self.step(step) for step in plan.steps])
+    def bound(self, plan: Plan, *, is_lent: bool) -> BoundPlan:
+        """All steps; where it is not lent each says at its begin how many are done, but freeing,
+        after which others may lie there, says that it is."""
+        steps = []
+        for self.index, step in enumerate(plan.steps):
+            bound = self.step(step)
+            if not (is_lent or isinstance(step, Allocate)):
+                done = self.index + isinstance(step, Free)
+                mark = partial(setitem, self.progress, 0, done)
+                bound = replace(bound, thunks=(mark, *bound.thunks))
+            steps.append(bound)
         return BoundPlan(
-            steps, self.arguments, self.positions, tuple(self.argument_values), self.staging_nbytes
-        )
+            tuple(steps), self.arguments, self.positions, tuple(self.argument_values),
+            self.staging_nbytes, self.progress,
+        )  # fmt: skip
 
     def step(self, step: Step, claim: object = None) -> BoundStep:
         """One step."""
@@ -215,10 +235,12 @@ class _PlanBinding:
                 self.thunks.append(partial(check, self.backend.machine.shape, name=buffer.origin))
                 self.thunks.append(partial(memory.release, buffer.address, buffer.size_per_bank))
         else:
+            moved: list[Thunk] = [partial(setitem, self.progress, 0, self.index + 1)]
             if self.backend.executor.computes:
-                self.thunks += [self._transfer(t) for t in step.transfers]
+                moved[:0] = [self._transfer(t) for t in step.transfers]
                 counter = spaces[step.space].counter
                 self.thunks.append(partial(counter.count, step.count, step.nbytes))
+            self.thunks.append(partial(call_all, tuple(moved)))
             for number, address in step.targets:
                 old = self.buffers[number]
                 self.buffers[number] = Buffer(
@@ -230,7 +252,7 @@ class _PlanBinding:
         source, target = spaces[transfer.source_space], spaces[transfer.target_space]
         if source is target:
             size = transfer.nbytes // source.shape.banks
-            return partial(source.move, transfer.source_address, transfer.target_address, size)
+            return source.mover(transfer.source_address, transfer.target_address, size)
         start = transfer.source_address * source.shape.banks
         read = source.bytes[start : start + transfer.nbytes]
         start = transfer.target_address * target.shape.banks
@@ -304,6 +326,11 @@ def placed(buffer: Buffer, addresses: Mapping[int, int]) -> Buffer:
         buffer.number, buffer.space, address, buffer.size_per_bank, buffer.desc, buffer.origin,
         buffer.pinned,
     )  # fmt: skip
+
+
+def call_all(calls: Iterable[Thunk]) -> None:
+    """Call what runs no line of Python: no interrupt comes in between."""
+    deque(map(call, calls), 0)
 
 
 def enter(into: Array, arguments: list[Any], position: int, counter: WriteCounter) -> None:

@@ -7,7 +7,7 @@ records that say so. Must not know how the binding was found.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from stitch.runtime.values import Records, Status, ValueRecord, effects_of
 from stitch.tasks import Task
 
 # What an enumeration gives takes 40 ns each time.
-PENDING, READY, FREED = Status.PENDING, Status.READY, Status.FREED
+PENDING, READY, FREED, FAILED = Status.PENDING, Status.READY, Status.FREED, Status.FAILED
 #: Runs, at whatever places, after which a plan's steps are written out as code (about 10 us a step,
 #: once).
 RUNS_TO_STRAIGHTEN = 2
@@ -41,7 +41,14 @@ def run_binding(
     given to a task of the next window, which reads it later.
     """
     arrays = [values[number].host_array() for number in binding.arrays] if binding.arrays else ()
-    straight = binding.straight
+    straight, progress = binding.straight, binding.bound.progress
+    if binding.lease is None:
+        # What it moves lies elsewhere from that step on, whoever hears how far it came.
+        stopped = partial(_after_failure, device, binding, values, kept, KeyboardInterrupt())
+        # All at once: nothing can come in between these.
+        progress[0] = 0
+        device.records.unfinished = stopped
+        device.records.is_whole = False
     try:
         if straight is not None and straight.observers == device.observers:
             return straight.run(arrays, True)
@@ -50,7 +57,11 @@ def run_binding(
         done = error.__dict__.pop("stitch_steps_done", None)
         if done is None:
             done = 0 if straight is None else straight.steps_done(error)
-        _after_failure(device, binding, values, kept, done, error)
+        if binding.lease is not None or done > progress[0]:
+            progress[0] = done
+        if progress[0]:
+            device.events.report(PlanStopped(binding.index, binding.plan, progress[0]))
+        _after_failure(device, binding, values, kept, error)
         raise
 
 
@@ -236,40 +247,44 @@ def _after_failure(
     binding: Binding,
     values: Sequence[ValueRecord],
     kept: Sequence[bool],
-    steps_done: int,
     error: BaseException,
 ) -> None:
-    plan, records = binding.plan, device.records
+    """A run has ended after as many steps as its progress says; may be called twice."""
+    plan, records, steps_done = binding.plan, device.records, binding.bound.progress[0]
     _place(values)
     value_of = _finder(binding.recording, records, values)
-    if steps_done:
-        device.events.report(PlanStopped(binding.index, plan, steps_done))
     if binding.lease is not None:
         # What was finished takes its places for itself, with what lies there.
         records.end_leases_at(binding.lease.buffers, with_bytes=False)
     effects = effects_of(plan, device.desc_key, steps_done)
-    records.apply(effects, value_of, device.deaths.lost_all)
     failing, left = _what_is_left(plan, steps_done, is_over=not isinstance(error, Exception))
     wanted = {number for index in left for number in plan.request.tasks[index].inputs}
-    for index, task in enumerate(plan.request.tasks):
-        if index in left:
-            continue
-        name = task.transformation.name
-        is_made = all(values[number].status is not Status.PENDING for number in task.outputs)
-        for number in task.outputs:
-            value = values[number]
-            if value.status is Status.PENDING:
-                value.status = Status.FAILED
-                value.by = f"task {name!r} {_why(error, index == failing)}"
-        if not is_made:
-            for position in task.transformation.donated:
-                values[task.inputs[position]].status = Status.LOST
+    why = {
+        index: f"task {task.transformation.name!r} {_why(error, index == failing)}"
+        for index, task in enumerate(plan.request.tasks)
+        if index not in left
+    }
+    records.apply(effects, value_of, device.deaths.lost_all, partial(_fail, plan, values, why))
     for number, value in enumerate(values):
         if not kept[number] and value.instances and number not in wanted:
             records.release(value)
     # Whoever has the window runs them.
     error.__dict__["stitch_tasks_left"] = left
     records.free_unused({(b.space, b.address) for b, _ in effects.made if b.address is not None})
+    records.is_whole = True
+
+
+def _fail(plan: Plan, values: Sequence[ValueRecord], why: Mapping[int, str]) -> None:
+    """Outputs of tasks that were not made never will be, and what these would have overwritten is
+    lost; `why`: by task."""
+    for index, said in why.items():
+        task = plan.request.tasks[index]
+        missing = [values[n] for n in task.outputs if values[n].status in (PENDING, FAILED)]
+        for value in missing:
+            value.status, value.by = FAILED, said
+        if missing:
+            for position in task.transformation.donated:
+                values[task.inputs[position]].status = Status.LOST
 
 
 def _why(error: BaseException, is_first: bool) -> str:

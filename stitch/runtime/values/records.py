@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from stitch.errors import LayoutError, OutOfMemoryError
 from stitch.memory import Allocator, SpaceMemory
@@ -46,6 +47,8 @@ class Records:
         #: Whether no change is half done. A change of several steps begins by saying that it is
         #: not so; where an exception has come in between, whoever is next mends them (`mend`).
         self.is_whole = True
+        #: What has begun and will be done, by whoever is next: once more does no harm.
+        self.unfinished: Callable[[], object] | None = None
 
     @property
     def allocators(self) -> dict[Space, Allocator]:
@@ -339,33 +342,55 @@ class Records:
         effects: Effects,
         value_of: Callable[[int], ValueRecord],
         note: Callable[[ValueRecord], None],
+        then: Callable[[], object] | None = None,
     ) -> None:
         """Change the records as a plan that has just run says.
 
-        `value_of` finds the record of a value's number; `note` hears of values that are gone.
+        `value_of` finds the record of a value's number; `note` hears of values that are gone, and
+        `then` belongs to it: both may be called twice, and change no more than values.
         """
         whole, self.is_whole = self.is_whole, False
-        for space, address in (*effects.freed, *(place for place, _ in effects.moved)):
-            # What lies there stays where the plan has brought it.
-            self.end_leases_at([self._buffers[space, address]])
-        changed = [(value_of(v), refs, self._found(refs)) for v, refs in effects.changed]
-        gone = [value_of(v) for v in effects.gone]
-        for space, address in effects.freed:
-            self._allocators[space].free(address)
-            self.generation += 1
-            record = self._buffers.pop((space, address))
-            if not self.is_debug:
-                self._spaces[space].release(address, record.size_per_bank)
-        self.move(effects.moved)
-        new = self._make(effects.made)
-        for value, refs, residents in changed:
-            self._change(value, refs, residents, new)
+        left = {place: self._buffers[place] for place in effects.freed}
+        left |= {place: self._buffers[place] for place, _ in effects.moved}
+        # What lies there stays where the plan has brought it.
+        self.end_leases_at(left.values())
+        new = [
+            BufferRecord(b.space, b.address, b.size_per_bank, b.desc, key, b.origin)
+            for b, key in effects.made
+        ]
+        moved = [(left[place], address) for place, address in effects.moved]
+        come = {(left[place].space, address): left[place] for place, address in effects.moved}
+        come |= dict(zip(effects.places, new, strict=True))
+        present = {place: b for place, b in self._buffers.items() if place not in left} | come
+        change = _Change(present, moved)
+        for number, refs in effects.changed:
+            change.place(value_of(number), refs, new, self._buffers)
+        gone = [value_of(number) for number in effects.gone]
         for value in gone:
-            for instance in value.instances:
-                instance.buffer.users.remove(value)
-            value.instances = ()
-            note(value)
+            change.place(value, (), new, self._buffers)
+        # From here on it will happen: who mends the records does what an interrupt leaves.
+        self.unfinished = commit = partial(self._commit, change, gone, note, then)
+        commit()
+        for space, address in left:
+            self._allocators[space].free(address)
+        for (space, address), buffer in come.items():
+            self._allocators[space].alloc_at(address, buffer.size_per_bank)
+        for space, address in () if self.is_debug else effects.freed:
+            self._spaces[space].release(address, left[space, address].size_per_bank)
         self.is_whole = whole
+
+    def _commit(
+        self, change: _Change, gone: Sequence[ValueRecord], note: Callable[[ValueRecord], None],
+        then: Callable[[], object] | None,
+    ) -> None:  # fmt: skip
+        self.generation += 1
+        self._buffers = change.present
+        change.commit()
+        for value in gone:
+            note(value)
+        if then is not None:
+            then()
+        self.unfinished = None
 
     def hand_on(self, entry: ValueRecord, result: ValueRecord, ref: InstanceRef) -> None:
         """A result has overwritten a donated entry, and lies in its buffer now."""
@@ -378,56 +403,53 @@ class Records:
         entry.lease = result.lease = None
         result.status = Status.READY
 
-    def _make(self, buffers: tuple[tuple[Buffer, int], ...]) -> list[BufferRecord]:
-        new = []
-        for buffer, key in buffers:
-            at, size = buffer.address, buffer.size_per_bank
-            assert at is not None
-            self._allocators[buffer.space].alloc_at(at, size)
-            new.append(self._add(buffer.desc, key, size, at, buffer.origin))
-        return new
 
-    def _found(self, refs: tuple[InstanceRef, ...]) -> list[BufferRecord | None]:
-        return [None if ref.place is None else self._buffers[ref.place] for ref in refs]
+class _Change:
+    """Where buffers and values are once a plan has run, made aside; it may be committed twice."""
 
-    def move(self, moved: Sequence[tuple[Place, int]]) -> None:
-        """Buffers lie at new addresses of their spaces now; their bytes have been moved."""
-        if not moved:
-            return
-        self.generation += 1
-        taken = []
-        for (space, address), target in moved:
-            self._allocators[space].free(address)
-            taken.append((self._buffers.pop((space, address)), target))
-        for buffer, target in taken:
-            self._allocators[buffer.space].alloc_at(target, buffer.size_per_bank)
-            buffer.address = target
-            self._buffers[buffer.space, target] = buffer
-
-    def _change(
-        self,
-        value: ValueRecord,
-        refs: tuple[InstanceRef, ...],
-        residents: list[BufferRecord | None],
-        new: list[BufferRecord],
+    def __init__(
+        self, present: dict[Place, BufferRecord], moved: Sequence[tuple[BufferRecord, int]]
     ) -> None:
-        before = value.instances
-        after = []
-        for ref, resident in zip(refs, residents, strict=True):
+        self.present, self.moved = present, moved
+        self._users: dict[BufferRecord, list[ValueRecord]] = {}
+        self._origins: list[tuple[BufferRecord, str]] = []
+        self._values: list[tuple[ValueRecord, list[InstanceRecord]]] = []
+
+    def _users_of(self, buffer: BufferRecord) -> list[ValueRecord]:
+        return self._users.setdefault(buffer, [*buffer.users])
+
+    def place(
+        self, value: ValueRecord, refs: Sequence[InstanceRef], new: Sequence[BufferRecord],
+        before: Mapping[Place, BufferRecord],
+    ) -> None:  # fmt: skip
+        """A value has these instances now: some that it had, in new buffers, or in those that were
+        there before."""
+        instances = []
+        for ref in refs:
             if ref.kept >= 0:
-                after.append(before[ref.kept])
+                instances.append(value.instances[ref.kept])
                 continue
-            buffer = new[ref.made] if resident is None else resident
-            buffer.origin = ref.origin
-            buffer.users.append(value)
-            after.append(InstanceRecord(buffer, ref.offset_nbytes, ref.desc, ref.desc_key))
-        for instance in before:
-            if instance not in after:
-                instance.buffer.users.remove(value)
-        value.instances = after
-        value.lease = None
-        if value.status is Status.PENDING:
-            value.status = Status.READY
+            buffer = new[ref.made] if ref.place is None else before[ref.place]
+            self._origins.append((buffer, ref.origin))
+            self._users_of(buffer).append(value)
+            instances.append(InstanceRecord(buffer, ref.offset_nbytes, ref.desc, ref.desc_key))
+        for instance in value.instances:
+            if instance not in instances:
+                self._users_of(instance.buffer).remove(value)
+        self._values.append((value, instances))
+
+    def commit(self) -> None:
+        """It is so."""
+        for buffer, address in self.moved:
+            buffer.address = address
+        for buffer, users in self._users.items():
+            buffer.users = users
+        for buffer, origin in self._origins:
+            buffer.origin = origin
+        for value, instances in self._values:
+            value.instances, value.lease = instances, None
+            if instances and value.status is Status.PENDING:
+                value.status = Status.READY
 
 
 def ranges_of(regions: Iterable[Region]) -> Ranges:
