@@ -358,7 +358,7 @@ FILE_CALLS = {"open", "write_text", "write_bytes", "read_text", "read_bytes", "r
 OWN_FILES = {
     "stitch/machine/description.py": {"read_bytes"},
     "stitch/cli/run/examples.py": {"read_text", "rename", "TemporaryDirectory"},
-    "stitch/budget/budget.py": {"read_text"},
+    "stitch/budget.py": {"read_text"},
     "stitch/forms/array_files.py": {"open"},  # members of an archive
     "stitch/frontend/onnx/protos/tensor_protos.py": {"memmap"},
     "stitch/cli/command.py": {"open"},

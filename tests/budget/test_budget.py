@@ -15,8 +15,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stitch.budget import Budget, allowed_nbytes, allowing, budget, claim_for, parse_nbytes
-from stitch.budget.budget import BUDGET, group_limit, machine_nbytes
+from stitch import budget as budget_module
+from stitch.budget import (
+    BUDGET,
+    Budget,
+    allowed_nbytes,
+    allowing,
+    claim_for,
+    group_limit,
+    machine_nbytes,
+    parse_nbytes,
+)
 from stitch.errors import OutOfMemoryError, UsageError
 from stitch.memory.byte_ranges import ByteRanges
 
@@ -166,7 +175,7 @@ def interrupted(function: Any, at: int) -> int:
     def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal count
         code = frame.f_code
-        if code.co_filename != budget.__file__ or code.co_name == "__del__":
+        if code.co_filename != budget_module.__file__ or code.co_name == "__del__":
             return None
         # A `with` line is seen once more where the block ends: no signal comes there.
         source = linecache.getline(code.co_filename, frame.f_lineno).strip()

@@ -116,11 +116,7 @@ class HostMemory:
 
         claims = BUDGET.claim_parts(parts, what, allowed=self.allowed, make_room=make_room)
         in_spaces, shared, mine, *others = claims
-        # What adds nothing is let go: a device that lives long makes many plans.
-        self._in_spaces += [in_spaces] if in_spaces.nbytes else []
-        # After the claim is kept: nothing counts as written that is not claimed.
-        for space, start, stop in regions:
-            self._written[space].update([(start, stop)])
+        self._keep(in_spaces, regions)
         self._shared += [shared] if shared.nbytes else []
         self._values, self._kernels = max(self._values, values), max(self._kernels, kernels)
         self.backend.workspace.kernels.reserve(self._kernels)
@@ -148,9 +144,7 @@ class HostMemory:
         in_spaces, mine = BUDGET.claim_parts(
             lambda: parts, f"running {name!r}", allowed=self.allowed, make_room=gc.collect
         )
-        self._in_spaces += [in_spaces] if in_spaces.nbytes else []
-        for space, start, stop in regions:
-            self._written[space].update([(start, stop)])
+        self._keep(in_spaces, regions)
         self._regions[mine] = regions
         return mine
 
@@ -161,8 +155,14 @@ class HostMemory:
         region = self._region(space, address, desc)
         if not self._written[space].covers(*region[1:]):
             nbytes = self._added([region])
-            self._in_spaces.append(BUDGET.claim(nbytes, what, allowed=self.allowed))
-            self._written[space].update([region[1:]])
+            self._keep(BUDGET.claim(nbytes, what, allowed=self.allowed), [region])
+
+    def _keep(self, claimed: Claim, regions: Iterable[Region]) -> None:
+        # What adds nothing is let go: a device that lives long makes many plans.
+        self._in_spaces += [claimed] if claimed.nbytes else []
+        # After the claim is kept: nothing counts as written that is not claimed.
+        for space, start, stop in regions:
+            self._written[space].update([(start, stop)])
 
     def give_back(self, live: Iterable[BufferRecord]) -> None:
         """Give the system back what neither live buffers nor plans that can still run use."""
@@ -206,18 +206,13 @@ class HostMemory:
         return sum(self._written[space].added(ranges) for space, ranges in by_space.items())
 
     def _region(self, space: Space, address: int, desc: TensorDesc) -> Region:
-        memory = self._spaces[space]
-        start = address * memory.shape.banks
         if address >= LENT_ADDRESSES:
             return space, 0, 0
-        return space, start, start + self._committed(desc)
-
-    def _committed(self, desc: TensorDesc) -> int:
-        shape = self.machine.shape
+        shape, start = self.machine.shape, address * self._spaces[space].shape.banks
         # Debug mode writes the padding too.
-        return (
-            footprint(desc, shape).nbytes if self.backend.debug else committed_nbytes(desc, shape)
-        )
+        whole = self.backend.debug
+        nbytes = footprint(desc, shape).nbytes if whole else committed_nbytes(desc, shape)
+        return space, start, start + nbytes
 
     def _regions_of(self, plan: Plan) -> Iterable[Region]:
         buffers = {b.number: b for b in plan.request.buffers}

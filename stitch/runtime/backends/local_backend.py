@@ -53,28 +53,23 @@ class BoundStep:
     claim: object = None
 
 
+@dataclass(slots=True, eq=False)
 class BoundPlan:
     """A plan bound to bytes.
 
     `thunks` run it; `arguments` receives the host arrays of this run before it starts, in the
-    order of `argument_values` (numbers of the values outside the spaces). `progress[0]`: how many
-    steps are done at least, while a plan runs that changes more than its results.
+    order of `argument_values` (numbers of the values outside the spaces). `positions`: of buffers
+    outside the spaces, among the arguments. `progress[0]`: how many steps are done at least, while
+    a plan runs that changes more than its results.
     """
 
-    __slots__ = (
-        "_thunks", "argument_values", "arguments", "positions", "progress", "staging_nbytes",
-        "steps",
-    )  # fmt: skip
-
-    def __init__(
-        self, steps: tuple[BoundStep, ...], arguments: list[Any], positions: Mapping[int, int],
-        argument_values: tuple[int, ...], staging_nbytes: int, progress: list[int],
-    ) -> None:  # fmt: skip
-        """`positions`: of buffers outside the spaces, among the arguments."""
-        self.steps, self.arguments, self.positions = steps, arguments, positions
-        self.argument_values, self.staging_nbytes = argument_values, staging_nbytes
-        self.progress = progress
-        self._thunks: tuple[Thunk, ...] | None = None
+    steps: tuple[BoundStep, ...]
+    arguments: list[Any]
+    positions: Mapping[int, int]
+    argument_values: tuple[int, ...]
+    staging_nbytes: int
+    progress: list[int]
+    _thunks: tuple[Thunk, ...] | None = None
 
     @property
     def thunks(self) -> tuple[Thunk, ...]:
@@ -242,10 +237,7 @@ class _PlanBinding:
                 self.thunks.append(partial(counter.count, step.count, step.nbytes))
             self.thunks.append(partial(call_all, tuple(moved)))
             for number, address in step.targets:
-                old = self.buffers[number]
-                self.buffers[number] = Buffer(
-                    number, old.space, address, old.size_per_bank, old.desc, old.origin, old.pinned
-                )
+                self.buffers[number] = placed(self.buffers[number], {number: address})
 
     def _transfer(self, transfer: Transfer) -> Thunk:
         spaces = self.backend.spaces
@@ -266,6 +258,7 @@ class _PlanBinding:
         return whole[instance.offset_nbytes :]
 
     def _copy(self, step: Copy) -> None:
+        """A host array enters a dense target of its type at once, any other by way of staging."""
         target = self._region(step.target)
         memory = self.backend.spaces[step.target.desc.layout.space]
         kernel = self.backend.kernel(step.source.desc, step.target.desc)
@@ -277,26 +270,17 @@ class _PlanBinding:
             position = self.positions[step.source.buffer] = len(self.arguments)
             self.arguments.append(None)
             self.argument_values.append(step.value)
-        self._copy_argument(position, step, kernel, target, memory)
-
-    def _copy_argument(
-        self, position: int, step: Copy, kernel: CopyKernel, target: Array, memory: SpaceMemory
-    ) -> None:
-        """A host array enters: straight into a dense target of its type, else by way of staging."""
-        arguments, dtype = self.arguments, step.source.desc.layout.data_type.dtype
-        layout, shape = step.target.desc.layout, step.source.desc.shape
-        direct = layout.is_dense and layout.data_type is step.source.desc.layout.data_type
-        if direct:
-            used = step.source.desc.elements * dtype.itemsize
-            into = target[:used].view(dtype).reshape(shape)
-        else:
-            into = np.zeros(shape, dtype)
-            self.staging_nbytes += into.nbytes
-        if direct:
+        arguments, layout = self.arguments, step.target.desc.layout
+        given, shape = step.source.desc.layout.data_type, step.source.desc.shape
+        if layout.is_dense and layout.data_type is given:
+            used = step.source.desc.elements * given.dtype.itemsize
+            into = target[:used].view(given.dtype).reshape(shape)
             self.thunks.append(partial(enter, into, arguments, position, memory.counter))
-        else:
-            self.thunks.append(partial(stage, into, arguments, position))
-            self.thunks += kernel.calls(as_bytes(into), target, memory.counter)
+            return
+        into = np.zeros(shape, given.dtype)
+        self.staging_nbytes += into.nbytes
+        self.thunks.append(partial(stage, into, arguments, position))
+        self.thunks += kernel.calls(as_bytes(into), target, memory.counter)
 
     def _execute(self, step: Execute) -> BoundProgram:
         prepared = self.programs[step.task]

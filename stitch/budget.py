@@ -209,11 +209,8 @@ class Budget:
 #: The budget of this process.
 BUDGET = Budget()
 os.register_at_fork(after_in_child=BUDGET.after_fork)
-
-
-def claim(nbytes: int, what: str, *, allowed: int | None = None) -> Claim:
-    """Take so many bytes of the process's; raises `OutOfMemoryError`. See `Budget.claim`."""
-    return BUDGET.claim(nbytes, what, allowed=allowed)
+#: Takes so many bytes of the process's; raises `OutOfMemoryError`.
+claim = BUDGET.claim
 
 
 def claim_for(owner: Any, nbytes: int, what: str) -> None:
@@ -225,13 +222,11 @@ def claimed_array(
     shape: tuple[int, ...], dtype: Any, what: str, allowed: int | None = None
 ) -> Array:
     """An uninitialized array; a large one is claimed for as long as it lives, or refused."""
-    kind: np.dtype[Any] = np.dtype(dtype)
-    nbytes = math.prod(shape) * kind.itemsize
-    if nbytes < SMALL_NBYTES:
-        return np.empty(shape, kind)
-    taken = claim(nbytes, what, allowed=allowed)
-    array: Array = np.empty(shape, kind)
-    keep(array, taken)
+    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+    taken = None if nbytes < SMALL_NBYTES else claim(nbytes, what, allowed=allowed)
+    array: Array = np.empty(shape, dtype)
+    if taken is not None:
+        keep(array, taken)
     return array
 
 
