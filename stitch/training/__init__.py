@@ -32,8 +32,8 @@ from stitch.training.losses import (
     MSELoss,
     loss_from_config,
 )
+from stitch.training.observing import LayerTime
 from stitch.training.optimizers import SGD, Adam, AdamW, Optimizer, optimizer_from_config
-from stitch.training.profiling import LayerTime
 from stitch.training.programs import (
     TrainingGraphs,
     TrainingOptions,

@@ -17,9 +17,9 @@ import numpy as np
 
 from stitch.errors import UsageError
 from stitch.machine import Machine
-from stitch.program import Array, DataType, InputKind, Program
+from stitch.program import Array, DataType, Program
 from stitch.report import Device
-from stitch.training.graphs import Trainable
+from stitch.training.graphs import KEPT_KINDS, Trainable
 from stitch.training.instance import TrainingInstance
 from stitch.training.losses import Loss, loss_from_config
 from stitch.training.optimizers import Optimizer, optimizer_from_config
@@ -74,7 +74,7 @@ class CompiledTraining:
         """
         values = {**self.values, **{n: np.asarray(v) for n, v in (weights or {}).items()}}
         slots = self.programs.forward.inputs
-        wanted = [s.name for s in slots if s.kind in (InputKind.PARAMETER, InputKind.STATE)]
+        wanted = [s.name for s in slots if s.kind in KEPT_KINDS]
         missing = [name for name in wanted if name not in values]
         if missing:
             raise UsageError(

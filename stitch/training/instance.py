@@ -18,17 +18,14 @@ from stitch.errors import TaskError, UsageError
 from stitch.program import Array, InputKind, Program
 from stitch.report import Device
 from stitch.runtime import LoadedProgram, RuntimeDevice, Tensor
-from stitch.training.batch import fitted
-from stitch.training.diagnosis import culprit
 from stitch.training.futures import LossTensor, TensorFuture
-from stitch.training.graphs import LEARNING_RATE, MASTER, MORE
+from stitch.training.graphs import KEPT_KINDS, LEARNING_RATE, MASTER, MORE
 from stitch.training.losses import Loss
+from stitch.training.observing import LayerTime, culprit, profiled
 from stitch.training.optimizers import Optimizer
-from stitch.training.profiling import LayerTime, profiled
 from stitch.training.programs import LABEL, TrainingPrograms, compile_accumulation
-from stitch.training.stitching import NamedCells, Stitched
+from stitch.training.stitching import NamedCells, Stitched, fitted, wiring_of
 from stitch.training.tensors import TrainingTensors
-from stitch.training.wiring import wiring_of
 from stitch.ttb import Binary
 
 #: Who took a tensor that an update did not finish.
@@ -76,25 +73,22 @@ class TrainingInstance(TrainingTensors):
 
     def _load(self) -> None:
         """The programs of a step that come after forward, and the one for evaluation."""
-        cells, programs = self._cells, self.programs
-        self._loss = Stitched(self._agent(programs.loss), cells, entering={LABEL})
-        self._backward = Stitched(self._agent(programs.backward), cells)
-        self._update = Stitched(self._agent(programs.update), cells, lost_by=INTERRUPTED)
+        cells, programs, device = self._cells, self.programs, self.device
+        self._loss = Stitched(_loaded(device, programs.loss), cells, entering={LABEL})
+        self._backward = Stitched(_loaded(device, programs.backward), cells)
+        self._update = Stitched(_loaded(device, programs.update), cells, lost_by=INTERRUPTED)
         self._more: tuple[Stitched, Stitched] | None = None
-        self._evaluation = self._agent(programs.evaluation)
+        self._evaluation = _loaded(device, programs.evaluation)
         self._wiring = wiring_of(programs, cells, self._forward, self._loss, self._backward)
         self.inputs = self._wiring.inputs
         (self._label,) = self._loss.entering
         self._batch = [port for port in self._forward.entering if port.name in self.inputs]
 
-    def _agent(self, program: Program) -> LoadedProgram:
-        return _loaded(self.device, program)
-
     def _initialise(self, values: Mapping[str, Array]) -> None:
         """Every kept tensor gets its place on the device, before any plan is made."""
         cells = self._cells
         for slot in self.programs.forward.inputs:
-            if slot.kind in (InputKind.PARAMETER, InputKind.STATE):
+            if slot.kind in KEPT_KINDS:
                 cells.put(slot.name, values[slot.name])
         for slot in self.programs.update.inputs:
             if slot.kind is InputKind.STATE:
@@ -207,7 +201,7 @@ class TrainingInstance(TrainingTensors):
         if self._more is None:
             program = compile_accumulation(self.programs, self.device.machine)
             backward = Stitched(self._backward.agent, self._cells, MORE)
-            self._more = (backward, Stitched(self._agent(program), self._cells))
+            self._more = (backward, Stitched(_loaded(self.device, program), self._cells))
         backward, addition = self._more
         times = self._run_with_previous(backward)
         added = self._run(addition)
@@ -225,7 +219,9 @@ class TrainingInstance(TrainingTensors):
         if not self._has_gradients:
             raise UsageError("there are no gradients to step with", remedy="loss.backward() first")
         self.device.flush()
-        self._check_losses()
+        for loss in self._losses:
+            if not math.isfinite(loss.item()):
+                self._refuse(loss.item())
         self._cells.drop(self._wiring.momentary)
         rate = self.optimizer.rate(self.steps)
         if rate != self._rate:
@@ -257,12 +253,6 @@ class TrainingInstance(TrainingTensors):
         return None
 
     # -- when it goes wrong ------------------------------------------------------------------------
-
-    def _check_losses(self) -> None:
-        for loss in self._losses:
-            value = loss.item()
-            if not math.isfinite(value):
-                self._refuse(value)
 
     def _refuse(self, value: float) -> None:
         """The step has not happened: buffers as before it, gradients gone; then the error."""

@@ -155,6 +155,8 @@ class _AdamLike(Optimizer):
 
     states = ("exp_avg", "exp_avg_sq")
     counts_steps = True
+    #: Whether weight decay shrinks the parameter itself; else it is added to the gradient.
+    shrinks: ClassVar[bool]
 
     def __init__(
         self, lr: float, betas: tuple[float, float], eps: float, weight_decay: float, schedule: Any
@@ -170,7 +172,8 @@ class _AdamLike(Optimizer):
     def write_rates(self, b: ComputationGraphBuilder, rate: Any, step: Any) -> tuple[Any, ...]:
         # In float32 the correction of the first steps would lose three digits.
         count = b.cast(step, DataType.FLOAT64)
-        corrections = [1.0 - b.op("Pow", beta, count) for beta in map(_float64(b), self.betas)]
+        wide = DataType.FLOAT64.dtype.type
+        corrections = [1.0 - b.op("Pow", b.constant(wide(beta)), count) for beta in self.betas]
         size = b.cast(b.cast(rate, DataType.FLOAT64) / corrections[0], DataType.FLOAT32)
         return rate, size, b.cast(b.op("Sqrt", corrections[1]), DataType.FLOAT32)
 
@@ -179,37 +182,27 @@ class _AdamLike(Optimizer):
         states: Mapping[str, Any], rates: tuple[Any, ...],
     ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
         rate, size, root = rates
-        gradient = self._regularized(parameter, gradient)
+        if self.weight_decay and not self.shrinks:
+            gradient = gradient + parameter * self.weight_decay
         # Both averages as linear interpolations: their last operation reads what it overwrites.
         average, square = states["exp_avg"], states["exp_avg_sq"]
         average = average + (gradient - average) * (1.0 - self.betas[0])
         square = square + (gradient * gradient - square) * (1.0 - self.betas[1])
         # Epsilon after the bias correction, as in PyTorch.
         change = average * size / (b.op("Sqrt", square) / root + self.eps)
-        stepped = parameter - self._decayed(parameter, change, rate)
-        return stepped, {"exp_avg": average, "exp_avg_sq": square}
-
-    @abstractmethod
-    def _regularized(self, parameter: Any, gradient: Any) -> Any:
-        """The gradient that the averages see."""
-
-    @abstractmethod
-    def _decayed(self, parameter: Any, change: Any, rate: Any) -> Any:
-        """What is taken from the parameter."""
+        if self.weight_decay and self.shrinks:
+            change = change + parameter * (rate * self.weight_decay)
+        return parameter - change, {"exp_avg": average, "exp_avg_sq": square}
 
     def config(self) -> dict[str, Any]:
         return super().config() | {"betas": list(self.betas), "eps": self.eps}
-
-
-def _float64(b: ComputationGraphBuilder) -> Any:
-    return lambda number: b.constant(DataType.FLOAT64.dtype.type(number))
 
 
 @final
 class Adam(_AdamLike):
     """`torch.optim.Adam`: weight decay is added to the gradient."""
 
-    name = "adam"
+    name, shrinks = "adam", False
 
     def __init__(
         self, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
@@ -217,30 +210,18 @@ class Adam(_AdamLike):
     ) -> None:  # fmt: skip
         super().__init__(lr, betas, eps, weight_decay, schedule)
 
-    def _regularized(self, parameter: Any, gradient: Any) -> Any:
-        return gradient + parameter * self.weight_decay if self.weight_decay else gradient
-
-    def _decayed(self, parameter: Any, change: Any, rate: Any) -> Any:
-        return change
-
 
 @final
 class AdamW(_AdamLike):
     """`torch.optim.AdamW`: weight decay shrinks the parameter itself, by lr wd."""
 
-    name = "adamw"
+    name, shrinks = "adamw", True
 
     def __init__(
         self, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 1e-2, *, schedule: Schedule | str | dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(lr, betas, eps, weight_decay, schedule)
-
-    def _regularized(self, parameter: Any, gradient: Any) -> Any:
-        return gradient
-
-    def _decayed(self, parameter: Any, change: Any, rate: Any) -> Any:
-        return change + parameter * (rate * self.weight_decay) if self.weight_decay else change
 
 
 _BY_NAME: dict[str, type[Optimizer]] = {kind.name: kind for kind in (SGD, Adam, AdamW)}

@@ -1,27 +1,32 @@
 """Stitching by name: the tensors of a training, and the programs that take and give them.
 
-Comes in: loaded programs and tensors by name. Goes out: one call per program, whose inputs are
-found and whose outputs are put where their names say. Must not know: losses, optimizers.
+Comes in: loaded programs and tensors by name, batches. Goes out: one call per program, whose inputs
+are found and whose outputs are put where their names say; which cells mean what; arrays that fit
+input slots. Must not know: losses, optimizers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from stitch.errors import UsageError
-from stitch.program import TensorDesc
+from stitch.program import Array, InputKind, TensorDesc
 from stitch.runtime import (
     Cells,
     Conversion,
+    InputPort,
     LoadedProgram,
     LoopStage,
     ProgramCall,
     RuntimeDevice,
     Tensor,
 )
+from stitch.training.graphs import GRADIENT_NORM
+from stitch.training.programs import LABEL, LOSS, TrainingPrograms
 
 
 class NamedCells(Cells):
@@ -106,3 +111,84 @@ class Stitched:
         #: Runs on arrays or tensors for what enters, in order; once more on what entered last.
         self.run = LoopStage(cells, conversions, [call], lost_by)
         self.again = LoopStage(cells, [], [call], lost_by) if conversions else self.run
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """Which cells of a training mean what, by number.
+
+    `inputs` are the batch's names, `keys` those of other inputs of forward.
+    """
+
+    inputs: tuple[str, ...]
+    keys: tuple[str, ...]
+    #: State that forward replaces; that of it whose value before forward is what backward reads.
+    buffers: tuple[int, ...]
+    reread: tuple[int, ...]
+    prediction: int
+    loss: int
+    gradients: tuple[int, ...]
+    #: What only backward still needs: gone once it is queued. What only one step needs. The same
+    #: with the prediction: gone with the next forward pass.
+    passing: tuple[int, ...]
+    momentary: tuple[int, ...]
+    of_a_pass: tuple[int, ...]
+
+
+def wiring_of(
+    programs: TrainingPrograms, cells: NamedCells, forward: Stitched, loss: Stitched,
+    backward: Stitched,
+) -> Wiring:  # fmt: skip
+    """The wiring of the stitched programs of a step, found once from the slots of its programs."""
+    slots, numbers = programs.forward.inputs, cells.numbers
+    inputs = tuple(slot.name for slot in slots if slot.kind is InputKind.ACTIVATION)
+    keys = tuple(slot.name for slot in slots if slot.kind is InputKind.KEY)
+    buffers = tuple(
+        number for number, slot in zip(forward.inputs, slots, strict=True)
+        if slot.kind is InputKind.STATE and number in forward.outputs
+    )  # fmt: skip
+    gradients = tuple(numbers[parameter.gradient] for parameter in programs.parameters)
+    prediction, judged = numbers[programs.prediction], numbers[LOSS]
+    passing = [n for n in forward.outputs if n not in buffers and n != prediction]
+    passing += [n for n in loss.outputs if n != judged]
+    names = [*inputs, LABEL, LOSS, *({GRADIENT_NORM} & numbers.keys())]
+    momentary = (*passing, *[numbers[name] for name in names])
+    return Wiring(
+        inputs, keys, buffers, tuple(n for n in buffers if n in backward.inputs), prediction,
+        judged, gradients, tuple(passing), momentary, (*momentary, prediction),
+    )  # fmt: skip
+
+
+def fitted(ports: Sequence[InputPort], batch: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+    """Arrays and tensors in the order of the ports, by position or name; floats in their type.
+
+    Raises `UsageError` for missing or surplus arrays, and for one of another shape.
+    """
+    later = [port.name for port in ports[len(batch) :]]
+    if len(batch) > len(ports) or named.keys() != set(later):
+        raise UsageError(
+            "a batch has one array for each input of the model",
+            expected=", ".join([port.name for port in ports]),
+            got=f"{len(batch)} by position; by name: {', '.join(named) or 'none'}",
+        )
+    given = (*batch, *[named[name] for name in later])
+    return [
+        value if isinstance(value, Tensor) else _array(port, value)
+        for port, value in zip(ports, given, strict=True)
+    ]
+
+
+def _array(port: InputPort, value: Any) -> Array:
+    array = np.asarray(value)
+    if array.shape != port.shape:
+        raise UsageError(
+            f"input {port.name!r} has another shape",
+            expected=port.type.text(),
+            got=str(list(array.shape)),
+            remedy="programs have fixed shapes: pad the batch, or compile for its size",
+        )
+    if array.dtype.kind == port.dtype.kind or (
+        array.dtype.kind == "f" and port.type.data_type.is_floating
+    ):
+        return array.astype(port.dtype, copy=False)
+    return array

@@ -13,9 +13,9 @@ import numpy as np
 
 from stitch.argument_kinds import MAPPING, takes
 from stitch.errors import UsageError, closest
-from stitch.program import Array, InputKind
-from stitch.training.graphs import LEARNING_RATE, MASTER
-from stitch.training.profiling import capturing
+from stitch.program import Array
+from stitch.training.graphs import KEPT_KINDS, LEARNING_RATE, MASTER
+from stitch.training.observing import capturing
 from stitch.training.programs import TrainingPrograms
 from stitch.training.stitching import NamedCells, Stitched
 
@@ -111,8 +111,7 @@ class TrainingTensors:
     @property
     def _kept_names(self) -> tuple[str, ...]:
         slots = (*self.programs.forward.inputs, *self.programs.update.inputs)
-        kinds = (InputKind.PARAMETER, InputKind.STATE)
-        names = dict.fromkeys(slot.name for slot in slots if slot.kind in kinds)
+        names = dict.fromkeys(slot.name for slot in slots if slot.kind in KEPT_KINDS)
         return tuple(name for name in names if name != LEARNING_RATE)
 
     def parameters(self) -> dict[str, Array]:

@@ -4,8 +4,14 @@ Comes in: any computation graph, an optimizer. Goes out: graphs whose weights ar
 again, or overwritten by an update. Must not know: programs' places, devices, instances.
 """
 
-from stitch.training.graphs.predicting import evaluation_form, graph_of, with_weights
-from stitch.training.graphs.splice import in_precision, splice
+from stitch.training.graphs.graph_forms import (
+    KEPT_KINDS,
+    evaluation_form,
+    graph_of,
+    in_precision,
+    splice,
+    with_weights,
+)
 from stitch.training.graphs.trainable import Trainable, as_trainable
 from stitch.training.graphs.update_graph import (
     GRADIENT_NORM,
@@ -19,7 +25,7 @@ from stitch.training.graphs.update_graph import (
 )
 
 __all__ = [
-    "GRADIENT_NORM", "LEARNING_RATE", "MASTER", "MORE", "STEP", "Parameter", "Trainable",
-    "accumulation_graph", "as_trainable", "evaluation_form", "graph_of", "in_precision", "splice",
-    "update_graph", "with_weights",
+    "GRADIENT_NORM", "KEPT_KINDS", "LEARNING_RATE", "MASTER", "MORE", "STEP", "Parameter",
+    "Trainable", "accumulation_graph", "as_trainable", "evaluation_form", "graph_of",
+    "in_precision", "splice", "update_graph", "with_weights",
 ]  # fmt: skip

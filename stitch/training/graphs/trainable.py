@@ -16,13 +16,12 @@ import numpy as np
 from stitch.errors import CompileError, UsageError
 from stitch.graph import ComputationGraph
 from stitch.program import Array, InputKind, InputSlot
-from stitch.training.graphs.predicting import evaluation_form
+from stitch.training.graphs.graph_forms import KEPT_KINDS, evaluation_form
 
 #: Operands that gradients never reach: they are statistics that the forward pass itself keeps.
 _STATISTICS = {("", "BatchNormalization"): (3, 4)}
 #: What a builder calls constants that were given no name.
 _UNNAMED = re.compile(r"constant(_[0-9]+)?")
-_KEPT_KINDS = (InputKind.PARAMETER, InputKind.STATE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +40,7 @@ class Trainable:
     def __post_init__(self) -> None:
         problems = []
         for i, slot in enumerate(self.graph.inputs):
-            if slot.kind not in _KEPT_KINDS:
+            if slot.kind not in KEPT_KINDS:
                 continue
             kind, value = self.graph.input_type(i), self.values.get(slot.name)
             if value is None:
@@ -82,7 +81,7 @@ def as_trainable(
         given = {**promoted, **given}
     if wanted is not None and have - wanted:
         graph = _demoted(graph, have - wanted)
-    known = {slot.name for slot in graph.inputs if slot.kind in _KEPT_KINDS}
+    known = {slot.name for slot in graph.inputs if slot.kind in KEPT_KINDS}
     unknown = sorted(given.keys() - known)
     if unknown:
         raise UsageError(

@@ -1,7 +1,8 @@
-"""Splicing: a graph written down once more inside another builder, and graphs in another precision.
+"""A graph in other forms: inside another builder, in another precision, and as it predicts.
 
-Comes in: a finished graph, and what its inputs stand for. Goes out: the tensors of its outputs.
-Must not know: losses, optimizers, machines.
+Comes in: a finished graph, and what its inputs stand for; a program for evaluation, the values of
+its weights. Goes out: the tensors of its outputs; graphs without what only training does, and with
+weights inside. Must not know: losses, optimizers, machines, files.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from dataclasses import replace
 
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
 from stitch.ops import onnx_code
-from stitch.program import ABSENT, Array, DataType, Operation
+from stitch.program import ABSENT, Array, Constant, DataType, InputKind, Operation, Program
 
 #: Attributes that hold ONNX's number of a data type.
 _TYPE_ATTRIBUTES = ("to", "dtype")
+#: Inputs whose values a training keeps.
+KEPT_KINDS = (InputKind.PARAMETER, InputKind.STATE)
 
 
 def splice(
@@ -79,3 +82,47 @@ def _retyped(operation: Operation, cast: tuple[DataType, DataType] | None) -> Op
     before, after = onnx_code(cast[0]), onnx_code(cast[1])
     changed = {name: after for name in _TYPE_ATTRIBUTES if operation.attributes.get(name) == before}
     return replace(operation, attributes={**operation.attributes, **changed})
+
+
+def evaluation_form(graph: ComputationGraph) -> ComputationGraph:
+    """The graph with BatchNormalization out of training mode, and without next values of state."""
+    state = {slot.name for slot in graph.inputs if slot.kind is InputKind.STATE}
+    return replace(
+        graph,
+        name=f"{graph.name}_evaluation",
+        outputs=tuple(slot for slot in graph.outputs if slot.name not in state),
+        operations=tuple(map(_evaluating, graph.operations)),
+        wishes=tuple(w for w in graph.wishes if w.side == "input"),
+    )
+
+
+def _evaluating(operation: Operation) -> Operation:
+    if operation.domain or operation.op != "BatchNormalization":
+        return operation
+    if not operation.attributes.get("training_mode"):
+        return operation
+    attributes = {**operation.attributes, "training_mode": 0}
+    return replace(operation, outputs=operation.outputs[:1], attributes=attributes)
+
+
+def graph_of(program: Program) -> ComputationGraph:
+    """The graph that a program was before it was placed."""
+    return ComputationGraph(
+        program.name,
+        program.inputs,
+        tuple(replace(slot, aliases_input=None) for slot in program.outputs),
+        tuple(replace(value, layout=None) for value in program.values),
+        program.operations,
+        program.constants,
+    )
+
+
+def with_weights(graph: ComputationGraph, values: Mapping[str, Array]) -> ComputationGraph:
+    """The graph with parameters and buffers as constants, in the types that it computes in."""
+    fixed = tuple(
+        Constant(slot.value, values[slot.name].astype(graph.input_type(i).data_type.dtype))
+        for i, slot in enumerate(graph.inputs)
+        if slot.kind in KEPT_KINDS
+    )
+    inputs = tuple(slot for slot in graph.inputs if slot.kind not in KEPT_KINDS)
+    return replace(graph, inputs=inputs, constants=(*graph.constants, *fixed))

@@ -1,18 +1,21 @@
-"""Profiling: what a program's operations took, and a look at a value inside one.
+"""Looking into programs while they run: times, values inside, and which operation went wrong.
 
-Comes in: a device whose queue is empty, and a function that queues work. Goes out: figures. The
-work runs once, for real, one operation at a time. Must not know: losses, optimizers.
+Comes in: a device whose queue is empty, what queues work. Goes out: figures, arrays, a sentence.
+The work runs once, for real, one operation at a time. Must not know: losses, optimizers.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
+
 from stitch.program import Array
 from stitch.runtime import HookContext, RuntimeDevice
+from stitch.training.stitching import NamedCells, Stitched
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +76,44 @@ def capturing(device: RuntimeDevice, name: str) -> Iterator[list[Array]]:
     with device.hooks.registered({"after_operation": after}):
         yield captured
         device.flush()
+
+
+def culprit(cells: NamedCells, names: Iterable[str], programs: Sequence[Stitched]) -> str:
+    """The first tensor among the named that holds NaN or Inf, else the first operation to make one.
+
+    Leaves the results of the programs in their cells.
+    """
+    for name in names:
+        tensor = cells.get(name)
+        if tensor is not None and not _is_finite(tensor.numpy()):
+            return f"{name!r} held NaN or Inf before the step"
+    with _looking(cells.device) as culprits:
+        for program in programs:
+            program.again()
+        cells.device.flush()
+    return culprits[0] if culprits else "an earlier micro-batch of this step"
+
+
+@contextmanager
+def _looking(device: RuntimeDevice) -> Iterator[list[str]]:
+    """Within the block, the first operation that makes NaN or Inf of finite operands is noted."""
+    culprits: list[str] = []
+
+    def after(context: HookContext) -> None:
+        operation = context.operation
+        if culprits or operation is None or all(map(_is_finite, context.outputs)):
+            return
+        if all(array is None or _is_finite(array) for array in context.inputs):
+            place = f" at {operation.location}" if operation.location else ""
+            result = first_result(context)
+            program = context.program.name
+            culprits.append(f"{operation.op} -> {result!r} of {program!r}{place}")
+
+    with device.hooks.registered({"after_operation": after}):
+        yield culprits
+        device.flush()
+
+
+def _is_finite(array: Array) -> bool:
+    """Whether there is no NaN and no Inf in an array."""
+    return array.dtype.kind in "iub" or bool(np.isfinite(array.astype(np.float64)).all())
