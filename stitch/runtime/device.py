@@ -7,7 +7,7 @@ earlier for the same work is replayed; then the backend runs it.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
@@ -18,21 +18,20 @@ from typing import Any, NoReturn, Self
 from stitch.argument_kinds import INDEX_OR_NAME, takes
 from stitch.errors import StitchError, UsageError
 from stitch.machine import Machine, load_machine
-from stitch.program import Array, Layout, Space, TensorDesc
+from stitch.program import Space, TensorDesc
 from stitch.runtime.arguments import check_inputs, check_submission, link_arguments
 from stitch.runtime.backends import HostMemory, InstanceBytes, LocalBackend
 from stitch.runtime.events import TIMES, EventStream
 from stitch.runtime.executors import Executor, is_own, make_executor
 from stitch.runtime.history import Account, History, Statistics
 from stitch.runtime.hooks import Hooks
-from stitch.runtime.lifetime import Lifetime
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.loading import load_program
 from stitch.runtime.locks import quick
 from stitch.runtime.queue import ConstantCache, Deaths, TaskQueue
 from stitch.runtime.recording import RecordingMaker, Recordings
 from stitch.runtime.tensor import Tensor, handle_on
-from stitch.runtime.tensor_access import TensorAccess, target_desc
+from stitch.runtime.tensor_access import TensorAccess
 from stitch.runtime.values import BufferRecord, Records, SpaceUse, ValueRecord
 from stitch.ttb import SOURCE, Binary, load
 
@@ -44,7 +43,7 @@ MANY_NOTES = 256
 _NUMBERS = count(1)
 
 
-class RuntimeDevice(Lifetime):
+class RuntimeDevice(TensorAccess):
     """A machine, opened. Use it as a context manager, or call `close`.
 
     It may be used from several threads, and takes calls while another one computes: what is queued
@@ -77,7 +76,6 @@ class RuntimeDevice(Lifetime):
         deaths = Deaths(records, self.contents, self.constant_cache, quick_lock)
         tasks = TaskQueue(self, records, quick_lock, window)
         super().__init__(self.machine.name, records, deaths, tasks, queue_lock)
-        self.drop = deaths.dropped.append
         self.strict_types = strict_types
         self.history = History(self.backend.write_counts)
         self.events = EventStream(self.history.count, self.look_again)
@@ -88,10 +86,6 @@ class RuntimeDevice(Lifetime):
         #: The bits of what observes it (`TIMES`, `Hooks.bits`): runs have another form for each.
         self.observers = 0
         self.code_written = 0
-        self.access = TensorAccess(
-            self, self, self.constant_cache, self.backend, self.contents, self.host_memory,
-            self.history, self.events,
-        )  # fmt: skip
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -203,41 +197,6 @@ class RuntimeDevice(Lifetime):
         self.recordings.forget(transformation)
         self.records.let_go(constants)
 
-    # -- single tensors ----------------------------------------------------------------------------
-
-    def memory(self, space: Space | str) -> Array:
-        """All bytes of a space, live: what is written here, programs will read.
-
-        A buffer at bank address `a` begins at byte `a * banks`; see `Tensor.address`.
-        """
-        return self.access.memory(space)
-
-    def footprint_of(self, tensor: Tensor) -> slice:
-        """Where in `memory(tensor.space)` a tensor's footprint lies; raises for host arrays."""
-        return self.access.footprint_of(tensor)
-
-    def has_layout(self, tensor: Tensor, layout: Layout | TensorDesc) -> bool:
-        """Whether a tensor lies as described; an address counts only where one is given."""
-        return self.access.has_layout(tensor, layout)
-
-    def tensor(self, array: Any, *, borrow: bool = False) -> Tensor:
-        """A host tensor of an array: a copy, or, with `borrow=True`, the array itself.
-
-        Raises `LayoutError` for arrays that are not numeric.
-        """
-        return self.access.tensor(array, borrow=borrow)
-
-    def empty(self, desc: TensorDesc) -> Tensor:
-        """A tensor with room but no defined contents; raises `OutOfMemoryError`."""
-        return self.access.empty(desc)
-
-    def write(self, tensor: Tensor, array: Any) -> None:
-        """Overwrite a tensor's elements; its other instances and remembered results are dropped.
-
-        Raises `LinkError` where shape or kind of number differ.
-        """
-        self.access.write(tensor, array)
-
     # -- queueing ----------------------------------------------------------------------------------
 
     def submit(self, agent: LoadedProgram, arguments: Sequence[Any],
@@ -319,49 +278,7 @@ class RuntimeDevice(Lifetime):
             self.constant_cache.remember(key, inputs, tuple(values), handles)
         return handles[0] if len(handles) == 1 else handles
 
-    def queue_up(self, fill: Callable[[], object]) -> None:
-        """Queue what `fill` puts into the queue; nobody else can in between."""
-        with self.queue_lock:
-            self.tasks.mend()
-            fill()
-            is_full = self.tasks.is_full()
-        if is_full:
-            self.flush()
-
-    def to_layout(
-        self, tensor: Tensor, layout: Layout | TensorDesc, *, retain: bool | None = None
-    ) -> Tensor:
-        """Queue a conversion; see `stitch.to_layout`."""
-        self.check_open()
-        self.access.check_device(tensor, "to_layout")
-        value = tensor._record
-        value.check_usable()
-        desc = target_desc(value.desc, layout, self.machine.shape)
-        results = []
-
-        def fill() -> None:
-            self.check_open()
-            value.check_usable()
-            results.append(handle_on(self.tasks.convert(value, desc)))
-            if retain is False and not value.retain:
-                value.consumed = True
-                value.by = "to_layout(retain=False)"
-
-        self.queue_up(fill)
-        return results[0]
-
     # -- running -----------------------------------------------------------------------------------
-
-    def flush(self) -> None:
-        """Run everything that is queued.
-
-        A failure while planning changes nothing but the tensors that could not be made; after a
-        failure while running, finished outputs stay and what depended on the rest is failed.
-        """
-        with self.lock:
-            if self._closed:
-                self.check_process()
-            self.run_queue()
 
     @contextmanager
     def without_copies(self) -> Iterator[None]:

@@ -27,7 +27,7 @@ def lend(device: RuntimeDevice, array: Array, origin: str) -> Tensor:
         device.check_open()
         layout = host_layout(DataType.from_dtype(array.dtype))
         desc = TensorDesc(array.shape, layout)
-        value = device.access.new_value(desc)
+        value = device.new_value(desc)
         value.by, value.is_exposed = origin, True
         memory = device.backend.spaces[Space.HOST]
         if len(device.backend.spaces) > 1:
@@ -48,16 +48,16 @@ def take_back(device: RuntimeDevice, tensor: Tensor) -> None:
         buffer = tensor._record.instances[0].buffer
         if buffer.address is not None:
             device.backend.spaces[Space.HOST].take_back(buffer.address)
-        device.access.deallocate(tensor._record, "its owner, who took the bytes back")
+        device.deallocate(tensor._record, "its owner, who took the bytes back")
 
 
 def reshaped(device: RuntimeDevice, tensor: Tensor, desc: TensorDesc, offset_nbytes: int) -> Tensor:
     """A tensor of another shape on the bytes of a dense one; both share them and keep them."""
-    with device.access.ready(tensor._record):
+    with device.ready(tensor._record):
         first = tensor._record.instances[0]
         assert first.desc.layout.is_dense, "only dense bytes can be read in another shape"
         whole = TensorDesc(desc.shape, first.desc.layout)
-        value = device.access.new_value(whole)
+        value = device.new_value(whole)
         value.by, value.is_exposed = tensor._record.by, tensor._record.is_exposed
         offset = first.offset_nbytes + offset_nbytes
         device.records.attach(value, first.buffer, offset, whole, value.desc_key)
@@ -67,7 +67,5 @@ def reshaped(device: RuntimeDevice, tensor: Tensor, desc: TensorDesc, offset_nby
 def export(tensor: Tensor, dtype: np.dtype[Any] | None, ended: Callable[[], object]) -> Array:
     """A dense tensor's own bytes as an array of this type; both live, and the bytes stay in place,
     until nobody holds the array. Then `ended` is called: anywhere, so it leaves notes at most."""
-    value = tensor._record
-    access: Any = value.device.access
-    array: Array = access.export(value, dtype, tensor, ended)
+    array: Array = tensor.device.export(tensor._record, dtype, tensor, ended)
     return array

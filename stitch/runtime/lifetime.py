@@ -44,6 +44,7 @@ class Lifetime:
         """Open, for this process; `name` is the machine's, `queue_lock` that of `tasks`."""
         self._name = name
         self.records, self.deaths, self.tasks = records, deaths, tasks
+        self.drop = deaths.dropped.append
         self._locks = (threading.RLock(), queue_lock)
         self.lock, self.queue_lock = quick(self._locks[0]), tasks.lock
         #: While hooks run, or kernels that are not Stitch's own, the records are behind the bytes,
@@ -156,6 +157,17 @@ class Lifetime:
         is_empty = fill is None and self.tasks.is_idle
         self.drain(resting=not is_empty)
         return None if is_empty else self.tasks.run(fill, at_most)
+
+    def flush(self) -> None:
+        """Run everything that is queued.
+
+        A failure while planning changes nothing but the tensors that could not be made; after a
+        failure while running, finished outputs stay and what depended on the rest is failed.
+        """
+        with self.lock:
+            if self._closed:
+                self.check_process()
+            self.run_queue()
 
     def settle(self, value: ValueRecord) -> None:
         """Make sure that a value is ready: run the queue if it is pending, raise if it is gone."""

@@ -77,7 +77,7 @@ class Tensor:
     @property
     def layout(self) -> Layout:
         """Where it lies and how; for a pending tensor, where its program will leave it."""
-        return self._record.device.access.layout_of(self._record)
+        return self._record.device.layout_of(self._record)
 
     @property
     def space(self) -> Space:
@@ -122,7 +122,7 @@ class Tensor:
 
     def numpy(self) -> Array:
         """Its elements as a NumPy array of its own (block formats as float32); runs the queue."""
-        return self._record.device.access.read(self._record)
+        return self._record.device.read(self._record)
 
     def item(self) -> Any:
         """Its only element as a Python number; raises `ValueError` if there are more."""
@@ -139,7 +139,7 @@ class Tensor:
 
         Raises `BufferError` where its layout is not dense, as a copy would be needed.
         """
-        return self._record.device.access.export(self._record).__dlpack__(**options)
+        return self._record.device.export(self._record).__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (1, 0)
@@ -153,16 +153,16 @@ class Tensor:
 
     def has_layout(self, layout: Layout | TensorDesc) -> bool:
         """Whether it already lies so (an address counts only where one is given)."""
-        return self._record.device.access.has_layout(self, layout)
+        return self._record.device.has_layout(self, layout)
 
     def settle(self) -> None:
         """Make sure that it is ready: run the queue if it is pending; raises `TaskError` if it is
         gone."""
-        self._record.device.access.settle(self._record)
+        self._record.device.settle(self._record)
 
     def deallocate(self, by: str = "deallocate()") -> None:
         """Free it now: any later use of any handle on it raises `TaskError`, which says `by`."""
-        self._record.device.access.deallocate(self._record, by)
+        self._record.device.deallocate(self._record, by)
 
     def __getitem__(self, index: int | slice | EllipsisType) -> Tensor:
         """A view on part of the first dimension; it shares the buffer and keeps it alive.
@@ -179,14 +179,14 @@ class Tensor:
             if step != 1:
                 raise LayoutError("a view takes consecutive elements", got=f"step {step}")
             stop = max(stop, start)
-            rows: Tensor = self._record.device.access.view(self._record, start, stop, keep=True)
+            rows: Tensor = self._record.device.view(self._record, start, stop, keep=True)
             return rows
         WHOLE.check("Tensor[...]", "index", index)
         at = operator.index(index)
         if not -length <= at < length:
             raise IndexError(f"index {at} is out of range for length {length}")
         at %= length
-        row: Tensor = self._record.device.access.view(self._record, at, at + 1, keep=False)
+        row: Tensor = self._record.device.view(self._record, at, at + 1, keep=False)
         return row
 
 

@@ -13,7 +13,7 @@ from stitch.argument_kinds import TEXT, either, instance_of
 from stitch.budget import copied
 from stitch.errors import LayoutError, LinkError, OutOfMemoryError, TaskError, UsageError
 from stitch.linker import check_link
-from stitch.machine import MachineShape, footprint
+from stitch.machine import Machine, MachineShape, footprint
 from stitch.planner import copy_cost
 from stitch.program import Array, DataType, Layout, Space, TensorDesc, host_layout
 from stitch.runtime.backends import HostMemory, InstanceBytes, LocalBackend
@@ -23,42 +23,30 @@ from stitch.runtime.history import History
 from stitch.runtime.lifetime import Lifetime
 from stitch.runtime.queue import ConstantCache, expose
 from stitch.runtime.tensor import Tensor, handle_on
-from stitch.runtime.values import Status, Store, ValueRecord, as_array, view_offset
+from stitch.runtime.values import Status, ValueRecord, as_array, view_offset
 
 TENSOR = instance_of("a tensor of a device (device.tensor(array) makes one)", Tensor)
 LAYOUT = instance_of("a Layout or a TensorDesc", Layout, TensorDesc)
 DESC = instance_of("a TensorDesc", TensorDesc)
 
 
-class TensorAccess:
-    """What a device does with single values, once they are ready, under its locks."""
+class TensorAccess(Lifetime):
+    """The part of a device that works on single values, once they are ready, under its locks."""
 
-    def __init__(
-        self,
-        store: Store,
-        life: Lifetime,
-        remembered: ConstantCache,
-        backend: LocalBackend,
-        contents: InstanceBytes,
-        host_memory: HostMemory,
-        history: History,
-        events: EventStream,
-    ) -> None:
-        self._store, self._life, self._remembered = store, life, remembered
-        self._backend, self._contents = backend, contents
-        self._machine = backend.machine
-        self._records = life.records
-        self._host_memory = host_memory
-        self._history, self._events = history, events
-        self.settle = life.settle
+    machine: Machine
+    backend: LocalBackend
+    contents: InstanceBytes
+    constant_cache: ConstantCache
+    host_memory: HostMemory
+    history: History
+    events: EventStream
 
     @contextmanager
     def ready(self, value: ValueRecord) -> Iterator[None]:
         """Within, a value is ready, and nobody gives it away; both locks are held."""
-        life = self._life
-        with life.lock:
-            life.settle(value)
-            with life.queue_lock:
+        with self.lock:
+            self.settle(value)
+            with self.queue_lock:
                 value.check_usable()
                 yield
 
@@ -66,11 +54,11 @@ class TensorAccess:
         """Raise `UsageError` for what is no tensor, or one of another device, given to `call`."""
         if not isinstance(tensor, Tensor):
             TENSOR.check(call, "tensor", tensor)
-        if tensor._record.device is not self._store:
+        if tensor._record.device is not self:
             raise UsageError(
                 "this tensor belongs to another device",
                 where=call,
-                expected=f"a tensor of {self._store!r}",
+                expected=f"a tensor of {self!r}",
                 got=f"{tensor!r} of {tensor.device!r}",
                 remedy="bring it over: device.tensor(tensor.numpy())",
             )
@@ -84,7 +72,7 @@ class TensorAccess:
         if value.status is not Status.READY or not instances:
             return value.desc.layout
         instance = instances[0]
-        address = self._contents.address(instance)
+        address = self.contents.address(instance)
         layout = instance.desc.layout
         return layout if address is None else replace(layout, address=address)
 
@@ -102,113 +90,120 @@ class TensorAccess:
 
     def read(self, value: ValueRecord) -> Array:
         """A value's elements in an array of their own; see `Tensor.numpy`."""
-        with self._life.lock:
+        with self.lock:
             self.settle(value)
-            return self._read(value)
-
-    def _read(self, value: ValueRecord) -> Array:
-        if not self._backend.executor.computes:
-            raise TaskError(
-                "the null executor computes no data, so there is nothing to read",
-                remedy="open the device with executor='numpy'",
-            )
-        instance = value.instances[0]
-        elements = self._contents.elements(instance, value.desc, self._host_memory.allowed)
-        if instance.buffer.address is not None:
-            self._history.read(value.desc_key, value.desc, elements.nbytes)
-            if self._events.active:
-                self._events.tell(ReadBack(value.desc, elements.nbytes))
-        return elements
+            if not self.backend.executor.computes:
+                raise TaskError(
+                    "the null executor computes no data, so there is nothing to read",
+                    remedy="open the device with executor='numpy'",
+                )
+            instance = value.instances[0]
+            elements = self.contents.elements(instance, value.desc, self.host_memory.allowed)
+            if instance.buffer.address is not None:
+                self.history.read(value.desc_key, value.desc, elements.nbytes)
+                if self.events.active:
+                    self.events.tell(ReadBack(value.desc, elements.nbytes))
+            return elements
 
     def memory(self, space: Space | str) -> Array:
-        """All bytes of a space; raises `UsageError` for one that the machine does not have."""
-        with self._life.lock:
-            self._life.check_open()
-        names = [s.value for s in self._backend.spaces]
+        """All bytes of a space, live: what is written here, programs will read.
+
+        A buffer at bank address `a` begins at byte `a * banks`; see `Tensor.address`. Raises
+        `UsageError` for a space that the machine does not have.
+        """
+        with self.lock:
+            self.check_open()
+        names = [s.value for s in self.backend.spaces]
         either(TEXT, instance_of("a Space", Space)).check("Device.memory", "space", space)
         if not isinstance(space, Space) and space not in names:
             raise UsageError(f"there is no space {space!r}", expected=" or ".join(names))
         wanted = Space(space)
         # Where there is none the machine raises: its spaces and the backend's are the same.
-        self._machine.shape.space(wanted)
-        memory: Array = self._backend.spaces[wanted].bytes
+        self.machine.shape.space(wanted)
+        memory: Array = self.backend.spaces[wanted].bytes
         return memory
 
     def footprint_of(self, tensor: Tensor) -> slice:
-        """Where in the bytes of its space a footprint lies; raises for host arrays."""
+        """Where in `memory(tensor.space)` a tensor's footprint lies; raises for host arrays."""
         self.check_device(tensor, "Device.footprint_of")
         self.settle(tensor._record)
         instance = tensor._record.instances[0]
-        start = self._contents.start(instance)
+        start = self.contents.start(instance)
         if start is None:
             raise LayoutError("this tensor is a host array outside the device's memory")
-        return slice(start, start + footprint(instance.desc, self._machine.shape).nbytes)
+        return slice(start, start + footprint(instance.desc, self.machine.shape).nbytes)
 
     # -- making ------------------------------------------------------------------------------------
 
     def new_value(self, desc: TensorDesc) -> ValueRecord:
         """A ready value without an instance yet."""
-        value = ValueRecord(self._store, desc, self._records.desc_key(desc))
+        value = ValueRecord(self, desc, self.records.desc_key(desc))
         value.status = Status.READY
         return value
 
     def tensor(self, array: Any, *, borrow: bool = False) -> Tensor:
-        """A host tensor of an array; see `RuntimeDevice.tensor`."""
+        """A host tensor of an array: a copy, or, with `borrow=True`, the array itself.
+
+        Raises `LayoutError` for arrays that are not numeric.
+        """
         # It lies outside of all that runs work in: nobody else knows it before it is there.
-        self._life.check_open()
+        self.check_open()
         elements = as_array(array, "the array")
         kind = DataType.from_dtype(elements.dtype)
-        allowed = self._host_memory.allowed
+        allowed = self.host_memory.allowed
         host = elements if borrow else copied(elements, "device.tensor()", allowed)
         desc = TensorDesc(host.shape, host_layout(kind))
         value = self.new_value(desc)
         value.by = "tensor()"
         value.is_exposed = borrow
-        buffer = self._records.outside(desc, value.desc_key, host, "a host array")
-        self._records.attach(value, buffer, 0, desc, value.desc_key)
+        buffer = self.records.outside(desc, value.desc_key, host, "a host array")
+        self.records.attach(value, buffer, 0, desc, value.desc_key)
         return handle_on(value)
 
     def empty(self, desc: TensorDesc) -> Tensor:
         """A tensor with room but no defined contents; raises `OutOfMemoryError`."""
         DESC.check("Device.empty", "desc", desc)
-        with self._life.lock:
-            self._life.check_open()
-            self._life.run_queue()
-            self._life.drain()
+        with self.lock:
+            self.check_open()
+            self.run_queue()
+            self.drain()
             return self._empty(desc)
 
     def _empty(self, desc: TensorDesc) -> Tensor:
-        size = footprint(desc, self._machine.shape).size_per_bank
+        size = footprint(desc, self.machine.shape).size_per_bank
         bare = TensorDesc(desc.shape, desc.layout.without_address())
         value = self.new_value(bare)
         value.by = "empty()"
         handle = handle_on(value)
-        buffer = self._records.reserve(bare, size, desc.layout.address, "empty()")
+        buffer = self.records.reserve(bare, size, desc.layout.address, "empty()")
         assert buffer.address is not None
         try:
-            self._host_memory.take_region(buffer.space, buffer.address, bare, "device.empty()")
+            self.host_memory.take_region(buffer.space, buffer.address, bare, "device.empty()")
         except OutOfMemoryError:
-            self._records.free(buffer)
-            self._records.is_whole = True
+            self.records.free(buffer)
+            self.records.is_whole = True
             raise
-        memory = self._backend.spaces[buffer.space]
-        memory.fill_padding(bare, buffer.address, self._machine.shape)
-        self._records.attach(value, buffer, 0, bare, value.desc_key)
-        self._records.is_whole = True
+        memory = self.backend.spaces[buffer.space]
+        memory.fill_padding(bare, buffer.address, self.machine.shape)
+        self.records.attach(value, buffer, 0, bare, value.desc_key)
+        self.records.is_whole = True
         return handle
 
     def write(self, tensor: Tensor, array: Any) -> None:
-        """Overwrite a tensor's elements; see `RuntimeDevice.write`."""
-        with self._life.lock:
+        """Overwrite a tensor's elements; its other instances and remembered results are dropped.
+
+        Raises `LinkError` where shape or kind of number differ.
+        """
+        with self.lock:
             self.check_device(tensor, "Device.write")
             value = tensor._record
             self.settle(value)
-            self._life.run_queue()
+            self.run_queue()
             elements = self._checked_array(value, array)
-            with self._life.queue_lock:
+            with self.queue_lock:
                 for sharer in tuple(value.instances[0].buffer.users):
-                    self._records.forget_copies(sharer)
-                    self._remembered.forget(sharer)
+                    self.records.forget_copies(sharer)
+                    self.constant_cache.forget(sharer)
                     sharer.version = 0
             self._write(value, elements)
 
@@ -238,36 +233,33 @@ class TensorAccess:
             np.copyto(first.buffer.array, elements, casting="same_kind")
             return
         source = _dense(elements)
-        kernel = self._backend.kernel(source, first.desc)
-        counter = self._backend.spaces[first.buffer.space].counter
+        kernel = self.backend.kernel(source, first.desc)
+        counter = self.backend.spaces[first.buffer.space].counter
         dense = np.ascontiguousarray(elements)
-        kernel.bind(as_bytes(dense), self._contents.region(first), counter)()
-        nbytes, seconds = copy_cost(self._machine, source, first.desc)
-        self._events.report(Written(first.desc, nbytes, seconds))
+        kernel.bind(as_bytes(dense), self.contents.region(first), counter)()
+        nbytes, seconds = copy_cost(self.machine, source, first.desc)
+        self.events.report(Written(first.desc, nbytes, seconds))
 
     def view(self, value: ValueRecord, start: int, stop: int, *, keep: bool) -> Tensor:
         """Rows `[start, stop)` of the first dimension as a tensor on the same buffer."""
         with self.ready(value):
-            return self._view(value, start, stop, keep)
-
-    def _view(self, value: ValueRecord, start: int, stop: int, keep: bool) -> Tensor:
-        instance = value.instances[0]
-        shape = (stop - start, *value.desc.shape[1:]) if keep else value.desc.shape[1:]
-        desc = TensorDesc(shape, instance.desc.layout)
-        buffer, offset = instance.buffer, instance.offset_nbytes
-        if buffer.array is not None:
-            part = buffer.array[start:stop] if keep else buffer.array[start]
-            key = self._records.desc_key(desc)
-            buffer = self._records.outside(desc, key, np.asarray(part), buffer.origin)
-            # To the records these are two arrays: neither hears of writes to the other.
-            self._expose(value)
-        else:
-            offset += view_offset(instance.desc, (start, stop), keep, self._machine.shape)
-        rows = self.new_value(desc)
-        rows.by = value.by
-        rows.is_exposed = value.is_exposed
-        self._records.attach(rows, buffer, offset, desc, rows.desc_key)
-        return handle_on(rows)
+            instance = value.instances[0]
+            shape = (stop - start, *value.desc.shape[1:]) if keep else value.desc.shape[1:]
+            desc = TensorDesc(shape, instance.desc.layout)
+            buffer, offset = instance.buffer, instance.offset_nbytes
+            if buffer.array is not None:
+                part = buffer.array[start:stop] if keep else buffer.array[start]
+                key = self.records.desc_key(desc)
+                buffer = self.records.outside(desc, key, np.asarray(part), buffer.origin)
+                # To the records these are two arrays: neither hears of writes to the other.
+                self._expose(value)
+            else:
+                offset += view_offset(instance.desc, (start, stop), keep, self.machine.shape)
+            rows = self.new_value(desc)
+            rows.by = value.by
+            rows.is_exposed = value.is_exposed
+            self.records.attach(rows, buffer, offset, desc, rows.desc_key)
+            return handle_on(rows)
 
     # -- leaving -----------------------------------------------------------------------------------
 
@@ -282,53 +274,74 @@ class TensorAccess:
 
         `dtype`: as what they see the bytes; for the rest see `Notes.await_end`.
         """
-        life = self._life
-        with life.lock:
+        with self.lock:
             self.settle(value)
-            with life.queue_lock:
+            with self.queue_lock:
                 if value.status is not Status.READY or value.consumed:
                     value.check_usable()
-                return self._export(value, dtype, kept, ended)
-
-    def _export(
-        self,
-        value: ValueRecord,
-        dtype: np.dtype[Any] | None,
-        kept: object,
-        ended: Callable[[], object] | None,
-    ) -> Array:
-        instance = value.instances[0]
-        dense = self._contents.dense(instance)
-        if dense is None:
-            raise BufferError(
-                f"{value.desc.text()} is not dense: exporting it would need a copy; "
-                "use .numpy(), or to_layout with a row-major layout"
-            )
-        view = dense.view() if dtype is None else dense.view(dtype)
-        self._expose(value)
-        buffer = instance.buffer
-        if buffer.address is not None:
-            self._life.deaths.notes.await_end(view, ended, buffer, kept)
-        return view
+                instance = value.instances[0]
+                dense = self.contents.dense(instance)
+                if dense is None:
+                    raise BufferError(
+                        f"{value.desc.text()} is not dense: exporting it would need a copy; "
+                        "use .numpy(), or to_layout with a row-major layout"
+                    )
+                view = dense.view() if dtype is None else dense.view(dtype)
+                self._expose(value)
+                if instance.buffer.address is not None:
+                    self.deaths.notes.await_end(view, ended, instance.buffer, kept)
+                return view
 
     def _expose(self, value: ValueRecord) -> None:
         """Others hold the primary bytes of a value from now on; both locks are held."""
         # The window may read it already.
-        self._life.tasks.queued.reads_exposed = True
-        expose(value, self._remembered)
+        self.tasks.queued.reads_exposed = True
+        expose(value, self.constant_cache)
 
     def deallocate(self, value: ValueRecord, by: str) -> None:
         """Free a value now, or, if tasks that are queued or run still read it, after them."""
-        life = self._life
-        life.check_idle()
-        with life.queue_lock:
+        self.check_idle()
+        with self.queue_lock:
             value.check_usable()
-            if life.tasks.give_up(value, by):
+            if self.tasks.give_up(value, by):
                 return
-        with life.lock, life.queue_lock:
+        with self.lock, self.queue_lock:
             value.check_usable()
-            if not life.tasks.give_up(value, by):
-                life.deaths.free(value, by)
+            if not self.tasks.give_up(value, by):
+                self.deaths.free(value, by)
+
+    # -- queueing ----------------------------------------------------------------------------------
+
+    def queue_up(self, fill: Callable[[], object]) -> None:
+        """Queue what `fill` puts into the queue; nobody else can in between."""
+        with self.queue_lock:
+            self.tasks.mend()
+            fill()
+            is_full = self.tasks.is_full()
+        if is_full:
+            self.flush()
+
+    def to_layout(
+        self, tensor: Tensor, layout: Layout | TensorDesc, *, retain: bool | None = None
+    ) -> Tensor:
+        """Queue a conversion; see `stitch.to_layout`."""
+        self.check_open()
+        self.check_device(tensor, "to_layout")
+        value = tensor._record
+        value.check_usable()
+        desc = target_desc(value.desc, layout, self.machine.shape)
+        results = []
+
+        def fill() -> None:
+            self.check_open()
+            value.check_usable()
+            results.append(handle_on(self.tasks.convert(value, desc)))
+            if retain is False and not value.retain:
+                value.consumed = True
+                value.by = "to_layout(retain=False)"
+
+        self.queue_up(fill)
+        return results[0]
 
 
 def target_desc(desc: TensorDesc, layout: Layout | TensorDesc, machine: MachineShape) -> TensorDesc:

@@ -31,8 +31,11 @@ class Status(enum.IntEnum):
 PENDING, READY = Status.PENDING, Status.READY
 
 
-class Access(Protocol):
-    """What a device does with single values, as the handles on them know it."""
+class Store(Protocol):
+    """A device, as values and the handles on them know it."""
+
+    #: Leaves a note that a value lost a handle: finalizers run anywhere, so they do no more.
+    drop: Callable[[ValueRecord], None]
 
     def settle(self, value: ValueRecord) -> None:
         """Make sure that a value is ready."""
@@ -54,17 +57,6 @@ class Access(Protocol):
 
     def has_layout(self, tensor: Any, layout: Layout | TensorDesc) -> bool:
         """Whether it lies so."""
-
-
-class Store(Protocol):
-    """A device, as values and the handles on them know it."""
-
-    #: Leaves a note that a value lost a handle: finalizers run anywhere, so they do no more.
-    drop: Callable[[ValueRecord], None]
-
-    @property
-    def access(self) -> Access:
-        """What it does with single values."""
 
     def to_layout(
         self, tensor: Any, layout: Layout | TensorDesc, *, retain: bool | None = None
