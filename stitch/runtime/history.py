@@ -171,7 +171,8 @@ class History:
         self._earlier = Totals()
         self._before = Totals()
         self._reads: dict[int, tuple[TensorDesc, int, list[int]]] = {}
-        self._lines: dict[tuple[type[Event], str, str, int], tuple[float, list[int]]] = {}
+        #: Tensors that the host overwrote, as text, and their bytes → simulated seconds, how often.
+        self._writes: dict[tuple[str, int], tuple[float, list[int]]] = {}
 
     # -- counting ----------------------------------------------------------------------------------
 
@@ -194,7 +195,8 @@ class History:
         if isinstance(event, PlanStopped):
             self._earlier += totals_of(event)
         elif isinstance(event, Written):
-            self._line(Written, Space.HOST.value, event.desc.text(), event.nbytes, event.seconds)
+            key = (event.desc.text(), event.nbytes)
+            self._writes.setdefault(key, (event.seconds, [0]))[1][0] += 1
 
     def read(self, key: int, desc: TensorDesc, nbytes: int) -> None:
         """The host read a tensor; `key` is its descriptor's."""
@@ -202,14 +204,6 @@ class History:
         if counted is None:
             counted = self._reads[key] = (desc, nbytes, [0])
         counted[2][0] += 1
-
-    def _line(self, kind: type[Event], source: str, target: str, nbytes: int, seconds: float
-              ) -> None:  # fmt: skip
-        key = (kind, source, target, nbytes)
-        counted = self._lines.get(key)
-        if counted is None:
-            counted = self._lines[key] = (seconds, [0])
-        counted[1][0] += 1
 
     # -- telling -----------------------------------------------------------------------------------
 
@@ -220,14 +214,13 @@ class History:
 
     def account(self) -> Account:
         """What happened since the period began; the device's lock is held."""
-        writes = self._told(Written)
         reads = tuple(
             Line(desc.text(), Space.HOST.value, nbytes, 0.0, times[0])
             for desc, nbytes, times in self._reads.copy().values()
         )
         writes_seen, nbytes_seen = self.seen()
         return Account(
-            self.period, self.plans, self._earlier, writes, reads,
+            self.period, self.plans, self._earlier, self._written(), reads,
             self._total(), writes_seen - self._began[0], nbytes_seen - self._began[1],
         )  # fmt: skip
 
@@ -239,18 +232,17 @@ class History:
         """What a period is called that begins now."""
         return WHOLE_RUN if self.whole() == Totals() else "since it was watched"
 
-    def _told(self, kind: type[Event]) -> tuple[Line, ...]:
+    def _written(self) -> tuple[Line, ...]:
         return tuple(
-            Line(source, target, nbytes, seconds, times[0])
-            for (event, source, target, nbytes), (seconds, times) in self._lines.copy().items()
-            if event is kind
+            Line(Space.HOST.value, target, nbytes, seconds, times[0])
+            for (target, nbytes), (seconds, times) in self._writes.copy().items()
         )
 
     def _total(self) -> Totals:
         total = self._earlier
         for tally in self._plans.copy().values():
             total += tally.total
-        for line in self._told(Written):
+        for line in self._written():
             total = total.plus(Totals(0, 1, line.nbytes, line.seconds), line.times)
         return total
 
@@ -261,5 +253,5 @@ class History:
         for tally in self._plans.values():
             tally.runs = 0
         self._earlier = Totals()
-        self._lines.clear()
+        self._writes.clear()
         self._reads.clear()

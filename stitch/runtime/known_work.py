@@ -15,7 +15,7 @@ from stitch.program import Array
 from stitch.runtime.device import RuntimeDevice
 from stitch.runtime.queue import forget_stale_copies
 from stitch.runtime.recording import Binding, Recording
-from stitch.runtime.values import AnyLease, Places, Status, ValueRecord
+from stitch.runtime.values import Places, Status, ValueRecord
 
 READY = Status.READY
 #: Forms of values whose recordings are remembered, and sets of values.
@@ -42,7 +42,7 @@ class KnownRun(Generic[D]):
     """
 
     __slots__ = (
-        "bindings", "details", "exposed", "generation", "numbers", "places", "recording",
+        "details", "exposed", "generation", "numbers", "places", "recording",
     )  # fmt: skip
 
     def __init__(self, recorded: _Recorded[D], generation: int, entries: Entries) -> None:
@@ -53,7 +53,6 @@ class KnownRun(Generic[D]):
             for number, value in zip(recorded.numbers, entries, strict=True)
             if value is not None
         ])  # fmt: skip
-        self.bindings: dict[AnyLease, Binding] = {}
         buffers = [v.instances[0].buffer for v in entries if v is not None and v.is_exposed]
         self.exposed = tuple([(buffer, buffer.pins > 0) for buffer in buffers])
 
@@ -68,17 +67,11 @@ class KnownRun(Generic[D]):
         return True
 
     def binding(self, device: RuntimeDevice) -> Binding | None:
-        """How the recording is bound to an idle lease, perhaps a new one, and these places;
-        remembered. None where no memory is left for that."""
+        """How the recording is bound to an idle lease, perhaps a new one, and these places. None
+        where no memory is left for that."""
         idle = self.recording.idle
-        binding = self.bindings.get(idle[-1]) if idle else None
-        if binding is None or binding.tally.is_closed:
-            binding = device.maker.another(self.recording, self.places)
-            if binding is not None and binding.lease is not None:
-                if len(self.bindings) >= MAX_FORMS:
-                    self.bindings.clear()
-                self.bindings[binding.lease] = binding
-        return binding
+        binding = idle[-1].bindings.get(self.places) if idle else None
+        return binding or device.maker.another(self.recording, self.places)
 
     def arrays(self, binding: Binding, entries: Entries, arguments: Sequence[Any]) -> list[Array]:
         """The arrays that a run copies in: those of the call, and those of values outside the

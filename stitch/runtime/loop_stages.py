@@ -9,10 +9,9 @@ queue, with what comes next, as any call. Must not know what the cells are for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -132,8 +131,6 @@ class LoopStage:
             filled |= set(call.outputs)
         #: The cells that it reads as they were before it.
         self.reads, self.writes = tuple(read), tuple(filled)
-        self._entries: Callable[[Any], tuple[ValueRecord | None, ...]]
-        self._entries = itemgetter(*read) if len(read) > 1 else _few(self.reads)
         self._known: KnownWork[_Details] = KnownWork(self.device)
         #: Which of the runs from a state are its own. (Itself would keep the cells alive.)
         self._key = object()
@@ -176,6 +173,11 @@ class LoopStage:
                 return False
         return True
 
+    def _entries(self) -> Entries:
+        """What the cells that it reads hold."""
+        values = self.cells.values
+        return tuple([values[number] for number in self.reads])
+
     def _run(self, turn: _KnownTurn, arguments: Sequence[Any], then: Then) -> None:
         """Run what is known into values that rest, and hand these over."""
         device, binding = self.device, turn.binding
@@ -204,7 +206,7 @@ class LoopStage:
         """What runs from here on, in places of an idle lease; None where nothing is known of it, or
         somebody else has what it would overwrite."""
         device, cells = self.device, self.cells
-        entries = self._entries(cells.values)
+        entries = self._entries()
         known = self._found_run(entries)
         if known is not None and cells.held.give_back(device.deaths.dropped, known.recording):
             device.drain(resting=False)
@@ -215,14 +217,9 @@ class LoopStage:
         lease, details = binding.lease, known.details
         assert lease is not None, "known recordings have leases"
         now, values = device.tasks.queued.number, None if lease.held else lease.values
-        take: Callable[[], object]
-        if values is not None:
-            take = partial(_taken_again, lease, values, now)
-        else:
-            values = []
-            for result in details.results:
-                values.append(ValueRecord(device, result.desc, result.desc_key, result.by))
-            take = partial(lease.take, values, now)
+        if values is None:
+            values = [ValueRecord(device, r.desc, r.desc_key, r.by) for r in details.results]
+        take = partial(lease.take, values, now)
         state = cells.held.state
         cells.become(cells.held.found(state.values, state.resting.union(values)), values, (), take)
         results = [result.cell for result in details.results]
@@ -247,7 +244,7 @@ class LoopStage:
     def _stopped(self, turn: _KnownTurn, done: int) -> None:
         """A run ended half-way: what it was overwriting is lost."""
         for value in turn.carried:
-            self.device.access.deallocate(value, self.lost_by)
+            self.device.deallocate(value, self.lost_by)
             value.status = Status.LOST
         if done:
             self.device.events.report(PlanStopped(turn.binding.index, turn.binding.plan, done))
@@ -262,7 +259,7 @@ class LoopStage:
         if not device.tasks.is_idle or device.copies_forbidden or not self._tries:
             device.queue_up(lambda: self._append(given, then))
             return
-        entries = self._entries(self.cells.values)
+        entries = self._entries()
         forms = self._known.forms(entries) if all(value.is_array for value in given) else None
         numbers: list[int] = []
         cells: dict[int, int] = {}
@@ -301,7 +298,7 @@ class LoopStage:
         """What a conversion is given, as a value."""
         port, device = conversion.port, self.device
         if type(argument) is Tensor:
-            device.access.check_device(argument, port.origin)
+            device.check_device(argument, port.origin)
         elif type(argument) is np.ndarray and argument.dtype == port.dtype:
             allowed = device.host_memory.allowed
             host = capture(argument, port.shape, port.type.data_type, False, port.origin, allowed)
@@ -341,14 +338,3 @@ class LoopStage:
             results.append(_Result(cells[number], result.desc, result.desc_key, result.by))
         details = _Details(tuple(results), tuple(carried))
         self._known.remember(binding, forms, numbers, details)
-
-
-def _few(numbers: tuple[int, ...]) -> Callable[[Any], tuple[ValueRecord | None, ...]]:
-    """As `itemgetter`, where that would give no tuple."""
-    return lambda values: tuple([values[number] for number in numbers])
-
-
-def _taken_again(lease: AnyLease, values: list[ValueRecord], now: int) -> None:
-    """Once more it is as if they were taken anew."""
-    if lease.take_again(now) is None:
-        lease.take(values, now)

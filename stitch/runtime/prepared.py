@@ -27,8 +27,6 @@ from stitch.runtime.recording import Binding, Ran, Recording, Straight, perform,
 from stitch.runtime.tensor import Tensor, handle_on
 from stitch.runtime.values import InputPort, Lease, Status, ValueRecord
 
-#: Forms of inputs whose recordings a graph remembers, and sets of tensors.
-MAX_FORMS = 8
 READY = Status.READY
 _new_handle = Tensor.__new__
 

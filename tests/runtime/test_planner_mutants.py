@@ -17,7 +17,7 @@ import pytest
 import stitch
 from stitch.planner import Allocate, Copy, Execute, Plan, Relocate
 from stitch.program import TILE_SHAPE, Array, DataType, Layout, Space
-from stitch.runtime.queue.window import Window
+from stitch.runtime.recording import Window
 from stitch.runtime.recording.recording_maker import Planned, RecordingMaker
 from tests.support import plans_that_ran
 from tests.support.machines import without_path

@@ -30,8 +30,8 @@ import torch
 from train_ways.models import Sizes, subjects
 
 from stitch.frontend.torch.compile import device_of
-from stitch.runtime import prepared
-from stitch.runtime.queue import exposure, window
+from stitch.runtime import known_work
+from stitch.runtime.queue import exposure, task_queue
 
 #: `copied` over `compared`, at least.
 LEAST_RATIO = 0.85
@@ -97,7 +97,7 @@ def measured(
 
 
 def _compare_by(way: Callable[[Any, Any], None]) -> None:
-    for module in (window, prepared):
+    for module in (task_queue, known_work):
         vars(module)["forget_stale_copies"] = way
 
 

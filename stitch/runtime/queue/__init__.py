@@ -8,8 +8,5 @@ from stitch.runtime.queue.constant_cache import ConstantCache
 from stitch.runtime.queue.deaths import Deaths
 from stitch.runtime.queue.exposure import expose, forget_stale_copies
 from stitch.runtime.queue.task_queue import TaskQueue
-from stitch.runtime.queue.window import Window
 
-__all__ = [
-    "ConstantCache", "Deaths", "TaskQueue", "Window", "expose", "forget_stale_copies",
-]  # fmt: skip
+__all__ = ["ConstantCache", "Deaths", "TaskQueue", "expose", "forget_stale_copies"]

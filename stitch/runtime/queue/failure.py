@@ -10,7 +10,7 @@ from typing import Protocol
 
 from stitch.errors import StitchError, TaskError
 from stitch.runtime.locks import Lock
-from stitch.runtime.queue.window import Window
+from stitch.runtime.recording import Window
 from stitch.runtime.values import Records, Status, ValueRecord
 
 

@@ -16,8 +16,8 @@ from stitch.program import TensorDesc
 from stitch.runtime.backends import InstanceBytes
 from stitch.runtime.locks import Lock
 from stitch.runtime.queue.deaths import Deaths
+from stitch.runtime.queue.exposure import forget_stale_copies
 from stitch.runtime.queue.failure import fail, run_one_by_one, run_the_rest
-from stitch.runtime.queue.window import Window
 from stitch.runtime.recording import (
     PLAN_FILE,
     RUNNING,
@@ -25,6 +25,7 @@ from stitch.runtime.recording import (
     Binding,
     RecordingMaker,
     Site,
+    Window,
     leave_results,
     run_binding,
     tell_run,
@@ -168,8 +169,10 @@ class TaskQueue:
         `kept`: which of its values were wanted when it left; `at_most`: see `run`.
         """
         device = self._device
-        if window.reads_exposed:
-            window.forget_stale_copies(device)
+        for _, value in window.sources if window.reads_exposed else ():
+            # Others may have written its bytes since the device copied them.
+            if value.is_exposed and len(value.instances) > 1:
+                forget_stale_copies(device, value)
         if window.reads_failed and any(v.status > READY for _, v in window.sources):
             window.is_planned = True
             # What its tasks do not make, those of the next may have asked for already.

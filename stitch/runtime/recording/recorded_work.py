@@ -6,7 +6,6 @@ gathered them, and a device. Must not know: queues, handles.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from stitch.machine import Machine
@@ -17,8 +16,7 @@ from stitch.runtime.executors import PreparedProgram
 from stitch.runtime.history import History
 from stitch.runtime.hooks import Hooks
 from stitch.runtime.recording.recordings import Recordings
-from stitch.runtime.values import Forms, Places, Records, ValueRecord
-from stitch.tasks import TaskGraph
+from stitch.runtime.values import Records, ValueRecord
 
 
 class Agent(Taker, Protocol):
@@ -32,37 +30,6 @@ class Agent(Taker, Protocol):
 
     def prepared(self) -> PreparedProgram:
         """The executor's form of it."""
-
-
-class Work(Protocol):
-    """A stretch of tasks and the values that they work on, numbered as in the graph.
-
-    `number` is the time by which values are used.
-    """
-
-    @property
-    def graph(self) -> TaskGraph:
-        """The tasks."""
-
-    @property
-    def number(self) -> int:
-        """Which stretch it is, of all that the device ran."""
-
-    @property
-    def values(self) -> Sequence[ValueRecord]:
-        """Every value by its number."""
-
-    @property
-    def sources(self) -> Sequence[tuple[int, ValueRecord]]:
-        """Those that existed before, with their numbers."""
-
-    @property
-    def agents(self) -> Sequence[Agent | None]:
-        """Who runs each task; None for copies."""
-
-    def forms(self) -> tuple[Forms, Places]:
-        """What plans depend on in the sources but for where they lie; and where those of them lie
-        that are no arrays of a call."""
 
 
 class Releaser(Protocol):

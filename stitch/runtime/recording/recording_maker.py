@@ -19,7 +19,7 @@ from stitch.memory import LENT_ADDRESSES
 from stitch.planner import Allocate, Copy, Execute, Instance, Plan, PlanRequest, Step, plan
 from stitch.runtime.events import PlanMade
 from stitch.runtime.history import Tally
-from stitch.runtime.recording.recorded_work import Site, Work
+from stitch.runtime.recording.recorded_work import Site
 from stitch.runtime.recording.recordings import (
     MAX_BINDINGS,
     MAX_LENT_BINDINGS,
@@ -27,6 +27,7 @@ from stitch.runtime.recording.recordings import (
     Recording,
     sharing,
 )
+from stitch.runtime.recording.window import Window
 from stitch.runtime.values import AnyLease, Forms, Lease, Picture, Places, effects_of
 from stitch.tasks import Task
 
@@ -51,7 +52,7 @@ class RecordingMaker:
         self._device = device
 
     def binding(
-        self, window: Work, kept: tuple[bool, ...], at_most: int | None = None
+        self, window: Window, kept: tuple[bool, ...], at_most: int | None = None
     ) -> Binding | None:
         """What runs a window now; raises what planning and binding raise, with nothing changed.
 
@@ -85,7 +86,7 @@ class RecordingMaker:
         return binding
 
     def _planned_alone(
-        self, window: Work, kept: tuple[bool, ...], at_most: int | None
+        self, window: Window, kept: tuple[bool, ...], at_most: int | None
     ) -> Planned | None:
         """The plan for a window; None where `at_most` asks for less: then the window is better
         planned with what comes next."""
@@ -143,7 +144,7 @@ class RecordingMaker:
     # -- new -------------------------------------------------------------------------------------
 
     def _new(
-        self, window: Work, planned: Planned, kept: tuple[bool, ...], forms: Forms,
+        self, window: Window, planned: Planned, kept: tuple[bool, ...], forms: Forms,
         places: Places, is_one_of_many: bool,
     ) -> Binding:  # fmt: skip
         """A new recording; `is_one_of_many`: it alternates with those that there are, as the stages
@@ -182,7 +183,7 @@ class RecordingMaker:
             assert lease is not None, "its own places are free"
         return self._bound(recording, lease, places)
 
-    def planned(self, window: Work, kept: tuple[bool, ...]) -> Planned:
+    def planned(self, window: Window, kept: tuple[bool, ...]) -> Planned:
         """The plan for a window's work as things are; raises where there is none."""
         records = self._device.records
         for value in window.values:
@@ -219,7 +220,7 @@ class RecordingMaker:
 
     def _plan(
         self,
-        window: Work,
+        window: Window,
         kept: tuple[bool, ...],
         without: Collection[AnyLease],
         lent: Collection[int],
@@ -288,7 +289,7 @@ def _is_lent(places: Places) -> bool:
     return any(a is not None and a >= LENT_ADDRESSES for _, addresses in places for a in addresses)
 
 
-def _lent(window: Work, kept: tuple[bool, ...]) -> set[int]:
+def _lent(window: Window, kept: tuple[bool, ...]) -> set[int]:
     """The sources that nobody will refer to: they are freed when the window has run, unless an
     output of its tasks takes their buffer."""
     given = {
@@ -299,7 +300,7 @@ def _lent(window: Work, kept: tuple[bool, ...]) -> set[int]:
     return {number for number, _ in window.sources if not kept[number]} - given
 
 
-def _reads_fixed(plan: Plan, window: Work) -> bool:
+def _reads_fixed(plan: Plan, window: Window) -> bool:
     """Whether what it may leave out depends on where a source lies."""
     inside = {number for number, value in window.sources if not value.is_array}
     return any(

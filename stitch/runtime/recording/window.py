@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stitch.runtime.queue.exposure import Bytes, forget_stale_copies
-from stitch.runtime.recording import Agent
+from stitch.runtime.recording.recorded_work import Agent
 from stitch.runtime.values import Forms, Places, ValueRecord
 from stitch.tasks import TaskGraph, Transformation
 
@@ -115,12 +114,6 @@ class Window:
     def kept(self) -> tuple[bool, ...]:
         """For each value whether somebody can still read it."""
         return tuple([value.handles > 0 and not value.consumed for value in self.values])
-
-    def forget_stale_copies(self, device: Bytes) -> None:
-        """Look at the bytes that others may have written since the device copied them."""
-        for _, value in self.sources:
-            if value.is_exposed and len(value.instances) > 1:
-                forget_stale_copies(device, value)
 
     def forms(self) -> tuple[Forms, Places]:
         """What a plan depends on in the sources but for where they lie; and where those of them lie
