@@ -103,6 +103,14 @@ class Program:
         """The constants by the index of their value."""
         return {constant.value: constant.data for constant in self.constants}
 
+    def readers(self) -> dict[int, set[int]]:
+        """The indices of the operations that read each value."""
+        readers: dict[int, set[int]] = {}
+        for index, operation in enumerate(self.operations):
+            for value in operation.inputs:
+                readers.setdefault(value, set()).add(index)
+        return readers
+
     def text(self) -> str:
         """The program as stable, readable text (the form that golden files hold)."""
         lines = body_lines(self, lambda i: self.values[i].desc.text())

@@ -18,15 +18,14 @@ arithmetic.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 
 from stitch.errors import CompileError
 from stitch.machine import MachineShape
-from stitch.program import Operation, Program
-from stitch.runtime.executors.division import Division, divide, multiply_adds
+from stitch.program import Program
+from stitch.runtime.executors.division import divide, multiply_adds
 from stitch.runtime.executors.executor import Executor, PreparedProgram, ProgramBytes, Workspace
 from stitch.runtime.executors.host import (
     KernelLibrary,
@@ -84,33 +83,27 @@ class AutomaticExecutor(Executor):
         if self.onnxruntime is None:
             division = divide(program, [False] * len(program.operations), 1, self.library)
             return PreparedKernels(program, machine, workspace, (), self.library, division.library)
-        able = self.sessions.able(program)
-        division = self._divided(program, able)
-        if division.runs == (tuple(range(len(able))),):
-            # If the program is at fault, and not ONNX Runtime, NumPy's executor says so.
-            with suppress(CompileError):
-                return self.onnxruntime.prepare(program, machine, workspace)
-        calls, able = self.sessions.calls(program, division.runs, able)
+        able, calls, is_first = self.sessions.able(program), None, True
         while calls is None:
-            division = self._divided(program, able)
+            division = divide(program, able, self.sessions.threads, self.library)
+            if is_first and division.runs == (tuple(range(len(able))),):
+                # If the program is at fault, and not ONNX Runtime, NumPy's executor says so.
+                with suppress(CompileError):
+                    return self.onnxruntime.prepare(program, machine, workspace)
             calls, able = self.sessions.calls(program, division.runs, able)
+            is_first = False
         return PreparedKernels(program, machine, workspace, calls, self.library, division.library)
-
-    def _divided(self, program: Program, able: Sequence[bool]) -> Division:
-        return divide(program, able, self.sessions.threads, self.library)
 
 
 def points(program: Program) -> float:
     """How much speaks for ONNX Runtime: from 1 on, it is chosen (see above)."""
-    return sum(_points(program, operation) for operation in program.operations)
-
-
-def _points(program: Program, operation: Operation) -> float:
-    if operation.domain:
-        return 0
-    score = multiply_adds(program, operation) / MULTIPLY_ADDS
-    if operation.op in MANY_PASSES:
-        return score + 1
-    if operation.op in FEW_PASSES:
-        return score + math.prod(program.values[operation.outputs[0]].type.shape) / ELEMENTS
+    score = 0.0
+    for operation in program.operations:
+        if operation.domain:
+            continue
+        score += multiply_adds(program, operation) / MULTIPLY_ADDS
+        if operation.op in MANY_PASSES:
+            score += 1
+        elif operation.op in FEW_PASSES:
+            score += math.prod(program.values[operation.outputs[0]].type.shape) / ELEMENTS
     return score

@@ -103,7 +103,7 @@ def _cheapest(prices: _Prices, able: Sequence[bool]) -> tuple[tuple[tuple[int, .
     ends = (0.0, math.inf)
     before: list[tuple[int, int]] = []
     for index, foreign in enumerate(able):
-        plain = prices.of_kernel(index)
+        plain = prices.cheaper.get(index) or prices.of_numpy(index)
         other = prices.of_onnx(index) if foreign else math.inf
         from_plain = int(ends[1] < ends[0])
         from_other = int(ends[1] <= ends[0] + CALL)
@@ -151,11 +151,6 @@ class _Prices:
                 )
                 if price < self.of_numpy(index):
                     self.cheaper[index] = price
-
-    def of_kernel(self, index: int) -> float:
-        """What an operation takes by the library's kernel or by NumPy's."""
-        price = self.cheaper.get(index)
-        return self.of_numpy(index) if price is None else price
 
     def of_numpy(self, index: int) -> float:
         """What an operation takes by NumPy's kernel."""

@@ -13,7 +13,7 @@ from stitch.runtime.executors.executor import (
 )
 
 
-class NullExecutor(Executor):
+class NullExecutor(Executor, PreparedProgram):
     """Checks programs and lets plans run without touching a byte."""
 
     name = "null"
@@ -23,15 +23,14 @@ class NullExecutor(Executor):
         self, program: Program, machine: MachineShape, workspace: Workspace | None = None
     ) -> PreparedProgram:
         """Nothing to make ready."""
-        return _NullPrepared()
+        return self
 
     def host_bytes(self, program: Program) -> ProgramBytes:
         """Nothing: nothing is computed."""
         return ProgramBytes(0, 0, 0, 0, "")
 
-
-class _NullPrepared(PreparedProgram):
     def bind(
         self, inputs: tuple[Array, ...], outputs: tuple[Array, ...], scratch: Array | None
     ) -> BoundProgram:
+        """No steps."""
         return BoundProgram((), (), {}, 0)

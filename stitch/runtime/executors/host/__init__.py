@@ -10,6 +10,7 @@ from stitch.runtime.executors.host.host_bytes import (
     either_bytes,
     program_bytes,
     program_peak,
+    repacked_nbytes,
     session_bytes,
 )
 from stitch.runtime.executors.host.kernels import KernelLibrary
@@ -27,5 +28,6 @@ from stitch.runtime.executors.host.staging import (
 __all__ = [
     "MOVEMENTS", "RESHAPING", "KernelLibrary", "NumpyExecutor", "PreparedKernels", "StagedRegions",
     "StagingArrays", "as_bytes", "chunked_sizes", "committed_nbytes", "computable", "compute_type",
-    "dense_view", "either_bytes", "program_bytes", "program_peak", "session_bytes",
+    "dense_view", "either_bytes", "program_bytes", "program_peak", "repacked_nbytes",
+    "session_bytes",
 ]  # fmt: skip

@@ -44,7 +44,7 @@ def program_bytes(
     chunks = max((len(u.operations) for u in units if u.group), default=0) * CHUNK_SIZE * 8
     values, kernels = arrangement.nbytes, max(taken.passing, chunks)
     if in_sessions:
-        kept += SESSION_NBYTES + _weights(program)
+        kept += SESSION_NBYTES + repacked_nbytes(program)
         values += ARENA_GROWTH * most_inner_nbytes(program)
     return ProgramBytes(kept, taken.kept, values, kernels, taken.largest)
 
@@ -127,8 +127,11 @@ def _slots(program: Program) -> set[int]:
     return {s.value for s in program.inputs} | {s.value for s in program.outputs}
 
 
-def _weights(program: Program) -> int:
-    """Weights of products, of which a session keeps a rearranged copy."""
+def repacked_nbytes(program: Program) -> int:
+    """Bytes of weights of products, of which a session keeps a rearranged copy, at most.
+
+    Measured for Gemm, where a session grows by all of them; convolutions are assumed to do so.
+    """
     weights = {
         v for o in program.operations for v in o.inputs[1:2] if o.op in ("MatMul", "Gemm", "Conv")
     }
@@ -145,7 +148,7 @@ def most_inner_nbytes(program: Program) -> int:
     order: ONNX Runtime frees a value after its last reader, but chooses the order itself, and may
     compute all branches before it adds the first two up.
     """
-    slots = {s.value for s in program.inputs} | {s.value for s in program.outputs}
+    slots = _slots(program)
     makers = {
         v: i
         for i, operation in enumerate(program.operations)
@@ -156,7 +159,7 @@ def most_inner_nbytes(program: Program) -> int:
     count = len(program.operations)
     if count > MOST_OPERATIONS or not makers:
         return sum(sizes.values())
-    readers = _readers(program)
+    readers = program.readers()
     before, after = _before(program, count), _after(program, readers, count)
     every = (1 << count) - 1
     alive = np.zeros(count, np.int64)
@@ -167,14 +170,6 @@ def most_inner_nbytes(program: Program) -> int:
             gone &= after[reader]
         alive[_places(every & ~(gone | before[maker]), count)] += sizes[value]
     return int(alive.max())
-
-
-def _readers(program: Program) -> dict[int, set[int]]:
-    readers: dict[int, set[int]] = {}
-    for index, operation in enumerate(program.operations):
-        for value in operation.inputs:
-            readers.setdefault(value, set()).add(index)
-    return readers
 
 
 def _before(program: Program, count: int) -> list[int]:

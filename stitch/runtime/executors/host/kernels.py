@@ -81,10 +81,7 @@ class Kernels:
             c.value: computable(c.data, program.values[c.value].type) for c in program.constants
         }
         self.staging = StagingArrays(program, machine)
-        self.readers: dict[int, set[int]] = {}
-        for index, operation in enumerate(program.operations):
-            for value in operation.inputs:
-                self.readers.setdefault(value, set()).add(index)
+        self.readers = program.readers()
 
     @found_once
     def units(self) -> tuple[Unit, ...]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 
 import numpy as np
 
@@ -48,17 +50,17 @@ def pieces(program: Program, operation: Operation, constants: dict[int, Array]) 
     shape = values[operation.inputs[0]].type.shape
     shapes = [values[v].type.shape if v >= 0 else () for v in operation.outputs]
     if operation.op in RESHAPING:
-        there, back = _reshaped(shapes[0]), _reshaped(shape)
+        there, back = (partial(np.reshape, shape=s, copy=False) for s in (shapes[0], shape))
         return (Piece(0, 0, _same, back, there, back),)
     if operation.op == "Transpose":
         order = operation.attributes.get("perm", tuple(range(len(shape)))[::-1])
         assert isinstance(order, tuple)
-        there = _transposed(tuple(map(int, order)))
-        back = _transposed(tuple(int(i) for i in np.argsort(order)))
+        there, back = (partial(np.transpose, axes=a) for a in (order, np.argsort(order)))
         return (Piece(0, 0, there, _same, there, back),)
     if operation.op == "Expand":
-        # Numbers that repeat are seen, never made.
-        there = _repeated(shapes[0])
+        # Numbers that repeat are seen, never made. The operand may be longer than the target says:
+        # the two broadcast, and this is the result's shape.
+        there = partial(np.broadcast_to, shape=shapes[0])
         return (Piece(0, 0, there, _same, there, None),)
     if operation.op == "Slice":
         cut = _slices(operation, shape, constants)
@@ -81,30 +83,14 @@ def _same(array: Array) -> Array:
     return array
 
 
-def _reshaped(shape: tuple[int, ...]) -> View:
-    return lambda array: np.reshape(array, shape, copy=False)
-
-
-def _transposed(order: tuple[int, ...]) -> View:
-    return lambda array: array.transpose(order)
-
-
-def _repeated(shape: tuple[int, ...]) -> View:
-    # The operand may be longer than the target says: the two broadcast, and `shape` is the result.
-    return lambda array: np.broadcast_to(array, shape)
-
-
-def _cut(where: tuple[slice, ...]) -> View:
-    return lambda array: array[where]
-
-
 def _parts(axis: int, sizes: Sequence[int]) -> list[View] | None:
     """One part after the other along an axis; None if one is not wanted, and its size not known."""
     if min(sizes) < 0:
         return None
-    parts, start = [], 0
+    parts: list[View] = []
+    start = 0
     for size in sizes:
-        parts.append(_cut((*(slice(None),) * axis, slice(start, start + size))))
+        parts.append(itemgetter((*(slice(None),) * axis, slice(start, start + size))))
         start += size
     return parts
 
@@ -119,4 +105,4 @@ def _slices(
     starts, ends, axes, steps = (*given, None, None)[:4]
     assert starts is not None and ends is not None
     axes = tuple(range(len(starts))) if axes is None else tuple(a % len(shape) for a in axes)
-    return _cut(slices_of(shape, starts, ends, axes, steps or (1,) * len(starts)))
+    return itemgetter(slices_of(shape, starts, ends, axes, steps or (1,) * len(starts)))

@@ -136,10 +136,8 @@ class Parts:
         self.program = program
         self.data = program.constant_data()
         self.given = {slot.value for slot in program.outputs}
-        self.readers: dict[int, list[int]] = {}
-        for index, operation in enumerate(program.operations):
-            for value in operation.inputs:
-                self.readers.setdefault(value, []).append(index)
+        self.slots = {slot.value: slot for slot in program.inputs}
+        self.readers = program.readers()
 
     def part(self, operations: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...], Program]:
         """Some operations as a program, and which values are its inputs and outputs.
@@ -166,14 +164,11 @@ class _Part:
         for value in operation.outputs:
             if value != ABSENT:
                 self._number(value)
-                if self._is_read_outside(value):
+                readers = self.parts.readers.get(value, set())
+                if value in self.parts.given or readers - self.inside:
                     self.outputs.append(value)
         outputs = tuple(self.numbers.get(v, ABSENT) for v in operation.outputs)
         return replace(operation, inputs=inputs, outputs=outputs)
-
-    def _is_read_outside(self, value: int) -> bool:
-        read = self.parts.readers.get(value, ())
-        return value in self.parts.given or any(i not in self.inside for i in read)
 
     def _operand(self, value: int) -> int:
         if value == ABSENT:
@@ -196,15 +191,10 @@ class _Part:
     def program_of_part(self) -> Program:
         """The part."""
         program, numbers = self.program, self.numbers
-        slots = {s.value: s for s in program.inputs}
+        slots = {v: self.parts.slots.get(v, InputSlot("", v)) for v in self.inputs}
         return Program(
             program.name,
-            tuple(
-                replace(slots[v], name=f"v{numbers[v]}", value=numbers[v])
-                if v in slots
-                else InputSlot(f"v{numbers[v]}", numbers[v])
-                for v in self.inputs
-            ),
+            tuple(replace(s, name=f"v{numbers[v]}", value=numbers[v]) for v, s in slots.items()),
             tuple(OutputSlot(f"v{numbers[v]}", numbers[v], self._alias(v)) for v in self.outputs),
             tuple(self.values),
             tuple(self.operations),

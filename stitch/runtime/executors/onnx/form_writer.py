@@ -6,8 +6,8 @@ large constants, which the model names but does not hold. Must not know sessions
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,6 +26,8 @@ from stitch.program import (
     ValueType,
 )
 from stitch.runtime.executors.host import computable, compute_type
+
+Attributes = Mapping[str, AttributeValue]
 
 OPSET = 26
 IR_VERSION = 13
@@ -141,39 +143,52 @@ class FormWriter:
         self.nodes.append(helper.make_node(op, list(inputs), outputs, **attributes))
         return outputs[1]
 
-    @contextmanager
-    def body(self) -> Iterator[list[onnx.NodeProto]]:
-        """What is written within goes into a list of its own: the body of a `scan`."""
-        outer, self.nodes = self.nodes, []
-        try:
-            yield self.nodes
-        finally:
-            self.nodes = outer
+    def cast(self, name: str, kind: DataType, output: str | None = None) -> str:
+        """Add a node that converts to a type; gives the output's name."""
+        return self.node("Cast", [name], output, to=onnx_code(kind))
 
-    def scan(
+    def over_chunks(
         self,
-        body: Sequence[onnx.NodeProto],
-        chunks: Sequence[tuple[str, str]],
-        results: Sequence[tuple[str, str]],
-        kind: ValueType,
+        operands: Sequence[int],
+        results: Sequence[int],
+        count: int,
+        write: Callable[[Sequence[str]], Sequence[str]],
     ) -> None:
-        """Nodes that are computed for one chunk after the other.
+        """Long operands in chunks, a `Scan` over them, and its results, all of one type.
 
-        `chunks` pairs the names of operands [count, *shape] with those that the body has for a
-        chunk of each, `results` the body's names with those of all chunks; `kind` is a chunk's.
+        ONNX Runtime computes every node over the whole of its operands, so each of a dozen passes
+        goes by way of memory; the rows of a `Scan` are views, and stay in the caches. `write` is
+        given the names of one chunk of each operand, writes nodes, and gives the names of the
+        results. A result that goes out of the model goes out in chunks, the same bytes: a node that
+        gave it its shape back would copy it.
         """
+        kind, given = self.type_of(results[0]), {s.value for s in self.program.outputs}
+        cut = self.ints(count, -1)
+        chunks = [self.node("Reshape", [self.operand(v), cut]) for v in operands]
+        rows, size = [self.fresh() for _ in operands], math.prod(kind.shape) // count
+        outer, self.nodes = self.nodes, []
+        inner = write(rows)
+        body, self.nodes = self.nodes, outer
+        scanned = {v: value_name(v) if v in given else self.fresh() for v in results}
         code = onnx_code(kind.data_type)
-
-        def info(name: str) -> onnx.ValueInfoProto:
-            return helper.make_tensor_value_info(name, code, kind.shape)
-
-        inner = [info(name) for _, name in chunks], [info(name) for name, _ in results]
-        graph = helper.make_graph(list(body), "chunk", *inner)
-        names = [name for name, _ in chunks], [name for _, name in results]
-        node = helper.make_node("Scan", *names, body=graph, num_scan_inputs=len(chunks))
+        slots = (
+            [helper.make_tensor_value_info(name, code, (size,)) for name in names]
+            for names in (rows, inner)
+        )
+        graph = helper.make_graph(body, "chunk", *slots)
+        names = list(scanned.values())
+        node = helper.make_node("Scan", chunks, names, body=graph, num_scan_inputs=len(chunks))
         self.nodes.append(node)
+        shape = self.ints(*kind.shape)
+        for value, name in scanned.items():
+            if value in given:
+                self.chunked[value] = (count, size)
+            if value not in given or any(value in o.inputs for o in self.program.operations):
+                whole = value_name(value) if value not in given else self.fresh()
+                self.node("Reshape", [name, shape], whole)
+                self.named[value] = whole
 
-    def plain(self, operation: Operation, attributes: Mapping[str, AttributeValue]) -> None:
+    def plain(self, operation: Operation, attributes: Attributes) -> None:
         """Add an operation as it is."""
         outputs = [value_name(v) if v != ABSENT else "" for v in operation.outputs]
         least = lookup(operation.op, operation.domain).outputs[0]
@@ -213,13 +228,11 @@ class FormWriter:
         )  # fmt: skip
 
     def _without(self) -> tuple[str, ...]:
-        is_double = any(self.type_of(v).data_type is DataType.FLOAT64 for v in self.used)
-        optimizers = {PAD_FUSION: self._pools_padding(), SCALE_FUSION: is_double}
-        return tuple(name for name, is_wrong in optimizers.items() if is_wrong)
-
-    def _pools_padding(self) -> bool:
         padded = {name for node in self.nodes if node.op_type == "Pad" for name in node.output}
-        return any(n.op_type == "MaxPool" and n.input[0] in padded for n in self.nodes)
+        pools_padding = any(n.op_type == "MaxPool" and n.input[0] in padded for n in self.nodes)
+        is_double = any(self.type_of(v).data_type is DataType.FLOAT64 for v in self.used)
+        optimizers = {PAD_FUSION: pools_padding, SCALE_FUSION: is_double}
+        return tuple(name for name, is_wrong in optimizers.items() if is_wrong)
 
     def _in_order(self) -> list[onnx.NodeProto]:
         """The nodes, those that no other reads at the end, the last of them first.

@@ -46,20 +46,17 @@ class _Links:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.constants = program.constant_data()
-        self.makers: dict[int, int] = {}
-        self.readers: dict[int, set[int]] = {}
-        for index, operation in enumerate(program.operations):
-            for value in operation.outputs:
-                self.makers[value] = index
-            for value in operation.inputs:
-                self.readers.setdefault(value, set()).add(index)
+        self.makers = {v: i for i, o in enumerate(program.operations) for v in o.outputs}
+        self.readers = program.readers()
         self.given = {slot.value for slot in program.outputs}
 
     def gelu_around(self, tanh: int, operation: Operation) -> tuple[int, Fused] | None:
         """The Gelu of which this Tanh is the middle, and the index of its last operation."""
         inner = self.scaled(operation.inputs[0], math.sqrt(2 / math.pi))
         above = self.only_reader(operation.outputs[0], "Add")
-        if inner is None or above is None or not self.has_number(above, 1.0):
+        if inner is None or above is None:
+            return None
+        if not any(self.is_number(v, 1.0) for v in self.program.operations[above].inputs):
             return None
         last = self.only_reader(self.program.operations[above].outputs[0], "Mul")
         if last is None:
@@ -118,10 +115,6 @@ class _Links:
         return data is not None and data.size == 1 and math.isclose(
             float(data.reshape(())), number, rel_tol=1e-6
         )  # fmt: skip
-
-    def has_number(self, index: int, number: float) -> bool:
-        """Whether one operand of an operation is a constant number."""
-        return any(self.is_number(v, number) for v in self.program.operations[index].inputs)
 
     def only_reader(self, value: int, op: str) -> int | None:
         """The index of the one operation that reads a value, if it is `op`."""

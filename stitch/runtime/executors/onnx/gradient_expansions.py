@@ -7,18 +7,15 @@ operator means.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from stitch.errors import CompileError
 from stitch.ops import GELU_CUBE, GELU_HEIGHT, GELU_RATE, int_of, windows_of
-from stitch.program import ABSENT, AttributeValue, Operation, ValueType
+from stitch.program import ABSENT, Operation, ValueType
 from stitch.runtime.executors.element_runs import chunk_count
-from stitch.runtime.executors.onnx.chunk_scans import write_chunks
-from stitch.runtime.executors.onnx.form_writer import FormWriter, value_name
-
-Attributes = Mapping[str, AttributeValue]
+from stitch.runtime.executors.onnx.form_writer import Attributes, FormWriter, value_name
 
 
 def conv_weight_gradient(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
@@ -53,8 +50,7 @@ def conv_weight_gradient(writer: FormWriter, operation: Operation, attributes: A
     gradient = writer.node("Reshape", [writer.operand(operation.inputs[1]), rows])
     products = writer.node("MatMul", [gradient, turned])
     total = writer.node("ReduceSum", [products, writer.ints(0)], keepdims=0)
-    shape = writer.ints(*result)
-    return writer.give(operation, "Reshape", [total, shape])
+    return writer.give(operation, "Reshape", [total, writer.ints(*result)])
 
 
 def max_pool_gradient(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
@@ -86,7 +82,7 @@ def gelu_gradient(writer: FormWriter, operation: Operation, attributes: Attribut
     def write(rows: Sequence[str]) -> Sequence[str]:
         return [product(writer, rows[0], rows[1], kind)]
 
-    write_chunks(writer, operation.inputs, [result], count, write)
+    writer.over_chunks(operation.inputs, [result], count, write)
     return True
 
 

@@ -7,16 +7,12 @@ is written as it is. Raises `CompileError` where its result may be wrong and not
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 
 from stitch.errors import CompileError
-from stitch.ops import onnx_code
-from stitch.program import ABSENT, AttributeValue, DataType, Operation
-from stitch.runtime.executors.onnx.form_writer import FormWriter, value_name
-
-Attributes = Mapping[str, AttributeValue]
+from stitch.program import ABSENT, DataType, Operation
+from stitch.runtime.executors.onnx.form_writer import Attributes, FormWriter, value_name
 
 #: Its reductions of 64-bit integers go through float64, which holds 53 bits.
 _WIDE = (DataType.INT64, DataType.UINT64)
@@ -70,10 +66,9 @@ def extreme(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
         return writer.give(operation, "Identity", [first])
     if kind not in _NARROW:
         return False
-    code = onnx_code(DataType.INT32)
-    wide = [writer.node("Cast", [writer.operand(v)], to=code) for v in operation.inputs]
-    picked = writer.node(operation.op, wide)
-    return writer.give(operation, "Cast", [picked], to=onnx_code(kind))
+    wide = [writer.cast(writer.operand(v), DataType.INT32) for v in operation.inputs]
+    writer.cast(writer.node(operation.op, wide), kind, value_name(operation.outputs[0]))
+    return True
 
 
 def _chosen(writer: FormWriter, beyond: str, x: str, bound: str) -> str:
@@ -95,11 +90,8 @@ def sign(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
     if writer.type_of(operation.outputs[0]).data_type is not DataType.INT64:
         return False
     x, zero = writer.operand(operation.inputs[0]), writer.scalar(0, np.int64)
-    signs = [
-        writer.node("Cast", [writer.node(op, [x, zero])], to=onnx_code(DataType.INT64))
-        for op in ("Greater", "Less")
-    ]
-    return writer.give(operation, "Sub", signs)
+    signs = (writer.node(op, [x, zero]) for op in ("Greater", "Less"))
+    return writer.give(operation, "Sub", [writer.cast(s, DataType.INT64) for s in signs])
 
 
 def reduced_extreme(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
@@ -120,19 +112,15 @@ def reduced_extreme(writer: FormWriter, operation: Operation, attributes: Attrib
         return writer.node(operation.op, [number, *rest], keepdims=keep)
 
     low = writer.node("BitwiseAnd", [x, writer.scalar(2**32 - 1, np.int64)])
-    high = _cast(writer, writer.node("Div", [writer.node("Sub", [x, low]), half]), DataType.INT32)
+    high = writer.cast(writer.node("Div", [writer.node("Sub", [x, low]), half]), DataType.INT32)
     middle = writer.scalar(2**31, np.int64)
-    low = _cast(writer, writer.node("Sub", [low, middle]), DataType.INT32)
+    low = writer.cast(writer.node("Sub", [low, middle]), DataType.INT32)
     never = writer.scalar(least.min if operation.op == "ReduceMax" else least.max, np.int32)
     is_chosen = writer.node("Equal", [high, reduced(high, 1)])
     below = reduced(writer.node("Where", [is_chosen, low, never]), keepdims)
-    upper, lower = (_cast(writer, n, DataType.INT64) for n in (reduced(high, keepdims), below))
+    upper, lower = (writer.cast(n, DataType.INT64) for n in (reduced(high, keepdims), below))
     total = writer.node("Add", [writer.node("Mul", [upper, half]), lower])
     return writer.give(operation, "Add", [total, middle])
-
-
-def _cast(writer: FormWriter, name: str, kind: DataType) -> str:
-    return writer.node("Cast", [name], to=onnx_code(kind))
 
 
 def _needs_guard(writer: FormWriter, operation: Operation) -> bool:
@@ -155,16 +143,13 @@ class _Guarded:
         self.kind = writer.type_of(operation.inputs[1]).data_type
         self.wide = DataType.INT32 if self.kind in _NARROW else self.kind
         self.signed = self.wide.dtype.kind == "i"
-        self.x, self.d = (self._widened(writer.operand(v)) for v in operation.inputs)
+        self.x, self.d = map(writer.operand, operation.inputs)
+        if self.wide is not self.kind:
+            self.x, self.d = (writer.cast(name, self.wide) for name in (self.x, self.d))
         self.zero = bad = writer.node("Equal", [self.d, self.scalar(0)])
         if self.signed:
             bad = writer.node("Or", [bad, writer.node("Equal", [self.d, self.scalar(-1)])])
         self.safe = writer.node("Where", [bad, self.scalar(1), self.d])
-
-    def _widened(self, name: str) -> str:
-        if self.wide is self.kind:
-            return name
-        return self.writer.node("Cast", [name], to=onnx_code(self.wide))
 
     def scalar(self, number: int) -> str:
         """A constant of the type that is computed in."""
@@ -172,10 +157,10 @@ class _Guarded:
 
     def write(self, name: str) -> None:
         """Make this the operation's result."""
-        op, more = (
-            ("Identity", {}) if self.wide is self.kind else ("Cast", {"to": onnx_code(self.kind)})
-        )
-        self.writer.node(op, [name], self.out, **more)
+        if self.wide is self.kind:
+            self.writer.node("Identity", [name], self.out)
+        else:
+            self.writer.cast(name, self.kind, self.out)
 
 
 def power(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
@@ -200,9 +185,9 @@ def summed(writer: FormWriter, operation: Operation, attributes: Attributes) -> 
     x, *rest = (writer.operand(v) for v in operation.inputs)
     out, keepdims = value_name(operation.outputs[0]), attributes["keepdims"]
     if kind.data_type is DataType.INT32:
-        wide = writer.node("Cast", [x], to=onnx_code(DataType.INT64))
+        wide = writer.cast(x, DataType.INT64)
         total = writer.node("ReduceSum", [wide, *rest], keepdims=keepdims)
-        writer.node("Cast", [total], out, to=onnx_code(DataType.INT32))
+        writer.cast(total, DataType.INT32, out)
         return True
     half = writer.scalar(2**31, np.int64)
     high = writer.node("Div", [x, half])

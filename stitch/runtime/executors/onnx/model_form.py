@@ -8,11 +8,15 @@ are written as that one. Must not know sessions.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
 from stitch.errors import CompileError
 from stitch.ops import lookup, resolve_attributes
 from stitch.program import ABSENT, Operation, Program
-from stitch.runtime.executors.element_runs import element_runs
-from stitch.runtime.executors.onnx.chunk_scans import write_run
+from stitch.runtime.executors.element_runs import ElementRun, element_runs
 from stitch.runtime.executors.onnx.form_writer import FormWriter, OnnxForm, value_name
 from stitch.runtime.executors.onnx.fused_groups import fusions
 from stitch.runtime.executors.onnx.rewrites import REWRITES
@@ -31,7 +35,7 @@ def onnx_form(program: Program) -> OnnxForm:
             out = value_name(operation.outputs[0])
             writer.node(group.op, [writer.operand(group.input)], out, **dict(group.attributes))
         elif index in runs:
-            write_run(writer, program, runs[index])
+            _write_run(writer, program, runs[index])
         elif index not in inside:
             _write(writer, operation)
     inputs = tuple(s.value for s in program.inputs if s.value in writer.used)
@@ -62,3 +66,35 @@ def _write(writer: FormWriter, operation: Operation) -> None:
         raise CompileError("ONNX has no such operator")
     if rewrite is None or not rewrite(writer, operation, attributes):
         writer.plain(operation, attributes)
+
+
+def _write_run(writer: FormWriter, program: Program, run: ElementRun) -> None:
+    """The nodes of a run of elementwise operations."""
+    operations = [program.operations[i] for i in run.operations]
+    outputs = [v for o in operations for v in o.outputs]
+    inside = set(run.operations)
+    outside = {s.value for s in program.outputs}
+    outside |= {v for i, o in enumerate(program.operations) if i not in inside for v in o.inputs}
+    read = dict.fromkeys(v for o in operations for v in o.inputs if v not in outputs)
+    long = [v for v in read if math.prod(program.values[v].type.shape) > 1]
+    results = [v for v in outputs if v in outside]
+    names = {v: _number(writer, program, v) for v in read if v not in long}
+
+    def write(rows: Sequence[str]) -> Sequence[str]:
+        names.update(zip(long, rows, strict=True))
+        for operation in operations:
+            operands = [names[v] for v in operation.inputs]
+            attributes = resolve_attributes(
+                lookup(operation.op), operation.attributes, operation.location
+            )
+            names[operation.outputs[0]] = writer.node(operation.op, operands, None, **attributes)
+        return [names[v] for v in results]
+
+    writer.over_chunks(long, results, run.count, write)
+
+
+def _number(writer: FormWriter, program: Program, value: int) -> str:
+    """One number, without dimensions, so that it does not add any to a chunk."""
+    if not program.values[value].type.shape:
+        return writer.operand(value)
+    return writer.node("Reshape", [writer.operand(value), writer.constant(np.zeros(0, np.int64))])

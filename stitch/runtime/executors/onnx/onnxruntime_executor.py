@@ -41,6 +41,7 @@ from stitch.runtime.executors.host import (
     StagedRegions,
     StagingArrays,
     program_bytes,
+    repacked_nbytes,
     session_bytes,
 )
 from stitch.runtime.executors.onnx.model_form import onnx_form, operation_form
@@ -71,19 +72,17 @@ class OnnxRuntimeExecutor(Executor):
         self, program: Program, machine: MachineShape, workspace: Workspace | None = None
     ) -> PreparedProgram:
         """Make a session; raises `CompileError` listing every operation that it cannot run."""
-        return _Prepared(program, machine, self._session_of(program))
+        if not program.outputs:
+            return _Prepared(program, machine, None)
+        try:
+            session = Session(onnx_form(program), self.intra_op_threads)
+        except REFUSALS as error:
+            raise self._refusal(program, error) from error
+        return _Prepared(program, machine, session)
 
     def host_bytes(self, program: Program) -> ProgramBytes:
         """A bound for each operator of ONNX Runtime, and for its arena."""
         return program_bytes(program, session_bytes, in_sessions=True)
-
-    def _session_of(self, program: Program) -> Session | None:
-        if not program.outputs:
-            return None
-        try:
-            return Session(onnx_form(program), self.intra_op_threads)
-        except REFUSALS as error:
-            raise self._refusal(program, error) from error
 
     def _refusal(self, program: Program, error: Exception) -> CompileError:
         """Which operations are to blame: each is tried by itself."""
@@ -113,7 +112,7 @@ class _Prepared(PreparedProgram):
         self.apart = computed_apart(program)
         self.constants = program.constant_data()
         self.expectations = [o for o in program.operations if (o.domain, o.op) == EXPECT]
-        self.repacked_nbytes = _repacked_nbytes(program)
+        self.repacked_nbytes = repacked_nbytes(program)
 
     def bind(
         self, inputs: tuple[Array, ...], outputs: tuple[Array, ...], scratch: Array | None
@@ -165,11 +164,3 @@ def _check(
         attributes=operation.attributes,
         domain=operation.domain,
     )
-
-
-def _repacked_nbytes(program: Program) -> int:
-    """Bytes of weights of which it keeps a rearranged copy, at most.
-
-    Measured for Gemm, where a session grows by all of them; convolutions are assumed to do so."""
-    weights = {o.inputs[1] for o in program.operations if o.op in ("MatMul", "Gemm", "Conv")}
-    return sum(c.data.nbytes for c in program.constants if c.value in weights)

@@ -12,15 +12,13 @@ import numpy as np
 
 from stitch.errors import CompileError
 from stitch.ops import evaluate, int_of, known_by_type, onnx_code
-from stitch.program import ABSENT, Array, AttributeValue, DataType, Operation
+from stitch.program import ABSENT, Array, DataType, Operation
 from stitch.runtime.executors.host import computable, compute_type
 from stitch.runtime.executors.onnx import gradient_expansions, integer_rewrites
-from stitch.runtime.executors.onnx.form_writer import FormWriter, value_name
+from stitch.runtime.executors.onnx.form_writer import Attributes, FormWriter, value_name
 
-Attributes = Mapping[str, AttributeValue]
 Rewrite = Callable[[FormWriter, Operation, Attributes], bool]
 
-_FLOAT32 = onnx_code(DataType.FLOAT32)
 #: The largest result that a session holds from the start; the places of results come beside it.
 KNOWN_NBYTES = 1 << 28
 
@@ -29,15 +27,13 @@ def _cast(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
     """Narrow types round and come back; float to integer saturates, and NaN becomes 0."""
     source, value = operation.inputs[0], operation.outputs[0]
     given, wanted = writer.type_of(source).data_type, writer.type_of(value).data_type
-    data = writer.operand(source)
-    code, out = onnx_code(wanted), value_name(value)
+    data, out = writer.operand(source), value_name(value)
     if wanted.dtype != wanted.compute_dtype:
-        narrow = writer.node("Cast", [data], to=code)
-        writer.node("Cast", [narrow], out, to=_FLOAT32)
+        writer.cast(writer.cast(data, wanted), DataType.FLOAT32, out)
     elif given.is_floating and wanted.dtype.kind in "iu":
         _saturating(writer, data, given.compute_dtype.type, wanted, out)
     else:
-        writer.node("Cast", [data], out, to=code)
+        writer.cast(data, wanted, out)
     return True
 
 
@@ -51,7 +47,7 @@ def _saturating(
         most = floating(limits.max)
     number = writer.node("Where", [writer.node("IsNaN", [data]), writer.scalar(0, floating), data])
     bounds = [writer.scalar(limits.min, floating), writer.scalar(most, floating)]
-    whole = writer.node("Cast", [writer.node("Clip", [number, *bounds])], to=onnx_code(wanted))
+    whole = writer.cast(writer.node("Clip", [number, *bounds]), wanted)
     above = writer.node("Greater", [number, bounds[1]])
     writer.node("Where", [above, writer.scalar(limits.max, wanted.dtype.type), whole], out)
 
@@ -92,10 +88,9 @@ def _resize(writer: FormWriter, operation: Operation, attributes: Attributes) ->
 
 def _swish(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
     """There is no kernel for it, but one for what its nodes are fused to."""
-    x = writer.operand(operation.inputs[0])
-    number = writer.type_of(operation.inputs[0]).data_type.compute_dtype.type
-    scaled = x
+    x = scaled = writer.operand(operation.inputs[0])
     if attributes["alpha"] != 1.0:
+        number = writer.type_of(operation.inputs[0]).data_type.compute_dtype.type
         scaled = writer.node("Mul", [x, writer.scalar(attributes["alpha"], number)])
     gate = writer.node("Sigmoid", [scaled])
     return writer.give(operation, "Mul", [x, gate])
@@ -106,12 +101,9 @@ def _where(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
     if writer.type_of(operation.outputs[0]).data_type is not DataType.BOOL:
         return False
     condition, *choices = (writer.operand(v) for v in operation.inputs)
-    code = onnx_code(DataType.UINT8)
-    chosen = writer.node(
-        "Where", [condition, *(writer.node("Cast", [c], to=code) for c in choices)]
-    )
-    out = value_name(operation.outputs[0])
-    writer.node("Cast", [chosen], out, to=onnx_code(DataType.BOOL))
+    in_bytes = [writer.cast(choice, DataType.UINT8) for choice in choices]
+    chosen = writer.node("Where", [condition, *in_bytes])
+    writer.cast(chosen, DataType.BOOL, value_name(operation.outputs[0]))
     return True
 
 
@@ -121,7 +113,7 @@ def _dropout(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
     writer.node("Identity", [data], value_name(operation.outputs[0]))
     for value in operation.outputs[1:]:
         if value != ABSENT:
-            whole = writer.constant(np.array(writer.type_of(value).shape, np.int64))
+            whole = writer.ints(*writer.type_of(value).shape)
             writer.node("Expand", [writer.constant(np.array(True)), whole], value_name(value))
     return True
 
@@ -129,8 +121,7 @@ def _dropout(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
 def _mean_variance(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
     """Its kernel has no epsilon: where all numbers are one, it gives NaN."""
     number = writer.type_of(operation.inputs[0]).data_type.compute_dtype.type
-    listed = attributes["axes"]
-    axes = writer.constant(np.array(listed, np.int64))
+    axes = writer.constant(np.array(attributes["axes"], np.int64))
     x = writer.operand(operation.inputs[0])
     apart = writer.node("Sub", [x, writer.node("ReduceMean", [x, axes])])
     variance = writer.node("ReduceMean", [writer.node("Mul", [apart, apart]), axes])
@@ -143,7 +134,7 @@ def _layer(writer: FormWriter, operation: Operation, attributes: Attributes) -> 
     if attributes["stash_type"] != onnx_code(DataType.FLOAT64):
         return False
     rank = len(writer.type_of(operation.inputs[0]).shape)
-    axes = writer.constant(np.arange(int_of(attributes, "axis") % rank, rank, dtype=np.int64))
+    axes = writer.ints(*range(int_of(attributes, "axis") % rank, rank))
     x, scale, *shift = (writer.operand(v) for v in operation.inputs if v != ABSENT)
     results = [*operation.outputs, ABSENT, ABSENT][:3]
     out, mean, inverse = (None if v == ABSENT else value_name(v) for v in results)
@@ -190,7 +181,7 @@ def _scaled_bias(writer: FormWriter, operation: Operation, attributes: Attribute
     """A product over nothing is its bias, or zeros."""
     kind, out = writer.type_of(operation.outputs[0]), value_name(operation.outputs[0])
     dtype = kind.data_type.compute_dtype
-    shape = writer.constant(np.array(kind.shape, np.int64))
+    shape = writer.ints(*kind.shape)
     source = writer.scalar(0, dtype.type)
     if len(operation.inputs) == 3 and operation.inputs[2] != ABSENT:
         beta = writer.constant(np.array(attributes["beta"]).astype(dtype))
@@ -201,9 +192,8 @@ def _scaled_bias(writer: FormWriter, operation: Operation, attributes: Attribute
 
 def _product(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
     """A product over nothing is zeros."""
-    if not _is_over_nothing(writer, operation):
-        return False
-    return _scaled_bias(writer, operation, attributes)
+    is_over_nothing = _is_over_nothing(writer, operation)
+    return is_over_nothing and _scaled_bias(writer, operation, attributes)
 
 
 def _one_hot(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
@@ -211,10 +201,8 @@ def _one_hot(writer: FormWriter, operation: Operation, attributes: Attributes) -
     if not writer.type_of(operation.inputs[0]).data_type.is_floating:
         return False
     indices, *others = (writer.operand(v) for v in operation.inputs)
-    whole = writer.node("Cast", [indices], to=onnx_code(DataType.INT64))
-    out = value_name(operation.outputs[0])
-    writer.node("OneHot", [whole, *others], out, axis=attributes["axis"])
-    return True
+    whole = writer.cast(indices, DataType.INT64)
+    return writer.give(operation, "OneHot", [whole, *others], axis=attributes["axis"])
 
 
 def _squeeze(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
@@ -243,7 +231,7 @@ def _known_result(writer: FormWriter, operation: Operation, attributes: Attribut
     for value, data in zip(operation.outputs, results, strict=True):
         kind = writer.type_of(value)
         held = writer.constant(computable(data, kind))
-        writer.node("Cast", [held], value_name(value), to=onnx_code(compute_type(kind)))
+        writer.cast(held, compute_type(kind), value_name(value))
     return True
 
 
@@ -278,12 +266,14 @@ REWRITES: Mapping[tuple[str, str], Rewrite] = {
     ("", "Cast"): _cast,
     ("", "CastLike"): _cast,
     ("", "Clip"): _clip,
-    ("", "ConstantOfShape"): _known_result,
+    **{
+        ("", name): _known_result
+        for name in ("ConstantOfShape", "EyeLike", "Range", "Shape", "Size")
+    },
     ("", "DFT"): _less_exact,
     ("", "Div"): integer_rewrites.divide,
     ("", "Dropout"): _dropout,
     ("", "Einsum"): integer_rewrites.einsum,
-    ("", "EyeLike"): _known_result,
     ("", "Gemm"): _gemm,
     ("", "LayerNormalization"): _layer,
     ("", "MatMul"): _product,
@@ -295,7 +285,6 @@ REWRITES: Mapping[tuple[str, str], Rewrite] = {
     ("", "OneHot"): _one_hot,
     ("", "Pow"): integer_rewrites.power,
     ("", "QuantizeLinear"): _quantize,
-    ("", "Range"): _known_result,
     **{
         ("", f"Reduce{name}"): integer_rewrites.rounded_reduction
         for name in ("L1", "L2", "LogSum", "LogSumExp", "Mean", "Prod", "SumSquare")
@@ -305,9 +294,7 @@ REWRITES: Mapping[tuple[str, str], Rewrite] = {
     ("", "ReduceSum"): integer_rewrites.summed,
     ("", "Resize"): _resize,
     ("", "STFT"): _less_exact,
-    ("", "Shape"): _known_result,
     ("", "Sign"): integer_rewrites.sign,
-    ("", "Size"): _known_result,
     ("", "Squeeze"): _squeeze,
     ("", "Swish"): _swish,
     ("", "Where"): _where,

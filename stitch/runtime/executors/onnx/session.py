@@ -196,7 +196,9 @@ def flushing(call: Callable[[], object]) -> Callable[[], object]:
 
 def _flushing(call: Callable[[], object]) -> Callable[[], object]:
     usual, flush = (ctypes.create_string_buffer(_FENV_NBYTES) for _ in range(2))
-    get, put = _functions()
+    # PyDLL: releasing the interpreter's lock would cost more than the call.
+    library = ctypes.PyDLL(None)
+    get, put = library.fegetenv, library.fesetenv
     get(flush)
     (register,) = struct.unpack_from("<I", flush.raw, _MXCSR)
     struct.pack_into("<I", flush, _MXCSR, register | _FLUSH)
@@ -210,12 +212,6 @@ def _flushing(call: Callable[[], object]) -> Callable[[], object]:
             put(usual)
 
     return run
-
-
-def _functions() -> tuple[Any, Any]:
-    # PyDLL: releasing the interpreter's lock would cost more than the call.
-    library = ctypes.PyDLL(None)
-    return library.fegetenv, library.fesetenv
 
 
 @cache
