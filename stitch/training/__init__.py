@@ -34,16 +34,7 @@ from stitch.training.losses import (
 )
 from stitch.training.observing import LayerTime
 from stitch.training.optimizers import SGD, Adam, AdamW, Optimizer, optimizer_from_config
-from stitch.training.programs import (
-    TrainingGraphs,
-    TrainingOptions,
-    TrainingPrograms,
-    compile_training,
-    home_space,
-    options_from_config,
-    training_config,
-    training_graphs,
-)
+from stitch.training.programs import TrainingOptions, TrainingPrograms, home_space
 from stitch.training.schedules import (
     ConstantLR,
     CosineAnnealingLR,
@@ -89,10 +80,9 @@ __all__ = [
     "ConstantLR", "CosineAnnealingLR", "CostEstimator", "CostValues", "CrossEntropyLoss",
     "IdentityLoss", "LayerTime", "Loss", "LossTensor", "MSELoss", "MovementCost", "Optimizer",
     "Schedule", "SearchResult", "SearchSolution", "StepLR", "TensorFuture", "Trainable",
-    "TrainingGraphs", "TrainingInstance", "TrainingOptions", "TrainingPrograms", "WarmupLR",
-    "as_trainable", "compile_model", "compile_training", "differences", "evaluation_form",
-    "graph_of", "home_space", "is_checkpoint", "loss_from_config", "losses", "optimize",
-    "optimizer_from_config", "options_from_config", "read_checkpoint", "read_tensors",
-    "refuse_other", "schedule_from_config", "schedules", "training_config", "training_graphs",
-    "update_graph", "with_weights", "write_tensors",
+    "TrainingInstance", "TrainingOptions", "TrainingPrograms", "WarmupLR", "as_trainable",
+    "compile_model", "differences", "evaluation_form", "graph_of", "home_space", "is_checkpoint",
+    "loss_from_config", "losses", "optimize", "optimizer_from_config", "read_checkpoint",
+    "read_tensors", "refuse_other", "schedule_from_config", "schedules", "update_graph",
+    "with_weights", "write_tensors",
 ]  # fmt: skip

@@ -32,8 +32,6 @@ from stitch.training.programs import (
 )
 from stitch.training.search import AlgorithmConfig, MovementCost, SearchResult, optimize
 
-NO_VALUES: Mapping[str, Array] = MappingProxyType({})
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CompiledTraining:
@@ -43,7 +41,7 @@ class CompiledTraining:
     loss: Loss
     optimizer: Optimizer
     options: TrainingOptions
-    values: Mapping[str, Array] = field(default_factory=lambda: NO_VALUES, repr=False)
+    values: Mapping[str, Array] = field(default_factory=lambda: MappingProxyType({}), repr=False)
     #: What `algorithm=` found; a model that was read back has none.
     search_result: SearchResult | None = None
     #: The instance that the model's first call started.
@@ -107,7 +105,10 @@ class CompiledTraining:
     @staticmethod
     def from_data(body: Mapping[str, Any], programs: tuple[Program, ...]) -> CompiledTraining:
         """What `as_data` wrote, and the programs; raises `UsageError`, `KeyError`, `ValueError`."""
-        values = {name: _array_of(data) for name, data in body.get("values", {}).items()}
+        values: dict[str, Array] = {}
+        for name, data in body.get("values", {}).items():
+            raw = base64.b64decode(data["base64"], validate=True)
+            values[name] = np.frombuffer(raw, DataType(data["type"]).dtype).reshape(data["shape"])
         return CompiledTraining(
             TrainingPrograms.of(programs),
             loss_from_config(body["loss"]),
@@ -141,9 +142,3 @@ def _array_data(array: Array) -> dict[str, Any]:
         "shape": list(array.shape),
         "base64": base64.b64encode(dense.tobytes()).decode("ascii"),
     }
-
-
-def _array_of(data: Mapping[str, Any]) -> Array:
-    dtype = DataType(data["type"]).dtype
-    raw = base64.b64decode(data["base64"], validate=True)
-    return np.frombuffer(raw, dtype).reshape(data["shape"])

@@ -181,7 +181,14 @@ def training_graphs(
         graph = in_precision(graph, options.precision)
         evaluation = in_precision(evaluation, options.precision)
     prediction = _prediction(graph)
-    _check_names(graph)
+    names = {slot.name for slot in graph.inputs} | {slot.name for slot in graph.outputs}
+    reserved = names.intersection(RESERVED)
+    if reserved:
+        raise CompileError(
+            f"graph {graph.name!r} uses names that training gives itself",
+            got=", ".join(sorted(reserved)),
+            remedy="rename these inputs and outputs",
+        )
     wanted = [slot.name for slot in graph.inputs if slot.kind is InputKind.PARAMETER]
     differentiated = differentiate(graph, wanted, outputs=[prediction], recompute=options.recompute)
     types = {slot.name: graph.input_type(i) for i, slot in enumerate(graph.inputs)}
@@ -194,14 +201,9 @@ def training_graphs(
         f"{graph.name}_update", parameters, optimizer, clip_grad_norm=options.clip_grad_norm
     )
     return TrainingGraphs(
-        differentiated.forward,
-        judged,
-        differentiated.backward,
-        update,
-        evaluation,
-        parameters,
+        differentiated.forward, judged, differentiated.backward, update, evaluation, parameters,
         differentiated.saved,
-    )
+    )  # fmt: skip
 
 
 def _prediction(graph: ComputationGraph) -> str:
@@ -210,16 +212,6 @@ def _prediction(graph: ComputationGraph) -> str:
         if slot.name not in state and graph.output_type(i).data_type.is_floating:
             return slot.name
     raise CompileError(f"graph {graph.name!r} has no floating output for a loss to judge")
-
-
-def _check_names(graph: ComputationGraph) -> None:
-    names = {slot.name for slot in graph.inputs} | {slot.name for slot in graph.outputs}
-    if names.intersection(RESERVED):
-        raise CompileError(
-            f"graph {graph.name!r} uses names that training gives itself",
-            got=", ".join(sorted(names.intersection(RESERVED))),
-            remedy="rename these inputs and outputs",
-        )
 
 
 def _loss_graph(

@@ -25,7 +25,7 @@ from stitch.runtime.executors import BoundProgram, Workspace, as_bytes
 from stitch.runtime.executors.automatic import AutomaticExecutor
 from stitch.runtime.executors.host.numpy_executor import PreparedKernels
 from stitch.runtime.executors.onnx.foreign_calls import Segment, Sessions
-from stitch.runtime.executors.torch.torch_executor import AtenKernels
+from stitch.runtime.executors.torch_executor import AtenKernels
 from tests.support.executors.drawn_programs import DrawnProgram, drawn_program
 from tests.support.stitched_models import model
 

@@ -18,7 +18,7 @@ from stitch.errors import CompileError
 from stitch.ops import operators
 from stitch.runtime.executors import Workspace, make_executor
 from stitch.runtime.executors.host.numpy_executor import PreparedKernels
-from stitch.runtime.executors.torch.torch_executor import AtenKernels
+from stitch.runtime.executors.torch_executor import AtenKernels
 from tests.support.executors.differences import PAGE, Line, lines
 from tests.support.operators.one_operation import MACHINE, Binding, OneOperation, Row, one_operation
 from tests.support.operators.special_values import (

@@ -18,7 +18,7 @@ from stitch.program import NO_ATTRIBUTES, Array, DataType, Operation, Program, V
 from stitch.runtime.executors import make_executor
 from stitch.runtime.executors.division import divide
 from stitch.runtime.executors.host.numpy_executor import PreparedKernels
-from stitch.runtime.executors.torch.torch_executor import KERNELS, AtenKernels, TorchExecutor
+from stitch.runtime.executors.torch_executor import KERNELS, AtenKernels, TorchExecutor
 from tests.support.executors.suite import ExecutorSuite
 from tests.support.stitched_models import model, one
 

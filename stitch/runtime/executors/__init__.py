@@ -30,7 +30,7 @@ EXECUTORS: dict[str, tuple[str, str]] = {
     "numpy": ("stitch.runtime.executors.host", "NumpyExecutor"),
     "onnxruntime": ("stitch.runtime.executors.onnx", "OnnxRuntimeExecutor"),
     "auto": ("stitch.runtime.executors.automatic", "AutomaticExecutor"),
-    "torch": ("stitch.runtime.executors.torch", "TorchExecutor"),
+    "torch": ("stitch.runtime.executors.torch_executor", "TorchExecutor"),
     "null": ("stitch.runtime.executors.null", "NullExecutor"),
 }
 

@@ -4,7 +4,7 @@ are left to NumPy.
 
 Comes in: a program. Goes out: its prepared form, each operation by ATen, NumPy or ONNX Runtime,
 where each is fastest (`division`). It imports torch, which takes seconds and some 200 MiB; a
-process that has it already pays nothing.
+process that has it already pays nothing. Needs the extra `torch`; imported only when asked for.
 """
 
 from __future__ import annotations
