@@ -7,8 +7,7 @@ The work runs once, for real, one operation at a time. Must not know: losses, op
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,22 +59,22 @@ def first_result(context: HookContext) -> str:
     return context.program.values[next(v for v in operation.outputs if v >= 0)].name
 
 
-@contextmanager
-def capturing(device: RuntimeDevice, name: str) -> Iterator[list[Array]]:
-    """Within the block, the value of this name is copied out of the program that makes it."""
-    captured: list[Array] = []
+def captured(device: RuntimeDevice, name: str, queue: Callable[[], object]) -> Array | None:
+    """The value of this name, copied out of the program that makes it when `queue` queues it."""
+    copies: list[Array] = []
 
     def after(context: HookContext) -> None:
         operation = context.operation
         assert operation is not None
         present = [v for v in operation.outputs if v >= 0]
         for value, array in zip(present, context.outputs, strict=True):
-            if context.program.values[value].name == name and not captured:
-                captured.append(array.copy())
+            if context.program.values[value].name == name and not copies:
+                copies.append(array.copy())
 
     with device.hooks.registered({"after_operation": after}):
-        yield captured
+        queue()
         device.flush()
+    return copies[0] if copies else None
 
 
 def culprit(cells: NamedCells, names: Iterable[str], programs: Sequence[Stitched]) -> str:
@@ -87,16 +86,6 @@ def culprit(cells: NamedCells, names: Iterable[str], programs: Sequence[Stitched
         tensor = cells.get(name)
         if tensor is not None and not _is_finite(tensor.numpy()):
             return f"{name!r} held NaN or Inf before the step"
-    with _looking(cells.device) as culprits:
-        for program in programs:
-            program.again()
-        cells.device.flush()
-    return culprits[0] if culprits else "an earlier micro-batch of this step"
-
-
-@contextmanager
-def _looking(device: RuntimeDevice) -> Iterator[list[str]]:
-    """Within the block, the first operation that makes NaN or Inf of finite operands is noted."""
     culprits: list[str] = []
 
     def after(context: HookContext) -> None:
@@ -106,12 +95,13 @@ def _looking(device: RuntimeDevice) -> Iterator[list[str]]:
         if all(array is None or _is_finite(array) for array in context.inputs):
             place = f" at {operation.location}" if operation.location else ""
             result = first_result(context)
-            program = context.program.name
-            culprits.append(f"{operation.op} -> {result!r} of {program!r}{place}")
+            culprits.append(f"{operation.op} -> {result!r} of {context.program.name!r}{place}")
 
-    with device.hooks.registered({"after_operation": after}):
-        yield culprits
-        device.flush()
+    with cells.device.hooks.registered({"after_operation": after}):
+        for program in programs:
+            program.again()
+        cells.device.flush()
+    return culprits[0] if culprits else "an earlier micro-batch of this step"
 
 
 def _is_finite(array: Array) -> bool:

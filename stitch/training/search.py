@@ -190,16 +190,13 @@ class _Case:
         self.types: dict[str, ValueType] = {}
         self.accesses: dict[str, int] = {}
         for _, graph in graphs.in_order[:4]:
-            self._note(graph)
+            slots = [(s.name, graph.input_type(i)) for i, s in enumerate(graph.inputs)]
+            slots += [(s.name, graph.output_type(i)) for i, s in enumerate(graph.outputs)]
+            for name, kind in slots:
+                self.types[name] = kind
+                self.accesses[name] = self.accesses.get(name, 0) + 1
         # What another kind of recomputation would save is not there to be placed.
         self.fixed = {name: space for name, space in fixed.items() if name in self.types}
-
-    def _note(self, graph: ComputationGraph) -> None:
-        slots = [(s.name, graph.input_type(i)) for i, s in enumerate(graph.inputs)]
-        slots += [(s.name, graph.output_type(i)) for i, s in enumerate(graph.outputs)]
-        for name, kind in slots:
-            self.types[name] = kind
-            self.accesses[name] = self.accesses.get(name, 0) + 1
 
     def _size(self, name: str, space: Space) -> int:
         kind = self.types[name]
@@ -249,15 +246,13 @@ class _Case:
         spaces = {name: Space.L1 if name in chosen else self.home for name in self.types}
         spaces.update(self.fixed)
         mapping = {name: TensorPlace(0, space) for name, space in spaces.items()}
-        solution = SearchSolution(algorithm, recompute, self._operators(), compared)
-        return SearchResult(self.graphs, MappingProxyType(mapping), solution, self._costs(spaces))
-
-    def _operators(self) -> tuple[OperatorPlace, ...]:
-        return tuple(
+        operators = tuple(
             OperatorPlace(graph.name, graph.values[operation.outputs[0]].name, operation.op, 0)
             for _, graph in self.graphs.in_order
             for operation in graph.operations
         )
+        solution = SearchSolution(algorithm, recompute, operators, compared)
+        return SearchResult(self.graphs, MappingProxyType(mapping), solution, self._costs(spaces))
 
     def _costs(self, spaces: Mapping[str, Space]) -> CostValues:
         operations = sum(

@@ -15,7 +15,7 @@ from stitch.argument_kinds import MAPPING, takes
 from stitch.errors import UsageError, closest
 from stitch.program import Array
 from stitch.training.graphs import KEPT_KINDS, LEARNING_RATE, MASTER
-from stitch.training.observing import capturing
+from stitch.training.observing import captured
 from stitch.training.programs import TrainingPrograms
 from stitch.training.stitching import NamedCells, Stitched
 
@@ -86,14 +86,12 @@ class TrainingTensors:
         """An activation that lives in the scratch: forward runs again, its results are dropped."""
         kept = self._cells.tensors(self._forward.outputs)
         self.device.flush()
-        with capturing(self.device, name) as captured:
-            self._cells.restore(self._before)
-            self._forward.again()
-            self.device.flush()
+        self._cells.restore(self._before)
+        array = captured(self.device, name, self._forward.again)
         self._cells.restore(kept)
-        if not captured:
+        if array is None:
             raise UsageError(f"{name!r} is no result of an operation of the forward program")
-        return captured[0]
+        return array
 
     def set_tensor(self, name: str, array: Any) -> None:
         """Overwrite a tensor's elements between programs; raises `UsageError`, `LinkError`.

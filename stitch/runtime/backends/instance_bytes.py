@@ -71,13 +71,9 @@ class InstanceBytes:
         host's bytes than `allowed`.
         """
         view = self.dense(instance)
-        if view is None:
-            return self._converted(instance, allowed)
-        if view.nbytes < LARGE_NBYTES:
-            return view.copy()
-        return copied(view, f"reading {desc.text()}", allowed)
-
-    def _converted(self, instance: InstanceRecord, allowed: int) -> Array:
+        if view is not None:
+            small = view.nbytes < LARGE_NBYTES
+            return view.copy() if small else copied(view, f"reading {desc.text()}", allowed)
         kind = instance.desc.layout.data_type
         target = DataType.FLOAT32 if kind.is_block else kind
         what = f"reading {instance.desc.text()}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
 from operator import call, setitem
@@ -156,30 +156,23 @@ class LocalBackend:
         return sum(s.writes for s in spaces), sum(s.written_nbytes for s in spaces)
 
 
+@dataclass(slots=True, eq=False)
 class _PlanBinding:
     """One binding under construction: follows the buffers through the steps."""
 
-    def __init__(
-        self,
-        backend: LocalBackend,
-        programs: Sequence[PreparedProgram | None],
-        bodies: Sequence[Program | None],
-        buffers: dict[int, Buffer],
-        addresses: Mapping[int, int],
-    ) -> None:
-        self.backend = backend
-        self.programs = programs
-        self.bodies = bodies
-        self.buffers = buffers
-        self.addresses = addresses
-        #: Of the step that is being bound.
-        self.index = 0
-        self.thunks: list[Thunk] = []
-        self.progress = [0]
-        self.arguments: list[Any] = []
-        self.positions: dict[int, int] = {}
-        self.argument_values: list[int] = []
-        self.staging_nbytes = 0
+    backend: LocalBackend
+    programs: Sequence[PreparedProgram | None]
+    bodies: Sequence[Program | None]
+    buffers: dict[int, Buffer]
+    addresses: Mapping[int, int]
+    #: Of the step that is being bound.
+    index: int = 0
+    thunks: list[Thunk] = field(default_factory=list)
+    progress: list[int] = field(default_factory=lambda: [0])
+    arguments: list[Any] = field(default_factory=list)
+    positions: dict[int, int] = field(default_factory=dict)
+    argument_values: list[int] = field(default_factory=list)
+    staging_nbytes: int = 0
 
     def bound(self, plan: Plan, *, is_lent: bool) -> BoundPlan:
         """All steps; where it is not lent each says at its begin how many are done, but freeing,

@@ -16,14 +16,7 @@ from stitch.runtime.executors.executor import (
     ignore_errors,
     quietly,
 )
-from stitch.runtime.executors.host import (
-    NumpyExecutor,
-    as_bytes,
-    committed_nbytes,
-    dense_view,
-    program_peak,
-)
-from stitch.runtime.executors.null import NullExecutor
+from stitch.runtime.executors.host import as_bytes, committed_nbytes, dense_view, program_peak
 
 #: Executors by name: the module and the class in it; a module is imported when it is asked for.
 EXECUTORS: dict[str, tuple[str, str]] = {
@@ -85,7 +78,7 @@ def make_executor(name: str | Executor, threads: int | None = None) -> Executor:
 
 
 __all__ = [
-    "EXECUTORS", "THREADED", "BoundProgram", "Executor", "NullExecutor", "NumpyExecutor",
-    "PreparedProgram", "ProgramBytes", "Workspace", "as_bytes", "committed_nbytes", "dense_view",
-    "found_once", "ignore_errors", "is_own", "make_executor", "program_peak", "quietly",
+    "EXECUTORS", "BoundProgram", "Executor", "PreparedProgram", "ProgramBytes", "Workspace",
+    "as_bytes", "committed_nbytes", "dense_view", "found_once", "ignore_errors", "is_own",
+    "make_executor", "program_peak", "quietly",
 ]  # fmt: skip

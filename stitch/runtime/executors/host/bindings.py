@@ -35,6 +35,7 @@ class OperationBinding:
         self.prepared = prepared
         self.regions = regions
         self.values = prepared.program.values
+        self.workspace: Array = np.empty(0, np.uint8)
         self.steps: list[Thunk] = []
         self.arrays: dict[int, Array] = dict(prepared.constants)
         for slot in prepared.program.inputs:
@@ -44,7 +45,7 @@ class OperationBinding:
     @property
     def nbytes(self) -> int:
         """What it takes beside the regions."""
-        return self.prepared.staging.nbytes
+        return self.prepared.staging.nbytes + self.workspace.nbytes
 
     def bound(self) -> BoundProgram:
         """Steps operation by operation."""
@@ -128,11 +129,6 @@ class UnitBinding(OperationBinding):
             if value not in self.arrays and seen.root in self.arrays:
                 # A view of an input or a constant.
                 self.arrays[value] = self.place(value)
-
-    @property
-    def nbytes(self) -> int:
-        """What it takes beside the regions."""
-        return self.prepared.staging.nbytes + self.arrangement.nbytes
 
     def bound_by_units(self) -> BoundProgram:
         """Steps unit by unit."""

@@ -56,11 +56,8 @@ class StagedRegions:
         self.staging = staging
         self.values = program.values
         self.scratch = scratch
-        self.regions: dict[int, Array] = {}
-        for slot, region in zip(program.inputs, inputs, strict=True):
-            self.regions[slot.value] = region
-        for output, region in zip(program.outputs, outputs, strict=True):
-            self.regions[output.value] = region
+        slots = [*(s.value for s in program.inputs), *(s.value for s in program.outputs)]
+        self.regions = dict(zip(slots, (*inputs, *outputs), strict=True))
 
     def read(self, value: int, steps: list[Thunk]) -> Array:
         """The array of an input; what fills it is appended to `steps`."""

@@ -1,7 +1,7 @@
 """Segments: runs of a program's operations that are one call of ONNX Runtime each.
 
 Comes in: a program, and which of its operations go together. Goes out: their sessions, ready to be
-bound to arrays. A segment is a program of its own (`Parts`), on the host; those that are alike (the
+bound to arrays. A segment is a program of its own (`_Part`), on the host; those that are alike (the
 layers of a network) share one session. Must not know the kernels of the rest.
 """
 
@@ -99,38 +99,40 @@ class Sessions:
         ]
         if any(able[i] and not left[i] for run in runs for i in run):
             return None, left
-        segments, parts = [], Parts(program)
+        segments, whole = [], _Whole(program)
         for run in runs:
             try:
-                segments.append(self._segment(parts, run))
+                segments.append(self._segment(whole, run))
             except REFUSALS:
                 for index in run:
-                    left[index] = self._runs(parts, index)
+                    left[index] = self._runs(whole, index)
                 # Together they may still not do what each of them can.
                 if all(left[index] for index in run):
                     left = [can and i not in run for i, can in enumerate(left)]
                 return None, left
         return segments, left
 
-    def _runs(self, parts: Parts, index: int) -> bool:
+    def _runs(self, whole: _Whole, index: int) -> bool:
         with suppress(*REFUSALS):
-            self._segment(parts, (index,))
+            self._segment(whole, (index,))
             return True
         return False
 
-    def _segment(self, parts: Parts, operations: Sequence[int]) -> Segment:
+    def _segment(self, whole: _Whole, operations: Sequence[int]) -> Segment:
         """A run as a segment; raises one of `REFUSALS` for operations that it cannot run."""
-        inputs, outputs, part = parts.part(operations)
+        writing = _Part(whole, operations)
+        part = writing.program_of_part()
         form = onnx_form(part)
         key = form.model, tuple(id(weights) for _, weights in form.weights)
         session = self._found.get(key)
         if session is None:
             session = self._found[key] = Session(form, self.threads)
+        inputs, outputs = tuple(writing.inputs), tuple(writing.outputs)
         return Segment(tuple(operations), inputs, outputs, part, session)
 
 
-class Parts:
-    """The parts of one program."""
+class _Whole:
+    """A program, and what its parts ask of it."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -139,18 +141,15 @@ class Parts:
         self.slots = {slot.value: slot for slot in program.inputs}
         self.readers = program.readers()
 
-    def part(self, operations: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...], Program]:
-        """Some operations as a program, and which values are its inputs and outputs.
-
-        Its values are numbered by first use, so that equal parts are equal programs.
-        """
-        writing = _Part(self, operations)
-        return tuple(writing.inputs), tuple(writing.outputs), writing.program_of_part()
-
 
 class _Part:
-    def __init__(self, parts: Parts, operations: Sequence[int]) -> None:
-        self.parts, self.program, self.data = parts, parts.program, parts.data
+    """Some operations as a program; `inputs` and `outputs`: which values are its slots.
+
+    Its values are numbered by first use, so that equal parts are equal programs.
+    """
+
+    def __init__(self, whole: _Whole, operations: Sequence[int]) -> None:
+        self.whole, self.program, self.data = whole, whole.program, whole.data
         self.inside = set(operations)
         self.numbers: dict[int, int] = {}
         self.values: list[Value] = []
@@ -164,8 +163,8 @@ class _Part:
         for value in operation.outputs:
             if value != ABSENT:
                 self._number(value)
-                readers = self.parts.readers.get(value, set())
-                if value in self.parts.given or readers - self.inside:
+                readers = self.whole.readers.get(value, set())
+                if value in self.whole.given or readers - self.inside:
                     self.outputs.append(value)
         outputs = tuple(self.numbers.get(v, ABSENT) for v in operation.outputs)
         return replace(operation, inputs=inputs, outputs=outputs)
@@ -191,7 +190,7 @@ class _Part:
     def program_of_part(self) -> Program:
         """The part."""
         program, numbers = self.program, self.numbers
-        slots = {v: self.parts.slots.get(v, InputSlot("", v)) for v in self.inputs}
+        slots = {v: self.whole.slots.get(v, InputSlot("", v)) for v in self.inputs}
         return Program(
             program.name,
             tuple(replace(s, name=f"v{numbers[v]}", value=numbers[v]) for v, s in slots.items()),
