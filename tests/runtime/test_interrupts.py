@@ -13,6 +13,7 @@ import pytest
 import stitch
 from stitch.program import Array
 from stitch.runtime.backends import local_backend
+from stitch.runtime.queue import task_queue
 from stitch.runtime.recording import Recordings
 from stitch.runtime.values import Lease, Records
 from stitch.tasks import TaskGraph
@@ -66,6 +67,20 @@ def test_half_a_task_alone_is_no_queue() -> None:
         device.flush()
         assert device.statistics() == before
         np.testing.assert_array_equal(one(program(integers())).numpy(), integers() * 2 + 1)
+
+
+def test_half_a_task_does_not_keep_pipelines_from_their_steady_call() -> None:
+    with stitch.open_device("tiny") as device:
+        program, pipe = device.load(DOUBLED), stitch.Pipeline([device.load(HALVED)])
+        for _ in range(4):
+            pipe(integers())
+        with pytest.MonkeyPatch.context() as patch:
+            is_done = interrupt_once(patch, task_queue, "ValueRecord")
+            with pytest.raises(KeyboardInterrupt):
+                program(integers())
+            assert is_done()
+        pipe(integers())
+        assert device.tasks.is_idle
 
 
 def test_what_only_half_a_task_reads_is_freed_with_its_last_handle() -> None:

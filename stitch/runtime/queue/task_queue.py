@@ -145,7 +145,9 @@ class TaskQueue:
                 fill()
             window = self.queued
             if not window.agents:
-                return None  # All there was has been half a task.
+                # All there was has been half a task.
+                self.is_idle = self.running is None
+                return None
             kept, following = window.kept(), window.following()
             # From here on others queue in the next, and may give away what this one reads. Both at
             # once: nothing can come in between these.
