@@ -81,13 +81,12 @@ class TensorFuture:
 class LossTensor:
     """A scalar loss. `item` reads it; `backward` queues the backward program, once."""
 
-    __slots__ = ("_instance", "_tensor", "_value", "number")
+    __slots__ = ("_instance", "_tensor", "_value")
 
-    def __init__(self, instance: ModelInTraining, tensor: Tensor, number: int) -> None:
+    def __init__(self, instance: ModelInTraining, tensor: Tensor) -> None:
         self._instance = instance
         self._tensor: Tensor | None = tensor
         self._value: float | None = None
-        self.number = number
 
     def backward(self) -> None:
         """Queue the gradients of all parameters; they are added to those that are there already.

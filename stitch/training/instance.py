@@ -141,7 +141,7 @@ class TrainingInstance(TrainingTensors):
         self._run(self._loss, [label])
         loss = self._cells.tensor(self._wiring.loss)
         assert loss is not None
-        self._last_loss = LossTensor(self, loss, self.forwards)
+        self._last_loss = LossTensor(self, loss)
         return self._last_loss
 
     def backward_of(self, loss: LossTensor) -> None:

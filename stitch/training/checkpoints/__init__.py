@@ -12,17 +12,10 @@ from stitch.training.checkpoints.checkpoint_folder import (
     is_checkpoint,
     read_checkpoint,
     refuse_other,
-    save_checkpoint,
 )
-from stitch.training.checkpoints.checkpoint_format import (
-    StoredTensors,
-    read_tensors,
-    tensors_from_bytes,
-    write_tensors,
-)
+from stitch.training.checkpoints.checkpoint_format import read_tensors, write_tensors
 
 __all__ = [
-    "Checkpoint", "CheckpointFolder", "StoredTensors", "differences", "is_checkpoint",
-    "read_checkpoint", "read_tensors", "refuse_other", "save_checkpoint", "tensors_from_bytes",
-    "write_tensors",
+    "Checkpoint", "CheckpointFolder", "differences", "is_checkpoint", "read_checkpoint",
+    "read_tensors", "refuse_other", "write_tensors",
 ]  # fmt: skip

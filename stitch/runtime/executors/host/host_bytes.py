@@ -148,33 +148,27 @@ def most_inner_nbytes(program: Program) -> int:
     order: ONNX Runtime frees a value after its last reader, but chooses the order itself, and may
     compute all branches before it adds the first two up.
     """
-    slots = _slots(program)
-    makers = {
-        v: i
-        for i, operation in enumerate(program.operations)
-        for v in operation.outputs
-        if v != ABSENT and v not in slots
-    }
-    sizes = {v: computed_nbytes(program.values[v].type) for v in makers}
+    makers = {v: i for i, o in enumerate(program.operations) for v in o.outputs if v != ABSENT}
+    inner = makers.keys() - _slots(program)
+    sizes = {v: computed_nbytes(program.values[v].type) for v in inner}
     count = len(program.operations)
-    if count > MOST_OPERATIONS or not makers:
+    if count > MOST_OPERATIONS or not inner:
         return sum(sizes.values())
     readers = program.readers()
-    before, after = _before(program, count), _after(program, readers, count)
+    before, after = _before(program, makers, count), _after(program, readers, count)
     every = (1 << count) - 1
     alive = np.zeros(count, np.int64)
-    for value, maker in makers.items():
+    for value, nbytes in sizes.items():
         # Not alive while an operation runs that comes before its maker, or after all its readers.
         gone = every if readers.get(value) else 0
         for reader in readers.get(value, ()):
             gone &= after[reader]
-        alive[_places(every & ~(gone | before[maker]), count)] += sizes[value]
+        alive[_places(every & ~(gone | before[makers[value]]), count)] += nbytes
     return int(alive.max())
 
 
-def _before(program: Program, count: int) -> list[int]:
+def _before(program: Program, makers: dict[int, int], count: int) -> list[int]:
     """For each operation those that must come before it, as bits."""
-    makers = {v: i for i, o in enumerate(program.operations) for v in o.outputs if v != ABSENT}
     before = [0] * count
     for index, operation in enumerate(program.operations):
         for value in operation.inputs:
