@@ -30,7 +30,7 @@ from stitch.runtime.loading import load_program
 from stitch.runtime.locks import quick
 from stitch.runtime.queue import ConstantCache, Deaths, TaskQueue
 from stitch.runtime.recording import RecordingMaker, Recordings
-from stitch.runtime.tensor import Tensor, handle_on
+from stitch.runtime.tensor import Tensor, handles_on
 from stitch.runtime.tensor_access import TensorAccess
 from stitch.runtime.values import BufferRecord, Records, SpaceUse, ValueRecord
 from stitch.ttb import SOURCE, Binary, load
@@ -220,15 +220,11 @@ class RuntimeDevice(TensorAccess):
                 if not tasks.queued.is_whole:
                     tasks.mend()
                 check_inputs(agent, inputs)
-                results: Tensor | tuple[Tensor, ...]
                 if agent.is_constant_evaluable:
                     results = self._remembered(agent, inputs)
                 else:
                     values = tasks.append(agent.transformation, agent, inputs, agent.outputs)
-                    if len(values) == 1:
-                        results = handle_on(values[0])
-                    else:
-                        results = tuple([handle_on(value) for value in values])
+                    results = handles_on(values)
                 is_full = tasks.queued.graph.length >= tasks.limit and tasks.is_full()
             if is_full:
                 self.flush()
@@ -267,16 +263,14 @@ class RuntimeDevice(TensorAccess):
     ) -> Tensor | tuple[Tensor, ...]:
         """An earlier result on these parameters, or a new one, to be remembered."""
         key = self.constant_cache.key(agent, inputs)
-        found: Sequence[ValueRecord] | None = None
+        found = None if key is None else self.constant_cache.find(key)
+        if found is not None:
+            return handles_on(found)
+        values = self.tasks.append(agent.transformation, agent, inputs, agent.outputs)
+        handles = handles_on(values)
         if key is not None:
-            found = self.constant_cache.find(key)
-        values = found
-        if values is None:
-            values = self.tasks.append(agent.transformation, agent, inputs, agent.outputs)
-        handles = tuple([handle_on(value) for value in values])
-        if found is None and key is not None:
             self.constant_cache.remember(key, inputs, tuple(values), handles)
-        return handles[0] if len(handles) == 1 else handles
+        return handles
 
     # -- running -----------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ queue meanwhile; if it reads, it waits for the run: a hook must not wait for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import get_args
@@ -58,13 +58,6 @@ def call_hooks(moment: MomentHooks, context: HookContext) -> None:
         hook(context)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Registration:
-    """What was registered in one go; another one of the same functions is another."""
-
-    hooks: Mapping[Moment, Hook]
-
-
 class Hooks:
     """The hooks of one device. Registrations add up; each is undone by what `register` returns.
 
@@ -73,7 +66,8 @@ class Hooks:
 
     def __init__(self, changed: Callable[[], None]) -> None:
         self._changed = changed
-        self._registered: list[_Registration] = []
+        #: What was registered in one go; another one of the same functions is another.
+        self._registered: list[Mapping[Moment, Hook]] = []
         self.moments = {m: MomentHooks(FIRST_BIT << i) for i, m in enumerate(MOMENTS)}
         self.bits = 0
 
@@ -103,37 +97,35 @@ class Hooks:
         hooks = {moment: hook for moment, hook in given.items() if hook is not None}
         if not hooks:
             raise UsageError("register needs a hook", expected=", ".join(MOMENTS))
-        registration = _Registration(hooks)
         try:
-            self._add(registration)
+            self._add(hooks)
         except BaseException:
             # An interrupt: nobody has what would unregister them.
-            self._remove(registration)
+            self._remove(hooks)
             raise
-        return partial(self._remove, registration)
+        return partial(self._remove, hooks)
 
     @contextmanager
     def registered(self, hooks: Mapping[Moment, Hook]) -> Iterator[None]:
         """Within the block these are registered, however it ends."""
-        registration = _Registration(hooks)
+        own = {**hooks}
         try:
-            self._add(registration)
+            self._add(own)
             yield
         finally:
-            self._remove(registration)
+            self._remove(own)
 
-    def _add(self, registration: _Registration) -> None:
-        self._registered.append(registration)
+    def _add(self, hooks: Mapping[Moment, Hook]) -> None:
+        self._registered.append(hooks)
         self._update()
 
-    def _remove(self, registration: _Registration) -> None:
+    def _remove(self, hooks: Mapping[Moment, Hook]) -> None:
         """Twice does no harm, and brings to an end what an interrupt has left of the first time."""
-        with suppress(ValueError):
-            self._registered.remove(registration)
+        self._registered = [each for each in self._registered if each is not hooks]
         self._update()
 
     def _update(self) -> None:
         for moment, those in self.moments.items():
-            those.hooks = tuple([r.hooks[moment] for r in self._registered if moment in r.hooks])
+            those.hooks = tuple([hooks[moment] for hooks in self._registered if moment in hooks])
         self.bits = sum(those.bit for those in self.moments.values() if those.hooks)
         self._changed()

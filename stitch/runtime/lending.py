@@ -17,7 +17,7 @@ from stitch.machine import footprint
 from stitch.program import Array, DataType, Space, TensorDesc, host_layout
 from stitch.runtime.device import RuntimeDevice
 from stitch.runtime.executors import as_bytes
-from stitch.runtime.tensor import Tensor, handle_on
+from stitch.runtime.tensor import Tensor
 from stitch.runtime.values import BufferRecord
 
 
@@ -27,19 +27,17 @@ def lend(device: RuntimeDevice, array: Array, origin: str) -> Tensor:
         device.check_open()
         layout = host_layout(DataType.from_dtype(array.dtype))
         desc = TensorDesc(array.shape, layout)
-        value = device.new_value(desc)
-        value.by, value.is_exposed = origin, True
         memory = device.backend.spaces[Space.HOST]
         if len(device.backend.spaces) > 1:
-            buffer = device.records.outside(desc, value.desc_key, array, origin)
+            buffer = device.records.outside(desc, array, origin)
         else:
             size = footprint(desc, device.machine.shape).size_per_bank
             address = memory.lend(as_bytes(array))
-            buffer = BufferRecord(Space.HOST, address, size, desc, value.desc_key, origin)
+            key = device.desc_key(desc)
+            buffer = BufferRecord(Space.HOST, address, size, desc, key, origin)
             # It is where it is: nobody moves it, and nobody gives its bytes back.
             buffer.pins = 1
-        device.records.attach(value, buffer, 0, desc, value.desc_key)
-        return handle_on(value)
+        return device.tensor_at(buffer, 0, desc, origin, is_exposed=True)
 
 
 def take_back(device: RuntimeDevice, tensor: Tensor) -> None:
@@ -57,11 +55,8 @@ def reshaped(device: RuntimeDevice, tensor: Tensor, desc: TensorDesc, offset_nby
         first = tensor._record.instances[0]
         assert first.desc.layout.is_dense, "only dense bytes can be read in another shape"
         whole = TensorDesc(desc.shape, first.desc.layout)
-        value = device.new_value(whole)
-        value.by, value.is_exposed = tensor._record.by, tensor._record.is_exposed
-        offset = first.offset_nbytes + offset_nbytes
-        device.records.attach(value, first.buffer, offset, whole, value.desc_key)
-        return handle_on(value)
+        offset, of = first.offset_nbytes + offset_nbytes, tensor._record
+        return device.tensor_at(first.buffer, offset, whole, of.by, is_exposed=of.is_exposed)
 
 
 def export(tensor: Tensor, dtype: np.dtype[Any] | None, ended: Callable[[], object]) -> Array:

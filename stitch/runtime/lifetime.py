@@ -44,7 +44,7 @@ class Lifetime:
         """Open, for this process; `name` is the machine's, `queue_lock` that of `tasks`."""
         self._name = name
         self.records, self.deaths, self.tasks = records, deaths, tasks
-        self.drop = deaths.dropped.append
+        self.drop, self.lost_all = deaths.dropped.append, deaths.lost_all
         self._locks = (threading.RLock(), queue_lock)
         self.lock, self.queue_lock = quick(self._locks[0]), tasks.lock
         #: While hooks run, or kernels that are not Stitch's own, the records are behind the bytes,

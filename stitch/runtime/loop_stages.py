@@ -22,7 +22,7 @@ from stitch.runtime.events import PlanStopped
 from stitch.runtime.known_work import Entries, KnownRun, KnownWork
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.loop_cells import Cells, State, Then
-from stitch.runtime.recording import Binding, perform, tell_run
+from stitch.runtime.recording import Binding, perform, steps_done, tell_run
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.tensor_access import target_desc
 from stitch.runtime.values import (
@@ -182,20 +182,14 @@ class LoopStage:
         """Run what is known into values that rest, and hand these over."""
         device, binding = self.device, turn.binding
         turn.lease.last_run = device.tasks.queued.number
-        straight = binding.straight
         try:
-            if straight is not None and straight.observers == device.observers:
-                ran = straight.run(arguments, True)
-            else:
-                ran = perform(device, binding, arguments)
+            ran = perform(device, binding, arguments)
             if then is None and not turn.gone:
                 self.cells.held.state = turn.after
             else:
                 self.cells.become(turn.after, (), turn.gone, then)
         except BaseException as error:
-            done = error.__dict__.pop("stitch_steps_done", None)
-            if done is None:
-                done = 0 if straight is None else straight.steps_done(error)
+            done = steps_done(error)
             if device.records.is_whole:
                 self._stopped(turn, done)
             raise

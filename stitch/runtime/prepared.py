@@ -23,8 +23,16 @@ from stitch.runtime.device import RuntimeDevice
 from stitch.runtime.events import PlanStopped
 from stitch.runtime.known_work import KnownWork
 from stitch.runtime.loaded import LoadedProgram
-from stitch.runtime.recording import Binding, Ran, Recording, Straight, perform, tell_run
-from stitch.runtime.tensor import Tensor, handle_on
+from stitch.runtime.recording import (
+    Binding,
+    Ran,
+    Recording,
+    Straight,
+    perform,
+    steps_done,
+    tell_run,
+)
+from stitch.runtime.tensor import Tensor, handle_on, handles_on
 from stitch.runtime.values import InputPort, Lease, Status, ValueRecord
 
 READY = Status.READY
@@ -189,7 +197,6 @@ class PreparedGraph:
     ) -> Tensor | tuple[Tensor, ...]:
         """Handles on what a run has just left in an idle lease."""
         device = self.device
-        results: Tensor | tuple[Tensor, ...]
         now = device.tasks.queued.number
         # Until there are handles on what the lease gives.
         device.records.is_whole = False
@@ -197,10 +204,7 @@ class PreparedGraph:
         if values is None:
             values = [ValueRecord(device, *output) for output in self._outputs]
             lease.take(values, now)
-        if len(values) == 1:
-            results = handle_on(values[0])
-        else:
-            results = tuple([handle_on(value) for value in values])
+        results = handles_on(values)
         device.records.is_whole = True
         if ran is not True:
             tell_run(device, binding, ran)
@@ -243,17 +247,10 @@ class PreparedGraph:
             arrays = known.arrays(binding, entries, arguments)
         lease = binding.lease
         assert lease is not None, "known recordings have leases"
-        straight = binding.straight
         try:
-            if straight is not None and straight.observers == device.observers:
-                ran = straight.run(arrays, True)
-            else:
-                ran = perform(device, binding, arrays)
+            ran = perform(device, binding, arrays)
         except BaseException as error:
-            done = error.__dict__.pop("stitch_steps_done", None)
-            if done is None:
-                done = 0 if straight is None else straight.steps_done(error)
-            self._stopped(binding, done)
+            self._stopped(binding, steps_done(error))
             raise
         return self._results(lease, binding, ran)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import EllipsisType
 from typing import Any
@@ -201,3 +201,10 @@ def handle_on(record: ValueRecord) -> Tensor:
     tensor.__del__ = note
     record.handles += 1
     return tensor
+
+
+def handles_on(records: Sequence[ValueRecord]) -> Tensor | tuple[Tensor, ...]:
+    """Handles on all of these values; where there is one only, it alone."""
+    if len(records) == 1:
+        return handle_on(records[0])
+    return tuple([handle_on(record) for record in records])

@@ -23,7 +23,7 @@ from stitch.runtime.history import History
 from stitch.runtime.lifetime import Lifetime
 from stitch.runtime.queue import ConstantCache, expose
 from stitch.runtime.tensor import Tensor, handle_on
-from stitch.runtime.values import Status, ValueRecord, as_array, view_offset
+from stitch.runtime.values import BufferRecord, Status, ValueRecord, as_array, view_offset
 
 TENSOR = instance_of("a tensor of a device (device.tensor(array) makes one)", Tensor)
 LAYOUT = instance_of("a Layout or a TensorDesc", Layout, TensorDesc)
@@ -135,11 +135,14 @@ class TensorAccess(Lifetime):
 
     # -- making ------------------------------------------------------------------------------------
 
-    def new_value(self, desc: TensorDesc) -> ValueRecord:
-        """A ready value without an instance yet."""
-        value = ValueRecord(self, desc, self.records.desc_key(desc))
-        value.status = Status.READY
-        return value
+    def tensor_at(
+        self, buffer: BufferRecord, offset: int, desc: TensorDesc, by: str, *, is_exposed: bool
+    ) -> Tensor:
+        """A handle on a new value that lies in a buffer, at an offset in bytes."""
+        value = ValueRecord(self, desc, self.records.desc_key(desc), by)
+        value.is_exposed = is_exposed
+        self.records.attach(value, buffer, offset)
+        return handle_on(value)
 
     def tensor(self, array: Any, *, borrow: bool = False) -> Tensor:
         """A host tensor of an array: a copy, or, with `borrow=True`, the array itself.
@@ -153,12 +156,8 @@ class TensorAccess(Lifetime):
         allowed = self.host_memory.allowed
         host = elements if borrow else copied(elements, "device.tensor()", allowed)
         desc = TensorDesc(host.shape, host_layout(kind))
-        value = self.new_value(desc)
-        value.by = "tensor()"
-        value.is_exposed = borrow
-        buffer = self.records.outside(desc, value.desc_key, host, "a host array")
-        self.records.attach(value, buffer, 0, desc, value.desc_key)
-        return handle_on(value)
+        buffer = self.records.outside(desc, host, "a host array")
+        return self.tensor_at(buffer, 0, desc, "tensor()", is_exposed=borrow)
 
     def empty(self, desc: TensorDesc) -> Tensor:
         """A tensor with room but no defined contents; raises `OutOfMemoryError`."""
@@ -172,9 +171,6 @@ class TensorAccess(Lifetime):
     def _empty(self, desc: TensorDesc) -> Tensor:
         size = footprint(desc, self.machine.shape).size_per_bank
         bare = TensorDesc(desc.shape, desc.layout.without_address())
-        value = self.new_value(bare)
-        value.by = "empty()"
-        handle = handle_on(value)
         buffer = self.records.reserve(bare, size, desc.layout.address, "empty()")
         assert buffer.address is not None
         try:
@@ -185,7 +181,7 @@ class TensorAccess(Lifetime):
             raise
         memory = self.backend.spaces[buffer.space]
         memory.fill_padding(bare, buffer.address, self.machine.shape)
-        self.records.attach(value, buffer, 0, bare, value.desc_key)
+        handle = self.tensor_at(buffer, 0, bare, "empty()", is_exposed=False)
         self.records.is_whole = True
         return handle
 
@@ -249,17 +245,12 @@ class TensorAccess(Lifetime):
             buffer, offset = instance.buffer, instance.offset_nbytes
             if buffer.array is not None:
                 part = buffer.array[start:stop] if keep else buffer.array[start]
-                key = self.records.desc_key(desc)
-                buffer = self.records.outside(desc, key, np.asarray(part), buffer.origin)
+                buffer = self.records.outside(desc, np.asarray(part), buffer.origin)
                 # To the records these are two arrays: neither hears of writes to the other.
                 self._expose(value)
             else:
                 offset += view_offset(instance.desc, (start, stop), keep, self.machine.shape)
-            rows = self.new_value(desc)
-            rows.by = value.by
-            rows.is_exposed = value.is_exposed
-            self.records.attach(rows, buffer, offset, desc, rows.desc_key)
-            return handle_on(rows)
+            return self.tensor_at(buffer, offset, desc, value.by, is_exposed=value.is_exposed)
 
     # -- leaving -----------------------------------------------------------------------------------
 

@@ -47,10 +47,10 @@ def forget_stale_copies(device: Bytes, value: ValueRecord) -> None:
     A copy of another form (tiles, another data type) cannot be compared, so it never stays.
     """
     instances, comparison = value.instances, value.comparison
-    are_equal = None if comparison is None else comparison.are_equal(instances)
+    are_equal = None if comparison is None else comparison(instances)
     if are_equal is None:
-        comparison = value.comparison = _Comparison(device, instances)
-        are_equal = comparison.are_equal(instances, is_new=True)
+        value.comparison = comparison = _Comparison(device, instances)
+        are_equal = comparison(instances, is_new=True)
     if not are_equal:
         device.records.forget_copies(value)
 
@@ -75,9 +75,7 @@ class _Comparison:
             starts = original.ctypes.data, copy.ctypes.data
             self._calls.append(partial(_compare, *starts, original.nbytes))
 
-    def are_equal(
-        self, instances: Sequence[InstanceRecord], *, is_new: bool = False
-    ) -> bool | None:
+    def __call__(self, instances: Sequence[InstanceRecord], *, is_new: bool = False) -> bool | None:
         """Whether all copies have the original's bytes now; None where these are not the instances
         at the places that it knows."""
         places = self._places

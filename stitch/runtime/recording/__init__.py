@@ -8,11 +8,19 @@ from stitch.runtime.recording.code import PLAN_FILE, Ran, Straight
 from stitch.runtime.recording.recorded_work import Agent, Site
 from stitch.runtime.recording.recording_maker import RecordingMaker
 from stitch.runtime.recording.recordings import Binding, Recording, Recordings
-from stitch.runtime.recording.running import RUNNING, leave_results, perform, run_binding, tell_run
+from stitch.runtime.recording.running import (
+    RUNNING,
+    leave_results,
+    perform,
+    run_binding,
+    steps_done,
+    tell_run,
+)
 from stitch.runtime.recording.window import Window
 
 __all__ = [
     "PLAN_FILE", "RUNNING",
     "Agent", "Binding", "Ran", "Recording", "RecordingMaker", "Recordings", "Site",
-    "Straight", "Window", "leave_results", "perform", "run_binding", "tell_run",
+    "Straight", "Window", "leave_results", "perform", "run_binding", "steps_done",
+    "tell_run",
 ]  # fmt: skip

@@ -32,13 +32,6 @@ class Agent(Taker, Protocol):
         """The executor's form of it."""
 
 
-class Releaser(Protocol):
-    """What lets go of values, as runs know it."""
-
-    def lost_all(self, value: ValueRecord) -> None:
-        """A value lost its last instance in a plan."""
-
-
 class Site(Protocol):
     """A device, as recordings know it: where they are made and run."""
 
@@ -65,6 +58,5 @@ class Site(Protocol):
     def make_room(self) -> None:
         """Give back what the host's memory can do without."""
 
-    @property
-    def deaths(self) -> Releaser:
-        """What hears of values that are gone."""
+    def lost_all(self, value: ValueRecord) -> None:
+        """A value lost its last instance in a plan."""

@@ -378,7 +378,7 @@ class Recordings:
         return sum(map(len, self._kinds.values()))
 
     def of(self, graph: TaskGraph, kept: tuple[bool, ...], forms: Forms) -> Sequence[Recording]:
-        """The recordings of a kind of work."""
+        """The recordings of a kind of work, the last one made first."""
         self._now += 1
         for kind in self._kinds.get(graph, ()):
             if kind.kept == kept and kind.forms == forms:

@@ -41,7 +41,7 @@ def run_binding(
     given to a task of the next window, which reads it later.
     """
     arrays = [values[number].host_array() for number in binding.arrays] if binding.arrays else ()
-    straight, progress = binding.straight, binding.bound.progress
+    progress = binding.bound.progress
     if binding.lease is None:
         # What it moves lies elsewhere from that step on, whoever hears how far it came.
         stopped = partial(_after_failure, device, binding, values, kept, KeyboardInterrupt())
@@ -50,13 +50,9 @@ def run_binding(
         device.records.unfinished = stopped
         device.records.is_whole = False
     try:
-        if straight is not None and straight.observers == device.observers:
-            return straight.run(arrays, True)
         return perform(device, binding, arrays)
     except BaseException as error:
-        done = error.__dict__.pop("stitch_steps_done", None)
-        if done is None:
-            done = 0 if straight is None else straight.steps_done(error)
+        done = steps_done(error)
         if binding.lease is not None or done > progress[0]:
             progress[0] = done
         if progress[0]:
@@ -74,7 +70,7 @@ def leave_results(
     records.is_whole = False
     if lease is None:
         _place(values)
-        records.apply(effects, _finder(recording, records, values), device.deaths.lost_all)
+        records.apply(effects, _finder(recording, records, values), device.lost_all)
     else:
         results = []
         for number in recording.own:
@@ -83,7 +79,7 @@ def leave_results(
         for carried in effects.carried:
             entry = values[carried.entry]
             records.hand_on(entry, values[carried.result], carried.ref)
-            device.deaths.lost_all(entry)
+            device.lost_all(entry)
     for number, value in enumerate(values):
         if kept[number]:
             value.last_used = now
@@ -96,7 +92,7 @@ def leave_results(
             if value.consumed or place is None or not place.put_back(value):
                 records.release(value)
                 value.status = FREED
-                device.deaths.lost_all(value)
+                device.lost_all(value)
     records.is_whole = True
 
 
@@ -120,7 +116,7 @@ def _finder(
 def perform(device: Site, binding: Binding, arrays: Sequence[Any]) -> Ran:
     """Run the steps on arrays that have been looked at; gives their times where somebody listens.
 
-    An exception carries how many steps were done, as `stitch_steps_done`.
+    An exception tells how many steps were done: see `steps_done`.
     """
     straight = binding.straight
     loop: Any = None
@@ -138,6 +134,12 @@ def perform(device: Site, binding: Binding, arrays: Sequence[Any]) -> Ran:
             done = 0 if loop is None else _steps_of(binding, loop.__length_hint__())
         error.__dict__.setdefault("stitch_steps_done", done)
         raise
+
+
+def steps_done(error: BaseException) -> int:
+    """How many steps `perform` has done before it, or what came before or after, raised this."""
+    done: int = error.__dict__.pop("stitch_steps_done", 0)
+    return done
 
 
 def tell_run(device: Site, binding: Binding, ran: Ran) -> None:
@@ -264,7 +266,7 @@ def _after_failure(
         for index, task in enumerate(plan.request.tasks)
         if index not in left
     }
-    records.apply(effects, value_of, device.deaths.lost_all, partial(_fail, plan, values, why))
+    records.apply(effects, value_of, device.lost_all, partial(_fail, plan, values, why))
     for number, value in enumerate(values):
         if not kept[number] and value.instances and number not in wanted:
             records.release(value)

@@ -145,9 +145,7 @@ class Lease(Generic[B]):
         buffer.users.clear()
         if buffer.sharers:
             self._leave(buffer)
-        self.held -= 1
-        if not self.held:
-            self.holder.idle.append(self)
+        self.unblock()
         return True
 
     def welcome(self, value: ValueRecord) -> None:
@@ -170,9 +168,7 @@ class Lease(Generic[B]):
         self.values = self.again = None
         if buffer.sharers:
             self._leave(buffer)
-        self.held -= 1
-        if not self.held:
-            self.holder.idle.append(self)
+        self.unblock()
 
     def _use(self, buffer: BufferRecord) -> None:
         """A shared buffer is in use: the others that lie there are not idle."""

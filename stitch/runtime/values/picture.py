@@ -34,9 +34,6 @@ class Picture:
         }
         self._numbers: dict[int, int] = {}
         self.buffers: list[Buffer] = []
-        self.residents: list[Resident] = []
-        self.bystanders: dict[int, ValueRecord] = {}
-        self.kept: set[int] = set()
         for _, value in sources:
             for instance in value.instances:
                 self._number(instance.buffer)
@@ -47,7 +44,20 @@ class Picture:
         }
         for _, buffer in sorted(present.items(), key=lambda b: (b[0][0].value, b[0][1])):
             self._number(buffer)
-        self._add_values(records, sources, first_free, now)
+        of_tasks = {value for _, value in sources}
+        users = dict.fromkeys([u for b in records.buffers.values() for u in b.users])
+        others = [value for value in users if value not in of_tasks]
+        self.bystanders = dict(enumerate(others, first_free))
+        self.kept = {*self.bystanders}
+        self.residents = [
+            Resident(
+                number,
+                tuple([Instance(self._number(i.buffer), i.offset_nbytes, i.desc)
+                       for i in value.instances]),
+                max(0, now - value.last_used),
+            )
+            for number, value in (*sources, *self.bystanders.items())
+        ]  # fmt: skip
 
     def _number(self, buffer: BufferRecord) -> int:
         number = self._numbers.get(id(buffer))
@@ -56,38 +66,6 @@ class Picture:
             # A buffer without users is reserved for good: constants, exported bytes.
             pinned = buffer.pins > 0 or id(buffer) in self._lent
             pinned = pinned or (not buffer.users and buffer.address is not None)
-            self.buffers.append(
-                Buffer(
-                    number,
-                    buffer.space,
-                    buffer.address,
-                    buffer.size_per_bank,
-                    buffer.desc,
-                    buffer.origin,
-                    pinned,
-                )
-            )
+            place = buffer.space, buffer.address, buffer.size_per_bank
+            self.buffers.append(Buffer(number, *place, buffer.desc, buffer.origin, pinned))
         return number
-
-    def _add_values(
-        self, records: Records, sources: Sequence[tuple[int, ValueRecord]], first_free: int,
-        now: int,
-    ) -> None:  # fmt: skip
-        seen = {id(value) for _, value in sources}
-        for number, value in sources:
-            self._resident(number, value, now)
-        number = first_free
-        for buffer in records.buffers.values():
-            for value in buffer.users:
-                if id(value) not in seen:
-                    seen.add(id(value))
-                    self.bystanders[number] = value
-                    self.kept.add(number)
-                    self._resident(number, value, now)
-                    number += 1
-
-    def _resident(self, number: int, value: ValueRecord, now: int) -> None:
-        instances = tuple(
-            Instance(self._number(i.buffer), i.offset_nbytes, i.desc) for i in value.instances
-        )
-        self.residents.append(Resident(number, instances, max(0, now - value.last_used)))

@@ -246,21 +246,21 @@ class Records:
         self.generation += 1
         return buffer
 
-    def outside(self, desc: TensorDesc, key: int, array: Array, origin: str) -> BufferRecord:
-        """A host array outside the spaces, as a buffer; `key` is its descriptor's."""
-        buffer = BufferRecord(Space.HOST, None, 0, desc, key, origin)
+    def outside(self, desc: TensorDesc, array: Array, origin: str) -> BufferRecord:
+        """A host array outside the spaces, as a buffer."""
+        buffer = BufferRecord(Space.HOST, None, 0, desc, self.desc_key(desc), origin)
         buffer.array = array
         return buffer
 
-    def attach(
-        self, value: ValueRecord, buffer: BufferRecord, offset: int, desc: TensorDesc, key: int
-    ) -> None:
-        """A value now lies in a buffer (as well)."""
-        users, instances = [value], [*value.instances, InstanceRecord(buffer, offset, desc, key)]
-        for user in (value, *buffer.users):
+    def attach(self, value: ValueRecord, buffer: BufferRecord, offset: int) -> None:
+        """A value that nobody knows yet lies in a buffer, and is ready."""
+        users = [value]
+        instances = (InstanceRecord(buffer, offset, value.desc, value.desc_key),)
+        for user in buffer.users:
             user.lease = None
         if buffer.users:
             self.generation += 1
+        value.status = Status.READY
         # Both at once: nothing can come in between these.
         buffer.users += users
         value.instances = instances

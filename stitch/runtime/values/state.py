@@ -64,14 +64,6 @@ class Store(Protocol):
         """A tensor of the same elements in another layout."""
 
 
-class Comparison(Protocol):
-    """Compares what others may have written with the copies of it; see `exposure`."""
-
-    def are_equal(self, instances: Sequence[InstanceRecord]) -> bool | None:
-        """Whether they have the same bytes now; None where it was made for other instances, or
-        these lie elsewhere by now."""
-
-
 class PlaceOwner(Protocol):
     """A lease, as buffers and values know it: whose places they lie in, and who gets these back."""
 
@@ -203,8 +195,9 @@ class ValueRecord:
         #: The lease in whose place it was made, while nothing but reading was done with it: then
         #: that lease may hand it out again when it has no handles.
         self.lease: PlaceOwner | None = None
-        #: How its copies are compared with the bytes of the first, once they have been.
-        self.comparison: Comparison | None = None
+        #: Tells whether its copies have the bytes of the first, once they have been compared; None
+        #: where it was made for other instances, or these lie elsewhere by now (see `exposure`).
+        self.comparison: Callable[[Sequence[InstanceRecord]], bool | None] | None = None
         #: Where it lies, the primary one first.
         self.instances: Sequence[InstanceRecord] = ()
 
