@@ -221,8 +221,7 @@ def submit(
     INDEX_OR_NAME.check("submit", "program", program)
     LIST.check("submit", "inputs", inputs)
     loaded = device.loaded(binary, program)
-    if loaded.device is not device:
-        device.refuse_program(loaded)
+    device.check_program(loaded)
     results = loaded(*inputs)
     for tensor in inputs:
         if isinstance(tensor, Tensor) and tensor.is_allocated and not tensor.retain:

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from threading import RLock
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 from stitch.argument_kinds import INDEX_OR_NAME, takes
 from stitch.errors import StitchError, UsageError
@@ -205,7 +205,8 @@ class RuntimeDevice(TensorAccess):
         try:
             if (self._closed or self.in_others_code or self.tasks.running is not None
                     or agent.device is not self):  # fmt: skip
-                self._look_closer(agent)
+                self.check_open()
+                self.check_program(agent)
             inputs = link_arguments(self, agent, arguments, borrow)
             if len(self.deaths.dropped) > MANY_NOTES:
                 self.drain_if_free()
@@ -233,19 +234,15 @@ class RuntimeDevice(TensorAccess):
             check_submission(agent, arguments)
             raise
 
-    def _look_closer(self, agent: LoadedProgram) -> None:
-        self.check_open()
+    def check_program(self, agent: LoadedProgram) -> None:
+        """Raise `UsageError` for a program of another device."""
         if agent.device is not self:
-            self.refuse_program(agent)
-
-    def refuse_program(self, agent: LoadedProgram) -> NoReturn:
-        """It is another device's: raise the `UsageError` that says so."""
-        raise UsageError(
-            f"program {agent.name!r} is loaded on another device",
-            expected=f"a program of {self!r}",
-            got=f"a program of {agent.device!r}",
-            remedy="load its file here: device.load(file)",
-        )
+            raise UsageError(
+                f"program {agent.name!r} is loaded on another device",
+                expected=f"a program of {self!r}",
+                got=f"a program of {agent.device!r}",
+                remedy="load its file here: device.load(file)",
+            )
 
     def _drain_for(self, agent: LoadedProgram, inputs: list[ValueRecord]) -> None:
         """Let go of what seems to share a value that is donated, and was perhaps dropped, or is
