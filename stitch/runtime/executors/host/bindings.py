@@ -16,7 +16,6 @@ import numpy as np
 from stitch.ops import KernelArguments, infer_types
 from stitch.program import ABSENT, Array, DataType, Operation
 from stitch.runtime.executors.executor import BoundProgram, Thunk
-from stitch.runtime.executors.host.arrangement import Seen
 from stitch.runtime.executors.host.chunks import (
     Member,
     can_join,
@@ -149,15 +148,20 @@ class UnitBinding(OperationBinding):
         root = self.arrays.get(seen.root)
         if root is None:
             root = self.arrays[seen.root] = self._bytes_of(seen.root)
-        return root if seen.root == value else _view(root, seen, self.values[value].type.shape)
+        shape = self.values[value].type.shape
+        if seen.root == value:
+            return root
+        if 0 in shape:
+            # It has no bytes, and NumPy takes no strides for it.
+            return np.empty(shape, root.dtype)
+        return np.ndarray(shape, root.dtype, root, seen.offset, seen.strides)
 
     def _bytes_of(self, root: int) -> Array:
         offset = self.arrangement.offsets.get(root)
         if offset is None:
             return self.regions.place(root)
         kind = self.values[root].type
-        shape, dtype = kind.shape, kind.data_type.compute_dtype
-        return np.ndarray(shape, dtype, self.workspace, offset)
+        return np.ndarray(kind.shape, kind.data_type.compute_dtype, self.workspace, offset)
 
     def append(self, index: int, operation: Operation) -> None:
         """The steps of one operation; of a movement, what is not a view."""
@@ -220,10 +224,3 @@ class UnitBinding(OperationBinding):
             arrays[value] = self.arrays[value] = self.place(value)
         self.steps += call.bind(arrays)
         self.write(call.outputs)
-
-
-def _view(root: Array, seen: Seen, shape: tuple[int, ...]) -> Array:
-    if 0 in shape:
-        # It has no bytes, and NumPy takes no strides for it.
-        return np.empty(shape, root.dtype)
-    return np.ndarray(shape, root.dtype, root, seen.offset, seen.strides)
