@@ -5,6 +5,7 @@ Comes in: YAML descriptions. Goes out: `Machine`. Must not know tensors' values,
 
 from typing import TYPE_CHECKING
 
+from stitch.machine.compute import Compute
 from stitch.machine.description import load_machine, machine_names, parse_machine
 from stitch.machine.machine import Machine, Noc, Path
 from stitch.machine.shape import (
@@ -25,7 +26,7 @@ else:
     __getattr__, __dir__ = names_on_demand(__name__, {"machine_form": "MACHINE_KEYS"})
 
 __all__ = [
-    "MACHINE_KEYS", "Footprint", "Machine", "MachineShape", "Noc", "Path", "SpaceShape",
+    "MACHINE_KEYS", "Compute", "Footprint", "Machine", "MachineShape", "Noc", "Path", "SpaceShape",
     "footprint", "load_machine", "machine_names", "page_shape", "parse_machine", "round_up",
     "shard_counts", "shard_layout",
 ]  # fmt: skip

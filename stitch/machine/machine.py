@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from stitch.errors import LayoutError
+from stitch.machine.compute import Compute
 from stitch.machine.shape import MachineShape
 from stitch.program import Space
 
@@ -103,13 +104,15 @@ class Noc:
 class Machine:
     """A described device: name, memory shape, and a path for each pair of spaces it connects.
 
-    `sources` pairs the dotted name of a figure with where that figure was found.
+    `sources` pairs the dotted name of a figure with where that figure was found. Without `compute`
+    programs take no simulated time.
     """
 
     shape: MachineShape
     paths: tuple[tuple[Space, Space, Path], ...]
     sources: tuple[tuple[str, str], ...] = ()
     noc: Noc | None = None
+    compute: Compute | None = None
 
     @property
     def name(self) -> str:

@@ -27,9 +27,10 @@ from stitch.forms import (
     Word,
     number_of,
 )
+from stitch.machine.compute import Compute
 from stitch.machine.machine import Curve, Machine, Noc, Path
 from stitch.machine.shape import MachineShape, SpaceShape
-from stitch.program import Space
+from stitch.program import DataType, Space
 
 
 def read_description(root: Node, log: ProblemLog) -> Machine | None:
@@ -95,6 +96,7 @@ class _Description:
     dram: _Space | None
     l1: _Space | None
     noc: Noc | None
+    compute: Compute | None
     paths: tuple[_Path, ...]
     place: Place
 
@@ -211,6 +213,32 @@ _NOC = Form(
     Row("latency_cycles", _NOT_NEGATIVE, needed=True),
     Row("latency_cycles_per_hop", _NOT_NEGATIVE, needed=True),
 )
+
+
+def _types(**rates: float | None) -> tuple[tuple[DataType, float], ...]:
+    return tuple((DataType(name), rate) for name, rate in rates.items() if rate is not None)
+
+
+def _spaces(**rates: float | None) -> tuple[tuple[Space, float], ...]:
+    return tuple((Space(name), rate) for name, rate in rates.items() if rate is not None)
+
+
+_COMPUTE = Form(
+    "compute",
+    Compute,
+    Row("launch_seconds", _NOT_NEGATIVE, needed=True),
+    Row(
+        "flops_per_second",
+        Form("the types", _types, *(Row(kind.value, _POSITIVE) for kind in DataType)),
+        default=(),
+    ),
+    Row("other_flops_per_second", _POSITIVE, needed=True),
+    Row(
+        "bytes_per_second",
+        Form("the spaces", _spaces, *(Row(space.value, _POSITIVE) for space in Space)),
+        default=(),
+    ),
+)
 _PATH = Form(
     "a path",
     _Path,
@@ -235,6 +263,7 @@ _MACHINE = Form(
     Row("dram", _SPACE),
     Row("l1", _SPACE),
     Row("noc", _NOC),
+    Row("compute", _COMPUTE),
     Row("paths", ListOf(_PATH, "a list of paths"), needed=True, default=()),
 )
 MACHINE_KEYS = _MACHINE.keys
@@ -277,7 +306,8 @@ def _machine(described: _Description, reading: Reading) -> Machine:
         None if dram is None else dram.shape,
     )
     paths = tuple(_paths(described))
-    machine = Machine(shape, paths, tuple(reading.sources or ()), described.noc)
+    machine = Machine(shape, paths, tuple(reading.sources or ()), described.noc,
+                      described.compute)  # fmt: skip
     for source in shape.spaces:
         for target in shape.spaces:
             try:

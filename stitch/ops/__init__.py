@@ -20,6 +20,7 @@ from stitch.ops.definition import (
 from stitch.ops.element_types import data_type_of_code, onnx_code
 from stitch.ops.gradient import Gradient, GradientBuilder, GradientContext
 from stitch.ops.inference import Inference, InferenceContext
+from stitch.ops.program_work import program_work
 from stitch.ops.program_workspaces import (
     KernelBytes,
     OperationBytes,
@@ -42,5 +43,6 @@ __all__ = [
     "WorkspaceRule", "bind", "bytes_from_a_line", "computed_nbytes", "conversion_steps",
     "data_type_of_code", "estimated_steps", "evaluate", "infer_types", "int_of", "kernel_bytes",
     "kernel_workspace", "known_by_type", "lookup", "numpy_bytes", "onnx_code", "operand_nbytes",
-    "operators", "resolve_attributes", "slices_of", "windows_of", "workspace", "workspace_nbytes",
+    "operators", "program_work", "resolve_attributes", "slices_of", "windows_of", "workspace",
+    "workspace_nbytes",
 ]  # fmt: skip

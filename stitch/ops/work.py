@@ -84,6 +84,23 @@ _ESTIMATES: Mapping[tuple[str, str], _Estimate] = {
 }
 
 
+def sums_of_products(
+    operation: Operation, inputs: Sequence[ValueType | None], outputs: Sequence[ValueType]
+) -> int:
+    """The multiply-adds of an operation that sums products, roughly; 0 for all others.
+
+    >>> from stitch.program import DataType
+    >>> kind = ValueType((10, 10), DataType.FLOAT32)
+    >>> sums_of_products(Operation("MatMul", (0, 0), (1,)), [kind, kind], [kind])
+    1000
+    """
+    estimate = _ESTIMATES.get((operation.domain, operation.op))
+    if estimate is None:
+        return 0
+    given = [() if kind is None else kind.shape for kind in inputs]
+    return estimate(given, [kind.shape for kind in outputs] or [()], operation.attributes)
+
+
 def estimated_steps(
     operation: Operation, inputs: Sequence[ValueType | None], outputs: Sequence[ValueType]
 ) -> int:
@@ -95,8 +112,4 @@ def estimated_steps(
     1300
     """
     touched = sum(math.prod(kind.shape) for kind in (*inputs, *outputs) if kind is not None)
-    estimate = _ESTIMATES.get((operation.domain, operation.op))
-    if estimate is None:
-        return touched
-    given = [() if kind is None else kind.shape for kind in inputs]
-    return touched + estimate(given, [kind.shape for kind in outputs] or [()], operation.attributes)
+    return touched + sums_of_products(operation, inputs, outputs)

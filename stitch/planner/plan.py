@@ -210,6 +210,14 @@ class Plan:
         return sum(s.seconds for s in self.steps if isinstance(s, Copy | Relocate))
 
     @property
+    def program_seconds(self) -> float:
+        """Simulated seconds of the programs that it runs."""
+        tasks = self.request.tasks
+        return sum(
+            tasks[s.task].transformation.seconds for s in self.steps if isinstance(s, Execute)
+        )
+
+    @property
     def copies(self) -> tuple[Copy | Relocate, ...]:
         """The steps that carry bytes, in order."""
         return tuple(s for s in self.steps if isinstance(s, Copy | Relocate))

@@ -123,6 +123,8 @@ class _Lines:
             for step in event.plan.steps[:done]:
                 if isinstance(step, Copy | Relocate):
                     self._clock += step.seconds
+                elif isinstance(step, Execute):
+                    self._clock += event.plan.request.tasks[step.task].transformation.seconds
 
     def _add_up(self, event: Event) -> None:
         if not isinstance(event, PlanRun):
@@ -172,8 +174,10 @@ class _Lines:
             self._copied(kind, step.seconds, step.count, step.nbytes, plan=index,
                          space=step.space.value, reason=step.reason)  # fmt: skip
         elif isinstance(step, Execute):
-            name = plan.request.tasks[step.task].transformation.name
-            self._add(name, "program", _SIMULATED, at, 0.0, plan=index, task=step.task)
+            what = plan.request.tasks[step.task].transformation
+            self._add(what.name, "program", _SIMULATED, at, what.seconds, plan=index,
+                      task=step.task)  # fmt: skip
+            self._clock += what.seconds
         elif isinstance(step, Allocate):
             buffer = step.buffer
             self._add("allocate", "memory", _SIMULATED, at, None, plan=index,

@@ -91,6 +91,8 @@ def explain(device: RuntimeDevice, period: str | None = None) -> str:
         f"{counted(total.copies, 'copy', 'copies')}, {total.nbytes} B, "
         f"{total.seconds * 1e6:.1f} us simulated ({period or account.period})"
     ]
+    if total.programs:
+        out.append(f"  {_programs_text(device, total)}")
     if earlier.copies:
         out.append(
             f"  {counted(earlier.copies, 'copy', 'copies')} of older or failed plans, "
@@ -115,10 +117,19 @@ def explain(device: RuntimeDevice, period: str | None = None) -> str:
     return "\n".join(out)
 
 
+def _programs_text(device: RuntimeDevice, total: Totals) -> str:
+    """What the programs took beside the copies."""
+    machine = device.machine
+    if machine.compute is None:
+        return f"the programs' own time is not counted: {machine.name!r} describes no compute rates"
+    return f"the programs themselves: {total.program_seconds * 1e6:.1f} us simulated"
+
+
 def totals_json(period: str, total: Totals) -> dict[str, Any]:
     """Totals as plain data, the same wherever they stand."""
     return {"period": period, "programs": total.programs, "copies": total.copies,
-            "nbytes": total.nbytes, "entries": total.entries, "seconds": total.seconds}  # fmt: skip
+            "nbytes": total.nbytes, "entries": total.entries, "seconds": total.seconds,
+            "program_seconds": total.program_seconds}  # fmt: skip
 
 
 def counted(number: int, one: str, many: str | None = None) -> str:
@@ -134,6 +145,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     """A plan's copies as plain data, for programs to read."""
     return {
         "seconds": plan.seconds,
+        "program_seconds": plan.program_seconds,
         "tasks": [task.transformation.name for task in plan.request.tasks],
         "copies": [
             {

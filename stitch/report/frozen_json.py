@@ -25,6 +25,8 @@ MAX_DEPTH = 40
 WRITTEN = {
     "Buffer": "Block", "buffer": "block", "buffers": "blocks", "final_buffers": "final_blocks",
 }  # fmt: skip
+#: Fields that came later, by class: older records lack them, and mean the default.
+LATER = {"Machine": frozenset({"compute"}), "Transformation": frozenset({"seconds"})}
 
 
 def _written(name: str) -> str:
@@ -138,7 +140,8 @@ def _read_fields(kind: Any, data: object, where: str, depth: int) -> Any:
     fields = {name: (_written(name), hint) for name, hint in _fields_of(kind).items()}
     keys = {key for key, _ in fields.values()}
     surplus = sorted(data.keys() - keys - {"is"})
-    missing = sorted(keys - data.keys())
+    later = LATER.get(kind.__name__, frozenset())
+    missing = sorted(keys - data.keys() - later)
     if surplus or missing:
         listed = [f"no {name!r}" for name in missing] + [f"a surplus {name!r}" for name in surplus]
         what = _written(kind.__name__)
@@ -146,6 +149,7 @@ def _read_fields(kind: Any, data: object, where: str, depth: int) -> Any:
     values = {
         name: _read(hint, data[key], f"{where}.{key}", depth + 1)
         for name, (key, hint) in fields.items()
+        if key in data or key not in later
     }
     try:
         return kind(**values)

@@ -11,7 +11,8 @@ Comes in: a device's events. Goes out: text. It changes nothing. The form, one J
                 {"event": "stopped", "plan", "steps"},                a plan that failed after these
                 {"event": "write", "nbytes", "desc"},              the host overwrote a tensor
                 {"event": "read", "nbytes", "desc"}],
-     "totals": {"period", "programs", "copies", "nbytes", "entries", "seconds"}}
+     "totals": {"period", "programs", "copies", "nbytes", "entries", "seconds",
+                "program_seconds"}}
 
 What a copy and its bytes are: `Footprint.own_nbytes`. Version 1 had neither totals,
 writes, nor plans that stopped; older records of version 2 have moves of earlier results

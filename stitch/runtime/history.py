@@ -22,7 +22,7 @@ MAX_PLANS = 512
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Program runs and copies, added up; `seconds` are simulated.
+    """Program runs and copies, added up; `seconds` of copies and `program_seconds` are simulated.
 
     `copies` and `nbytes` as `Footprint.own_nbytes` says; `entries` are those of the copies that
     carried the host arrays of a call in. `staging_nbytes`: the most that any plan's kernels staged.
@@ -34,6 +34,7 @@ class Totals:
     seconds: float = 0.0
     entries: int = 0
     staging_nbytes: int = 0
+    program_seconds: float = 0.0
 
     def __add__(self, other: Totals) -> Totals:
         return self.plus(other, 1)
@@ -47,6 +48,7 @@ class Totals:
             self.seconds + times * other.seconds,
             self.entries + times * other.entries,
             max(self.staging_nbytes, other.staging_nbytes if times else 0),
+            self.program_seconds + times * other.program_seconds,
         )
 
 
@@ -69,7 +71,8 @@ def _of_steps(plan: Plan, steps_done: int | None = None) -> Totals:
     totals = Totals()
     for step in steps:
         if isinstance(step, Execute):
-            totals += Totals(1)
+            task = plan.request.tasks[step.task]
+            totals += Totals(1, program_seconds=task.transformation.seconds)
         elif isinstance(step, Copy | Relocate):
             enters = isinstance(step, Copy) and step.source.buffer not in inside
             totals += Totals(0, step.count, step.nbytes, step.seconds, int(enters))

@@ -56,6 +56,7 @@ class LoadedProgram:
         program: Program,
         verify: Callable[[], None],
         constants: list[BufferRecord],
+        seconds: float = 0.0,
     ) -> None:
         self._home = device
         #: The `Device` that loaded it, which knows programs and is not known by them.
@@ -89,6 +90,7 @@ class LoadedProgram:
                 if s.aliases_input is not None
             ),
             scratch=program.scratch,
+            seconds=seconds,
         )
         self.output_descs = tuple(
             TensorDesc(d.shape, d.layout.without_address()) for d in self.transformation.outputs

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from stitch.errors import IncompatibleError
 from stitch.machine import Machine, footprint, machine_names
+from stitch.ops import program_work
+from stitch.program import Program
 from stitch.runtime.checks import check_program
 from stitch.runtime.loaded import Home, LoadedProgram
 from stitch.runtime.values import BufferRecord, Records
@@ -26,7 +28,8 @@ def load_program(
     program = binary.program(which)
     check_program(program, machine.shape)
     kept: list[BufferRecord] = []
-    loaded = LoadedProgram(device, program, lambda: binary.verify_segments(program), kept)
+    seconds = simulated_seconds(program, machine)
+    loaded = LoadedProgram(device, program, lambda: binary.verify_segments(program), kept, seconds)
     # From now on all that is kept is given back when nobody refers to it, whatever happens.
     device.await_unloading(loaded)
     try:
@@ -40,6 +43,14 @@ def load_program(
         records.let_go(kept)
         raise
     return loaded
+
+
+def simulated_seconds(program: Program, machine: Machine) -> float:
+    """What one run of a program takes on a machine; 0 where that describes no compute rates."""
+    if machine.compute is None:
+        return 0.0
+    work = program_work(program)
+    return machine.compute.seconds(work.products, work.other_flops, work.nbytes)
 
 
 def _targets(here: str, there: str) -> str:

@@ -28,6 +28,7 @@ class Transformation:
 
     `inputs` and `outputs` are the descriptors that must hold before and after. `aliases` pairs an
     output with the donated input whose buffer it takes. `key` identifies it for plan reuse.
+    `seconds`: simulated time of one run on the device's machine, beside the copies that it needs.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Transformation:
     aliases: tuple[tuple[int, int], ...] = ()
     scratch: Scratch | None = None
     key: int = field(default_factory=_next_key)
+    seconds: float = 0.0
 
     def input_name(self, index: int) -> str:
         """The name of an input slot, for messages."""

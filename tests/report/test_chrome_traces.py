@@ -70,10 +70,12 @@ def test_the_lines_of_a_run_are_those_of_its_plan_on_both_clocks() -> None:
         body = trace.as_json()
         trace.close()
     runs = [e for e in body["traceEvents"] if e.get("cat") == "run"]
-    copies = [e for e in body["traceEvents"] if e.get("cat") == "copy"]
     assert len(runs) == 6
     assert [e["args"]["tasks"] for e in runs] == [["a"]] * 6
     assert all(a["ts"] + a["dur"] <= b["ts"] for a, b in pairwise(runs))
-    assert [e["ts"] for e in copies] == pytest.approx(
-        [sum(e["dur"] for e in copies[:i]) for i in range(6)]
+    simulated = [e for e in body["traceEvents"] if e.get("cat") in ("copy", "program")]
+    assert [e["cat"] for e in simulated] == ["copy", "program"] * 6
+    assert all(e["dur"] > 0 for e in simulated)
+    assert [e["ts"] for e in simulated] == pytest.approx(
+        [sum(e["dur"] for e in simulated[:i]) for i in range(12)]
     )
