@@ -12,16 +12,13 @@ from itertools import pairwise
 
 from stitch.errors import LayoutError, OutOfMemoryError
 from stitch.machine import Machine, footprint, round_up
-from stitch.packing import gaps_between
-from stitch.planner.moves import STAGE, Move, order_moves
+from stitch.planner.mover.relocation import relocation
 from stitch.planner.plan import (
     Buffer,
     Certificate,
     CertificateKind,
     Copy,
     Instance,
-    Relocate,
-    Transfer,
     waiting_desc,
 )
 from stitch.planner.repack import Repacking, SpaceProblem, arrange, place
@@ -304,88 +301,14 @@ def _relocate(state: Residency, demand: RoomDemand, arrangement: Repacking) -> N
     }
     if not targets:
         return
-    moves = []
-    for number, target in sorted(targets.items()):
-        buffer = state.buffers[number]
-        assert buffer.address is not None
-        moves.append(Move(buffer.address, target, buffer.size_per_bank))
-    step = relocation(state, demand.space, targets, moves, demand.purpose)
+
+    def take_room(space: Space, size: int) -> int:
+        staging = RoomDemand(space, f"a bounce for {demand.purpose}", set(state.locked))
+        staging.floating.append((size, "staging"))
+        (address,) = make_room(state, staging)
+        state.claimed.append((space, address, size))
+        return address
+
+    step = relocation(state, demand.space, targets, demand.purpose, take_room)
     state.moved(targets)
     state.steps.append(step)
-
-
-def relocation(
-    state: Residency, space: Space, targets: dict[int, int], moves: list[Move], purpose: str
-) -> Relocate:
-    """The step that carries out moves: ordered, a cycle broken with one granule set aside."""
-    shape = state.shape(space)
-    busy = [(b.address or 0, b.size_per_bank) for b in state.in_space(space)]
-    busy += [(m.target, m.size) for m in moves]
-    holes = gaps_between(busy, shape.base, shape.limit)
-    hole, spare = max(holes, key=lambda h: h[1], default=(0, 0))
-    bounces = state.machine.path(space, space) is None
-    ordered, granule = order_moves(moves, spare=None if bounces else spare)
-    outside = bounces or granule > spare
-    certificate, stage, other, through, parked = None, None, Space.DRAM, None, (space, hole)
-    if outside:
-        sizes = tuple(m.size for m in moves)
-        certificate = Certificate("no_path", sizes) if bounces else (
-            Certificate("cycle", sizes, (spare,)))  # fmt: skip
-        other = _beside(state, space)
-        # A granule that is set aside must not lie where the others pass through.
-        passing = max(m.size for m in moves) * shape.banks if bounces else 0
-        stage, after = _stage(state, other, (passing, granule * shape.banks), purpose)
-        through, parked = (other, stage[0]) if bounces else None, (other, after)
-    elif granule:
-        state.claimed.append((space, hole, granule))
-    transfers: list[Transfer] = []
-    for move in ordered:
-        source = parked if move.source == STAGE else (space, move.source)
-        target = parked if move.target == STAGE else (space, move.target)
-        transfers += _transfers(source, target, move.size * shape.banks, through)
-    nbytes = sum(footprint(state.buffers[n].desc, state.machine.shape).own_nbytes for n in targets)
-    seconds = sum(
-        state.machine.seconds(t.source_space, t.target_space, t.nbytes, t.nbytes // shape.banks)
-        for t in transfers
-    )
-    named = ", ".join(state.buffers[n].origin for n in sorted(targets)[:3])
-    reason = f"room for {purpose}: {named} moved" + (f" through {other.value}" if outside else "")
-    return Relocate(
-        space, tuple(sorted(targets.items())), tuple(transfers), nbytes, seconds, reason,
-        stage, certificate, other,
-    )  # fmt: skip
-
-
-def _beside(state: Residency, space: Space) -> Space:
-    """Where bytes of a space wait: DRAM, the host for those of DRAM; connected if possible."""
-    others = [s for s in (Space.DRAM, Space.HOST, Space.L1)
-              if s is not space and s in state.machine.shape.spaces]  # fmt: skip
-    if not others:
-        raise LayoutError(
-            f"machine {state.machine.name!r} can move nothing inside {space.value}",
-            remedy="describe a path inside the space, or a second space",
-        )
-    machine = state.machine
-    return min(others, key=lambda s: not (machine.path(space, s) and machine.path(s, space)))
-
-
-def _stage(
-    state: Residency, space: Space, parts: tuple[int, int], purpose: str
-) -> tuple[tuple[int, int], int]:
-    """A free region for two parts (bytes over all banks), and the address of the second."""
-    shape = state.shape(space)
-    first, second = (round_up(-(-n // shape.banks), shape.alignment) for n in parts)
-    demand = RoomDemand(space, f"a bounce for {purpose}", set(state.locked))
-    demand.floating.append((first + second, "staging"))
-    (address,) = make_room(state, demand)
-    state.claimed.append((space, address, first + second))
-    return (address, first + second), address + first
-
-
-Spot = tuple[Space, int]
-
-
-def _transfers(source: Spot, target: Spot, nbytes: int, through: Spot | None) -> list[Transfer]:
-    if through is None or source[0] is not target[0]:
-        return [Transfer(*source, *target, nbytes)]
-    return [Transfer(*source, *through, nbytes), Transfer(*through, *target, nbytes)]

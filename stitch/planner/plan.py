@@ -95,6 +95,25 @@ class Certificate:
 
 
 @dataclass(frozen=True, slots=True)
+class CostCertificate:
+    """Why bytes left their space although a few bytes of it were free: it takes less time.
+
+    `cyclic_size` bytes per bank move in cycles and `free_size` are free: no move inside the space
+    fills more than what is free, so `inside_seconds` is the least that such moves take;
+    `through_seconds` is what those take that were chosen instead.
+    """
+
+    cyclic_size: int
+    free_size: int
+    inside_seconds: float
+    through_seconds: float
+
+    @property
+    def kind(self) -> str:
+        return "cost"
+
+
+@dataclass(frozen=True, slots=True)
 class Allocate:
     """Take `[address, address + size_per_bank)` in every bank of the buffer's space for it."""
 
@@ -161,7 +180,7 @@ class Relocate:
     seconds: float
     reason: str
     stage: tuple[int, int] | None = None
-    certificate: Certificate | None = None
+    certificate: Certificate | CostCertificate | None = None
     stage_space: Space = Space.DRAM
 
     @property

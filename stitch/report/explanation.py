@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stitch.machine import footprint
-from stitch.planner import Allocate, Copy, Plan, Relocate
+from stitch.planner import Allocate, Copy, CostCertificate, Plan, Relocate
 from stitch.program import Space
 from stitch.runtime import Account, RuntimeDevice, Totals
 
@@ -54,7 +54,10 @@ def _lines(step: Copy | Relocate, plan: Plan, buffers: dict[int, Any]) -> Iterat
     proof: str | None = None
     if certificate is not None:
         proof = str(certificate.kind)
-        if certificate.gaps:
+        if isinstance(certificate, CostCertificate):
+            inside, through = certificate.inside_seconds, certificate.through_seconds
+            proof += f": {through * 1e6:.1f} us through, {inside * 1e6:.1f} us inside"
+        elif certificate.gaps:
             proof += f": {sum(certificate.pieces)} B per bank into {sum(certificate.gaps)} B"
     if isinstance(step, Copy):
         source, target = step.source.desc.text(), step.target.desc.text()

@@ -8,6 +8,7 @@ from stitch.errors import LayoutError, OutOfMemoryError
 from stitch.planner import (
     Allocate,
     Copy,
+    CostCertificate,
     Execute,
     Free,
     Instance,
@@ -88,27 +89,34 @@ def test_a_pinned_buffer_in_the_middle_forces_a_bounce_with_a_packing_certificat
     assert pinned == made.request.buffers[pinned.number]
 
 
-def test_swapping_two_inputs_in_a_full_l1_passes_one_granule_through_dram_at_a_time() -> None:
+def test_swapping_two_inputs_in_a_full_l1_passes_one_piece_through_dram_once() -> None:
     (step,) = plan(cases.swapped()).copies
     assert isinstance(step, Relocate)
     assert step.certificate is not None and step.certificate.kind == "cycle"
-    granule = 1024 * 4
-    assert step.stage is not None and step.stage[1] * 2 == granule
-    assert step.bounced_nbytes == 2 * granule
+    piece = 1024 * 4
+    assert step.stage is not None and step.stage[1] * 2 == piece
+    assert step.bounced_nbytes == piece
 
 
-def test_swapping_two_inputs_with_a_spare_granule_stays_inside_l1() -> None:
+def test_swapping_two_inputs_with_a_spare_granule_leaves_l1_where_that_is_cheaper() -> None:
     (step,) = plan(cases.swapped_with_a_spare_granule()).copies
+    assert isinstance(step, Relocate) and isinstance(step.certificate, CostCertificate)
+    assert step.certificate.free_size == 32 and step.certificate.cyclic_size == 2 * 2032
+    assert step.seconds < step.certificate.inside_seconds / 10
+
+
+def test_swapping_two_inputs_with_spare_room_stays_inside_l1() -> None:
+    (step,) = plan(cases.swapped(1536)).copies
     assert isinstance(step, Relocate)
     assert step.stage is None and step.certificate is None and step.bounced_nbytes == 0
 
 
-def test_a_free_byte_inside_a_target_is_enough_to_keep_a_cycle_inside_l1() -> None:
+def test_free_bytes_inside_a_target_are_enough_to_keep_a_cycle_inside_l1() -> None:
     scene = Scene(cases.SMALL)
     a = scene.tensor(desc_of(1024), 1024, keep=True)
-    b = scene.tensor(desc_of(2048), 2048, keep=True)
+    b = scene.tensor(desc_of(1536), 2048, keep=True)
     c = scene.tensor(desc_of(960), 4096, keep=True)
-    wanted = [desc_of(1024, address=4096), desc_of(2048, address=1024), desc_of(960, address=3072)]
+    wanted = [desc_of(1024, address=4096), desc_of(1536, address=1024), desc_of(960, address=2560)]
     scene.run(program("p", wanted, [desc_of(16, DRAM)]), a, b, c, keep=True)
     made = plan(scene.request())
     assert check_plan(made) == () and ByteMachine(made, 1).run() == []

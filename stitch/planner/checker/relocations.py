@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from stitch.machine import footprint
+from stitch.planner.checker.byte_map import ByteMap
 from stitch.planner.checker.inspection import Inspection
-from stitch.planner.plan import Certificate, Relocate, Transfer
+from stitch.planner.plan import Certificate, CostCertificate, Relocate, Transfer
 from stitch.program import Space
 
 
@@ -88,19 +91,82 @@ def _stage(run: Inspection, step: Relocate) -> None:
         _justify(run, step, step.certificate)
 
 
-def _justify(run: Inspection, step: Relocate, certificate: Certificate | None) -> None:
+def _justify(
+    run: Inspection, step: Relocate, certificate: Certificate | CostCertificate | None
+) -> None:
+    shape = run.machine.shape.space(step.space)
+    live = run.symbolic_memory.live_in(step.space, 0, shape.limit)
+    free = shape.capacity - sum(buffer.size_per_bank for buffer in live)
     if certificate is None:
         run.say("uncertified", "bytes pass through another space without a certificate")
-    elif certificate.kind == "no_path":
+        return
+    if certificate.kind == "no_path":
         if run.machine.path(step.space, step.space) is not None:
             run.say("certificate", f"the machine has a path inside {step.space.value}")
-    elif certificate.kind == "cycle":
-        shape = run.machine.shape.space(step.space)
-        full = sum(b.size_per_bank for b in run.symbolic_memory.live_in(step.space, 0, shape.limit))
-        if full < shape.capacity:
-            run.say("certificate", f"{shape.capacity - full} B of {step.space.value} are free")
-    else:
+        return
+    if isinstance(certificate, CostCertificate):
+        defect = _cost_defect(run, step, certificate, free)
+        if defect is not None:
+            run.say("certificate", defect)
+    elif certificate.kind != "cycle":
         run.say("certificate", f"{certificate.kind!r} is no reason to bounce")
+    elif free:
+        run.say("certificate", f"{free} B of {step.space.value} are free")
+    room = (step.stage or (0, 0))[1] * run.machine.shape.space(step.stage_space).banks
+    if step.bounced_nbytes > room:
+        run.say("certificate", f"{step.bounced_nbytes} B leave {step.space.value}, not once "
+                               f"the {room} B that are set aside")  # fmt: skip
+
+
+def _cost_defect(
+    run: Inspection, step: Relocate, certificate: CostCertificate, free: int
+) -> str | None:
+    """What is wrong with the two prices of leaving a space; None where they are right."""
+    targets = dict(step.targets)
+    moves = [(b.address or 0, targets[n], b.size_per_bank)
+             for n, b in run.symbolic_memory.buffers.items() if n in targets]  # fmt: skip
+    cyclic = _on_cycles(moves)
+    nbytes, banks = sum(size for _, _, size in cyclic), run.machine.shape.space(step.space).banks
+    if (certificate.cyclic_size, certificate.free_size) != (nbytes, free):
+        return (
+            f"it speaks of {certificate.cyclic_size} B in cycles and {certificate.free_size} B "
+            f"free, there are {nbytes} B and {free} B"
+        )
+    if not free or run.machine.path(step.space, step.space) is None:
+        return "there is no price of moves inside the space"
+    width = min(nbytes, free)
+    inside = nbytes / free * run.machine.seconds(step.space, step.space, width * banks, width)
+    whole = {(a, b, size * banks) for a, b, size in moves if (a, b, size) not in cyclic}
+    through = sum(
+        run.machine.seconds(t.source_space, t.target_space, t.nbytes, t.nbytes // banks)
+        for t in step.transfers
+        if (t.source_address, t.target_address, t.nbytes) not in whole
+    )
+    claimed = certificate.inside_seconds, certificate.through_seconds
+    if not all(
+        math.isclose(a, b, rel_tol=1e-9) for a, b in zip(claimed, (inside, through), strict=True)
+    ):
+        return f"it claims {claimed} s inside and through, they are {(inside, through)}"
+    return None if through < inside else f"{inside} s inside are no more than {through} s through"
+
+
+def _on_cycles(moves: list[tuple[int, int, int]]) -> set[tuple[int, int, int]]:
+    """The moves (source, target, size) that wait, over others, for moves that wait for them."""
+    left = {move for move in moves if move[0] != move[1]}
+    while True:
+        sources, targets = ByteMap(), ByteMap()
+        for number, (source, target, size) in enumerate(left):
+            sources.write(source, source + size, number)
+            targets.write(target, target + size, number)
+        free = {
+            move
+            for number, move in enumerate(left)
+            if all(p.content == number for p in sources.read(move[1], move[1] + move[2]))
+            or all(p.content == number for p in targets.read(move[0], move[0] + move[2]))
+        }
+        if not free:
+            return left
+        left -= free
 
 
 def _transfer(run: Inspection, step: Relocate, t: Transfer, homes: list[tuple[int, int]]) -> None:

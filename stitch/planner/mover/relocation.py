@@ -1,0 +1,175 @@
+"""The step that brings buffers to new addresses of their space, at the least cost that was found.
+
+Nothing leaves the space but by necessity (it has no path inside; not a byte of it is free and moves
+form a cycle) or because that is cheaper, and each says so. What is set aside outside goes out once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from stitch.errors import LayoutError
+from stitch.machine import footprint, round_up
+from stitch.packing import gaps_between
+from stitch.planner.mover.cost import ASIDE, Prices
+from stitch.planner.mover.cycles import break_cycles
+from stitch.planner.mover.order import Move, order_moves
+from stitch.planner.plan import Certificate, CostCertificate, Relocate, Transfer
+from stitch.planner.residency import Residency
+from stitch.program import Space
+
+#: Makes room for so many bytes per bank of a space and gives their address.
+TakeRoom = Callable[[Space, int], int]
+
+
+def relocation(
+    state: Residency, space: Space, targets: dict[int, int], purpose: str, take_room: TakeRoom
+) -> Relocate:
+    """The step that moves buffers (by number) of a space to `targets`; nothing else changes yet.
+
+    Raises `LayoutError` where the machine cannot carry bytes inside the space by any way, and what
+    `take_room` raises where bytes have to leave the space and find no room beside it.
+    """
+    return _Relocation(state, space, targets).step(purpose, take_room)
+
+
+class _Relocation:
+    """What moves, what is free beside it, and what that costs."""
+
+    def __init__(self, state: Residency, space: Space, targets: dict[int, int]) -> None:
+        self.state, self.space, self.targets = state, space, targets
+        self.shape = state.shape(space)
+        self.prices = Prices(state.machine, space, _beside(state, space))
+        self.beside = state.shape(self.prices.beside)
+        moving = [state.buffers[number] for number in sorted(targets)]
+        self.moves = [Move(b.address or 0, targets[b.number], b.size_per_bank) for b in moving]
+        self.first, self.core, self.last = order_moves(self.moves)
+        self.unused = state.allocators[space].free_nbytes
+
+    def step(self, purpose: str, take_room: TakeRoom) -> Relocate:
+        state, prices = self.state, self.prices
+        done, certificate = self._broken() if self.core else ([], None)
+        if prices.bounces:
+            certificate = Certificate("no_path", tuple(move.size for move in self.moves))
+        ordered = [*self.first, *done, *self.last]
+        ordered, passing, slots = self._staged(ordered)
+        size = passing + sum(slots.values())
+        stage = (take_room(prices.beside, size), size) if size else None
+        state.claimed += [(self.space, m.target, m.size) for m in done if m.target < ASIDE]
+        transfers = tuple(self._transfers(ordered, passing, slots, stage[0] if stage else 0))
+        seconds = sum(
+            prices.transfer(t.source_space, t.target_space, t.nbytes // prices.banks)
+            for t in transfers
+        )
+        machine, buffers = state.machine.shape, state.buffers
+        nbytes = sum(footprint(buffers[n].desc, machine).own_nbytes for n in self.targets)
+        named = ", ".join(buffers[n].origin for n in sorted(self.targets)[:3])
+        reason = f"room for {purpose}: {named} moved"
+        reason += f" through {prices.beside.value}" if stage else ""
+        return Relocate(
+            self.space, tuple(sorted(self.targets.items())), transfers, nbytes, seconds, reason,
+            stage, certificate if stage else None, prices.beside if stage else Space.DRAM,
+        )  # fmt: skip
+
+    # -- cycles -----------------------------------------------------------------------------------
+
+    def _broken(self) -> tuple[list[Move], Certificate | CostCertificate | None]:
+        """The moves on cycles in order, and why some of their bytes leave the space."""
+        granule, prices, free = self.shape.alignment, self.prices, self._free_while_cycling()
+        sizes = tuple(move.size for move in self.moves)
+        if prices.bounces:
+            return break_cycles(self.core, [], self._outside(granule), prices, granule), None
+        if not self.unused:
+            away = break_cycles(self.core, free, self._outside(granule), prices, granule)
+            return away, Certificate("cycle", sizes, (0,))
+        nbytes = sum(move.size for move in self.core)
+        # No move inside fills more than what is free: so much it takes at least.
+        floor = nbytes / self.unused * prices.inside(min(nbytes, self.unused))
+        outside = self._outside(0)
+        if outside and prices.inside(nbytes) + prices.out(granule) + prices.back(granule) < floor:
+            away = break_cycles(self.core, [], outside, prices, granule)
+            seconds = prices.seconds(away)
+            if seconds < floor:
+                return away, CostCertificate(nbytes, self.unused, floor, seconds)
+        return break_cycles(self.core, free, 0, prices, granule), None
+
+    def _free_while_cycling(self) -> list[tuple[int, int]]:
+        """What nothing uses after the first moves and before the last ones, outside the cycles."""
+        busy = [(b.address or 0, b.size_per_bank) for b in self.state.in_space(self.space)
+                if b.number not in self.targets]  # fmt: skip
+        busy += [(m.target, m.size) for m in (*self.first, *self.core)]
+        busy += [(m.source, m.size) for m in (*self.core, *self.last)]
+        gaps = gaps_between(busy, self.shape.base, self.shape.limit)
+        return [(address, address + size) for address, size in gaps]
+
+    def _outside(self, least: int) -> int:
+        """Bytes per bank of this space that find room beside it now, but `least` in any case."""
+        hole = self.state.allocators[self.prices.beside].largest_hole
+        if self.prices.bounces:
+            hole //= 2
+        # Every part of what is set aside starts at a multiple of the other space's alignment.
+        hole -= (len(self.core) + 4) * self.beside.alignment
+        granule = self.shape.alignment
+        return max(least, hole * self.beside.banks // self.prices.banks // granule * granule)
+
+    # -- transfers --------------------------------------------------------------------------------
+
+    def _slot(self, size: int) -> int:
+        """Bytes per bank that `size` bytes per bank of this space take in the space beside."""
+        return round_up(-(-size * self.prices.banks // self.beside.banks), self.beside.alignment)
+
+    def _staged(self, ordered: list[Move]) -> tuple[list[Move], int, dict[int, int]]:
+        """Moves cut to what can pass outside, room to pass through, room by what is set aside."""
+        slots = {m.target: self._slot(m.size) for m in ordered if m.target >= ASIDE}
+        if not self.prices.bounces:
+            return ordered, 0, slots
+        most = max(move.size for move in ordered)
+        hole = self.state.allocators[self.prices.beside].largest_hole - sum(slots.values())
+        if self._slot(most) > hole:
+            granule = self.shape.alignment
+            fits = hole // self.beside.alignment * self.beside.alignment * self.beside.banks
+            most = max(granule, fits // self.prices.banks // granule * granule)
+        cut = [piece for move in ordered for piece in _pieces(move, most)]
+        return cut, self._slot(most), slots
+
+    def _transfers(
+        self, ordered: list[Move], passing: int, slots: dict[int, int], stage: int
+    ) -> Iterator[Transfer]:
+        here, there, banks = self.space, self.prices.beside, self.prices.banks
+        places, at = {}, stage + passing
+        for address, size in slots.items():
+            places[address], at = at, at + size
+        for move in ordered:
+            nbytes = move.size * banks
+            if move.target >= ASIDE:
+                yield Transfer(here, move.source, there, places[move.target], nbytes)
+            elif move.source >= ASIDE:
+                yield Transfer(there, places[move.source], here, move.target, nbytes)
+            elif passing:
+                yield Transfer(here, move.source, there, stage, nbytes)
+                yield Transfer(there, stage, here, move.target, nbytes)
+            else:
+                yield Transfer(here, move.source, here, move.target, nbytes)
+
+
+def _pieces(move: Move, most: int) -> Iterator[Move]:
+    """A move in pieces of at most `most` bytes, in the order that keeps an overlap whole."""
+    if move.size <= most or ASIDE <= max(move.source, move.target):
+        yield move
+        return
+    starts = range(0, move.size, most)
+    for at in starts if move.target < move.source else reversed(starts):
+        yield Move(move.source + at, move.target + at, min(most, move.size - at))
+
+
+def _beside(state: Residency, space: Space) -> Space:
+    """Where bytes of a space wait: DRAM, the host for those of DRAM; connected if possible."""
+    machine = state.machine
+    others = [s for s in (Space.DRAM, Space.HOST, Space.L1)
+              if s is not space and s in machine.shape.spaces]  # fmt: skip
+    if not others:
+        raise LayoutError(
+            f"machine {machine.name!r} can move nothing inside {space.value}",
+            remedy="describe a path inside the space, or a second space",
+        )
+    return min(others, key=lambda s: not (machine.path(space, s) and machine.path(s, space)))
