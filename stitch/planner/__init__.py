@@ -34,7 +34,7 @@ else:
     __getattr__, __dir__ = names_on_demand(__name__, {"checker": "WARNINGS check_plan"})
 
 __all__ = [
-    "WARNINGS", "Allocate", "Buffer", "Certificate", "Copy", "CostCertificate", "Execute", "Free", "Instance", "Plan",
-    "PlanRequest", "Relocate", "Resident", "Step", "Transfer", "after_steps", "check_plan",
-    "copy_cost", "plan",
+    "WARNINGS", "Allocate", "Buffer", "Certificate", "Copy", "CostCertificate", "Execute", "Free",
+    "Instance", "Plan", "PlanRequest", "Relocate", "Resident", "Step", "Transfer", "after_steps",
+    "check_plan", "copy_cost", "plan",
 ]  # fmt: skip

@@ -7,11 +7,16 @@ known to want; moving buffers inside the space; giving up the buffer whose next 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from stitch.errors import LayoutError, OutOfMemoryError
 from stitch.machine import Machine, footprint, round_up
+from stitch.memory import Allocator
+from stitch.planner.mover.arrange import Arrangement, arrange
+from stitch.planner.mover.cost import operation_size
+from stitch.planner.mover.holes import SpaceProblem
 from stitch.planner.mover.relocation import relocation
 from stitch.planner.plan import (
     Buffer,
@@ -21,7 +26,6 @@ from stitch.planner.plan import (
     Instance,
     waiting_desc,
 )
-from stitch.planner.repack import Repacking, SpaceProblem, arrange, place
 from stitch.planner.residency import NEVER, Residency
 from stitch.program import Space, TensorDesc
 
@@ -51,9 +55,12 @@ def make_room(state: Residency, demand: RoomDemand) -> list[int]:
     if not (demand.fixed or demand.floating or demand.relocate):
         return []
     _check_fixed(state, demand)
+    free = _free_places(state, demand)
+    if free is not None:
+        return free
     while True:
         problem, proved = _problem(state, demand), True
-        arrangement = place(problem)
+        arrangement = _elsewhere(problem)
         if arrangement is None and _drop_idle_copies(state, demand, sum(problem.pieces)):
             continue
         if arrangement is None:
@@ -68,16 +75,64 @@ def make_room(state: Residency, demand: RoomDemand) -> list[int]:
     return list(arrangement.pieces)
 
 
+def _free_places(state: Residency, demand: RoomDemand) -> list[int] | None:
+    """Where the pieces fit with nothing moved, None where they do not; O(log n) for each."""
+    allocator, alignment = state.allocators[demand.space], state.shape(demand.space).alignment
+    if any(state.buffers[n].address != address for n, address in demand.relocate.items()):
+        return None
+    if not all(allocator.is_free(address, size) for address, size, _ in demand.fixed):
+        return None
+    taken: list[int] = []
+    try:
+        for address, size, _ in demand.fixed:
+            allocator.alloc_at(address, size)
+            taken.append(address)
+        return _allocate_all(allocator, _sizes(demand, alignment), taken)
+    finally:
+        for address in taken:
+            allocator.free(address)
+
+
+def _sizes(demand: RoomDemand, alignment: int) -> list[int]:
+    return [round_up(max(size, 1), alignment) for size, _ in demand.floating]
+
+
+def _allocate_all(allocator: Allocator, sizes: Sequence[int], taken: list[int]) -> list[int] | None:
+    """Places by best fit, the largest first, in the order of `sizes`; None where one finds none.
+
+    What was allocated is added to `taken`.
+    """
+    places = [0] * len(sizes)
+    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        address = allocator.try_alloc(sizes[i])
+        if address is None:
+            return None
+        taken.append(address)
+        places[i] = address
+    return places
+
+
+def _elsewhere(problem: SpaceProblem) -> Arrangement | None:
+    """The arrangement in which only displaced buffers move, None where best fit finds none."""
+    allocator = Allocator(problem.base, problem.limit, problem.alignment)
+    for address, size in (*problem.obstacles, *((a, size) for _, a, size in problem.movable)):
+        allocator.alloc_at(address, size)
+    displaced = sorted(problem.displaced)
+    sizes = [size for _, _, size in displaced]
+    places = _allocate_all(allocator, (*sizes, *problem.pieces), [])
+    if places is None:
+        return None
+    moves = zip((number for number, _, _ in displaced), places, strict=False)
+    return Arrangement(tuple(moves), tuple(places[len(sizes) :]), sum(sizes))
+
+
 def _check_fixed(state: Residency, demand: RoomDemand) -> None:
-    shape = state.shape(demand.space)
-    regions = sorted(
-        [*demand.fixed]
-        + [
-            (address, state.buffers[n].size_per_bank, state.buffers[n].origin)
-            for n, address in demand.relocate.items()
-        ]
-    )
-    for address, size, what in regions:
+    shape, allocator = state.shape(demand.space), state.allocators[demand.space]
+    regions = sorted([(address, size, what, -1) for address, size, what in demand.fixed] + [
+        (address, state.buffers[n].size_per_bank, state.buffers[n].origin, n)
+        for n, address in demand.relocate.items()
+    ])  # fmt: skip
+    for address, size, what, number in regions:
         if address < shape.base or address + size > shape.limit or address % shape.alignment:
             raise LayoutError(
                 f"{what} cannot lie at {address:#x} in {demand.space.value}",
@@ -86,6 +141,10 @@ def _check_fixed(state: Residency, demand: RoomDemand) -> None:
                 f"in [{shape.base:#x}, {shape.limit:#x})",
                 got=f"[{address:#x}, {address + size:#x})",
             )
+        if number >= 0 and state.buffers[number].address == address:
+            continue
+        if allocator.is_free(address, size):
+            continue
         for buffer in state.in_space(demand.space):
             if buffer.pinned and _overlap(address, size, buffer):
                 raise LayoutError(
@@ -94,7 +153,7 @@ def _check_fixed(state: Residency, demand: RoomDemand) -> None:
                     where=demand.purpose,
                     remedy="release the exported array or view that pins it, or move the tensor",
                 )
-    for (a, size, what), (b, _, other) in pairwise(regions):
+    for (a, size, what, _), (b, _, other, _) in pairwise(regions):
         if a + size > b:
             raise LayoutError(
                 f"{what} [{a:#x}, {a + size:#x}) and {other} (at {b:#x}) clash in "
@@ -133,7 +192,8 @@ def _problem(state: Residency, demand: RoomDemand) -> SpaceProblem:
         tuple(movable),
         tuple(displaced),
         tuple(sorted(obstacles)),
-        tuple(round_up(max(size, 1), shape.alignment) for size, _ in demand.floating),
+        tuple(_sizes(demand, shape.alignment)),
+        operation_size(state.machine, demand.space),
     )
 
 
@@ -292,7 +352,7 @@ def copy_cost(machine: Machine, source: TensorDesc, target: TensorDesc) -> tuple
 # -- moving -------------------------------------------------------------------------------------
 
 
-def _relocate(state: Residency, demand: RoomDemand, arrangement: Repacking) -> None:
+def _relocate(state: Residency, demand: RoomDemand, arrangement: Arrangement) -> None:
     targets = dict(arrangement.moves)
     targets |= {
         number: address

@@ -12,6 +12,21 @@ from stitch.program import Space
 ASIDE = 1 << 50
 
 
+#: Where curves of transfer sizes are flat: from here on only bytes count.
+LARGE_TRANSFER = 1 << 20
+
+
+def operation_size(machine: Machine, space: Space) -> int:
+    """Bytes per bank that take as long to move inside a space as it takes to start a move.
+
+    0 where the machine moves nothing inside it.
+    """
+    path, banks = machine.path(space, space), machine.shape.space(space).banks
+    if path is None:
+        return 0
+    return int(path.latency_seconds * path.rate(LARGE_TRANSFER) / banks)
+
+
 class Prices:
     """Simulated seconds of raw transfers inside a space and between it and the one beside it.
 

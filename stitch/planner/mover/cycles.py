@@ -1,11 +1,11 @@
 """Breaking cycles of moves: which piece is set aside, how large, and what follows it.
 
 A set of moves is a map of bytes, made of paths and cycles. One piece is set aside; its place is a
-hole. What belongs into the hole is moved there and leaves the next hole, as large as the last or cut
-where a tensor ends; every byte moves once, however the tensors' sizes divide each other. Holes that
-meet are joined and the largest is filled first, so a free strip of a few bytes is taken along by a
-large piece instead of being passed through the whole space. A move that only overlaps itself is one
-memmove.
+hole. What belongs into the hole is moved there and leaves the next hole, as large as the last or
+cut where a tensor ends; every byte moves once, however the tensors' sizes divide each other. Holes
+that meet are joined and the largest is filled first, so a free strip of a few bytes is taken along
+by a large piece instead of being passed through the whole space. Where holes have grown narrow, a
+piece beside the widest is set aside anew. A move that only overlaps itself is one memmove.
 
 The piece may also be nothing (what is free inside the targets is hole enough) or whole tensors, as
 many as it takes until none waits for itself. All are priced; the cheapest is done.
@@ -152,7 +152,7 @@ def _stay(
     """
     universe = _union([*free, *_spans(moves, "source"), *_spans(moves, "target")])
     ordered: list[Move] = []
-    core, settled = list(moves), []
+    core, settled = list(moves), list[Span]()
     while core:
         pieces = _Pieces(core)
         widest = max(pieces.open, key=lambda span: (span[1] - span[0], -span[0]), default=(0, 0))
@@ -270,7 +270,7 @@ class _Pieces:
         self.widest = max((end - start for start, end in self.open), default=0)
 
     def run_of_sources(self, size: int) -> Span:
-        """Where a piece of at most `size` bytes is set aside: beside the widest hole if possible."""
+        """Where a piece of at most `size` bytes is set aside: beside the widest hole if it can."""
         at = max(self.open, key=lambda s: (s[1] - s[0], -s[0]), default=(0, self._sources[0][0]))[1]
         runs = [run for run in self._sources if run[0] <= at < run[1]] or [
             max(self._sources, key=lambda run: (run[1] - run[0], -run[0]))

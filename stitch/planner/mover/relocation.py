@@ -154,7 +154,7 @@ class _Relocation:
 
 def _pieces(move: Move, most: int) -> Iterator[Move]:
     """A move in pieces of at most `most` bytes, in the order that keeps an overlap whole."""
-    if move.size <= most or ASIDE <= max(move.source, move.target):
+    if move.size <= most or max(move.source, move.target) >= ASIDE:
         yield move
         return
     starts = range(0, move.size, most)

@@ -1,0 +1,301 @@
+"""The cheapest arrangement of one space in which everything has room.
+
+Sets of buffers are tried by what it costs to move them: those of the shortest runs that hold what
+finds no room, and, where a set's own members find no room elsewhere, those with another run added.
+All else stays. A set is good if its members and the pieces pack into the rooms that are left: best
+fit first, then room by room with the fullest choice (sums of subsets, as bits of a number). What
+is found is then thinned out. The best slide is a candidate always; few buffers are searched in all
+their choices; at last everything is packed anew. Budgets count work, never time.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from stitch.packing import pack
+from stitch.planner.mover.holes import ADDRESS, SHIFT, Holes, SpaceProblem, members
+
+#: With at most so many buffers that may move, the least cost is found for certain.
+EXACT_BUFFERS = 8
+#: Work of one search, and of thinning out what it found: a unit is about a microsecond.
+SEARCH_WORK = 1_500
+THINNING_WORK = 1_000
+#: So many further runs are tried for each set that does not do.
+RUNS_ADDED = 6
+#: Where the cheapest good set was not found in time: work of growing some sets until they do.
+DIVING_WORK = 1_300
+DIVES = 8
+#: Nodes of one exact packing while there is another way.
+FEW_NODES = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """New addresses of the buffers that move (by number), addresses of the pieces (by position)."""
+
+    moves: tuple[tuple[int, int], ...]
+    pieces: tuple[int, ...]
+    moved_nbytes: int
+
+
+def arrange(problem: SpaceProblem) -> Arrangement | None:
+    """The cheapest arrangement found, None where there is provably none.
+
+    Raises `TimeoutError` where the exact search gave up.
+    """
+    if sum(problem.all_pieces) > sum(size for _, size in problem.gaps):
+        return None
+    return _Search(problem).best()
+
+
+#: Room start by position of an item.
+_Fit = tuple[int, ...]
+
+
+class _Search:
+    """One problem, its index, and the cheapest set of buffers so far."""
+
+    def __init__(self, problem: SpaceProblem) -> None:
+        self.problem = problem
+        self.holes = Holes(problem)
+        #: What has to be placed in any case: (size, position among displaced and pieces).
+        wanted = [*(size for _, _, size in problem.displaced), *problem.pieces]
+        self.wanted = wanted
+        self.least = float("inf")
+        self.set = -1
+        self.fit: _Fit = ()
+        self.work = 0
+
+    def best(self) -> Arrangement | None:
+        holes, problem = self.holes, self.problem
+        if len(self.wanted) == 1 and (slides := holes.slides(self.wanted[0])):
+            self._slide(*slides[0])
+        self._by_runs()
+        if len(problem.movable) <= EXACT_BUFFERS:
+            self._by_all_choices()
+        elif self.set >= 0:
+            self._thin_out()
+        if self.set < 0:
+            everything = (1 << len(problem.movable)) - 1
+            fit = self._exactly(everything, None)
+            if fit is None:
+                return None
+            self.set, self.fit = everything, fit
+        return self._arrangement()
+
+    # -- sets of buffers --------------------------------------------------------------------------
+
+    def _slide(self, cost: int, mask: int) -> None:
+        ranks = members(mask)
+        first = self.holes.rooms(mask)
+        start = next(
+            r & ADDRESS
+            for r in first
+            if r & ADDRESS <= self.holes.starts[ranks[0]] < (r & ADDRESS) + (r >> SHIFT)
+        )
+        self._take(cost, mask, tuple([start] * (1 + len(ranks))))
+
+    def _take(self, cost: float, mask: int, fit: _Fit) -> None:
+        if cost < self.least:
+            self.least, self.set, self.fit = cost, mask, fit
+
+    def _by_runs(self) -> None:
+        """The cheapest good set first; where that takes too long, any: by adding run to run."""
+        queue: list[tuple[float, int]] = [(0, 0)]
+        seen = {0}
+        limit = self.work + SEARCH_WORK
+        while queue and self.work < limit:
+            cost, mask = heappop(queue)
+            if cost >= self.least or not self._try(cost, mask, seen, queue):
+                return
+        limit = self.work + DIVING_WORK
+        for cost, mask in sorted(queue)[:DIVES]:
+            dive = [(cost, mask)]
+            while dive and self.work < limit:
+                cost, mask = dive[0]
+                dive = []
+                if cost >= self.least or not self._try(cost, mask, set(), dive):
+                    break
+
+    def _try(self, cost: float, mask: int, seen: set[int], queue: list[tuple[float, int]]) -> bool:
+        """Whether a set does not do; then those with one run more are put into the queue."""
+        fit, stuck = self._fits(mask)
+        if fit is not None:
+            self._take(cost, mask, fit)
+            return False
+        for more, with_run in self._added(mask, stuck):
+            if with_run not in seen:
+                seen.add(with_run)
+                heappush(queue, (cost + more, with_run))
+        return True
+
+    def _added(self, mask: int, size: int) -> list[tuple[int, int]]:
+        """(further cost, set) of a set with a run added that holds a size, the cheapest ones."""
+        runs, costs = self.holes.windows(size), self.holes.costs
+        self.work += len(runs) // 4
+        if not mask:
+            return runs
+        added = []
+        for cost, run in runs:
+            if run & mask:
+                cost = sum(costs[rank] for rank in members(run & ~mask))
+            if cost:
+                added.append((cost, mask | run))
+        added.sort()
+        return added[:RUNS_ADDED]
+
+    def _by_all_choices(self) -> None:
+        """Every choice of buffers that costs less than the best so far, the cheapest first."""
+        costs = self.holes.costs
+        choices = [(0, 0)]
+        for rank, cost in enumerate(costs):
+            choices += [(c + cost, mask | 1 << rank) for c, mask in choices]
+        for cost, mask in sorted(choice for choice in choices if choice[0] < self.least):
+            rooms = self.holes.rooms(mask)
+            if max(self.wanted, default=0) > (rooms[-1] >> SHIFT if rooms else 0):
+                continue
+            try:
+                fit = self._exactly(mask, None)
+            except TimeoutError:
+                if self.set < 0:
+                    raise
+                return
+            if fit is not None:
+                self._take(cost, mask, fit)
+                return
+
+    def _thin_out(self) -> None:
+        """Without buffers that need not move after all, or with smaller ones in their place."""
+        costs, limit = self.holes.costs, self.work + THINNING_WORK
+        improved = True
+        while improved:
+            improved = False
+            inside = members(self.set)
+            others = [r for r in range(len(costs)) if not self.set >> r & 1]
+            others.sort(key=costs.__getitem__)
+            for rank in sorted(inside, key=lambda r: -costs[r]):
+                without = self.set ^ 1 << rank
+                for other in (None, *others):
+                    more = 0 if other is None else costs[other]
+                    if more >= costs[rank]:
+                        break
+                    if self.work >= limit:
+                        return
+                    mask = without if other is None else without | 1 << other
+                    fit = self._fits(mask)[0]
+                    if fit is not None:
+                        self._take(self.least - costs[rank] + more, mask, fit)
+                        improved = True
+                        break
+                if improved:
+                    break
+
+    # -- packing ----------------------------------------------------------------------------------
+
+    def _items(self, mask: int) -> list[int]:
+        return [*self.wanted, *(self.holes.sizes[rank] for rank in members(mask))]
+
+    def _fits(self, mask: int) -> tuple[_Fit | None, int]:
+        """The room of each item if all find one, else None and the size of one that finds none."""
+        rooms = self.holes.rooms(mask)
+        items = self._items(mask)
+        self.work += 5 + 2 * len(items) + len(rooms) // 16
+        order = sorted(range(len(items)), key=lambda i: -items[i])
+        if not rooms or items[order[0]] > rooms[-1] >> SHIFT:
+            return None, items[order[0]]
+        fit, stuck = _best_fit(rooms, items, order)
+        if fit is None:
+            self.work += len(items) * len(rooms) // 4
+            fit = _fullest(rooms, items)
+        return fit, stuck
+
+    def _exactly(self, mask: int, node_limit: int | None) -> _Fit | None:
+        rooms, items = self.holes.rooms(mask), self._items(mask)
+        chosen = pack(items, [room >> SHIFT for room in rooms], node_limit=node_limit)
+        return None if chosen is None else tuple(rooms[i] & ADDRESS for i in chosen)
+
+    # -- addresses --------------------------------------------------------------------------------
+
+    def _arrangement(self) -> Arrangement:
+        """Rooms are filled from below; buffers keep their order, so those that stay only slide."""
+        problem, holes = self.problem, self.holes
+        buffers = [*problem.displaced, *(holes.buffers[rank] for rank in members(self.set))]
+        displaced, count = len(problem.displaced), len(problem.pieces)
+        of_pieces = self.fit[displaced : displaced + count]
+        of_buffers = (*self.fit[:displaced], *self.fit[displaced + count :])
+        free = {room: room for room in self.fit}
+        moves, moved = {}, 0
+        placed = zip(of_buffers, buffers, strict=True)
+        for room, (number, address, size) in sorted(placed, key=lambda item: item[1][1]):
+            if free[room] != address:
+                moves[number] = free[room]
+                moved += size
+            free[room] += size
+        pieces = []
+        for room, size in zip(of_pieces, problem.pieces, strict=True):
+            pieces.append(free[room])
+            free[room] += size
+        return Arrangement(tuple(sorted(moves.items())), tuple(pieces), moved)
+
+
+def _best_fit(rooms: list[int], items: list[int], order: list[int]) -> tuple[_Fit | None, int]:
+    """Each item, the largest first, in the smallest room; or None and the size that finds none."""
+    rooms = list(rooms)
+    chosen = [0] * len(items)
+    for i in order:
+        size = items[i]
+        at = bisect_left(rooms, size << SHIFT)
+        if at == len(rooms):
+            return None, size
+        room = rooms.pop(at)
+        chosen[i] = room & ADDRESS
+        left = (room >> SHIFT) - size
+        if left:
+            insort(rooms, left << SHIFT | room & ADDRESS)
+    return tuple(chosen), 0
+
+
+def _fullest(rooms: list[int], items: list[int]) -> _Fit | None:
+    """Room by room, the smallest first, as full as the items left over can make it."""
+    unit = math.gcd(*items)
+    smallest = min(items)
+    left = sorted(range(len(items)), key=lambda i: -items[i])
+    chosen = [0] * len(items)
+    spare = sum(room >> SHIFT for room in rooms) - sum(items)
+    for room in rooms:
+        size = room >> SHIFT
+        if size < smallest:
+            spare -= size
+        else:
+            filled, taken = _subset([items[i] // unit for i in left], size // unit)
+            spare -= size - filled * unit
+            for k in reversed(taken):
+                chosen[left.pop(k)] = room & ADDRESS
+            if not left:
+                return tuple(chosen)
+        if spare < 0:
+            return None
+    return None
+
+
+def _subset(sizes: list[int], room: int) -> tuple[int, list[int]]:
+    """The largest sum of some sizes that a room holds, and their positions.
+
+    >>> _subset([5, 4, 3], 8)
+    (8, [0, 2])
+    """
+    sums, before = 1, []
+    mask = (2 << room) - 1
+    for size in sizes:
+        before.append(sums)
+        sums |= sums << size & mask
+    best = left = sums.bit_length() - 1
+    taken = []
+    for k in range(len(sizes) - 1, -1, -1):
+        if not before[k] >> left & 1:
+            taken.append(k)
+            left -= sizes[k]
+    return best, taken[::-1]
