@@ -12,6 +12,7 @@ from stitch.planner import (
     Buffer,
     Certificate,
     Copy,
+    CostCertificate,
     Execute,
     Free,
     Instance,
@@ -233,6 +234,33 @@ def test_a_missing_path_that_exists_is_no_reason_to_bounce() -> None:
     made = plan(cases.fragmented_without_path())
     whole = replace(made.request, machine=cases.SMALL)
     assert kinds(replace(made, request=whole)) == {"certificate"}
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [{"cyclic_size": 4096}, {"free_size": 16}, {"inside_seconds": 1.0}, {"through_seconds": 0.0}],
+)
+def test_a_cost_certificate_with_other_numbers_is_named(forged: dict[str, float]) -> None:
+    made = plan(cases.swapped_with_a_spare_granule())
+    (step,) = made.copies
+    assert check_plan(made) == () and isinstance(step.certificate, CostCertificate)
+    certificate = replace(step.certificate, **forged)  # type: ignore[arg-type]
+    assert kinds(changed(made, Relocate, certificate=certificate)) == {"certificate"}
+
+
+def test_a_price_is_no_reason_to_bounce_where_moves_inside_are_impossible() -> None:
+    made = plan(cases.swapped_with_a_spare_granule())
+    cut = replace(made.request, machine=without_path(made.request.machine, L1, L1))
+    assert "certificate" in kinds(replace(made, request=cut))
+
+
+def test_a_cycle_of_which_more_than_one_piece_leaves_is_named() -> None:
+    made = plan(cases.swapped())
+    (step,) = made.copies
+    assert isinstance(step, Relocate)
+    there = next(t for t in step.transfers if t.target_space is not L1)
+    twice = (there, *step.transfers)
+    assert kinds(changed(made, Relocate, transfers=twice)) == {"certificate"}
 
 
 def test_a_packing_certificate_is_confirmed_only_where_nothing_packs() -> None:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stitch.memory import Allocator
 from stitch.packing import bins
 from stitch.packing.bins import gaps_between, pack
+from stitch.planner import plan
 from stitch.planner.checker.proof import packs
+from stitch.planner.mover import arrange as arranging
 from stitch.planner.mover.arrange import Arrangement, arrange
 from stitch.planner.mover.holes import SpaceProblem
+from stitch.planner.residency import Residency
+from tests.support.planner.small_requests import Scene, desc_of, program
 
 SIZES = st.lists(st.integers(1, 9), max_size=6)
 #: Above `arrange.EXACT_BUFFERS` the search is heuristic: bytes moved, summed, over the optimum.
@@ -158,3 +165,77 @@ def test_an_arrangement_that_is_known_survives_a_search_that_gives_up(
     found = arrange(problem)
     assert found is not None
     check_arrangement(problem, found)
+
+
+# -- scale ----------------------------------------------------------------------------------------
+
+
+def scattered(count: int, seed: int) -> SpaceProblem:
+    """So many buffers with a hole between any two, and a piece that takes four holes or more."""
+    random, at, movable = Random(seed), 0, []
+    for number in range(count):
+        at += 16 * random.randrange(1, 30)
+        size = 16 * random.randrange(1, 60)
+        movable.append((number, at, size))
+        at += size
+    return SpaceProblem(0, at, 16, tuple(movable), (), (), (16 * random.choice((60, 150)),))
+
+
+@pytest.mark.parametrize("count", [64, 128, 200, 2000])
+def test_one_allocation_in_a_fragmented_space_takes_bounded_work_however_many_buffers_live(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed: list[int] = []
+    best_fit = arranging._best_fit
+
+    def counted(*arguments: Any) -> Any:
+        packed.append(1)
+        return best_fit(*arguments)
+
+    monkeypatch.setattr(arranging, "_best_fit", counted)
+    for seed in range(3):
+        packed.clear()
+        problem = scattered(count, seed)
+        found = arrange(problem)
+        assert found is not None
+        check_arrangement(problem, found)
+        assert len(packed) <= 400, "each trial is one packing"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_call_moves_more_than_the_best_slide(seed: int) -> None:
+    problem = scattered(30, seed)
+    found = arrange(problem)
+    assert found is not None
+    buffers, (size,) = problem.movable, problem.pieces
+    edges = [0, *(x for _, a, n in buffers for x in (a, a + n)), problem.limit]
+    holes = [b - a for a, b in zip(edges[::2], edges[1::2], strict=True)]
+    slides = [
+        sum(n for _, _, n in buffers[i:j])
+        for i, j in itertools.combinations(range(len(holes)), 2)
+        if sum(holes[i : j + 1]) >= size
+    ]
+    assert found.moved_nbytes <= min(slides)
+
+
+def test_a_task_whose_result_is_kept_costs_the_same_however_many_live(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: Counter[str] = Counter()
+    for owner, name in ((Allocator, "__init__"), (Residency, "in_space")):
+        real = getattr(owner, name)
+
+        def counted(*arguments: Any, real: Any = real, name: str = name) -> Any:
+            calls[name] += 1
+            return real(*arguments)
+
+        monkeypatch.setattr(owner, name, counted)
+    counts = []
+    for tasks in (10, 400):
+        calls.clear()
+        scene = Scene()
+        for _ in range(tasks):
+            scene.run(program("p", [], [desc_of(16)], scratch=64), keep=True)
+        assert plan(scene.request()).copies == ()
+        counts.append(dict(calls))
+    assert counts[0] == counts[1] == {"__init__": 3}
