@@ -14,10 +14,7 @@ from itertools import pairwise
 from stitch.errors import LayoutError, OutOfMemoryError
 from stitch.machine import Machine, footprint, round_up
 from stitch.memory import Allocator
-from stitch.planner.mover.arrange import Arrangement, arrange
-from stitch.planner.mover.cost import operation_size
-from stitch.planner.mover.holes import SpaceProblem
-from stitch.planner.mover.relocation import relocation
+from stitch.planner.mover import Repacking, SpaceProblem, arrange, operation_size, relocation
 from stitch.planner.plan import (
     Buffer,
     Certificate,
@@ -112,7 +109,7 @@ def _allocate_all(allocator: Allocator, sizes: Sequence[int], taken: list[int]) 
     return places
 
 
-def _elsewhere(problem: SpaceProblem) -> Arrangement | None:
+def _elsewhere(problem: SpaceProblem) -> Repacking | None:
     """The arrangement in which only displaced buffers move, None where best fit finds none."""
     allocator = Allocator(problem.base, problem.limit, problem.alignment)
     for address, size in (*problem.obstacles, *((a, size) for _, a, size in problem.movable)):
@@ -123,7 +120,7 @@ def _elsewhere(problem: SpaceProblem) -> Arrangement | None:
     if places is None:
         return None
     moves = zip((number for number, _, _ in displaced), places, strict=False)
-    return Arrangement(tuple(moves), tuple(places[len(sizes) :]), sum(sizes))
+    return Repacking(tuple(moves), tuple(places[len(sizes) :]), sum(sizes))
 
 
 def _check_fixed(state: Residency, demand: RoomDemand) -> None:
@@ -352,7 +349,7 @@ def copy_cost(machine: Machine, source: TensorDesc, target: TensorDesc) -> tuple
 # -- moving -------------------------------------------------------------------------------------
 
 
-def _relocate(state: Residency, demand: RoomDemand, arrangement: Arrangement) -> None:
+def _relocate(state: Residency, demand: RoomDemand, arrangement: Repacking) -> None:
     targets = dict(arrangement.moves)
     targets |= {
         number: address

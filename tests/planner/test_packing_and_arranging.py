@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from random import Random
@@ -17,12 +18,13 @@ from stitch.packing import bins
 from stitch.packing.bins import gaps_between, pack
 from stitch.planner import plan
 from stitch.planner.checker.proof import packs
-from stitch.planner.mover import arrange as arranging
-from stitch.planner.mover.arrange import Arrangement, arrange
+from stitch.planner.mover.arrange import Repacking, arrange
 from stitch.planner.mover.holes import SpaceProblem
 from stitch.planner.residency import Residency
 from tests.support.planner.small_requests import Scene, desc_of, program
 
+#: The file; the name in its folder is the function.
+ARRANGING = sys.modules[arrange.__module__]
 SIZES = st.lists(st.integers(1, 9), max_size=6)
 #: Above `arrange.EXACT_BUFFERS` the search is heuristic: bytes moved, summed, over the optimum.
 HEURISTIC_FACTOR = 1.1
@@ -115,7 +117,7 @@ def least_bytes(problem: SpaceProblem) -> int | None:
     return best
 
 
-def check_arrangement(problem: SpaceProblem, found: Arrangement) -> None:
+def check_arrangement(problem: SpaceProblem, found: Repacking) -> None:
     moved = dict(found.moves)
     assert {n for n, _, _ in problem.displaced} <= moved.keys()
     spans = [(moved.get(n, a), size) for n, a, size in (*problem.movable, *problem.displaced)]
@@ -186,13 +188,13 @@ def test_one_allocation_in_a_fragmented_space_takes_bounded_work_however_many_bu
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed: list[int] = []
-    best_fit = arranging._best_fit
+    best_fit = ARRANGING._best_fit
 
     def counted(*arguments: Any) -> Any:
         packed.append(1)
         return best_fit(*arguments)
 
-    monkeypatch.setattr(arranging, "_best_fit", counted)
+    monkeypatch.setattr(ARRANGING, "_best_fit", counted)
     for seed in range(3):
         packed.clear()
         problem = scattered(count, seed)

@@ -30,7 +30,7 @@ from pathlib import Path
 from stitch.machine import load_machine
 from stitch.memory import Allocator
 from stitch.packing import Interval, gaps_between, pack, pack_intervals
-from stitch.planner.mover.arrange import Arrangement, arrange
+from stitch.planner.mover.arrange import Repacking, arrange
 from stitch.planner.mover.cost import ASIDE, Prices
 from stitch.planner.mover.cycles import break_cycles
 from stitch.planner.mover.holes import SpaceProblem
@@ -297,7 +297,7 @@ def _carry_out(
     buffers: Sequence[Buffer],
     places: dict[int, int],
     capacity: int,
-    found: Arrangement,
+    found: Repacking,
     tally: Tally,
 ) -> None:
     """Orders the moves; whatever a cycle sets aside outside would be bytes through DRAM."""
@@ -377,12 +377,12 @@ def row_of_file(path: Path, slack: float, *, known: bool) -> Row:
     tally = online = run(buffers, capacity)
     if known:
         tally = run_known(buffers, capacity)
-    peers = [failures_of(peer(capacity), buffers) for peer in (FirstFit, BestFit, Tlsf)]
+    first, best, tlsf = (failures_of(p(capacity), buffers) for p in (FirstFit, BestFit, Tlsf))
     return Row(
         path.name, tally.failures, tally.moved, _ratio(tally.moved, tally.bound),
         _ratio(tally.moved, tally.slide), tally.above_slide, tally.worst_seconds * 1e3,
-        tally.dram, tally.uncertified, *peers,
-        known_over_online=_ratio(tally.moved, online.moved) if known else None,
+        tally.dram, tally.uncertified, first, best, tlsf, None,
+        _ratio(tally.moved, online.moved) if known else None,
     )  # fmt: skip
 
 

@@ -3,3 +3,10 @@
 `holes` and `arrange` say what moves where; `order`, `cycles` and `cost` say how; `relocation` makes
 the step. Comes in: the planner's picture of one space. Must not know tasks, values or victims.
 """
+
+from stitch.planner.mover.arrange import Repacking, arrange
+from stitch.planner.mover.cost import operation_size
+from stitch.planner.mover.holes import SpaceProblem
+from stitch.planner.mover.relocation import relocation
+
+__all__ = ["Repacking", "SpaceProblem", "arrange", "operation_size", "relocation"]

@@ -33,7 +33,7 @@ FEW_NODES = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class Arrangement:
+class Repacking:
     """New addresses of the buffers that move (by number), addresses of the pieces (by position)."""
 
     moves: tuple[tuple[int, int], ...]
@@ -41,7 +41,7 @@ class Arrangement:
     moved_nbytes: int
 
 
-def arrange(problem: SpaceProblem) -> Arrangement | None:
+def arrange(problem: SpaceProblem) -> Repacking | None:
     """The cheapest arrangement found, None where there is provably none.
 
     Raises `TimeoutError` where the exact search gave up.
@@ -69,7 +69,7 @@ class _Search:
         self.fit: _Fit = ()
         self.work = 0
 
-    def best(self) -> Arrangement | None:
+    def best(self) -> Repacking | None:
         holes, problem = self.holes, self.problem
         if len(self.wanted) == 1 and (slides := holes.slides(self.wanted[0])):
             self._slide(*slides[0])
@@ -219,7 +219,7 @@ class _Search:
 
     # -- addresses --------------------------------------------------------------------------------
 
-    def _arrangement(self) -> Arrangement:
+    def _arrangement(self) -> Repacking:
         """Rooms are filled from below; buffers keep their order, so those that stay only slide."""
         problem, holes = self.problem, self.holes
         buffers = [*problem.displaced, *(holes.buffers[rank] for rank in members(self.set))]
@@ -238,7 +238,7 @@ class _Search:
         for room, size in zip(of_pieces, problem.pieces, strict=True):
             pieces.append(free[room])
             free[room] += size
-        return Arrangement(tuple(sorted(moves.items())), tuple(pieces), moved)
+        return Repacking(tuple(sorted(moves.items())), tuple(pieces), moved)
 
 
 def _best_fit(rooms: list[int], items: list[int], order: list[int]) -> tuple[_Fit | None, int]:
