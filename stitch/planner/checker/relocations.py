@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 
 from stitch.machine import footprint
-from stitch.planner.checker.byte_map import ByteMap
 from stitch.planner.checker.inspection import Inspection
 from stitch.planner.plan import Certificate, CostCertificate, Relocate, Transfer
 from stitch.program import Space
+
+#: Source, target, bytes per bank.
+_Shift = tuple[int, int, int]
 
 
 def check_relocation(run: Inspection, step: Relocate) -> None:
@@ -150,23 +153,33 @@ def _cost_defect(
     return None if through < inside else f"{inside} s inside are no more than {through} s through"
 
 
-def _on_cycles(moves: list[tuple[int, int, int]]) -> set[tuple[int, int, int]]:
-    """The moves (source, target, size) that wait, over others, for moves that wait for them."""
-    left = {move for move in moves if move[0] != move[1]}
-    while True:
-        sources, targets = ByteMap(), ByteMap()
-        for number, (source, target, size) in enumerate(left):
-            sources.write(source, source + size, number)
-            targets.write(target, target + size, number)
-        free = {
-            move
-            for number, move in enumerate(left)
-            if all(p.content == number for p in sources.read(move[1], move[1] + move[2]))
-            or all(p.content == number for p in targets.read(move[0], move[0] + move[2]))
-        }
-        if not free:
-            return left
-        left -= free
+def _on_cycles(moves: list[_Shift]) -> set[_Shift]:
+    """The moves that wait, over others, for moves that wait for them; all, where any overlap."""
+    left = sorted(move for move in moves if move[0] != move[1])
+    starts = [source for source, _, _ in left]
+    waits: dict[_Shift, set[_Shift]] = {move: set() for move in left}
+    awaited: dict[_Shift, set[_Shift]] = {move: set() for move in left}
+    pairs = 0
+    for move in left:
+        first = bisect_right(starts, move[1]) - 1
+        for other in left[max(0, first) : bisect_left(starts, move[1] + move[2])]:
+            if other is not move and other[0] + other[2] > move[1]:
+                waits[move].add(other)
+                awaited[other].add(move)
+                pairs += 1
+        if pairs >= 2 * len(left):
+            # Disjoint sources and disjoint targets have fewer.
+            return set(left)
+    for ahead, behind in ((waits, awaited), (awaited, waits)):
+        ready = [move for move in ahead if not ahead[move]]
+        while ready:
+            move = ready.pop()
+            del ahead[move]
+            for other in behind.pop(move):
+                ahead[other].discard(move)
+                if not ahead[other]:
+                    ready.append(other)
+    return set(waits)
 
 
 def _transfer(run: Inspection, step: Relocate, t: Transfer, homes: list[tuple[int, int]]) -> None:

@@ -25,7 +25,7 @@ Span = tuple[int, int]
 #: So many ways of cutting are carried out on paper, those of the lowest estimates.
 TRIED = 4
 #: A way that takes so many times its estimate is given up, unless there is no other.
-PATIENCE = 1.5
+PATIENCE = 1.25
 #: A way within this factor of the next estimate is good enough.
 NEAR = 1.1
 #: Holes so many times narrower than at first are not followed while a piece may be set aside.
