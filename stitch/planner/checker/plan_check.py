@@ -1,7 +1,7 @@
 """The plan checker: runs a plan symbolically and reports everything that is wrong with it.
 
 Comes in: a `Plan`. Goes out: problems, none for a sound plan. It shares no code with what makes
-plans (residency, room, repack, planner): it follows contents byte range by byte range instead.
+plans (residency, rooms, mover, planner): it follows contents byte range by byte range instead.
 
 Kinds of problems: `address` (out of range, misaligned, taken), `buffer` (unknown, or made twice),
 `room` (does not fit its buffer), `content` (bytes are not what the step takes them for), `order`
