@@ -1,26 +1,34 @@
 """Offline packing: buffers with known lifetimes get offsets such that the arena stays small.
 
-Comes in: sizes and inclusive lifetimes. Goes out: an offset for each buffer and the peak. The same
-input gives the same output, on any machine. Must not know: values, programs, spaces.
+Comes in: sizes and inclusive lifetimes, perhaps fixed offsets, a budget. Goes out: an offset for
+each buffer, the peak, and a bound below every peak. The same input gives the same output, on any
+machine. Must not know: values, programs, spaces.
 
 Method: several greedy orders; then, while the peak is above the greatest load at any moment (no
-packing can be lower), a bounded search (see `skyline`). Ordinary programs never get that far.
+packing can be lower), bounded searches of each part that shares no moment with the rest (see
+`skyline` and, for few buffers, `exact`). Ordinary programs never get that far.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 
-from stitch.packing.intervals import Interval, Packing, max_load
+from stitch.errors import UsageError
+from stitch.packing.exact import ExactSearch
+from stitch.packing.intervals import Interval, Packing, components, max_load
 from stitch.packing.skyline import search_skyline
 
 Offsets = np.ndarray[tuple[Any, ...], np.dtype[np.int64]]
 
 #: Buffers above which only the greedy orders are tried.
 SEARCH_BUFFERS = 500
+#: Buffers up to which a search of all packings usually ends within the budget.
+EXACT_BUFFERS = 12
 #: Placements that the search may make by default: some tens of milliseconds.
 SEARCH_PLACEMENTS = 5_000
 
@@ -30,37 +38,94 @@ def pack_intervals(
 ) -> Packing:
     """Offsets such that intervals alive at one moment never share a byte, with a small peak.
 
-    `placements` bounds the search: more of them may find a lower peak (100,000 take about 0.6 s).
+    `placements` bounds the search, but for its first passes: more of them may find a lower peak
+    (100,000 take about 0.3 s), never a higher one; with 0 only greedy orders are tried. Raises
+    `UsageError` where two fixed intervals share bytes.
 
     >>> pack_intervals([Interval(0, 1, 10), Interval(1, 2, 5), Interval(2, 3, 10)])
-    Packing(offsets=(0, 10, 0), peak_nbytes=15)
+    Packing(offsets=(0, 10, 0), peak_nbytes=15, bound_nbytes=15, placements=0)
     """
+    _check_fixed(intervals)
     present = [i for i, interval in enumerate(intervals) if interval.nbytes]
     packing = _pack([intervals[i] for i in present], placements)
-    offsets = [0] * len(intervals)
+    offsets = [interval.offset or 0 for interval in intervals]
     for i, offset in zip(present, packing.offsets, strict=True):
         offsets[i] = offset
-    return Packing(tuple(offsets), packing.peak_nbytes)
+    return replace(packing, offsets=tuple(offsets))
+
+
+def _check_fixed(intervals: Sequence[Interval]) -> None:
+    fixed = [(i, x, x.offset) for i, x in enumerate(intervals) if x.offset is not None and x.nbytes]
+    for (i, a, low), (j, b, other) in combinations(fixed, 2):
+        together = a.first <= b.last and b.first <= a.last
+        if together and low < other + b.nbytes and other < low + a.nbytes:
+            raise UsageError(
+                f"intervals {i} and {j} are fixed on the same bytes at the same moment",
+                got=f"{a} and {b}",
+                remedy="give one of them another offset, or none",
+            )
 
 
 def _pack(intervals: Sequence[Interval], placements: int) -> Packing:
     if not intervals:
-        return Packing((), 0)
-    bound = max_load(intervals)
+        return Packing((), 0, 0)
+    ends = [i.offset + i.nbytes for i in intervals if i.offset is not None]
+    bound = max(max_load(intervals), *ends) if ends else max_load(intervals)
+    offsets, peak = _greedily(intervals, bound)
+    if peak == bound or placements <= 0 or len(intervals) > SEARCH_BUFFERS:
+        return Packing(offsets, peak, bound)
+    return _search(intervals, offsets, bound, placements)
+
+
+def _greedily(intervals: Sequence[Interval], bound: int) -> tuple[tuple[int, ...], int]:
+    """Offsets and their peak by the best of the orders, the first that reaches the bound."""
     placer = _Placer(intervals)
-    best: Packing | None = None
+    offsets: tuple[int, ...] = ()
+    peak = None
     for key in _ORDERS:
         order = [i for _, i in sorted((key(x), i) for i, x in enumerate(intervals))]
-        packing = placer.place(order)
-        if best is None or packing.peak_nbytes < best.peak_nbytes:
-            best = packing
-        if best.peak_nbytes == bound:
-            return best
-    assert best is not None
-    if placements <= 0 or len(intervals) > SEARCH_BUFFERS:
-        return best
-    searched = search_skyline(intervals, placements)
-    return searched if searched.peak_nbytes < best.peak_nbytes else best
+        other, height = placer.place(order)
+        if peak is None or height < peak:
+            offsets, peak = other, height
+        if peak == bound:
+            break
+    assert peak is not None
+    return offsets, peak
+
+
+def _search(
+    intervals: Sequence[Interval], greedy: tuple[int, ...], bound: int, placements: int
+) -> Packing:
+    """The greedy offsets with each part above the bound packed anew."""
+    offsets, proved, taken = list(greedy), bound, 0
+    parts = [
+        part
+        for part in sorted(components(intervals), key=len)
+        if max(greedy[i] + intervals[i].nbytes for i in part) > bound
+    ]
+    waiting, budget = sum(map(len, parts)), placements
+    for part in parts:
+        members = [intervals[i] for i in part]
+        peak = max(offsets[i] + intervals[i].nbytes for i in part)
+        share = budget * len(part) // waiting
+        few = len(part) <= EXACT_BUFFERS and all(i.offset is None for i in members)
+        better, height, used = search_skyline(members, bound, share // 2 if few else share)
+        if height < peak:
+            peak = height
+            for i, offset in zip(part, better, strict=True):
+                offsets[i] = offset
+        if few:
+            exact = ExactSearch(members, peak, bound, share // 2)
+            used += exact.placements
+            for i, offset in zip(part, exact.offsets or (), strict=False):
+                offsets[i] = offset
+            if exact.ended:
+                proved = max(proved, exact.peak)
+        taken += used
+        # What a part leaves of its share is for those after it.
+        waiting, budget = waiting - len(part), budget - min(used, share)
+    peak = max(offset + i.nbytes for offset, i in zip(offsets, intervals, strict=True))
+    return Packing(tuple(offsets), peak, proved, taken)
 
 
 def _by_size(i: Interval) -> tuple[int, ...]:
@@ -90,30 +155,31 @@ _ORDERS: tuple[Callable[[Interval], tuple[int, ...]], ...] = (
 class _Placer:
     """Places buffers one after the other, each at the lowest offset that is free for its life."""
 
-    __slots__ = ("_firsts", "_lasts", "_sizes")
+    __slots__ = ("_firsts", "_fixed", "_lasts", "_sizes")
 
     def __init__(self, intervals: Sequence[Interval]) -> None:
         self._firsts = np.array([i.first for i in intervals], np.int64)
         self._lasts = np.array([i.last for i in intervals], np.int64)
         self._sizes = np.array([i.nbytes for i in intervals], np.int64)
+        self._fixed = {k: i.offset for k, i in enumerate(intervals) if i.offset is not None}
 
-    def place(self, order: Sequence[int]) -> Packing:
-        """The packing that an order gives."""
-        ranked = np.array(order, np.int64)
+    def place(self, order: Sequence[int]) -> tuple[tuple[int, ...], int]:
+        """The offsets that an order gives, fixed buffers before all others, and their peak."""
+        fixed = self._fixed
+        ranked = np.array([*fixed, *(i for i in order if i not in fixed)], np.int64)
         firsts, lasts = self._firsts[ranked], self._lasts[ranked]
         sizes = self._sizes[ranked]
         starts = np.zeros(len(ranked), np.int64)
-        ends = np.zeros(len(ranked), np.int64)
-        peak = 0
-        for rank in range(len(ranked)):
+        starts[: len(fixed)] = list(fixed.values())
+        ends = starts + sizes
+        for rank in range(len(fixed), len(ranked)):
             size = int(sizes[rank])
             alive = (firsts[:rank] <= lasts[rank]) & (lasts[:rank] >= firsts[rank])
             offset = _lowest_gap(starts[:rank][alive], ends[:rank][alive], size)
             starts[rank], ends[rank] = offset, offset + size
-            peak = max(peak, offset + size)
         offsets = np.empty(len(ranked), np.int64)
         offsets[ranked] = starts
-        return Packing(tuple(offsets.tolist()), peak)
+        return tuple(offsets.tolist()), int(ends.max())
 
 
 def _lowest_gap(starts: Offsets, ends: Offsets, size: int) -> int:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stitch.errors import UsageError
 from stitch.packing import Interval, max_load, pack_intervals
+from stitch.packing.interval_packing import EXACT_BUFFERS
+from tests.support.packing_brute_force import clashes, lowest_peak
+
+CASES = Path(__file__).resolve().parents[2] / "tools" / "bench" / "minimalloc"
 
 
 @st.composite
@@ -21,25 +28,11 @@ def _intervals(draw: st.DrawFn) -> list[Interval]:
     return found
 
 
-def _clashes(intervals: list[Interval], offsets: tuple[int, ...]) -> list[tuple[int, int]]:
-    return [
-        (i, j)
-        for i, a in enumerate(intervals)
-        for j, b in enumerate(intervals[:i])
-        if a.first <= b.last
-        and b.first <= a.last
-        and offsets[i] < offsets[j] + b.nbytes
-        and offsets[j] < offsets[i] + a.nbytes
-        and a.nbytes
-        and b.nbytes
-    ]
-
-
 @given(_intervals())
 @settings(max_examples=150, deadline=None)
 def test_intervals_alive_together_never_share_a_byte(intervals: list[Interval]) -> None:
     packing = pack_intervals(intervals)
-    assert _clashes(intervals, packing.offsets) == []
+    assert clashes(intervals, packing.offsets) == []
 
 
 @given(_intervals())
@@ -94,9 +87,113 @@ def _cut_rectangle(pieces: int, seed: int) -> list[Interval]:
 def test_sets_without_slack_are_packed_within_a_quarter_of_the_bound(seed: int) -> None:
     intervals = _cut_rectangle(120, seed)
     packing = pack_intervals(intervals)
-    assert _clashes(intervals, packing.offsets) == []
+    assert clashes(intervals, packing.offsets) == []
     assert packing.peak_nbytes <= 1.25 * max_load(intervals)
     assert packing.peak_nbytes <= pack_intervals(intervals, placements=0).peak_nbytes
+
+
+@st.composite
+def _few_intervals(draw: st.DrawFn) -> list[Interval]:
+    count = draw(st.integers(1, 7))
+    firsts = draw(st.lists(st.integers(0, 6), min_size=count, max_size=count))
+    lasts = [first + draw(st.integers(0, 4)) for first in firsts]
+    return [
+        Interval(first, last, draw(st.integers(1, 6)))
+        for first, last in zip(firsts, lasts, strict=True)
+    ]
+
+
+@given(_few_intervals())
+@settings(max_examples=60, deadline=None)
+def test_few_intervals_get_the_lowest_peak_of_all_and_the_proof_of_it(
+    intervals: list[Interval],
+) -> None:
+    packing = pack_intervals(intervals)
+    assert packing.peak_nbytes == packing.bound_nbytes == lowest_peak(intervals)
+    assert packing.ended and clashes(intervals, packing.offsets) == []
+
+
+#: Every moment has 5 bytes, and no packing of them stays below 6.
+_DEARER_THAN_ITS_LOAD = [
+    Interval(0, 1, 3), Interval(2, 3, 2), Interval(4, 4, 3), Interval(2, 2, 1),
+    Interval(3, 4, 2), Interval(0, 0, 2), Interval(1, 3, 1), Interval(1, 2, 1),
+]  # fmt: skip
+
+
+def test_a_peak_above_the_greatest_load_is_proved_the_lowest() -> None:
+    packing = pack_intervals(_DEARER_THAN_ITS_LOAD)
+    assert packing.ended and max_load(_DEARER_THAN_ITS_LOAD) == 5
+    assert packing.peak_nbytes == packing.bound_nbytes == 6 == lowest_peak(_DEARER_THAN_ITS_LOAD)
+
+
+@given(_intervals(), st.data())
+@settings(max_examples=150, deadline=None)
+def test_fixed_intervals_stay_and_the_others_pack_around_them(
+    intervals: list[Interval], data: st.DataObject
+) -> None:
+    offsets = pack_intervals(intervals, placements=0).offsets
+    lift = data.draw(st.integers(0, 3)) * 64
+    chosen = data.draw(st.sets(st.integers(0, max(0, len(intervals) - 1)), max_size=8))
+    some = [
+        replace(interval, offset=offsets[i] + lift) if i in chosen else interval
+        for i, interval in enumerate(intervals)
+    ]
+    packing = pack_intervals(some)
+    assert clashes(some, packing.offsets) == []
+    assert all(i.offset in (None, o) for i, o in zip(some, packing.offsets, strict=True))
+    ends = [o + i.nbytes for o, i in zip(packing.offsets, some, strict=True) if i.nbytes]
+    assert packing.bound_nbytes <= packing.peak_nbytes == max(ends, default=0)
+
+
+def test_the_search_fills_what_lies_under_a_fixed_interval() -> None:
+    pieces = _cut_rectangle(60, 0)
+    roof = Interval(0, 399, 64, offset=4096 * 64)
+    packing = pack_intervals([*pieces, roof], placements=40_000)
+    assert packing.offsets[-1] == roof.offset and packing.placements > 0
+    assert clashes([*pieces, roof], packing.offsets) == []
+    assert packing.peak_nbytes < pack_intervals([*pieces, roof], placements=0).peak_nbytes
+
+
+def test_two_fixed_intervals_on_the_same_bytes_are_refused() -> None:
+    clash = [Interval(0, 2, 8, offset=0), Interval(2, 3, 8, offset=4)]
+    with pytest.raises(UsageError, match="intervals 0 and 1 are fixed on the same bytes"):
+        pack_intervals(clash)
+    assert pack_intervals([Interval(0, 1, 8, offset=0), clash[1]]).peak_nbytes == 12
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_budget_is_kept_and_more_of_it_never_gives_a_higher_peak(seed: int) -> None:
+    intervals = _cut_rectangle(90, seed)
+    # A second part that shares no moment with the first.
+    intervals += [replace(i, first=i.first + 1000, last=i.last + 1000) for i in intervals[:70]]
+    budgets = (0, 1_000, 4_000, 16_000, 64_000)
+    packings = [pack_intervals(intervals, placements=budget) for budget in budgets]
+    peaks = [packing.peak_nbytes for packing in packings]
+    assert peaks == sorted(peaks, reverse=True) and peaks[-1] < peaks[0]
+    assert packings[0].placements == 0
+    for budget, packing in zip(budgets[1:], packings[1:], strict=True):
+        # The first three passes of each part are always made, and a pass is never broken off.
+        assert packing.placements <= budget + 4 * 3 * len(intervals)
+
+
+def test_parts_that_share_no_moment_are_packed_apart() -> None:
+    hard = _cut_rectangle(60, 1)
+    tower = [Interval(500, 501, 4096 * 64), Interval(500, 501, 4096 * 64)]
+    packing = pack_intervals([*hard, *tower])
+    assert packing.ended and packing.placements == 0
+    few = _DEARER_THAN_ITS_LOAD
+    twice = [*few, *(replace(i, first=i.first + 50, last=i.last + 50) for i in few)]
+    assert len(twice) > EXACT_BUFFERS and pack_intervals(twice).ended
+
+
+@pytest.mark.parametrize("case", ["A", "B", "C", "D", "E"])
+def test_minimallocs_cases_pack_within_a_tenth_of_the_bound(case: str) -> None:
+    rows = (CASES / f"{case}.csv").read_text(encoding="utf-8").splitlines()[1:]
+    fields = [[int(field) for field in row.split(",")] for row in rows]
+    intervals = [Interval(lower, upper - 1, size) for _, lower, upper, size in fields]
+    packing = pack_intervals(intervals, placements=150_000)
+    assert clashes(intervals, packing.offsets) == []
+    assert packing.peak_nbytes <= 1.10 * max_load(intervals)
 
 
 def test_nothing_takes_nothing() -> None:

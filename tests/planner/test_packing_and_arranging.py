@@ -1,11 +1,10 @@
-"""Packing against all assignments, arranging against all choices of buffers that may move."""
+"""Arranging against all choices of buffers that may move."""
 
 from __future__ import annotations
 
 import itertools
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -14,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stitch.memory import Allocator
-from stitch.packing import bins
-from stitch.packing.bins import gaps_between, pack
+from stitch.packing import BinPacking, gaps_between
 from stitch.planner import plan
 from stitch.planner.checker.proof import packs
 from stitch.planner.mover.arrange import Repacking, arrange
@@ -25,48 +23,8 @@ from tests.support.planner.small_requests import Scene, desc_of, program
 
 #: The file; the name in its folder is the function.
 ARRANGING = sys.modules[arrange.__module__]
-SIZES = st.lists(st.integers(1, 9), max_size=6)
 #: Above `arrange.EXACT_BUFFERS` the search is heuristic: bytes moved, summed, over the optimum.
 HEURISTIC_FACTOR = 1.1
-
-
-def fits_somehow(pieces: Sequence[int], gaps: Sequence[int]) -> bool:
-    """By trying every assignment."""
-    for chosen in itertools.product(range(len(gaps)), repeat=len(pieces)):
-        room = list(gaps)
-        for size, gap in zip(pieces, chosen, strict=True):
-            room[gap] -= size
-        if min(room, default=0) >= 0:
-            return True
-    return False
-
-
-@given(SIZES, st.lists(st.integers(0, 15), max_size=4))
-@settings(max_examples=400, deadline=None)
-def test_packing_finds_an_assignment_exactly_where_there_is_one(
-    pieces: list[int], gaps: list[int]
-) -> None:
-    chosen = pack(pieces, gaps)
-    assert (chosen is not None) == fits_somehow(pieces, gaps) == packs(pieces, gaps)
-    if chosen is not None:
-        for gap, room in enumerate(gaps):
-            inside = [s for s, g in zip(pieces, chosen, strict=True) if g == gap]
-            assert sum(inside) <= room
-
-
-def test_a_search_that_is_too_long_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bins, "NODE_LIMIT", 3)
-    with pytest.raises(TimeoutError):
-        pack([4, 4, 4, 3, 3], [10, 10])
-    assert pack([4, 4], [10, 10], node_limit=2) is not None
-
-
-@given(st.sets(st.integers(3, 37)))
-def test_gaps_are_what_obstacles_leave(taken: set[int]) -> None:
-    gaps = gaps_between([(at, 1) for at in taken], 3, 38)
-    left = {at for start, size in gaps for at in range(start, start + size)}
-    assert left == set(range(3, 38)) - taken
-    assert all(a + n < b for (a, n), (b, _) in itertools.pairwise(gaps))
 
 
 # -- arranging ----------------------------------------------------------------------------------
@@ -162,7 +120,7 @@ def test_with_many_buffers_the_bytes_moved_stay_near_the_optimum() -> None:
 def test_an_arrangement_that_is_known_survives_a_search_that_gives_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bins, "NODE_LIMIT", 0)
+    monkeypatch.setattr(ARRANGING, "pack", lambda *_, **__: BinPacking(None, None, 0))
     problem = SpaceProblem(0, 64, 16, ((0, 16, 16),), (), (), (32,))
     found = arrange(problem)
     assert found is not None

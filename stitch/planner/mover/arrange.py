@@ -28,8 +28,6 @@ RUNS_ADDED = 6
 #: Where the cheapest good set was not found in time: work of growing some sets until they do.
 DIVING_WORK = 1_300
 DIVES = 8
-#: Nodes of one exact packing while there is another way.
-FEW_NODES = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +78,7 @@ class _Search:
             self._thin_out()
         if self.set < 0:
             everything = (1 << len(problem.movable)) - 1
-            fit = self._exactly(everything, None)
+            fit = self._exactly(everything)
             if fit is None:
                 return None
             self.set, self.fit = everything, fit
@@ -158,7 +156,7 @@ class _Search:
             if max(self.wanted, default=0) > (rooms[-1] >> SHIFT if rooms else 0):
                 continue
             try:
-                fit = self._exactly(mask, None)
+                fit = self._exactly(mask)
             except TimeoutError:
                 if self.set < 0:
                     raise
@@ -212,9 +210,12 @@ class _Search:
             fit = _fullest(rooms, items)
         return fit, stuck
 
-    def _exactly(self, mask: int, node_limit: int | None) -> _Fit | None:
+    def _exactly(self, mask: int) -> _Fit | None:
         rooms, items = self.holes.rooms(mask), self._items(mask)
-        chosen = pack(items, [room >> SHIFT for room in rooms], node_limit=node_limit)
+        packing = pack(items, [room >> SHIFT for room in rooms])
+        if not packing.ended:
+            raise TimeoutError
+        chosen = packing.chosen
         return None if chosen is None else tuple(rooms[i] & ADDRESS for i in chosen)
 
     # -- addresses --------------------------------------------------------------------------------

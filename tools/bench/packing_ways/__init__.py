@@ -1,0 +1,1 @@
+"""What the packing benchmark reads, and what stands beside our search."""
