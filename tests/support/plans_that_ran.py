@@ -32,10 +32,10 @@ def watch() -> None:
 
 
 def taken() -> list[Plan]:
-    """The plans that ran first since this was last called."""
-    plans = _ran.copy()
+    """The plans that ran first since this was last called; one that stopped counts once."""
+    plans = {id(plan): plan for plan in _ran}
     _ran.clear()
-    return plans
+    return list(plans.values())
 
 
 def defects(plans: list[Plan]) -> list[str]:
