@@ -12,9 +12,11 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from stitch.errors import LayoutError, OutOfMemoryError
-from stitch.machine import Machine, footprint, round_up
+from stitch.machine import round_up
 from stitch.memory import Allocator
+from stitch.planner.copy_cost import copy_cost
 from stitch.planner.mover import Repacking, SpaceProblem, arrange, operation_size, relocation
+from stitch.planner.picture import NEVER, Residency
 from stitch.planner.plan import (
     Buffer,
     Certificate,
@@ -23,8 +25,7 @@ from stitch.planner.plan import (
     Instance,
     waiting_desc,
 )
-from stitch.planner.residency import NEVER, Residency
-from stitch.program import Space, TensorDesc
+from stitch.program import Space
 
 
 @dataclass(slots=True)
@@ -220,6 +221,10 @@ def _price(
     """What the rule looks at first: bytes to write now and to bring back later."""
     if state.rule == "farthest":
         return ()
+    if state.rule == "chosen":
+        end = len(state.request.tasks)
+        uses = ((v, _soonest(state, v)) for v in state.users[buffer.number])
+        return (not any((v, min(use, end)) in state.away for v, use in uses),)
     size = buffer.size_per_bank
     price = (0 if spare else size) + (0 if soonest == NEVER else size)
     away = min(soonest, len(state.request.tasks) + 1) - state.task
@@ -335,15 +340,6 @@ def evict(state: Residency, buffer: Buffer, reason: str, certificate: Certificat
         state.users[new].add(user)
         state.users[buffer.number].discard(user)
     state.free(buffer.number)
-
-
-def copy_cost(machine: Machine, source: TensorDesc, target: TensorDesc) -> tuple[int, float]:
-    """Bytes written (`Footprint.own_nbytes`) and simulated seconds of one copy."""
-    written, read = footprint(target, machine.shape), footprint(source, machine.shape)
-    nbytes = written.own_nbytes
-    page = max(1, min(written.page_nbytes, read.page_nbytes))
-    seconds = machine.seconds(source.layout.space, target.layout.space, nbytes, page)
-    return nbytes, seconds
 
 
 # -- moving -------------------------------------------------------------------------------------

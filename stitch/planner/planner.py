@@ -10,9 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stitch.errors import OutOfMemoryError, StitchError
-from stitch.planner.making_room import RoomDemand, copy_cost, make_room
+from stitch.planner.copy_cost import copy_cost
+from stitch.planner.making_room import RoomDemand, make_room
+from stitch.planner.picture import RULES, Residency
 from stitch.planner.plan import Copy, Execute, Instance, Plan, PlanRequest
-from stitch.planner.residency import RULES, Residency
+from stitch.planner.residency import chain_of, choose
 from stitch.program import DataType, Layout, Scratch, Space, TensorDesc
 from stitch.tasks import Task, TransformationKind
 
@@ -30,7 +32,7 @@ def plan(request: PlanRequest) -> Plan:
     best: Plan | None = None
     refused: OutOfMemoryError | None = None
     for rule in RULES:
-        state = Residency(request, rule)
+        state = Residency(request, rule, _chosen(request) if rule == "chosen" else frozenset())
         try:
             candidate = _plan_by(state)
         except OutOfMemoryError as error:
@@ -44,6 +46,17 @@ def plan(request: PlanRequest) -> Plan:
         assert refused is not None
         raise refused
     return best
+
+
+def _chosen(request: PlanRequest) -> frozenset[tuple[int, int]]:
+    """Which values had best leave L1 before which of their uses."""
+    chain = chain_of(request)
+    choice = choose(chain)
+    return frozenset(
+        (value, stay.end)
+        for stay in (() if choice is None else choice.away)
+        for value in chain.holders[stay.holder].values
+    )
 
 
 def _plan_by(state: Residency) -> Plan:

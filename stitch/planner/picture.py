@@ -20,19 +20,28 @@ from stitch.program import Space, TensorDesc
 NEVER = 1 << 60
 
 
-#: Which buffer leaves first: the one whose next use is farthest; the cheapest that makes room
-#: alone; or the cheapest for the time that it stays away. No rule is best for every chain
-#: (allocation theory: exact is an integer program), so all are tried where it matters.
-Rule: TypeAlias = Literal["farthest", "sufficient", "cheapest"]
-RULES: tuple[Rule, ...] = ("farthest", "sufficient", "cheapest")
+#: Which buffer leaves first: the one whose next use is farthest; one that was chosen with the whole
+#: chain in view; the cheapest that makes room alone; or the cheapest for the time that it stays
+#: away. Where things lie is not known to the choice, so no rule is best for every chain, and all
+#: are tried where it matters.
+Rule: TypeAlias = Literal["farthest", "chosen", "sufficient", "cheapest"]
+RULES: tuple[Rule, ...] = ("farthest", "chosen", "sufficient", "cheapest")
 
 
 class Residency:
     """The planner's picture of buffers, values and free regions; every change appends a step."""
 
-    def __init__(self, request: PlanRequest, rule: Rule = "farthest") -> None:
+    def __init__(
+        self,
+        request: PlanRequest,
+        rule: Rule = "farthest",
+        away: frozenset[tuple[int, int]] = frozenset(),
+    ) -> None:
         self.request = request
         self.rule = rule
+        #: Values that were chosen to leave before their use by a task (the number of tasks: before
+        #: the end).
+        self.away = away
         #: Whether anything had to leave a space, so that the rule made a difference.
         self.pressed = False
         self.machine = request.machine
