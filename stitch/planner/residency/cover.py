@@ -148,7 +148,8 @@ def repaired(
     written = {problem.holder[i] for i in chosen}
     for j in range(len(left)):
         while left[j] > 0:
-            best, best_rank = -1, (float("inf"),)
+            best = -1
+            best_rank: tuple[float, ...] = ()
             for i in problem.over[j]:
                 if i in chosen or i in forbidden:
                     continue
