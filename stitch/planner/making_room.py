@@ -16,7 +16,6 @@ from stitch.machine import round_up
 from stitch.memory import Allocator
 from stitch.planner.copy_cost import copy_cost
 from stitch.planner.mover import Repacking, SpaceProblem, arrange, operation_size, relocation
-from stitch.planner.picture import NEVER, Residency
 from stitch.planner.plan import (
     Buffer,
     Certificate,
@@ -25,6 +24,7 @@ from stitch.planner.plan import (
     Instance,
     waiting_desc,
 )
+from stitch.planner.plan_picture import NEVER, Residency
 from stitch.program import Space
 
 

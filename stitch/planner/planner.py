@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from stitch.errors import OutOfMemoryError, StitchError
 from stitch.planner.copy_cost import copy_cost
 from stitch.planner.making_room import RoomDemand, make_room
-from stitch.planner.picture import RULES, Residency
 from stitch.planner.plan import Copy, Execute, Instance, Plan, PlanRequest
+from stitch.planner.plan_picture import RULES, Residency
 from stitch.planner.residency import chain_of, choose
 from stitch.program import DataType, Layout, Scratch, Space, TensorDesc
 from stitch.tasks import Task, TransformationKind

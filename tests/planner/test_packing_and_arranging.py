@@ -18,7 +18,7 @@ from stitch.planner import plan
 from stitch.planner.checker.proof import packs
 from stitch.planner.mover.arrange import Repacking, arrange
 from stitch.planner.mover.holes import SpaceProblem
-from stitch.planner.picture import Residency
+from stitch.planner.plan_picture import Residency
 from tests.support.planner.small_requests import Scene, desc_of, program
 
 #: The file; the name in its folder is the function.

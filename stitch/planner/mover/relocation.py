@@ -14,8 +14,8 @@ from stitch.packing import gaps_between
 from stitch.planner.mover.cost import ASIDE, Prices
 from stitch.planner.mover.cycles import break_cycles
 from stitch.planner.mover.order import Move, order_moves
-from stitch.planner.picture import Residency
 from stitch.planner.plan import Certificate, CostCertificate, Relocate, Transfer
+from stitch.planner.plan_picture import Residency
 from stitch.program import Space
 
 #: Makes room for so many bytes per bank of a space and gives their address.

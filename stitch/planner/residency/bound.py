@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from stitch.planner.residency.cover import Problem
+from stitch.planner.residency.cover import CoverProblem
 
 #: Rounds without a better bound after which the step is halved; the least step.
 PATIENCE = 8
@@ -42,7 +42,7 @@ class Relaxation:
                  "_written")  # fmt: skip
 
     def __init__(
-        self, problem: Problem, away: Collection[int] = (), here: Collection[int] = ()
+        self, problem: CoverProblem, away: Collection[int] = (), here: Collection[int] = ()
     ) -> None:
         self._problem = problem
         self._left = problem.left(away)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stitch.planner.residency.bound import Relaxation
-from stitch.planner.residency.chain import Chain, Stay
-from stitch.planner.residency.cover import Problem, covered
-from stitch.planner.residency.exact import MOST_STAYS, Search, improved_in_windows
+from stitch.planner.residency.branching import MOST_STAYS, Search, improved_in_windows
+from stitch.planner.residency.cover import CoverProblem, covered
+from stitch.planner.residency.stays import Stay, StayChain
 
 #: Covers that the local search mends, nodes of the exact one, rounds of prices for the bound.
 TRIES, NODES, ROUNDS = 400, 300, 120
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class StayChoice:
     """Stays that give way, what that costs in simulated seconds, and what any choice costs at
     least. `is_best`: there is none that costs less."""
 
@@ -29,15 +29,15 @@ class Choice:
 
 
 def choose(
-    chain: Chain, tries: int = TRIES, nodes: int = NODES, rounds: int = ROUNDS
-) -> Choice | None:
+    chain: StayChain, tries: int = TRIES, nodes: int = NODES, rounds: int = ROUNDS
+) -> StayChoice | None:
     """Who gives way over a chain; None where no choice makes it fit.
 
     `tries`, `nodes` and `rounds` bound the local search, the exact one and the bound.
     """
-    problem = Problem(chain)
+    problem = CoverProblem(chain)
     if not problem.need:
-        return Choice((), 0.0, 0.0)
+        return StayChoice((), 0.0, 0.0)
     away = covered(problem, tries)
     if away is None:
         return None
@@ -53,4 +53,4 @@ def choose(
         away = improved_in_windows(problem, away, nodes // 4, prices)
         seconds = problem.seconds(away)
     stays = tuple(chain.stays[problem.stays[i]] for i in sorted(away))
-    return Choice(stays, seconds, min(least, seconds))
+    return StayChoice(stays, seconds, min(least, seconds))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import gcd
 
-from stitch.planner.residency.chain import Chain
+from stitch.planner.residency.stays import StayChain
 
 #: Bits that cost nothing: what comes earlier is preferred then.
 _LEAST = 1e-15
@@ -25,7 +25,7 @@ class Cover:
     seconds: float
 
 
-class Problem:
+class CoverProblem:
     """A chain in arrays: stays over the tasks at which something must be away, numbered anew.
 
     `spans[i]` is the half-open range of these tasks, `need[j]` bytes that must be away at task j.
@@ -33,7 +33,7 @@ class Problem:
 
     __slots__ = ("back", "groups", "holder", "need", "over", "sizes", "spans", "stays", "write")
 
-    def __init__(self, chain: Chain) -> None:
+    def __init__(self, chain: StayChain) -> None:
         over = chain.spanning()
         tight: list[int] = []
         sets: list[tuple[int, ...]] = []
@@ -112,12 +112,12 @@ def least_sum(least: int, sizes: Sequence[int]) -> int:
 Rank = Callable[[int, int, list[int], float], tuple[float, ...]]
 
 
-def _farthest(problem: Problem) -> Rank:
+def _farthest(problem: CoverProblem) -> Rank:
     """The one whose next use is farthest; among equals the cheapest (Belady's rule)."""
     return lambda i, j, left, price: (-problem.spans[i][1], price)
 
 
-def _cheapest(problem: Problem) -> Rank:
+def _cheapest(problem: CoverProblem) -> Rank:
     """The least price for a byte that is needed."""
 
     def rank(i: int, j: int, left: list[int], price: float) -> tuple[float, ...]:
@@ -128,7 +128,7 @@ def _cheapest(problem: Problem) -> Rank:
     return rank
 
 
-def _sufficient(problem: Problem) -> Rank:
+def _sufficient(problem: CoverProblem) -> Rank:
     """The cheapest that is enough by itself; else the largest."""
     return lambda i, j, left, price: (
         problem.sizes[i] < left[j], price if problem.sizes[i] >= left[j] else -problem.sizes[i],
@@ -139,7 +139,7 @@ RANKS = (_farthest, _cheapest, _sufficient)
 
 
 def repaired(
-    problem: Problem, away: Iterable[int], rank: Rank, forbidden: frozenset[int] = frozenset()
+    problem: CoverProblem, away: Iterable[int], rank: Rank, forbidden: frozenset[int] = frozenset()
 ) -> list[int] | None:
     """More stays give way, in the order of tasks, until enough do; then those that need not stay
     after all. None where that cannot be without the forbidden ones."""
@@ -169,7 +169,7 @@ def repaired(
     return _needed(problem, list(chosen), left)
 
 
-def _needed(problem: Problem, chosen: Sequence[int], left: list[int]) -> list[int]:
+def _needed(problem: CoverProblem, chosen: Sequence[int], left: list[int]) -> list[int]:
     """Those of the chosen that must give way; the dearest are asked first."""
     stay: set[int] = set()
     for i in sorted(chosen, key=lambda i: (-problem.back[i], problem.sizes[i], i)):
@@ -182,7 +182,7 @@ def _needed(problem: Problem, chosen: Sequence[int], left: list[int]) -> list[in
     return [i for i in chosen if i not in stay]
 
 
-def covered(problem: Problem, tries: int) -> list[int] | None:
+def covered(problem: CoverProblem, tries: int) -> list[int] | None:
     """A cover of little cost, after so many tries of mending; None where there is none."""
     if problem.is_hopeless():
         return None
@@ -195,7 +195,9 @@ def covered(problem: Problem, tries: int) -> list[int] | None:
     return None if best is None else improved(problem, best, ranks, tries)
 
 
-def improved(problem: Problem, best: list[int], ranks: Sequence[Rank], tries: int) -> list[int]:
+def improved(
+    problem: CoverProblem, best: list[int], ranks: Sequence[Rank], tries: int
+) -> list[int]:
     """Local search: each one that gives way is kept once, and what then lacks is mended."""
     again = True
     while again and tries > 0:
@@ -226,5 +228,5 @@ def improved(problem: Problem, best: list[int], ranks: Sequence[Rank], tries: in
     return best
 
 
-def _less(problem: Problem, a: list[int], b: list[int]) -> bool:
+def _less(problem: CoverProblem, a: list[int], b: list[int]) -> bool:
     return problem.seconds(a) < problem.seconds(b) - 1e-12

@@ -7,7 +7,7 @@ certain, so no cover is looked at twice. A node whose bound is no better than th
 from __future__ import annotations
 
 from stitch.planner.residency.bound import Relaxation
-from stitch.planner.residency.cover import Problem
+from stitch.planner.residency.cover import CoverProblem
 
 #: With at most so many contested stays the search is worth its time.
 MOST_STAYS = 40
@@ -16,7 +16,7 @@ ROUNDS = 6
 
 
 def improved_in_windows(
-    problem: Problem, best: list[int], nodes: int, prices: list[float]
+    problem: CoverProblem, best: list[int], nodes: int, prices: list[float]
 ) -> list[int]:
     """A cover that no exact search within a few tasks makes cheaper, each of so many nodes."""
     count = len(problem.need)
@@ -42,7 +42,7 @@ class Search:
 
     __slots__ = ("_nodes", "_problem", "best", "ended", "seconds")
 
-    def __init__(self, problem: Problem, best: list[int], nodes: int) -> None:
+    def __init__(self, problem: CoverProblem, best: list[int], nodes: int) -> None:
         self._problem, self._nodes = problem, nodes
         self.best, self.seconds = best, problem.seconds(best)
         self.ended = True

@@ -1,6 +1,6 @@
 """The chain: when tensors are wanted in L1, and what it costs if they are elsewhere in between.
 
-Comes in: a `PlanRequest`. Goes out: a `Chain` of stays. Must not know: addresses, rules, steps.
+Comes in: a `PlanRequest`. Goes out: a `StayChain` of stays. Must not know: addresses, rules, steps.
 
 A *stay* is the time between two uses of a tensor in L1. If the tensor leaves, its bytes are free in
 between; it has to be brought back for the next use, and, if it lies nowhere else, to be written to
@@ -45,7 +45,7 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class StayChain:
     """Stays over tasks; at task t `excess[t]` bytes per bank of those that span it must be away,
     none where it is not above 0."""
 
@@ -63,10 +63,10 @@ class Chain:
         return over
 
 
-def chain_of(request: PlanRequest) -> Chain:
+def chain_of(request: PlanRequest) -> StayChain:
     """The chain of L1 that a request asks for; no stays where the machine has none."""
     if Space.L1 not in request.machine.shape.spaces or request.machine.shape.dram is None:
-        return Chain((), (), (0,) * len(request.tasks))
+        return StayChain((), (), (0,) * len(request.tasks))
     return _Reading(request).chain()
 
 
@@ -94,7 +94,7 @@ class _Reading:
     #: Values that lie outside of L1 too, in a form that has lost nothing.
     outside: set[int] = field(default_factory=set)
 
-    def chain(self) -> Chain:
+    def chain(self) -> StayChain:
         request = self.request
         shape = request.machine.shape.space(Space.L1)
         room = shape.capacity - self._read_residents()
@@ -115,7 +115,7 @@ class _Reading:
         for t in range(len(request.tasks)):
             lying += idle[t]
             excess.append(busy[t] + lying - room)
-        return Chain(tuple(self.holders), tuple(self.stays), tuple(excess))
+        return StayChain(tuple(self.holders), tuple(self.stays), tuple(excess))
 
     def _read_residents(self) -> int:
         """Opens what lies in L1 at the start; the bytes that cannot leave."""
