@@ -16,6 +16,7 @@ from stitch.memory.cells import Bytes
 
 #: One prepared call.
 Call = Callable[[], object]
+_LINE_NBYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,8 @@ def bind_strips(
     strips: Sequence[Strip], staging: Staging, source: Bytes, target: Bytes
 ) -> list[Call]:
     """The calls of all strips on given regions, with staging of their own."""
-    turns = [np.empty(nbytes, np.uint8) for nbytes in staging.turns]
-    scratch = np.empty(staging.scratch, np.uint8)
+    turns = [aligned_bytes(nbytes) for nbytes in staging.turns]
+    scratch = aligned_bytes(staging.scratch)
     calls: list[Call] = []
     for strip in strips:
         current = source if strip.source is None else source[strip.source]
@@ -82,6 +83,13 @@ def bind_strips(
             calls += stage.calls(current, following, scratch)
             current = following
     return calls
+
+
+def aligned_bytes(nbytes: int) -> Bytes:
+    """New bytes that begin with a cache line: no chunk of a copy lies across two of them."""
+    raw = np.empty(nbytes + _LINE_NBYTES, np.uint8)
+    start = -raw.ctypes.data % _LINE_NBYTES
+    return raw[start : start + nbytes]
 
 
 def typed(raw: Bytes, dtype: np.dtype[Any], count: int) -> np.ndarray[Any, np.dtype[Any]]:

@@ -6,14 +6,14 @@ A strip is either some whole matrices, or some tile rows of one matrix; both sid
 A tile is four 16 x 16 faces, row-major, in the order top-left, top-right, bottom-left,
 bottom-right (tt-metal tensor layouts); its padding elements are zeros.
 
-Two ways. Where rows are a multiple of 8 bytes, `ndarray.take` with a prepared index copies chunks
-of up to 32 bytes: its inner loop is a fixed-size copy, measured 1.2 to 1.7 times as fast as a
-strided `np.copyto`. Else strided `np.copyto` runs over at most 5 x 5 edge blocks.
+All ways give the same bytes. `ndarray.take` with a prepared index copies chunks of 16 or 32 bytes:
+its inner loop is a fixed-size copy. It needs rows of whole chunks; staged, rows of any size go by
+way of longer rows in the scratch, of whole tiles where tiles are made of them. Strided `np.copyto`
+runs over at most 5 x 5 edge blocks, and wins where a strip is mostly padding.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
 _TILE = TILE_SHAPE[0]
 _FACE = 16
-#: `take` copies chunks of these sizes without a call per chunk.
-_LARGEST_CHUNK = 32
-_LEAST_CHUNK = 8
 #: An index this long still lies in the second-level cache.
 _LARGEST_INDEX = 1 << 17
 
@@ -62,84 +59,134 @@ class StripShape:
     def tiled_elements(self) -> int:
         return self.outer * self.tile_rows * self.tile_columns * _TILE * _TILE
 
+    @property
+    def is_mostly_padding(self) -> bool:
+        return self.elements * 2 < self.tiled_elements
 
-def tilize_stage(shape: StripShape) -> Stage:
-    """Dense rows to tiles, padding elements zeroed."""
-    chunk = _chunk_nbytes(shape, shape.tiled_elements, _LARGEST_CHUNK)
-    # A strip that is mostly padding is cheaper to clear first.
-    mostly_padding = shape.elements * 2 < shape.tiled_elements
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How tiles are copied: `take` of chunks of so many bytes; 0: strided copies of blocks.
+
+    `staged`: dense rows lie in the scratch, long enough for whole chunks (and whole tiles, where
+    tiles are made of them).
+    """
+
+    chunk: int
+    staged: bool = False
+
+    def fits(self, shape: StripShape, tilize: bool) -> bool:
+        """Whether a strip can be copied this way, and not only slowly."""
+        if not self.chunk:
+            return True
+        row, run = shape.columns * shape.itemsize, _FACE * shape.itemsize
+        taken = shape.tiled_elements if tilize else shape.elements
+        if run % self.chunk or taken * shape.itemsize > _LARGEST_INDEX * self.chunk:
+            return False
+        return self.staged or row % self.chunk == 0
+
+
+#: In order: the first that fits a strip is taken. Blocks always fit.
+TILIZE_WAYS: tuple[Way, ...] = (Way(32), Way(16), Way(32, staged=True), Way(0))
+UNTILIZE_WAYS: tuple[Way, ...] = (
+    Way(32), Way(16), Way(32, staged=True), Way(16, staged=True), Way(0),
+)  # fmt: skip
+
+
+def _way(shape: StripShape, tilize: bool) -> Way:
+    ways = TILIZE_WAYS if tilize else UNTILIZE_WAYS
+    if not tilize and shape.itemsize * _FACE > 32:
+        # Measured: 16 bytes beat 32 (0.78 of memcpy to 0.60) where a face row is longer.
+        ways = tuple(way for way in ways if way.chunk != 32)
+    if shape.is_mostly_padding:
+        # Cheaper to clear first; its rows are not worth staging.
+        ways = ways[-1:] if tilize else tuple(way for way in ways if not way.staged)
+    return next(way for way in ways if way.fits(shape, tilize))
+
+
+def tilize_stage(shape: StripShape, way: Way | None = None) -> Stage:
+    """Dense rows to tiles, padding elements zeroed; a given way has to fit."""
+    way = way or _way(shape, True)
+    row = shape.columns * shape.itemsize
+    whole_row = shape.tile_columns * _TILE * shape.itemsize
+    nbytes = shape.tiled_elements * shape.itemsize
 
     def calls(source: Bytes, target: Bytes, scratch: Bytes) -> list[Call]:
-        dense, tiled = _dense_bytes(source, shape), _tiled_bytes(target, shape)
-        if mostly_padding:
-            return [partial(tiled.fill, 0), *_block_copies(dense, tiled, shape, True)]
-        if chunk is None:
-            return [*_block_copies(dense, tiled, shape, True), *_padding_fills(tiled, shape)]
-        cell = np.dtype((np.void, chunk))
-        take = dense.view(cell).take
-        index = _tiled_index(shape, chunk)
-        return [partial(take, index, None, tiled.view(cell), "clip"), *_padding_fills(tiled, shape)]
+        dense, tiled = source[: shape.elements * shape.itemsize], target[:nbytes]
+        if not way.chunk:
+            copies = _block_copies(dense, tiled, shape, True)
+            if shape.is_mostly_padding:
+                return [partial(tiled.fill, 0), *copies]
+            return [*copies, *_padding_fills(tiled, shape)]
+        index = _tiled_index(shape, way.chunk, way.staged)
+        if not way.staged:
+            return [_taking(dense, tiled, index, way.chunk), *_padding_fills(tiled, shape)]
+        staged = scratch[:nbytes]
+        rows = staged.reshape(shape.outer, -1, whole_row)
+        given = dense.reshape(shape.outer, shape.rows, row)
+        padding = rows[:, : shape.rows, row:], rows[:, shape.rows :]
+        return [
+            partial(np.copyto, rows[:, : shape.rows, :row], given),
+            *(partial(np.copyto, part, 0) for part in padding if part.size),
+            _taking(staged, tiled, index, way.chunk),
+        ]
 
-    return Stage(shape.tiled_elements * shape.itemsize, calls)
+    return Stage(nbytes, calls, nbytes if way.staged else 0)
 
 
-def untilize_stage(shape: StripShape) -> Stage:
-    """Tiles to dense rows; padding elements are dropped."""
-    # Measured: 16 bytes beat 32 (0.78 of memcpy to 0.60) where a face row is 64 bytes or more.
-    wide = shape.itemsize * _FACE > _LARGEST_CHUNK
-    chunk = _chunk_nbytes(shape, shape.elements, _LARGEST_CHUNK // 2 if wide else _LARGEST_CHUNK)
+def untilize_stage(shape: StripShape, way: Way | None = None) -> Stage:
+    """Tiles to dense rows, padding elements dropped; a given way has to fit."""
+    way = way or _way(shape, False)
+    row = shape.columns * shape.itemsize
+    chunks = -(-row // way.chunk) if way.chunk else 0
+    staged_nbytes = shape.outer * shape.rows * chunks * way.chunk if way.staged else 0
 
     def calls(source: Bytes, target: Bytes, scratch: Bytes) -> list[Call]:
-        tiled, dense = _tiled_bytes(source, shape), _dense_bytes(target, shape)
-        if chunk is None:
+        tiled = source[: shape.tiled_elements * shape.itemsize]
+        dense = target[: shape.elements * shape.itemsize]
+        if not way.chunk:
             return list(_block_copies(dense, tiled, shape, False))
-        cell = np.dtype((np.void, chunk))
-        index = _dense_index(shape, chunk)
-        return [partial(tiled.view(cell).take, index, None, dense.view(cell), "clip")]
+        index = _dense_index(shape, way.chunk, chunks)
+        if not way.staged:
+            return [_taking(tiled, dense, index, way.chunk)]
+        staged = scratch[:staged_nbytes]
+        rows = staged.reshape(-1, chunks * way.chunk)[:, :row]
+        return [
+            _taking(tiled, staged, index, way.chunk),
+            partial(np.copyto, dense.reshape(-1, row), rows),
+        ]
 
-    return Stage(shape.elements * shape.itemsize, calls)
-
-
-def _dense_bytes(raw: Bytes, shape: StripShape) -> Bytes:
-    return raw[: shape.elements * shape.itemsize]
-
-
-def _tiled_bytes(raw: Bytes, shape: StripShape) -> Bytes:
-    return raw[: shape.tiled_elements * shape.itemsize]
+    return Stage(shape.elements * shape.itemsize, calls, staged_nbytes)
 
 
-def _chunk_nbytes(shape: StripShape, elements: int, most: int) -> int | None:
-    """The size of the chunks that rows and face rows consist of; None where `take` loses."""
-    row, run = shape.columns * shape.itemsize, _FACE * shape.itemsize
-    chunk = math.gcd(row, run, most)
-    worthwhile = chunk >= _LEAST_CHUNK and elements * shape.itemsize <= _LARGEST_INDEX * chunk
-    return chunk if worthwhile and elements else None
+def _taking(source: Bytes, target: Bytes, index: NDArray[np.intp], chunk: int) -> Call:
+    cell = np.dtype((np.void, chunk))
+    return partial(source.view(cell).take, index, None, target.view(cell), "clip")
 
 
 @lru_cache(maxsize=64)
-def _tiled_index(shape: StripShape, chunk: int) -> NDArray[np.intp]:
-    """For each chunk of the tiles, in order, its place in the dense rows (0 for padding)."""
-    per_run = _FACE * shape.itemsize // chunk
-    per_row = shape.columns * shape.itemsize // chunk
-    y = np.arange(shape.tile_rows * _TILE).reshape(1, shape.tile_rows, 1, 2, 1, _FACE, 1)
-    x = np.arange(shape.tile_columns * 2 * per_run).reshape(
-        1, 1, shape.tile_columns, 1, 2, 1, per_run
+def _tiled_index(shape: StripShape, chunk: int, staged: bool) -> NDArray[np.intp]:
+    """For each chunk of the tiles, in order, its place in the dense rows (0 for padding).
+
+    `staged`: the rows are as long and as many as those of the tiles.
+    """
+    height = shape.tile_rows * _TILE
+    places = np.zeros(
+        (shape.outer, height, shape.tile_columns * _TILE * shape.itemsize // chunk), np.intp
     )
-    o = np.arange(shape.outer).reshape(-1, 1, 1, 1, 1, 1, 1)
-    index = np.where((y < shape.rows) & (x < per_row), (o * shape.rows + y) * per_row + x, 0)
-    return _flat(index)
+    used = places if staged else places[:, : shape.rows, : shape.columns * shape.itemsize // chunk]
+    used[:] = np.arange(used.size).reshape(used.shape)
+    rows = places.reshape(shape.outer * shape.tile_rows, 2, _FACE, shape.tile_columns, 2, -1)
+    return _flat(rows.transpose(0, 3, 1, 4, 2, 5))
 
 
 @lru_cache(maxsize=64)
-def _dense_index(shape: StripShape, chunk: int) -> NDArray[np.intp]:
-    """For each chunk of the dense rows, in order, its place in the tiles."""
-    per_run = _FACE * shape.itemsize // chunk
-    o = np.arange(shape.outer).reshape(-1, 1, 1)
-    y = np.arange(shape.rows).reshape(1, -1, 1)
-    x = np.arange(shape.columns * shape.itemsize // chunk).reshape(1, 1, -1)
-    tile = (o * shape.tile_rows + y // _TILE) * shape.tile_columns + x // (2 * per_run)
-    face = tile * 4 + y // _FACE % 2 * 2 + x // per_run % 2
-    return _flat((face * _FACE + y % _FACE) * per_run + x % per_run)
+def _dense_index(shape: StripShape, chunk: int, chunks: int) -> NDArray[np.intp]:
+    """For each chunk of dense rows of so many chunks, in order, its place in the tiles."""
+    tiles = shape.outer * shape.tile_rows, shape.tile_columns
+    places = np.arange(shape.tiled_elements * shape.itemsize // chunk)
+    rows = places.reshape(*tiles, 2, 2, _FACE, -1).transpose(0, 2, 4, 1, 3, 5)
+    return _flat(rows.reshape(shape.outer, shape.tile_rows * _TILE, -1)[:, : shape.rows, :chunks])
 
 
 def _flat(index: Array) -> NDArray[np.intp]:
