@@ -114,9 +114,13 @@ class LayoutError(StitchError):
 
 
 class OutOfMemoryError(StitchError):
-    """A space cannot hold what a task needs; names bytes, holes and a remedy: exit code 5."""
+    """A space cannot hold what a task needs; names bytes, holes and a remedy: exit code 5.
+
+    `certificate`: the proof, as in plans, where planning found that there is no room.
+    """
 
     exit_code = 5
+    certificate: object = None
 
 
 class TaskError(StitchError):

@@ -56,9 +56,10 @@ def _copy(step: Copy, plan: Plan, buffers: dict[int, Buffer], values: Values) ->
     if step.kind == "copy":
         values.setdefault(step.made, []).append(step.target)
         return
+    space = step.target.desc.layout.space
     for value, instances in values.items():
         values[value] = [
-            replace(i, buffer=step.target.buffer, desc=waiting_desc(i.desc))
+            replace(i, buffer=step.target.buffer, desc=waiting_desc(i.desc, space))
             if i.buffer == step.source.buffer
             else i
             for i in instances

@@ -2,7 +2,8 @@
 
 The order of remedies is the order of their cost: a free hole; dropping a spare copy that no task is
 known to want; moving buffers inside the space; giving up the buffer whose next use is farthest
-(without a byte where another copy exists, else by a copy to DRAM, with its certificate).
+(without a byte where another copy exists, else by a copy to the next larger space, from L1 to DRAM
+and from DRAM to the host, with its certificate).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class RoomDemand:
 
     `fixed`: regions (address, size, what) it must have. `floating`: (size, what) that may lie
     anywhere. `locked`: buffers that must stay in the space. `relocate`: buffers that must go to a
-    given address.
+    given address. `evicts`: whether what lies nowhere else may leave.
     """
 
     space: Space
@@ -43,6 +44,7 @@ class RoomDemand:
     fixed: list[tuple[int, int, str]] = field(default_factory=list)
     floating: list[tuple[int, str]] = field(default_factory=list)
     relocate: dict[int, int] = field(default_factory=dict)
+    evicts: bool = True
 
 
 def make_room(state: Residency, demand: RoomDemand) -> list[int]:
@@ -207,7 +209,7 @@ def _victims(state: Residency, demand: RoomDemand) -> list[tuple[tuple[float, ..
         users = state.users[buffer.number]
         if not users:
             continue
-        soonest = min((_soonest(state, v) for v in users), default=NEVER)
+        soonest = min((state.soonest(v) for v in users), default=NEVER)
         spare = _is_spare(state, buffer)
         idle = min((state.idle.get(v, 0) for v in users), default=0)
         rank = (-soonest, not spare, -idle, -buffer.size_per_bank, buffer.address or 0)
@@ -223,7 +225,7 @@ def _price(
         return ()
     if state.rule == "chosen":
         end = len(state.request.tasks)
-        uses = ((v, _soonest(state, v)) for v in state.users[buffer.number])
+        uses = ((v, state.soonest(v)) for v in state.users[buffer.number])
         return (not any((v, min(use, end)) in state.away for v, use in uses),)
     size = buffer.size_per_bank
     price = (0 if spare else size) + (0 if soonest == NEVER else size)
@@ -249,10 +251,6 @@ def _is_shared_home(state: Residency, buffer: Buffer) -> bool:
     return len(users) > 1 and any(state.values[v][0].buffer == buffer.number for v in users)
 
 
-def _soonest(state: Residency, value: int) -> int:
-    return state.task if value in state.reading else state.next_use(value)
-
-
 def _drop(state: Residency, buffer: Buffer) -> None:
     for value in list(state.users[buffer.number]):
         for instance in [i for i in state.values[value] if i.buffer == buffer.number]:
@@ -267,7 +265,7 @@ def _drop_idle_copies(state: Residency, demand: RoomDemand, needed: int) -> bool
     for _, buffer, _ in _victims(state, demand):
         if dropped and dropped >= needed:
             break
-        idle = all(_soonest(state, v) == NEVER for v in state.users[buffer.number])
+        idle = all(state.soonest(v) == NEVER for v in state.users[buffer.number])
         # Asked anew: of two copies that spare each other only one may go.
         if idle and _is_spare(state, buffer):
             _drop(state, buffer)
@@ -279,27 +277,29 @@ def _evict_farthest(
     state: Residency, demand: RoomDemand, problem: SpaceProblem, proved: bool
 ) -> None:
     state.pressed = True
-    victims = _victims(state, demand)
-    if demand.space is not Space.L1 or state.machine.shape.dram is None:
-        victims = [v for v in victims if v[2]]
-    if not victims:
-        wanted = ", ".join([w for _, _, w in demand.fixed] + [w for _, w in demand.floating])
-        size = sum(s for _, s, _ in demand.fixed) + sum(s for s, _ in demand.floating)
-        raise state.out_of_memory(demand.space, size, f"{wanted} of {demand.purpose}")
+    state.crowded |= state.views
+    why = _why(demand, problem, proved)
     refused: OutOfMemoryError | None = None
-    for _, buffer, spare in victims:
-        if spare:
-            _drop(state, buffer)
-            return
-        try:
-            evict(state, buffer, *_why(demand, problem, proved))
-        except OutOfMemoryError as error:
-            # DRAM cannot take this one; a smaller one, or one that lies there already, may do.
-            refused = refused or error
-        else:
-            return
-    assert refused is not None
-    raise refused
+    victims = _victims(state, demand)
+    outlets = state.outlets(demand.space) if demand.evicts else ()
+    # Nothing leaves the space beside while anything of this one may go without that.
+    for evicts_there in (False, True):
+        refused = None
+        for _, buffer, spare in victims:
+            if spare:
+                _drop(state, buffer)
+                return
+            for outlet in outlets if evicts_there else outlets[:1]:
+                take_back = state.attempt()
+                try:
+                    _evict(state, buffer, outlet, why, evicts_there)
+                except OutOfMemoryError as error:
+                    # This one finds no room there; a smaller one may, or one that lies there too.
+                    take_back()
+                    refused = refused or error
+                else:
+                    return
+    raise refused or _out_of_memory(state, demand, problem, why[1])
 
 
 def _why(demand: RoomDemand, problem: SpaceProblem, proved: bool) -> tuple[str, Certificate | None]:
@@ -316,30 +316,92 @@ def _why(demand: RoomDemand, problem: SpaceProblem, proved: bool) -> tuple[str, 
     return f"room for {demand.purpose}: {why}", Certificate(kind, pieces, gaps)
 
 
-def evict(state: Residency, buffer: Buffer, reason: str, certificate: Certificate | None) -> None:
-    """Copy a buffer of L1 to DRAM; all values in it follow."""
-    target_desc = waiting_desc(buffer.desc)
+def _evict(
+    state: Residency,
+    buffer: Buffer,
+    to: Space,
+    why: tuple[str, Certificate | None],
+    evicts_there: bool,
+) -> None:
+    """Copy a buffer to a larger space; all values in it follow."""
+    target_desc = waiting_desc(buffer.desc, to)
     size = state.size_of(target_desc)
-    room = RoomDemand(Space.DRAM, f"the eviction of {buffer.origin}", set(state.locked))
+    room = RoomDemand(to, f"the eviction of {buffer.origin}", set(state.locked), evicts=evicts_there)
     room.floating.append((size, buffer.origin))
     (address,) = make_room(state, room)
-    new = state.allocate(Space.DRAM, address, size, target_desc, buffer.origin)
+    new = state.allocate(to, address, size, target_desc, buffer.origin)
     source = Instance(buffer.number, 0, buffer.desc)
     target = Instance(new, 0, target_desc)
     value = min(state.users[buffer.number])
     nbytes, seconds = copy_cost(state.machine, source.desc, target_desc)
     state.touch(buffer.number)
     state.steps.append(
-        Copy("evict", value, value, source, target, nbytes, seconds, reason, certificate)
+        Copy("evict", value, value, source, target, nbytes, seconds, *why)
     )
     for user in list(state.users[buffer.number]):
         for i, instance in enumerate(state.values[user]):
             if instance.buffer == buffer.number:
-                moved = replace(instance, buffer=new, desc=waiting_desc(instance.desc))
+                moved = replace(instance, buffer=new, desc=waiting_desc(instance.desc, to))
                 state.values[user][i] = moved
         state.users[new].add(user)
         state.users[buffer.number].discard(user)
     state.free(buffer.number)
+
+
+def _out_of_memory(
+    state: Residency, demand: RoomDemand, problem: SpaceProblem, certificate: Certificate | None
+) -> OutOfMemoryError:
+    """The error where nothing can leave: bytes needed and free, the biggest tensors, the proof."""
+    space, allocator = demand.space, state.allocators[demand.space]
+    wanted = ", ".join([w for _, _, w in demand.fixed] + [w for _, w in demand.floating])
+    size = sum(s for _, s, _ in demand.fixed) + sum(s for s, _ in demand.floating)
+    biggest = sorted(state.in_space(space), key=lambda b: -b.size_per_bank)[:5]
+    listed = ", ".join(
+        f"{b.origin} ({b.size_per_bank} B, {state.lifetime(b)})" for b in biggest
+    )  # fmt: skip
+    remedy = (
+        "drop tensors that are not needed, place some in another space "
+        "(--set input.NAME.space=dram), or split the program"
+    )
+    capacity = state.shape(space).capacity
+    if size > capacity:
+        remedy = (
+            f"{space.value} has {capacity} B per bank in all, so freeing helps nothing: place "
+            "it in another space (--set input.NAME.space=dram), shard it, or split the program"
+        )
+    else:
+        remedy += _least_change(state, demand, problem)
+    error = OutOfMemoryError(
+        f"{space.value} cannot hold {wanted} of {demand.purpose}: {size} B per bank needed, "
+        f"{allocator.free_nbytes} B free, largest hole {allocator.largest_hole} B",
+        where=f"machine {state.machine.name!r}; biggest live tensors: {listed or 'none'}",
+        remedy=remedy,
+    )
+    error.certificate = certificate
+    return error
+
+
+def _least_change(state: Residency, demand: RoomDemand, problem: SpaceProblem) -> str:
+    """The smallest tensor without which there is room, in words; nothing where no one will do."""
+    over = sum(problem.all_pieces) - sum(size for _, size in problem.gaps)
+    changes = [
+        (size, state.buffers[number].origin,
+         replace(problem, movable=tuple(m for m in problem.movable if m[0] != number)))
+        for number, _, size in problem.movable
+    ]  # fmt: skip
+    for at, (size, (_, what)) in enumerate(zip(problem.pieces, demand.floating, strict=True)):
+        rest = (*problem.pieces[:at], *problem.pieces[at + 1 :])
+        changes.append((size, what, replace(problem, pieces=rest)))
+    for buffer in state.in_space(demand.space):
+        region = (buffer.address or 0, buffer.size_per_bank)
+        if buffer.pinned and region in problem.obstacles:
+            free = tuple(o for o in problem.obstacles if o != region)
+            changes.append((region[1], buffer.origin, replace(problem, obstacles=free)))
+    for size, what, left in sorted(changes, key=lambda c: c[0]):
+        if size >= over and _elsewhere(left) is not None:
+            missing = f"{over} B per bank are missing" if over > 0 else "what is left would pack"
+            return f"; {what} ({size} B) elsewhere would do: {missing}"
+    return ""
 
 
 # -- moving -------------------------------------------------------------------------------------

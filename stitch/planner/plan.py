@@ -69,10 +69,10 @@ class PlanRequest:
     kept: frozenset[int]
 
 
-def waiting_desc(desc: TensorDesc) -> TensorDesc:
-    """The form in which a tensor of L1 waits in DRAM: the same pages, interleaved."""
+def waiting_desc(desc: TensorDesc, space: Space = Space.DRAM) -> TensorDesc:
+    """The form in which a tensor waits in a larger space: the same pages, interleaved."""
     layout = desc.layout
-    return TensorDesc(desc.shape, Layout(layout.data_type, Space.DRAM, layout.tile_shape))
+    return TensorDesc(desc.shape, Layout(layout.data_type, space, layout.tile_shape))
 
 
 CertificateKind: TypeAlias = Literal["capacity", "packing", "cycle", "no_path"]
@@ -80,7 +80,7 @@ CertificateKind: TypeAlias = Literal["capacity", "packing", "cycle", "no_path"]
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """Why bytes had to leave L1, as data that a stranger can check.
+    """Why bytes had to leave a space, or find no room in it, as data that a stranger can check.
 
     `capacity`: the pieces that had to lie in the gaps add up to more than the gaps.
     `packing`: they add up to less, but no assignment of pieces to gaps exists.

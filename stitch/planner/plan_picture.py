@@ -7,10 +7,10 @@ step, and thrown away; the real memory is untouched until a finished plan runs.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
-from stitch.errors import OutOfMemoryError
 from stitch.machine import SpaceShape, footprint
 from stitch.memory import LENT_ADDRESSES, Allocator
 from stitch.planner.plan import Allocate, Buffer, Free, Instance, PlanRequest, Resident, Step
@@ -36,9 +36,18 @@ class Residency:
         request: PlanRequest,
         rule: Rule = "farthest",
         away: frozenset[tuple[int, int]] = frozenset(),
+        *,
+        apart: frozenset[tuple[int, int]] = frozenset(),
+        spills: bool = True,
     ) -> None:
         self.request = request
         self.rule = rule
+        #: Views that are copied out for a task, (task, value), so that their block may go.
+        self.apart = apart
+        #: Those of the current task that could be, and all such of tasks that found no room.
+        self.views: frozenset[tuple[int, int]] = frozenset()
+        self.crowded: frozenset[tuple[int, int]] = frozenset()
+        self._spills = spills
         #: Values that were chosen to leave before their use by a task (the number of tasks: before
         #: the end).
         self.away = away
@@ -58,21 +67,50 @@ class Residency:
         self.claimed: list[tuple[Space, int, int]] = []
         self._resident = frozenset(self.buffers)
         self._next_buffer = max(self.buffers, default=-1) + 1
-        self.allocators: dict[Space, Allocator] = {}
-        for space in request.machine.shape.spaces:
-            shape = request.machine.shape.space(space)
-            self.allocators[space] = Allocator(shape.base, shape.limit, shape.alignment)
-        for buffer in request.buffers:
-            # Lent bytes lie beyond the end of their space, where nothing is allocated.
-            if buffer.address is not None and buffer.address < LENT_ADDRESSES:
-                self.allocators[buffer.space].alloc_at(buffer.address, buffer.size_per_bank)
+        #: The task that made a buffer.
+        self.made: dict[int, int] = {}
+        self._allocate_present()
         for resident in request.residents:
             for instance in resident.instances:
                 self._attach(resident.value, instance)
         self._uses = _uses(request)
 
+    def _allocate_present(self) -> None:
+        self.allocators: dict[Space, Allocator] = {}
+        for space in self.machine.shape.spaces:
+            shape = self.shape(space)
+            self.allocators[space] = Allocator(shape.base, shape.limit, shape.alignment)
+        for buffer in self.buffers.values():
+            # Lent bytes lie beyond the end of their space, where nothing is allocated.
+            if buffer.address is not None and buffer.address < LENT_ADDRESSES:
+                self.allocators[buffer.space].alloc_at(buffer.address, buffer.size_per_bank)
+
     def shape(self, space: Space) -> SpaceShape:
         return self.machine.shape.space(space)
+
+    def outlets(self, space: Space) -> tuple[Space, ...]:
+        """Where the tensors of a space can wait, the nearest first."""
+        larger = {Space.L1: (Space.DRAM, Space.HOST), Space.DRAM: (Space.HOST,)}.get(space, ())
+        return tuple(
+            s
+            for s in larger
+            if s in self.machine.shape.spaces and (s is not Space.HOST or self._spills)
+        )
+
+    def attempt(self) -> Callable[[], None]:
+        """Gives what takes back all changes from now on."""
+        steps, claimed, following = len(self.steps), len(self.claimed), self._next_buffer
+        buffers, made, touched = dict(self.buffers), dict(self.made), set(self.touched)
+        values = {value: list(instances) for value, instances in self.values.items()}
+        users = {buffer: set(values) for buffer, values in self.users.items()}
+
+        def take_back() -> None:
+            del self.steps[steps:], self.claimed[claimed:]
+            self._next_buffer, self.buffers, self.made = following, buffers, made
+            self.touched, self.values, self.users = touched, values, users
+            self._allocate_present()
+
+        return take_back
 
     # -- values ---------------------------------------------------------------------------------
 
@@ -87,6 +125,7 @@ class Residency:
     def begin(self, task: int) -> None:
         """The plan now comes to this task."""
         self.task = task
+        self.views = frozenset()
         self.reading = frozenset(self.request.tasks[task].inputs)
         self.locked.clear()
 
@@ -164,6 +203,7 @@ class Residency:
         buffer = Buffer(number, space, address, size, desc, origin)
         self.buffers[number] = buffer
         self.users[number] = set()
+        self.made[number] = self.task
         self.claimed.append((space, address, size))
         self.steps.append(Allocate(buffer))
         return number
@@ -229,27 +269,20 @@ class Residency:
             Resident(value, tuple(instances)) for value, instances in sorted(self.values.items())
         )
 
-    def out_of_memory(self, space: Space, size: int, wanted: str) -> OutOfMemoryError:
-        """The error that names bytes needed, free, the largest hole and the biggest tensors."""
-        allocator = self.allocators[space]
-        biggest = sorted(self.in_space(space), key=lambda b: -b.size_per_bank)[:5]
-        listed = ", ".join(f"{b.origin} ({b.size_per_bank} B)" for b in biggest) or "none"
-        remedy = (
-            "drop tensors that are not needed, place some in another space "
-            "(--set input.NAME.space=dram), or split the program"
-        )
-        capacity = self.shape(space).capacity
-        if size > capacity:
-            remedy = (
-                f"{space.value} has {capacity} B per bank in all, so freeing helps nothing: place "
-                "it in another space (--set input.NAME.space=dram), shard it, or split the program"
-            )
-        return OutOfMemoryError(
-            f"{space.value} cannot hold {wanted}: {size} B per bank needed, "
-            f"{allocator.free_nbytes} B free, largest hole {allocator.largest_hole} B",
-            where=f"machine {self.machine.name!r}; biggest live tensors: {listed}",
-            remedy=remedy,
-        )
+    def soonest(self, value: int) -> int:
+        """The task that needs a value where it is next: the current one, if it reads it there."""
+        apart = (self.task, value) in self.apart
+        return self.task if value in self.reading and not apart else self.next_use(value)
+
+    def lifetime(self, buffer: Buffer) -> str:
+        """Which tasks made a buffer and read it next, in words."""
+        made = self.made.get(buffer.number)
+        begins = "there before" if made is None else f"made by task {made}"
+        users = self.users[buffer.number]
+        use = min((self.soonest(value) for value in users), default=NEVER)
+        if use == NEVER:
+            return begins + (", kept" if users & self.request.kept else "")
+        return f"{begins}, next read by task {use}"
 
 
 def _uses(request: PlanRequest) -> dict[int, list[int]]:

@@ -7,9 +7,10 @@ L1 when a program wants them there and stay until room is needed.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from stitch.errors import OutOfMemoryError, StitchError
+from stitch.errors import LayoutError, OutOfMemoryError, StitchError
 from stitch.planner.copy_cost import copy_cost
 from stitch.planner.making_room import RoomDemand, make_room
 from stitch.planner.plan import Copy, Execute, Instance, Plan, PlanRequest
@@ -22,24 +23,33 @@ from stitch.tasks import Task, TransformationKind
 SPACE_ORDER = (Space.L1, Space.DRAM, Space.HOST)
 
 
-def plan(request: PlanRequest) -> Plan:
+def plan(request: PlanRequest, *, spills: bool = True) -> Plan:
     """The steps that run a stretch of tasks from the given state.
 
     Where something has to leave a space, every rule for choosing it is tried, and the plan whose
-    copies and moves take the least simulated time is kept. Raises `OutOfMemoryError` or
-    `LayoutError` where it cannot be done; nothing has changed then.
+    copies and moves take the least simulated time is kept. `spills`: tensors may wait on the host.
+    Raises `OutOfMemoryError` or `LayoutError` where it cannot be done; nothing has changed then.
     """
     best: Plan | None = None
-    refused: OutOfMemoryError | None = None
+    refused: StitchError | None = None
     for rule in RULES:
-        state = Residency(request, rule, _chosen(request) if rule == "chosen" else frozenset())
-        try:
-            candidate = _plan_by(state)
-        except OutOfMemoryError as error:
-            refused = refused or error
-            continue
-        if best is None or candidate.seconds < best.seconds:
-            best = candidate
+        away = _chosen(request) if rule == "chosen" else frozenset()
+        apart: frozenset[tuple[int, int]] = frozenset()
+        while True:
+            state = Residency(request, rule, away, apart=apart, spills=spills)
+            try:
+                candidate = _plan_by(state)
+            except (OutOfMemoryError, LayoutError) as error:
+                refused = refused or error
+            else:
+                if best is None or candidate.seconds < best.seconds:
+                    best = candidate
+                if apart:
+                    break
+            # Where views of large blocks are read in a full space, they are tried apart.
+            if state.crowded <= apart:
+                break
+            apart |= state.crowded
         if not state.pressed:
             break
     if best is None:
@@ -66,6 +76,7 @@ def _plan_by(state: Residency) -> Plan:
         try:
             _run(state, task)
         except StitchError as error:
+            state.crowded |= state.views
             if error.where is None:
                 error.where = f"task {index} ({task.transformation.name})"
             raise
@@ -158,7 +169,25 @@ def _choose_inputs(
             what = f"input {transformation.input_name(index)!r}"
             copies[key] = _want(state, what, desc, value)
         chosen.append(key)
+    state.views = _separable(state, zip(task.inputs, chosen, strict=False))
     return chosen, copies
+
+
+def _separable(
+    state: Residency, inputs: Iterable[tuple[int, Instance | _CopyKey]]
+) -> frozenset[tuple[int, int]]:
+    """The inputs (task, value) that take less room as copies than the blocks they are views of."""
+    views: dict[int, set[tuple[int, TensorDesc]]] = {}
+    for value, choice in inputs:
+        if isinstance(choice, Instance) and not state.buffers[choice.buffer].pinned:
+            views.setdefault(choice.buffer, set()).add((value, choice.desc))
+    return frozenset(
+        (state.task, value)
+        for block, parts in views.items()
+        if any(desc.shape != state.buffers[block].desc.shape for _, desc in parts)
+        and sum(state.size_of(d) for _, d in parts) < state.buffers[block].size_per_bank
+        for value, _ in parts
+    )
 
 
 def _serving(
@@ -171,7 +200,7 @@ def _serving(
     demands: dict[Space, RoomDemand],
 ) -> Instance | None:
     instance = state.find(value, desc, address) or state.find(value, desc, None)
-    if instance is None:
+    if instance is None or (state.task, value) in state.apart:
         return None
     buffer = state.buffers[instance.buffer]
     if gives and (

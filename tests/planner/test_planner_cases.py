@@ -248,7 +248,7 @@ def test_room_for_an_eviction_never_costs_an_input_that_the_task_reads_in_dram()
 
 def test_a_full_dram_is_named_where_nothing_can_leave_l1() -> None:
     with pytest.raises(OutOfMemoryError, match="dram cannot hold"):
-        plan(crowded(has_spare_copy=False))
+        plan(crowded(has_spare_copy=False), spills=False)
 
 
 def test_a_pinned_tensor_stays_when_its_last_reader_has_run() -> None:

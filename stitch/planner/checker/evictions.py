@@ -1,25 +1,73 @@
-"""What an eviction must be justified by: everything that had to lie in L1 at that moment.
+"""What an eviction must be justified by: everything that had to lie in the space at that moment.
 
-Found in the steps themselves: the buffers alive, and what the coming task is about to be given.
+Found in the steps themselves: the buffers alive, and what is about to be put beside them.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from stitch.planner.checker.byte_map import ByteMap
 from stitch.planner.checker.inspection import Inspection
-from stitch.planner.plan import Allocate, Copy, Execute
+from stitch.planner.plan import Allocate, Copy, Execute, Relocate
 from stitch.program import Space
 
 
-def wanted_in_l1(run: Inspection) -> tuple[list[int], list[int]]:
-    """The pieces that the coming task wants in L1 beside what is there, and the gaps."""
-    shape = run.machine.shape.space(Space.L1)
+def wanted_in(run: Inspection, space: Space) -> tuple[list[int], list[int]]:
+    """The pieces that are wanted in a space beside what is there, and the gaps.
+
+    Wanted is what comes next: what is evicted into the space, or bounces through it, or else all
+    that the coming task is given there.
+    """
+    shape = run.machine.shape.space(space)
+    buffers = [b for b in run.symbolic_memory.buffers.values() if b.space is space]
+    pieces: list[int] = []
+    fixed: dict[int, int] = {}
+    stuck: list[tuple[int, int]] = []
+    passing = _passing(run, space)
+    if passing is None:
+        allocated, fixed, stuck = _given(run, space)
+        buffers += [step.buffer for step in allocated]
+    else:
+        pieces.append(passing)
+    pieces += [b.size_per_bank for b in buffers if not b.pinned and b.number not in fixed]
+    stuck += [
+        (fixed.get(b.number, b.address or 0), b.size_per_bank)
+        for b in buffers
+        if b.number in fixed or b.pinned
+    ]
+    taken = ByteMap()
+    for address, size in stuck:
+        taken.write(address, address + size, 0)
+    edges = [shape.base, *(x for p in taken.read(shape.base, shape.limit) for x in p[:2]),
+             shape.limit]  # fmt: skip
+    return pieces, [b - a for a, b in zip(edges[::2], edges[1::2], strict=True) if b > a]
+
+
+def _passing(run: Inspection, space: Space) -> int | None:
+    """Bytes per bank of what comes from another space next, None where a task is next."""
+    for step, after in pairwise(run.plan.steps[run.index + 1 :]):
+        if isinstance(step, Allocate) and step.buffer.space is space:
+            is_evicted = isinstance(after, Copy) and after.kind == "evict"
+            return step.buffer.size_per_bank if is_evicted else None
+        if isinstance(step, Relocate) and step.space is not space and step.stage is not None:
+            return step.stage[1] if step.stage_space is space else None
+        if isinstance(step, Execute):
+            return None
+    return None
+
+
+def _given(
+    run: Inspection, space: Space
+) -> tuple[list[Allocate], dict[int, int], list[tuple[int, int]]]:
+    """What the coming task is given in a space: new buffers, addresses that it asks for, scratch
+    at a promised place."""
     allocated: list[Allocate] = []
     tasks = run.plan.request.tasks
     fixed: dict[int, int] = {}
     stuck: list[tuple[int, int]] = []
     for step in run.plan.steps[run.index + 1 :]:
-        if isinstance(step, Allocate) and step.buffer.space is Space.L1:
+        if isinstance(step, Allocate) and step.buffer.space is space:
             allocated.append(step)
         elif isinstance(step, Copy) and step.made != step.value:
             for task in tasks[run.next_task : run.next_task + 1]:
@@ -35,20 +83,7 @@ def wanted_in_l1(run: Inspection) -> tuple[list[int], list[int]]:
             ):
                 if desc.layout.address is not None:
                     fixed[instance.buffer] = desc.layout.address
-            if step.scratch is not None and step.scratch[0] is Space.L1:
+            if step.scratch is not None and step.scratch[0] is space is Space.L1:
                 stuck.append(step.scratch[1:])
             break
-    buffers = [b for b in run.symbolic_memory.buffers.values() if b.space is Space.L1]
-    pieces = [b.size_per_bank for b in buffers if not b.pinned and b.number not in fixed]
-    pieces += [s.buffer.size_per_bank for s in allocated if s.buffer.number not in fixed]
-    stuck += [
-        (fixed.get(b.number, b.address or 0), b.size_per_bank)
-        for b in (*buffers, *(s.buffer for s in allocated))
-        if b.number in fixed or b.pinned
-    ]
-    taken = ByteMap()
-    for address, size in stuck:
-        taken.write(address, address + size, 0)
-    edges = [shape.base, *(x for p in taken.read(shape.base, shape.limit) for x in p[:2]),
-             shape.limit]  # fmt: skip
-    return pieces, [b - a for a, b in zip(edges[::2], edges[1::2], strict=True) if b > a]
+    return allocated, fixed, stuck

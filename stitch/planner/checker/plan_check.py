@@ -7,7 +7,7 @@ Kinds of problems: `address` (out of range, misaligned, taken), `buffer` (unknow
 `room` (does not fit its buffer), `content` (bytes are not what the step takes them for), `order`
 (tasks left out, repeated or out of order), `layout`, `pinned`, `overlap`, `lossy`, `transfer`,
 `stage`, `scratch`, `alias`, `bytes`, `certificate`, `final`, `kept`, `free_region`, `touched`;
-and `uncertified`, a warning: bytes left L1 and the plan does not prove that they had to.
+and `uncertified`, a warning: bytes left a space and the plan does not prove that they had to.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from stitch.errors import Problem
 from stitch.machine import footprint
 from stitch.planner.checker.end import end_problems
-from stitch.planner.checker.evictions import wanted_in_l1
+from stitch.planner.checker.evictions import wanted_in
 from stitch.planner.checker.inspection import Inspection
 from stitch.planner.checker.proof import certificate_defect
 from stitch.planner.checker.relocations import bytes_of, check_relocation
@@ -26,6 +26,8 @@ from stitch.tasks import Task, TransformationKind
 
 #: Kinds that do not make a plan wrong.
 WARNINGS = frozenset({"uncertified"})
+#: Where tensors of a space may wait.
+OUTLETS = {Space.L1: (Space.DRAM, Space.HOST), Space.DRAM: (Space.HOST,)}
 
 
 def check_plan(plan: Plan) -> tuple[Problem, ...]:
@@ -136,10 +138,12 @@ class _Checker(Inspection):
         symbolic_memory.write(step.target, step.made)
 
     def _evict(self, step: Copy) -> None:
-        buffer = self.symbolic_memory.buffers[step.source.buffer]
-        expected = Instance(step.target.buffer, 0, waiting_form(buffer.desc))
+        buffer, target = (
+            self.symbolic_memory.buffers[i.buffer] for i in (step.source, step.target)
+        )
+        expected = Instance(target.number, 0, waiting_form(buffer.desc, target.space))
         if (
-            buffer.space is not Space.L1
+            target.space not in OUTLETS.get(buffer.space, ())
             or step.source != Instance(buffer.number, 0, buffer.desc)
             or step.target != expected
         ):
@@ -149,7 +153,7 @@ class _Checker(Inspection):
         if step.certificate is None:
             self.say("uncertified", f"{buffer.origin} is evicted without a certificate")
             return
-        pieces, gaps = wanted_in_l1(self)
+        pieces, gaps = wanted_in(self, buffer.space)
         defect = certificate_defect(step.certificate, pieces, gaps)
         if defect is not None:
             self.say("certificate", defect)

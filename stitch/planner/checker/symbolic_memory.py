@@ -140,18 +140,18 @@ class SymbolicMemory:
         followers = list(self.instances_in(source))
         self._fill(*self.span(target))
         for instance, value in followers:
-            if self._follows(instance, source.desc):
-                desc = waiting_form(instance.desc)
+            if self._follows(instance, source.desc, target.space):
+                desc = waiting_form(instance.desc, target.space)
                 self._know(Instance(target.number, instance.offset_nbytes, desc), value)
 
-    def _follows(self, instance: Instance, whole: TensorDesc) -> bool:
+    def _follows(self, instance: Instance, whole: TensorDesc, space: Space) -> bool:
         """Whether copying the whole buffer as its descriptor says keeps this value at its place."""
         if instance.desc == whole:
             return instance.offset_nbytes == 0
         ours, theirs = instance.desc.layout, whole.layout
         if ours != theirs or ours.is_sharded:
             return False
-        before, after = footprint(whole, self.shape), footprint(waiting_form(whole), self.shape)
+        before, after = (footprint(d, self.shape) for d in (whole, waiting_form(whole, space)))
         even = ours.is_dense or before.aligned_page_nbytes == after.aligned_page_nbytes
         # Without page padding that differs, the bytes of interleaved pages keep their order.
         inside = instance.offset_nbytes + self.extent(instance.desc) <= self.extent(whole)
@@ -162,7 +162,7 @@ class SymbolicMemory:
         self.buffers[number] = replace(self.buffers[number], address=address)
 
 
-def waiting_form(desc: TensorDesc) -> TensorDesc:
-    """Interleaved pages in DRAM, of the same type and tile."""
-    layout = Layout(desc.layout.data_type, Space.DRAM, desc.layout.tile_shape)
+def waiting_form(desc: TensorDesc, space: Space) -> TensorDesc:
+    """Interleaved pages in another space, of the same type and tile."""
+    layout = Layout(desc.layout.data_type, space, desc.layout.tile_shape)
     return TensorDesc(desc.shape, layout)
