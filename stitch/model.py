@@ -71,6 +71,7 @@ def open_device(
     debug: bool = False,
     strict_types: bool = False,
     max_memory: int | str | None = None,
+    spill: bool = True,
 ) -> Device:
     """Open a simulated machine by name, YAML path or description.
 
@@ -81,12 +82,14 @@ def open_device(
     `strict_types`: links may not change the floating storage type. `max_memory`: bytes (or a text,
     `"2GiB"`) of the host's memory that all devices of the process may take together when this one
     asks for more (default: 80 % of the machine's, or of its control group's); over it, plans and
-    tensors raise `OutOfMemoryError` before anything of them is allocated.
+    tensors raise `OutOfMemoryError` before anything of them is allocated. `spill`: tensors wait on the
+    host where DRAM has no room for them; without, that is an `OutOfMemoryError`.
     """
     return Device(
         load_machine(machine),
         executor=executor if threads is None else make_executor(executor, threads),
         window=window, debug=debug, strict_types=strict_types, max_memory=max_memory,
+        spill=spill,
     )  # fmt: skip
 
 

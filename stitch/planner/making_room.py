@@ -282,17 +282,18 @@ def _evict_farthest(
     refused: OutOfMemoryError | None = None
     victims = _victims(state, demand)
     outlets = state.outlets(demand.space) if demand.evicts else ()
-    # Nothing leaves the space beside while anything of this one may go without that.
-    for evicts_there in (False, True):
+    nearer = tuple(space for space in outlets if space is not Space.HOST)
+    # Nothing goes to the host while there is room without that.
+    for spills, spaces in ((False, nearer), (True, outlets)):
         refused = None
         for _, buffer, spare in victims:
             if spare:
                 _drop(state, buffer)
                 return
-            for outlet in outlets if evicts_there else outlets[:1]:
+            for space in spaces:
                 take_back = state.attempt()
                 try:
-                    _evict(state, buffer, outlet, why, evicts_there)
+                    _evict(state, buffer, space, why, spills)
                 except OutOfMemoryError as error:
                     # This one finds no room there; a smaller one may, or one that lies there too.
                     take_back()
@@ -321,12 +322,12 @@ def _evict(
     buffer: Buffer,
     to: Space,
     why: tuple[str, Certificate | None],
-    evicts_there: bool,
+    spills: bool,
 ) -> None:
     """Copy a buffer to a larger space; all values in it follow."""
     target_desc = waiting_desc(buffer.desc, to)
     size = state.size_of(target_desc)
-    room = RoomDemand(to, f"the eviction of {buffer.origin}", set(state.locked), evicts=evicts_there)
+    room = RoomDemand(to, f"the eviction of {buffer.origin}", set(state.locked), evicts=spills)
     room.floating.append((size, buffer.origin))
     (address,) = make_room(state, room)
     new = state.allocate(to, address, size, target_desc, buffer.origin)
@@ -335,9 +336,7 @@ def _evict(
     value = min(state.users[buffer.number])
     nbytes, seconds = copy_cost(state.machine, source.desc, target_desc)
     state.touch(buffer.number)
-    state.steps.append(
-        Copy("evict", value, value, source, target, nbytes, seconds, *why)
-    )
+    state.steps.append(Copy("evict", value, value, source, target, nbytes, seconds, *why))
     for user in list(state.users[buffer.number]):
         for i, instance in enumerate(state.values[user]):
             if instance.buffer == buffer.number:

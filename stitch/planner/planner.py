@@ -54,7 +54,10 @@ def plan(request: PlanRequest, *, spills: bool = True) -> Plan:
             break
     if best is None:
         assert refused is not None
-        raise refused
+        try:
+            raise refused
+        finally:
+            del refused  # Else it would keep itself alive, and all that its callers hold.
     return best
 
 

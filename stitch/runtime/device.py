@@ -60,6 +60,7 @@ class RuntimeDevice(TensorAccess):
         debug: bool = False,
         strict_types: bool = False,
         max_memory: int | str | None = None,
+        spill: bool = True,
     ) -> None:
         if not isinstance(window, int) or window < 1:
             raise UsageError("a window holds at least one task", got=repr(window))
@@ -77,6 +78,8 @@ class RuntimeDevice(TensorAccess):
         tasks = TaskQueue(self, records, quick_lock, window)
         super().__init__(self.machine.name, records, deaths, tasks, queue_lock)
         self.strict_types = strict_types
+        #: Whether tensors may wait on the host.
+        self.spills = spill
         self.history = History(self.backend.write_counts)
         self.events = EventStream(self.history.count, self.look_again)
         self.hooks = Hooks(self.look_again)

@@ -49,6 +49,8 @@ class Site(Protocol):
     in_others_code: bool
     #: Whether kernels are not Stitch's own, and may call back.
     kernels_call_back: bool
+    #: Whether tensors may wait on the host.
+    spills: bool
     copies_forbidden: int
     code_written: int
 

@@ -234,7 +234,7 @@ class RecordingMaker:
             device.machine, window.graph.tasks, tuple(picture.buffers), tuple(picture.residents),
             frozenset(picture.kept),
         )  # fmt: skip
-        return plan(request), picture
+        return plan(request, spills=device.spills), picture
 
     # -- binding ---------------------------------------------------------------------------------
 
