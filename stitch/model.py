@@ -82,8 +82,8 @@ def open_device(
     `strict_types`: links may not change the floating storage type. `max_memory`: bytes (or a text,
     `"2GiB"`) of the host's memory that all devices of the process may take together when this one
     asks for more (default: 80 % of the machine's, or of its control group's); over it, plans and
-    tensors raise `OutOfMemoryError` before anything of them is allocated. `spill`: tensors wait on the
-    host where DRAM has no room for them; without, that is an `OutOfMemoryError`.
+    tensors raise `OutOfMemoryError` before anything of them is allocated. `spill`: tensors for
+    which DRAM has no room wait on the host; without, that is an `OutOfMemoryError`.
     """
     return Device(
         load_machine(machine),

@@ -1,0 +1,182 @@
+"""Out of memory is said only where there is no room: views leave their blocks, DRAM has the host."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from stitch.errors import LayoutError, OutOfMemoryError
+from stitch.planner import Certificate, Copy, Execute, Instance, Plan, check_plan, plan
+from stitch.program import Space
+from tests.support.machines import without_path
+from tests.support.planner.byte_machine import ByteMachine
+from tests.support.planner.room_brute_force import task_finds_room
+from tests.support.planner.small_requests import (
+    DRAM,
+    L1,
+    Scene,
+    desc_of,
+    machine_with,
+    program,
+    random_request,
+)
+
+SMALL = machine_with(l1_nbytes=4096)
+CRAMPED = machine_with(l1_nbytes=2048, dram_nbytes=4096)
+CROWDED = (
+    CRAMPED,
+    machine_with(l1_nbytes=2048, dram_nbytes=2048),
+    machine_with(l1_nbytes=1024, dram_nbytes=4096),
+    without_path(CRAMPED, L1, L1),
+)
+
+
+def sound(made: Plan, seed: int = 1) -> Plan:
+    assert check_plan(made) == () and ByteMachine(made, seed).run() == []
+    return made
+
+
+def ways_out(made: Plan) -> Counter[tuple[Space, Space]]:
+    return Counter(
+        (s.source.desc.layout.space, s.target.desc.layout.space)
+        for s in made.copies
+        if isinstance(s, Copy) and s.kind == "evict"
+    )
+
+
+def a_view_of_a_block(output_nbytes: int, *others: int) -> Scene:
+    """A task that reads a view (256 B) of a block (3072 B) in L1; its output is to lie there too."""
+    scene = Scene(SMALL)
+    block = scene.buffer(desc_of(3072), 1024)
+    scene.value(Instance(block.number, 0, block.desc), keep=True)
+    view = scene.value(Instance(block.number, 512, desc_of(256)), keep=True)
+    at = 1024 + 3072
+    for size in others:
+        scene.tensor(desc_of(size), at, keep=True)
+        at += size
+    scene.run(program("p", [desc_of(256)], [desc_of(output_nbytes)]), view, keep=True)
+    return scene
+
+
+def test_a_small_view_of_a_large_l1_block_leaves_it_where_the_output_needs_the_room() -> None:
+    made = sound(plan(a_view_of_a_block(2048).request()))
+    (ran,) = (s for s in made.steps if isinstance(s, Execute))
+    assert ran.inputs[0].offset_nbytes == 0 and ran.inputs[0].desc == desc_of(256)
+    assert ways_out(made) == {(L1, DRAM): 1}
+
+
+def test_a_view_is_read_in_its_block_where_both_have_room() -> None:
+    assert plan(a_view_of_a_block(512).request()).copies == ()
+
+
+def test_a_block_stays_where_something_smaller_makes_room_beside_it() -> None:
+    made = sound(plan(a_view_of_a_block(1024, 512).request()))
+    (out,) = (s for s in made.copies if isinstance(s, Copy) and s.kind == "evict")
+    assert out.nbytes == 512 * 4
+
+
+def test_a_block_whose_views_together_are_larger_than_it_stays_where_it_is() -> None:
+    scene = Scene(SMALL)
+    block = scene.buffer(desc_of(3072), 1024)
+    views = [scene.value(Instance(block.number, at, desc_of(2048)), keep=True) for at in (0, 4096)]
+    scene.tensor(desc_of(1024), 4096, keep=True)
+    scene.run(program("p", [desc_of(2048)] * 2, [desc_of(1024)]), *views, keep=True)
+    made = sound(plan(scene.request()))
+    (ran,) = (s for s in made.steps if isinstance(s, Execute))
+    assert {i.buffer for i in ran.inputs} == {block.number}
+
+
+def a_full_dram() -> Scene:
+    """DRAM is full; host and L1 are empty; a task wants room in DRAM, then one reads what left."""
+    scene = Scene(machine_with(dram_nbytes=8192))
+    first, second = (scene.tensor(desc_of(1024, DRAM), at, keep=True) for at in (0, 4096))
+    scene.run(program("p", [desc_of(1024, DRAM)], [desc_of(1024, DRAM)]), first, keep=True)
+    scene.run(program("q", [desc_of(1024, DRAM)], [desc_of(16)]), second, keep=True)
+    return scene
+
+
+def test_with_dram_full_and_host_and_l1_empty_a_tensor_waits_on_the_host() -> None:
+    made = sound(plan(a_full_dram().request()))
+    assert ways_out(made).keys() == {(DRAM, Space.HOST)}
+    outs = [s for s in made.copies if isinstance(s, Copy) and s.kind == "evict"]
+    assert all(s.certificate and s.certificate.kind == "capacity" for s in outs)
+    (back,) = (s for s in made.copies if isinstance(s, Copy) and s.kind == "copy")
+    assert back.source.desc.layout.space is Space.HOST and back.value == outs[0].value
+
+
+def test_a_plan_that_may_not_spill_is_refused_and_a_certificate_says_why() -> None:
+    with pytest.raises(
+        OutOfMemoryError, match="dram cannot hold output 'output 0' of 'p'"
+    ) as error:
+        plan(a_full_dram().request(), spills=False)
+    assert error.value.certificate == Certificate("capacity", (4096, 4096, 4096), (8192,))
+    text = str(error.value)
+    assert "buffer 1 (4096 B, there before, next read by task 1)" in text
+    assert "(4096 B) elsewhere would do: 4096 B per bank are missing" in text
+
+
+def test_l1_may_leave_for_the_host_where_dram_is_too_small_for_it() -> None:
+    scene = Scene(machine_with(l1_nbytes=4096, dram_nbytes=1024))
+    scene.tensor(desc_of(3072), 1024, keep=True)
+    scene.run(program("p", [], [desc_of(2048)]), keep=True)
+    assert ways_out(sound(plan(scene.request()))) == {(L1, Space.HOST): 1}
+
+
+def test_what_leaves_l1_sends_another_from_dram_to_the_host() -> None:
+    scene = Scene(machine_with(l1_nbytes=4096, dram_nbytes=12_288))
+    scene.tensor(desc_of(1024, DRAM), 0, keep=True)
+    scene.tensor(desc_of(3072), 1024, keep=True)
+    scene.run(program("p", [], [desc_of(2048)]), keep=True)
+    made = sound(plan(scene.request()))
+    assert ways_out(made) == {(DRAM, Space.HOST): 1, (L1, DRAM): 1}
+
+
+def test_a_forged_certificate_of_an_eviction_to_the_host_is_found() -> None:
+    made = plan(a_full_dram().request())
+    at = next(i for i, s in enumerate(made.steps) if isinstance(s, Copy) and s.kind == "evict")
+    out = made.steps[at]
+    assert isinstance(out, Copy) and out.certificate is not None
+    forged = replace(out, certificate=replace(out.certificate, gaps=(4096,)))
+    wrong = replace(made, steps=(*made.steps[:at], forged, *made.steps[at + 1 :]))
+    assert [p.kind for p in check_plan(wrong)] == ["certificate"]
+
+
+def crowded_seed(seed: int) -> Counter[object]:
+    """One request on a tiny machine: a sound plan, or an error that brute force confirms."""
+    request = random_request(Random(seed), CROWDED[seed % len(CROWDED)])
+    try:
+        made = plan(request)
+    except LayoutError:
+        return Counter()
+    except OutOfMemoryError as error:
+        assert not all(task_finds_room(request, i) for i in range(len(request.tasks))), (
+            f"seed {seed}: there is room: {error}"
+        )
+        return Counter(["refused"])
+    return Counter([*ways_out(sound(made, seed))])
+
+
+def test_every_out_of_memory_error_on_tiny_machines_is_confirmed_by_brute_force() -> None:
+    done: Counter[object] = Counter()
+    for seed in range(400):
+        done += crowded_seed(seed)
+    assert done["refused"] > 30 and done[L1, DRAM] > 30 and done[DRAM, Space.HOST] > 30
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("start", range(100_000, 120_000, 2_000))
+def test_many_out_of_memory_errors_are_confirmed_by_brute_force(start: int) -> None:
+    for seed in range(start, start + 2_000):
+        crowded_seed(seed)
+
+
+def test_a_whole_tensor_is_no_view() -> None:
+    scene = Scene(SMALL)
+    a = scene.tensor(desc_of(3072), 1024, keep=True)
+    scene.run(program("p", [desc_of(3072)], [desc_of(2048)]), a, keep=True)
+    with pytest.raises(OutOfMemoryError, match="l1 cannot hold") as error:
+        plan(scene.request())
+    assert error.value.certificate == Certificate("capacity", (3072, 2048), (4096,))
