@@ -370,6 +370,8 @@ def _out_of_memory(
         )
     else:
         remedy += _least_change(state, demand, problem)
+    if space is Space.DRAM and not state.outlets(space):
+        remedy += "; open_device(spill=True) lets tensors wait on the host"
     error = OutOfMemoryError(
         f"{space.value} cannot hold {wanted} of {demand.purpose}: {size} B per bank needed, "
         f"{allocator.free_nbytes} B free, largest hole {allocator.largest_hole} B",

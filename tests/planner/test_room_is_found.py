@@ -1,4 +1,4 @@
-"""Out of memory is said only where there is no room: views leave their blocks, DRAM has the host."""
+"""Out of memory is said only where there is no room: views may leave blocks, DRAM has the host."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def ways_out(made: Plan) -> Counter[tuple[Space, Space]]:
 
 
 def a_view_of_a_block(output_nbytes: int, *others: int) -> Scene:
-    """A task that reads a view (256 B) of a block (3072 B) in L1; its output is to lie there too."""
+    """A task reads a view (256 B) of a block (3072 B) in L1; its output is to lie there too."""
     scene = Scene(SMALL)
     block = scene.buffer(desc_of(3072), 1024)
     scene.value(Instance(block.number, 0, block.desc), keep=True)

@@ -1,0 +1,94 @@
+"""DRAM is full: tensors wait on the host, are read there, come back when they are used."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import stitch
+from stitch.machine import Machine, load_machine
+from stitch.program import Array, Layout, Space
+from tests.support.stitched_models import integers, one, scaled
+
+WAITS = Space.HOST
+
+
+def cramped() -> Machine:
+    """The tiny machine with room for a few tensors in DRAM."""
+    tiny = load_machine("tiny")
+    assert tiny.shape.dram is not None
+    dram = replace(tiny.shape.dram, base=0, limit=4096)
+    return replace(tiny, shape=replace(tiny.shape, dram=dram))
+
+
+def crowd(device: stitch.Device, count: int = 24) -> tuple[list[stitch.Tensor], list[Array]]:
+    """Tensors that were placed in DRAM, more than have room there, and their elements."""
+    arrays = [integers() + np.float32(i) for i in range(count)]
+    tensors = []
+    for array in arrays:
+        there = Layout(device.tensor(array).layout.data_type, Space.DRAM)
+        tensors.append(device.to_layout(device.tensor(array), there))
+    device.flush()
+    return tensors, arrays
+
+
+def waiting(tensors: list[stitch.Tensor]) -> list[int]:
+    return [i for i, tensor in enumerate(tensors) if tensor.layout.space is WAITS]
+
+
+@pytest.mark.parametrize("window", [1, 8, 64])
+def test_tensors_for_which_dram_has_no_room_are_read_where_they_wait(window: int) -> None:
+    with stitch.open_device(cramped(), debug=True, window=window) as device:
+        tensors, arrays = crowd(device)
+        out = waiting(tensors)
+        assert out and len(out) < len(tensors)
+        for tensor, array in zip(tensors, arrays, strict=True):
+            np.testing.assert_array_equal(tensor.numpy(), array)
+        assert waiting(tensors) == out, "reading carries nothing back"
+        use = device.memory_report()
+        assert f"{WAITS.value}" in use
+        assert "evict" in device.explain() and "[capacity" in device.explain()
+
+
+def test_what_waits_comes_back_when_a_program_reads_it() -> None:
+    with stitch.open_device(cramped(), debug=True) as device:
+        double = device.load(scaled("double", 2.0, target=cramped()))
+        tensors, arrays = crowd(device)
+        for i in waiting(tensors):
+            np.testing.assert_array_equal(one(double(tensors[i])).numpy(), arrays[i] * 2)
+        for tensor, array in zip(tensors, arrays, strict=True):
+            np.testing.assert_array_equal(tensor.numpy(), array)
+
+
+def test_a_view_of_what_waits_shares_its_bytes() -> None:
+    with stitch.open_device(cramped()) as device:
+        tensors, arrays = crowd(device, 4)
+        rows = tensors[0][1:3]
+        more = [crowd(device) for _ in range(3)]
+        assert more and waiting(tensors)[:1] == [0] and rows.layout.space is WAITS
+        device.write(tensors[0], arrays[0] + np.float32(7))
+        np.testing.assert_array_equal(rows.numpy(), arrays[0][1:3] + 7)
+
+
+def test_a_device_that_may_not_spill_says_so_and_loses_nothing() -> None:
+    with stitch.open_device(cramped(), spill=False, window=1) as device:
+        kept: list[stitch.Tensor] = []
+        with pytest.raises(stitch.OutOfMemoryError, match="dram cannot hold") as refused:
+            for i in range(24):
+                there = Layout(device.tensor(integers()).layout.data_type, Space.DRAM)
+                kept.append(device.to_layout(device.tensor(integers() + np.float32(i)), there))
+        assert refused.value.certificate is not None
+        assert "spill=True" in str(refused.value)
+        for i, tensor in enumerate(kept):
+            assert tensor.layout.space is Space.DRAM
+            np.testing.assert_array_equal(tensor.numpy(), integers() + np.float32(i))
+
+
+def test_what_waits_counts_as_memory_of_the_host() -> None:
+    with stitch.open_device(cramped()) as device:
+        assert device.host_memory.written_nbytes(Space.HOST) == 0
+        tensors, _ = crowd(device)
+        nbytes = sum(tensors[i].numpy().nbytes for i in waiting(tensors))
+        assert device.host_memory.written_nbytes(Space.HOST) >= nbytes > 0
