@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from stitch.errors import LayoutError, OutOfMemoryError
-from stitch.planner import Certificate, Copy, Execute, Instance, Plan, check_plan, plan
+from stitch.planner import Certificate, Copy, Execute, Instance, Plan, PlanRequest, check_plan, plan
 from stitch.program import Space
 from tests.support.machines import without_path
 from tests.support.planner.byte_machine import ByteMachine
@@ -144,9 +144,29 @@ def test_a_forged_certificate_of_an_eviction_to_the_host_is_found() -> None:
     assert [p.kind for p in check_plan(wrong)] == ["certificate"]
 
 
-def crowded_seed(seed: int) -> Counter[object]:
-    """One request on a tiny machine: a sound plan, or an error that brute force confirms."""
-    request = random_request(Random(seed), CROWDED[seed % len(CROWDED)])
+def views_of_blocks(random: Random) -> Scene:
+    """A crowded L1 with a block or two, and tasks that read views of them, and whole tensors."""
+    scene = Scene(random.choice((SMALL, CRAMPED)))
+    shape, known, at = scene.machine.shape.space(L1), [], 1024
+    while (size := 256 * random.randrange(1, 9)) <= shape.limit - at:
+        block = scene.buffer(desc_of(size), at, pinned=not random.randrange(8))
+        known.append((scene.value(Instance(block.number, 0, block.desc), keep=True), size))
+        for _ in range(random.randrange(3)):
+            part = 16 * random.randrange(1, size // 16)
+            offset = 64 * random.randrange((size - part) // 16 + 1)
+            view = Instance(block.number, offset, desc_of(part))
+            known.append((scene.value(view, keep=True), part))
+        at += size
+    for index in range(random.randrange(1, 4)):
+        read = random.sample(known, min(len(known), random.randrange(1, 3)))
+        made = 64 * random.randrange(1, shape.capacity // 64)
+        what = program(f"p{index}", [desc_of(size) for _, size in read], [desc_of(made)])
+        scene.run(what, *(value for value, _ in read), keep=True)
+    return scene
+
+
+def confirmed(request: PlanRequest, seed: int) -> Counter[object]:
+    """A sound plan, or an error that brute force confirms."""
     try:
         made = plan(request)
     except LayoutError:
@@ -157,6 +177,13 @@ def crowded_seed(seed: int) -> Counter[object]:
         )
         return Counter(["refused"])
     return Counter([*ways_out(sound(made, seed))])
+
+
+def crowded_seed(seed: int) -> Counter[object]:
+    """Random requests of two kinds on tiny machines."""
+    request = random_request(Random(seed), CROWDED[seed % len(CROWDED)])
+    done = confirmed(request, seed)
+    return done + confirmed(views_of_blocks(Random(seed)).request(), seed)
 
 
 def test_every_out_of_memory_error_on_tiny_machines_is_confirmed_by_brute_force() -> None:
