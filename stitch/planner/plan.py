@@ -214,6 +214,7 @@ class Plan:
     `final_buffers` are the buffers alive at the end with their places; `final_values` the values
     alive at the end with their instances. `free_regions` (space, address, size per bank) must be
     free at the start; `touched` are the resident buffers that the plan reads, moves or frees.
+    `least_seconds`: what copies and moves take in any plan for the request; 0 where none is known.
     """
 
     request: PlanRequest
@@ -222,6 +223,12 @@ class Plan:
     final_values: tuple[Resident, ...]
     free_regions: tuple[tuple[Space, int, int], ...]
     touched: frozenset[int]
+    least_seconds: float = 0.0
+
+    @property
+    def gap(self) -> float:
+        """By which share more its copies and moves may take than the best plan's; 0 if unknown."""
+        return self.seconds / self.least_seconds - 1 if self.least_seconds > 0 else 0.0
 
     @property
     def seconds(self) -> float:
@@ -303,4 +310,5 @@ class Plan:
             final_values=tuple(r for r in self.final_values if r.value in used),
             free_regions=tuple(regions),
             touched=self.touched & read,
+            least_seconds=self.least_seconds,
         )

@@ -8,7 +8,7 @@ L1 when a program wants them there and stay until room is needed.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stitch.errors import LayoutError, OutOfMemoryError, StitchError
 from stitch.planner.copy_cost import copy_cost
@@ -21,19 +21,24 @@ from stitch.tasks import Task, TransformationKind
 
 #: L1 first: what it evicts needs room in DRAM before DRAM is dealt out.
 SPACE_ORDER = (Space.L1, Space.DRAM, Space.HOST)
+#: A plan that takes no more than this times what any plan takes is good enough.
+NEAR = 1.02
 
 
 def plan(request: PlanRequest, *, spills: bool = True) -> Plan:
     """The steps that run a stretch of tasks from the given state.
 
-    Where something has to leave a space, every rule for choosing it is tried, and the plan whose
-    copies and moves take the least simulated time is kept. `spills`: tensors may wait on the host.
-    Raises `OutOfMemoryError` or `LayoutError` where it cannot be done; nothing has changed then.
+    Where something has to leave a space, rules for choosing it are tried until a plan is near what
+    any plan takes, and the one whose copies and moves take the least simulated time is kept.
+    `spills`: tensors may wait on the host. Raises `OutOfMemoryError` or `LayoutError` where it
+    cannot be done; nothing has changed then.
     """
     best: Plan | None = None
     refused: StitchError | None = None
+    away, least = frozenset[tuple[int, int]](), 0.0
     for rule in RULES:
-        away = _chosen(request) if rule == "chosen" else frozenset()
+        if rule == "chosen":
+            away, least = _chosen(request)
         apart: frozenset[tuple[int, int]] = frozenset()
         while True:
             state = Residency(request, rule, away, apart=apart, spills=spills)
@@ -50,7 +55,7 @@ def plan(request: PlanRequest, *, spills: bool = True) -> Plan:
             if state.crowded <= apart:
                 break
             apart |= state.crowded
-        if not state.pressed:
+        if not state.pressed or (best is not None and best.seconds <= least * NEAR):
             break
     if best is None:
         assert refused is not None
@@ -58,18 +63,19 @@ def plan(request: PlanRequest, *, spills: bool = True) -> Plan:
             raise refused
         finally:
             del refused  # Else it would keep itself alive, and all that its callers hold.
-    return best
+    return replace(best, least_seconds=min(least, best.seconds))
 
 
-def _chosen(request: PlanRequest) -> frozenset[tuple[int, int]]:
-    """Which values had best leave L1 before which of their uses."""
+def _chosen(request: PlanRequest) -> tuple[frozenset[tuple[int, int]], float]:
+    """Which values had best leave L1 before which of their uses; the seconds that any plan takes,
+    0 where that is not known."""
     chain = chain_of(request)
     choice = choose(chain)
-    return frozenset(
-        (value, stay.end)
-        for stay in (() if choice is None else choice.away)
-        for value in chain.holders[stay.holder].values
-    )
+    if choice is None:
+        return frozenset(), 0.0
+    away = {(v, stay.end) for stay in choice.away for v in chain.holders[stay.holder].values}
+    least = chain.first_seconds + choice.least_seconds if chain.is_whole else 0.0
+    return frozenset(away), least
 
 
 def _plan_by(state: Residency) -> Plan:

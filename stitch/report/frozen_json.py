@@ -26,7 +26,11 @@ WRITTEN = {
     "Buffer": "Block", "buffer": "block", "buffers": "blocks", "final_buffers": "final_blocks",
 }  # fmt: skip
 #: Fields that came later, by class: older records lack them, and mean the default.
-LATER = {"Machine": frozenset({"compute"}), "Transformation": frozenset({"seconds"})}
+LATER = {
+    "Machine": frozenset({"compute"}),
+    "Plan": frozenset({"least_seconds"}),
+    "Transformation": frozenset({"seconds"}),
+}
 
 
 def _written(name: str) -> str:

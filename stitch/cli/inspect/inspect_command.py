@@ -142,6 +142,7 @@ def _check(plans: dict[int, Plan], as_json: bool) -> int:
                     "plan": index,
                     "steps": len(plans[index].steps),
                     "certificates": certificates[index],
+                    "gap": plans[index].gap,
                     "problems": [
                         {"kind": p.kind, "where": p.where, "detail": p.detail} for p in problems
                     ],
@@ -153,6 +154,8 @@ def _check(plans: dict[int, Plan], as_json: bool) -> int:
         return EXIT_FAILURE if wrong else EXIT_OK
     for index, problems in problems_of.items():
         facts = f"{len(plans[index].steps)} steps, {certificates[index]} certificates"
+        if plans[index].gap > 0:
+            facts += f", at most {plans[index].gap:.1%} over the least simulated time"
         say(f"plan {index}: {facts}: " + (f"{len(problems)} problems" if problems else "sound"))
         for problem in problems:
             say(f"  - {problem}")

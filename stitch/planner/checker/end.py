@@ -26,6 +26,9 @@ def end_problems(
     yield from _final_values(plan, symbolic_memory)
     yield from _kept(plan, symbolic_memory)
     yield from _free_regions(plan, used)
+    if not 0 <= plan.least_seconds <= plan.seconds * (1 + 1e-9):
+        least, taken = plan.least_seconds * 1e6, plan.seconds * 1e6
+        yield "bound", f"{least:g} us are claimed to be the least, and this plan takes {taken:g} us"
     for number in sorted(read - plan.touched):
         yield "touched", f"resident buffer {number} is used and not listed"
     for number in sorted(plan.touched - {b.number for b in plan.request.buffers}):

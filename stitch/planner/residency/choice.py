@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stitch.planner.residency.bound import Relaxation
-from stitch.planner.residency.branching import MOST_STAYS, Search, improved_in_windows
+from stitch.planner.residency.bound import prices_of
 from stitch.planner.residency.cover import CoverProblem, covered
 from stitch.planner.residency.stays import Stay, StayChain
+from stitch.planner.residency.sweep import swept
 
-#: Covers that the local search mends, nodes of the exact one, rounds of prices for the bound.
-TRIES, NODES, ROUNDS = 400, 300, 120
+#: Rounds of prices, and states that the sweep keeps.
+ROUNDS, WIDTH = 40, 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,29 +28,23 @@ class StayChoice:
         return self.seconds <= self.least_seconds * (1 + 1e-9)
 
 
-def choose(
-    chain: StayChain, tries: int = TRIES, nodes: int = NODES, rounds: int = ROUNDS
-) -> StayChoice | None:
+def choose(chain: StayChain, rounds: int = ROUNDS, width: int = WIDTH) -> StayChoice | None:
     """Who gives way over a chain; None where no choice makes it fit.
 
-    `tries`, `nodes` and `rounds` bound the local search, the exact one and the bound.
+    `rounds` bounds the search for prices, `width` the sweep.
     """
     problem = CoverProblem(chain)
     if not problem.need:
         return StayChoice((), 0.0, 0.0)
-    away = covered(problem, tries)
+    away = covered(problem)
     if away is None:
         return None
     seconds = problem.seconds(away)
-    least, prices = Relaxation(problem).bound(seconds, rounds)
-    if least < seconds * (1 - 1e-9) and len(problem.stays) <= MOST_STAYS:
-        search = Search(problem, away, nodes)
-        search.run(prices)
-        away, seconds = search.best, search.seconds
-        if search.ended:
-            least = seconds
-    elif least < seconds * (1 - 1e-9):
-        away = improved_in_windows(problem, away, nodes // 4, prices)
-        seconds = problem.seconds(away)
+    least, prices = prices_of(problem, seconds, rounds)
+    if least < seconds * (1 - 1e-9):
+        cheaper, swept_least = swept(problem, prices, seconds, width)
+        least = max(least, swept_least)
+        if cheaper is not None:
+            away, seconds = cheaper, problem.seconds(cheaper)
     stays = tuple(chain.stays[problem.stays[i]] for i in sorted(away))
     return StayChoice(stays, seconds, min(least, seconds))

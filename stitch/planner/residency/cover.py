@@ -1,28 +1,18 @@
 """Covering: which stays give way, so that at every task enough bytes are away, at little cost.
 
-Comes in: a chain. Goes out: a `Cover`. Greedy in several orders, then what hindsight shows needless
-stays after all, then every choice is left out once and mended. Counts what it tries, never time.
-Must not know: tasks, descriptors, steps.
+Comes in: a chain. Goes out: numbers of stays. Greedy in several orders, then what hindsight shows
+needless stays after all. Must not know: tasks, descriptors, steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from math import gcd
 
 from stitch.planner.residency.stays import StayChain
 
 #: Bits that cost nothing: what comes earlier is preferred then.
-_LEAST = 1e-15
-
-
-@dataclass(frozen=True, slots=True)
-class Cover:
-    """Stays that give way (numbers, sorted), and the simulated seconds that this costs."""
-
-    away: tuple[int, ...]
-    seconds: float
+_LEAST = 1e-18
 
 
 class CoverProblem:
@@ -31,7 +21,9 @@ class CoverProblem:
     `spans[i]` is the half-open range of these tasks, `need[j]` bytes that must be away at task j.
     """
 
-    __slots__ = ("back", "groups", "holder", "need", "over", "sizes", "spans", "stays", "write")
+    __slots__ = (
+        "back", "counts", "groups", "holder", "need", "over", "sizes", "spans", "stays", "write",
+    )  # fmt: skip
 
     def __init__(self, chain: StayChain) -> None:
         over = chain.spanning()
@@ -49,12 +41,11 @@ class CoverProblem:
         #: The numbers in the chain of the stays that are looked at.
         self.stays = sorted({number for here in sets for number in here})
         index = {number: i for i, number in enumerate(self.stays)}
-        self.need = [chain.excess[task] for task in tight]
         self.over = [tuple(index[number] for number in here) for here in sets]
         sizes = {number: stay.nbytes for number, stay in enumerate(chain.stays)}
         self.need = [
-            least_sum(n, [sizes[number] for number in here])
-            for n, here in zip(self.need, sets, strict=True)
+            float(least_sum(chain.excess[task], [sizes[number] for number in here]))
+            for task, here in zip(tight, sets, strict=True)
         ]
         first = [len(tight)] * len(self.stays)
         last = [-1] * len(self.stays)
@@ -64,6 +55,11 @@ class CoverProblem:
         self.spans = [(a, b + 1) for a, b in zip(first, last, strict=True)]
         chosen = [chain.stays[number] for number in self.stays]
         self.sizes = [stay.nbytes for stay in chosen]
+        #: For how much a stay counts at each task of its span: no more than what is needed.
+        self.counts = [
+            [float(min(size, n)) for n in self.need[a:b]]
+            for size, (a, b) in zip(self.sizes, self.spans, strict=True)
+        ]
         self.back = [stay.back_seconds + _LEAST for stay in chosen]
         #: The holder whose writing a stay asks for; -1 if it asks for none.
         self.holder = [stay.holder if stay.is_dirty else -1 for stay in chosen]
@@ -78,14 +74,6 @@ class CoverProblem:
         chosen = set(away)
         written = {self.holder[i] for i in chosen} - {-1}
         return sum(self.back[i] for i in chosen) + sum(self.write[h] for h in written)
-
-    def left(self, away: Iterable[int]) -> list[int]:
-        """The bytes that are still to give way at each task."""
-        left = list(self.need)
-        for i in away:
-            for j in range(*self.spans[i]):
-                left[j] -= self.sizes[i]
-        return left
 
     def is_hopeless(self) -> bool:
         """Whether at some task not enough can give way: then the chain does not fit at all."""
@@ -109,7 +97,7 @@ def least_sum(least: int, sizes: Sequence[int]) -> int:
     return -(-least // unit) * unit + ((above & -above).bit_length() - 1) * unit if above else least
 
 
-Rank = Callable[[int, int, list[int], float], tuple[float, ...]]
+Rank = Callable[[int, int, list[float], float], tuple[float, ...]]
 
 
 def _farthest(problem: CoverProblem) -> Rank:
@@ -120,7 +108,7 @@ def _farthest(problem: CoverProblem) -> Rank:
 def _cheapest(problem: CoverProblem) -> Rank:
     """The least price for a byte that is needed."""
 
-    def rank(i: int, j: int, left: list[int], price: float) -> tuple[float, ...]:
+    def rank(i: int, j: int, left: list[float], price: float) -> tuple[float, ...]:
         size = problem.sizes[i]
         useful = sum(min(size, n) for n in left[slice(*problem.spans[i])] if n > 0)
         return (price / max(1, useful),)
@@ -138,30 +126,21 @@ def _sufficient(problem: CoverProblem) -> Rank:
 RANKS = (_farthest, _cheapest, _sufficient)
 
 
-def repaired(
-    problem: CoverProblem, away: Iterable[int], rank: Rank, forbidden: frozenset[int] = frozenset()
-) -> list[int] | None:
-    """More stays give way, in the order of tasks, until enough do; then those that need not stay
-    after all. None where that cannot be without the forbidden ones."""
-    chosen = dict.fromkeys(away)
-    left = problem.left(chosen)
-    written = {problem.holder[i] for i in chosen}
+def repaired(problem: CoverProblem, rank: Rank) -> list[int]:
+    """Stays give way, in the order of tasks, until enough do; then those that need not stay after
+    all."""
+    chosen: dict[int, None] = {}
+    left = list(problem.need)
+    written = {-1}
     for j in range(len(left)):
         while left[j] > 0:
-            best = -1
-            best_rank: tuple[float, ...] = ()
-            for i in problem.over[j]:
-                if i in chosen or i in forbidden:
-                    continue
-                holder = problem.holder[i]
-                price = problem.back[i]
-                if holder >= 0 and holder not in written:
-                    price += problem.write[holder]
-                here = rank(i, j, left, price)
-                if best < 0 or here < best_rank:
-                    best, best_rank = i, here
-            if best < 0:
-                return None
+            prices = {
+                i: problem.back[i]
+                + (0 if problem.holder[i] in written else problem.write[problem.holder[i]])
+                for i in problem.over[j]
+                if i not in chosen
+            }
+            best = min(prices, key=lambda i: rank(i, j, left, prices[i]))
             chosen[best] = None
             written.add(problem.holder[best])
             for k in range(*problem.spans[best]):
@@ -169,7 +148,7 @@ def repaired(
     return _needed(problem, list(chosen), left)
 
 
-def _needed(problem: CoverProblem, chosen: Sequence[int], left: list[int]) -> list[int]:
+def _needed(problem: CoverProblem, chosen: Sequence[int], left: list[float]) -> list[int]:
     """Those of the chosen that must give way; the dearest are asked first."""
     stay: set[int] = set()
     for i in sorted(chosen, key=lambda i: (-problem.back[i], problem.sizes[i], i)):
@@ -182,51 +161,9 @@ def _needed(problem: CoverProblem, chosen: Sequence[int], left: list[int]) -> li
     return [i for i in chosen if i not in stay]
 
 
-def covered(problem: CoverProblem, tries: int) -> list[int] | None:
-    """A cover of little cost, after so many tries of mending; None where there is none."""
+def covered(problem: CoverProblem) -> list[int] | None:
+    """The cheapest cover of the greedy ones; None where there is none."""
     if problem.is_hopeless():
         return None
-    ranks = [make(problem) for make in RANKS]
-    best: list[int] | None = None
-    for rank in ranks:
-        found = repaired(problem, (), rank)
-        if found is not None and (best is None or _less(problem, found, best)):
-            best = found
-    return None if best is None else improved(problem, best, ranks, tries)
-
-
-def improved(
-    problem: CoverProblem, best: list[int], ranks: Sequence[Rank], tries: int
-) -> list[int]:
-    """Local search: each one that gives way is kept once, and what then lacks is mended."""
-    again = True
-    while again and tries > 0:
-        again = False
-        for i in sorted(best, key=lambda i: (-problem.back[i], i)):
-            for rank in ranks[1:]:
-                tries -= 1
-                others = [k for k in best if k != i]
-                other = repaired(problem, others, rank, frozenset({i}))
-                if other is not None and _less(problem, other, best):
-                    best, again = other, True
-                    break
-            if again or tries <= 0:
-                break
-        if again:
-            continue
-        for group in problem.groups.values():
-            # All stays of what has to be written at once: one by one they share its price.
-            mine = frozenset(group)
-            if not mine.intersection(best) or tries <= 0:
-                continue
-            tries -= 1
-            others = [k for k in best if k not in mine]
-            other = repaired(problem, others, ranks[1], mine)
-            if other is not None and _less(problem, other, best):
-                best, again = other, True
-                break
-    return best
-
-
-def _less(problem: CoverProblem, a: list[int], b: list[int]) -> bool:
-    return problem.seconds(a) < problem.seconds(b) - 1e-12
+    found = [repaired(problem, make(problem)) for make in RANKS]
+    return min(found, key=problem.seconds)

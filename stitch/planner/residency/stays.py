@@ -10,12 +10,14 @@ so many bytes must be away, at the least cost (allocation theory; exact is an in
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stitch.machine import footprint, round_up
 from stitch.planner.copy_cost import copy_cost
 from stitch.planner.plan import Instance, PlanRequest, waiting_desc
 from stitch.program import Space, TensorDesc
+from stitch.tasks import Task, TransformationKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +49,17 @@ class Holder:
 @dataclass(frozen=True, slots=True)
 class StayChain:
     """Stays over tasks; at task t `excess[t]` bytes per bank of those that span it must be away,
-    none where it is not above 0."""
+    none where it is not above 0.
+
+    `first_seconds`: what copies take that every plan makes. `is_whole`: no plan takes less than
+    these and a cover; untrue where parts of a buffer, or one of several copies, can come back.
+    """
 
     holders: tuple[Holder, ...]
     stays: tuple[Stay, ...]
     excess: tuple[int, ...]
+    first_seconds: float = 0.0
+    is_whole: bool = True
 
     def spanning(self) -> dict[int, list[int]]:
         """The stays over each task at which something must be away, by their numbers."""
@@ -76,7 +84,6 @@ class _Open:
 
     number: int
     size: int
-    back_seconds: float
     idle_since: int
     is_dirty: bool
 
@@ -88,24 +95,28 @@ class _Reading:
     request: PlanRequest
     holders: list[Holder] = field(default_factory=list)
     stays: list[Stay] = field(default_factory=list)
-    #: What is in L1: by value and descriptor, and by resident buffer.
+    #: What is in L1, by value and descriptor; what is pinned there; the values of shared buffers.
     open: dict[tuple[int, TensorDesc], _Open] = field(default_factory=dict)
-    of_buffer: dict[int, _Open] = field(default_factory=dict)
-    #: Values that lie outside of L1 too, in a form that has lost nothing.
-    outside: set[int] = field(default_factory=set)
+    pinned: set[tuple[int, TensorDesc]] = field(default_factory=set)
+    shared: set[int] = field(default_factory=set)
+    #: How values lie outside of L1 too, in forms that have lost nothing.
+    outside: dict[int, list[TensorDesc]] = field(default_factory=dict)
+    first_seconds: float = 0.0
+    is_whole: bool = True
 
     def chain(self) -> StayChain:
         request = self.request
         shape = request.machine.shape.space(Space.L1)
         room = shape.capacity - self._read_residents()
         last_use = {v: t for t, task in enumerate(request.tasks) for v in task.inputs}
+        last_use |= dict.fromkeys(request.kept, len(request.tasks))
         busy = [0] * len(request.tasks)
         for t, task in enumerate(request.tasks):
-            busy[t] = self._read_task(t)
+            busy[t] = self._read_task(t, last_use)
             for value in {*task.inputs, *task.outputs}:
-                if value not in request.kept and last_use.get(value, -1) <= t:
-                    self._end(value)
-        for held in {id(o): o for o in (*self.open.values(), *self.of_buffer.values())}.values():
+                if last_use.get(value, -1) <= t:
+                    self._end(value, t + 1)
+        for held in {id(o): o for o in self.open.values()}.values():
             self._stay(held, len(request.tasks), 0.0)
         idle = [0] * (len(request.tasks) + 1)
         for stay in self.stays:
@@ -115,7 +126,9 @@ class _Reading:
         for t in range(len(request.tasks)):
             lying += idle[t]
             excess.append(busy[t] + lying - room)
-        return StayChain(tuple(self.holders), tuple(self.stays), tuple(excess))
+        return StayChain(
+            tuple(self.holders), tuple(self.stays), tuple(excess), self.first_seconds, self.is_whole
+        )
 
     def _read_residents(self) -> int:
         """Opens what lies in L1 at the start; the bytes that cannot leave."""
@@ -128,30 +141,48 @@ class _Reading:
                 users.setdefault(instance.buffer, []).append((resident.value, instance))
                 buffer = places[instance.buffer]
                 if buffer.space is not Space.L1 and instance.desc.layout.data_type is origin:
-                    self.outside.add(resident.value)
+                    self.outside.setdefault(resident.value, []).append(instance.desc)
         for buffer in request.buffers:
             if buffer.space is not Space.L1 or buffer.address is None:
                 continue
             inside = users.get(buffer.number, [])
-            if buffer.pinned or not inside:
-                stuck += buffer.size_per_bank
-                continue
+            stays = buffer.pinned or not inside
             values = frozenset(value for value, _ in inside)
+            if len(inside) > 1:
+                self.shared |= values
+            # A view can come back without the rest of its block.
+            self.is_whole &= [instance.desc for _, instance in inside] in ([], [buffer.desc])
+            if stays:
+                stuck += buffer.size_per_bank
+                self.pinned |= {(value, instance.desc) for value, instance in inside}
+                continue
             held = self._new(values, buffer.desc, buffer.size_per_bank, 0)
-            self.of_buffer[buffer.number] = held
             for value, instance in inside:
-                self.open[value, instance.desc] = held
+                self._open(value, instance.desc, held)
         return stuck
 
-    def _new(self, values: frozenset[int], desc: TensorDesc, size: int, since: int) -> _Open:
-        machine = self.request.machine
-        waiting = waiting_desc(desc)
-        write, back = (copy_cost(machine, *way)[1] for way in ((desc, waiting), (waiting, desc)))
-        number = len(self.holders)
-        self.holders.append(Holder(values, desc, write))
-        return _Open(number, size, back, since, not values <= self.outside)
+    def _open(self, value: int, desc: TensorDesc, held: _Open) -> None:
+        """A value lies in L1 from now on; one in several forms can come back from any."""
+        if any(other == value for other, _ in (*self.open, *self.pinned)):
+            self.is_whole = False
+        self.open[value, desc] = held
 
-    def _read_task(self, t: int) -> int:
+    def _new(self, values: frozenset[int], desc: TensorDesc, size: int, since: int) -> _Open:
+        self.holders.append(Holder(values, desc, self._seconds(desc, waiting_desc(desc))))
+        return _Open(len(self.holders) - 1, size, since, not values <= self.outside.keys())
+
+    def _seconds(self, source: TensorDesc, target: TensorDesc) -> float:
+        return copy_cost(self.request.machine, source, target)[1]
+
+    def _back_seconds(self, held: _Open) -> float:
+        """To bring back what waits in DRAM, or what is dropped for a copy outside."""
+        holder = self.holders[held.number]
+        sources = [d for value in holder.values for d in self.outside.get(value, ())]
+        if held.is_dirty or not sources or len(holder.values) > 1:
+            sources = [waiting_desc(holder.desc)]
+        return min(self._seconds(source, holder.desc) for source in sources)
+
+    def _read_task(self, t: int, last_use: Mapping[int, int]) -> int:
         """Ends the stays of what a task reads; the bytes that it needs in L1 meanwhile."""
         task = self.request.tasks[t]
         what = task.transformation
@@ -159,34 +190,58 @@ class _Reading:
         need = 0
         if what.scratch is not None and what.scratch.space is Space.L1:
             need += round_up(what.scratch.size_per_bank, self._alignment)
-        taken = dict(what.aliases)
-        for value, desc in zip(task.inputs, what.inputs, strict=False):
-            held = self._held(value, desc)
-            if held is not None:
+        given = {i for _, i in what.aliases}
+        for i, (value, desc) in enumerate(zip(task.inputs, what.inputs, strict=False)):
+            bare = TensorDesc(desc.shape, desc.layout.without_address())
+            held = self.open.get((value, bare))
+            if i in given and not self._gives(task, value, bare, t, last_use):
+                # What is overwritten is a copy that is made for it, and wanted only here.
+                if desc.layout.space is Space.L1:
+                    need += self._size(bare)
+                    self._copy(value, bare)
+                    self.is_whole &= task.inputs.count(value) == 1
+            elif held is not None:
                 used[id(held)] = held
+            elif (value, bare) in self.pinned:
+                pass
             elif desc.layout.space is not Space.L1:
                 # A copy that is made outside; the value survives in it, if it has lost nothing.
-                self._is_outside(value, desc)
+                self._is_outside(value, bare)
             else:
-                held = self._copied(value, desc, t)
+                held = self._copied(value, bare, t)
                 used[id(held)] = held
-        for o, (value, desc) in enumerate(zip(task.outputs, what.outputs, strict=True)):
-            if desc.layout.space is not Space.L1:
-                self.outside.add(value)
-                continue
-            bare = TensorDesc(desc.shape, desc.layout.without_address())
-            size = self._size(bare)
-            made = self._new(frozenset({value}), bare, size, t + 1)
-            self.open[value, bare] = made
-            if o not in taken:
-                need += size
         for held in used.values():
-            self._stay(held, t, held.back_seconds)
+            self._stay(held, t, self._back_seconds(held))
             held.idle_since = t + 1
             need += held.size
-        for i in taken.values():
-            self._end(task.inputs[i])
+        for i in given:
+            if self._gives(task, task.inputs[i], what.inputs[i], t, last_use):
+                self._end(task.inputs[i], t + 1)
+        if what.kind is TransformationKind.COPY:
+            self._copy(task.inputs[0], what.outputs[0])
+        taken = dict(what.aliases)
+        for o, (value, desc) in enumerate(zip(task.outputs, what.outputs, strict=True)):
+            bare = TensorDesc(desc.shape, desc.layout.without_address())
+            if desc.layout.space is not Space.L1:
+                self.outside.setdefault(value, []).append(bare)
+                continue
+            size = self._size(bare)
+            self._open(value, bare, self._new(frozenset({value}), bare, size, t + 1))
+            if o not in taken:
+                need += size
         return need
+
+    def _gives(
+        self, task: Task, value: int, desc: TensorDesc, t: int, last_use: Mapping[int, int]
+    ) -> bool:
+        """Whether an output may lie where this input lies: nobody else reads it."""
+        bare = TensorDesc(desc.shape, desc.layout.without_address())
+        return (
+            last_use[value] <= t
+            and task.inputs.count(value) == 1
+            and value not in self.shared
+            and (value, bare) not in self.pinned
+        )
 
     @property
     def _alignment(self) -> int:
@@ -196,24 +251,25 @@ class _Reading:
         nbytes = footprint(desc, self.request.machine.shape).size_per_bank
         return round_up(max(1, nbytes), self._alignment)
 
-    def _held(self, value: int, desc: TensorDesc) -> _Open | None:
-        """What serves an input from L1; a given address is met by moving it there."""
-        return self.open.get((value, TensorDesc(desc.shape, desc.layout.without_address())))
-
     def _copied(self, value: int, desc: TensorDesc, t: int) -> _Open:
-        bare = TensorDesc(desc.shape, desc.layout.without_address())
-        made = self._new(frozenset({value}), bare, self._size(bare), t)
-        # Another instance has been there before; what is copied can be dropped.
+        """A copy in L1 that a task wants; another one has been before, so it can be dropped."""
+        made = self._new(frozenset({value}), desc, self._size(desc), t)
         made.is_dirty = False
-        self.open[value, bare] = made
+        self._copy(value, desc)
+        self._open(value, desc, made)
         return made
+
+    def _copy(self, value: int, desc: TensorDesc) -> None:
+        """A copy that every plan makes, from wherever it takes least."""
+        lying = [d for other, d in (*self.open, *self.pinned) if other == value]
+        sources = [*self.outside.get(value, ()), *lying, *map(waiting_desc, lying)]
+        self.first_seconds += min((self._seconds(s, desc) for s in sources), default=0.0)
 
     def _is_outside(self, value: int, desc: TensorDesc) -> None:
         for (other, lying), held in self.open.items():
             if other == value and lying.layout.data_type is desc.layout.data_type:
-                self.outside.add(value)
-                if self.holders[held.number].values <= self.outside:
-                    held.is_dirty = False
+                self.outside.setdefault(value, []).append(desc)
+                held.is_dirty = not self.holders[held.number].values <= self.outside.keys()
 
     def _stay(self, held: _Open, end: int, back_seconds: float) -> None:
         if held.idle_since < end and held.size:
@@ -221,11 +277,9 @@ class _Reading:
                 Stay(held.number, held.idle_since, end, held.size, back_seconds, held.is_dirty)
             )
 
-    def _end(self, value: int) -> None:
+    def _end(self, value: int, end: int) -> None:
         """Nobody reads a value any more: what only it lies in is free."""
         for key in [key for key in self.open if key[0] == value]:
             held = self.open.pop(key)
-            if any(other is held for other in self.open.values()):
-                continue
-            for buffer in [b for b, o in self.of_buffer.items() if o is held]:
-                del self.of_buffer[buffer]
+            if all(other is not held for other in self.open.values()):
+                self._stay(held, end, 0.0)

@@ -1,0 +1,296 @@
+"""Residency: chains read as counted by hand, covers against all subsets, bounds that hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from random import Random
+
+import pytest
+
+from stitch.errors import LayoutError, OutOfMemoryError
+from stitch.planner import Copy, Instance, PlanRequest, check_plan, plan
+from stitch.planner.residency import Holder, Stay, StayChain, chain_of, choose
+from tests.support.planner.residency_chains import DESC, alternating, farthest_first, random_chain
+from tests.support.planner.small_requests import (
+    DRAM,
+    L1,
+    Scene,
+    bare,
+    desc_of,
+    machine_with,
+    program,
+    random_request,
+    to_layout,
+)
+
+
+def seconds_of(chain: StayChain, away: tuple[Stay, ...]) -> float:
+    """What it costs that these give way, counted anew."""
+    written = {stay.holder for stay in away if stay.is_dirty}
+    back = sum(stay.back_seconds for stay in away)
+    return back + sum(chain.holders[holder].write_seconds for holder in written)
+
+
+def fits(chain: StayChain, away: tuple[Stay, ...]) -> bool:
+    """Whether enough bytes are away at every task."""
+    return all(
+        sum(stay.nbytes for stay in away if stay.first <= task < stay.end) >= excess
+        for task, excess in enumerate(chain.excess)
+    )
+
+
+def best_of_all(chain: StayChain) -> float | None:
+    """The least cost over all subsets of stays; None where none makes it fit."""
+    subsets = (
+        tuple(s for s, gone in zip(chain.stays, bits, strict=True) if gone)
+        for bits in product((False, True), repeat=len(chain.stays))
+    )
+    return min((seconds_of(chain, away) for away in subsets if fits(chain, away)), default=None)
+
+
+# -- covers and bounds --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_a_choice_fits_costs_what_it_says_and_its_bound_is_below_every_cover(seed: int) -> None:
+    chain = random_chain(seed, tasks=14, tensors=4)
+    assert len(chain.stays) <= 13
+    best, choice = best_of_all(chain), choose(chain)
+    if best is None:
+        assert choice is None
+        return
+    assert choice is not None and fits(chain, choice.away)
+    assert choice.seconds == pytest.approx(seconds_of(chain, choice.away), abs=1e-9)
+    assert choice.least_seconds <= best + 1e-9 <= choice.seconds + 2e-9
+    assert choice.is_best and choice.seconds == pytest.approx(best, abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_bound_holds_when_every_budget_is_small(seed: int) -> None:
+    chain = random_chain(seed, tasks=14, tensors=4)
+    best = best_of_all(chain)
+    for budget in (0, 1, 20):
+        choice = choose(chain, rounds=budget, width=budget + 1)
+        assert (choice is None) == (best is None)
+        if choice is not None and best is not None:
+            assert fits(chain, choice.away)
+            assert choice.least_seconds <= best + 1e-9 <= choice.seconds + 2e-9
+            assert not choice.is_best or choice.seconds == pytest.approx(best, abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_prices_decide_how_fast_an_optimum_is_found_and_never_which(seed: int) -> None:
+    chain = random_chain(seed, tasks=40, tensors=7)
+    blind, priced = choose(chain, rounds=0, width=1 << 12), choose(chain, width=1 << 12)
+    assert blind is not None and priced is not None and blind.is_best and priced.is_best
+    assert blind.seconds == pytest.approx(priced.seconds, rel=1e-8)
+    narrow = choose(chain, width=3)
+    assert narrow is not None and narrow.least_seconds <= priced.seconds + 1e-9
+    assert narrow.seconds >= priced.seconds - 1e-9
+
+
+@pytest.mark.parametrize("rounds", [6, 20, 60])
+def test_two_tensors_of_3_mb_that_alternate_in_5_mb_have_a_bound_equal_to_the_optimum(
+    rounds: int,
+) -> None:
+    chain = alternating(rounds, size=3_000_000, room=5_000_000)
+    choice = choose(chain)
+    assert choice is not None and choice.is_best
+    # One of the two is away at each task: at every one of its uses but the first it comes back.
+    assert choice.seconds == pytest.approx(len(chain.stays))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_choice_is_never_dearer_than_beladys_cover(seed: int) -> None:
+    chain = random_chain(seed, tasks=60, tensors=10)
+    choice, belady = choose(chain), farthest_first(chain)
+    assert choice is not None and belady is not None
+    assert choice.seconds <= seconds_of(chain, belady) + 1e-9
+    assert fits(chain, belady) and fits(chain, choice.away)
+
+
+def test_a_choice_is_the_same_every_time() -> None:
+    for seed in range(10):
+        chain = random_chain(seed, tasks=50, tensors=8)
+        assert choose(chain) == choose(chain)
+
+
+def test_a_chain_that_fits_costs_nothing_and_one_that_cannot_has_no_choice() -> None:
+    holder = Holder(frozenset({0}), DESC, 1.0)
+    stay = Stay(0, 0, 2, 100, 1.0, True)
+    fitting = choose(StayChain((holder,), (stay,), (0, -5)))
+    assert fitting is not None and fitting.is_best and not fitting.away
+    assert choose(StayChain((holder,), (stay,), (101, 0))) is None
+    assert choose(StayChain((), (), (1,))) is None
+
+
+def test_what_is_written_once_leaves_as_often_as_it_helps() -> None:
+    holders = tuple(Holder(frozenset({v}), DESC, w) for v, w in ((0, 3.0), (1, 0.0), (2, 0.0)))
+    stays = (
+        Stay(0, 0, 2, 100, 1.0, True), Stay(0, 3, 5, 100, 1.0, True),
+        Stay(1, 0, 2, 100, 2.0, False), Stay(2, 3, 5, 100, 2.0, False),
+    )  # fmt: skip
+    dear = choose(StayChain(holders, stays, (0, 100, 0, 0, 100)))
+    assert dear is not None and dear.away == stays[2:] and dear.seconds == pytest.approx(4.0)
+    cheaper = (Holder(frozenset({0}), DESC, 1.5), *holders[1:])
+    cheap = choose(StayChain(cheaper, stays, (0, 100, 0, 0, 100)))
+    assert cheap is not None and cheap.away == stays[:2] and cheap.seconds == pytest.approx(3.5)
+
+
+# -- chains of requests -------------------------------------------------------------------------
+
+SMALL = machine_with(l1_nbytes=4096)
+
+
+def shown(chain: StayChain) -> list[tuple[frozenset[int], int, int, int, bool]]:
+    """Stays by who lies there, from when to when, bytes, and whether they must be written."""
+    return [
+        (chain.holders[s.holder].values, s.first, s.end, s.nbytes, s.is_dirty) for s in chain.stays
+    ]
+
+
+def test_a_value_between_two_uses_stays() -> None:
+    scene = Scene(SMALL)
+    a = scene.tensor(desc_of(1024), 1024)
+    b = scene.tensor(desc_of(512, DRAM), 0, keep=True)
+    scene.run(program("p", [desc_of(1024)], [desc_of(256, DRAM)]), a)
+    scene.run(program("q", [desc_of(512)], [desc_of(256)], scratch=100), b, keep=True)
+    scene.run(program("r", [desc_of(1024)], [desc_of(256, DRAM)]), a)
+    chain = chain_of(scene.request())
+    # `b` is copied from DRAM, so it can be dropped; what `q` makes is kept, and lies nowhere else.
+    assert shown(chain) == [
+        (frozenset({a}), 1, 2, 1024, True), (frozenset({b}), 2, 3, 512, False),
+        (frozenset({3}), 2, 3, 256, True),
+    ]  # fmt: skip
+    scratch = 112
+    assert chain.excess == (
+        1024 - 4096, 1024 + 512 + 256 + scratch - 4096, 1024 + 512 + 256 - 4096,
+    )  # fmt: skip
+    assert chain.is_whole and chain.first_seconds > 0
+
+
+def test_views_of_one_buffer_leave_with_it_and_count_once() -> None:
+    scene = Scene(SMALL)
+    whole = scene.buffer(desc_of(1024), 1024)
+    half = desc_of(512)
+    a, b = (scene.value(Instance(whole.number, at, bare(half))) for at in (0, 512))
+    for value in (a, b, a):
+        scene.run(program("p", [half], [desc_of(256, DRAM)]), value)
+    scene.run(program("q", [], [desc_of(256, DRAM)]))
+    chain = chain_of(scene.request())
+    assert chain.stays == () and not chain.is_whole
+    # Once its last reader has run the buffer is free.
+    assert chain.excess == (1024 - 4096,) * 3 + (-4096,)
+
+
+def test_an_input_that_is_given_up_needs_no_room_twice() -> None:
+    scene = Scene(SMALL)
+    a = scene.tensor(desc_of(1024), 1024)
+    donate = program("p", [desc_of(1024)], [desc_of(1024)], aliases=((0, 0),))
+    (made,) = scene.run(donate, a)
+    scene.run(donate, made, keep=True)
+    assert chain_of(scene.request()).excess == (1024 - 4096,) * 2
+
+
+@pytest.mark.parametrize("why", ["kept", "read again", "pinned", "read twice"])
+def test_what_somebody_else_reads_is_copied_before_it_is_overwritten(why: str) -> None:
+    scene = Scene(SMALL)
+    a = scene.tensor(desc_of(1024), 1024, pinned=why == "pinned", keep=why == "kept")
+    inputs = [desc_of(1024)] * (2 if why == "read twice" else 1)
+    donate = program("p", inputs, [desc_of(1024)], aliases=((0, 0),))
+    scene.run(donate, *[a] * len(inputs))
+    if why == "read again":
+        scene.run(program("q", [desc_of(1024)], [desc_of(256, DRAM)]), a)
+    assert chain_of(scene.request()).excess[0] == 2 * 1024 - 4096
+
+
+def test_what_is_pinned_takes_its_room_once_and_never_leaves() -> None:
+    scene = Scene(SMALL)
+    a = scene.tensor(desc_of(1024), 1024, pinned=True)
+    scene.buffer(desc_of(512), 3072)  # Nobody's: it stays as well.
+    for _ in range(2):
+        scene.run(program("p", [desc_of(1024)], [desc_of(256, DRAM)]), a)
+    chain = chain_of(scene.request())
+    assert chain.stays == () and chain.excess == (1024 + 512 - 4096,) * 2
+
+
+def test_a_copy_that_is_made_outside_makes_a_tensor_free_to_drop() -> None:
+    scene = Scene(SMALL)
+    a = scene.tensor(desc_of(1024), 1024, keep=True)
+    scene.run(program("p", [desc_of(1024)], [desc_of(256, DRAM)]), a)
+    scene.run(program("q", [], [desc_of(256, DRAM)]))
+    scene.run(program("r", [desc_of(1024, DRAM)], [desc_of(256, DRAM)]), a)
+    # If it leaves before, it is written as it would have been copied: nothing is paid twice.
+    assert shown(chain_of(scene.request())) == [(frozenset({a}), 1, 3, 1024, False)]
+    scene.run(program("s", [desc_of(1024)], [desc_of(256, DRAM)]), a)
+    scene.run(program("t", [], [desc_of(256, DRAM)]))
+    (before, after) = shown(chain_of(scene.request()))
+    assert before == (frozenset({a}), 1, 3, 1024, False)
+    assert after == (frozenset({a}), 4, 5, 1024, False)
+
+
+def test_a_copy_task_reads_from_where_its_source_lies() -> None:
+    scene = Scene(SMALL)
+    a = scene.tensor(desc_of(1024), 1024)
+    scene.run(to_layout(desc_of(1024)), a, keep=True)
+    chain = chain_of(scene.request())
+    # The source may lie outside while it is read: it is idle here, and dead then.
+    assert shown(chain) == [(frozenset({a}), 0, 1, 1024, True)]
+    assert chain.excess == (2 * 1024 - 4096,)
+
+
+def test_no_plan_of_a_random_request_is_below_the_chains_bound() -> None:
+    compared = 0
+    for seed in range(400):
+        request = random_request(Random(seed))
+        chain = chain_of(request)
+        try:
+            made = plan(request)
+        except (OutOfMemoryError, LayoutError):
+            continue
+        choice = choose(chain)
+        if chain.is_whole and choice is not None:
+            least = chain.first_seconds + choice.least_seconds
+            assert made.seconds >= least * (1 - 1e-9), seed
+            compared += least > 0
+    assert compared > 40
+
+
+def pressed_request() -> PlanRequest:
+    """Five weights in turn, three times, in room for three of them; each result feeds the next."""
+    scene = Scene(SMALL)
+    weights = [scene.tensor(desc_of(1024, DRAM), 4096 * v, keep=True) for v in range(5)]
+    (last,) = scene.run(program("first", [], [desc_of(256)]))
+    for weight in weights * 3:
+        step = program("p", [desc_of(1024), desc_of(256)], [desc_of(256)])
+        (last,) = scene.run(step, weight, last)
+    return scene.request()
+
+
+def test_a_plan_says_how_far_from_the_best_it_can_be_and_the_checker_compares() -> None:
+    made = plan(pressed_request())
+    assert 0 < made.least_seconds <= made.seconds and check_plan(made) == ()
+    assert 0 <= made.gap == made.seconds / made.least_seconds - 1 < 0.02
+    for claimed in (made.seconds * 1.01, -1e-9, float("nan"), float("inf")):
+        (problem,) = check_plan(replace(made, least_seconds=claimed))
+        assert problem.kind == "bound"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_plan_copies_no_more_bytes_than_beladys_would(seed: int) -> None:
+    random, scene = Random(seed), Scene(SMALL)
+    weights = [scene.tensor(desc_of(512), 1024 + 512 * v, keep=True) for v in range(8)]
+    (last,) = scene.run(program("first", [], [desc_of(256, DRAM)]))
+    for _ in range(30):
+        step = program("p", [desc_of(512), desc_of(256, DRAM)], [desc_of(1024), desc_of(256, DRAM)])
+        _, last = scene.run(step, random.choice(weights), last)
+    request = scene.request()
+    chain = chain_of(request)
+    belady = farthest_first(chain)
+    assert belady is not None
+    # All tensors have one size, so bytes are as seconds: back and forth, and written once.
+    back = sum(stay.nbytes for stay in belady if stay.back_seconds)
+    written = {stay.holder for stay in belady if stay.is_dirty}
+    nbytes = (back + 512 * len(written)) * request.machine.shape.space(L1).banks
+    assert 0 < sum(s.nbytes for s in plan(request).steps if isinstance(s, Copy)) <= nbytes
