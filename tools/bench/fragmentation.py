@@ -16,7 +16,6 @@ bytes stand beside those of the run that does not know. `--check` exits 1 where 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import random
 import sys
@@ -27,6 +26,9 @@ from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from pathlib import Path
 
+from packing_ways.buffers_csv import read_buffers
+
+from stitch.errors import StitchError
 from stitch.machine import load_machine
 from stitch.memory import Allocator
 from stitch.packing import Interval, gaps_between, pack, pack_intervals
@@ -58,19 +60,10 @@ class Buffer:
     size: int
 
 
-def read_buffers(path: Path) -> list[Buffer]:
-    """The buffers of a CSV; raises `ValueError` naming the line that is wrong."""
-    buffers: list[Buffer] = []
-    with path.open(newline="") as file:
-        for line, row in enumerate(csv.DictReader(file), start=2):
-            try:
-                lower, upper, size = (int(row[name]) for name in ("lower", "upper", "size"))
-            except (KeyError, TypeError, ValueError) as error:
-                raise ValueError(f"{path}:{line}: wants whole numbers lower,upper,size") from error
-            if lower >= upper or size <= 0:
-                raise ValueError(f"{path}:{line}: an empty lifetime or size")
-            buffers.append(Buffer(len(buffers), lower, upper, size))
-    return buffers
+def buffers_of(path: Path) -> list[Buffer]:
+    """The buffers of a CSV that take room; raises `FormatError` naming the line that is wrong."""
+    taking = [interval for interval in read_buffers(path) if interval.nbytes]
+    return [Buffer(k, i.first, i.last + 1, i.nbytes) for k, i in enumerate(taking)]
 
 
 def events_of(buffers: Sequence[Buffer]) -> list[tuple[bool, Buffer]]:
@@ -345,7 +338,8 @@ def least_bytes(problem: SpaceProblem) -> int:
     for cost, chosen in sorted(choices):
         stays = [(a, n) for number, a, n in buffers if (number, a, n) not in chosen]
         gaps = [n for _, n in gaps_between(stays, problem.base, problem.limit)]
-        if max(gaps) >= piece and pack([piece, *(b[2] for b in chosen)], gaps) is not None:
+        packing = pack([piece, *(b[2] for b in chosen)], gaps)
+        if max(gaps) >= piece and packing.chosen is not None:
             return cost
     raise AssertionError("everything fits when everything moves")
 
@@ -372,7 +366,7 @@ class Row:
 
 def row_of_file(path: Path, slack: float, *, known: bool) -> Row:
     """Ours and the peers through one file."""
-    buffers = read_buffers(path)
+    buffers = buffers_of(path)
     capacity = int(max_load(buffers) * (1 + slack))
     tally = online = run(buffers, capacity)
     if known:
@@ -443,7 +437,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print rows as JSON")
     parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     options = parser.parse_args(arguments)
-    rows = [row_of_file(path, options.slack, known=options.known) for path in options.files]
+    try:
+        rows = [row_of_file(path, options.slack, known=options.known) for path in options.files]
+    except StitchError as error:
+        print(f"fragmentation.py: {error}", file=sys.stderr)
+        return error.exit_code
     rows += [row_of_random(count, 60, optimum=True) for count in (5, 9)]
     rows += [row_of_random(count, 20, optimum=False) for count in (64, 200)]
     misses = [(row, missed(row, options.slack)) for row in rows]

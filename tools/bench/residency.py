@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 import stitch
-from stitch.errors import StitchError
+from stitch.errors import FormatError, StitchError
 from stitch.machine import Machine, load_machine
 from stitch.planner import Copy, Execute, Plan, PlanRequest, plan
 from stitch.planner.copy_cost import copy_cost
@@ -343,6 +343,9 @@ def main(arguments: list[str] | None = None) -> int:
             plans = read_record(path.read_text(encoding="utf-8")).plans
             asked += [(f"{path}:{k}", made.request) for k, made in plans.items()]
         rows = [row for name, request in asked if (row := measure(name, request)) is not None]
+    except OSError as error:
+        print(f"residency.py: cannot read {error.filename}: {error.strerror}", file=sys.stderr)
+        return FormatError.exit_code
     except StitchError as error:
         print(f"residency.py: {error}", file=sys.stderr)
         return error.exit_code

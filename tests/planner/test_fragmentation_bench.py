@@ -1,0 +1,47 @@
+"""The fragmentation benchmark: its own optimum is one, and bad files are one clear error each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHES = Path(__file__).resolve().parents[2] / "tools" / "bench"
+
+
+def bench(name: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, BENCHES / name, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(BENCHES.parents[1])},
+    )
+
+
+def test_bytes_moved_are_near_the_optimum_of_brute_force() -> None:
+    done = bench("fragmentation.py", "--json")
+    rows = json.loads(done.stdout)
+    over = [row["moved_over_optimum"] for row in rows if row["moved_over_optimum"] is not None]
+    # An optimum that lets buffers fit anywhere would be twice too low.
+    assert len(over) == 2 and all(1 <= ratio <= 1.05 for ratio in over)
+
+
+@pytest.mark.parametrize(
+    ("name", "before"), [("fragmentation.py", ()), ("residency.py", ("--traces",))]
+)
+def test_a_file_that_is_not_there_is_named(name: str, before: tuple[str, ...]) -> None:
+    done = bench(name, *before, "nowhere.file")
+    assert done.returncode == 3 and done.stdout == ""
+    assert "cannot read nowhere.file" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_an_empty_lifetime_is_named_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "b.csv"
+    file.write_text("id,lower,upper,size\na,3,1,4\n", encoding="utf-8")
+    done = bench("fragmentation.py", file)
+    assert done.returncode == 3 and f"{file}:2" in done.stderr
