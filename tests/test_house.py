@@ -73,6 +73,8 @@ BREACHES = {
                    "stitch.frontend.yaml is not allowed to import stitch.frontend.torch"),
     "checker": ("planner/checker/proof.py", "import stitch.planner.mover.order",
                 "stitch.planner.checker is not allowed to import stitch.planner.mover"),
+    "checker's own packing": ("planner/checker/end.py", "import stitch.packing",
+                              "stitch.planner.checker is not allowed to import stitch.packing"),
     "face": ("report/explanation.py", "import stitch",
              "stitch.report.explanation is not allowed to import stitch"),
     "flatbuffers": ("ttb/verify.py", "import flatbuffers", "stitch.ttb.verify -> flatbuffers"),

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 
 from stitch.on_demand import names_on_demand
 from stitch.planner.after_steps import after_steps
+from stitch.planner.certificate import Certificate, CostCertificate
 from stitch.planner.copy_cost import copy_cost
 from stitch.planner.plan import (
     Allocate,
     Buffer,
-    Certificate,
     Copy,
-    CostCertificate,
     Execute,
     Free,
     Instance,

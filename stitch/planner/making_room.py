@@ -15,12 +15,11 @@ from itertools import pairwise
 from stitch.errors import LayoutError, OutOfMemoryError
 from stitch.machine import round_up
 from stitch.memory import Allocator
+from stitch.planner.certificate import Certificate, CertificateKind
 from stitch.planner.copy_cost import copy_cost
 from stitch.planner.mover import Repacking, SpaceProblem, arrange, operation_size, relocation
 from stitch.planner.plan import (
     Buffer,
-    Certificate,
-    CertificateKind,
     Copy,
     Instance,
     waiting_desc,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stitch.planner.plan import Certificate
+from stitch.planner.certificate import Certificate
 
 #: Positions that the search looks at before it admits that it cannot tell.
 POSITION_LIMIT = 400_000

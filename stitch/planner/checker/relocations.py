@@ -6,8 +6,9 @@ import math
 from bisect import bisect_left, bisect_right
 
 from stitch.machine import footprint
+from stitch.planner.certificate import Certificate, CostCertificate
 from stitch.planner.checker.inspection import Inspection
-from stitch.planner.plan import Certificate, CostCertificate, Relocate, Transfer
+from stitch.planner.plan import Relocate, Transfer
 from stitch.program import Space
 
 #: Source, target, bytes per bank.

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from stitch.errors import LayoutError
 from stitch.machine import footprint, round_up
 from stitch.packing import gaps_between
+from stitch.planner.certificate import Certificate, CostCertificate
 from stitch.planner.mover.cost import ASIDE, Prices
 from stitch.planner.mover.cycles import break_cycles
 from stitch.planner.mover.order import Move, order_moves
-from stitch.planner.plan import Certificate, CostCertificate, Relocate, Transfer
+from stitch.planner.plan import Relocate, Transfer
 from stitch.planner.plan_picture import Residency
 from stitch.program import Space
 
