@@ -11,17 +11,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from stitch.argument_kinds import arranged
 from stitch.errors import UsageError
-from stitch.program import Array
+from stitch.program import Array, TensorDesc
 from stitch.runtime.arguments import check_donations, link_argument
 from stitch.runtime.device import RuntimeDevice
 from stitch.runtime.events import PlanStopped
-from stitch.runtime.known_work import KnownWork
+from stitch.runtime.known_work import Entries, KnownWork
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.recording import (
     Binding,
@@ -33,7 +33,7 @@ from stitch.runtime.recording import (
     tell_run,
 )
 from stitch.runtime.tensor import Tensor, handle_on, handles_on
-from stitch.runtime.values import InputPort, Lease, Status, ValueRecord
+from stitch.runtime.values import InputPort, InstanceRef, Lease, Status, ValueRecord
 
 READY = Status.READY
 _new_handle = Tensor.__new__
@@ -52,6 +52,23 @@ class _Again:
     straight: Straight
     run: Callable[..., Ran]
     note: Callable[[], object]
+
+
+#: A value's descriptor, the key of that, and which program makes it.
+_Output: TypeAlias = "tuple[TensorDesc, int, str]"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Details:
+    """Of a recording: its results that lie in leases, and those that lie in the buffers of entries.
+
+    `order`: for each result of the graph its position among both.
+    """
+
+    own: tuple[_Output, ...]
+    #: Position of the entry, how the result lies there, and the result.
+    carried: tuple[tuple[int, InstanceRef, _Output], ...]
+    order: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +121,18 @@ class PreparedGraph:
         self._given = tuple(results) or tuple((last, o) for o in range(len(programs[-1].outputs)))
         assert list(self._given) == sorted(self._given), "a lease has its values in this order"
         #: What its results are described by, the keys of that, and which program makes them.
-        self._outputs = tuple((*programs[n].outputs[o], programs[n].name) for n, o in self._given)
+        self._outputs: tuple[_Output, ...] = tuple(
+            (*programs[n].outputs[o], programs[n].name) for n, o in self._given
+        )
+        #: Which of its inputs are donated, and what is said of what was given there.
+        self._donated = tuple(
+            (at, f"donated to {programs[n].name!r}")
+            for at, (n, position) in enumerate(self.inputs)
+            if position in programs[n].transformation.donated
+        )
         #: What its last run on arrays was a run of.
         self._recording: Recording | None = None
-        self._known: KnownWork[None] = KnownWork(device)
+        self._known: KnownWork[_Details] = KnownWork(device)
         #: What each call looks at.
         self._dropped, self._tasks = device.deaths.dropped, device.tasks
         self._lock, self._records = device.lock, device.records
@@ -247,12 +272,67 @@ class PreparedGraph:
             arrays = known.arrays(binding, entries, arguments)
         lease = binding.lease
         assert lease is not None, "known recordings have leases"
+        if self._donated:
+            return self._run_donated(binding, lease, known.details, entries, arrays)
         try:
             ran = perform(device, binding, arrays)
         except BaseException as error:
             self._stopped(binding, steps_done(error))
             raise
         return self._results(lease, binding, ran)
+
+    def _run_donated(
+        self, binding: Binding, lease: Lease[Binding], details: _Details, entries: Entries,
+        arrays: list[Array],
+    ) -> Tensor | tuple[Tensor, ...] | None:  # fmt: skip
+        """Run what takes entries over, which are gone then, with whatever they shared; None where
+        somebody else refers to their bytes."""
+        device, records = self.device, self.device.records
+        given = [(value, by) for at, by in self._donated if (value := entries[at]) is not None]
+        for value, _ in given:
+            for instance in value.instances:
+                buffer = instance.buffer
+                if len(buffer.users) != 1 or buffer.pins:
+                    return None
+        gone = partial(self._take_over, given)
+        # All at once: nothing can come in between these. From here on they are lost, unless all
+        # comes to its end.
+        records.unfinished = gone
+        records.is_whole = False
+        try:
+            ran = perform(device, binding, arrays)
+        except BaseException as error:
+            gone()
+            self._stopped(binding, steps_done(error))
+            raise
+        now = device.tasks.queued.number
+        values = [ValueRecord(device, *output) for output in details.own]
+        lease.take(values, now)
+        for position, ref, output in details.carried:
+            entry, value = entries[position], ValueRecord(device, *output)
+            assert entry is not None, "an array of the call is overwritten by nobody"
+            records.hand_on(entry, value, ref)
+            value.last_used = now
+            values.append(value)
+        results = handles_on([values[at] for at in details.order])
+        gone(Status.FREED)
+        if ran is not True:
+            tell_run(device, binding, ran)
+        return results
+
+    def _take_over(
+        self, given: Sequence[tuple[ValueRecord, str]], status: Status = Status.LOST
+    ) -> None:
+        """What was donated is the caller's no more; twice does no harm."""
+        records = self.device.records
+        for value, by in given:
+            records.release(value)
+            value.consumed, value.by = True, by
+            self.device.lost_all(value)
+            value.status = status
+        # Both at once: nothing can come in between these.
+        records.unfinished = None
+        records.is_whole = True
 
     # -- by way of the queue ---------------------------------------------------------------------
 
@@ -267,13 +347,16 @@ class PreparedGraph:
         }
         handles: tuple[Tensor, ...] = ()
         numbers: tuple[int, ...] = ()
+        made: list[int] = []
 
         def fill() -> None:
-            nonlocal handles, numbers
+            nonlocal handles, numbers, made
             # Unless another thread was quicker: then what it has queued runs first.
             if not device.tasks.queued.agents:
-                handles = tuple([handle_on(value) for value in self._queue(given)])
+                results = self._queue(given)
+                handles = tuple([handle_on(value) for value in results])
                 numbers = tuple([value.number for value in given.values()])
+                made = [value.number for value in results]
 
         binding = None
         entries = tuple([None if value.is_array else value for value in given.values()])
@@ -281,12 +364,23 @@ class PreparedGraph:
         while not handles:
             forms = self._known.forms(entries)
             binding = device.run_queue(fill)
-        # What overwrites its entries is done with them: the next are others.
-        if binding is not None and not binding.recording.effects.carried:
-            if binding.lease is not None and binding is binding.lease.plain:
+        if binding is not None and binding.lease is not None:
+            if binding is binding.lease.plain:
                 self._recording = binding.recording
-            self._known.remember(binding, forms, numbers, None)
+            self._known.remember(binding, forms, numbers, self._details(binding, numbers, made))
         return handles[0] if len(handles) == 1 else handles
+
+    def _details(self, binding: Binding, numbers: Sequence[int], made: Sequence[int]) -> _Details:
+        """Of what has just run; `numbers`: those that its entries had, `made`: its results."""
+        recording = binding.recording
+        carried = recording.effects.carried
+        lying = {n: at for at, n in enumerate([*recording.own, *[c.result for c in carried]])}
+        outputs = dict(zip(made, self._outputs, strict=True))
+        return _Details(
+            tuple([outputs[number] for number in recording.own]),
+            tuple([(numbers.index(c.entry), c.ref, outputs[c.result]) for c in carried]),
+            tuple([lying[number] for number in made]),
+        )
 
     def _queue(self, given: Mapping[tuple[int, int], ValueRecord]) -> list[ValueRecord]:
         """Put the graph into the empty queue, all of it or nothing; the pending last outputs."""

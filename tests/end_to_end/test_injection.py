@@ -41,10 +41,11 @@ def test_nothing_is_found_between_a_lock_and_its_with() -> None:
 #: Every how many places are tried in a long campaign; those of the others are few.
 EVERY = {"first_call": 2, "load": 2, "moving_call": 10}
 SAMPLED = {"first_call": 400, "load": 500, "steady_call": 40, "pipeline_call": 20,
+           "donating_call": 20,
            "moving_call": 1000,
            "training_step": 60}  # fmt: skip
-SCENARIOS = ["first_call", "steady_call", "queued_calls", "pipeline_call", "observed_call",
-             "moving_call", "load", "training_step"]  # fmt: skip
+SCENARIOS = ["first_call", "steady_call", "queued_calls", "pipeline_call", "donating_call",
+             "observed_call", "moving_call", "load", "training_step"]  # fmt: skip
 if importlib.util.find_spec("torch") is not None:
     SCENARIOS.append("torch_compile_call")
 

@@ -13,6 +13,7 @@ import numpy as np
 
 import stitch
 from injection.model import Array, Case, Held
+from stitch.program import Ownership
 
 ROWS, WIDTH = 8, 16
 MACHINE = "tiny"
@@ -133,6 +134,32 @@ def pipeline_call() -> Case:
     return case
 
 
+@functools.cache
+def _taking() -> bytes:
+    """A file that holds `y = 2 x` over the bytes of x, which is donated."""
+    builder = stitch.ComputationGraphBuilder("taking")
+    x = builder.input("x", (ROWS, WIDTH), stitch.DataType.FLOAT32, ownership=Ownership.DONATE)
+    builder.output("y", x * 2)
+    wishes = ("input.x.space=l1", "output.y.space=l1")
+    return stitch.compile(builder.build(), target=MACHINE, wishes=wishes).encode()
+
+
+def donating_call() -> Case:
+    """Calls of a settled pipeline that takes over what it is given, and gives it back."""
+    device = stitch.open_device(MACHINE)
+    program = device.load(_layer("one"))
+    pipeline = stitch.Pipeline([device.load(_taking())])
+
+    def act() -> None:
+        state = pipeline(pipeline(_x(1)))
+        _same(_numpy(pipeline(state)), 8 * _x(1))
+
+    case = _ready(device, program, act=act)
+    for _ in range(4):
+        act()
+    return case
+
+
 def observed_call() -> Case:
     """A settled pipeline while a listener, and hooks that come and go, look on."""
     device = stitch.open_device(MACHINE)
@@ -247,6 +274,6 @@ def _numpy(result: object) -> Array:
 #: Every scenario that does without extras.
 SCENARIOS: dict[str, Callable[[], Case]] = {
     scenario.__name__: scenario
-    for scenario in (first_call, steady_call, queued_calls, pipeline_call, observed_call,
-                     moving_call, load, training_step)
+    for scenario in (first_call, steady_call, queued_calls, pipeline_call, donating_call,
+                     observed_call, moving_call, load, training_step)
 }  # fmt: skip

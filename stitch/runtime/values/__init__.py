@@ -5,7 +5,7 @@ not know devices, bindings, queues.
 """
 
 from stitch.runtime.values.arrays import as_array, capture
-from stitch.runtime.values.effects import Effects, Place, effects_of
+from stitch.runtime.values.effects import Effects, InstanceRef, Place, effects_of
 from stitch.runtime.values.leases import AnyLease, Lease, LeaseHolder
 from stitch.runtime.values.mending import mend
 from stitch.runtime.values.notes import Notes
@@ -27,6 +27,7 @@ from stitch.runtime.values.views import view_offset
 
 __all__ = [
     "AnyLease", "ArgumentRecord", "BufferRecord", "Effects", "Forms", "InputPort", "InstanceRecord",
+    "InstanceRef",
     "Lease", "LeaseHolder", "Notes", "Picture", "Place", "Places", "Ranges", "Records", "Region",
     "SpaceUse", "Status", "Store", "ValueRecord", "as_array", "capture", "effects_of", "mend",
     "merged", "ranges_of", "view_offset",
