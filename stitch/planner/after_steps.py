@@ -58,12 +58,14 @@ def _copy(step: Copy, plan: Plan, buffers: dict[int, Buffer], values: Values) ->
         return
     space = step.target.desc.layout.space
     for value, instances in values.items():
-        values[value] = [
+        kept = [] if step.kind == "evict" else instances
+        carried = [
             replace(i, buffer=step.target.buffer, desc=waiting_desc(i.desc, space))
             if i.buffer == step.source.buffer
             else i
             for i in instances
         ]
+        values[value] = [*kept, *(i for i in carried if i not in kept)]
 
 
 def _execute(step: Execute, plan: Plan, values: Values) -> None:

@@ -94,12 +94,13 @@ class Free:
 class Copy:
     """Write a value, from one instance, as another descriptor into another buffer.
 
-    `kind` is `copy` (a task wants it so) or `evict` (room is wanted; then `certificate` says why).
-    `value` is read; `made` gets the new instance (another value where `to_layout` was asked for).
-    For an eviction the whole buffer is copied and all values in it follow.
+    `kind` is `copy` (a task wants it so), `evict` (room is wanted; then `certificate` says why) or
+    `return` (a task reads several values of a buffer that waits elsewhere). `value` is read; `made`
+    gets the new instance (another value where `to_layout` was asked for). An eviction copies the
+    whole buffer and all values in it follow; after a return they lie in both buffers.
     """
 
-    kind: Literal["copy", "evict"]
+    kind: Literal["copy", "evict", "return"]
     value: int
     made: int
     source: Instance
@@ -233,7 +234,7 @@ class Plan:
         before = {buffer.number for buffer in self.request.buffers}
         return not any(
             isinstance(step, Relocate)
-            or (isinstance(step, Copy) and step.kind == "evict")
+            or (isinstance(step, Copy) and step.kind != "copy")
             or (isinstance(step, Free) and step.buffer in before)
             for step in self.steps
         )

@@ -28,6 +28,11 @@ Rule: TypeAlias = Literal["farthest", "chosen", "sufficient", "cheapest"]
 RULES: tuple[Rule, ...] = ("farthest", "chosen", "sufficient", "cheapest")
 
 
+#: (task, value, joins): a task reads a view not where it lies. It is copied out, so that its block
+#: may go; or, if it joins, its copies go, and the block serves.
+OtherWay: TypeAlias = tuple[int, int, bool]
+
+
 class Residency:
     """The planner's picture of buffers, values and free regions; every change appends a step."""
 
@@ -37,16 +42,16 @@ class Residency:
         rule: Rule = "farthest",
         away: frozenset[tuple[int, int]] = frozenset(),
         *,
-        apart: frozenset[tuple[int, int]] = frozenset(),
+        otherwise: frozenset[OtherWay] = frozenset(),
         spills: bool = True,
     ) -> None:
         self.request = request
         self.rule = rule
-        #: Views that are copied out for a task, (task, value), so that their block may go.
-        self.apart = apart
+        #: Views that are not read where they lie.
+        self.otherwise = otherwise
         #: Those of the current task that could be, and all such of tasks that found no room.
-        self.views: frozenset[tuple[int, int]] = frozenset()
-        self.crowded: frozenset[tuple[int, int]] = frozenset()
+        self.views: frozenset[OtherWay] = frozenset()
+        self.crowded: frozenset[OtherWay] = frozenset()
         self._spills = spills
         #: Values that were chosen to leave before their use by a task (the number of tasks: before
         #: the end).
@@ -271,8 +276,8 @@ class Residency:
 
     def soonest(self, value: int) -> int:
         """The task that needs a value where it is next: the current one, if it reads it there."""
-        apart = (self.task, value) in self.apart
-        return self.task if value in self.reading and not apart else self.next_use(value)
+        otherwise = (self.task, value, False) in self.otherwise
+        return self.task if value in self.reading and not otherwise else self.next_use(value)
 
     def lifetime(self, buffer: Buffer) -> str:
         """Which tasks made a buffer and read it next, in words."""

@@ -7,15 +7,15 @@ L1 when a program wants them there and stay until room is needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from stitch.errors import LayoutError, OutOfMemoryError, StitchError
 from stitch.planner.copy_cost import copy_cost
 from stitch.planner.making_room import RoomDemand, make_room
 from stitch.planner.plan import Copy, Execute, Instance, Plan, PlanRequest
-from stitch.planner.plan_picture import RULES, Residency
+from stitch.planner.plan_picture import RULES, OtherWay, Residency
 from stitch.planner.residency import chain_of, choose
+from stitch.planner.shared_blocks import bring_back_blocks, other_ways
 from stitch.program import DataType, Layout, Scratch, Space, TensorDesc
 from stitch.tasks import Task, TransformationKind
 
@@ -39,9 +39,9 @@ def plan(request: PlanRequest, *, spills: bool = True) -> Plan:
     for rule in RULES:
         if rule == "chosen":
             away, least = _chosen(request)
-        apart: frozenset[tuple[int, int]] = frozenset()
+        otherwise: frozenset[OtherWay] = frozenset()
         while True:
-            state = Residency(request, rule, away, apart=apart, spills=spills)
+            state = Residency(request, rule, away, otherwise=otherwise, spills=spills)
             try:
                 candidate = _plan_by(state)
             except (OutOfMemoryError, LayoutError) as error:
@@ -49,12 +49,12 @@ def plan(request: PlanRequest, *, spills: bool = True) -> Plan:
             else:
                 if best is None or candidate.seconds < best.seconds:
                     best = candidate
-                if apart:
+                if otherwise:
                     break
-            # Where views of large blocks are read in a full space, they are tried apart.
-            if state.crowded <= apart:
+            # Where views are read in a full space, they are tried out of their blocks, or in them.
+            if state.crowded <= otherwise:
                 break
-            apart |= state.crowded
+            otherwise |= state.crowded
         if not state.pressed or (best is not None and best.seconds <= least * NEAR):
             break
     if best is None:
@@ -121,6 +121,7 @@ def _run(state: Residency, task: Task) -> None:
         space: RoomDemand(space, repr(transformation.name), set())
         for space in state.machine.shape.spaces
     }
+    bring_back_blocks(state, task)
     inputs, copies = _choose_inputs(state, task, demands)
     taken = _aliased(task)
     outputs = [
@@ -178,25 +179,9 @@ def _choose_inputs(
             what = f"input {transformation.input_name(index)!r}"
             copies[key] = _want(state, what, desc, value)
         chosen.append(key)
-    state.views = _separable(state, zip(task.inputs, chosen, strict=False))
+    served = zip(task.inputs, chosen, strict=False)
+    state.views = other_ways(state, task, [(v, i) for v, i in served if isinstance(i, Instance)])
     return chosen, copies
-
-
-def _separable(
-    state: Residency, inputs: Iterable[tuple[int, Instance | _CopyKey]]
-) -> frozenset[tuple[int, int]]:
-    """The inputs (task, value) that take less room as copies than the blocks they are views of."""
-    views: dict[int, set[tuple[int, TensorDesc]]] = {}
-    for value, choice in inputs:
-        if isinstance(choice, Instance) and not state.buffers[choice.buffer].pinned:
-            views.setdefault(choice.buffer, set()).add((value, choice.desc))
-    return frozenset(
-        (state.task, value)
-        for block, parts in views.items()
-        if any(desc.shape != state.buffers[block].desc.shape for _, desc in parts)
-        and sum(state.size_of(d) for _, d in parts) < state.buffers[block].size_per_bank
-        for value, _ in parts
-    )
 
 
 def _serving(
@@ -209,7 +194,7 @@ def _serving(
     demands: dict[Space, RoomDemand],
 ) -> Instance | None:
     instance = state.find(value, desc, address) or state.find(value, desc, None)
-    if instance is None or (state.task, value) in state.apart:
+    if instance is None or (state.task, value, False) in state.otherwise:
         return None
     buffer = state.buffers[instance.buffer]
     if gives and (

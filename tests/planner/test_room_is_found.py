@@ -9,7 +9,17 @@ from random import Random
 import pytest
 
 from stitch.errors import LayoutError, OutOfMemoryError
-from stitch.planner import Certificate, Copy, Execute, Instance, Plan, PlanRequest, check_plan, plan
+from stitch.planner import (
+    Certificate,
+    Copy,
+    Execute,
+    Instance,
+    Plan,
+    PlanRequest,
+    after_steps,
+    check_plan,
+    plan,
+)
 from stitch.program import Space
 from tests.support.machines import without_path
 from tests.support.planner.byte_machine import ByteMachine
@@ -195,18 +205,57 @@ def test_every_out_of_memory_error_on_tiny_machines_is_confirmed_by_brute_force(
 
 @pytest.mark.full
 @pytest.mark.parametrize("start", range(100_000, 120_000, 2_000))
-def test_hardly_any_out_of_memory_error_is_one_too_many(start: int) -> None:
-    """The step machine takes tasks in order, so brute force finds room that it does not: for 5 and
-    8 of 2,000 seeds when this was written. None would be right; 16 would be worse than it was."""
-    wrong = []
+def test_no_out_of_memory_error_is_one_too_many(start: int) -> None:
     for seed in range(start, start + 2_000):
-        try:
-            crowded_seed(seed)
-        except AssertionError as error:
-            if "there is room" not in str(error):
-                raise
-            wrong.append(seed)
-    assert len(wrong) <= 15, f"there is room: seeds {wrong}"
+        crowded_seed(seed)
+
+
+def views_of_a_block_that_left() -> Scene:
+    """A block leaves for a large output; the next task reads it and a view that covers most of it:
+    beside the output there is room for the block, not for both apart."""
+    scene = Scene(CRAMPED)
+    block = scene.buffer(desc_of(1280), 1024)
+    whole = scene.value(Instance(block.number, 0, block.desc), keep=True)
+    view = scene.value(Instance(block.number, 448 * 4, desc_of(800)), keep=True)
+    scene.run(program("p", [], [desc_of(1024)]), keep=True)
+    scene.run(program("q", [desc_of(1280), desc_of(800)], [desc_of(64)]), whole, view, keep=True)
+    return scene
+
+
+def test_a_block_that_left_comes_back_whole_where_its_views_take_more_room_apart() -> None:
+    made = sound(plan(views_of_a_block_that_left().request()))
+    (back,) = (s for s in made.copies if isinstance(s, Copy) and s.kind == "return")
+    assert back.nbytes == 1280 * 4 and ways_out(made).total() == 2
+    ran = [s for s in made.steps if isinstance(s, Execute)][-1]
+    assert {i.buffer for i in ran.inputs} == {back.target.buffer}
+    buffers, values = after_steps(made, len(made.steps))
+    assert sorted(buffers) == [b.number for b in made.final_buffers]
+    assert {r.value: list(r.instances) for r in made.final_values} == values
+
+
+def test_a_view_that_was_copied_out_joins_its_block_again_where_only_that_has_room() -> None:
+    scene = Scene(CRAMPED)
+    block = scene.buffer(desc_of(1280), 1024)
+    whole = scene.value(Instance(block.number, 0, block.desc), keep=True)
+    view = scene.value(Instance(block.number, 1408, desc_of(768)), keep=True)
+    scene.run(program("p", [desc_of(768)], [desc_of(1088)]), view, keep=True)
+    scene.run(program("q", [desc_of(768), desc_of(1280)], [desc_of(512)]), view, whole, keep=True)
+    made = sound(plan(scene.request()))
+    first, last = (s for s in made.steps if isinstance(s, Execute))
+    assert first.inputs[0].offset_nbytes == 0 and last.inputs[0].offset_nbytes == 1408
+    assert {i.buffer for i in last.inputs} == {last.inputs[1].buffer}
+
+
+def test_a_block_that_comes_back_in_another_form_is_found() -> None:
+    made = plan(views_of_a_block_that_left().request())
+    at = next(i for i, s in enumerate(made.steps) if isinstance(s, Copy) and s.kind == "return")
+    back = made.steps[at]
+    assert isinstance(back, Copy)
+    outwards = next(s for s in made.copies if isinstance(s, Copy) and s.kind == "evict")
+    for wrong in (replace(outwards, kind="return"), replace(back, kind="evict")):
+        where = made.steps.index(outwards) if wrong.source == outwards.source else at
+        steps = (*made.steps[:where], wrong, *made.steps[where + 1 :])
+        assert "layout" in {p.kind for p in check_plan(replace(made, steps=steps))}
 
 
 def test_a_whole_tensor_is_no_view() -> None:

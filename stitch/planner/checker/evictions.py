@@ -16,7 +16,7 @@ from stitch.program import Space
 def wanted_in(run: Inspection, space: Space) -> tuple[list[int], list[int]]:
     """The pieces that are wanted in a space beside what is there, and the gaps.
 
-    Wanted is what comes next: what is evicted into the space, or bounces through it, or else all
+    Wanted is what comes next: what comes into the space whole, or bounces through it, or else all
     that the coming task is given there.
     """
     shape = run.machine.shape.space(space)
@@ -48,8 +48,8 @@ def _passing(run: Inspection, space: Space) -> int | None:
     """Bytes per bank of what comes from another space next, None where a task is next."""
     for step, after in pairwise(run.plan.steps[run.index + 1 :]):
         if isinstance(step, Allocate) and step.buffer.space is space:
-            is_evicted = isinstance(after, Copy) and after.kind == "evict"
-            return step.buffer.size_per_bank if is_evicted else None
+            is_carried = isinstance(after, Copy) and after.kind != "copy"
+            return step.buffer.size_per_bank if is_carried else None
         if isinstance(step, Relocate) and step.space is not space and step.stage is not None:
             return step.stage[1] if step.stage_space is space else None
         if isinstance(step, Execute):

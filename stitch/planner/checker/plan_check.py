@@ -20,7 +20,7 @@ from stitch.planner.checker.inspection import Inspection
 from stitch.planner.checker.proof import certificate_defect
 from stitch.planner.checker.relocations import bytes_of, check_relocation
 from stitch.planner.checker.symbolic_memory import waiting_form
-from stitch.planner.plan import Allocate, Copy, Execute, Free, Instance, Plan, Relocate
+from stitch.planner.plan import Allocate, Buffer, Copy, Execute, Free, Instance, Plan, Relocate
 from stitch.program import Space, TensorDesc
 from stitch.tasks import Task, TransformationKind
 
@@ -123,8 +123,8 @@ class _Checker(Inspection):
         written = footprint(step.target.desc, self.machine.shape)
         if step.nbytes != written.own_nbytes:
             self.say("bytes", f"{step.nbytes} B are claimed, {written.pages} pages are written")
-        if step.kind == "evict":
-            self._evict(step)
+        if step.kind != "copy":
+            self._carry(step, source, target)
             symbolic_memory.carry(source, target)
             return
         if not symbolic_memory.holds(step.source, step.value):
@@ -137,17 +137,19 @@ class _Checker(Inspection):
             self._run_copy_task(step)
         symbolic_memory.write(step.target, step.made)
 
-    def _evict(self, step: Copy) -> None:
-        buffer, target = (
-            self.symbolic_memory.buffers[i.buffer] for i in (step.source, step.target)
-        )
+    def _carry(self, step: Copy, buffer: Buffer, target: Buffer) -> None:
+        """A whole buffer leaves its space, or comes back."""
         expected = Instance(target.number, 0, waiting_form(buffer.desc, target.space))
+        returns = step.kind == "return"
+        outer, inner = (buffer, target) if returns else (target, buffer)
         if (
-            target.space not in OUTLETS.get(buffer.space, ())
+            outer.space not in OUTLETS.get(inner.space, ())
             or step.source != Instance(buffer.number, 0, buffer.desc)
             or step.target != expected
         ):
-            self.say("layout", f"{buffer.origin} is evicted in another form than it has")
+            self.say("layout", f"{buffer.origin} is carried in another form than it has")
+        if returns:
+            return
         if buffer.pinned:
             self.say("pinned", f"{buffer.origin} is pinned and evicted")
         if step.certificate is None:

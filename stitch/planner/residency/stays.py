@@ -143,9 +143,11 @@ class _Reading:
                 if buffer.space is not Space.L1 and instance.desc.layout.data_type is origin:
                     self.outside.setdefault(resident.value, []).append(instance.desc)
         for buffer in request.buffers:
-            if buffer.space is not Space.L1 or buffer.address is None:
-                continue
             inside = users.get(buffer.number, [])
+            if buffer.space is not Space.L1 or buffer.address is None:
+                # Views may come together, in their block.
+                self.is_whole &= len(inside) <= 1
+                continue
             stays = buffer.pinned or not inside
             values = frozenset(value for value, _ in inside)
             if len(inside) > 1:

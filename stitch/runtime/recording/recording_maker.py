@@ -338,4 +338,4 @@ def _at_fixed(step: Step, tasks: Sequence[Task], fixed: Collection[int]) -> Iter
 
 
 def _is_pressed(plan: Plan) -> bool:
-    return any(not isinstance(s, Copy) or s.kind == "evict" for s in plan.copies)
+    return any(not isinstance(s, Copy) or s.kind != "copy" for s in plan.copies)
