@@ -111,10 +111,6 @@ class _Want:
     buffer: int = -1
 
 
-def _bare(desc: TensorDesc) -> TensorDesc:
-    return TensorDesc(desc.shape, desc.layout.without_address())
-
-
 def _run(state: Residency, task: Task) -> None:
     transformation = task.transformation
     demands = {
@@ -148,7 +144,7 @@ def _aliased(task: Task) -> dict[int, int]:
 
 
 def _want(state: Residency, what: str, desc: TensorDesc, value: int) -> _Want:
-    return _Want(what, _bare(desc), desc.layout.address, state.size_of(desc), value)
+    return _Want(what, desc.without_address(), desc.layout.address, state.size_of(desc), value)
 
 
 #: A copy to be made for inputs: value, descriptor, address, and the input if it is overwritten.
@@ -165,7 +161,7 @@ def _choose_inputs(
     chosen: _Inputs = []
     copies: dict[_CopyKey, _Want] = {}
     for index, desc in enumerate(transformation.inputs):
-        value, address, bare = task.inputs[index], desc.layout.address, _bare(desc)
+        value, address, bare = task.inputs[index], desc.layout.address, desc.without_address()
         instance = _serving(state, task, value, bare, address, index in gives, demands)
         if instance is not None:
             state.touch(instance.buffer)
@@ -304,11 +300,12 @@ def _execute(
     instances = []
     for o, desc in enumerate(transformation.outputs):
         buffer = inputs[aliased[o]].buffer if o in aliased else next(placed).buffer
-        instance = Instance(buffer, 0, _bare(desc))
+        instance = Instance(buffer, 0, desc.without_address())
         instances.append(instance)
         state.attach(task.outputs[o], instance)
-        state.rename(buffer, f"output {transformation.output_name(o)!r} of {transformation.name!r}")
     for o, i in aliased.items():
+        name = f"output {transformation.output_name(o)!r} of {transformation.name!r}"
+        state.rename(instances[o].buffer, name)
         state.surrender(task.inputs[i], inputs[i].buffer, task.outputs[o])
     region = None
     if scratch:

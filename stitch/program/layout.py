@@ -209,5 +209,18 @@ class TensorDesc:
             columns = -(-columns // tile[1]) * tile[1]
         return outer * rows, columns
 
+    def without_address(self) -> TensorDesc:
+        """The same, wherever it lies.
+
+        >>> desc = TensorDesc((2, 3), Layout(DataType.FLOAT32, Space.DRAM, address=64))
+        >>> desc.without_address().layout.address is None
+        True
+        """
+        return (
+            self
+            if self.layout.address is None
+            else replace(self, layout=self.layout.without_address())
+        )
+
     def text(self) -> str:
         return "".join(f"{d}x" for d in self.shape) + self.layout.text()

@@ -92,9 +92,7 @@ class LoadedProgram:
             scratch=program.scratch,
             seconds=seconds,
         )
-        self.output_descs = tuple(
-            TensorDesc(d.shape, d.layout.without_address()) for d in self.transformation.outputs
-        )
+        self.output_descs = tuple(d.without_address() for d in self.transformation.outputs)
         #: What the values that it makes are described by, with the device's keys for that.
         self.outputs = tuple((d, device.desc_key(d)) for d in self.output_descs)
         self.takes = len(self.ports)

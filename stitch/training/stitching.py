@@ -43,7 +43,7 @@ class NamedCells(Cells):
         if number is None:
             number = self.numbers[name] = len(self.values)
             self.grow(1)
-            self.descs.append(TensorDesc(desc.shape, desc.layout.without_address()))
+            self.descs.append(desc.without_address())
         return number
 
     def get(self, name: str) -> Tensor | None:

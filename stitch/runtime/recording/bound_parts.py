@@ -97,8 +97,8 @@ class BoundParts:
                     self._plan.steps[index], self._programs, self._bodies, self._varying[index][0],
                     addresses, self._rest, claimed,
                 )  # fmt: skip
-            self._keep(wanted[index], step)
             steps[index] = step
+        self._keep(wanted, steps)
         return self._rest.with_steps(steps)
 
     def _wanted(self, addresses: Mapping[int, int]) -> dict[int, _Part]:
@@ -115,17 +115,19 @@ class BoundParts:
                 del self._varying[index]
         wanted = self._wanted(addresses)
         self._rest = whole.with_steps(dict.fromkeys(wanted, BoundStep(())))
-        for index, part in wanted.items():
-            self._keep(part, whole.steps[index])
+        self._keep(wanted, whole.steps)
         return whole
 
-    def _keep(self, part: _Part, step: BoundStep) -> None:
+    def _keep(
+        self, wanted: Mapping[int, _Part], steps: Mapping[int, BoundStep] | Sequence[BoundStep]
+    ) -> None:
         """For the next binding to these addresses; what is lent is its owner's to keep alive."""
-        if max(part[1]) >= LENT_ADDRESSES:
-            return
-        self._parts[part] = step
-        self._parts.move_to_end(part)
-        while len(self._parts) > min(MAX_PARTS, self.most) * len(self._varying):
+        for index, part in wanted.items():
+            if max(part[1]) < LENT_ADDRESSES:
+                self._parts[part] = steps[index]
+                self._parts.move_to_end(part)
+        most = min(MAX_PARTS, self.most) * len(self._varying)
+        while len(self._parts) > most:
             self._parts.popitem(last=False)
 
     def clear(self) -> None:

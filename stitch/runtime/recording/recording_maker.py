@@ -191,20 +191,25 @@ class RecordingMaker:
         lent = _lent(window, kept)
         spare = records.spare_leases()
         first: StitchError | None = None
+        best: tuple[Plan, Picture, list[AnyLease]] | None = None
+        # How many leases were given up last; where nothing is lent, the first picture is true.
+        given_up = -1 if lent else 0
         try:
             plan, picture = self._plan(window, kept, (), lent)
             effects = effects_of(plan, records.desc_key)
             if plan.moves_nothing and effects.is_simple and not _reads_fixed(plan, window):
                 return Planned(plan, picture, [], True)
+            if not lent:
+                best = plan, picture, []
         except StitchError as error:
             first = error
-        best: tuple[Plan, Picture, list[AnyLease]] | None = None
         # Nothing given up, then the older half, then all; the first is kept unless more saves time.
         for leases in (spare[:0], spare[: len(spare) // 2], spare):
             if best is not None and not _is_pressed(best[0]):
                 break
-            if best is not None and len(leases) <= len(best[2]):
+            if len(leases) <= given_up:
                 continue
+            given_up = len(leases)
             try:
                 plan, picture = self._plan(window, kept, leases, ())
             except StitchError as error:

@@ -1,0 +1,62 @@
+"""The planning benchmark: a row for each point, goals that are met or named."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+FILE = Path(__file__).resolve().parents[2] / "tools" / "bench" / "planning.py"
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("bench_planning", FILE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # Dataclasses look their module up.
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_row_for_each_point(bench: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--tasks", "3", "12", "--live", "10", "--rounds", "1", "--json"]
+    assert bench.main(words) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["kind"], row["tasks"], row["live"]) for row in rows] == [
+        ("dropped", 3, 0), ("dropped", 12, 0), ("kept", 3, 0), ("kept", 12, 0),
+        ("pressed", 3, 0), ("pressed", 12, 0), ("beside", 100, 10), ("fragmented", 10, 10),
+    ]  # fmt: skip
+    for row in rows:
+        assert row["planning_us"] > 0 and row["binding_us"] > 0
+        assert row["kind"] == "pressed" or row["replayed_us"] > 0
+
+
+def test_every_missed_goal_is_named(bench: ModuleType) -> None:
+    row = bench.Row
+    fine = [row("kept", 100, 0, 900.0, 9.0, 1.0), row("kept", 10_000, 0, 1000.0, 9.0, 0.9)]
+    fine += [row("beside", 100, 200, 5000.0, 9.0, 1.0), row("beside", 10, 64, 999.0, 9.0, 7.0)]
+    fine += [row("fragmented", 10, 10, 4999.0, 9.0, 9.0), row("a.json", 10, 64, 1000.0)]
+    assert bench.misses(fine) == []
+    for bad in (
+        row("beside", 100, 64, 1001.0, 9.0, 1.0),
+        row("fragmented", 10, 10, 5001.0, 9.0, 1.0),
+        row("kept", 100, 0, 100.0, 9.0, 1.1),
+        row("pressed", 100, 0, 100.0, 9.0),
+    ):
+        assert len(bench.misses([bad])) == 1
+    (grown,) = bench.misses([row("kept", 100, 0, 100.0, 1.0, 1.0), row("kept", 200, 0, 131.0)])
+    assert "1.31 of what 100 tasks take" in grown
+
+
+def test_a_file_that_is_no_record_is_one_clear_error(
+    bench: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "bad.json"
+    file.write_text("{}", encoding="utf-8")
+    assert bench.main(["--traces", str(file)]) == 3
+    assert capsys.readouterr().err.startswith("planning.py: ")

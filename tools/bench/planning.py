@@ -1,0 +1,299 @@
+"""What planning takes: microseconds a task, cold (planning and binding apart) and replayed.
+
+Chains are queued on a device with the null executor, each as one window: tasks whose results are
+all dropped, or all kept; weights in turn under pressure, in room for two thirds of them; a chain
+beside live tensors; results kept in an L1 so fragmented that each needs moves. `planning`: what
+the device takes to find a plan (it may make several); `binding`: to bind it; `replayed`: to run the
+same work once more, when it is queued again (its recording, guards, records of results). `--traces`
+plans the requests of records (`stitch-run --record`). Least of `--rounds`, time of this thread.
+
+`--check` exits 1 where a goal is missed: planning at most 1 ms a task up to 64 live tensors, 5 ms
+beside more and fragmented; the longest chain of a kind at most 1.3 times what 100 tasks take, for
+each; replayed at most 1 us a task, from 100 tasks on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import stitch
+from stitch.errors import FormatError, StitchError
+from stitch.machine import Machine, load_machine
+from stitch.planner import plan
+from stitch.program import DataType, Layout, Space, TensorDesc
+from stitch.report import read_record
+
+TASKS, LIVE = (10, 100, 1_000, 10_000), (10, 64, 200, 2_000)
+#: Up to so many live tensors a task is planned in so many microseconds, and beyond.
+FEW_LIVE, FEW_GOAL_US, MANY_GOAL_US = 64, 1e3, 5e3
+GROWTH_GOAL, REPLAYED_GOAL_US = 1.3, 1.0
+#: What longer chains are compared with; what a replay's fixed cost is spread over.
+SHORT = 100
+#: Bytes of a chain's tensors, which lie in one bank; weights that come in turn; tasks of a chain
+#: beside live tensors, and of one that needs moves.
+NBYTES, WEIGHTS, BESIDE, MOVING = 32, 9, 100, 10
+#: Live tensors among which moves are searched, at most.
+MOST_FRAGMENTS = 200
+#: How often work is run again, and how often where it is planned anew each time.
+AGAIN, PATIENCE = 8, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One point: `live` tensors lie in L1 besides; microseconds a task, None: not run."""
+
+    kind: str
+    tasks: int
+    live: int
+    planning_us: float
+    binding_us: float | None = None
+    replayed_us: float | None = None
+
+
+class Clock:
+    """A method of an object, and the seconds that it took."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.seconds, self._method = 0.0, getattr(owner, name)
+        setattr(owner, name, self)
+
+    def __call__(self, *arguments: Any) -> Any:
+        began = time.thread_time()
+        try:
+            return self._method(*arguments)
+        finally:
+            self.seconds += time.thread_time() - began
+
+
+class Work:
+    """A device, and programs of one operator with inputs and outputs in L1."""
+
+    def __init__(self, device: Any) -> None:
+        self.device = device
+        self._programs: dict[tuple[str, int, int], Any] = {}
+
+    def tensor(self, nbytes: int, space: Space = Space.L1) -> Any:
+        """A tensor that lies in one bank."""
+        return self.device.empty(TensorDesc((1, nbytes // 4), Layout(DataType.FLOAT32, space)))
+
+    def run(self, what: str, *inputs: Any) -> Any:
+        key = what, len(inputs), inputs[0].shape[1]
+        if key not in self._programs:
+            builder = stitch.ComputationGraphBuilder(what.lower())
+            names = [builder.input(f"x{i}", x.shape, "float32") for i, x in enumerate(inputs)]
+            builder.output("y", builder.op(what, *names))
+            wishes = [*(f"input.x{i}.space=l1" for i in range(len(inputs))), "output.0.space=l1"]
+            binary = stitch.compile(builder.build(), target=self.device.machine, wishes=wishes)
+            self._programs[key] = self.device.load(binary)
+        return self._programs[key](*inputs)
+
+
+#: What a chain keeps alive meanwhile, and what queues so many of its tasks and gives what is held.
+Chain = tuple[Any, Callable[[int], Any]]
+
+
+def dropped(work: Work, live: int) -> Chain:
+    """Every result is read by the next task only."""
+    beside = [work.tensor(32 * (1 + i % 16)) for i in range(live)]
+    x = work.tensor(NBYTES)
+
+    def queue(tasks: int) -> Any:
+        y = x
+        for _ in range(tasks):
+            y = work.run("Relu", y)
+        return y
+
+    return (beside, x), queue
+
+
+def kept(work: Work, live: int) -> Chain:
+    """Every result is held."""
+    x = work.tensor(NBYTES)
+
+    def queue(tasks: int) -> Any:
+        results = [x]
+        for _ in range(tasks):
+            results.append(work.run("Relu", results[-1]))
+        return results
+
+    return x, queue
+
+
+def pressed(work: Work, live: int) -> Chain:
+    """Weights in turn."""
+    x = work.tensor(NBYTES)
+    weights = [work.tensor(NBYTES, Space.DRAM) for _ in range(WEIGHTS)]
+
+    def queue(tasks: int) -> Any:
+        y = x
+        for i in range(tasks):
+            y = work.run("Add", y, weights[i % WEIGHTS])
+        return y
+
+    return (x, weights), queue
+
+
+def fragments(live: int) -> list[int]:
+    """The sizes of tensors that fill L1; every other one stays."""
+    dice = Random(live)
+    return [16 * dice.randrange(1, 16) for _ in range(2 * live)]
+
+
+def fragmented(work: Work, live: int) -> Chain:
+    """Each result is larger than any hole."""
+    full = [work.tensor(nbytes) for nbytes in fragments(live)]
+    beside, size = full[::2], 16 * 40
+    x = work.tensor(size, Space.HOST)
+    del full
+
+    def queue(tasks: int) -> Any:
+        results: list[Any] = []
+        for _ in range(tasks):
+            results.append(work.run("Relu", results[-1] if results else x))
+        return results
+
+    return (beside, x), queue
+
+
+KINDS: dict[str, Callable[[Work, int], Chain]] = {
+    "dropped": dropped, "kept": kept, "pressed": pressed, "beside": dropped,
+    "fragmented": fragmented,
+}  # fmt: skip
+
+
+def machine_for(kind: str, live: int) -> Machine:
+    """`wormhole_n150`, with as much L1 as the chain leaves it."""
+    machine = load_machine("wormhole_n150")
+    nbytes = {"pressed": NBYTES * (2 * WEIGHTS // 3 + 2), "fragmented": sum(fragments(live))}
+    l1 = machine.shape.l1
+    assert l1 is not None
+    l1 = replace(l1, limit=l1.base + nbytes[kind]) if kind in nbytes else l1
+    return replace(machine, shape=replace(machine.shape, l1=l1))
+
+
+def measure(kind: str, tasks: int, live: int, rounds: int) -> Row:
+    """One chain on a new device each round, queued and run again and again."""
+    planning = binding = float("inf")
+    again: list[float] = []
+    for _ in range(rounds):
+        with stitch.open_device(
+            machine_for(kind, live), executor="null", window=tasks + 1
+        ) as device:
+            work = Work(device)
+            alive, queue = KINDS[kind](work, live)
+            queue(1)
+            device.run_queue()
+            made, found = Clock(device.maker, "planned"), Clock(device.maker, "binding")
+            for number in range(1 + AGAIN):
+                made.seconds = found.seconds = 0.0
+                held = queue(tasks)
+                if not number:
+                    # Collections look at what planning makes, not at all that was there before.
+                    gc.collect()
+                    gc.freeze()
+                began = time.thread_time()
+                device.run_queue()
+                whole = time.thread_time() - began
+                if not number:
+                    planning = min(planning, made.seconds)
+                    binding = min(binding, found.seconds - made.seconds)
+                elif not made.seconds:
+                    again.append(whole)
+                elif number >= PATIENCE and not again:
+                    break
+                del held
+            del alive, queue
+            gc.unfreeze()
+    scale = 1e6 / tasks
+    replayed = min(again) * scale if again else None
+    return Row(kind, tasks, live, planning * scale, binding * scale, replayed)
+
+
+def points(tasks: Sequence[int], live: Sequence[int]) -> Iterator[tuple[str, int, int]]:
+    """What is measured."""
+    for kind in ("dropped", "kept", "pressed"):
+        yield from ((kind, n, 0) for n in tasks)
+    yield from (("beside", BESIDE, n) for n in live)
+    yield from (("fragmented", MOVING, n) for n in live if n <= MOST_FRAGMENTS)
+
+
+def row_of(path: Path, rounds: int) -> Row:
+    """All plans of a record, made again."""
+    record = read_record(path.read_text(encoding="utf-8"))
+    requests = [made.request for made in record.plans.values()]
+    least = 0.0
+    for request in requests:
+        times = []
+        for _ in range(rounds):
+            began = time.thread_time()
+            plan(request)
+            times.append(time.thread_time() - began)
+        least += min(times)
+    tasks = sum(len(request.tasks) for request in requests)
+    live = max((len(request.buffers) for request in requests), default=0)
+    return Row(str(path), tasks, live, least * 1e6 / max(1, tasks))
+
+
+def misses(rows: Sequence[Row]) -> list[str]:
+    """The goals that these rows miss."""
+    found = []
+    short = {r.kind: r.planning_us for r in rows if r.tasks == SHORT and not r.live}
+    for r in rows:
+        name = f"{r.kind}, {r.tasks} tasks, {r.live} live"
+        goal = MANY_GOAL_US if r.live > FEW_LIVE or r.kind == "fragmented" else FEW_GOAL_US
+        if r.planning_us > goal:
+            found.append(f"{name}: {r.planning_us:.0f} us of planning a task")
+        if r.tasks > SHORT and r.kind in short and r.planning_us > GROWTH_GOAL * short[r.kind]:
+            found.append(f"{name}: {r.planning_us / short[r.kind]:.2f} of what {SHORT} tasks take")
+        if r.binding_us is not None and r.replayed_us is None:
+            found.append(f"{name}: planned anew each time")
+        elif r.replayed_us is not None and r.tasks >= SHORT and r.replayed_us > REPLAYED_GOAL_US:
+            found.append(f"{name}: {r.replayed_us:.2f} us a task replayed")
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tasks", nargs="*", type=int, default=TASKS, metavar="N", help="lengths")
+    parser.add_argument("--live", nargs="*", type=int, default=LIVE, metavar="N", help="beside")
+    parser.add_argument("--traces", nargs="*", type=Path, default=[], metavar="FILE")
+    parser.add_argument("--rounds", type=int, default=3, help="the least counts")
+    parser.add_argument("--json", action="store_true", help="print rows as JSON")
+    parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
+    options = parser.parse_args(arguments)
+    if min([1, *options.tasks, *options.live, options.rounds]) < 1:
+        parser.error("--tasks, --live and --rounds are at least 1")
+    try:
+        rows = [row_of(path, options.rounds) for path in options.traces]
+        rows += [measure(*at, options.rounds) for at in points(options.tasks, options.live)]
+    except OSError as error:
+        print(f"planning.py: cannot read {error.filename}: {error.strerror}", file=sys.stderr)
+        return FormatError.exit_code
+    except StitchError as error:
+        print(f"planning.py: {error}", file=sys.stderr)
+        return error.exit_code
+    missed = misses(rows)
+    if options.json:
+        print(json.dumps([asdict(row) for row in rows], indent=2))
+    else:
+        print("chain         tasks   live  us a task: planning   binding  replayed")
+        for r in rows:
+            times = (f"{us:9.2f}" if us is not None else "        -"
+                     for us in (r.planning_us, r.binding_us, r.replayed_us))  # fmt: skip
+            print(f"{r.kind:<12} {r.tasks:>6} {r.live:>6}            {' '.join(times)}")
+        for text in missed:
+            print(f"missed: {text}")
+    return 1 if options.check and missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
