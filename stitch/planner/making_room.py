@@ -8,10 +8,11 @@ and from DRAM to the host, with its certificate).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from stitch.errors import LayoutError, OutOfMemoryError
 from stitch.machine import round_up
@@ -47,6 +48,10 @@ class RoomDemand:
     evicts: bool = True
 
 
+#: A buffer that has left its space, and what takes that back.
+_Leave: TypeAlias = tuple[Buffer, Callable[[], None]]
+
+
 def make_room(state: Residency, demand: RoomDemand) -> list[int]:
     """Addresses for the floating pieces, after moves and evictions that are recorded as steps.
 
@@ -58,6 +63,7 @@ def make_room(state: Residency, demand: RoomDemand) -> list[int]:
     free = _free_places(state, demand)
     if free is not None:
         return free
+    left: list[_Leave] = []
     while True:
         problem, proved = _problem(state, demand), True
         arrangement = _elsewhere(problem)
@@ -69,10 +75,27 @@ def make_room(state: Residency, demand: RoomDemand) -> list[int]:
             except TimeoutError:
                 proved = False
         if arrangement is not None:
-            break
-        _evict_farthest(state, demand, problem, proved)
+            needless = _needless(demand, problem, left)
+            if needless is None:
+                break
+            # It stays, and all is tried again.
+            left[0][1]()
+            left = []
+            demand.locked.add(needless)
+            continue
+        left += _evict_farthest(state, demand, problem, proved)
     _relocate(state, demand, arrangement)
     return list(arrangement.pieces)
+
+
+def _needless(demand: RoomDemand, problem: SpaceProblem, left: Sequence[_Leave]) -> int | None:
+    """A buffer that has left the space and could have stayed, now that the others are gone."""
+    for buffer, _ in left[:-1]:
+        beside = replace(problem, pieces=(*problem.pieces, buffer.size_per_bank))
+        with suppress(TimeoutError):
+            if arrange(beside) is not None:
+                return buffer.number
+    return None
 
 
 def _free_places(state: Residency, demand: RoomDemand) -> list[int] | None:
@@ -265,7 +288,8 @@ def _drop_idle_copies(state: Residency, demand: RoomDemand, needed: int) -> bool
     for _, buffer, _ in _victims(state, demand):
         if dropped and dropped >= needed:
             break
-        idle = all(state.soonest(v) == NEVER for v in state.users[buffer.number])
+        # What the task itself reads in place is locked: here it is read elsewhere.
+        idle = all(state.next_use(v) == NEVER for v in state.users[buffer.number])
         # Asked anew: of two copies that spare each other only one may go.
         if idle and _is_spare(state, buffer):
             _drop(state, buffer)
@@ -275,7 +299,7 @@ def _drop_idle_copies(state: Residency, demand: RoomDemand, needed: int) -> bool
 
 def _evict_farthest(
     state: Residency, demand: RoomDemand, problem: SpaceProblem, proved: bool
-) -> None:
+) -> list[_Leave]:
     state.pressed = True
     state.crowded |= state.views
     why = _why(demand, problem, proved)
@@ -289,7 +313,7 @@ def _evict_farthest(
         for _, buffer, spare in victims:
             if spare:
                 _drop(state, buffer)
-                return
+                return []
             for space in spaces:
                 take_back = state.attempt()
                 try:
@@ -299,7 +323,7 @@ def _evict_farthest(
                     take_back()
                     refused = refused or error
                 else:
-                    return
+                    return [(buffer, take_back)]
     raise refused or _out_of_memory(state, demand, problem, why[1])
 
 

@@ -50,7 +50,7 @@ def _space_does(request: PlanRequest, index: int, space: Space) -> bool:
             if size
         ):
             _add(mine, floating, address, size)
-        if _lies(mine, floating, shape.base, shape.limit):
+        if lies(mine, floating, shape.base, shape.limit):
             return True
     return False
 
@@ -100,7 +100,7 @@ def _in_place(
                 yield None, None, 0
 
 
-def _lies(regions: Sequence[Region], pieces: Sequence[int], base: int, limit: int) -> bool:
+def lies(regions: Sequence[Region], pieces: Sequence[int], base: int, limit: int) -> bool:
     """Whether fixed regions do not clash, and pieces find places in the gaps between them."""
     gaps, at = [], base
     for address, size in sorted(regions):

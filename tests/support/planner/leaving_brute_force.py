@@ -1,0 +1,375 @@
+"""Whether what left its space in a plan had to, by trying everything: no code of the planner.
+
+For each task of a plan: what lies where when the planner comes to it, what the task needs, and all
+that could stay. A tensor that left could have stayed if some way to serve the inputs (where they
+lie, or as copies) and some set of spare copies to drop leaves an arrangement of all that stays and
+all that is needed. A bounce could have been spared if the task runs with nothing moved.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from stitch.machine import footprint
+from stitch.planner import Allocate, Buffer, Copy, Execute, Free, Instance, Plan, Relocate, Step
+from stitch.program import Layout, Space, TensorDesc
+from tests.support.planner.room_brute_force import lies
+
+#: Ways and sets that are tried for one question.
+MOST_TRIALS = 4_000
+Region = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What lies where when the planner comes to a task."""
+
+    plan: Plan
+    task: int
+    buffers: Mapping[int, Buffer]
+    values: Mapping[int, tuple[Instance, ...]]
+
+    def users(self, buffer: int) -> set[int]:
+        return {v for v, there in self.values.items() if any(i.buffer == buffer for i in there)}
+
+    def is_read_later(self, value: int) -> bool:
+        tasks = self.plan.request.tasks[self.task + 1 :]
+        return any(value in task.inputs for task in tasks)
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to have an input of a task in a space: in a block that is there, or as a copy."""
+
+    block: int | None
+    address: int | None
+    size: int
+
+
+def needless(plan: Plan) -> tuple[list[str], Counter[str]]:
+    """What left its space in a plan without need, in words; how much was looked at, and how much
+    was more than could be (`undecided`)."""
+    said: list[str] = []
+    seen: Counter[str] = Counter()
+    for moment, steps in _moments(plan):
+        for space in plan.request.machine.shape.spaces:
+            for at, step in enumerate(steps):
+                if not _evicts_from(step, space):
+                    continue
+                assert isinstance(step, Copy)
+                number = step.source.buffer
+                answer = _could_stay(moment, steps, space, number, at)
+                seen["evict" if answer is not None else "undecided"] += 1
+                if answer:
+                    said.append(f"task {moment.task}: buffer {number} left {space.value} "
+                                "and could have stayed")  # fmt: skip
+        for step in steps:
+            if isinstance(step, Relocate) and step.stage is not None:
+                seen["bounce"] += 1
+                said += _needless_bounce(moment, steps, step, seen)
+    return said, seen
+
+
+def _evicts_from(step: Step, space: Space) -> bool:
+    """Whether a step takes a buffer out of a space."""
+    return (
+        isinstance(step, Copy) and step.kind == "evict" and step.source.desc.layout.space is space
+    )
+
+
+# -- following a plan ----------------------------------------------------------------------------
+
+
+def _moments(plan: Plan) -> Iterator[tuple[Moment, list[Step]]]:
+    """For each task: what lies where, and the steps up to its run."""
+    buffers = {b.number: b for b in plan.request.buffers}
+    values = {r.value: r.instances for r in plan.request.residents}
+    steps: list[Step] = []
+    task = 0
+    moment = Moment(plan, task, dict(buffers), dict(values))
+    for step in plan.steps:
+        steps.append(step)
+        if isinstance(step, Allocate):
+            buffers[step.buffer.number] = step.buffer
+        elif isinstance(step, Free):
+            del buffers[step.buffer]
+            values = _without(values, step.buffer)
+        elif isinstance(step, Relocate):
+            buffers |= {n: replace(buffers[n], address=at) for n, at in step.targets}
+        elif isinstance(step, Copy) and step.kind == "evict":
+            space = step.target.desc.layout.space
+            values = {
+                v: tuple(
+                    Instance(step.target.buffer, i.offset_nbytes, _waiting(i.desc, space))
+                    if i.buffer == step.source.buffer else i
+                    for i in there
+                )
+                for v, there in values.items()
+            }  # fmt: skip
+        elif isinstance(step, Copy) and step.kind != "copy":
+            space = step.target.desc.layout.space
+            values = {
+                v: (*there, *(Instance(step.target.buffer, i.offset_nbytes, _waiting(i.desc, space))
+                              for i in there if i.buffer == step.source.buffer))
+                for v, there in values.items()
+            }  # fmt: skip
+        elif isinstance(step, Copy):
+            values[step.made] = (*values.get(step.made, ()), step.target)
+        if isinstance(step, Execute):
+            for instance in step.outputs:
+                values = _without(values, instance.buffer)
+            for value, instance in zip(plan.request.tasks[task].outputs, step.outputs, strict=True):
+                values[value] = (instance,)
+        if isinstance(step, Execute) or (isinstance(step, Copy) and step.made != step.value):
+            yield moment, steps
+            task, steps = task + 1, []
+            moment = Moment(plan, task, dict(buffers), dict(values))
+        elif all(isinstance(s, Free) for s in steps):
+            # What the task before it has left behind.
+            moment = Moment(plan, task, dict(buffers), dict(values))
+    assert all(isinstance(s, Free) for s in steps)
+
+
+def _waiting(desc: TensorDesc, space: Space) -> TensorDesc:
+    return TensorDesc(desc.shape, Layout(desc.layout.data_type, space, desc.layout.tile_shape))
+
+
+def _without(
+    values: dict[int, tuple[Instance, ...]], buffer: int
+) -> dict[int, tuple[Instance, ...]]:
+    left = {v: tuple(i for i in there if i.buffer != buffer) for v, there in values.items()}
+    return {v: there for v, there in left.items() if there}
+
+
+# -- what could stay -----------------------------------------------------------------------------
+
+
+def _could_stay(
+    moment: Moment, steps: Sequence[Step], space: Space, buffer: int, at: int
+) -> bool | None:
+    """Whether there is room with a buffer in its space that left it by a step; None: too many ways
+    to try. Room is made for one comer after another, last for what the task needs itself."""
+    if buffer not in moment.buffers:
+        return None  # It came during this very task: on its way farther out.
+    comers = list(_comers(steps, space))
+    following = next((comer for comer in comers if comer[0] > at), None)
+    gone = {
+        step.source.buffer
+        for i, step in enumerate(steps)
+        if isinstance(step, Copy) and _evicts_from(step, space)
+        and step.source.buffer != buffer and (following is None or i < following[0])
+    }  # fmt: skip
+    came = [size for i, size, stays in comers if stays and (following is None or i < following[0])]
+    ways = [] if following is not None else list(_ways(moment, steps, space, gone))
+    pieces = came if following is None else [*came, following[1]]
+    spare = [n for n in _spare(moment, space) if n != buffer and n not in gone]
+    trials = 2 ** len(spare)
+    for some in ways:
+        trials *= len(some)
+    if trials > MOST_TRIALS:
+        return None
+    return any(
+        _fits(moment, space, {*gone, *dropped}, chosen, pieces,
+              still=False, is_for_task=following is None)
+        for count in range(len(spare) + 1)
+        for dropped in itertools.combinations(spare, count)
+        if _survive(moment, dropped)
+        for chosen in itertools.product(*ways)
+    )  # fmt: skip
+
+
+def _spare(moment: Moment, space: Space) -> list[int]:
+    """The buffers of a space that hold nothing that is read later or nowhere else."""
+    return [
+        b.number
+        for b in moment.buffers.values()
+        if b.space is space and b.address is not None and not b.pinned
+        and not any(moment.is_read_later(v) for v in moment.users(b.number))
+        and _survive(moment, (b.number,))
+    ]  # fmt: skip
+
+
+def _survive(moment: Moment, dropped: Sequence[int]) -> bool:
+    """Whether every value keeps an instance of its own type, and views stay together."""
+    for there in moment.values.values():
+        kind = there[0].desc.layout.data_type
+        if there[0].buffer in dropped and len(moment.users(there[0].buffer)) > 1:
+            return False
+        left = [i for i in there if i.buffer not in dropped]
+        if not any(i.desc.layout.data_type is kind for i in left):
+            return False
+    return True
+
+
+def _comers(steps: Sequence[Step], space: Space) -> Iterator[tuple[int, int, bool]]:
+    """What comes into a space from another while room is made: step, size, whether it stays."""
+    for i, step in enumerate(steps):
+        after = steps[i + 1] if i + 1 < len(steps) else None
+        if isinstance(step, Allocate) and step.buffer.space is space:
+            if isinstance(after, Copy) and after.kind == "evict":
+                yield i, step.buffer.size_per_bank, True
+        elif isinstance(step, Relocate) and step.stage is not None and step.stage_space is space:
+            yield i, step.stage[1], False
+
+
+def _ways(
+    moment: Moment, steps: Sequence[Step], space: Space, gone: set[int]
+) -> Iterator[list[Way]]:
+    """For each input that the task wants in a space, all ways to have it there: of one that is read
+    later too, the plan's own, which may serve it then as well."""
+    task = moment.plan.request.tasks[moment.task]
+    given = {i for _, i in task.transformation.aliases}
+    wanted = {
+        (task.inputs[i], desc, i if i in given else -1): i
+        for i, desc in enumerate(task.transformation.inputs)
+        if desc.layout.space is space
+    }
+    for (value, desc, overwritten), position in wanted.items():
+        ways = list(_ways_of(moment, space, gone, value, desc, overwritten))
+        run = steps[-1]
+        if moment.is_read_later(value) and isinstance(run, Execute):
+            own = run.inputs[position].buffer
+            own_block = own if own in moment.buffers else None
+            ways = [way for way in ways if way.block == own_block]
+        yield ways
+
+
+def _ways_of(
+    moment: Moment, space: Space, gone: set[int], value: int, desc: TensorDesc, overwritten: int
+) -> Iterator[Way]:
+    task = moment.plan.request.tasks[moment.task]
+    bare = TensorDesc(desc.shape, desc.layout.without_address())
+    address = desc.layout.address
+    if _is_reached(moment, value, space):
+        yield Way(None, address, _size(moment, desc))
+    for instance in moment.values.get(value, ()):
+        block = moment.buffers[instance.buffer]
+        if instance.desc != bare or block.address is None or block.number in gone:
+            continue
+        if address is not None and (
+            instance.offset_nbytes or (block.pinned and block.address != address)
+        ):
+            continue
+        if overwritten >= 0 and (
+            block.pinned
+            or instance.offset_nbytes
+            or moment.users(block.number) != {value}
+            or value in moment.plan.request.kept
+            or moment.is_read_later(value)
+            or task.inputs.count(value) > 1
+        ):
+            continue
+        yield Way(block.number, address, block.size_per_bank)
+
+
+def _is_reached(moment: Moment, value: int, space: Space) -> bool:
+    """Whether some instance of a value has a path to a space, so that a copy needs no detour."""
+    machine = moment.plan.request.machine
+    sources = {i.desc.layout.space for i in moment.values.get(value, ())}
+    return any(machine.path(source, space) is not None for source in sources)
+
+
+def _fits(
+    moment: Moment, space: Space, gone: set[int], chosen: Sequence[Way], arriving: Sequence[int],
+    *, still: bool, is_for_task: bool = True,
+) -> bool:  # fmt: skip
+    """Whether all that stays and all that is needed lie side by side; `still`: nothing moves."""
+    shape = moment.plan.request.machine.shape.space(space)
+    held: dict[int, int | None] = {}
+    for way in chosen:
+        if way.block is None:
+            continue
+        if way.block in gone or held.get(way.block, way.address) != way.address:
+            return False
+        held[way.block] = way.address if held.get(way.block) is None else held[way.block]
+    regions, pieces = [], [*arriving]
+    for block in moment.buffers.values():
+        if block.space is not space or block.address is None or block.number in gone:
+            continue
+        if block.address >= shape.limit:
+            continue  # Lent bytes lie beyond its end.
+        address = held.get(block.number)
+        if still and address not in (None, block.address):
+            return False
+        if block.pinned or still:
+            regions.append((block.address, block.size_per_bank))
+        elif address is not None:
+            regions.append((address, block.size_per_bank))
+        else:
+            pieces.append(block.size_per_bank)
+    up = shape.alignment
+    if is_for_task:
+        _add_needs(moment, space, chosen, regions, pieces)
+    regions = [(at, -(-max(size, 1) // up) * up) for at, size in regions]
+    pieces = sorted((-(-max(size, 1) // up) * up for size in pieces), reverse=True)
+    return lies(regions, pieces, shape.base, shape.limit)
+
+
+def _add_needs(
+    moment: Moment, space: Space, chosen: Sequence[Way], regions: list[Region], pieces: list[int]
+) -> None:
+    """What a task needs in a space beside the blocks that serve it where they are."""
+    shape = moment.plan.request.machine.shape.space(space)
+    for way in chosen:
+        if way.block is None:
+            _add(regions, pieces, way.address, way.size)
+    task = moment.plan.request.tasks[moment.task].transformation
+    scratch = task.scratch
+    if scratch is not None and scratch.space is space and scratch.size_per_bank:
+        at = shape.base if space is Space.L1 else None
+        _add(regions, pieces, at, scratch.size_per_bank)
+    taken = {o for o, _ in task.aliases}
+    for o, desc in enumerate(task.outputs):
+        if o not in taken and desc.layout.space is space:
+            _add(regions, pieces, desc.layout.address, _size(moment, desc))
+
+
+def _add(regions: list[Region], pieces: list[int], address: int | None, size: int) -> None:
+    if address is None:
+        pieces.append(size)
+    else:
+        regions.append((address, size))
+
+
+def _size(moment: Moment, desc: TensorDesc) -> int:
+    return footprint(desc, moment.plan.request.machine.shape).size_per_bank
+
+
+# -- bounces -------------------------------------------------------------------------------------
+
+
+def _needless_bounce(
+    moment: Moment, steps: Sequence[Step], step: Relocate, seen: Counter[str]
+) -> Iterator[str]:
+    """Why bytes that left a space and came back could have stayed in it."""
+    machine, space = moment.plan.request.machine, step.space
+    out = {s.source.buffer for s in steps if isinstance(s, Copy) and _evicts_from(s, space)}
+    freed = {s.buffer for s in steps if isinstance(s, Free)}
+    # A copy where the input lies in the space already takes time as well.
+    ways = [
+        [w for w in some if w.block is not None] or some
+        for some in _ways(moment, steps, space, out)
+    ]
+    trials = 1
+    for some in ways:
+        trials *= len(some)
+    if trials > MOST_TRIALS:
+        seen["undecided"] += 1
+    elif any(
+        _fits(moment, space, out | freed, chosen, (), still=True)
+        for chosen in itertools.product(*ways)
+    ):
+        yield f"task {moment.task}: {space.value} bounces and the task runs with nothing moved"
+    if machine.path(space, space) is None:
+        return
+    assert step.certificate is not None
+    shape = machine.shape.space(space)
+    there = [b for b in moment.buffers.values() if b.space is space and b.address is not None]
+    free = shape.capacity - sum(b.size_per_bank for b in there if b.number not in out | freed)
+    if step.certificate.kind == "cycle" and free:
+        yield f"task {moment.task}: {free} B of {space.value} are free, and a cycle leaves it"
+    if step.certificate.kind == "cost":
+        seen["cost, which the checker alone is asked"] += 1
