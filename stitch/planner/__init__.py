@@ -11,6 +11,7 @@ from stitch.on_demand import names_on_demand
 from stitch.planner.after_steps import after_steps
 from stitch.planner.certificate import Certificate, CostCertificate
 from stitch.planner.copy_cost import copy_cost
+from stitch.planner.placing import placed
 from stitch.planner.plan import (
     Allocate,
     Buffer,
@@ -35,5 +36,5 @@ else:
 __all__ = [
     "WARNINGS", "Allocate", "Buffer", "Certificate", "Copy", "CostCertificate", "Execute", "Free",
     "Instance", "Plan", "PlanRequest", "Relocate", "Resident", "Step", "Transfer", "after_steps",
-    "check_plan", "copy_cost", "plan",
+    "check_plan", "copy_cost", "placed", "plan",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ step, and thrown away; the real memory is untouched until a finished plan runs.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
@@ -257,16 +257,7 @@ class Residency:
     def free_regions(self) -> tuple[tuple[Space, int, int], ...]:
         """What must be free at the start: all regions claimed, less those of touched residents."""
         holders = [b for b in self.request.buffers if b.number in self.touched]
-        needed: list[tuple[Space, int, int]] = []
-        for space, merged in _merge(self.claimed).items():
-            mine = [
-                (b.address, b.address + b.size_per_bank)
-                for b in holders
-                if b.space is space and b.address is not None
-            ]
-            for start, end in merged:
-                needed += [(space, a, b - a) for a, b in _subtract(start, end, sorted(mine))]
-        return tuple(needed)
+        return needed_regions(self.claimed, holders)
 
     def final_values(self) -> tuple[Resident, ...]:
         """The values alive, with their instances."""
@@ -300,7 +291,23 @@ def _uses(request: PlanRequest) -> dict[int, list[int]]:
     return uses
 
 
-def _merge(claimed: list[tuple[Space, int, int]]) -> dict[Space, list[tuple[int, int]]]:
+def needed_regions(
+    claimed: Iterable[tuple[Space, int, int]], holders: Sequence[Buffer]
+) -> tuple[tuple[Space, int, int], ...]:
+    """The regions claimed, less those of buffers that are there at the start."""
+    needed: list[tuple[Space, int, int]] = []
+    for space, merged in _merge(claimed).items():
+        mine = [
+            (b.address, b.address + b.size_per_bank)
+            for b in holders
+            if b.space is space and b.address is not None
+        ]
+        for start, end in merged:
+            needed += [(space, a, b - a) for a, b in _subtract(start, end, sorted(mine))]
+    return tuple(needed)
+
+
+def _merge(claimed: Iterable[tuple[Space, int, int]]) -> dict[Space, list[tuple[int, int]]]:
     merged: dict[Space, list[tuple[int, int]]] = {}
     for space, address, size in sorted(claimed, key=lambda c: (c[0].value, c[1])):
         spans = merged.setdefault(space, [])

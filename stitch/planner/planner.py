@@ -2,7 +2,11 @@
 
 For each task in order: every input gets an instance in the described layout (and address), the
 scratch region is cleared, outputs get room, the task runs, dead values are dropped. Values are in
-L1 when a program wants them there and stay until room is needed.
+L1 when a program wants them there and stay until room is needed. So each task goes from residency
+(what of it lies there already, and who leaves: chosen with the whole chain in view, where it
+matters) to addresses (the best fit among what lies there at that task, without a look at later
+ones), to moves (where no hole is free), to steps. The same work at other places takes the steps of
+a plan that is known (`placed`).
 """
 
 from __future__ import annotations

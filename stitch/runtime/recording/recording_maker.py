@@ -3,8 +3,9 @@
 Comes in: windows. Goes out: bindings that may run now, bound if need be. A plan is made in a
 picture in which all leases are occupied and what nobody will refer to stays where it is, so that
 running it changes nothing but its results; where that asks for moves or evictions, or does not fit,
-it is made in the true picture, and leases give their memory up, least recently run first. Must not
-know handles, or how a binding runs.
+it is made in the true picture, and leases give their memory up, least recently run first. Where a
+recording of the same work does not run only as things lie elsewhere, its plan's steps are bound to
+these places. Must not know handles, or how a binding runs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from functools import partial
 
 from stitch.errors import OutOfMemoryError, StitchError, TaskError
 from stitch.memory import LENT_ADDRESSES
-from stitch.planner import Allocate, Copy, Execute, Instance, Plan, PlanRequest, Step, plan
+from stitch.planner import Allocate, Copy, Execute, Instance, Plan, PlanRequest, Step, placed, plan
 from stitch.runtime.events import PlanMade
 from stitch.runtime.history import Tally
 from stitch.runtime.recording.recorded_work import Site
@@ -36,13 +37,15 @@ from stitch.tasks import Task
 class Planned:
     """A plan, the picture that it was made in, and the leases whose spare memory it takes.
 
-    `is_lent`: it changes nothing but its results, wherever its sources lie.
+    `is_lent`: it changes nothing but its results, wherever its sources lie. `is_known`: its steps
+    are those of an earlier one, bound to where things lie.
     """
 
     plan: Plan
     picture: Picture
     leases: list[AnyLease]
     is_lent: bool
+    is_known: bool = False
 
 
 class RecordingMaker:
@@ -80,7 +83,8 @@ class RecordingMaker:
                 # Not its first time round: what others' leases have to spare may well be taken.
                 binding = self._again(variants, places, clear=True)
         if binding is None:
-            planned = self._planned_alone(window, kept, at_most)
+            planned = self._placed(variants, window, kept)
+            planned = planned or self._planned_alone(window, kept, at_most)
             if planned is not None:
                 binding = self._new(window, planned, kept, forms, places, at_most is not None)
         return binding
@@ -172,7 +176,7 @@ class RecordingMaker:
         if not is_lent:
             recording.look_around(device.records, planned.picture)
         recording.claim = claim
-        device.recordings.plans_made += 1
+        device.recordings.plans_made += not planned.is_known
         known = device.recordings.of(window.graph, kept, forms)
         recording.makes_way = is_one_of_many or bool(known)
         device.recordings.add(window.graph, kept, forms, recording)
@@ -183,11 +187,26 @@ class RecordingMaker:
             assert lease is not None, "its own places are free"
         return self._bound(recording, lease, places)
 
+    def _placed(
+        self, variants: Sequence[Recording], window: Window, kept: tuple[bool, ...]
+    ) -> Planned | None:
+        """The plan of a recording of the same work, bound to where things lie now; None where none
+        finds its places."""
+        requests: dict[bool, tuple[PlanRequest, Picture]] = {}
+        for recording in variants:
+            is_lent = recording.places is None
+            if is_lent not in requests:
+                lent = _lent(window, kept) if is_lent else ()
+                requests[is_lent] = self._request(window, kept, (), lent)
+            request, picture = requests[is_lent]
+            plan = placed(recording.plan, request)
+            if plan is not None:
+                return Planned(plan, picture, [], is_lent, is_known=True)
+        return None
+
     def planned(self, window: Window, kept: tuple[bool, ...]) -> Planned:
         """The plan for a window's work as things are; raises where there is none."""
         records = self._device.records
-        for value in window.values:
-            value.place()
         lent = _lent(window, kept)
         spare = records.spare_leases()
         first: StitchError | None = None
@@ -230,7 +249,19 @@ class RecordingMaker:
         without: Collection[AnyLease],
         lent: Collection[int],
     ) -> tuple[Plan, Picture]:
+        request, picture = self._request(window, kept, without, lent)
+        return plan(request, spills=self._device.spills), picture
+
+    def _request(
+        self,
+        window: Window,
+        kept: tuple[bool, ...],
+        without: Collection[AnyLease],
+        lent: Collection[int],
+    ) -> tuple[PlanRequest, Picture]:
         device, values = self._device, window.values
+        for value in values:
+            value.place()
         picture = Picture(
             device.records, window.sources, len(values), window.number, without, lent
         )  # fmt: skip
@@ -239,7 +270,7 @@ class RecordingMaker:
             device.machine, window.graph.tasks, tuple(picture.buffers), tuple(picture.residents),
             frozenset(picture.kept),
         )  # fmt: skip
-        return plan(request, spills=device.spills), picture
+        return request, picture
 
     # -- binding ---------------------------------------------------------------------------------
 

@@ -1,0 +1,212 @@
+"""A plan is a shape and a binding: the same steps for the same work where things lie elsewhere.
+
+Comes in: a plan, and a request that differs from the plan's own in places. Goes out: the plan bound
+to these, or nothing. Buffers that share an address at some time form one *cluster* and keep their
+distances, so whatever is free, alive or overwritten there stays so wherever the cluster lies. A
+cluster goes where what it begins with lies now, or where a program wants it, else to any hole.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from stitch.memory import LENT_ADDRESSES
+from stitch.planner.clusters import addresses_in
+from stitch.planner.plan import (
+    Allocate,
+    Buffer,
+    Copy,
+    Execute,
+    Free,
+    Instance,
+    Plan,
+    PlanRequest,
+    Relocate,
+    Resident,
+    Step,
+)
+from stitch.planner.plan_picture import needed_regions
+from stitch.program import Space
+from stitch.tasks import Task
+
+#: Number of a buffer in the known plan → its number, or its address, in the one that is made.
+Numbers = dict[int, int]
+
+
+def placed(known: Plan, request: PlanRequest) -> Plan | None:
+    """The steps of a known plan for a request of the same tasks on values of the same forms, None
+    where they do not serve it or find no place.
+
+    Moves inside a space depend on what lies where, so plans with moves are not placed; evictions
+    depend on sizes, so what lies in the spaces must have the same ones.
+    """
+    before = known.request
+    if request.machine is not before.machine or request.tasks != before.tasks:
+        return None
+    if any(isinstance(step, Relocate) for step in known.steps):
+        return None
+    numbers = _numbers(known, request)
+    if numbers is None or (_is_pressed(known) and _present(before) != _present(request)):
+        return None
+    addresses = addresses_in(request, known, numbers, _given_up(known))
+    return None if addresses is None else _bound(known, request, numbers, addresses)
+
+
+def _is_pressed(known: Plan) -> bool:
+    return any(isinstance(step, Copy) and step.kind != "copy" for step in known.steps)
+
+
+def _present(request: PlanRequest) -> Counter[object]:
+    """What lies in the spaces; where, if it cannot move."""
+    return Counter(
+        (b.space, b.size_per_bank, b.desc, b.pinned and b.address)
+        for b in request.buffers
+        if b.address is not None and b.address < LENT_ADDRESSES
+    )
+
+
+def _used(tasks: tuple[Task, ...]) -> set[int]:
+    return {value for task in tasks for value in (*task.inputs, *task.outputs)}
+
+
+def _numbers(known: Plan, request: PlanRequest) -> Numbers | None:
+    """The buffers of the tasks' sources, by their numbers in the known plan; None where forms
+    differ, or the plan touches more than these."""
+    used = _used(request.tasks)
+    if known.request.kept & used != request.kept & used:
+        return None
+    here = {r.value: r.instances for r in request.residents}
+    numbers: Numbers = {}
+    for resident in known.request.residents:
+        if resident.value not in used:
+            continue
+        now = here.get(resident.value, ())
+        if len(now) != len(resident.instances):
+            return None
+        for a, b in zip(resident.instances, now, strict=True):
+            is_same = (a.offset_nbytes, a.desc) == (b.offset_nbytes, b.desc)
+            if not is_same or numbers.setdefault(a.buffer, b.buffer) != b.buffer:
+                return None
+    if len(set(numbers.values())) < len(numbers) or not known.touched <= numbers.keys():
+        return None
+    old, new = _by_number(known.request), _by_number(request)
+    if any(_form(old[a]) != _form(new[b]) for a, b in numbers.items()):
+        return None
+    # What else lies in a buffer that is given up would follow it.
+    given_up = _given_up(known)
+    shared = {i.buffer for r in known.request.residents if r.value not in used for i in r.instances}
+    shared_now = {i.buffer for r in request.residents if r.value not in used for i in r.instances}
+    if given_up & shared or {numbers[n] for n in given_up} & shared_now:
+        return None
+    return numbers
+
+
+def _form(buffer: Buffer) -> tuple[object, ...]:
+    is_outside = buffer.address is None
+    return buffer.space, buffer.size_per_bank, buffer.desc, buffer.pinned, is_outside
+
+
+def _by_number(request: PlanRequest) -> dict[int, Buffer]:
+    return {buffer.number: buffer for buffer in request.buffers}
+
+
+def _given_up(known: Plan) -> frozenset[int]:
+    """The buffers of before that are gone when it has run."""
+    return known.touched - {buffer.number for buffer in known.final_buffers}
+
+
+# -- steps --------------------------------------------------------------------------------------
+
+
+def _bound(known: Plan, request: PlanRequest, numbers: Numbers, addresses: Numbers) -> Plan:
+    fresh = max([b.number for b in request.buffers], default=-1) + 1
+    made: dict[int, Buffer] = {}
+    for step in known.steps:
+        if isinstance(step, Allocate):
+            b = step.buffer
+            number = numbers[b.number] = fresh + len(made)
+            if number != b.number or addresses[b.number] != b.address:
+                b = replace(b, number=number, address=addresses[b.number])
+            made[number] = b
+    steps = tuple(_steps(known, numbers, made))
+    claimed = [(b.space, b.address or 0, b.size_per_bank) for b in made.values()]
+    claimed += [
+        step.scratch for step in steps if isinstance(step, Execute) and step.scratch is not None
+    ]
+    touched = frozenset([numbers[number] for number in known.touched])
+    holders = [b for b in request.buffers if b.number in touched]
+    return Plan(
+        request=request,
+        steps=steps,
+        final_buffers=_final_buffers(known, request, numbers, made),
+        final_values=_final_values(known, request, numbers),
+        free_regions=needed_regions(claimed, holders),
+        touched=touched,
+        least_seconds=known.least_seconds,
+    )
+
+
+def _steps(known: Plan, numbers: Numbers, made: Mapping[int, Buffer]) -> Iterator[Step]:
+    is_same = all(a == b for a, b in numbers.items())
+    #: Where what was allocated at an address lies now.
+    lies: dict[tuple[Space, int | None], int] = {}
+    for step in known.steps:
+        if isinstance(step, Allocate):
+            buffer = made[numbers[step.buffer.number]]
+            lies[buffer.space, step.buffer.address] = buffer.address or 0
+            yield step if buffer is step.buffer else Allocate(buffer)
+        elif isinstance(step, Execute):
+            scratch = step.scratch
+            if scratch is not None:
+                space, at, size = scratch
+                scratch = space, at if space is Space.L1 else lies[space, at], size
+            if is_same and scratch == step.scratch:
+                yield step
+                continue
+            inputs = tuple([_instance(i, numbers) for i in step.inputs])
+            outputs = tuple([_instance(i, numbers) for i in step.outputs])
+            yield Execute(step.task, inputs, outputs, scratch)
+        elif is_same:
+            yield step
+        elif isinstance(step, Free):
+            yield Free(numbers[step.buffer])
+        else:
+            assert isinstance(step, Copy), "moves are not placed"
+            source, target = _instance(step.source, numbers), _instance(step.target, numbers)
+            yield replace(step, source=source, target=target)
+
+
+def _instance(instance: Instance, numbers: Numbers) -> Instance:
+    return Instance(numbers[instance.buffer], instance.offset_nbytes, instance.desc)
+
+
+def _final_buffers(
+    known: Plan, request: PlanRequest, numbers: Numbers, made: Mapping[int, Buffer]
+) -> tuple[Buffer, ...]:
+    old, present = _by_number(known.request), _by_number(request)
+    final = dict(present)
+    for number in _given_up(known):
+        del final[numbers[number]]
+    for buffer in known.final_buffers:
+        now = numbers.get(buffer.number)
+        if now is None:
+            continue
+        here = made.get(now) or present[now]
+        was = old.get(buffer.number)
+        is_renamed = was is None or was.origin != buffer.origin
+        final[now] = replace(here, origin=buffer.origin) if is_renamed else here
+    return tuple([buffer for _, buffer in sorted(final.items())])
+
+
+def _final_values(known: Plan, request: PlanRequest, numbers: Numbers) -> tuple[Resident, ...]:
+    used = _used(request.tasks)
+    final = {
+        r.value: Resident(r.value, r.instances) for r in request.residents if r.value not in used
+    }
+    for resident in known.final_values:
+        if resident.value in used:
+            instances = tuple([_instance(i, numbers) for i in resident.instances])
+            final[resident.value] = Resident(resident.value, instances)
+    return tuple([resident for _, resident in sorted(final.items())])
