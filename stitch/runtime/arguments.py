@@ -42,7 +42,7 @@ def link_arguments(
         if type(argument) is Tensor:
             value = argument._record
             if value.desc_key not in port.accepted:
-                _check(device, agent, port, value)
+                check_value(device, agent, port, value)
         elif (
             type(argument) is np.ndarray
             and port.is_small
@@ -75,7 +75,7 @@ def link_argument(
     if type(argument) is Tensor:
         value = argument._record
         if value.desc_key not in port.accepted or value.status > READY or value.consumed:
-            _check(device, agent, port, value)
+            check_value(device, agent, port, value)
         return value
     allowed = device.host_memory.allowed
     host = capture(argument, port.shape, port.type.data_type, borrow, port.origin, allowed)
@@ -97,7 +97,8 @@ def check_submission(agent: object, arguments: object) -> None:
         )
 
 
-def _check(device: Caller, agent: LoadedProgram, port: InputPort, value: ValueRecord) -> None:
+def check_value(device: Caller, agent: LoadedProgram, port: InputPort, value: ValueRecord) -> None:
+    """Raise what says so where a value is gone, another device's, or no value for an input."""
     value.check_usable()
     if value.device is not device:
         raise UsageError(

@@ -152,6 +152,11 @@ class RuntimeDevice(TensorAccess):
         return len(self.backend.spaces) == 1
 
     @property
+    def window(self) -> int:
+        """How many tasks are queued before they run."""
+        return self.tasks.size
+
+    @property
     def allowed_nbytes(self) -> int:
         """What all devices of the process may take of the host's memory, as this one was told."""
         return self.host_memory.allowed

@@ -8,8 +8,8 @@ tensors that are read where they lie.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -18,7 +18,7 @@ import numpy as np
 from stitch.argument_kinds import arranged
 from stitch.errors import UsageError
 from stitch.program import Array, TensorDesc
-from stitch.runtime.arguments import check_donations, link_argument
+from stitch.runtime.arguments import check_inputs, check_value, link_argument
 from stitch.runtime.device import RuntimeDevice
 from stitch.runtime.events import PlanStopped
 from stitch.runtime.known_work import Entries, KnownWork
@@ -74,10 +74,12 @@ class _Details:
 @dataclass(frozen=True, slots=True)
 class GraphCall:
     """One run of a loaded program in a graph; `feeds`: for an input that is not the graph's own,
-    its position → (number of an earlier call, position of that one's output)."""
+    its position → (number of an earlier call, position of that one's output). `shares`: for one
+    that is, and was an earlier call's before, its position → (number, position of that input)."""
 
     program: LoadedProgram
     feeds: Mapping[int, tuple[int, int]]
+    shares: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
 
 class PreparedGraph:
@@ -85,7 +87,8 @@ class PreparedGraph:
 
     Inputs that no earlier call feeds are the graph's own, in the order of calls and slots. It gives
     its `results` (number of a call, position of an output; sorted; the last call's, if not told),
-    ready: one tensor, or a tuple. Raises `UsageError` for no call or several devices.
+    ready: one tensor, or a tuple. Tensors that are given to inputs in `takes` are gone afterwards,
+    as if donated. Raises `UsageError` for no call or several devices.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class PreparedGraph:
         calls: Sequence[GraphCall],
         name: str = "prepared graph",
         results: Sequence[tuple[int, int]] = (),
+        takes: Collection[tuple[int, int]] = (),
     ) -> None:
         self._calls, self._name = tuple(calls), name
         programs = [call.program for call in self._calls]
@@ -113,7 +117,7 @@ class PreparedGraph:
             (number, position)
             for number, call in enumerate(self._calls)
             for position in range(call.program.takes)
-            if position not in call.feeds
+            if position not in call.feeds and position not in call.shares
         )
         self._ports: tuple[InputPort, ...] = tuple(programs[n].ports[i] for n, i in self.inputs)
         self._count = len(self._ports)
@@ -124,11 +128,14 @@ class PreparedGraph:
         self._outputs: tuple[_Output, ...] = tuple(
             (*programs[n].outputs[o], programs[n].name) for n, o in self._given
         )
-        #: Which of its inputs are donated, and what is said of what was given there.
+        gone = dict.fromkeys(takes, f"given away to a {name}")
+        for number, call in enumerate(self._calls):
+            for position in call.program.transformation.donated:
+                at = call.shares.get(position, (number, position))
+                gone[at] = f"donated to {call.program.name!r}"
+        #: Which of its inputs it takes over, and what is said of what was given there.
         self._donated = tuple(
-            (at, f"donated to {programs[n].name!r}")
-            for at, (n, position) in enumerate(self.inputs)
-            if position in programs[n].transformation.donated
+            (at, gone[place]) for at, place in enumerate(self.inputs) if place in gone
         )
         #: What its last run on arrays was a run of.
         self._recording: Recording | None = None
@@ -345,6 +352,10 @@ class PreparedGraph:
             at: link_argument(device, self._calls[at[0]].program, port, argument, True)
             for at, port, argument in zip(self.inputs, self._ports, arguments, strict=True)
         }
+        for call in self._calls:
+            for position, at in call.shares.items():
+                program = call.program
+                check_value(device, program, program.ports[position], given[at])
         handles: tuple[Tensor, ...] = ()
         numbers: tuple[int, ...] = ()
         made: list[int] = []
@@ -393,11 +404,11 @@ class PreparedGraph:
                 program, inputs = call.program, []
                 for position in range(program.takes):
                     source = call.feeds.get(position)
-                    inputs.append(
-                        given[number, position] if source is None else results[source[0]][source[1]]
-                    )
-                if program.transformation.donated:
-                    check_donations(program, inputs)
+                    if source is not None:
+                        inputs.append(results[source[0]][source[1]])
+                    else:
+                        inputs.append(given[call.shares.get(position, (number, position))])
+                check_inputs(program, inputs)
                 results.append(
                     device.tasks.append(program.transformation, program, inputs, program.outputs)
                 )
@@ -407,6 +418,9 @@ class PreparedGraph:
                 value.consumed = False
             device.tasks.start_anew()
             raise
+        taken = [given[self.inputs[at]] for at, _ in self._donated]
+        for value, (_, by) in zip(taken, self._donated, strict=True):
+            value.consumed, value.by = True, by
         return [results[number][output] for number, output in self._given]
 
     # -- names -----------------------------------------------------------------------------------

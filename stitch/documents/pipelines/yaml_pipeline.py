@@ -12,16 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-import numpy as np
-
 from stitch.argument_kinds import arranged
-from stitch.documents.pipelines.fitting import (
-    CheckedValue,
-    check_pipeline,
-    defines,
-    unread,
-    uses_of,
-)
+from stitch.documents.pipelines.fitting import CheckedValue, check_pipeline, unread
 from stitch.documents.pipelines.pipeline_form import (
     InputEntry,
     PipelineFile,
@@ -31,15 +23,18 @@ from stitch.documents.pipelines.pipeline_form import (
     RunStep,
     load_pipeline,
 )
+from stitch.documents.pipelines.rounds import Rounds, rounds_of
+from stitch.documents.pipelines.schedule import Scheduled, Value, found, schedule_of
 from stitch.errors import FormatError, Problem, StitchError, UsageError
 from stitch.forms import read_array
 from stitch.machine import machine_names
-from stitch.program import Array, DataType, InputSlot, OutputSlot, Program, ValueType
+from stitch.program import Array, DataType, Program, ValueType
 from stitch.report import Device
 from stitch.runtime import LoadedProgram, Tensor, capture
 from stitch.ttb import Binary, load
 
-Value = Tensor | Array
+#: A repeat of so many rounds is queued run by run.
+MIN_ROUNDS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +144,9 @@ class YamlPipeline:
         wanted = frozenset(word for _, word, _ in checked.file.outputs)
         names = frozenset(one.name for one in checked.inputs)
         self._shared = names & _taken_by_several(checked.file.steps)
-        self._steps = tuple(_scheduled(checked.file.steps, names, wanted, checked.programs))
+        #: What runs rounds of a long repeat in one call, by the step's identity; None: nothing.
+        self._rounds: dict[int, Rounds | None] = {}
+        self._steps = tuple(schedule_of(checked.file.steps, names, wanted, checked.programs))
 
     def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
         """Queue one run; gives a tensor, or a tuple of them.
@@ -196,7 +193,7 @@ class YamlPipeline:
         return self.device.tensor(array, borrow=True) if one.name in self._shared else array
 
     def _run(
-        self, steps: Sequence[_Scheduled], scope: dict[str, Value], indices: dict[str, int]
+        self, steps: Sequence[Scheduled], scope: dict[str, Value], indices: dict[str, int]
     ) -> None:
         for scheduled in steps:
             step = scheduled.step
@@ -210,30 +207,48 @@ class YamlPipeline:
     def _repeat(
         self,
         step: RepeatStep,
-        scheduled: _Scheduled,
+        scheduled: Scheduled,
         scope: dict[str, Value],
         indices: dict[str, int],
     ) -> None:
         # In the one scope: a name is defined once, so a round overwrites nothing of the outside,
         # and leaves behind only what it carries over.
-        for number in range(step.times):
+        number = 0
+        while number < step.times:
+            # The first round takes what others may hold; what it carries over is the loop's alone.
+            rounds = self._rounds_of(scheduled) if number and step.times > MIN_ROUNDS else None
+            if (
+                rounds is not None
+                and step.times - number >= rounds.count
+                and rounds.run(scope, indices, number)
+            ):
+                number += rounds.count
+                continue
             self._run(scheduled.body, scope, {**indices, step.index: number})
             carried = {name: scope[after] for name, after in step.carry}
             for name in scheduled.ends:
                 del scope[name]
             scope.update(carried)
+            number += 1
+
+    def _rounds_of(self, scheduled: Scheduled) -> Rounds | None:
+        """Rounds of a repeat in one call, where there are such."""
+        key = id(scheduled)
+        if key not in self._rounds:
+            self._rounds[key] = rounds_of(scheduled, self.programs, self.device.window)
+        return self._rounds[key]
 
     def _run_one(
         self,
         step: RunStep,
-        scheduled: _Scheduled,
+        scheduled: Scheduled,
         scope: dict[str, Value],
         indices: Mapping[str, int],
     ) -> None:
         program = self.programs[step.module]
         arguments: list[Any] = [None] * len(program.ports)
         for at, (_, reference) in zip(scheduled.inputs, step.inputs, strict=True):
-            arguments[at] = _found(reference, scope, indices)
+            arguments[at] = found(reference, scope, indices)
         # Arrays of a run are our own or read-only; writable borrowed ones are the caller's say.
         submitted = self.device.submit(program, arguments, True)
         results = submitted if isinstance(submitted, tuple) else (submitted,)
@@ -243,6 +258,7 @@ class YamlPipeline:
     def forget(self) -> None:
         """Drop the loaded programs; the pipeline cannot be called any more."""
         self.programs = {}
+        self._rounds.clear()
 
 
 def _taken_by_several(steps: Sequence[PipelineStep]) -> frozenset[str]:
@@ -263,79 +279,3 @@ def _taken(steps: Sequence[PipelineStep], times: int) -> Iterator[tuple[int, Ref
             yield from _taken(step.steps, times * step.times)
         else:
             yield from ((times, reference) for _, reference in step.inputs)
-
-
-def _found(reference: Reference, scope: Mapping[str, Value], indices: Mapping[str, int]) -> Value:
-    value = scope[reference.name]
-    if not reference.is_element:
-        return value
-    start = 0 if reference.index is None else indices[reference.index]
-    element: Value = value[start + reference.offset]
-    return element if isinstance(element, Tensor) else np.asarray(element)
-
-
-@dataclass(frozen=True, slots=True)
-class _Scheduled:
-    """A step with its slots by index, and the names that nobody needs after it.
-
-    `ends`: what a round of a repeat defines and still has at its end, to be carried over.
-    """
-
-    step: PipelineStep
-    drops: tuple[str, ...]
-    inputs: tuple[int, ...] = ()
-    outputs: tuple[int, ...] = ()
-    body: tuple[_Scheduled, ...] = ()
-    ends: tuple[str, ...] = ()
-
-
-def _scheduled(
-    steps: Sequence[PipelineStep],
-    known: frozenset[str],
-    wanted: frozenset[str],
-    programs: Mapping[str, Program],
-) -> list[_Scheduled]:
-    """The steps, each with the names of `known` and of earlier steps that are not used later.
-
-    `wanted` names what is needed after the last step.
-    """
-    live = set(wanted)
-    #: Where a name is defined first; a step can drop only what is defined by then.
-    defined_at = dict.fromkeys(known, -1)
-    for at, step in enumerate(steps):
-        for name in defines(step):
-            defined_at.setdefault(name, at)
-    scheduled: list[_Scheduled] = []
-    for at in reversed(range(len(steps))):
-        step = steps[at]
-        uses, defined = uses_of(step), defines(step)
-        drops = tuple(sorted(
-            name for name in uses | defined
-            if name not in live and defined_at.get(name, len(steps)) <= at
-        ))  # fmt: skip
-        if isinstance(step, RunStep):
-            program = programs[step.module]
-            inputs = _indices(step.inputs, program.inputs)
-            outputs = _indices(step.outputs, program.outputs)
-            scheduled.append(_Scheduled(step, drops, inputs, outputs))
-        else:
-            # A round may drop what it defines, and the carried names; the rest is not its own.
-            own = frozenset(name for name, _ in step.carry)
-            after = frozenset(name for _, name in step.carry)
-            body = _scheduled(step.steps, own, after, programs)
-            inner = {name for s in step.steps for name in defines(s)}
-            ends = tuple(sorted(after & inner))
-            scheduled.append(_Scheduled(step, drops, body=tuple(body), ends=ends))
-        live -= defined
-        live |= uses
-    return scheduled[::-1]
-
-
-def _indices(
-    bindings: Sequence[tuple[str | None, object]], slots: Sequence[InputSlot | OutputSlot]
-) -> tuple[int, ...]:
-    places = {slot.name: at for at, slot in enumerate(slots)}
-    return tuple(
-        at if slot is None else places[slot] if slot in places else int(slot)
-        for at, (slot, _) in enumerate(bindings)
-    )

@@ -53,7 +53,7 @@ class TaskQueue:
     def __init__(self, device: Owner, records: Records, lock: Lock, size: int) -> None:
         """`size`: tasks that a window holds, where work does not repeat."""
         self._device, self.records, self.lock = device, records, lock
-        self._size = self.limit = size
+        self.size = self.limit = size
         self.queued = Window(0, TaskGraph())
         self.running: Window | None = None
         #: Whether nothing is queued, nor has left the queue and runs: what calls look at.
@@ -102,7 +102,7 @@ class TaskQueue:
         if tasks < self.limit:
             return False
         period = self.queued.graph.period()
-        self.limit = tasks - tasks % period if period else self._size
+        self.limit = tasks - tasks % period if period else self.size
         return True
 
     def give_up(self, value: ValueRecord, by: str) -> bool:

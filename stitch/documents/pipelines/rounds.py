@@ -1,0 +1,130 @@
+"""Rounds: several rounds of a repeat as one prepared graph, so that a long loop is few calls.
+
+Comes in: the schedule of a repeat, loaded programs. Goes out: what runs so many rounds at once on a
+scope. What is carried belongs to the next rounds alone, so it is given away. Must not know files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+
+from stitch.documents.pipelines.pipeline_form import Reference, RepeatStep, RunStep, runs_of
+from stitch.documents.pipelines.schedule import Scheduled, Value, found
+from stitch.runtime import GraphCall, LoadedProgram, PreparedGraph, Tensor
+
+#: A run, by its number, and the position of one of its inputs or outputs.
+_Place = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """`count` rounds in one call. `inputs`: for each input of the graph what it takes, and the
+    indices of the loops in it; `index`: the own one, counted from the first of these rounds."""
+
+    graph: PreparedGraph
+    count: int
+    index: str
+    inputs: tuple[tuple[Reference, Mapping[str, int]], ...]
+    carried: tuple[str, ...]
+
+    def run(
+        self, scope: MutableMapping[str, Value], indices: Mapping[str, int], number: int
+    ) -> bool:
+        """Run the rounds from `number` on; False, with nothing done, where they take elements of a
+        tensor: each would be a view, at a place of its own."""
+        arguments = []
+        for reference, inner in self.inputs:
+            if reference.is_element and isinstance(scope[reference.name], Tensor):
+                return False
+            at = {**indices, **inner, self.index: number + inner.get(self.index, 0)}
+            arguments.append(found(reference, scope, at))
+        results = self.graph(*arguments)
+        scope.update(
+            zip(self.carried, results if isinstance(results, tuple) else (results,), strict=True)
+        )
+        return True
+
+
+def rounds_of(
+    scheduled: Scheduled, programs: Mapping[str, LoadedProgram], window: int
+) -> Rounds | None:
+    """As many rounds of a repeat as a window holds; None where one is too long, or where a program
+    is evaluated once and remembered, or what is carried is not made anew in each."""
+    step = scheduled.step
+    assert isinstance(step, RepeatStep)
+    tasks = runs_of(step.steps)
+    if tasks > window or any(programs[name].is_constant_evaluable for name in _modules(scheduled)):
+        return None
+    unrolled = _Unrolled(programs)
+    count = window // tasks
+    for number in range(count):
+        unrolled.round(scheduled, {step.index: number})
+    made = {name: unrolled.made.get(name) for name, _ in step.carry}
+    places = {place: name for name, place in made.items() if place is not None}
+    if unrolled.is_parted or not places or len(places) < len(step.carry):
+        return None
+    results = sorted(places)
+    taken = [unrolled.inputs.get((Reference(name), ())) for name in made]
+    graph = PreparedGraph(
+        unrolled.calls, "loop", results, [place for place in taken if place is not None]
+    )
+    inputs = tuple([(reference, dict(at)) for reference, at in unrolled.inputs])
+    return Rounds(graph, count, step.index, inputs, tuple([places[place] for place in results]))
+
+
+def _modules(scheduled: Scheduled) -> set[str]:
+    """The modules that run in it."""
+    if isinstance(scheduled.step, RunStep):
+        return {scheduled.step.module}
+    return {name for inner in scheduled.body for name in _modules(inner)}
+
+
+class _Unrolled:
+    """The runs of some rounds one after the other, and what feeds them."""
+
+    def __init__(self, programs: Mapping[str, LoadedProgram]) -> None:
+        self._programs = programs
+        self.calls: list[GraphCall] = []
+        #: Where the value of a name was made last; the others come from outside.
+        self.made: dict[str, _Place] = {}
+        #: What comes from outside (the indices of loops are part of it for elements), and the run
+        #: that takes it first.
+        self.inputs: dict[tuple[Reference, tuple[tuple[str, int], ...]], _Place] = {}
+        #: Whether an element of what is made inside is taken, or something from outside carried.
+        self.is_parted = False
+
+    def round(self, scheduled: Scheduled, indices: Mapping[str, int]) -> None:
+        """One round of a repeat."""
+        repeat = scheduled.step
+        assert isinstance(repeat, RepeatStep)
+        for inner in scheduled.body:
+            if isinstance(inner.step, RunStep):
+                self._run(inner, inner.step, indices)
+                continue
+            for number in range(inner.step.times):
+                self.round(inner, {**indices, inner.step.index: number})
+        carried = {name: self.made.get(after) for name, after in repeat.carry}
+        for name, place in carried.items():
+            if place is None:
+                self.is_parted = True
+            else:
+                self.made[name] = place
+
+    def _run(self, scheduled: Scheduled, step: RunStep, indices: Mapping[str, int]) -> None:
+        number = len(self.calls)
+        feeds: dict[int, _Place] = {}
+        shares: dict[int, _Place] = {}
+        for at, (_, reference) in zip(scheduled.inputs, step.inputs, strict=True):
+            place = self.made.get(reference.name)
+            if place is not None:
+                feeds[at] = place
+                self.is_parted = self.is_parted or reference.is_element
+                continue
+            key = tuple(indices.items()) if reference.is_element else ()
+            first = self.inputs.setdefault((reference, key), (number, at))
+            if first != (number, at):
+                shares[at] = first
+        self.calls.append(GraphCall(self._programs[step.module], feeds, shares))
+        for at, (_, name) in zip(scheduled.outputs, step.outputs, strict=True):
+            self.made[name] = (number, at)
