@@ -64,6 +64,7 @@ def make_room(state: Residency, demand: RoomDemand) -> list[int]:
     if free is not None:
         return free
     left: list[_Leave] = []
+    asked = False
     while True:
         problem, proved = _problem(state, demand), True
         arrangement = _elsewhere(problem)
@@ -83,6 +84,9 @@ def make_room(state: Residency, demand: RoomDemand) -> list[int]:
             left = []
             demand.locked.add(needless)
             continue
+        if not asked:
+            _refuse_the_hopeless(state, demand, problem)
+            asked = True
         left += _evict_farthest(state, demand, problem, proved)
     _relocate(state, demand, arrangement)
     return list(arrangement.pieces)
@@ -295,6 +299,24 @@ def _drop_idle_copies(state: Residency, demand: RoomDemand, needed: int) -> bool
             _drop(state, buffer)
             dropped += buffer.size_per_bank
     return dropped > 0
+
+
+def _refuse_the_hopeless(state: Residency, demand: RoomDemand, problem: SpaceProblem) -> None:
+    """Raises `OutOfMemoryError` where there is no room without all that may leave: so nothing
+    leaves in vain, one after the other."""
+    stay = {n for n, *_ in (*problem.movable, *problem.displaced)
+            if n in demand.locked or not state.users[n]}  # fmt: skip
+    left = replace(
+        problem,
+        movable=tuple(m for m in problem.movable if m[0] in stay),
+        displaced=tuple(d for d in problem.displaced if d[0] in stay),
+    )
+    try:
+        hopeless = bool(left.pieces or left.displaced) and arrange(left) is None
+    except TimeoutError:
+        return
+    if hopeless:
+        raise _out_of_memory(state, demand, left, _why(demand, left, proved=True)[1])
 
 
 def _evict_farthest(
