@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stitch.machine import load_machine
+from stitch.machine import Machine, load_machine
 from stitch.packing import gaps_between
 from stitch.planner import CostCertificate, Plan, Relocate, check_plan, plan
 from stitch.planner.mover import cycles
@@ -261,12 +261,8 @@ def test_a_swap_with_one_free_granule_leaves_l1_because_that_is_cheaper_and_says
 @pytest.mark.parametrize("rooms", [32, 128, 4096])
 def test_without_a_path_and_with_a_full_dram_tensors_pass_in_pieces(rooms: int) -> None:
     machine = without_path(TINY, Space.L1, Space.L1)
-    l1, dram = machine.shape.space(Space.L1), machine.shape.space(Space.DRAM)
-    scene = Scene(machine)
+    l1, scene = machine.shape.space(Space.L1), nearly_full_dram(machine, rooms)
     size = l1.capacity // 2
-    filler = TensorDesc((dram.banks, dram.capacity - rooms - 64),
-                        Layout(DataType.UINT8, Space.DRAM))  # fmt: skip
-    scene.tensor(filler, 0, keep=True, pinned=True)
     values = []
     for address in (l1.base, l1.base + size):
         bare = TensorDesc((l1.banks, size), Layout(DataType.UINT8, Space.L1))
@@ -279,3 +275,46 @@ def test_without_a_path_and_with_a_full_dram_tensors_pass_in_pieces(rooms: int) 
     (step,) = made.copies
     assert isinstance(step, Relocate) and step.certificate is not None
     assert step.certificate.kind == "no_path"
+
+
+def nearly_full_dram(machine: Machine, rooms: int) -> Scene:
+    """Of DRAM so many bytes per bank are free, and 64 for what the program makes there."""
+    dram, scene = machine.shape.space(Space.DRAM), Scene(machine)
+    filler = TensorDesc(
+        (dram.banks, dram.capacity - rooms - 64), Layout(DataType.UINT8, Space.DRAM)
+    )
+    scene.tensor(filler, 0, keep=True, pinned=True)
+    return scene
+
+
+@pytest.mark.parametrize("by", [512, -512, 16, -16])
+@pytest.mark.parametrize("rooms", [32, 256])
+def test_a_tensor_goes_over_itself_in_pieces_that_the_space_beside_can_hold(
+    rooms: int, by: int
+) -> None:
+    machine = without_path(TINY, Space.L1, Space.L1)
+    l1, scene = machine.shape.space(Space.L1), nearly_full_dram(machine, rooms)
+    start = l1.base + 1024
+    bare = TensorDesc((l1.banks, 2048), Layout(DataType.UINT8, Space.L1))
+    a = scene.tensor(bare, start, keep=True)
+    out = TensorDesc((2, 32), Layout(DataType.UINT8, Space.DRAM))
+    scene.run(program("p", [rows(2048, start + by, l1.banks)], [out]), a, keep=True)
+    made = plan(scene.request())
+    assert check_plan(made) == () and ByteMachine(made, 1).run() == []
+    (step,) = made.copies
+    assert isinstance(step, Relocate) and step.stage is not None and step.stage[1] <= rooms + 64
+    assert step.bounced_nbytes == 2048 * l1.banks
+
+
+def test_a_cycle_in_a_full_space_leaves_by_one_granule_where_no_more_is_free_beside_it() -> None:
+    l1, scene = TINY.shape.space(Space.L1), nearly_full_dram(TINY, 32)
+    size = l1.capacity // 2
+    bare = TensorDesc((l1.banks, size), Layout(DataType.UINT8, Space.L1))
+    values = [scene.tensor(bare, at, keep=True) for at in (l1.base, l1.base + size)]
+    wanted = [rows(size, l1.base + size, l1.banks), rows(size, l1.base, l1.banks)]
+    out = TensorDesc((2, 32), Layout(DataType.UINT8, Space.DRAM))
+    scene.run(program("p", wanted, [out]), *values, keep=True)
+    made = plan(scene.request())
+    assert check_plan(made) == () and ByteMachine(made, 1).run() == []
+    (step,) = made.copies
+    assert isinstance(step, Relocate) and step.bounced_nbytes == l1.alignment * l1.banks

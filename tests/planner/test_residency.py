@@ -10,10 +10,13 @@ import pytest
 
 from stitch.errors import LayoutError, OutOfMemoryError
 from stitch.planner import Copy, Instance, PlanRequest, check_plan, plan
+from stitch.planner.copy_cost import copy_cost
 from stitch.planner.residency import Holder, Stay, StayChain, chain_of, choose
+from stitch.program import Layout, TensorDesc
 from tests.support.planner.residency_chains import DESC, alternating, farthest_first, random_chain
 from tests.support.planner.small_requests import (
     DRAM,
+    F32,
     L1,
     Scene,
     bare,
@@ -294,3 +297,14 @@ def test_a_plan_copies_no_more_bytes_than_beladys_would(seed: int) -> None:
     written = {stay.holder for stay in belady if stay.is_dirty}
     nbytes = (back + 512 * len(written)) * request.machine.shape.space(L1).banks
     assert 0 < sum(s.nbytes for s in plan(request).steps if isinstance(s, Copy)) <= nbytes
+
+
+def test_what_is_dropped_comes_back_from_where_it_takes_least() -> None:
+    scene = Scene(SMALL)
+    near, below = scene.buffer(desc_of(1024), 1024), scene.buffer(desc_of(1024, DRAM), 0)
+    host = scene.buffer(TensorDesc(near.desc.shape, Layout(F32)), None)
+    a = scene.value(*(Instance(b.number, 0, b.desc) for b in (host, below, near)), keep=True)
+    scene.run(program("p", [], [desc_of(256, DRAM)]))
+    scene.run(program("q", [desc_of(1024)], [desc_of(256, DRAM)]), a)
+    stay = chain_of(scene.request()).stays[0]
+    assert stay.back_seconds == copy_cost(scene.machine, below.desc, near.desc)[1]

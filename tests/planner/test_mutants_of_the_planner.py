@@ -1,0 +1,70 @@
+"""`tools/mutants`: its list stays true to the code, and it finds what no test notices."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LIST = ROOT / "tools" / "planner_mutants.toml"
+MUTANTS = tomllib.loads(LIST.read_text(encoding="utf-8"))["mutant"]
+
+
+def mutants(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "tools" / "mutants"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant["name"])
+def test_a_mutant_applies_exactly_once_and_its_test_exists(mutant: dict[str, str]) -> None:
+    assert mutant["old"] != mutant["new"]
+    assert (ROOT / mutant["file"]).read_text(encoding="utf-8").count(mutant["old"]) == 1
+    file, _, test = mutant["test"].partition("::")
+    assert f"\ndef {test.partition('[')[0]}(" in (ROOT / file).read_text(encoding="utf-8")
+
+
+def test_the_list_is_about_the_whole_planner() -> None:
+    names = [mutant["name"] for mutant in MUTANTS]
+    assert len(names) == len(set(names)) >= 100
+    rooms = [Path(mutant["file"]).parent.name for mutant in MUTANTS]
+    for room in ("planner", "residency", "mover", "packing"):
+        assert rooms.count(room) >= 12
+
+
+def listed(folder: Path, old: str, new: str) -> str:
+    """A list of one mutant."""
+    file = folder / "list.toml"
+    file.write_text(
+        f"[[mutant]]\nname = 'one'\nfile = 'stitch/packing/intervals.py'\nold = '{old}'\n"
+        f"new = '{new}'\ntest = 'tests/packing/test_interval_packing.py::"
+        "test_nothing_takes_nothing'\n"
+    )
+    return f"--list={file}"
+
+
+def test_a_mutant_that_its_test_does_not_notice_survives(tmp_path: Path) -> None:
+    done = mutants(listed(tmp_path, "load = most = 0", "load = most = 1 - 1"))
+    assert done.returncode == 1 and "survives one" in done.stdout, done.stdout + done.stderr
+    done = mutants(listed(tmp_path, "load = most = 0", "load = most = 1"))
+    assert done.returncode == 0 and "1 of 1 killed" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_text_that_no_longer_applies_is_named(tmp_path: Path) -> None:
+    done = mutants(listed(tmp_path, "no such line", "pass"))
+    assert done.returncode == 1 and "'no such line' stands 0 times" in done.stdout
+
+
+def test_a_mutant_that_does_not_run_at_all_is_not_killed(tmp_path: Path) -> None:
+    done = mutants(listed(tmp_path, "load = most = 0", "load = ="))
+    assert done.returncode == 1 and "did not run" in done.stdout
+
+
+@pytest.mark.full
+def test_every_mutant_is_killed_by_its_test() -> None:
+    done = mutants("--sample=60", f"--seed={os.environ.get('STITCH_SEED', '0')}")
+    assert done.returncode == 0, done.stdout

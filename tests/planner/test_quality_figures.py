@@ -1,0 +1,260 @@
+"""How good searches are, as figures: sums over drawn problems that a worse search would exceed.
+
+None of them is a time. Each limit stands just above what the search gives; where a better search
+gives less, lower it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+
+from stitch.errors import OutOfMemoryError
+from stitch.machine import load_machine
+from stitch.packing import Interval, gaps_between, pack_intervals
+from stitch.packing.exact import ExactSearch
+from stitch.planner import PlanRequest, plan
+from stitch.planner.mover.arrange import arrange
+from stitch.planner.mover.cost import ASIDE, Prices
+from stitch.planner.mover.cycles import break_cycles
+from stitch.planner.mover.holes import SpaceProblem
+from stitch.planner.mover.order import Move, order_moves
+from stitch.planner.residency import choose
+from stitch.planner.residency.bound import prices_of
+from stitch.planner.residency.cover import CoverProblem, covered
+from stitch.program import Space
+from tests.support.packing_brute_force import lowest_peak
+from tests.support.planner.residency_chains import random_chain
+from tests.support.planner.small_requests import DRAM, Scene, desc_of, machine_with, program
+
+# -- residency ------------------------------------------------------------------------------------
+
+
+def chosen(width: int) -> tuple[float, float]:
+    """Seconds of the choices for ten chains, and their bounds."""
+    choices = [choose(random_chain(s, tasks=100, tensors=12), width=width) for s in range(10)]
+    assert None not in choices
+    seconds = sum(c.seconds for c in choices if c)
+    return seconds, sum(c.least_seconds for c in choices if c)
+
+
+def test_choices_for_chains_of_100_tasks_are_within_6_percent_of_their_bounds() -> None:
+    seconds, least = chosen(100)
+    assert seconds <= 78.46 and least >= 74.30
+
+
+def test_bounds_hold_up_where_the_sweep_keeps_a_single_state() -> None:
+    seconds, least = chosen(1)
+    assert seconds <= 82.29 and least >= 70.55
+
+
+def problems(tasks: int, tensors: int) -> Iterator[CoverProblem]:
+    for seed in range(15):
+        problem = CoverProblem(random_chain(seed, tasks=tasks, tensors=tensors))
+        if problem.need:
+            yield problem
+
+
+def test_what_the_greedy_orders_cover_costs_no_more_than_it_did() -> None:
+    costs = []
+    for problem in problems(100, 12):
+        away = covered(problem)
+        assert away is not None
+        costs.append(problem.seconds(away))
+    assert sum(costs) <= 124.7
+
+
+def test_prices_alone_prove_83_percent_of_what_the_greedy_orders_cost() -> None:
+    shares = []
+    for problem in problems(60, 9):
+        away = covered(problem)
+        assert away is not None
+        upper = problem.seconds(away)
+        shares.append(prices_of(problem, upper, 40)[0] / upper)
+    assert sum(shares) / len(shares) >= 0.8345
+
+
+# -- arranging --------------------------------------------------------------------------------
+
+
+def dense(seed: int, buffers: int, gap: int, operation_size: int) -> SpaceProblem:
+    """Buffers with gaps of up to so many granules between them, one in twelve of them stuck, and a
+    piece that takes half of what is free, or more, or all."""
+    random, at = Random(seed), 0
+    movable, stuck = [], []
+    for number in range(buffers):
+        at += 16 * random.randrange(0, 2 + gap)
+        size = 16 * random.randrange(1, 60)
+        if random.randrange(12):
+            movable.append((number, at, size))
+        else:
+            stuck.append((at, size))
+        at += size
+    limit = at + 16 * random.randrange(0, 8)
+    free = limit - sum(size for *_, size in (*movable, *stuck))
+    piece = max(16, free * random.choice((50, 80, 95, 100)) // 100 // 16 * 16)
+    return SpaceProblem(0, limit, 16, tuple(movable), (), tuple(stuck), (piece,), operation_size)
+
+
+@pytest.mark.parametrize(("gap", "operation_size", "most"), [(1, 0, 476_000), (3, 400, 1_052_000)])
+def test_room_in_a_dense_space_is_made_by_moving_few_bytes(
+    gap: int, operation_size: int, most: int
+) -> None:
+    cost = refused = 0
+    for seed in range(40):
+        found = arrange(dense(seed, 40, gap, operation_size))
+        refused += found is None
+        if found is not None:
+            cost += found.moved_nbytes + operation_size * len(found.moves)
+    assert refused <= 2 and cost <= most
+
+
+def test_one_large_move_is_made_rather_than_two_small_ones_where_a_move_takes_long_to_start() -> (
+    None
+):
+    buffers = ((0, 48, 32), (1, 112, 32), (2, 272, 80))
+    for operation_size, moved in ((0, {0, 1}), (400, {2})):
+        problem = SpaceProblem(0, 416, 16, buffers, (), ((192, 16),), (128,), operation_size)
+        found = arrange(problem)
+        assert found is not None and {number for number, _ in found.moves} == moved
+
+
+# -- cycles -------------------------------------------------------------------------------------
+
+
+def relayouts(machine: str, *, full: bool) -> tuple[float, int, int]:
+    """Microseconds, moves and bytes outside of twenty relayouts of up to six buffers."""
+    prices, seconds, count, outside = Prices(load_machine(machine), Space.L1, Space.DRAM), 0.0, 0, 0
+    for seed in range(20):
+        random = Random(seed)
+        sizes = [16 * random.randrange(1, 1500) for _ in range(random.randrange(2, 7))]
+        gaps = [0 if full else 16 * random.randrange(0, 30) for _ in sizes]
+        order, places = list(range(len(sizes))), list[dict[int, int]]()
+        for _ in range(2):
+            at, starts = 0, {}
+            for i in order:
+                starts[i], at = at, at + sizes[i] + gaps[i]
+            places.append(starts)
+            random.shuffle(order)
+        moves = [Move(places[0][i], places[1][i], size) for i, size in enumerate(sizes)]
+        first, core, last = order_moves(moves)
+        if not core:
+            continue
+        busy = [(m.source, m.size) for m in moves if m.source == m.target]
+        busy += [(m.source, m.size) for m in (*core, *last)]
+        busy += [(m.target, m.size) for m in (*first, *core)]
+        free = [(a, a + size) for a, size in gaps_between(busy, 0, sum(sizes) + sum(gaps))]
+        done = break_cycles(core, free, 1 << 20 if full else 0, prices, 16)
+        seconds, count = seconds + prices.seconds(done), count + len(done)
+        outside += sum(move.size for move in done if move.target >= ASIDE)
+    return seconds * 1e6, count, outside
+
+
+@pytest.mark.parametrize(
+    ("machine", "full", "microseconds", "moves"),
+    [("tiny", True, 60.6, 238), ("wormhole_n150", True, 101.3, 247),
+     ("tiny", False, 215.6, 3_113), ("wormhole_n150", False, 517.7, 3_113)],
+)  # fmt: skip
+def test_relayouts_take_no_longer_and_no_more_moves_than_they_did(
+    machine: str, full: bool, microseconds: float, moves: int
+) -> None:
+    took, count, outside = relayouts(machine, full=full)
+    assert took <= microseconds and count <= moves and (full or not outside)
+
+
+# -- packing ------------------------------------------------------------------------------------
+
+
+def cut_rectangle(pieces: int, seed: int) -> list[Interval]:
+    """400 moments and 4,096 bytes, cut into pieces: they fill it without slack."""
+    chance, found = Random(seed), [(0, 400, 0, 4096)]
+    while len(found) < pieces:
+        first, last, low, high = found.pop(chance.randrange(len(found)))
+        if chance.random() < 0.5 and last - first > 1:
+            cut = chance.randint(first + 1, last - 1)
+            found += [(first, cut, low, high), (cut, last, low, high)]
+        elif high - low > 1:
+            cut = chance.randint(low + 1, high - 1)
+            found += [(first, last, low, cut), (first, last, cut, high)]
+        else:
+            found.append((first, last, low, high))
+    return [Interval(first, last - 1, high - low) for first, last, low, high in found]
+
+
+def test_the_greedy_orders_together_stay_within_12_percent_of_perfect_packings() -> None:
+    peaks = [pack_intervals(cut_rectangle(60, s), placements=0).peak_nbytes for s in range(6)]
+    assert sum(peaks) / 6 <= 1.12 * 4096
+
+
+def test_a_part_that_is_packed_later_has_its_share_of_the_budget() -> None:
+    hard = cut_rectangle(60, 4)
+    later = [Interval(i.first + 1000, i.last + 1000, i.nbytes) for i in hard]
+    greedy = pack_intervals(hard, placements=0).peak_nbytes
+    assert pack_intervals(hard, placements=4_000).peak_nbytes < greedy
+    assert pack_intervals([*hard, *later], placements=8_000).peak_nbytes < greedy
+
+
+def few(seed: int, count: int) -> list[Interval]:
+    random = Random(seed)
+    firsts = [random.randrange(7) for _ in range(count)]
+    return [Interval(f, f + random.randrange(5), random.randrange(1, 7)) for f in firsts]
+
+
+def test_the_exact_search_finds_the_lowest_peak_and_says_so_in_few_placements() -> None:
+    placements = 0
+    for seed in range(60):
+        intervals = few(seed, 6)
+        search = ExactSearch(intervals, sum(i.nbytes for i in intervals) + 1, 0, 100_000)
+        assert search.ended and search.peak == lowest_peak(intervals), seed
+        placements += search.placements
+    assert placements <= 703
+
+
+def test_the_exact_search_ends_at_its_target() -> None:
+    placements = 0
+    for seed in range(60):
+        intervals = few(seed, 9)
+        lowest = ExactSearch(intervals, sum(i.nbytes for i in intervals) + 1, 0, 10**6)
+        again = ExactSearch(intervals, sum(i.nbytes for i in intervals) + 1, lowest.peak, 10**6)
+        assert again.ended and again.peak == lowest.peak and again.placements <= lowest.placements
+        placements += again.placements
+    assert placements <= 1_293
+
+
+# -- whole plans ----------------------------------------------------------------------------------
+
+
+def pressed(seed: int) -> PlanRequest:
+    """Seven tensors of odd sizes, some of them in L1, and twenty programs that read one or two."""
+    random, scene, at, below = Random(seed), Scene(machine_with(l1_nbytes=4096)), 1024, 0
+    known: list[tuple[int, int]] = []
+    while len(known) < 7:
+        size = 16 * random.randrange(8, 80)
+        if at + size <= 1024 + 4096 and random.random() < 0.8:
+            known.append((scene.tensor(desc_of(size), at, keep=True), size))
+            at += size
+        else:
+            known.append((scene.tensor(desc_of(size, DRAM), below, keep=True), size))
+            below += size * 4
+    for index in range(20):
+        read = random.sample(known, random.randrange(1, 3))
+        size = 16 * random.randrange(1, 100)
+        what = program(f"p{index}", [desc_of(n) for _, n in read], [desc_of(size)],
+                       scratch=16 * random.randrange(40))  # fmt: skip
+        (made,) = scene.run(what, *(value for value, _ in read), keep=random.random() < 0.2)
+        if random.random() < 0.5:
+            known.append((made, size))
+    return scene.request()
+
+
+def test_plans_under_pressure_take_no_longer_than_they_did() -> None:
+    seconds, made = 0.0, 0
+    for seed in range(30):
+        try:
+            seconds += plan(pressed(seed)).seconds
+        except OutOfMemoryError:
+            continue
+        made += 1
+    assert made >= 25 and seconds <= 510e-6
