@@ -56,6 +56,10 @@ class Runnable(Protocol):
         """The loaded programs, in order."""
 
     @property
+    def files(self) -> tuple[object, ...]:
+        """What each program was read from: those of one file are compiled together."""
+
+    @property
     def runs(self) -> int:
         """How many programs run in one pass."""
 
@@ -72,6 +76,7 @@ class Chain:
     def __init__(self, device: Device, modules: Sequence[Module], wires: Sequence[Wire]) -> None:
         self.device = device
         self._programs = [_loaded(device, module) for module in modules]
+        self.files = tuple((module.path, module.program.name) for module in modules)
         feeds: list[dict[int, tuple[int, int]]] = [{} for _ in modules]
         for wire in wires:
             feeds[wire.consumer][wire.input] = (wire.producer, wire.output)

@@ -76,10 +76,21 @@ def told_apart(modules: Sequence[Module]) -> tuple[Module, ...]:
 
 
 def _named_by_file(module: Module) -> Module:
-    old = module.program
-    new = replace(old, name=f"{old.name} in {module.path}")
-    programs = tuple(new if program is old else program for program in module.binary.programs)
-    return replace(module, binary=replace(module.binary, programs=programs), program=new)
+    name = f"{module.program.name} in {module.path}"
+    return with_program(module, replace(module.program, name=name))
+
+
+def with_program(module: Module, program: Program | None) -> Module:
+    """The module with another program in the place of its own, if there is one."""
+    if program is None:
+        return module
+    binary = replaced(module.binary, module.program, program)
+    return replace(module, binary=binary, program=program)
+
+
+def replaced(binary: Binary, old: Program, new: Program) -> Binary:
+    """The binary with another program in the place of one of its own."""
+    return replace(binary, programs=tuple(new if p is old else p for p in binary.programs))
 
 
 def _binary(path: str, verify: str) -> Binary:

@@ -2,8 +2,8 @@
 
 Comes in: a computation graph with wishes, a machine, options. Goes out: a placed program and
 warnings. Passes are plain functions from graph to graph, one file each. Must not know: the runtime,
-files, or how programs will be composed. What few graphs need, to be differentiated or cut in
-parts, is loaded when it is asked for.
+files, or how programs will be composed. What few graphs need, to be differentiated, cut in parts or
+placed otherwise, is loaded when it is asked for.
 """
 
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from stitch.on_demand import names_on_demand
 
 if TYPE_CHECKING:
     from stitch.compiler.autodiff import Differentiated, differentiate
+    from stitch.compiler.changed_slots import with_layouts
     from stitch.compiler.forward_values import Recompute
     from stitch.compiler.split import split_graph
 else:
@@ -21,6 +22,7 @@ else:
         __name__,
         {
             "autodiff": "Differentiated differentiate",
+            "changed_slots": "with_layouts",
             "forward_values": "Recompute",
             "split": "split_graph",
         },
@@ -28,5 +30,5 @@ else:
 
 __all__ = [
     "Compilation", "CompileOptions", "CompileWarning", "Differentiated", "Recompute",
-    "compile_graph", "differentiate", "optimize", "split_graph",
+    "compile_graph", "differentiate", "optimize", "split_graph", "with_layouts",
 ]  # fmt: skip

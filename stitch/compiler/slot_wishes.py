@@ -11,11 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from stitch.errors import CompileError
-from stitch.graph import ComputationGraph, Wish
+from stitch.graph import LAYOUT_FIELDS, ComputationGraph, Wish
 from stitch.program import DataType, InputKind, Ownership, ValueType
 
-#: The fields that say where and how a tensor lies; the others say what it is for.
-LAYOUT_FIELDS = ("space", "data_type", "layout", "memory_layout", "shard_spec", "address")
 ByField = Mapping[str, Wish]
 
 

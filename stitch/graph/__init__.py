@@ -13,6 +13,7 @@ from stitch.graph.known_values import MAX_KNOWN_ELEMENTS, KnownValues
 from stitch.graph.symbolic import SymbolicTensor
 from stitch.graph.tracing import trace
 from stitch.graph.wish import (
+    LAYOUT_FIELDS,
     WISH_FIELDS,
     Side,
     Wish,
@@ -23,8 +24,8 @@ from stitch.graph.wish import (
 )
 
 __all__ = [
-    "MAX_KNOWN_ELEMENTS", "WISH_FIELDS", "ComputationGraph", "ComputationGraphBuilder", "Given",
-    "JsonObject", "KnownValues", "Side", "SymbolicTensor", "Wish", "WishError", "Written",
-    "as_json", "check_types", "from_json", "graph_problems", "objects_without_duplicates",
-    "parse_wish", "trace", "wished_layout", "wishes_of",
+    "LAYOUT_FIELDS", "MAX_KNOWN_ELEMENTS", "WISH_FIELDS", "ComputationGraph",
+    "ComputationGraphBuilder", "Given", "JsonObject", "KnownValues", "Side", "SymbolicTensor",
+    "Wish", "WishError", "Written", "as_json", "check_types", "from_json", "graph_problems",
+    "objects_without_duplicates", "parse_wish", "trace", "wished_layout", "wishes_of",
 ]  # fmt: skip

@@ -45,16 +45,13 @@ _EXPECTED: Mapping[str, str] = {
     "address": "bytes from the start of each bank, decimal or 0x...",
     "alias": "the name or index of the input whose buffer the output takes",
 }
+#: The fields that say where and how a tensor lies; the others say what it is for.
+LAYOUT_FIELDS = ("space", "data_type", "layout", "memory_layout", "shard_spec", "address")
 #: The fields that can be wished for, by side.
 WISH_FIELDS: Mapping[Side, tuple[str, ...]] = {
-    "input": (
-        "space", "data_type", "layout", "memory_layout", "shard_spec", "address", "kind",
-        "ownership",
-    ),
-    "output": (
-        "space", "data_type", "layout", "memory_layout", "shard_spec", "address", "alias",
-    ),
-}  # fmt: skip
+    "input": (*LAYOUT_FIELDS, "kind", "ownership"),
+    "output": (*LAYOUT_FIELDS, "alias"),
+}
 
 
 class WishError(UsageError, CompileError, LayoutError):

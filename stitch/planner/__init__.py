@@ -2,7 +2,8 @@
 
 Comes in: a `PlanRequest` (machine, tasks, buffers, values). Goes out: a `Plan` whose every copy
 carries its bytes, simulated time, reason and, where bytes leave L1, a certificate. Must not know
-devices, bytes, kernels or files. The checker is loaded when it is asked for.
+devices, bytes, kernels or files. The checker and advice are loaded when they are
+asked for.
 """
 
 from typing import TYPE_CHECKING
@@ -29,12 +30,28 @@ from stitch.planner.plan import (
 from stitch.planner.planner import plan
 
 if TYPE_CHECKING:
+    from stitch.planner.advice import (
+        MOST_CHANGES,
+        MOST_TRIALS,
+        Cost,
+        Slot,
+        SlotChange,
+        best_changes,
+        possible_changes,
+    )
     from stitch.planner.checker import WARNINGS, check_plan
 else:
-    __getattr__, __dir__ = names_on_demand(__name__, {"checker": "WARNINGS check_plan"})
+    __getattr__, __dir__ = names_on_demand(
+        __name__,
+        {
+            "advice": "MOST_CHANGES MOST_TRIALS Cost Slot SlotChange best_changes possible_changes",
+            "checker": "WARNINGS check_plan",
+        },
+    )
 
 __all__ = [
-    "WARNINGS", "Allocate", "Buffer", "Certificate", "Copy", "CostCertificate", "Execute", "Free",
-    "Instance", "Plan", "PlanRequest", "Relocate", "Resident", "Step", "Transfer", "after_steps",
-    "check_plan", "copy_cost", "placed", "plan",
+    "MOST_CHANGES", "MOST_TRIALS", "WARNINGS", "Allocate", "Buffer", "Certificate", "Copy", "Cost",
+    "CostCertificate", "Execute", "Free", "Instance", "Plan", "PlanRequest", "Relocate", "Resident",
+    "Slot", "SlotChange", "Step", "Transfer", "after_steps", "best_changes", "check_plan",
+    "copy_cost", "placed", "plan", "possible_changes",
 ]  # fmt: skip

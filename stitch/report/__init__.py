@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         totals_json,
     )
     from stitch.report.record_replay import RunRecord, read_record, replay
+    from stitch.report.run_difference import Difference, difference, read_copies
     from stitch.report.run_record import Recorder
 else:
     __getattr__, __dir__ = names_on_demand(
@@ -35,12 +36,13 @@ else:
             "explanation": "CopyLine copy_lines counted explain host_memory_line memory_report "
             "memory_views other_lines plan_json totals_json",
             "record_replay": "RunRecord read_record replay",
+            "run_difference": "Difference difference read_copies",
             "run_record": "Recorder",
         },
     )
 
 __all__ = [
-    "ChromeTrace", "CopyLine", "Device", "Recorder", "RunRecord", "copy_lines", "counted",
-    "explain", "host_memory_line", "memory_report", "memory_views", "other_lines",
-    "plan_json", "read_record", "replay", "totals_json",
+    "ChromeTrace", "CopyLine", "Device", "Difference", "Recorder", "RunRecord", "copy_lines",
+    "counted", "difference", "explain", "host_memory_line", "memory_report", "memory_views",
+    "other_lines", "plan_json", "read_copies", "read_record", "replay", "totals_json",
 ]  # fmt: skip

@@ -27,6 +27,7 @@ WRITTEN = {
 }  # fmt: skip
 #: Fields that came later, by class: older records lack them, and mean the default.
 LATER = {
+    "Cost": frozenset({"program_seconds"}),
     "Machine": frozenset({"compute"}),
     "Plan": frozenset({"least_seconds"}),
     "Transformation": frozenset({"seconds"}),

@@ -8,13 +8,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from stitch.errors import FormatError, StitchError, TaskError
 from stitch.machine import Machine
 from stitch.memory import Allocator
-from stitch.planner import Allocate, Buffer, Copy, Execute, Free, Instance, Plan, Relocate, Step
+from stitch.planner import (
+    Allocate,
+    Buffer,
+    Copy,
+    Cost,
+    Execute,
+    Free,
+    Instance,
+    Plan,
+    Relocate,
+    Step,
+)
 from stitch.program import Space
 from stitch.report.frozen_json import from_plain
 from stitch.report.run_record import VERSION
@@ -23,11 +34,12 @@ from stitch.tasks import TransformationKind
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A record as it was read."""
+    """A record as it was read; `cost` is what it counted in all, None in the oldest records."""
 
     machine: Machine
     plans: Mapping[int, Plan]
     events: tuple[Mapping[str, Any], ...]
+    cost: Cost | None = None
 
 
 def read_record(text: str) -> RunRecord:
@@ -63,7 +75,11 @@ def read_record(text: str) -> RunRecord:
         _check_tasks(numbered[int(index)], f"plans.{index}")
     if not all(isinstance(event, dict) for event in events):
         raise FormatError("an event is a mapping", where="events")
-    return RunRecord(machine, numbered, tuple(events))
+    totals, cost = body.get("totals"), None
+    if isinstance(totals, dict):
+        counted = {field.name: totals[field.name] for field in fields(Cost) if field.name in totals}
+        cost = from_plain(Cost, counted, "totals")
+    return RunRecord(machine, numbered, tuple(events), cost)
 
 
 def _check_machine(machine: Machine) -> None:

@@ -219,7 +219,8 @@ class TrainingInstance(TrainingTensors):
         if not self._has_gradients:
             raise UsageError("there are no gradients to step with", remedy="loss.backward() first")
         self.device.flush()
-        for loss in self._losses:
+        # Without data no loss is a number; all else goes as it does with data.
+        for loss in self._losses if self.device.computes else ():
             if not math.isfinite(loss.item()):
                 self._refuse(loss.item())
         self._cells.drop(self._wiring.momentary)

@@ -13,6 +13,7 @@ from typing import Any
 from stitch import api
 from stitch.cli.command import EXIT_OK, Command, say, say_aside
 from stitch.cli.compile.python_factories import from_entry
+from stitch.cli.module_files import DEFAULT_TARGET
 from stitch.cli.output_checks import TTB, OutputChecks
 from stitch.cli.parser import add_options, make_parser, positive
 from stitch.cli.run_inputs import array_of_word, is_array_word
@@ -30,6 +31,7 @@ from stitch.ttb import content_of
 EXAMPLES = """\
   stitch-compile features.yaml -o features.ttb
   stitch-compile classifier.yaml -o c.ttb --target=wormhole_n150 --set input.x.space=l1
+  stitch-compile classifier.yaml -o c.ttb --for=pipeline.yaml   # c.ttb is a module of it
   stitch-compile --entry=mymodels.mlp:make -o mlp.ttb
   stitch-compile --entry=mlp.py:make -o - | stitch-run --module=- --init=randn
   stitch-compile model.onnx --input_shape x=1x3x224x224 --split=2 -o m.ttb  # m.0.ttb, m.1.ttb"""
@@ -47,8 +49,8 @@ def command() -> Command:
     parser.add_argument("-o", "--output", metavar="FILE", help="the .ttb file, - for stdout")
     add_options(
         parser,
-        ("--target", {"default": "wormhole_n150", "metavar": "NAME|machine.yaml",
-                      "help": "the machine to compile for (default: %(default)s)"}),
+        ("--target", {"metavar": "NAME|machine.yaml", "help": "the machine to compile for "
+                      f"(default: {DEFAULT_TARGET}, with --for the pipeline's)"}),
         ("--set", {"action": "append", "default": [], "metavar": "SIDE.SLOT.FIELD=VALUE",
                    "dest": "wishes", "help": "a wish for one slot, as in input.x.space=l1; "
                    "fields: space, data_type, layout, memory_layout, shard_spec, address, alias"}),
@@ -68,6 +70,9 @@ def command() -> Command:
                      "-o m.ttb writes m.0.ttb, m.1.ttb, ..."}),
         ("--split_at", {"action": "append", "default": [], "metavar": "NODE,...",
                         "help": "cut the module after these nodes"}),
+        ("--for", {"metavar": "pipeline.yaml", "dest": "pipeline", "help": "place the slots, at "
+                   "fixed addresses too, so that this pipeline copies least; -o is the file of "
+                   "its module, whatever that holds now"}),
         ("--text", {"action": "store_true", "help": "print the program as text"}),
     )  # fmt: skip
     return Command(parser.read, _compile)
@@ -88,18 +93,32 @@ def _compile_source(words: argparse.Namespace) -> int:
         raise UsageError("-o - and --text both want standard output", remedy="choose one of them")
     checks = OutputChecks()
     cuts = cuts_of(words.split, words.split_at)
+    if words.pipeline is not None and (words.output in (None, "-") or cuts is not None):
+        raise UsageError(
+            "--for places one module of a pipeline, and -o says which",
+            expected="-o FILE, a module's file in the pipeline, without --split",
+        )
     if words.output == "-" and cuts is not None:
         raise UsageError("a split module takes several files", expected="-o FILE, such as m.ttb")
     factory_file = (words.entry or "").rpartition(":")[0]
-    checks.reads(filter(None, (words.source, words.target, factory_file)))
+    checks.reads(filter(None, (words.source, words.target, words.pipeline, factory_file)))
     if words.output is not None and cuts is None:
         checks.add(words.output, TTB, "-o")
     module, examples = _module(words)
     checks.refuse_sources()
     shapes = input_shapes(words.input_shape)
+    if words.pipeline is not None:
+        # What plans and runs is loaded for pipelines only.
+        from stitch.cli.compile.for_pipeline import compiled_for
+
+        model, advice = compiled_for(words, read_graph(module, examples, shapes))
+        _write([model], [words.output], words)
+        say(f"for {words.pipeline}: " + ("as it is" if advice is None else advice.lines[0]))
+        return EXIT_OK
+    target = words.target or DEFAULT_TARGET
     if cuts is None:
         model = api.compile(
-            module, examples, target=words.target, wishes=words.wishes, name=words.name,
+            module, examples, target=target, wishes=words.wishes, name=words.name,
             role=words.role, input_shapes=shapes,
         )  # fmt: skip
         _write([model], [words.output], words)
@@ -114,7 +133,7 @@ def _compile_source(words: argparse.Namespace) -> int:
     for path in paths:
         if path is not None:
             checks.add(path, TTB, "-o")
-    models = [api.compile(part, target=words.target, role=words.role) for part in parts]
+    models = [api.compile(part, target=target, role=words.role) for part in parts]
     _write(models, paths, words)
     return EXIT_OK
 

@@ -2,34 +2,40 @@
 
 One file: versions, machine, slots, operations, memory, sizes; constants are not read unless
 `--verify=full` asks for their checksums. Several: the plan of one pass without data.
-`--check_plan` confirms the certificates of plans, those of a record or of the given files.
+`--check_plan` confirms the certificates of plans, those of a record or of the given files; `--diff`
+compares what two runs copied.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, TypeVar
 
 from stitch import api
-from stitch.cli.command import EXIT_FAILURE, EXIT_OK, Command, say
+from stitch.cli.command import EXIT_FAILURE, EXIT_OK, Command, say, say_aside
 from stitch.cli.inspect.describe import SECTIONS, describe, head_lines, program_lines
 from stitch.cli.inspect.stitching_cost import stitching, stitching_json, stitching_lines
 from stitch.cli.module_files import machine_for, module_source, read_modules, told_apart
-from stitch.cli.parser import add_options, make_parser
+from stitch.cli.parser import add_options, count, make_parser
+from stitch.cli.rehearsal import difference_text
 from stitch.cli.wire_words import FORM as WIRE_FORM
 from stitch.cli.wire_words import wires_of
-from stitch.errors import UsageError
+from stitch.errors import FormatError, UsageError
 from stitch.files import read_text, unreadable
 from stitch.planner import Plan, check_plan
-from stitch.report import read_record
+from stitch.report import difference, read_copies, read_record
 
+_T = TypeVar("_T")
 EXAMPLES = """\
   stitch-inspect a.ttb
   stitch-inspect a.ttb --section=operations
   stitch-inspect a.ttb --json --verify=full
   stitch-inspect a.ttb b.ttb                 can they be stitched, and at what cost?
   stitch-inspect a.ttb b.ttb --check-plan
+  stitch-inspect --diff old.json new.json --max-added-bytes=0
   stitch-inspect --check-plan=run.json       what stitch-run --record=run.json wrote"""
 
 
@@ -56,12 +62,22 @@ def command() -> Command:
         ("--check_plan", {"nargs": "?", "const": "", "metavar": "run.json",
                           "help": "check the certificates of recorded plans, or of the plan "
                           "for the given modules"}),
+        ("--diff", {"nargs": 2, "metavar": ("old.json", "new.json"),
+                    "help": "what a run copies more than another: records, or plans.json"}),
+        ("--max_added_bytes", {"type": count, "metavar": "N",
+                               "help": "with --diff: exit code 6 if more bytes are added"}),
     )  # fmt: skip
     return Command(parser.read, _inspect)
 
 
 def _inspect(words: argparse.Namespace) -> int:
     record = words.check_plan
+    if words.diff is not None:
+        if words.modules or record is not None:
+            raise UsageError("--diff compares two files: no modules, no --check_plan")
+        return _diff(words)
+    if words.max_added_bytes is not None:
+        raise UsageError("--max_added_bytes is for --diff")
     if record is not None and record.endswith(".ttb"):
         raise UsageError(
             f"--check_plan takes a record, not {record}",
@@ -70,7 +86,7 @@ def _inspect(words: argparse.Namespace) -> int:
     if record:
         if words.modules:
             raise UsageError("--check_plan checks a record, or the given modules: not both")
-        return _check(_recorded(record), words.json)
+        return _check(dict(_read(record, read_record).plans), words.json)
     if not words.modules:
         raise UsageError("there is nothing to inspect", expected="one or more .ttb files")
     if len(words.modules) == 1 and record is None:
@@ -118,12 +134,37 @@ def _stitch(words: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _recorded(path: str) -> dict[int, Plan]:
+def _read(path: str, read: Callable[[str], _T]) -> _T:
+    """What a file holds; an error names it."""
     try:
-        text = read_text(path, errors="surrogateescape")
+        return read(read_text(path, errors="surrogateescape"))
     except OSError as error:
         raise unreadable(path, error) from error
-    return dict(read_record(text).plans)
+    except FormatError as error:
+        error.where = ", ".join(filter(None, (path, error.where)))
+        raise
+
+
+def _diff(words: argparse.Namespace) -> int:
+    """What was added, and the copies that differ; exit code 6 for more bytes than allowed."""
+    old, new = (_read(path, read_copies) for path in words.diff)
+    found = difference(old, new)
+    most = words.max_added_bytes
+    code = EXIT_FAILURE if most is not None and found.added.nbytes > most else EXIT_OK
+    if words.json:
+        say(json.dumps(asdict(found), indent=2))
+        return code
+    lines = [f"this change: {difference_text(found.added)}"]
+    for sign, copies in (("+", found.more), ("-", found.fewer)):
+        lines += [
+            f"  {sign} {line.kind} x{line.times} {line.nbytes} B {line.seconds * 1e6:.1f} us  "
+            f"{line.source} -> {line.target}\n      {line.reason}"
+            for line in copies
+        ]
+    say("\n".join(lines))
+    if code:
+        say_aside(f"stitch-inspect: error: {found.added.nbytes} B added, at most {most} allowed")
+    return code
 
 
 def _check(plans: dict[int, Plan], as_json: bool) -> int:

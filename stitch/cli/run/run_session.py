@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,8 +17,9 @@ from stitch import api
 from stitch.cli.chain import Chain, Runnable
 from stitch.cli.command import EXIT_FAILURE, EXIT_MISMATCH, EXIT_OK, say, say_aside
 from stitch.cli.device_costs import check_room, copies_inside, memory_text, planned_copies
-from stitch.cli.module_files import machine_for, read_modules, told_apart
+from stitch.cli.module_files import machine_for, read_modules, told_apart, with_program
 from stitch.cli.output_checks import RECORD, RESULT, TRACE, OutputChecks, array_kind
+from stitch.cli.rehearsal import MOST_RUNS, Load, advise
 from stitch.cli.run.artifacts import add_artifacts, artifact_kinds
 from stitch.cli.run.run_outputs import (
     Destinations,
@@ -53,6 +53,7 @@ class RunSession:
 
     words: argparse.Namespace
     device: api.Device
+    load: Load
     runnable: Runnable
     arrays: tuple[Array, ...]
     where: Destinations
@@ -90,7 +91,7 @@ def _run(words: argparse.Namespace, checks: OutputChecks) -> int:
         stack.enter_context(device)
         trace = ChromeTrace(device) if words.trace is not None else None
         recorder = Recorder(device) if words.record is not None else None
-        session = _prepared(words, device, load())
+        session = _prepared(words, device, load)
         _check_outputs(session, checks)
         _say_how_much(session)
         _all_passes(session)
@@ -145,23 +146,25 @@ def _refuse_results(words: argparse.Namespace) -> None:
         )
 
 
-def _chain(words: argparse.Namespace) -> tuple[api.Device, Callable[[], Runnable]]:
+def _chain(words: argparse.Namespace) -> tuple[api.Device, Load]:
     given = read_modules(words.module, words.function, device=words.device, compiling=_note)
     modules = told_apart(given)
     named = given_names(words.input)
     wires = wires_of(modules, words.wire, strict_types=words.strict_types, given=named)
     device = _open(words, machine_for(words.device, modules))
-    return device, lambda: Chain(device, modules, wires)
+    return device, lambda where, programs: Chain(
+        where, [with_program(m, programs.get(at)) for at, m in enumerate(modules)], wires
+    )
 
 
-def _pipeline_file(words: argparse.Namespace) -> tuple[api.Device, Callable[[], Runnable]]:
-    from stitch.cli.run.pipeline_file import open_pipeline_file
+def _pipeline_file(words: argparse.Namespace) -> tuple[api.Device, Load]:
+    from stitch.cli.pipeline_file import open_pipeline_file
 
     return open_pipeline_file(words, _open)
 
 
-def _prepared(words: argparse.Namespace, device: api.Device, runnable: Runnable) -> RunSession:
-    computes = device.computes
+def _prepared(words: argparse.Namespace, device: api.Device, load: Load) -> RunSession:
+    computes, runnable = device.computes, load(device, {})
     check_room(device, runnable)
     arrays = gather_inputs(
         runnable.inputs, words.input, init=words.init, seed=words.seed,
@@ -169,7 +172,7 @@ def _prepared(words: argparse.Namespace, device: api.Device, runnable: Runnable)
     )  # fmt: skip
     where = destinations(runnable.outputs, words.output, brief=not words.expected_output)
     expected = expectations(runnable.outputs, words.expected_output)
-    return RunSession(words, device, runnable, arrays, where, expected)
+    return RunSession(words, device, load, runnable, arrays, where, expected)
 
 
 def _check_outputs(session: RunSession, checks: OutputChecks) -> None:
@@ -226,7 +229,7 @@ def _outcome(session: RunSession) -> list[str]:
     else:
         lines.append("planned only: nothing was executed, no results exist")
     if words.explain or words.dry_run:
-        lines.append(device.explain())
+        lines += [device.explain(), *_advice(session)]
     if words.memory:
         lines.append(memory_text(device))
     if words.print_statistics:
@@ -236,6 +239,18 @@ def _outcome(session: RunSession) -> list[str]:
     if session.verdicts and not failed:
         lines.append(f"[SUCCESS] {counted(len(session.verdicts), 'result')} as expected")
     return lines
+
+
+def _advice(session: RunSession) -> list[str]:
+    """What to compile otherwise, if that saves anything."""
+    words, runnable = session.words, session.runnable
+    if runnable.runs * 2 > MOST_RUNS:
+        return []
+    advice = advise(
+        session.device.machine, session.load, session.arrays,
+        window=words.window, strict_types=words.strict_types,
+    )  # fmt: skip
+    return [] if advice is None else [f"  advice: {line}" for line in advice.lines]
 
 
 def _checked(session: RunSession) -> int:

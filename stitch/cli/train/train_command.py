@@ -31,6 +31,7 @@ from stitch.cli.train.progress_report import (
 from stitch.cli.train.resuming import Keeper, facts_of
 from stitch.cli.train.trained_model import Evaluation, TrainModel, build_model
 from stitch.cli.train.trained_outputs import LossPicture, add_outputs, check_outputs, output_paths
+from stitch.cli.train.training_advice import training_advice
 from stitch.cli.train.training_defects import defects_of
 from stitch.cli.train.training_loop import (
     STEADY,
@@ -50,6 +51,7 @@ from stitch.documents import (
 from stitch.errors import FormatError, StitchError, UsageError
 from stitch.files import FileBatch
 from stitch.machine import load_machine
+from stitch.planner import Plan
 from stitch.report import counted, explain, totals_json
 from stitch.runtime import WHOLE_RUN
 from stitch.training import TrainingInstance, optimizer_from_config
@@ -83,6 +85,8 @@ class Run:
     plans: list[tuple[int, int]] = field(default_factory=list)
     copies: int = 0
     explained: str = ""
+    #: The plans of the loop that is explained, with how often each ran.
+    explained_plans: tuple[tuple[Plan, int], ...] = ()
     #: Steps since the last checkpoint; work since the last step that is not the loop's.
     dirty: bool = True
     others: bool = False
@@ -224,6 +228,7 @@ def _explain(run: Run) -> None:
     """What the loop did of late, in its steady state, before others use the device."""
     if run.words.explain and run.loop.step > run.first + STEADY and not run.others:
         run.explained = explain(run.device, _stretch(run))
+        run.explained_plans = run.device.account().plans
 
 
 def _stretch(run: Run) -> str:
@@ -266,6 +271,9 @@ def _finish(run: Run, signalled: int, outputs: tuple[str | Path, ...]) -> int:
     _final(run, "interrupted" if signalled else "done", code, held_out=dict(held_out))
     if run.explained:
         say(run.explained)
+        advice = training_advice(run.file, run.model, run.words.window, run.explained_plans)
+        for line in () if advice is None else advice.lines:
+            say(f"  advice: {line}")
     elif run.words.explain:
         say_aside(f"stitch-run: note: nothing to explain: the loop is steady after {STEADY} steps")
     if run.words.memory:

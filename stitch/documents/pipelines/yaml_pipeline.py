@@ -77,13 +77,17 @@ class CheckedPipeline:
         return name
 
 
-def read_pipeline(path: str | Path, *, strict_types: bool = False) -> CheckedPipeline:
+def read_pipeline(
+    path: str | Path, *, strict_types: bool = False, given: Mapping[Path, Binary] | None = None
+) -> CheckedPipeline:
     """Read a pipeline file, its binaries and its arrays; check all before anything runs.
 
-    Raises `FormatError` with every defect, `IncompatibleError` for a binary of another version.
+    `given`: binaries in the place of what their files hold, by resolved path. Raises `FormatError`
+    with every defect, `IncompatibleError` for a binary of another version.
     """
     file = load_pipeline(path)
-    binaries = {module.name: load(module.file) for module in file.modules}
+    known = given or {}
+    binaries = {m.name: known.get(m.file.resolve()) or load(m.file) for m in file.modules}
     programs: dict[str, Program] = {}
     for module in file.modules:
         try:

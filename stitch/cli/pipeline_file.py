@@ -7,14 +7,17 @@ Goes out: a device, and what loads the pipeline on it.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from stitch.api import Device
-from stitch.cli.chain import RunInput, Runnable, RunOutput
+from stitch.cli.chain import RunInput, RunOutput
 from stitch.cli.command import say_aside
+from stitch.cli.module_files import replaced
+from stitch.cli.rehearsal import Load
 from stitch.documents import CheckedPipeline, YamlPipeline, read_pipeline
 from stitch.machine import Machine, load_machine
-from stitch.program import Array
+from stitch.program import Array, Program
 from stitch.runtime import LoadedProgram, Tensor
 
 
@@ -37,6 +40,11 @@ class PipelineRunnable:
         return tuple(self._pipeline.programs.values())
 
     @property
+    def files(self) -> tuple[object, ...]:
+        """What each program was read from."""
+        return tuple((m.file, m.program) for m in self._pipeline.checked.file.modules)
+
+    @property
     def runs(self) -> int:
         """How many programs run in one pass: the steps, with their repeats."""
         return self._pipeline.checked.file.runs
@@ -52,11 +60,25 @@ class PipelineRunnable:
 
 def open_pipeline_file(
     words: argparse.Namespace, open_device: Callable[[argparse.Namespace, Machine], Device]
-) -> tuple[Device, Callable[[], Runnable]]:
+) -> tuple[Device, Load]:
     """The device for a pipeline file (`--device` goes before the file's own), and its loader."""
     checked = read_pipeline(words.pipeline, strict_types=words.strict_types)
     for warning in checked.warnings:
         say_aside(f"stitch-run: warning: {warning}")
     machine = load_machine(words.device if words.device is not None else checked.machine)
-    device = open_device(words, machine)
-    return device, lambda: PipelineRunnable(device, checked)
+    return open_device(words, machine), loader_of(checked)
+
+
+def loader_of(checked: CheckedPipeline) -> Load:
+    """What loads a pipeline file on a device, with other programs for some of its modules."""
+
+    def load(device: Device, programs: Mapping[int, Program]) -> PipelineRunnable:
+        names = [module.name for module in checked.file.modules]
+        own, binaries = dict(checked.programs), dict(checked.binaries)
+        for at, program in programs.items():
+            name = names[at]
+            binaries[name] = replaced(binaries[name], own[name], program)
+            own[name] = program
+        return PipelineRunnable(device, replace(checked, binaries=binaries, programs=own))
+
+    return load

@@ -1,0 +1,96 @@
+"""`stitch-compile SOURCE -o FILE --for=pipeline.yaml`: a module, placed for its pipeline.
+
+The module is the one whose file in the pipeline is what `-o` writes; what lies there so far does
+not matter, and it need not be there. Slots get the places and fixed addresses with which one pass
+of the pipeline costs least, each planned with the module compiled anew. What `--set` says stays;
+what the source wishes for a slot gives way. Comes in: words, a graph. Goes out: the model, and what
+was found. Must not know: front ends, how files are written.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from stitch import api
+from stitch.cli.module_files import DEFAULT_TARGET, known_machine
+from stitch.cli.pipeline_file import loader_of
+from stitch.cli.rehearsal import Advice, chosen, rehearse, wishes_between
+from stitch.documents import PipelineFile, load_pipeline, read_pipeline
+from stitch.errors import UsageError
+from stitch.graph import LAYOUT_FIELDS, ComputationGraph, parse_wish
+from stitch.machine import load_machine
+from stitch.planner import Cost, SlotChange
+from stitch.program import Layout
+from stitch.ttb import load
+
+
+def compiled_for(
+    words: argparse.Namespace, graph: ComputationGraph
+) -> tuple[api.CompiledModel, Advice | None]:
+    """The module's model with which its pipeline costs least, and what was changed for that.
+
+    Raises `UsageError` where the pipeline has no such module, and what compiling the module as it
+    is, or reading or planning the pipeline with it, raises.
+    """
+    file = load_pipeline(words.pipeline)
+    place = Path(words.output).resolve()
+    own = [at for at, module in enumerate(file.modules) if module.file.resolve() == place]
+    if not own:
+        listed = ", ".join(str(module.file) for module in file.modules)
+        raise UsageError(
+            f"{words.pipeline} has no module in the file {words.output}", where="--for",
+            expected=f"-o FILE, one of {listed}",
+        )  # fmt: skip
+    target = words.target or _machine_of(file, place)
+    asked = [parse_wish(wish) for wish in words.wishes]
+    named = replace(graph, name=words.name or graph.name)
+    fixed = {(wish.side, named.slot_index(wish)) for wish in asked}
+
+    def compiled(changes: Sequence[SlotChange]) -> api.CompiledModel:
+        placed = named
+        for change in changes:
+            placed = _placed(placed, change)
+        return api.compile(placed.with_wishes(*asked), target=target, role=words.role)
+
+    model = compiled(())
+    plan = loader_of(read_pipeline(words.pipeline, given={place: model.binary}))
+    machine = load_machine(file.device or target)
+    now = rehearse(machine, plan, {}, None)
+
+    def price(changes: Sequence[SlotChange]) -> Cost:
+        if not changes:
+            return now.cost
+        (program,) = compiled(changes).binary.programs
+        return rehearse(machine, plan, dict.fromkeys(own, program), None).cost
+
+    advice = chosen(
+        now, price, period="pass", most=len(graph.inputs) + len(graph.outputs),
+        allowed=lambda slot: slot.program == own[0] and (slot.side, slot.index) not in fixed,
+    )  # fmt: skip
+    return (model, None) if advice is None else (compiled(advice.changes), advice)
+
+
+def _machine_of(file: PipelineFile, place: Path) -> str:
+    """The machine of a pipeline, whatever lies in the file `place`."""
+    if file.device is not None:
+        return file.device
+    others = [module.file for module in file.modules if module.file.resolve() != place]
+    return known_machine(load(others[0]).machine.name, str(others[0])) if others else DEFAULT_TARGET
+
+
+def _placed(graph: ComputationGraph, change: SlotChange) -> ComputationGraph:
+    """The graph with wishes for a slot that lead to a layout, instead of those that it had."""
+    slot, layout = change.slot, change.layout
+    kind = (graph.input_type if slot.side == "input" else graph.output_type)(slot.index)
+    plain = Layout(kind.data_type, layout.space)
+    fields = [f"space={layout.space.value}", *wishes_between(plain, layout)]
+    wishes = [parse_wish(f"{slot.side}.{slot.index}.{field}") for field in fields]
+    kept = [
+        wish for wish in graph.wishes
+        if (wish.side, graph.slot_index(wish)) != (slot.side, slot.index)
+        or wish.field not in LAYOUT_FIELDS
+    ]  # fmt: skip
+    return replace(graph, wishes=tuple(kept)).with_wishes(*wishes)

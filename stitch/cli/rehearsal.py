@@ -1,0 +1,224 @@
+"""Advice: which slots to compile otherwise, as plans of the changed programs say; and its text.
+
+Comes in: what loads a run on a device, its inputs, changes of slots. Goes out: what one pass costs,
+planned without data on a device of its own; the best few changes, and what they save. Must not
+know: where programs come from, files of arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+from stitch import api
+from stitch.cli.chain import Runnable
+from stitch.cli.device_costs import check_room, copies_inside
+from stitch.cli.run_inputs import gather_inputs
+from stitch.compiler import with_layouts
+from stitch.errors import StitchError
+from stitch.machine import Machine
+from stitch.planner import (
+    MOST_CHANGES,
+    MOST_TRIALS,
+    Cost,
+    Plan,
+    Slot,
+    SlotChange,
+    best_changes,
+    possible_changes,
+)
+from stitch.program import Array, Layout, Program
+from stitch.report import CopyLine
+from stitch.runtime import DEFAULT_WINDOW, Totals
+
+#: Program runs that are planned for one piece of advice, at most.
+MOST_RUNS = 20_000
+
+#: Loads a run on a device, with other programs in some places (by index).
+Load: TypeAlias = Callable[[api.Device, Mapping[int, Program]], Runnable]
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """One pass, planned without data: what it costs, its plans, and the programs that it ran.
+
+    `copies` are those of what was in memory already; `cost` counts the inputs' way in as well.
+    `firsts` gives for each program the first one of the same file, `keys` numbers transformations.
+    """
+
+    cost: Cost
+    plans: tuple[tuple[Plan, int], ...]
+    copies: tuple[CopyLine, ...]
+    programs: tuple[Program, ...]
+    firsts: tuple[int, ...]
+    keys: Mapping[int, int]
+    runs: int
+
+
+def rehearse(
+    machine: Machine, load: Load, programs: Mapping[int, Program], arrays: Sequence[Array] | None,
+    *, window: int = DEFAULT_WINDOW, strict_types: bool = False,
+) -> Rehearsal:  # fmt: skip
+    """Plan one pass without data, as `--dry_run` does; raises what planning it raises."""
+    with api.open_device(
+        machine, executor="null", window=window, strict_types=strict_types
+    ) as device:
+        runnable = load(device, programs)
+        check_room(device, runnable)
+        if arrays is None:
+            arrays = gather_inputs(runnable.inputs, (), init=None, seed=0, without_data=True)
+        results = runnable.run(arrays)
+        device.flush()
+        account = device.account()
+        del results
+        firsts = tuple(map(runnable.files.index, runnable.files))
+        loaded = runnable.programs
+        return Rehearsal(
+            cost_of(account.total), account.plans, copies_inside(device),
+            tuple(one.program for one in loaded), firsts,
+            {one.transformation.key: n for one, n in zip(loaded, firsts, strict=True)},
+            runnable.runs,
+        )  # fmt: skip
+
+
+def cost_of(total: Totals) -> Cost:
+    """Totals of a device as what changes are compared by."""
+    return Cost(total.copies, total.nbytes, total.seconds, total.program_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Changes, as words by program, and what all costs now and with them (per `period`)."""
+
+    changes: tuple[SlotChange, ...]
+    words: tuple[str, ...]
+    now: Cost
+    then: Cost
+    period: str
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """A line for each change; the last one says what they save."""
+        firsts = ("compile", *["and"] * (len(self.words) - 1))
+        together = "together " if len(self.words) > 1 else ""
+        said = [f"{first} {word}" for first, word in zip(firsts, self.words, strict=True)]
+        saved = f"{difference_text(self.then - self.now)} a {self.period}"
+        return (*said[:-1], f"{said[-1]}: {together}{saved}")
+
+
+def difference_text(more: Cost) -> str:
+    """What comes on top, or is saved.
+
+    >>> difference_text(Cost(1, 32, 1e-6) - Cost(3, 96, 2e-6))
+    '-2 copies, -64 B, -1.0 us'
+    """
+    noun = "copy" if abs(more.copies) == 1 else "copies"
+    parts = [f"{more.copies:+d} {noun}", f"{more.nbytes:+d} B", f"{more.seconds * 1e6:+.1f} us"]
+    if abs(more.program_seconds) >= 0.05e-6:
+        parts.append(f"{more.program_seconds * 1e6:+.1f} us of programs")
+    return ", ".join(parts)
+
+
+def advise(
+    machine: Machine, load: Load, arrays: Sequence[Array] | None, now: Rehearsal | None = None,
+    *, most: int = MOST_CHANGES, window: int = DEFAULT_WINDOW, strict_types: bool = False,
+) -> Advice | None:  # fmt: skip
+    """The best few changes to the slots of programs that are there as binaries only.
+
+    `now`: the pass as it is, where it has been planned. None where nothing is saved, or a pass is
+    too long to be planned again and again.
+    """
+    plan = partial(rehearse, machine, load, arrays=arrays, window=window, strict_types=strict_types)
+    known = now or plan(programs={})
+
+    def price(changes: Sequence[SlotChange]) -> Cost | None:
+        if not changes:
+            return known.cost
+        changed = {}
+        for number in {change.slot.program for change in changes}:
+            layouts = {(c.slot.side, c.slot.index): c.layout for c in changes
+                       if c.slot.program == number}  # fmt: skip
+            changed[number] = with_layouts(known.programs[number], layouts, machine.shape)
+        places = {at: changed[first] for at, first in enumerate(known.firsts) if first in changed}
+        return plan(programs=places).cost
+
+    return chosen(known, price, period="pass", most=most)
+
+
+def chosen(
+    now: Rehearsal, price: Callable[[Sequence[SlotChange]], Cost | None], *, period: str,
+    most: int = MOST_CHANGES, allowed: Callable[[Slot], bool] = lambda slot: True,
+) -> Advice | None:  # fmt: skip
+    """The advice that `best_changes` gives; what cannot be compiled or planned has no price."""
+
+    def priced(changes: Sequence[SlotChange]) -> Cost | None:
+        try:
+            return price(changes)
+        except StitchError:
+            return None
+
+    trials = min(MOST_TRIALS, MOST_RUNS // max(1, now.runs))
+    changes = [c for c in possible_changes(now.plans, now.keys) if allowed(c.slot)]
+    best = best_changes(changes, priced, most=most, trials=trials)
+    if best is None:
+        return None
+    words: dict[int, list[str]] = {}
+    for change in best[0]:
+        number = change.slot.program
+        words.setdefault(number, []).append(_words(now.programs[number], change))
+    return Advice(
+        best[0], tuple(f"{now.programs[n].name} with {' '.join(w)}" for n, w in words.items()),
+        best[1], best[2], period,
+    )  # fmt: skip
+
+
+def _words(program: Program, change: SlotChange) -> str:
+    """How a slot is to be compiled."""
+    slot, have = title(program, change.slot), own_layout(program, change.slot)
+    words = [f"--set {slot}.{wish}" for wish in wishes_between(have, change.layout)]
+    if have.address is not None and change.layout.address is None:
+        words.append(f"no {slot}.address")
+    return " ".join(words)
+
+
+def title(program: Program, slot: Slot) -> str:
+    """What a wish calls a slot.
+
+    Names that are numbers would be taken for indices.
+    """
+    name = (program.inputs if slot.side == "input" else program.outputs)[slot.index].name
+    return f"{slot.side}.{slot.index if name.isdecimal() else name}"
+
+
+def own_layout(program: Program, slot: Slot) -> Layout:
+    """How a slot is placed."""
+    of = program.input_desc if slot.side == "input" else program.output_desc
+    return of(slot.index).layout
+
+
+def wishes_between(have: Layout, want: Layout) -> tuple[str, ...]:
+    """The wishes, without their slot, that turn one layout into the other; none drops an address.
+
+    >>> from stitch.program import DataType, Space
+    >>> wishes_between(Layout(DataType.FLOAT32), Layout(DataType.FLOAT32, Space.L1, address=64))
+    ('space=l1', 'address=0x40')
+    """
+    words = []
+    if have.space is not want.space:
+        words.append(f"space={want.space.value}")
+    if have.data_type is not want.data_type:
+        words.append(f"data_type={want.data_type.value}")
+    if have.is_tiled is not want.is_tiled:
+        words.append(f"layout={'tile' if want.is_tiled else 'row_major'}")
+    if have.memory_layout is not want.memory_layout:
+        words.append(f"memory_layout={want.memory_layout.value}")
+    spec = want.shard_spec
+    if spec is not None and have.shard_spec != spec:
+        grid, shape = spec.core_grid, spec.shape
+        order = "" if spec.orientation.value == "row_major" else f",{spec.orientation.value}"
+        words.append(f"shard_spec={grid[0]}x{grid[1]},{shape[0]}x{shape[1]}{order}")
+    if want.address is not None and have.address != want.address:
+        words.append(f"address={want.address:#x}")
+    return tuple(words)

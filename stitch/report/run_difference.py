@@ -1,0 +1,109 @@
+"""What one run copied more or less than another: records of runs, or plans as they were saved.
+
+Comes in: the texts of two files, each either what `--record` wrote or the `plans.json` of
+`--save_artifacts`. Goes out: sums and copies that differ. Must not know: files, commands.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from stitch.errors import FormatError
+from stitch.planner import Cost
+from stitch.report.explanation import CopyLine, copy_lines
+from stitch.report.frozen_json import from_plain
+from stitch.report.record_replay import read_record
+
+EXPECTED = "what stitch-run --record=FILE writes, or plans.json of --save_artifacts"
+
+
+@dataclass(frozen=True, slots=True)
+class RunCopies:
+    """What a run copied: in sum, and by copy (`times` counts all runs of all plans)."""
+
+    cost: Cost
+    lines: tuple[CopyLine, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What was added, less what was saved; the copies of which there are more, and fewer."""
+
+    added: Cost
+    more: tuple[CopyLine, ...]
+    fewer: tuple[CopyLine, ...]
+
+
+def read_copies(text: str) -> RunCopies:
+    """The copies of a record or of saved plans; raises `FormatError` for anything else."""
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FormatError("these are no copies of a run", expected=EXPECTED,
+                          got=f"no JSON: {error}"[:200]) from error  # fmt: skip
+    if isinstance(body, list):
+        lines = _joined(line for at, plan in enumerate(body) for line in _saved(plan, f"[{at}]"))
+        seconds = sum(plan["runs"] * plan["program_seconds"] for plan in body)
+        return RunCopies(replace(_sum(lines), program_seconds=seconds), lines)
+    record = read_record(text)
+    runs = Counter(str(e.get("plan")) for e in record.events if e.get("event") == "run")
+    lines = copy_lines((plan, runs[str(index)]) for index, plan in record.plans.items())
+    _check_numbers(record.cost, "totals")
+    return RunCopies(record.cost or _sum(lines), lines)
+
+
+def difference(old: RunCopies, new: RunCopies) -> Difference:
+    """What the new run copies that the old one did not, and the other way round."""
+    return Difference(new.cost - old.cost, _beyond(new.lines, old.lines),
+                      _beyond(old.lines, new.lines))  # fmt: skip
+
+
+def _beyond(lines: Iterable[CopyLine], others: Iterable[CopyLine]) -> tuple[CopyLine, ...]:
+    """The copies that there are more often than among the others, with how much more often."""
+    times = {replace(line, times=0): line.times for line in others}
+    more = ((line, line.times - times.get(replace(line, times=0), 0)) for line in lines)
+    return tuple(replace(line, times=extra) for line, extra in more if extra > 0)
+
+
+def _saved(plan: Any, where: str) -> Iterator[CopyLine]:
+    """The copies of one of the saved plans, as often as they happened."""
+    if not isinstance(plan, dict) or not isinstance(plan.get("copies"), list):
+        raise FormatError("a saved plan has `copies`", where=where, expected=EXPECTED)
+    runs = from_plain(int, plan.get("runs"), f"{where}.runs")
+    own = Cost(runs, 0, 0.0, from_plain(float, plan.get("program_seconds"), f"{where}"))
+    _check_numbers(own, where)
+    for at, copy in enumerate(plan["copies"]):
+        place = f"{where}.copies[{at}]"
+        line = from_plain(CopyLine, copy, place)
+        line = replace(line, times=line.times * runs)
+        _check_numbers(line, place)
+        yield line
+
+
+def _check_numbers(counted: Cost | CopyLine | None, where: str) -> None:
+    """Raise `FormatError` for numbers that no run counts."""
+    values = [] if counted is None else [getattr(counted, f.name) for f in fields(counted)]
+    for value in values:
+        if isinstance(value, int | float) and not 0 <= value < math.inf:
+            raise FormatError("a run counts from 0 on", where=where, got=repr(value)[:60])
+
+
+def _joined(lines: Iterable[CopyLine]) -> tuple[CopyLine, ...]:
+    """The same copy in several plans is one line."""
+    times: Counter[CopyLine] = Counter()
+    for line in lines:
+        times[replace(line, times=0)] += line.times
+    return tuple(replace(line, times=count) for line, count in times.items())
+
+
+def _sum(lines: Iterable[CopyLine]) -> Cost:
+    lines = tuple(lines)
+    return Cost(
+        sum(line.times for line in lines), sum(line.times * line.nbytes for line in lines),
+        sum(line.times * line.seconds for line in lines),
+    )  # fmt: skip
