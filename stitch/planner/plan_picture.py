@@ -52,7 +52,11 @@ class Residency:
         #: Those of the current task that could be, and all such of tasks that found no room.
         self.views: frozenset[OtherWay] = frozenset()
         self.crowded: frozenset[OtherWay] = frozenset()
-        self._spills = spills
+        spaces = {s for s in request.machine.shape.spaces if spills or s is not Space.HOST}
+        self._outlets = {
+            Space.L1: tuple([s for s in (Space.DRAM, Space.HOST) if s in spaces]),
+            Space.DRAM: tuple([s for s in (Space.HOST,) if s in spaces]),
+        }
         #: Values that were chosen to leave before their use by a task (the number of tasks: before
         #: the end).
         self.away = away
@@ -95,12 +99,7 @@ class Residency:
 
     def outlets(self, space: Space) -> tuple[Space, ...]:
         """Where the tensors of a space can wait, the nearest first."""
-        larger = {Space.L1: (Space.DRAM, Space.HOST), Space.DRAM: (Space.HOST,)}.get(space, ())
-        return tuple(
-            s
-            for s in larger
-            if s in self.machine.shape.spaces and (s is not Space.HOST or self._spills)
-        )
+        return self._outlets.get(space, ())
 
     def attempt(self) -> Callable[[], None]:
         """Gives what takes back all changes from now on."""
