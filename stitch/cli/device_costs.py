@@ -83,9 +83,10 @@ def memory_text(device: Device, period: str | None = None) -> str:
 
 def peaks_of(device: Device) -> dict[str, int]:
     """The peaks of the period's plans, and what is held now, in bytes per bank by space."""
+    held = {s: use.used_nbytes for s, use in device.memory_use().items()}
     with device.lock:
         most = peaks([plan for plan, _ in device.history.plans])
-        _raise_to(most, {s: use.used_nbytes for s, use in device.memory_use().items()})
+    _raise_to(most, held)
     return {space.value: size for space, size in most.items() if size}
 
 

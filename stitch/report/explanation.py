@@ -191,8 +191,7 @@ def _view(device: RuntimeDevice, space: Space) -> dict[str, Any]:
 
 def memory_views(device: RuntimeDevice) -> dict[str, dict[str, Any]]:
     """Every space of the machine, by name, all at one moment."""
-    with device.lock:
-        device.flush()
+    with device.at_rest():
         return {space.value: _view(device, space) for space in device.machine.shape.spaces}
 
 

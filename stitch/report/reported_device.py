@@ -24,10 +24,9 @@ class Device(RuntimeDevice):
         super().__init__(machine, **options)
         self._submitted: dict[tuple[int, int | str], tuple[Binary, LoadedProgram]] = {}
 
-    def close(self) -> None:
-        """Run what is queued and give all memory back; closing twice is allowed."""
+    def _let_go(self) -> None:
         self._submitted.clear()
-        super().close()
+        super()._let_go()
 
     def loaded(self, source: Any, program: int | str) -> LoadedProgram:
         """A program of a binary, loaded at most once: for callers that submit it over and over.
@@ -44,7 +43,7 @@ class Device(RuntimeDevice):
         if entry is None:
             with self.lock:
                 # Another thread may have loaded it meanwhile.
-                entry = self._submitted.get(key) or (binary, self.load(binary, program))
+                entry = self._submitted.get(key) or (binary, self._load(binary, program))
         with self.queue_lock:
             # The entry holds the binary, so its id stays its own. The last used comes last.
             self._submitted.pop(key, None)

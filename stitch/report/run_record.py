@@ -99,8 +99,7 @@ class Recorder:
 
     def text(self) -> str:
         """The record; runs the queue first."""
-        with self._device.lock:
-            self._device.flush()
+        with self._device.at_rest():
             self._known = self._differences(_allocated(self._device))
             plans, events, total = dict(self._plans), list(self._events), self._total
         body = {

@@ -22,7 +22,7 @@ from stitch.runtime.events import (
 from stitch.runtime.executors import EXECUTORS, Executor, make_executor, program_peak
 from stitch.runtime.history import WHOLE_RUN, Account, Totals, totals_of
 from stitch.runtime.hooks import HookContext
-from stitch.runtime.lending import export, lend, reshaped, take_back
+from stitch.runtime.lending import elements, export, lend, reshaped, take_back
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.loop_cells import Cells
 from stitch.runtime.loop_stages import Conversion, LoopStage, ProgramCall
@@ -36,6 +36,7 @@ __all__ = [
     "DEFAULT_WINDOW", "EXECUTORS", "TENSOR", "WHOLE_RUN", "Account", "Cells", "Conversion",
     "Event", "Executor", "GraphCall", "HookContext", "InputPort", "LoadedProgram", "PlanMade",
     "PlanRun", "PlanStopped", "PreparedGraph", "ProgramCall", "ReadBack", "RuntimeDevice",
-    "RuntimePipeline", "SpaceUse", "LoopStage", "Tensor", "Totals", "Written", "capture", "export",
-    "lend", "make_executor", "program_peak", "reshaped", "take_back", "totals_of",
+    "RuntimePipeline", "SpaceUse", "LoopStage", "Tensor", "Totals", "Written", "capture",
+    "elements", "export", "lend", "make_executor", "program_peak", "reshaped", "take_back",
+    "totals_of",
 ]  # fmt: skip

@@ -111,24 +111,26 @@ class RuntimeDevice(TensorAccess):
         with self.lock:
             with self.queue_lock:
                 self.tasks.cancel("the device was closed after an error")
-            self.close()
+            self._close()
 
     def close(self) -> None:
         """Run what is queued and give all memory back; closing twice is allowed."""
         with self.lock:
-            if self._closed:
-                if not self.is_left_behind:
-                    self._let_go()  # What an interrupt left of it the first time.
-                return
-            self.check_idle()
-            try:
-                self.flush()
-            finally:
-                with self.queue_lock:
-                    self._closed = True
-                    # What another thread has queued meanwhile.
-                    self.tasks.cancel(f"device {self.machine.name!r} was closed")
-                self._let_go()
+            self._close()
+
+    def _close(self) -> None:
+        if self._closed:
+            if not self.is_left_behind:
+                self._let_go()  # What an interrupt left of it the first time.
+            return
+        try:
+            self.run_queue()
+        finally:
+            with self.queue_lock:
+                self._closed = True
+                # What another thread has queued meanwhile.
+                self.tasks.cancel(f"device {self.machine.name!r} was closed")
+            self._let_go()
 
     def _let_go(self) -> None:
         self.look_again()
@@ -167,10 +169,12 @@ class RuntimeDevice(TensorAccess):
         return self.host_memory.peak_nbytes
 
     def memory_use(self) -> dict[Space, SpaceUse]:
-        """What each space holds now; runs nothing."""
+        """What each space holds now; runs nothing. It may be asked in the middle of a plan, but not
+        while what it tells of changes."""
+        if self.records.is_whole and (self.runs_here() or self.queues_here()):
+            return self.records.use()
         with self.lock:
-            if not self.in_others_code and self.tasks.running is None:
-                self.drain()
+            self.drain()
             return self.records.use()
 
     def desc_key(self, desc: TensorDesc) -> int:
@@ -192,9 +196,13 @@ class RuntimeDevice(TensorAccess):
         if not isinstance(binary, Binary):
             binary = load(binary)
         with self.lock:
-            self.check_open()
-            self.drain()
-            return load_program(self, self.machine, self.records, binary, program, where)
+            return self._load(binary, program, where)
+
+    def _load(self, binary: Binary, program: int | str, where: str | None = None) -> LoadedProgram:
+        """For those who hold the lock."""
+        self.check_open()
+        self.drain()
+        return load_program(self, self.machine, self.records, binary, program, where)
 
     def await_unloading(self, loaded: LoadedProgram) -> None:
         """Once nobody refers to a program, what it keeps is given back."""
@@ -211,8 +219,9 @@ class RuntimeDevice(TensorAccess):
                borrow: bool = False) -> Tensor | tuple[Tensor, ...]:  # fmt: skip
         """Queue one run of a loaded program; see `LoadedProgram.__call__`."""
         try:
-            if (self._closed or self.in_others_code or self.tasks.running is not None
+            if (self._closed or self.runs_here() or self.queues_here()
                     or agent.device is not self):  # fmt: skip
+                self.check_outside()
                 self.check_open()
                 self.check_program(agent)
             inputs = link_arguments(self, agent, arguments, borrow)
@@ -304,8 +313,7 @@ class RuntimeDevice(TensorAccess):
 
     def account(self) -> Account:
         """What it has done in this period, all of one moment; runs the queue first."""
-        with self.lock:
-            self.flush()
+        with self.at_rest():
             return self.history.account()
 
     def make_room(self) -> None:

@@ -81,7 +81,7 @@ class _Telling(threading.local):
 class EventStream:
     """The events of one device; `active` is False while nobody but the history listens."""
 
-    __slots__ = ("_changed", "_count", "_subscribers", "_telling", "active")
+    __slots__ = ("_changed", "_count", "_subscribers", "_telling", "active", "is_over")
 
     def __init__(self, count: Subscriber, changed: Callable[[], None]) -> None:
         """`count` takes what is reported, before it is told; `changed` is called for a listener."""
@@ -90,6 +90,9 @@ class EventStream:
         self._changed = changed
         self._telling = _Telling()
         self.active = False
+        #: Whether listeners hear just now of something that is over, so that they may use the
+        #: device in whose middle they are told.
+        self.is_over = False
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
         """Call `subscriber(event)` from now on; returns what ends the subscription."""
@@ -130,9 +133,11 @@ class EventStream:
             )
         try:
             self._telling.depth = depth + 1
+            self.is_over = isinstance(event, PlanRun | Written | ReadBack)
             for subscriber in self._subscribers:
                 subscriber(event)
         finally:
+            self.is_over = False
             self._telling.depth = depth
 
 

@@ -3,7 +3,8 @@
 Comes in: a dense array whose owner promises to keep it for as long as anything runs on it. Goes
 out: a tensor. Where the host is the whole device its programs read those bytes in place; elsewhere
 the device copies them, and keeps the copy for as long as it is equal to them (`exposure`). `export`
-gives a tensor's bytes as an array, in place. Must not know who owns or takes the bytes.
+gives a tensor's bytes as an array, in place. Whoever calls them holds the device's lock. Must not
+know who owns or takes the bytes.
 """
 
 from __future__ import annotations
@@ -23,44 +24,49 @@ from stitch.runtime.values import BufferRecord
 
 def lend(device: RuntimeDevice, array: Array, origin: str) -> Tensor:
     """A tensor on the very bytes of a C-contiguous array; see `take_back`."""
-    with device.lock:
-        device.check_open()
-        layout = host_layout(DataType.from_dtype(array.dtype))
-        desc = TensorDesc(array.shape, layout)
-        memory = device.backend.spaces[Space.HOST]
-        if len(device.backend.spaces) > 1:
-            buffer = device.records.outside(desc, array, origin)
-        else:
-            size = footprint(desc, device.machine.shape).size_per_bank
-            address = memory.lend(as_bytes(array))
-            key = device.desc_key(desc)
-            buffer = BufferRecord(Space.HOST, address, size, desc, key, origin)
-            # It is where it is: nobody moves it, and nobody gives its bytes back.
-            buffer.pins = 1
-        return device.tensor_at(buffer, 0, desc, origin, is_exposed=True)
+    device.check_open()
+    device.check_whole()
+    desc = TensorDesc(array.shape, host_layout(DataType.from_dtype(array.dtype)))
+    memory = device.backend.spaces[Space.HOST]
+    if len(device.backend.spaces) > 1:
+        buffer = device.records.outside(desc, array, origin)
+    else:
+        size = footprint(desc, device.machine.shape).size_per_bank
+        address = memory.lend(as_bytes(array))
+        key = device.desc_key(desc)
+        buffer = BufferRecord(Space.HOST, address, size, desc, key, origin)
+        # It is where it is: nobody moves it, and nobody gives its bytes back.
+        buffer.pins = 1
+    return device.tensor_at(buffer, 0, desc, origin, is_exposed=True)
 
 
 def take_back(device: RuntimeDevice, tensor: Tensor) -> None:
     """The owner's bytes are gone: free the copies that the device made; the tensor is dead."""
-    with device.lock:
-        buffer = tensor._record.instances[0].buffer
-        if buffer.address is not None:
-            device.backend.spaces[Space.HOST].take_back(buffer.address)
-        device.deallocate(tensor._record, "its owner, who took the bytes back")
+    buffer = tensor._record.instances[0].buffer
+    if buffer.address is not None:
+        device.backend.spaces[Space.HOST].take_back(buffer.address)
+    device.give_up(tensor._record, "its owner, who took the bytes back")
 
 
 def reshaped(device: RuntimeDevice, tensor: Tensor, desc: TensorDesc, offset_nbytes: int) -> Tensor:
     """A tensor of another shape on the bytes of a dense one; both share them and keep them."""
-    with device.ready(tensor._record):
-        first = tensor._record.instances[0]
+    of = tensor._record
+    with device.ready(of):
+        first = of.instances[0]
         assert first.desc.layout.is_dense, "only dense bytes can be read in another shape"
         whole = TensorDesc(desc.shape, first.desc.layout)
-        offset, of = first.offset_nbytes + offset_nbytes, tensor._record
+        offset = first.offset_nbytes + offset_nbytes
         return device.tensor_at(first.buffer, offset, whole, of.by, is_exposed=of.is_exposed)
+
+
+def elements(tensor: Tensor) -> Array:
+    """A tensor's elements in an array of their own, as `Tensor.numpy` gives them."""
+    array: Array = tensor.device.elements(tensor._record)
+    return array
 
 
 def export(tensor: Tensor, dtype: np.dtype[Any] | None, ended: Callable[[], object]) -> Array:
     """A dense tensor's own bytes as an array of this type; both live, and the bytes stay in place,
     until nobody holds the array. Then `ended` is called: anywhere, so it leaves notes at most."""
-    array: Array = tensor.device.export(tensor._record, dtype, tensor, ended)
+    array: Array = tensor.device.exported(tensor._record, dtype, tensor, ended)
     return array

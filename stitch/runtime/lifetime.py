@@ -1,5 +1,9 @@
 """The life of a device: idle, busy, interrupted, closed, or left behind in a process by a fork.
 
+A thread is inside a device from where it takes one of its locks to where it gives it back. Python
+may call others in between: hooks, kernels, signal handlers, finalizers. They find the device half
+way, and are told so: no thread comes in twice. What the device calls itself takes no lock anew.
+
 A fork copies a device in whatever state its threads were in, without the threads: a kernel half
 way, a lock that nobody gives back. So a device belongs to the process that opened it. In the child
 it is closed from the first moment, and says so to whoever uses it.
@@ -13,11 +17,13 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 from stitch.errors import TaskError
-from stitch.runtime.locks import quick
+from stitch.runtime.events import EventStream
+from stitch.runtime.locks import Lock, held_here, quick
 from stitch.runtime.queue import Deaths, TaskQueue
 from stitch.runtime.recording import Binding
 from stitch.runtime.values import Records, Status, ValueRecord
@@ -33,6 +39,8 @@ class Lifetime:
     queued, given away, ready, shared. Who takes both takes `lock` first.
     """
 
+    events: EventStream
+
     def __init__(
         self,
         name: str,
@@ -46,10 +54,10 @@ class Lifetime:
         self.records, self.deaths, self.tasks = records, deaths, tasks
         self.drop, self.lost_all = deaths.dropped.append, deaths.lost_all
         self._locks = (threading.RLock(), queue_lock)
-        self.lock, self.queue_lock = quick(self._locks[0]), tasks.lock
-        #: While hooks run, or kernels that are not Stitch's own, the records are behind the bytes,
-        #: so their thread may not use them.
-        self.in_others_code = False
+        #: `quick_lock` is for those who have asked `runs_here` themselves.
+        self.quick_lock, self.queue_lock = quick(self._locks[0]), tasks.lock
+        #: Whether this thread holds the first lock, or the second.
+        self.runs_here, self.queues_here = held_here(self._locks[0]), held_here(queue_lock)
         self._closed = False
         #: The process that opened it.
         self._process = os.getpid()
@@ -84,33 +92,49 @@ class Lifetime:
                 "'spawn' instead of 'fork'",
             )
 
-    # -- idle --------------------------------------------------------------------------------------
+    # -- who comes in ------------------------------------------------------------------------------
+
+    @property
+    def lock(self) -> Lock:
+        """For the `with` statement of who comes from outside; raises `TaskError` for who is inside,
+        unless he listens and what he hears of is over."""
+        if self.runs_here() or self.queues_here():
+            self.check_outside()
+            return self._once_more()
+        return self.quick_lock
+
+    def check_outside(self) -> None:
+        """Raise `TaskError` where this thread is inside: a plan or a call is half-way through."""
+        if not (self.runs_here() or self.queues_here()):
+            return
+        if (not self.events.is_over or self.queues_here() or self.tasks.running is not None
+                or not self.records.is_whole):  # fmt: skip
+            raise TaskError(
+                f"device {self._name!r} is in the middle of a plan, or of a call, of this thread: "
+                "a hook cannot use it, nor can a kernel, a signal handler or a finalizer, nor a "
+                "listener that hears of a plan being made",
+                remedy="look at what the hook or the listener is given, note what has happened, "
+                "and act after the call",
+            )
+
+    @contextmanager
+    def _once_more(self) -> Iterator[bool]:
+        """A listener uses the device: nobody else can while he does."""
+        self.events.is_over = False
+        try:
+            yield True
+        finally:
+            self.events.is_over = True
 
     def check_open(self) -> None:
-        """Raise `TaskError` if it has been closed, belongs to another process, or a hook asks."""
+        """Raise `TaskError` if it has been closed, or belongs to another process."""
         if self._closed:
             self.refuse()
-        self.check_idle()
-
-    def check_idle(self) -> None:
-        """Raise `TaskError` if a hook, a kernel or who listens to a plan being made asks: a plan is
-        half-way through, and this thread with it."""
-        is_busy = self.in_others_code or self.tasks.running is not None
-        if not (is_busy or not self.records.is_whole) or not _is_mine(self._locks[0]):
-            return
-        if is_busy and self.tasks.is_run_by_this_thread():
-            raise TaskError(
-                f"device {self._name!r} is in the middle of a plan: a hook cannot use it, "
-                "nor can a kernel, nor a listener that hears of a plan being made",
-                remedy="look at what the hook or the listener is given, and act after the run",
-            )
-        self.in_others_code = False
-        self.mend()
 
     def check_whole(self) -> None:
-        """Nothing is half done from now on; the lock is held."""
-        if not self.records.is_whole:
-            self.check_idle()
+        """Nothing is half done from now on; the lock is held, so what is was interrupted."""
+        if not self.records.is_whole or self.tasks.running is not None:
+            self.mend()
 
     def mend(self) -> None:
         """Bring to an end, or take back, what an interrupt has left half done."""
@@ -123,10 +147,9 @@ class Lifetime:
 
     def drain(self, *, resting: bool = True) -> None:
         """Read the notes that finalizers left: see `Deaths.read`."""
+        # What reads a value may have left the queue, and come back to it.
+        self.check_whole()
         tasks = self.tasks
-        if not self.records.is_whole or tasks.running is not None:
-            # What reads a value may have left the queue, and come back to it.
-            self.check_idle()
         if not tasks.queued.is_whole:
             # What only half a task reads is not queued.
             with self.queue_lock:
@@ -136,14 +159,14 @@ class Lifetime:
     def drain_if_free(self) -> None:
         """Read the notes of finalizers, unless somebody runs; who does reads them himself."""
         lock = self._locks[0]
-        if _is_mine(lock):
+        if self.runs_here():
             return
         try:
             if lock.acquire(blocking=False):
                 self.drain()
         finally:
             # An interrupt may come just after it was acquired.
-            if _is_mine(lock):
+            if self.runs_here():
                 lock.release()
 
     # -- ready -------------------------------------------------------------------------------------
@@ -152,8 +175,9 @@ class Lifetime:
         self, fill: Callable[[], object] | None = None, at_most: int | None = None
     ) -> Binding | None:
         """`TaskQueue.run`, for those who hold the lock, after what has to come before it."""
-        if self.in_others_code or self.tasks.running is not None:
-            self.check_idle()
+        if self._closed:
+            self.check_process()
+        self.check_whole()
         is_empty = fill is None and self.tasks.is_idle
         self.drain(resting=not is_empty)
         return None if is_empty else self.tasks.run(fill, at_most)
@@ -165,39 +189,44 @@ class Lifetime:
         failure while running, finished outputs stay and what depended on the rest is failed.
         """
         with self.lock:
-            if self._closed:
-                self.check_process()
             self.run_queue()
+
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Within, all that was queued has run, and nobody else comes in."""
+        with self.lock:
+            self.run_queue()
+            yield
 
     def settle(self, value: ValueRecord) -> None:
         """Make sure that a value is ready: run the queue if it is pending, raise if it is gone."""
-        # What is ready, as a rule, needs no calls to say so.
-        if (value.status is not Status.READY or value.consumed or self._closed
-                or self.tasks.running is not None or self.in_others_code
-                or not self.records.is_whole):  # fmt: skip
+        if self.is_unsettled(value):
             with self.lock:
-                self.check_open()
-                if value.status is Status.PENDING and not value.consumed:
-                    self.run_queue()
-                value.check_usable()
+                self.settle_now(value)
+
+    def settle_now(self, value: ValueRecord) -> None:
+        """As `settle`, for those who hold the lock."""
+        self.check_open()
+        self.check_whole()
+        if value.status is Status.PENDING and not value.consumed:
+            self.run_queue()
+        value.check_usable()
+
+    def is_unsettled(self, value: ValueRecord) -> bool:
+        """Whether anything is to be done before a value can be looked at."""
+        return (value.status is not Status.READY or value.consumed or self._closed
+                or self.tasks.running is not None or not self.records.is_whole)  # fmt: skip
 
     # -- left behind -------------------------------------------------------------------------------
 
     def leave_behind(self) -> None:
         """In the child of a fork: closed, with locks that no thread of the parent holds."""
-        self.in_others_code, self._closed = False, True
+        self._closed = True
         # Whoever runs past the queue looks closer now, and finds it closed.
         self.records.touch()
         for lock in self._locks:
-            if not _is_mine(lock):
+            if not held_here(lock)():
                 lock._at_fork_reinit()  # type: ignore[attr-defined]
-
-
-def _is_mine(lock: threading.RLock) -> bool:
-    """Whether this thread holds it."""
-    # What `threading.Condition` asks of a lock; the class does not say so.
-    mine: bool = lock._is_owned()  # type: ignore[attr-defined]
-    return mine
 
 
 def _in_child() -> None:

@@ -1,4 +1,4 @@
-"""Locks: an `RLock` for `with` statements alone, in two thirds of the time.
+"""Locks: an `RLock` for `with` statements alone, in two thirds of the time, and who holds it.
 
 Must not know what it guards.
 """
@@ -6,6 +6,7 @@ Must not know what it guards.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TypeAlias
 
@@ -18,3 +19,10 @@ def quick(lock: threading.RLock) -> Lock:
     methods = {"__enter__": staticmethod(lock.__enter__), "__exit__": staticmethod(lock.__exit__)}
     entered: Lock = type("QuickLock", (), {"__slots__": (), **methods})()
     return entered
+
+
+def held_here(lock: threading.RLock) -> Callable[[], bool]:
+    """What says, in 25 ns, whether the thread that asks holds this lock."""
+    # What `threading.Condition` asks of a lock; the class does not say so.
+    asked: Callable[[], bool] = lock._is_owned  # type: ignore[attr-defined]
+    return asked

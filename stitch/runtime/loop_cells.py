@@ -116,8 +116,12 @@ class Cells:
         """A handle on what a cell holds, None where it is empty."""
         with self.device.lock:
             self.device.check_whole()
-            value = self.values[number]
-            return None if value is None else handle_on(value)
+            return self.handle(number)
+
+    def handle(self, number: int) -> Tensor | None:
+        """As `tensor`, for those who hold the device's lock."""
+        value = self.values[number]
+        return None if value is None else handle_on(value)
 
     def hold(self, number: int, tensor: Tensor | None) -> None:
         """A cell holds what a handle refers to, or nothing."""

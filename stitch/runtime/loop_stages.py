@@ -143,9 +143,8 @@ class LoopStage:
         """
         device = self.device
         with device.lock:
-            if (device.is_closed or device.in_others_code or device.tasks.running is not None
-                    or not device.records.is_whole):  # fmt: skip
-                device.check_open()
+            device.check_open()
+            device.check_whole()
             if device.deaths.dropped or device.deaths.notes.left:
                 device.drain(resting=False)
             if (self._known and device.tasks.is_idle and not device.copies_forbidden
@@ -158,7 +157,10 @@ class LoopStage:
                 if turn is not None:
                     self._run(turn, arguments, then)
                     return
-            self._queue(arguments, then)
+        # Lists call who knows what, so no lock is held.
+        given = [self._link(c, a) for c, a in zip(self.conversions, arguments, strict=True)]
+        with device.lock:
+            self._queue(given, then)
 
     # -- again -----------------------------------------------------------------------------------
 
@@ -238,20 +240,21 @@ class LoopStage:
     def _stopped(self, turn: _KnownTurn, done: int) -> None:
         """A run ended half-way: what it was overwriting is lost."""
         for value in turn.carried:
-            self.device.deallocate(value, self.lost_by)
+            self.device.give_up(value, self.lost_by)
             value.status = Status.LOST
         if done:
             self.device.events.report(PlanStopped(turn.binding.index, turn.binding.plan, done))
 
     # -- by way of the queue ---------------------------------------------------------------------
 
-    def _queue(self, arguments: Sequence[Any], then: Then) -> None:
+    def _queue(self, given: Sequence[ValueRecord], then: Then) -> None:
         """Queue it; run that at once where it may be."""
         device = self.device
         device.check_open()
-        given = [self._link(c, a) for c, a in zip(self.conversions, arguments, strict=True)]
+        device.check_whole()
         if not device.tasks.is_idle or device.copies_forbidden or not self._tries:
-            device.queue_up(lambda: self._append(given, then))
+            if device.queue_up(lambda: self._append(given, then)):
+                device.run_queue()
             return
         entries = self._entries()
         forms = self._known.forms(entries) if all(value.is_array for value in given) else None
@@ -279,7 +282,7 @@ class LoopStage:
             value.check_usable()
             cells.hold_value(conversion.cell, device.tasks.convert(value, conversion.desc))
         for call in self.calls:
-            tensors = [cells.tensor(number) for number in call.inputs]
+            tensors = [cells.handle(number) for number in call.inputs]
             inputs = link_arguments(device, call.program, tensors, False)
             check_inputs(call.program, inputs)
             outputs = device.tasks.append(

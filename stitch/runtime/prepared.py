@@ -142,13 +142,14 @@ class PreparedGraph:
         self._known: KnownWork[_Details] = KnownWork(device)
         #: What each call looks at.
         self._dropped, self._tasks = device.deaths.dropped, device.tasks
-        self._lock, self._records = device.lock, device.records
+        self._lock, self._records = device.quick_lock, device.records
+        self._runs_here = device.runs_here
 
     def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
         """Run the graph on arrays or tensors; gives the last call's outputs, ready."""
         if named or len(arguments) != self._count:
             arguments = arranged(f"the {self._name}", self._input_types, arguments, named)
-        with self._lock:
+        with self.device.lock if self._runs_here() else self._lock:
             dropped = self._dropped
             if dropped:
                 value = dropped[0]
@@ -181,10 +182,24 @@ class PreparedGraph:
                             if ran is not True:
                                 tell_run(self.device, again.binding, ran)
                             return handle
-            results = self._run_idle(arguments)
-            if results is None:
-                results = self._run_known(arguments)
-            return self._run(arguments) if results is None else results
+            results = self._run_past_queue(arguments)
+            if results is not None:
+                return results
+        # Lists call who knows what, so no lock is held.
+        given = self._linked(arguments)
+        with self.device.lock:
+            return self._run(given)
+
+    def run(self, arguments: tuple[Any, ...]) -> Tensor | tuple[Tensor, ...]:
+        """As a call, on arrays and tensors, for those who hold the device's lock."""
+        results = self._run_past_queue(arguments)
+        return self._run(self._linked(arguments)) if results is None else results
+
+    def _run_past_queue(self, arguments: tuple[Any, ...]) -> Tensor | tuple[Tensor, ...] | None:
+        if self.device.queues_here():
+            self.device.check_outside()
+        results = self._run_idle(arguments)
+        return self._run_known(arguments) if results is None else results
 
     def _run_idle(self, arguments: tuple[Any, ...]) -> Tensor | tuple[Tensor, ...] | None:
         """Run on arrays as the last time, into a lease that nobody holds; None where there is none,
@@ -248,9 +263,9 @@ class PreparedGraph:
         """Run what was recorded for values of these forms at these places; None where nothing was,
         or its guard does not hold."""
         device = self.device
-        if (device.is_closed or device.in_others_code or device.tasks.running is not None
-                or not device.records.is_whole):  # fmt: skip
-            device.check_open()
+        if device.is_closed:
+            device.refuse()
+        device.check_whole()
         if device.deaths.dropped or not device.tasks.is_idle or device.deaths.notes.left:
             device.run_queue()
         arrays: list[Array] = []
@@ -343,19 +358,23 @@ class PreparedGraph:
 
     # -- by way of the queue ---------------------------------------------------------------------
 
-    def _run(self, arguments: tuple[Any, ...]) -> Tensor | tuple[Tensor, ...]:
-        """By way of the queue, as one window whatever its length."""
-        device = self.device
-        device.check_open()
-        device.run_queue()
-        given: dict[tuple[int, int], ValueRecord] = {
-            at: link_argument(device, self._calls[at[0]].program, port, argument, True)
+    def _linked(self, arguments: tuple[Any, ...]) -> dict[tuple[int, int], ValueRecord]:
+        """The values that arguments stand for, by input."""
+        given = {
+            at: link_argument(self.device, self._calls[at[0]].program, port, argument, True)
             for at, port, argument in zip(self.inputs, self._ports, arguments, strict=True)
         }
         for call in self._calls:
             for position, at in call.shares.items():
                 program = call.program
-                check_value(device, program, program.ports[position], given[at])
+                check_value(self.device, program, program.ports[position], given[at])
+        return given
+
+    def _run(self, given: Mapping[tuple[int, int], ValueRecord]) -> Tensor | tuple[Tensor, ...]:
+        """By way of the queue, as one window whatever its length."""
+        device = self.device
+        device.check_open()
+        device.run_queue()
         handles: tuple[Tensor, ...] = ()
         numbers: tuple[int, ...] = ()
         made: list[int] = []

@@ -43,12 +43,12 @@ class TensorAccess(Lifetime):
 
     @contextmanager
     def ready(self, value: ValueRecord) -> Iterator[None]:
-        """Within, a value is ready, and nobody gives it away; both locks are held."""
-        with self.lock:
-            self.settle(value)
-            with self.queue_lock:
-                value.check_usable()
-                yield
+        """Within, a value is ready, and nobody gives it away: the queue's lock is held too, beside
+        the device's."""
+        self.settle_now(value)
+        with self.queue_lock:
+            value.check_usable()
+            yield
 
     def check_device(self, tensor: Tensor, call: str) -> None:
         """Raise `UsageError` for what is no tensor, or one of another device, given to `call`."""
@@ -90,20 +90,25 @@ class TensorAccess(Lifetime):
 
     def read(self, value: ValueRecord) -> Array:
         """A value's elements in an array of their own; see `Tensor.numpy`."""
-        with self.lock:
-            self.settle(value)
-            if not self.backend.executor.computes:
-                raise TaskError(
-                    "the null executor computes no data, so there is nothing to read",
-                    remedy="open the device with executor='numpy'",
-                )
-            instance = value.instances[0]
-            elements = self.contents.elements(instance, value.desc, self.host_memory.allowed)
-            if instance.buffer.address is not None:
-                self.history.read(value.desc_key, value.desc, elements.nbytes)
-                if self.events.active:
-                    self.events.tell(ReadBack(value.desc, elements.nbytes))
-            return elements
+        with self.lock if self.runs_here() or self.queues_here() else self.quick_lock:
+            return self.elements(value)
+
+    def elements(self, value: ValueRecord) -> Array:
+        """As `read`, for those who hold the lock."""
+        if self.is_unsettled(value):
+            self.settle_now(value)
+        if not self.backend.executor.computes:
+            raise TaskError(
+                "the null executor computes no data, so there is nothing to read",
+                remedy="open the device with executor='numpy'",
+            )
+        instance = value.instances[0]
+        elements = self.contents.elements(instance, value.desc, self.host_memory.allowed)
+        if instance.buffer.address is not None:
+            self.history.read(value.desc_key, value.desc, elements.nbytes)
+            if self.events.active:
+                self.events.tell(ReadBack(value.desc, elements.nbytes))
+        return elements
 
     def memory(self, space: Space | str) -> Array:
         """All bytes of a space, live: what is written here, programs will read.
@@ -150,6 +155,7 @@ class TensorAccess(Lifetime):
         Raises `LayoutError` for arrays that are not numeric.
         """
         # It lies outside of all that runs work in: nobody else knows it before it is there.
+        self.check_outside()
         self.check_open()
         elements = as_array(array, "the array")
         kind = DataType.from_dtype(elements.dtype)
@@ -190,12 +196,15 @@ class TensorAccess(Lifetime):
 
         Raises `LinkError` where shape or kind of number differ.
         """
+        self.check_device(tensor, "Device.write")
+        value = tensor._record
+        self.settle(value)
+        # Which may call who knows what, so no lock is held.
+        elements = as_array(array, "the array")
         with self.lock:
-            self.check_device(tensor, "Device.write")
-            value = tensor._record
-            self.settle(value)
+            self.settle_now(value)
             self.run_queue()
-            elements = self._checked_array(value, array)
+            self._check_array(value, elements)
             with self.queue_lock:
                 for sharer in tuple(value.instances[0].buffer.users):
                     self.records.forget_copies(sharer)
@@ -203,10 +212,9 @@ class TensorAccess(Lifetime):
                     sharer.version = 0
             self._write(value, elements)
 
-    def _checked_array(self, value: ValueRecord, array: Any) -> Array:
-        """An array that may overwrite a value; raises `LinkError`, or `LayoutError` where the value
-        lies in an array that is read-only."""
-        elements = as_array(array, "the array")
+    def _check_array(self, value: ValueRecord, elements: Array) -> None:
+        """Raise `LinkError` for an array that may not overwrite a value, or `LayoutError` where the
+        value lies in an array that is read-only."""
         try:
             check_link(_dense(elements), value.desc, output="the array", input="the tensor")
         except LinkError as error:
@@ -220,7 +228,6 @@ class TensorAccess(Lifetime):
                 "this tensor borrows an array that is read-only",
                 remedy="make a tensor of your own: device.tensor(array)",
             )
-        return elements
 
     def _write(self, value: ValueRecord, elements: Array) -> None:
         """Overwrite a value that has no copies elsewhere."""
@@ -238,7 +245,7 @@ class TensorAccess(Lifetime):
 
     def view(self, value: ValueRecord, start: int, stop: int, *, keep: bool) -> Tensor:
         """Rows `[start, stop)` of the first dimension as a tensor on the same buffer."""
-        with self.ready(value):
+        with self.lock, self.ready(value):
             instance = value.instances[0]
             shape = (stop - start, *value.desc.shape[1:]) if keep else value.desc.shape[1:]
             desc = TensorDesc(shape, instance.desc.layout)
@@ -254,34 +261,39 @@ class TensorAccess(Lifetime):
 
     # -- leaving -----------------------------------------------------------------------------------
 
-    def export(
+    def export(self, value: ValueRecord) -> Array:
+        """The bytes of a dense tensor for others; its buffer is pinned while the array lives."""
+        with self.lock:
+            return self.exported(value)
+
+    def exported(
         self,
         value: ValueRecord,
         dtype: np.dtype[Any] | None = None,
         kept: object = None,
         ended: Callable[[], object] | None = None,
     ) -> Array:
-        """The bytes of a dense tensor for others; its buffer is pinned while the array lives.
+        """As `export`, for those who hold the lock.
 
         `dtype`: as what they see the bytes; for the rest see `Notes.await_end`.
         """
-        with self.lock:
-            self.settle(value)
-            with self.queue_lock:
-                if value.status is not Status.READY or value.consumed:
-                    value.check_usable()
-                instance = value.instances[0]
-                dense = self.contents.dense(instance)
-                if dense is None:
-                    raise BufferError(
-                        f"{value.desc.text()} is not dense: exporting it would need a copy; "
-                        "use .numpy(), or to_layout with a row-major layout"
-                    )
-                view = dense.view() if dtype is None else dense.view(dtype)
-                self._expose(value)
-                if instance.buffer.address is not None:
-                    self.deaths.notes.await_end(view, ended, instance.buffer, kept)
-                return view
+        if self.is_unsettled(value):
+            self.settle_now(value)
+        with self.queue_lock:
+            if value.status is not Status.READY or value.consumed:
+                value.check_usable()
+            instance = value.instances[0]
+            dense = self.contents.dense(instance)
+            if dense is None:
+                raise BufferError(
+                    f"{value.desc.text()} is not dense: exporting it would need a copy; "
+                    "use .numpy(), or to_layout with a row-major layout"
+                )
+            view = dense.view() if dtype is None else dense.view(dtype)
+            self._expose(value)
+            if instance.buffer.address is not None:
+                self.deaths.notes.await_end(view, ended, instance.buffer, kept)
+            return view
 
     def _expose(self, value: ValueRecord) -> None:
         """Others hold the primary bytes of a value from now on; both locks are held."""
@@ -291,31 +303,37 @@ class TensorAccess(Lifetime):
 
     def deallocate(self, value: ValueRecord, by: str) -> None:
         """Free a value now, or, if tasks that are queued or run still read it, after them."""
-        self.check_idle()
+        self.check_outside()
         with self.queue_lock:
             value.check_usable()
             if self.tasks.give_up(value, by):
                 return
-        with self.lock, self.queue_lock:
+        with self.lock:
+            self.check_whole()
+            self.give_up(value, by)
+
+    def give_up(self, value: ValueRecord, by: str) -> None:
+        """As `deallocate`, for those who hold the lock."""
+        with self.queue_lock:
             value.check_usable()
             if not self.tasks.give_up(value, by):
                 self.deaths.free(value, by)
 
     # -- queueing ----------------------------------------------------------------------------------
 
-    def queue_up(self, fill: Callable[[], object]) -> None:
-        """Queue what `fill` puts into the queue; nobody else can in between."""
+    def queue_up(self, fill: Callable[[], object]) -> bool:
+        """Queue what `fill` puts into the queue; nobody else can in between. Whether it is to run
+        now."""
         with self.queue_lock:
             self.tasks.mend()
             fill()
-            is_full = self.tasks.is_full()
-        if is_full:
-            self.flush()
+            return self.tasks.is_full()
 
     def to_layout(
         self, tensor: Tensor, layout: Layout | TensorDesc, *, retain: bool | None = None
     ) -> Tensor:
         """Queue a conversion; see `stitch.to_layout`."""
+        self.check_outside()
         self.check_open()
         self.check_device(tensor, "to_layout")
         value = tensor._record
@@ -331,7 +349,8 @@ class TensorAccess(Lifetime):
                 value.consumed = True
                 value.by = "to_layout(retain=False)"
 
-        self.queue_up(fill)
+        if self.queue_up(fill):
+            self.flush()
         return results[0]
 
 

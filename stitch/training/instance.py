@@ -25,7 +25,7 @@ from stitch.training.observing import LayerTime, culprit, profiled
 from stitch.training.optimizers import Optimizer
 from stitch.training.programs import LABEL, TrainingPrograms, compile_accumulation
 from stitch.training.stitching import NamedCells, Stitched, fitted, wiring_of
-from stitch.training.tensors import TrainingTensors
+from stitch.training.tensors import TrainingTensors, alone
 from stitch.ttb import Binary
 
 #: Who took a tensor that an update did not finish.
@@ -107,6 +107,7 @@ class TrainingInstance(TrainingTensors):
         self.forward(*batch, **named)
         return self.prediction
 
+    @alone
     def predict(self, *batch: Any, **named: Any) -> Tensor:
         """Queue the program for evaluation on a batch: no gradients, nothing random, no changes.
 
@@ -129,6 +130,7 @@ class TrainingInstance(TrainingTensors):
             raise UsageError("there is no prediction yet", remedy="call forward(batch) first")
         return TensorFuture(self, tensor, self.forwards)
 
+    @alone
     def judge(self, label: Any) -> LossTensor:
         """Queue the loss program on the last prediction; raises `UsageError` for bad labels."""
         self._check_open()
@@ -153,6 +155,7 @@ class TrainingInstance(TrainingTensors):
             )
         self.backward()
 
+    @alone
     def zero_grad(self) -> None:
         """Drop the gradients."""
         self._cells.drop(self._wiring.gradients)
@@ -164,6 +167,7 @@ class TrainingInstance(TrainingTensors):
 
     # -- the lower face ----------------------------------------------------------------------------
 
+    @alone
     def forward(self, *batch: Any, **named: Any) -> tuple[LayerTime, ...] | None:
         """Queue the forward program; times of its operations while profiling."""
         self._check_open()
@@ -183,6 +187,7 @@ class TrainingInstance(TrainingTensors):
         self._has_forward = True
         return times
 
+    @alone
     def backward(self) -> tuple[LayerTime, ...] | None:
         """Queue the backward program of the last loss; gradients are added to those there are."""
         self._check_open()
@@ -209,6 +214,7 @@ class TrainingInstance(TrainingTensors):
         self._cells.drop(backward.outputs)
         return times
 
+    @alone
     def update(self) -> tuple[LayerTime, ...] | None:
         """Run what is queued, check the losses, and update parameters and optimizer state.
 
@@ -262,7 +268,7 @@ class TrainingInstance(TrainingTensors):
         # Who first made NaN or Inf is found by running forward and loss once more.
         where = culprit(self._cells, (*slots, LABEL), (self._forward, self._loss))
         self._cells.restore(self._before)
-        self.zero_grad()
+        self._cells.drop(self._wiring.gradients)
         self._cells.drop(self._wiring.momentary)
         self._before, self._losses, self._has_forward = [], [], False
         raise TaskError(
@@ -274,10 +280,13 @@ class TrainingInstance(TrainingTensors):
 
     # -- life --------------------------------------------------------------------------------------
 
+    @alone
     def close(self) -> None:
         """Stop training and free its tensors; closing twice is allowed."""
         if self._closed:
             return
+        # Half a close would be worse than none.
+        self.device.check_outside()
         self._closed = True
         if self.optimizer.bound_to is self:
             self.optimizer.bind(None)

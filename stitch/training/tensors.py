@@ -6,13 +6,15 @@ name of a value in the forward graph. Goes out: arrays. Must not know: losses, s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import wraps
+from threading import get_ident
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
 from stitch.argument_kinds import MAPPING, takes
-from stitch.errors import UsageError, closest
+from stitch.errors import TaskError, UsageError, closest
 from stitch.program import Array
 from stitch.training.graphs import KEPT_KINDS, LEARNING_RATE, MASTER
 from stitch.training.observing import captured
@@ -22,6 +24,31 @@ from stitch.training.stitching import NamedCells, Stitched
 #: What mixes seeds and numbers of forward passes into keys (SplitMix64).
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _WORD = (1 << 64) - 1
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T", bound="TrainingTensors")
+
+
+def alone(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
+    """A call of a training that no other of its thread comes into: a signal handler or a finalizer
+    would find counts and tensors of two moments."""
+
+    @wraps(method)
+    def called(training: T, /, *arguments: P.args, **named: P.kwargs) -> R:
+        if training.inside == get_ident():
+            raise TaskError(
+                "this training is in the middle of a call of this thread: a signal handler, a "
+                "finalizer or a hook cannot use it",
+                remedy="note what has happened, and save or read when the call has returned",
+            )
+        training.inside = get_ident()
+        try:
+            return method(training, *arguments, **named)
+        finally:
+            training.inside = None
+
+    return called
 
 
 class TrainingTensors:
@@ -44,6 +71,8 @@ class TrainingTensors:
         #: Whether the last forward pass can still be asked for what it computed.
         self._has_forward = False
         self._closed = False
+        #: The thread that is in the middle of a call.
+        self.inside: int | None = None
 
     def _check_open(self) -> None:
         if self._closed:
@@ -59,12 +88,16 @@ class TrainingTensors:
         """The names of the tensors that there are just now, without activations inside forward."""
         return tuple(name for name in self._cells.numbers if self._cells.get(name) is not None)
 
+    @alone
     def get_tensor(self, name: str) -> Array:
         """The elements of a parameter, gradient, activation, buffer or optimizer state.
 
         Activations: from forward to backward; one that no program hands out is made once more,
         from the same batch. Raises `UsageError` for unknown names and tensors that are gone.
         """
+        return self._elements(name)
+
+    def _elements(self, name: str) -> Array:
         self._check_open()
         tensor = self._cells.get(name)
         if tensor is not None:
@@ -93,6 +126,7 @@ class TrainingTensors:
             raise UsageError(f"{name!r} is no result of an operation of the forward program")
         return array
 
+    @alone
     def set_tensor(self, name: str, array: Any) -> None:
         """Overwrite a tensor's elements between programs; raises `UsageError`, `LinkError`.
 
@@ -112,23 +146,26 @@ class TrainingTensors:
         names = dict.fromkeys(slot.name for slot in slots if slot.kind in KEPT_KINDS)
         return tuple(name for name in names if name != LEARNING_RATE)
 
+    @alone
     def parameters(self) -> dict[str, Array]:
         """The weights by name: float32 masters where programs compute in another type."""
         have = self._cells.numbers
         return {
-            p.name: self.get_tensor(p.beside(MASTER) if p.beside(MASTER) in have else p.name)
+            p.name: self._elements(p.beside(MASTER) if p.beside(MASTER) in have else p.name)
             for p in self.programs.parameters
         }
 
+    @alone
     def state_dict(self) -> dict[str, Array]:
         """Everything that the next step depends on, by name: for checkpoints.
 
         Parameters, buffers, optimizer state, and under `training.…` the counts and the seed.
         """
-        tensors = {name: self.get_tensor(name) for name in self._kept_names}
+        tensors = {name: self._elements(name) for name in self._kept_names}
         counts = {"steps": self.steps, "forwards": self.forwards, "seed": self.seed}
         return tensors | {f"training.{k}": np.asarray(v, np.int64) for k, v in counts.items()}
 
+    @alone
     @takes(state=MAPPING)
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` gave; nothing changes unless all of it fits.

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-LINE = re.compile(r"^(\w+) +(interrupt|memory) +(\d+) broken / (\d+) places", re.MULTILINE)
+LINE = re.compile(
+    r"^(\w+) +(interrupt|memory|visit|closing) +(\d+) broken / (\d+) places", re.MULTILINE
+)
 
 
 def inject(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -38,6 +40,7 @@ def test_nothing_is_found_between_a_lock_and_its_with() -> None:
     assert counts["interrupt"][1] >= 2 and counts["memory"][1] >= 1
 
 
+STOPPED, COME_IN = ("interrupt", "memory"), ("visit", "closing")
 #: Every how many places are tried in a long campaign; those of the others are few.
 EVERY = {"first_call": 2, "load": 2, "moving_call": 10}
 SAMPLED = {"first_call": 400, "load": 500, "steady_call": 40, "pipeline_call": 20,
@@ -50,22 +53,38 @@ if importlib.util.find_spec("torch") is not None:
     SCENARIOS.append("torch_compile_call")
 
 
-def nothing_is_broken(scenario: str, every: int) -> None:
-    done = inject(f"--scenario={scenario}", f"--every={every}", "--check")
+#: Every how many places a handler comes in, or closes the device: it does a lot at each.
+COMING_EVERY = {"first_call": 100, "load": 120, "training_step": 9, "torch_compile_call": 60,
+                "moving_call": 2000}  # fmt: skip
+
+
+def nothing_is_broken(scenario: str, every: int, faults: tuple[str, str]) -> None:
+    chosen = [f"--fault={fault}" for fault in faults]
+    done = inject(f"--scenario={scenario}", f"--every={every}", "--check", *chosen)
     assert done.returncode == 0, done.stdout + done.stderr
     tried = {kind: int(places) for _, kind, _, places in LINE.findall(done.stdout)}
-    assert tried["interrupt"] >= 1 and tried["memory"] >= 1
+    assert tried.keys() == {*faults} and min(tried.values()) >= 1
 
 
 @pytest.mark.parametrize("scenario", SAMPLED)
 def test_a_sample_of_places_leaves_nothing_broken(scenario: str) -> None:
-    nothing_is_broken(scenario, SAMPLED[scenario])
+    nothing_is_broken(scenario, SAMPLED[scenario], STOPPED)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_wherever_a_run_is_stopped_nothing_is_broken(scenario: str) -> None:
-    nothing_is_broken(scenario, EVERY.get(scenario, 1))
+    nothing_is_broken(scenario, EVERY.get(scenario, 1), STOPPED)
+
+
+def test_a_handler_that_comes_into_a_steady_call_leaves_nothing_broken() -> None:
+    nothing_is_broken("pipeline_call", 4, COME_IN)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_wherever_a_handler_comes_in_nothing_is_broken(scenario: str) -> None:
+    nothing_is_broken(scenario, COMING_EVERY.get(scenario, 2), COME_IN)
 
 
 def test_a_scenario_that_is_not_there_is_refused_by_name() -> None:

@@ -60,7 +60,7 @@ def run_campaign(
     seconds: float = 5.0,
 ) -> Outcome:
     """Try every `every`-th place of a scenario; another thread may take `seconds` afterwards."""
-    reference = _warm(scenario)
+    reference = _warm(scenario, fault)
     outcome = Outcome(name, fault.name)
     places = _places(name, scenario, fault)
     outcome.places = len(places)
@@ -98,10 +98,10 @@ def _places(name: str, scenario: Scenario, fault: Fault) -> list[Place]:
     return list({place.number: place for place in reversed(places)}.values())[::-1]
 
 
-def _warm(scenario: Scenario) -> Reference:
+def _warm(scenario: Scenario, fault: Fault) -> Reference:
     """Run unharmed, so that what is found or imported once is there in every process."""
     for _ in range(2):
-        reference = reference_of(scenario)
+        reference = reference_of(scenario, visits=fault.visits)
     gc.collect()
     gc.freeze()
     return reference
@@ -132,22 +132,24 @@ def _try_places(
     case: Case | None = None
     for place in places:
         case = case or scenario()
+        fault.prepare(case, reference)
         gc.disable()
         error = fault.strike(case.act, place)
         gc.enable()
-        broken = None
+        broken = fault.broken
         if error is not None and not fault.is_expected(error):
             broken = f"{type(error).__name__} came out instead"
         del error
-        broken = broken or what_is_broken(case, reference, seconds)
-        lost = broken is None and says_lost(case)
-        if broken is None and not case.reusable:
+        if broken is None and not fault.has_closed:
+            broken = what_is_broken(case, reference, seconds)
+        lost = broken is None and not fault.has_closed and says_lost(case)
+        if broken is None and (fault.has_closed or not case.reusable):
             broken = what_closing_breaks(case)
         hit = [asdict(place) for place in fault.hit]
         tell({"broken": broken, "lost": lost, "hit": hit})
         if broken is not None:
             return
-        if not case.reusable:
+        if fault.has_closed or not case.reusable:
             case = None
             gc.collect()
     if case is not None:

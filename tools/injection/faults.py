@@ -1,4 +1,4 @@
-"""The two faults: where they can occur in a run, and making one occur.
+"""Faults: where they can occur in a run, and making one occur.
 
 `Interrupts` makes a signal pending and lets the interpreter deliver it, so the places are the
 interpreter's own: CPython looks at its eval breaker in RESUME (the begin of a function, after a
@@ -8,6 +8,8 @@ not look, and so nothing is delivered there; between a bare `acquire()` and its 
 
 The signal is made pending without a call (see `_Pending`), as the interpreter would otherwise
 deliver it to the tracing function. A place is the number of the instruction before it.
+
+`Visits` runs what a case names at such a place, as a signal handler would, instead of raising.
 
 `Shortages` raises MemoryError instead of a call that allocates, or of the making of a container, in
 a frame of the package itself. Calls that take no memory (`release`, `pop`), and calls of functions
@@ -24,7 +26,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType, FrameType
 
+from injection.model import Case, Reference
 from injection.tracing import FUNCTIONS, tracing
+from stitch.errors import StitchError, TaskError
 
 Act = Callable[[], object]
 
@@ -45,6 +49,15 @@ class Fault(ABC):
     name: str
     #: Where the last strike hit, callers behind it; empty where the act was over before.
     hit: tuple[Place, ...] = ()
+    #: Whether runs without it make the visits of a case as well.
+    visits = False
+    #: Whether the last strike has closed the case; what else it saw that must not be.
+    has_closed = False
+    broken: str | None = None
+
+    def prepare(self, case: Case, reference: Reference) -> None:
+        """The next strike is of this case, new or not."""
+        self.has_closed, self.broken = False, None
 
     @abstractmethod
     def places(self, act: Act) -> list[Place]:
@@ -143,10 +156,46 @@ class Interrupts(Fault):
         else:
             self._tracing.stop()
             self.hit = _stack(self._count, frame)
-            raise KeyboardInterrupt
+            self._struck()
+
+    def _struck(self) -> None:
+        raise KeyboardInterrupt
 
 
 _RUN = Interrupts._run.__code__
+
+
+class Visits(Interrupts):
+    """What a case names, or its `close`, wherever a signal handler could call it: that gives right
+    results or `TaskError`, and what it came into goes on."""
+
+    visits = True
+
+    def __init__(self, *, closes: bool = False) -> None:
+        super().__init__()
+        self.name = "closing" if closes else "visit"
+        self._closes = closes
+        self._case: Case | None = None
+        self._visits: tuple[Callable[[], object], ...] = ()
+
+    def prepare(self, case: Case, reference: Reference) -> None:
+        if self._case is not case:
+            self._case = case
+            self._visits = (case.close,) if self._closes else case.all_visits(reference)
+        super().prepare(case, reference)
+
+    def is_expected(self, error: BaseException) -> bool:
+        return self.has_closed and isinstance(error, StitchError)
+
+    def _struck(self) -> None:
+        for visit in self._visits:
+            try:
+                visit()
+                self.has_closed = self._closes
+            except TaskError:
+                continue
+            except BaseException as error:
+                self.broken = self.broken or f"who comes in gets {type(error).__name__}: {error}"
 
 
 # Shortages ----------------------------------------------------------------------------------------

@@ -29,7 +29,8 @@ class Case:
     `calls` is what is stopped, each of them a whole of its own. `probe` uses the device in an
     ordinary way and raises where the result is wrong. `state` is what the calls change; it must be
     as before or as after one of them. `close` gives everything back. A case that is `reusable` is
-    expensive, and is used again and again.
+    expensive, and is used again and again. `visits` makes what a signal handler might try, ready to
+    be called: each raises where its result is wrong.
     """
 
     calls: tuple[Callable[[], object], ...]
@@ -39,11 +40,21 @@ class Case:
     state: Callable[[], tuple[Array, ...]] | None = None
     views: Callable[[], dict[str, dict[str, Any]]] | None = None
     reusable: bool = False
+    visits: Callable[[], tuple[Callable[[], object], ...]] = tuple
 
     def act(self) -> None:
         """Make all the calls."""
         for call in self.calls:
             call()
+
+    def all_visits(self, reference: Reference) -> tuple[Callable[[], object], ...]:
+        """Those, and a look at the state."""
+
+        def look() -> None:
+            if _state(self) not in reference.states:
+                raise AssertionError("the state is as before or after none of the calls")
+
+        return (*self.visits(), look)
 
 
 @dataclass(frozen=True)
@@ -54,8 +65,9 @@ class Reference:
     most_allocated: dict[str, int]
 
 
-def reference_of(scenario: Callable[[], Case]) -> Reference:
-    """The reference of a scenario: one case that is not acted on, and one that is."""
+def reference_of(scenario: Callable[[], Case], *, visits: bool = False) -> Reference:
+    """The reference of a scenario: one case that is not acted on, and one that is; `visits`: these
+    are made as well."""
     states, most = [], dict[str, int]()
     for acted in (False, True):
         case = scenario()
@@ -65,9 +77,14 @@ def reference_of(scenario: Callable[[], Case]) -> Reference:
             states.append(_state(case))
         case.probe()
         case.probe()
-        case.act()
-        for space, allocated in _allocated(case).items():
-            most[space] = max(allocated, most.get(space, 0))
+        for visited in (False, True) if visits else (False,):
+            # They are kept: what they hold is there in other runs too.
+            visitors = case.visits() if visited else ()
+            for visit in visitors:
+                visit()
+            case.act()
+            for space, allocated in _allocated(case).items():
+                most[space] = max(allocated, most.get(space, 0))
         case.close()
     return Reference(tuple(states), most)
 

@@ -29,7 +29,7 @@ def _weights() -> tuple[Array, Array]:
 
 
 @functools.cache
-def _layer(name: str) -> bytes:
+def _layer(name: str, machine: str = MACHINE) -> bytes:
     """A file that holds `y = x w + b`; small whole numbers, so that every order gives one sum."""
     matrix, bias = _weights()
     builder = stitch.ComputationGraphBuilder(name)
@@ -37,7 +37,7 @@ def _layer(name: str) -> bytes:
     w, b = builder.parameter("w", matrix), builder.parameter("b", bias)
     builder.output("y", builder.op("Gemm", x, w, b))
     wishes = ("input.x.space=l1", "output.y.space=l1")
-    return stitch.compile(builder.build(), target=MACHINE, wishes=wishes).encode()
+    return stitch.compile(builder.build(), target=machine, wishes=wishes).encode()
 
 
 @functools.cache
@@ -77,7 +77,40 @@ def _ready(
         assert isinstance(fresh, stitch.Tensor)
         _same(fresh.numpy(), _after(1, _x(13)))
 
-    return Case((act,), probe, device.close, held, views=device.memory_views)
+    def visits() -> tuple[Callable[[], object], ...]:
+        return (*_visits(device, program, given, _x(11)), act)
+
+    return Case((act,), probe, device.close, held, views=device.memory_views, visits=visits)
+
+
+def _visits(
+    device: stitch.Device, program: stitch.LoadedProgram, given: stitch.Tensor, elements: Array
+) -> tuple[Callable[[], object], ...]:
+    """What a signal handler might try on a device: with a program, and a tensor that is held."""
+    pipeline = stitch.Pipeline([program])
+    layout = stitch.Layout(stitch.DataType.FLOAT32, stitch.Space.L1)
+
+    def call() -> None:
+        _same(_numpy(program(_x(14))), _after(1, _x(14)))
+
+    def write() -> None:
+        own = device.tensor(elements)
+        device.write(own, elements + 1)
+        _same(own.numpy(), elements + 1)
+        own.deallocate()
+
+    visits: tuple[Callable[[], object], ...] = (
+        lambda: _same(_numpy(pipeline(_x(15))), _after(1, _x(15))), call, write,
+        lambda: _same(_numpy(pipeline(given)), _after(1, elements)),
+        lambda: _same(given.numpy(), elements), lambda: _same(np.from_dlpack(given), elements),
+        lambda: _same(given[1:].numpy(), elements[1:]), device.memory_use,
+        lambda: _same(stitch.to_layout(given, layout).numpy(), elements), device.wait,
+        lambda: device.load(_layer("visitor", device.machine.name)), device.explain,
+        device.memory_report,
+    )  # fmt: skip
+    for visit in visits * 3:
+        visit()
+    return visits
 
 
 def first_call() -> Case:
@@ -209,7 +242,8 @@ def moving_call() -> Case:
 
     case = _ready(device, small, act=act)
     held = {f"a tensor that moves, {n}": (t.numpy, a) for n, (t, a) in enumerate(kept)}
-    return replace(case, held={**case.held, **held})
+    # There is no room for what visitors make.
+    return replace(case, held={**case.held, **held}, visits=tuple)
 
 
 def load() -> Case:
@@ -260,7 +294,12 @@ def training_step() -> Case:
 
     given = device.tensor(_x(11))
     held: Held = {"a tensor": (given.numpy, _x(11))}
-    case = Case(calls, probe, training.close, held, state, device.memory_views)
+
+    def visits() -> tuple[Callable[[], object], ...]:
+        program = device.load(_layer("other", device.machine.name))
+        return _visits(device, program, given, _x(11))
+
+    case = Case(calls, probe, training.close, held, state, device.memory_views, visits=visits)
     for _ in range(6):
         case.act()
     return case

@@ -6,9 +6,7 @@ handles, nor whose turn it is: whoever runs the queue holds the device's lock.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import Protocol
 
 from stitch.errors import StitchError, TaskError
@@ -19,8 +17,6 @@ from stitch.runtime.queue.deaths import Deaths
 from stitch.runtime.queue.exposure import forget_stale_copies
 from stitch.runtime.queue.failure import fail, run_one_by_one, run_the_rest
 from stitch.runtime.recording import (
-    PLAN_FILE,
-    RUNNING,
     Agent,
     Binding,
     RecordingMaker,
@@ -228,21 +224,3 @@ class TaskQueue:
             self.queued = following
             self.running = None
             self.is_idle = not following.agents
-
-    def is_run_by_this_thread(self) -> bool:
-        """Whether this thread is in the middle of a plan; a look at its stack, so it takes time."""
-        frame: FrameType | None = sys._getframe()
-        while frame is not None:
-            code = frame.f_code
-            if code in RUNNING or code.co_filename == PLAN_FILE:
-                return True
-            if code is _RUN and frame.f_locals["self"] is self:
-                # One that has just begun runs nothing yet.
-                window = frame.f_locals.get("window")
-                if window is not None and window is self.running:
-                    return True
-            frame = frame.f_back
-        return False
-
-
-_RUN = TaskQueue.run.__code__

@@ -4,12 +4,11 @@ Comes in: windows of tasks. Goes out: bindings that may run, and what their runs
 know handles, or what a queue is.
 """
 
-from stitch.runtime.recording.code import PLAN_FILE, Ran, Straight
+from stitch.runtime.recording.code import Ran, Straight
 from stitch.runtime.recording.recorded_work import Agent, Site
 from stitch.runtime.recording.recording_maker import RecordingMaker
 from stitch.runtime.recording.recordings import Binding, Recording, Recordings
 from stitch.runtime.recording.running import (
-    RUNNING,
     leave_results,
     perform,
     run_binding,
@@ -19,7 +18,6 @@ from stitch.runtime.recording.running import (
 from stitch.runtime.recording.window import Window
 
 __all__ = [
-    "PLAN_FILE", "RUNNING",
     "Agent", "Binding", "Ran", "Recording", "RecordingMaker", "Recordings", "Site",
     "Straight", "Window", "leave_results", "perform", "run_binding", "steps_done",
     "tell_run",

@@ -98,26 +98,30 @@ class Code:
 def written(
     steps: Iterable[tuple[Sequence[Thunk], bool]], kinds: Sequence[Kind],
     order: Sequence[int], tally: Tally, ends: Sequence[int] = (), observers: int = 0, *,
-    is_timed: bool = False, busy: object = None,
+    is_timed: bool = False, calls_others: bool = False,
 ) -> Code:  # fmt: skip
     """Code that checks its arrays' kinds and calls all steps.
 
     `steps`: thunks, and whether they differ from binding to binding. `order[p]` tells which array
     takes position p among the arguments of `enter` and `stage`; `tally` stands for those that
-    count; `ends[i]` tells how many thunks are done when step i of the plan is. `busy`: what is
-    told, by its `in_others_code`, that hooks or another's kernels run.
+    count; `ends[i]` tells how many thunks are done when step i of the plan is. `calls_others`:
+    there are hooks or another's kernels in it.
     """
     source = _Source(order)
     source.take_arrays(len(kinds))
     for i, kind in enumerate(kinds):
         source.check(i, *kind)
-    source.begin(is_timed, busy)
+    source.begin(is_timed)
     first_line = source.next_line
     for thunks, is_own in steps:
         for thunk in thunks:
             source.step(thunk, is_own=is_own)
     source.end(tally)
-    return source.code(observers, tuple([first_line - 1 + end for end in ends]))
+    # A third of the time that a copy takes. Runs of a device come one after another.
+    context = None if observers or calls_others else Context()
+    if context is not None:
+        context.run(ignore_errors)
+    return source.code(observers, tuple([first_line - 1 + end for end in ends]), context)
 
 
 def _is_plain_copy(thunk: partial[object]) -> bool:
@@ -176,8 +180,6 @@ class _Source:
         self.name = self.shared.name
         #: The lines of steps that differ from binding to binding.
         self.own_lines: list[str] = []
-        self._indent = "    "
-        self._busy: object = None
         self._now = ""
 
     @property
@@ -190,7 +192,7 @@ class _Source:
             self._line("".join(f"a{i}, " for i in range(count)) + "= arrays")
 
     def _line(self, text: str) -> None:
-        self._lines.append(self._indent + text)
+        self._lines.append("    " + text)
 
     def check(self, index: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         """Types of built-in dtypes are singletons; anything else takes the careful way."""
@@ -201,17 +203,10 @@ class _Source:
             f" or {array}.shape != {self.name(shape)}) and not sure: return False"
         )
 
-    def begin(self, is_timed: bool, busy: object) -> None:
+    def begin(self, is_timed: bool) -> None:
         if is_timed:
             self._now = f"{self.name(perf_counter)}()"
             self._line(f"began = {self._now}")
-        self._busy = busy
-        if busy is not None:
-            # A hook or a kernel that calls the very work that it is part of.
-            self._line(f"if {self.name(busy)}.in_others_code: {self.name(busy)}.check_idle()")
-            self._line("try:")
-            self._indent += "    "
-            self._line(f"{self.name(busy)}.in_others_code = True")
 
     def step(self, thunk: Thunk, *, is_own: bool) -> None:
         self.name = self.own.name if is_own else self.shared.name
@@ -253,13 +248,10 @@ class _Source:
         self._line(f"{self.own.name(tally)}.runs += 1")
 
     def end(self, tally: Tally) -> None:
-        if self._busy is not None:
-            self._indent = self._indent[:-4]
-            self._line(f"finally: {self.name(self._busy)}.in_others_code = False")
         self.count(tally)
         self._line(f"return (began, {self._now})" if self._now else "return True")
 
-    def code(self, observers: int, ends: tuple[int, ...]) -> Code:
+    def code(self, observers: int, ends: tuple[int, ...], context: Context | None) -> Code:
         body = "\n        ".join(self._lines)
         text = (
             f"def make({self.shared.all()}):\n    def bind({self.own.all()}):\n"
@@ -268,9 +260,4 @@ class _Source:
         space: dict[str, Any] = {}
         exec(_compiled(text), space)
         bind = space["make"](*self.shared.objects)
-        context: Context | None = None
-        if not observers and self._busy is None:
-            # A third of the time that a copy takes. Runs of a device come one after another.
-            context = Context()
-            context.run(ignore_errors)
         return Code(bind, tuple(self.own_lines), self._order, observers, ends, context)

@@ -45,8 +45,6 @@ class Site(Protocol):
     hooks: Hooks
     #: For whom code is written: which listeners and hooks there are, as a number.
     observers: int
-    #: While hooks or another's kernels run the records are behind the bytes.
-    in_others_code: bool
     #: Whether kernels are not Stitch's own, and may call back.
     kernels_call_back: bool
     #: Whether tensors may wait on the host.

@@ -192,11 +192,10 @@ def _written(device: Site, binding: Binding) -> Straight:
     residents = {r.value: r for r in recording.plan.request.residents}
     descs = [residents[number].instances[0].desc for number in binding.arrays]
     kinds = [(d.layout.data_type.dtype, d.shape) for d in descs]
-    may_call_back = hooks.bits or device.kernels_call_back
     write = partial(
         written, kinds=kinds, order=binding.order, tally=binding.tally,
         observers=device.observers, is_timed=device.events.active,
-        busy=device if may_call_back else None,
+        calls_others=bool(hooks.bits) or device.kernels_call_back,
     )  # fmt: skip
     own: Sequence[Thunk] = ()
     if hooks.bits:
@@ -217,19 +216,13 @@ def _run_one_by_one(device: Site, binding: Binding, arrays: Sequence[Any], loop:
     bound = binding.bound
     bound.arguments[:] = [arrays[rank] for rank in binding.order]
     began = time.perf_counter()
-    device.in_others_code = device.kernels_call_back
     try:
         quietly(run_all, loop)
     finally:
-        device.in_others_code = False
         bound.arguments[:] = [None] * len(arrays)
     binding.tally.runs += 1
     binding.recording.runs_unwritten += 1
     return (began, time.perf_counter()) if device.events.active else True
-
-
-#: What runs plans whose steps are not written out.
-RUNNING = frozenset({_run_one_by_one.__code__})
 
 
 def _steps_of(binding: Binding, thunks_left: int) -> int:

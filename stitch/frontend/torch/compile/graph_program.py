@@ -98,7 +98,7 @@ class GraphProgram:
                 given = storage.arguments(arguments, self._slots)
                 if self._has_key:
                     given.append(torch.randint(KEY_LIMIT, (1,)).numpy())
-                results = prepared(*given)
+                results = prepared.run(tuple(given))
                 if type(results) is not tuple:
                     results = (results,)
             outputs = shown(self._outputs, arguments, results, storage.result)

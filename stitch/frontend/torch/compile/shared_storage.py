@@ -26,7 +26,7 @@ from stitch.frontend.torch.aten_call import array_of, data_type_of
 from stitch.frontend.torch.compile.graph_outputs import Result
 from stitch.program import Array, DataType, TensorDesc, host_layout
 from stitch.report import Device
-from stitch.runtime import Tensor, export, lend, reshaped, take_back
+from stitch.runtime import Tensor, elements, export, lend, reshaped, take_back
 
 #: Results of one output that torch may hold as views of our bytes; further ones it gets as copies,
 #: for each of them is bound to places of its own.
@@ -226,7 +226,7 @@ class SharedStorage:
         """A result as a torch tensor, on our bytes where that is possible."""
         dtype = output.dtype
         if len(output.views) >= MAX_VIEWS_HELD or 0 in output.shape:
-            return torch_tensor(tensor.numpy(), dtype)
+            return torch_tensor(elements(tensor), dtype)
         shown = _Shown(tensor, output, self._shown)
         array = export(tensor, _BITS if dtype is torch.bfloat16 else None, shown.ended)
         shared = torch.from_numpy(array)
