@@ -116,23 +116,23 @@ class SpaceMemory:
         return self.bytes[address * banks : (address + size_per_bank) * banks]
 
     def mover(
-        self, source_address: int, target_address: int, size_per_bank: int
+        self, address: int, target: SpaceMemory, target_address: int, nbytes: int
     ) -> Callable[[], object]:
-        """What copies a footprint to another address of the same space; the two may overlap.
+        """What copies raw bytes to an address of this space, the two may overlap, or of another.
 
         It allocates nothing and runs no line of Python; raises `LayoutError` for a place outside.
         """
-        banks = self.shape.banks
-        nbytes = size_per_bank * banks
-        source, target = source_address * banks, target_address * banks
-        highest = max(source_address, target_address) + size_per_bank
-        if min(source_address, target_address, size_per_bank) < 0 or highest > self.shape.limit:
-            raise LayoutError(
-                f"a move of {size_per_bank} bytes per bank from {source_address:#x} to "
-                f"{target_address:#x} leaves {self.space.value}"
-            )
+        views = []
+        for memory, at in ((target, target_address), (self, address)):
+            start = at * memory.shape.banks
+            if min(at, nbytes) < 0 or start + nbytes > memory.shape.limit * memory.shape.banks:
+                raise LayoutError(
+                    f"a move of {nbytes} bytes from {self.space.value} {address:#x} to "
+                    f"{target.space.value} {target_address:#x} leaves {memory.space.value}"
+                )
+            views.append(memory._view[start : start + nbytes])
         # Slices of a memoryview copy as memmove does; NumPy would copy overlapping bytes twice.
-        there, here = self._view[target : target + nbytes], self._view[source : source + nbytes]
+        there, here = views
         return partial(setitem, there, slice(None), here)
 
     def release(self, address: int, size_per_bank: int) -> None:

@@ -175,7 +175,8 @@ class MemoryHistory(RuleBasedStateMachine):
         places += [a for a in near if allocator.is_free(a, tensor.size_per_bank)]
         goal = data.draw(st.sampled_from(places))
         allocator.alloc_at(goal, tensor.size_per_bank)
-        memory.mover(tensor.address, goal, tensor.size_per_bank)()
+        nbytes = tensor.size_per_bank * memory.shape.banks
+        memory.mover(tensor.address, memory, goal, nbytes)()
         tensor.address = goal
         self.freed = [f for f in self.freed if f != (tensor.space, goal)]
         return tensor

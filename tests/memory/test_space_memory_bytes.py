@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +58,7 @@ def test_a_region_outside_the_space_is_refused() -> None:
         with pytest.raises(LayoutError):
             memory.region(address, size)
     with pytest.raises(LayoutError):
-        memory.mover(0, (1 << 20) - 16, 32)()
+        memory.mover(0, memory, (1 << 20) - 16, 32 * L1.banks)()
 
 
 @pytest.mark.parametrize("shift", [-400, -16, 16, 400, 4000])
@@ -65,8 +66,20 @@ def test_a_move_preserves_its_bytes_also_where_it_overlaps_itself(shift: int) ->
     memory = SpaceMemory(Space.L1, L1)
     data = np.random.default_rng(0).integers(0, 256, 800 * 4, dtype=np.uint8)
     memory.region(8000, 800)[:] = data
-    memory.mover(8000, 8000 + shift, 800)()
+    memory.mover(8000, memory, 8000 + shift, 800 * L1.banks)()
     np.testing.assert_array_equal(memory.region(8000 + shift, 800), data)
+
+
+def test_a_move_to_another_space_runs_no_line_of_python() -> None:
+    l1, dram = SpaceMemory(Space.L1, L1), SpaceMemory(Space.DRAM, SpaceShape(2, 0, 1 << 16, 32))
+    data = np.random.default_rng(0).integers(0, 256, 800 * 4, dtype=np.uint8)
+    l1.region(8000, 800)[:] = data
+    move, seen = l1.mover(8000, dram, 64, 800 * 4), list[str]()
+    sys.setprofile(lambda frame, event, _: seen.append(event))
+    move()
+    sys.setprofile(None)
+    assert "call" not in seen
+    np.testing.assert_array_equal(dram.region(64, 1600), data)
 
 
 def test_bound_copies_count_the_own_bytes_of_what_they_write() -> None:
@@ -79,7 +92,7 @@ def test_bound_copies_count_the_own_bytes_of_what_they_write() -> None:
     assert (memory.writes, memory.written_nbytes) == (0, 0)
     copy()
     copy()
-    memory.mover(64, 1024, size)()
+    memory.mover(64, memory, 1024, size * L1.banks)()
     memory.counter.count(1, kernel.written_nbytes)
     assert (memory.writes, memory.written_nbytes) == (3, 3 * 8 * 8 * 4)
 

@@ -223,26 +223,20 @@ class _PlanBinding:
                 self.thunks.append(partial(check, self.backend.machine.shape, name=buffer.origin))
                 self.thunks.append(partial(memory.release, buffer.address, buffer.size_per_bank))
         else:
-            moved: list[Thunk] = [partial(setitem, self.progress, 0, self.index + 1)]
+            moves, back = list[Thunk](), list[Thunk]()
             if self.backend.executor.computes:
-                moved[:0] = [self._transfer(t) for t in step.transfers]
+                moves = [self._mover(t) for t in step.transfers]
+                back = [self._mover(_returning(t)) for t in reversed(step.transfers)]
                 counter = spaces[step.space].counter
                 self.thunks.append(partial(counter.count, step.count, step.nbytes))
-            self.thunks.append(partial(call_all, tuple(moved)))
+            moves.append(partial(setitem, self.progress, 0, self.index + 1))
+            self.thunks.append(partial(move_all, tuple(moves), tuple(back)))
             for number, address in step.targets:
                 self.buffers[number] = placed(self.buffers[number], {number: address})
 
-    def _transfer(self, transfer: Transfer) -> Thunk:
-        spaces = self.backend.spaces
-        source, target = spaces[transfer.source_space], spaces[transfer.target_space]
-        if source is target:
-            size = transfer.nbytes // source.shape.banks
-            return source.mover(transfer.source_address, transfer.target_address, size)
-        start = transfer.source_address * source.shape.banks
-        read = source.bytes[start : start + transfer.nbytes]
-        start = transfer.target_address * target.shape.banks
-        write = target.bytes[start : start + transfer.nbytes]
-        return partial(np.copyto, write, read)
+    def _mover(self, t: Transfer) -> Thunk:
+        source, target = self.backend.spaces[t.source_space], self.backend.spaces[t.target_space]
+        return source.mover(t.source_address, target, t.target_address, t.nbytes)
 
     def _region(self, instance: Instance) -> Array:
         buffer = self.buffers[instance.buffer]
@@ -305,9 +299,26 @@ def placed(buffer: Buffer, addresses: Mapping[int, int]) -> Buffer:
     )  # fmt: skip
 
 
-def call_all(calls: Iterable[Thunk]) -> None:
-    """Call what runs no line of Python: no interrupt comes in between."""
-    deque(map(call, calls), 0)
+def move_all(moves: Sequence[Thunk], back: Sequence[Thunk]) -> None:
+    """Make all moves, the last call of which says so, or none: they run no line of Python, so no
+    interrupt comes in between, and where one fails those before it are taken back, in the order
+    of `back`."""
+    left: Any = iter(moves)
+    try:
+        deque(map(call, left), 0)
+    except BaseException:
+        failed = len(moves) - left.__length_hint__() - 1
+        # An interrupt comes before the first or after the last.
+        if 0 < failed < len(back):
+            deque(map(call, back[-failed:]), 0)
+        raise
+
+
+def _returning(t: Transfer) -> Transfer:
+    """What takes a transfer back: the bytes that it overwrote had gone elsewhere before."""
+    return Transfer(
+        t.target_space, t.target_address, t.source_space, t.source_address, t.nbytes
+    )  # fmt: skip
 
 
 def enter(into: Array, arguments: list[Any], position: int, counter: WriteCounter) -> None:

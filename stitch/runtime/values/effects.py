@@ -6,7 +6,7 @@ instances become references that hold for whichever tensors the plan is replayed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from stitch.planner import Buffer, Instance, Plan, after_steps
@@ -64,6 +64,11 @@ class Effects:
     places: tuple[Place, ...]
 
 
+def _holding(instances: Iterable[Iterable[Instance]]) -> set[int]:
+    """The buffers in which any of these lie."""
+    return {instance.buffer for some in instances for instance in some}
+
+
 def effects_of(
     plan: Plan, key_of: Callable[[TensorDesc], int], steps_done: int | None = None
 ) -> Effects:
@@ -75,8 +80,11 @@ def effects_of(
         buffers: Mapping[int, Buffer] = {b.number: b for b in plan.final_buffers}
         values = {r.value: r.instances for r in plan.final_values}
     else:
-        buffers, listed = after_steps(plan, steps_done)
+        there, listed = after_steps(plan, steps_done)
         values = {value: tuple(instances) for value, instances in listed.items()}
+        # What was evicted just before is not freed yet, and nobody else would.
+        left = _holding(r.instances for r in plan.request.residents) - _holding(values.values())
+        buffers = {n: b for n, b in there.items() if n not in left or b.pinned}
     before = {b.number: b for b in plan.request.buffers}
     freed: list[Place] = []
     moved: list[tuple[Place, int]] = []

@@ -40,5 +40,5 @@ def view_offset(desc: TensorDesc, rows: tuple[int, int], keep: bool, machine: Ma
             got=f"[{start}:{stop}] of {desc.text()}",
             remedy="convert it to row-major first",
         )
-    across = pages.pages // -(-desc.shape[0] // high)
+    across = pages.pages // max(1, -(-desc.shape[0] // high))
     return start // high * across * pages.aligned_page_nbytes

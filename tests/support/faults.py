@@ -1,0 +1,73 @@
+"""Failures in the middle of what a device runs: at the n-th call of a step, or of a transfer.
+
+Comes in: a device. Goes out: the same device, whose bound steps and moves call a fuse before each
+of their parts. The steps stay those that the backend has bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stitch.memory import SpaceMemory
+from stitch.planner import Plan
+from stitch.runtime.backends import BoundPlan, BoundStep, LocalBackend
+
+
+class Planted(Exception):
+    """What a fuse raises."""
+
+
+class Fuse:
+    """Counts what is about to happen; raises when it has burnt down."""
+
+    def __init__(self) -> None:
+        self.left: int | None = None
+        self.count = 0
+        #: Of the parts counted, those inside a move.
+        self.transfers = 0
+
+    def burn(self, *_: object) -> None:
+        """One part further."""
+        self.count += 1
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                self.left = None
+                raise Planted("planted")
+
+
+def lay(patch: pytest.MonkeyPatch, fuse: Fuse) -> list[Plan]:
+    """All devices burn the fuse from now on; gives the plans that they bind, as they bind them."""
+    bind, mover = LocalBackend.bind, SpaceMemory.mover
+    plans: list[Plan] = []
+
+    def fused(self: LocalBackend, plan: Plan, *arguments: Any, **options: Any) -> BoundPlan:
+        plans.append(plan)
+        bound = bind(self, plan, *arguments, **options)
+        return bound.with_steps({i: _fused(s, fuse) for i, s in enumerate(bound.steps)})
+
+    def moving(self: SpaceMemory, *arguments: Any) -> Callable[[], object]:
+        move = mover(self, *arguments)
+
+        def burning() -> None:
+            fuse.transfers += 1
+            fuse.burn()
+            move()
+
+        return burning
+
+    patch.setattr(LocalBackend, "bind", fused)
+    patch.setattr(SpaceMemory, "mover", moving)
+    return plans
+
+
+def _fused(step: BoundStep, fuse: Fuse) -> BoundStep:
+    return replace(step, thunks=_between(step.thunks, fuse))
+
+
+def _between(thunks: Sequence[Callable[[], object]], fuse: Fuse) -> tuple[Any, ...]:
+    return tuple(call for thunk in thunks for call in (fuse.burn, thunk))
