@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from stitch.on_demand import names_on_demand
 from stitch.planner.after_steps import after_steps
-from stitch.planner.certificate import Certificate, CostCertificate
+from stitch.planner.certificate import Branches, Certificate, CostCertificate
 from stitch.planner.copy_cost import copy_cost
 from stitch.planner.placing import placed
 from stitch.planner.plan import (
@@ -39,19 +39,20 @@ if TYPE_CHECKING:
         best_changes,
         possible_changes,
     )
-    from stitch.planner.checker import WARNINGS, check_plan
+    from stitch.planner.checker import WARNINGS, check_certificate, check_plan
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
             "advice": "MOST_CHANGES MOST_TRIALS Cost Slot SlotChange best_changes possible_changes",
-            "checker": "WARNINGS check_plan",
+            "checker": "WARNINGS check_certificate check_plan",
         },
     )
 
 __all__ = [
-    "MOST_CHANGES", "MOST_TRIALS", "WARNINGS", "Allocate", "Buffer", "Certificate", "Copy", "Cost",
-    "CostCertificate", "Execute", "Free", "Instance", "Plan", "PlanRequest", "Relocate", "Resident",
-    "Slot", "SlotChange", "Step", "Transfer", "after_steps", "best_changes", "check_plan",
-    "copy_cost", "placed", "plan", "possible_changes",
+    "MOST_CHANGES", "MOST_TRIALS", "WARNINGS", "Allocate", "Branches", "Buffer", "Certificate",
+    "Copy", "Cost", "CostCertificate", "Execute", "Free", "Instance", "Plan", "PlanRequest",
+    "Relocate", "Resident", "Slot", "SlotChange", "Step", "Transfer", "after_steps",
+    "best_changes", "check_certificate", "check_plan", "copy_cost", "placed", "plan",
+    "possible_changes",
 ]  # fmt: skip

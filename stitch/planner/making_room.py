@@ -8,8 +8,7 @@ and from DRAM to the host, with its certificate).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal, TypeAlias
@@ -17,7 +16,8 @@ from typing import Literal, TypeAlias
 from stitch.errors import LayoutError, OutOfMemoryError
 from stitch.machine import round_up
 from stitch.memory import Allocator
-from stitch.planner.certificate import Certificate, CertificateKind
+from stitch.packing import pack
+from stitch.planner.certificate import Branches, Certificate
 from stitch.planner.copy_cost import copy_cost
 from stitch.planner.mover import Repacking, SpaceProblem, arrange, operation_size, relocation
 from stitch.planner.plan import (
@@ -48,10 +48,6 @@ class RoomDemand:
     evicts: bool = True
 
 
-#: A buffer that has left its space, and what takes that back.
-_Leave: TypeAlias = tuple[Buffer, Callable[[], None]]
-
-
 def make_room(state: Residency, demand: RoomDemand) -> list[int]:
     """Addresses for the floating pieces, after moves and evictions that are recorded as steps.
 
@@ -63,43 +59,47 @@ def make_room(state: Residency, demand: RoomDemand) -> list[int]:
     free = _free_places(state, demand)
     if free is not None:
         return free
-    left: list[_Leave] = []
-    asked = False
+    take_back: Callable[[], None] | None = None
+    gone: list[int] = []
     while True:
-        problem, proved = _problem(state, demand), True
+        problem = _problem(state, demand)
         arrangement = _elsewhere(problem)
         if arrangement is None and _drop_idle_copies(state, demand, sum(problem.pieces)):
             continue
-        if arrangement is None:
-            try:
-                arrangement = arrange(problem)
-            except TimeoutError:
-                proved = False
+        arrangement = arrangement or _arranged(problem)
         if arrangement is not None:
-            needless = _needless(demand, problem, left)
-            if needless is None:
-                break
-            # It stays, and all is tried again.
-            left[0][1]()
-            left = []
-            demand.locked.add(needless)
-            continue
-        if not asked:
+            break
+        if take_back is None:
             _refuse_the_hopeless(state, demand, problem)
-            asked = True
-        left += _evict_farthest(state, demand, problem, proved)
+            take_back = state.attempt()
+        gone.append(_evict_farthest(state, demand, problem))
+    if take_back is not None and len(gone) > 1:
+        take_back()
+        problem = _evict_together(state, demand, gone)
+        arrangement = _elsewhere(problem) or _arranged(problem)
+        assert arrangement is not None
     _relocate(state, demand, arrangement)
     return list(arrangement.pieces)
 
 
-def _needless(demand: RoomDemand, problem: SpaceProblem, left: Sequence[_Leave]) -> int | None:
-    """A buffer that has left the space and could have stayed, now that the others are gone."""
-    for buffer, _ in left[:-1]:
-        beside = replace(problem, pieces=(*problem.pieces, buffer.size_per_bank))
-        with suppress(TimeoutError):
-            if arrange(beside) is not None:
-                return buffer.number
-    return None
+def _arranged(problem: SpaceProblem) -> Repacking | None:
+    """The cheapest arrangement, None where none was found."""
+    try:
+        return arrange(problem)
+    except TimeoutError:
+        return None
+
+
+def _certificate(problem: SpaceProblem) -> Certificate:
+    """Why the pieces of a space were given no room in it, however they are moved."""
+    pieces, gaps = problem.all_pieces, tuple(size for _, size in problem.gaps)
+    if sum(pieces) > sum(gaps):
+        return Certificate("capacity", pieces, gaps)
+    packing = pack(pieces, gaps)
+    if packing.refutation is None:
+        return Certificate("undecided", pieces, gaps)
+    steps = "".join("bfk"[step] for step in packing.refutation.steps)
+    return Certificate("packing", pieces, gaps, Branches(steps, packing.refutation.by_sums))
 
 
 def _free_places(state: Residency, demand: RoomDemand) -> list[int] | None:
@@ -227,7 +227,11 @@ def _problem(state: Residency, demand: RoomDemand) -> SpaceProblem:
 # -- dropping and evicting ----------------------------------------------------------------------
 
 
-def _victims(state: Residency, demand: RoomDemand) -> list[tuple[tuple[float, ...], Buffer, bool]]:
+#: What the rule says of it, the buffer, and whether it is spare.
+_Victim: TypeAlias = tuple[tuple[float, ...], Buffer, bool]
+
+
+def _victims(state: Residency, demand: RoomDemand) -> list[_Victim]:
     """Buffers that may leave, best by the rule first; then farthest next use, spare, idle, big."""
     ranked = []
     for buffer in state.in_space(demand.space):
@@ -316,17 +320,53 @@ def _refuse_the_hopeless(state: Residency, demand: RoomDemand, problem: SpacePro
     except TimeoutError:
         return
     if hopeless:
-        raise _out_of_memory(state, demand, left, _why(demand, left, proved=True)[1])
+        raise _out_of_memory(state, demand, left, _certificate(left))
 
 
-def _evict_farthest(
-    state: Residency, demand: RoomDemand, problem: SpaceProblem, proved: bool
-) -> list[_Leave]:
+def _evict_farthest(state: Residency, demand: RoomDemand, problem: SpaceProblem) -> int:
+    """The number of the buffer that left."""
     state.pressed = True
     state.crowded |= state.views
-    why = _why(demand, problem, proved)
+    return _leave(state, demand, _victims(state, demand), problem, _certificate(problem))
+
+
+def _evict_together(state: Residency, demand: RoomDemand, gone: Sequence[int]) -> SpaceProblem:
+    """Those of some buffers leave without which there is no room; gives what is left to arrange.
+
+    Each one's certificate says that it may not stay where all the others leave.
+    """
+    whole = _problem(state, demand)
+
+    def without(numbers: Collection[int]) -> SpaceProblem:
+        staying = ([b for b in buffers if b[0] not in numbers]
+                   for buffers in (whole.movable, whole.displaced))  # fmt: skip
+        movable, displaced = staying
+        return replace(whole, movable=tuple(movable), displaced=tuple(displaced))
+
+    leaving = list(gone)
+    for number in gone:
+        others = [other for other in leaving if other != number]
+        left = without(others)
+        if others and (_elsewhere(left) or _arranged(left)) is not None:
+            leaving = others
+    for number in leaving:
+        certificate = _certificate(without([other for other in leaving if other != number]))
+        buffer = state.buffers[number]
+        victim = (), buffer, _is_spare(state, buffer)
+        _leave(state, demand, [victim], whole, certificate)
+    return without(leaving)
+
+
+def _leave(
+    state: Residency,
+    demand: RoomDemand,
+    victims: Sequence[_Victim],
+    problem: SpaceProblem,
+    certificate: Certificate,
+) -> int:
+    """One of the victims leaves, the first that finds room elsewhere; gives its number."""
+    why = _reason(demand, certificate), certificate
     refused: OutOfMemoryError | None = None
-    victims = _victims(state, demand)
     outlets = state.outlets(demand.space) if demand.evicts else ()
     nearer = tuple(space for space in outlets if space is not Space.HOST)
     # Nothing goes to the host while there is room without that.
@@ -335,7 +375,7 @@ def _evict_farthest(
         for _, buffer, spare in victims:
             if spare:
                 _drop(state, buffer)
-                return []
+                return buffer.number
             for space in spaces:
                 take_back = state.attempt()
                 try:
@@ -345,22 +385,19 @@ def _evict_farthest(
                     take_back()
                     refused = refused or error
                 else:
-                    return [(buffer, take_back)]
-    raise refused or _out_of_memory(state, demand, problem, why[1])
+                    return buffer.number
+    raise refused or _out_of_memory(state, demand, problem, certificate)
 
 
-def _why(demand: RoomDemand, problem: SpaceProblem, proved: bool) -> tuple[str, Certificate | None]:
-    """The reason of an eviction, and its proof where the search came to an end."""
-    gaps = tuple(size for _, size in problem.gaps)
-    pieces = problem.all_pieces
-    if not proved:
-        return f"room for {demand.purpose}: no arrangement was found within the search limit", None
-    kind: CertificateKind = "capacity" if sum(pieces) > sum(gaps) else "packing"
+def _reason(demand: RoomDemand, certificate: Certificate) -> str:
+    """The reason of an eviction, in words."""
+    pieces, gaps = sum(certificate.pieces), sum(certificate.gaps)
     why = {
-        "capacity": f"{sum(pieces)} B per bank would have to lie in {sum(gaps)} B",
+        "capacity": f"{pieces} B per bank would have to lie in {gaps} B",
         "packing": "regions that cannot move split the space, and the rest packs into no gaps",
-    }[kind]
-    return f"room for {demand.purpose}: {why}", Certificate(kind, pieces, gaps)
+        "undecided": "no arrangement was found within the search limit",
+    }[certificate.kind]
+    return f"room for {demand.purpose}: {why}"
 
 
 def _evict(
@@ -419,7 +456,7 @@ def _carry(
 
 
 def _out_of_memory(
-    state: Residency, demand: RoomDemand, problem: SpaceProblem, certificate: Certificate | None
+    state: Residency, demand: RoomDemand, problem: SpaceProblem, certificate: Certificate
 ) -> OutOfMemoryError:
     """The error where nothing can leave: bytes needed and free, the biggest tensors, the proof."""
     space, allocator = demand.space, state.allocators[demand.space]

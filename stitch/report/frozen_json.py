@@ -27,7 +27,9 @@ WRITTEN = {
 }  # fmt: skip
 #: Fields that came later, by class: older records lack them, and mean the default.
 LATER = {
+    "Certificate": frozenset({"branches"}),
     "Cost": frozenset({"program_seconds"}),
+    "CostCertificate": frozenset({"pieces"}),
     "Machine": frozenset({"compute"}),
     "Plan": frozenset({"least_seconds"}),
     "Transformation": frozenset({"seconds"}),
@@ -136,6 +138,8 @@ def _read_tuple(items: tuple[Any, ...], data: object, where: str, depth: int) ->
 def _read_items(item: Any, data: object, where: str, depth: int) -> list[Any]:
     if not isinstance(data, list):
         raise _wrong(where, "a list", data)
+    if item is int and all(type(part) is int for part in data):
+        return data
     return [_read(item, part, f"{where}[{i}]", depth + 1) for i, part in enumerate(data)]
 
 

@@ -15,6 +15,7 @@ import pytest
 import stitch
 from stitch.planner import Copy, check_plan
 from stitch.report.record_replay import read_record
+from stitch.report.run_record import Recorder
 
 Cli = Callable[..., Any]
 
@@ -174,6 +175,71 @@ def test_a_forged_plan_is_not_confirmed(cli: Cli) -> None:
 
 
 # -- linking ---------------------------------------------------------------------------------------
+
+
+def _with_branches(certificate: dict[str, Any]) -> dict[str, Any]:
+    steps = {"is": "Branches", "steps": "b" * 1_000_000, "by_sums": False}
+    return {**certificate, "kind": "packing", "branches": steps}
+
+
+FORGERIES: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = {
+    "another kind": lambda c: {**c, "kind": "cycle"},
+    "doubled": lambda c: {**c, "pieces": c["pieces"] * 2, "gaps": c["gaps"] * 2},
+    "truncated": lambda c: {**c, "pieces": c["pieces"][:-1]},
+    "empty": lambda c: {**c, "pieces": [], "gaps": []},
+    "negative": lambda c: {**c, "pieces": [-size for size in c["pieces"]]},
+    "huge": lambda c: {**c, "gaps": [10**400]},
+    "a million pieces": lambda c: {**c, "pieces": [32] * 1_000_000, "gaps": [32] * 1_000_000},
+    "a million branches": _with_branches,
+    "undecided": lambda c: {**c, "kind": "undecided", "pieces": c["pieces"][1:]},
+    "none": lambda c: None,
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_a_record_with_forged_certificates_is_not_confirmed(
+    cli: Cli, here: Path, forgery: str
+) -> None:
+    record = json.loads(_record_of_a_crowd())
+    plans = record["plans"].values()
+    steps = (step for plan in plans for step in plan["steps"] if step["is"] == "Copy")
+    step = next(step for step in steps if step["certificate"] is not None)
+    step["certificate"] = FORGERIES[forgery](step["certificate"])
+    (here / "forged.json").write_text(json.dumps(record))
+    done = cli("inspect", "--check-plan=forged.json")
+    kind = "uncertified" if forgery == "none" else "certificate"
+    assert done.code == 6 and f" {kind})" in done.out and len(done.out) < 100_000
+    assert "Traceback" not in done.err
+
+
+def test_kinds_of_certificates_are_counted_and_older_records_read(cli: Cli, here: Path) -> None:
+    record = json.loads(_record_of_a_crowd())
+    for plan in record["plans"].values():
+        for step in plan["steps"]:
+            if step["is"] == "Copy" and step["certificate"] is not None:
+                del step["certificate"]["branches"]
+    (here / "old.json").write_text(json.dumps(record))
+    done = cli("inspect", "--check-plan=old.json")
+    assert done.code == 0 and "1 certificates (1 capacity): sound" in done.out
+    found = json.loads(cli("inspect", "--check-plan=old.json", "--json").out)
+    counts = [(plan["certificates"], plan["kinds"]) for plan in found["plans"]]
+    assert (1, {"capacity": 1}) in counts and (0, {}) in counts
+
+
+def _record_of_a_crowd() -> str:
+    """Results fill a small L1, and some wait in DRAM."""
+    builder = stitch.ComputationGraphBuilder("grow")
+    x = builder.input("x", (64, 64), "float32")
+    builder.output("y", x + 1.0)
+    wishes = ("input.x.space=l1", "output.y.space=l1")
+    model = stitch.compile(builder.build(), target="tiny", wishes=wishes)
+    with stitch.open_device("tiny", window=1) as device:
+        recorder = Recorder(device)
+        grow = device.load(model)
+        kept = [grow(np.full((64, 64), i, np.float32)) for i in range(6)]
+        device.flush()
+        del kept
+        return recorder.text()
 
 
 def test_linked_modules_compute_the_same_bits(cli: Cli) -> None:

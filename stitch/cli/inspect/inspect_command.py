@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, TypeVar
@@ -170,8 +171,8 @@ def _diff(words: argparse.Namespace) -> int:
 def _check(plans: dict[int, Plan], as_json: bool) -> int:
     """Every problem of every plan; exit code 6 if there is one."""
     problems_of = {index: check_plan(plan) for index, plan in sorted(plans.items())}
-    certificates = {
-        index: sum(step.certificate is not None for step in plan.copies)
+    kinds_of = {
+        index: Counter(s.certificate.kind for s in plan.copies if s.certificate is not None)
         for index, plan in plans.items()
     }
     wrong = sum(len(problems) for problems in problems_of.values())
@@ -182,7 +183,8 @@ def _check(plans: dict[int, Plan], as_json: bool) -> int:
                 {
                     "plan": index,
                     "steps": len(plans[index].steps),
-                    "certificates": certificates[index],
+                    "certificates": kinds_of[index].total(),
+                    "kinds": dict(sorted(kinds_of[index].items())),
                     "gap": plans[index].gap,
                     "problems": [
                         {"kind": p.kind, "where": p.where, "detail": p.detail} for p in problems
@@ -194,10 +196,21 @@ def _check(plans: dict[int, Plan], as_json: bool) -> int:
         say(json.dumps(body, indent=2))
         return EXIT_FAILURE if wrong else EXIT_OK
     for index, problems in problems_of.items():
-        facts = f"{len(plans[index].steps)} steps, {certificates[index]} certificates"
+        facts = f"{len(plans[index].steps)} steps, {_counted('certificates', kinds_of[index])}"
         if plans[index].gap > 0:
             facts += f", at most {plans[index].gap:.1%} over the least simulated time"
-        say(f"plan {index}: {facts}: " + (f"{len(problems)} problems" if problems else "sound"))
+        found = _counted("problems", Counter(p.kind for p in problems)) if problems else "sound"
+        say(f"plan {index}: {facts}: {found}")
         for problem in problems:
             say(f"  - {problem}")
     return EXIT_FAILURE if wrong else EXIT_OK
+
+
+def _counted(what: str, kinds: Counter[str]) -> str:
+    """How many there are of each kind.
+
+    >>> _counted("certificates", Counter(["cycle", "capacity", "cycle"]))
+    '3 certificates (1 capacity, 2 cycle)'
+    """
+    each = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    return f"{kinds.total()} {what}" + (f" ({each})" if each else "")

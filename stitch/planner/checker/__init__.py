@@ -5,5 +5,6 @@ but the plan's own words (`stitch.planner.plan`), so that one mistake cannot be 
 """
 
 from stitch.planner.checker.plan_check import WARNINGS, check_plan
+from stitch.planner.checker.proof import check_certificate
 
-__all__ = ["WARNINGS", "check_plan"]
+__all__ = ["WARNINGS", "check_certificate", "check_plan"]

@@ -5,15 +5,57 @@ Found in the steps themselves: the buffers alive, and what is about to be put be
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import islice, pairwise
 
+from stitch.planner.certificate import Certificate
 from stitch.planner.checker.byte_map import ByteMap
 from stitch.planner.checker.inspection import Inspection
-from stitch.planner.plan import Allocate, Copy, Execute, Relocate
+from stitch.planner.checker.proof import certificate_defect
+from stitch.planner.plan import Allocate, Buffer, Copy, Execute, Free, Relocate
 from stitch.program import Space
 
 
-def wanted_in(run: Inspection, space: Space) -> tuple[list[int], list[int]]:
+def eviction_defect(
+    run: Inspection, buffer: Buffer, certificate: Certificate
+) -> tuple[str, str] | None:
+    """What is wrong with the certificate of an eviction that is due; None where it is confirmed.
+
+    All that leave a space for one need are justified at once: with this one in its place, and the
+    others gone, there must be no room.
+    """
+    pieces, gaps = _wanted_in(run, buffer.space)
+    others = _leaving_with(run, buffer)
+    before = sorted(pieces)
+    for other in others:
+        pieces.remove(other)
+    if others and sorted(certificate.pieces) == before:
+        # So it was said of old: one of them had to go.
+        return "undecided", f"{len(others) + 1} leave {buffer.space.value}; whether all had to"
+    return certificate_defect(certificate, pieces, gaps)
+
+
+def _leaving_with(run: Inspection, buffer: Buffer) -> list[int]:
+    """The sizes of what leaves a space after this buffer, before anything else happens there."""
+    there = {
+        n: b.size_per_bank
+        for n, b in run.symbolic_memory.buffers.items()
+        if b.space is buffer.space and not b.pinned and b is not buffer
+    }
+    sizes: list[int] = []
+    for step in islice(run.plan.steps, run.index + 1, None):
+        if isinstance(step, Free) and step.buffer in there:
+            sizes.append(there.pop(step.buffer))
+        elif (
+            isinstance(step, Execute)
+            or (isinstance(step, Allocate) and step.buffer.space is buffer.space)
+            or (isinstance(step, Relocate) and buffer.space in (step.space, step.stage_space))
+            or (isinstance(step, Copy) and step.made != step.value)
+        ):
+            break
+    return sizes
+
+
+def _wanted_in(run: Inspection, space: Space) -> tuple[list[int], list[int]]:
     """The pieces that are wanted in a space beside what is there, and the gaps.
 
     Wanted is what comes next: what comes into the space whole, or bounces through it, or else all
@@ -46,7 +88,7 @@ def wanted_in(run: Inspection, space: Space) -> tuple[list[int], list[int]]:
 
 def _passing(run: Inspection, space: Space) -> int | None:
     """Bytes per bank of what comes from another space next, None where a task is next."""
-    for step, after in pairwise(run.plan.steps[run.index + 1 :]):
+    for step, after in pairwise(islice(run.plan.steps, run.index + 1, None)):
         if isinstance(step, Allocate) and step.buffer.space is space:
             is_carried = isinstance(after, Copy) and after.kind != "copy"
             return step.buffer.size_per_bank if is_carried else None
@@ -66,7 +108,7 @@ def _given(
     tasks = run.plan.request.tasks
     fixed: dict[int, int] = {}
     stuck: list[tuple[int, int]] = []
-    for step in run.plan.steps[run.index + 1 :]:
+    for step in islice(run.plan.steps, run.index + 1, None):
         if isinstance(step, Allocate) and step.buffer.space is space:
             allocated.append(step)
         elif isinstance(step, Copy) and step.made != step.value:

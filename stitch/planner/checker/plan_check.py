@@ -7,7 +7,8 @@ Kinds of problems: `address` (out of range, misaligned, taken), `buffer` (unknow
 `room` (does not fit its buffer), `content` (bytes are not what the step takes them for), `order`
 (tasks left out, repeated or out of order), `layout`, `pinned`, `overlap`, `lossy`, `transfer`,
 `stage`, `scratch`, `alias`, `bytes`, `certificate`, `final`, `kept`, `free_region`, `touched`;
-and `uncertified`, a warning: bytes left a space and the plan does not prove that they had to.
+and two warnings: `uncertified`, bytes left a space and the plan does not say why; `undecided`, it
+does not prove that they had to, and neither does the checker, within its bounds.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ from __future__ import annotations
 from stitch.errors import Problem
 from stitch.machine import footprint
 from stitch.planner.checker.end import end_problems
-from stitch.planner.checker.evictions import wanted_in
+from stitch.planner.checker.evictions import eviction_defect
 from stitch.planner.checker.inspection import Inspection
-from stitch.planner.checker.proof import certificate_defect
 from stitch.planner.checker.relocations import bytes_of, check_relocation
 from stitch.planner.checker.symbolic_memory import waiting_form
 from stitch.planner.plan import Allocate, Buffer, Copy, Execute, Free, Instance, Plan, Relocate
@@ -25,7 +25,7 @@ from stitch.program import Space, TensorDesc
 from stitch.tasks import Task, TransformationKind
 
 #: Kinds that do not make a plan wrong.
-WARNINGS = frozenset({"uncertified"})
+WARNINGS = frozenset({"uncertified", "undecided"})
 #: Where tensors of a space may wait.
 OUTLETS = {Space.L1: (Space.DRAM, Space.HOST), Space.DRAM: (Space.HOST,)}
 
@@ -155,10 +155,9 @@ class _Checker(Inspection):
         if step.certificate is None:
             self.say("uncertified", f"{buffer.origin} is evicted without a certificate")
             return
-        pieces, gaps = wanted_in(self, buffer.space)
-        defect = certificate_defect(step.certificate, pieces, gaps)
+        defect = eviction_defect(self, buffer, step.certificate)
         if defect is not None:
-            self.say("certificate", defect)
+            self.say(*defect)
 
     def _run_copy_task(self, step: Copy) -> None:
         task = self._start(self.next_task)

@@ -1,17 +1,25 @@
 """Whether the certificates of a plan are true: the arithmetic of capacity and packing, anew.
 
 Comes in: a certificate, and what the checker saw at that moment. Goes out: what is wrong with it,
-or None. Shares no code with the search that issued the certificate.
+or None. Shares no code with the search that issued the certificate. Work is bounded: what would
+take more is said to be undecided, never to be confirmed.
 """
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 
-from stitch.planner.certificate import Certificate
+from stitch.planner.certificate import Branches, Certificate
 
-#: Positions that the search looks at before it admits that it cannot tell.
-POSITION_LIMIT = 400_000
+#: Gaps that are looked at, over all positions, before the search admits that it cannot tell.
+WORK_LIMIT = 4_000_000
+#: Bits of all sums of pieces left over, above which a replay is not begun.
+SUMS_LIMIT = 1 << 28
+#: Sizes that a message lists.
+LISTED = 8
 
 
 def packs(pieces: Sequence[int], gaps: Sequence[int]) -> bool | None:
@@ -23,47 +31,136 @@ def packs(pieces: Sequence[int], gaps: Sequence[int]) -> bool | None:
     (True, False)
     """
     order = sorted(pieces, reverse=True)
-    left = [0] * (len(order) + 1)
-    for i in range(len(order) - 1, -1, -1):
-        left[i] = left[i + 1] + order[i]
+    left = [*accumulate(reversed(order), initial=0)][::-1]
     failed: set[tuple[int, ...]] = set()
     stack: list[tuple[int, ...]] = [(0, *sorted(gaps))]
+    work = 0
     while stack:
         position = stack.pop()
         if position in failed:
             continue
         failed.add(position)
-        if len(failed) > POSITION_LIMIT:
-            return None
         index, *rooms = position
+        work += len(position)
         if index == len(order):
             return True
-        usable = [room for room in rooms if room >= order[-1]]
+        usable = rooms[bisect_right(rooms, order[-1] - 1) :]
         if left[index] > sum(usable):
             continue
         size = order[index]
         for i, room in enumerate(usable):
             if room >= size and (i == 0 or usable[i - 1] != room):
+                work += len(usable)
+                if work > WORK_LIMIT:
+                    return None
                 after = [*usable[:i], *usable[i + 1 :], room - size]
                 stack.append((index + 1, *sorted(after)))
     return False
 
 
+def replays(pieces: Sequence[int], gaps: Sequence[int], branches: Branches) -> bool | None:
+    """Whether the branches prove that the pieces do not fit; None where that is too much work.
+
+    >>> replays([3, 3, 3], [5, 5], Branches("f")), replays([4, 3, 3], [6, 4], Branches("f"))
+    (True, False)
+    """
+    unit = math.gcd(*pieces) or 1
+    sizes = sorted((piece // unit for piece in pieces), reverse=True)
+    if not sizes or sizes[-1] < 0:
+        return False
+    left = [*accumulate(reversed(sizes), initial=0)][::-1]
+    held = tuple(gap // unit for gap in gaps)
+    most = min(left[0], max(held, default=0)) + 1
+    sums: list[int] = []
+    if branches.by_sums:
+        if most * len(left) > SUMS_LIMIT:
+            return None
+        sums = [1]
+        for size in reversed(sizes):
+            sums.append((sums[-1] | sums[-1] << size) & ((1 << most) - 1))
+        sums.reverse()
+
+    def hold(depth: int, room: int) -> int:
+        if sums:
+            return (sums[depth] & ((1 << min(room, most) + 1) - 1)).bit_length() - 1
+        return room if room >= sizes[-1] else 0
+
+    refuted: set[tuple[int, ...]] = set()
+    #: By depth what the gaps hold, the position, and what is still to be tried, the next one last.
+    path: list[tuple[tuple[int, ...], tuple[int, ...], list[int]]] = []
+    steps, work = iter(branches.steps), 0
+    while True:
+        depth, step = len(path), next(steps, "")
+        work += len(held) + 1
+        if work > WORK_LIMIT:
+            return None
+        held = tuple([hold(depth, room) for room in held])
+        position = (depth, *sorted(held))
+        if step == "b" and depth < len(sizes):
+            size = sizes[depth]
+            into = [size] if size in held else sorted({room for room in held if room > size})
+            path.append((held, position, into[::-1]))
+        elif (step == "f" and sum(held) < left[depth]) or (step == "k" and position in refuted):
+            refuted.add(position)
+        else:
+            return False
+        while path and not path[-1][2]:
+            refuted.add(path.pop()[1])
+        if not path:
+            return next(steps, "") == ""
+        before, _, untried = path[-1]
+        room = untried.pop()
+        gap = before.index(room)
+        held = (*before[:gap], room - sizes[len(path) - 1], *before[gap + 1 :])
+
+
+#: A kind of problem, `certificate` or `undecided`, and what it is.
+Defect = tuple[str, str]
+
+
 def certificate_defect(
     certificate: Certificate, pieces: Sequence[int], gaps: Sequence[int]
-) -> str | None:
+) -> Defect | None:
     """What is wrong with a certificate of capacity or packing; None where it is confirmed.
 
     `pieces` and `gaps` are what really had to lie where at that moment.
     """
-    if sorted(certificate.pieces) != sorted(pieces):
-        return f"it speaks of pieces {sorted(certificate.pieces)}, there are {sorted(pieces)}"
-    if sorted(certificate.gaps) != sorted(gaps):
-        return f"it speaks of gaps {sorted(certificate.gaps)}, there are {sorted(gaps)}"
+    for what, said, true in (
+        ("pieces", certificate.pieces, pieces), ("gaps", certificate.gaps, gaps)
+    ):  # fmt: skip
+        if sorted(said) != sorted(true):
+            return "certificate", f"it speaks of {what} {listed(said)}, there are {listed(true)}"
     over = sum(pieces) > sum(gaps)
     if certificate.kind == "capacity":
-        return None if over else f"{sum(pieces)} B fit into {sum(gaps)} B"
-    if certificate.kind == "packing":
-        # Too much for all the gaps together is too much for each assignment as well.
-        return "the pieces can be packed into the gaps" if packs(pieces, gaps) else None
-    return f"{certificate.kind!r} is no reason to evict"
+        return None if over else ("certificate", f"{sum(pieces)} B fit into {sum(gaps)} B")
+    if certificate.kind not in ("packing", "undecided"):
+        return "certificate", f"{certificate.kind!r} is no reason to evict"
+    if certificate.branches is not None:
+        proved = replays(pieces, gaps, certificate.branches)
+        if proved is False:
+            return "certificate", "its branches do not show that nothing packs"
+    else:
+        # Records of old have no branches.
+        fits = packs(pieces, gaps)
+        if fits:
+            return "certificate", "the pieces can be packed into the gaps"
+        proved = fits is False
+    return None if proved else ("undecided", f"whether {listed(pieces)} fit {listed(gaps)}")
+
+
+def check_certificate(certificate: Certificate) -> Defect | None:
+    """What is wrong with a certificate that stands alone, as in an error; None: it is a proof.
+
+    >>> check_certificate(Certificate("capacity", (3, 3), (5,)))
+    >>> check_certificate(Certificate("capacity", (3, 2), (5,)))
+    ('certificate', '5 B fit into 5 B')
+    """
+    if min(certificate.pieces, default=1) < 1 or min(certificate.gaps, default=0) < 0:
+        return "certificate", "a size is negative, or a piece is empty"
+    return certificate_defect(certificate, certificate.pieces, certificate.gaps)
+
+
+def listed(sizes: Sequence[int]) -> str:
+    """Sizes in a message, the largest first, and how many there are where not all are listed."""
+    shown = ", ".join(map(str, sorted(sizes, reverse=True)[:LISTED]))
+    return f"[{shown}]" if len(sizes) <= LISTED else f"[{shown}, …; {len(sizes)} in all]"

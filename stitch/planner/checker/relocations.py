@@ -8,6 +8,7 @@ from bisect import bisect_left, bisect_right
 from stitch.machine import footprint
 from stitch.planner.certificate import Certificate, CostCertificate
 from stitch.planner.checker.inspection import Inspection
+from stitch.planner.checker.proof import listed
 from stitch.planner.plan import Relocate, Transfer
 from stitch.program import Space
 
@@ -104,33 +105,52 @@ def _justify(
     if certificate is None:
         run.say("uncertified", "bytes pass through another space without a certificate")
         return
+    aside = [t.nbytes // shape.banks for t in step.transfers if t.target_space is not step.space]
+    moved = [run.symbolic_memory.buffers[n].size_per_bank for n, _ in step.targets]
+    defect = None
     if certificate.kind == "no_path":
         if run.machine.path(step.space, step.space) is not None:
-            run.say("certificate", f"the machine has a path inside {step.space.value}")
-        return
-    if isinstance(certificate, CostCertificate):
+            defect = f"the machine has a path inside {step.space.value}"
+        aside = moved
+    elif isinstance(certificate, CostCertificate):
         defect = _cost_defect(run, step, certificate, free)
-        if defect is not None:
-            run.say("certificate", defect)
     elif certificate.kind != "cycle":
-        run.say("certificate", f"{certificate.kind!r} is no reason to bounce")
+        defect = f"{certificate.kind!r} is no reason to bounce"
     elif free:
-        run.say("certificate", f"{free} B of {step.space.value} are free")
+        defect = f"{free} B of {step.space.value} are free"
+    else:
+        defect = _amount_defect(run, step, sum(aside))
+    # Records of old name what moves, or nothing, where now is said what is set aside.
+    if sorted(certificate.pieces) not in (sorted(aside), sorted(moved), []):
+        defect = f"it speaks of pieces {listed(certificate.pieces)}, there are {listed(aside)}"
+    if defect is not None:
+        run.say("certificate", defect)
     room = (step.stage or (0, 0))[1] * run.machine.shape.space(step.stage_space).banks
-    if step.bounced_nbytes > room:
+    if certificate.kind != "no_path" and step.bounced_nbytes > room:
         run.say("certificate", f"{step.bounced_nbytes} B leave {step.space.value}, not once "
                                f"the {room} B that are set aside")  # fmt: skip
+
+
+def _amount_defect(run: Inspection, step: Relocate, aside: int) -> str | None:
+    """What is wrong with how much of a full space is set aside; None where it is right.
+
+    One granule would do. More is right where it takes less time than moves of a granule take.
+    """
+    shape = run.machine.shape.space(step.space)
+    width, banks = shape.alignment, shape.banks
+    nbytes, inside, through = _prices(run, step, width)
+    for source, target in ((step.space, step.stage_space), (step.stage_space, step.space)):
+        inside += run.machine.seconds(source, target, width * banks, width)
+    if aside <= width or through <= inside:
+        return None
+    return f"{aside} B of {nbytes} B leave in {through} s, one granule would in {inside} s"
 
 
 def _cost_defect(
     run: Inspection, step: Relocate, certificate: CostCertificate, free: int
 ) -> str | None:
     """What is wrong with the two prices of leaving a space; None where they are right."""
-    targets = dict(step.targets)
-    moves = [(b.address or 0, targets[n], b.size_per_bank)
-             for n, b in run.symbolic_memory.buffers.items() if n in targets]  # fmt: skip
-    cyclic = _on_cycles(moves)
-    nbytes, banks = sum(size for _, _, size in cyclic), run.machine.shape.space(step.space).banks
+    nbytes, inside, through = _prices(run, step, free)
     if (certificate.cyclic_size, certificate.free_size) != (nbytes, free):
         return (
             f"it speaks of {certificate.cyclic_size} B in cycles and {certificate.free_size} B "
@@ -138,20 +158,32 @@ def _cost_defect(
         )
     if not free or run.machine.path(step.space, step.space) is None:
         return "there is no price of moves inside the space"
-    width = min(nbytes, free)
-    inside = nbytes / free * run.machine.seconds(step.space, step.space, width * banks, width)
-    whole = {(a, b, size * banks) for a, b, size in moves if (a, b, size) not in cyclic}
-    through = sum(
-        run.machine.seconds(t.source_space, t.target_space, t.nbytes, t.nbytes // banks)
-        for t in step.transfers
-        if (t.source_address, t.target_address, t.nbytes) not in whole
-    )
     claimed = certificate.inside_seconds, certificate.through_seconds
     if not all(
         math.isclose(a, b, rel_tol=1e-9) for a, b in zip(claimed, (inside, through), strict=True)
     ):
         return f"it claims {claimed} s inside and through, they are {(inside, through)}"
     return None if through < inside else f"{inside} s inside are no more than {through} s through"
+
+
+def _prices(run: Inspection, step: Relocate, width: int) -> tuple[int, float, float]:
+    """Bytes per bank on cycles, the least seconds of moves inside that fill `width` at a time, and
+    the seconds of the transfers that carry out the cycles."""
+    targets, banks = dict(step.targets), run.machine.shape.space(step.space).banks
+    moves = [(b.address or 0, targets[n], b.size_per_bank)
+             for n, b in run.symbolic_memory.buffers.items() if n in targets]  # fmt: skip
+    cyclic = _on_cycles(moves)
+    nbytes, inside = sum(size for _, _, size in cyclic), 0.0
+    if width and run.machine.path(step.space, step.space) is not None:
+        most = min(nbytes, width)
+        inside = nbytes / width * run.machine.seconds(step.space, step.space, most * banks, most)
+    whole = {(a, b, size * banks) for a, b, size in moves if (a, b, size) not in cyclic}
+    through = sum(
+        run.machine.seconds(t.source_space, t.target_space, t.nbytes, t.nbytes // banks)
+        for t in step.transfers
+        if (t.source_address, t.target_address, t.nbytes) not in whole
+    )
+    return nbytes, inside, through
 
 
 def _on_cycles(moves: list[_Shift]) -> set[_Shift]:

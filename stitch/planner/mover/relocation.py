@@ -77,12 +77,11 @@ class _Relocation:
     def _broken(self) -> tuple[list[Move], Certificate | CostCertificate | None]:
         """The moves on cycles in order, and why some of their bytes leave the space."""
         granule, prices, free = self.shape.alignment, self.prices, self._free_while_cycling()
-        sizes = tuple(move.size for move in self.moves)
         if prices.bounces:
             return break_cycles(self.core, [], self._outside(granule), prices, granule), None
         if not self.unused:
             away = break_cycles(self.core, free, self._outside(granule), prices, granule)
-            return away, Certificate("cycle", sizes, (0,))
+            return away, Certificate("cycle", _set_aside(away), (0,))
         nbytes = sum(move.size for move in self.core)
         # No move inside fills more than what is free: so much it takes at least.
         floor = nbytes / self.unused * prices.inside(min(nbytes, self.unused))
@@ -91,7 +90,8 @@ class _Relocation:
             away = break_cycles(self.core, [], outside, prices, granule)
             seconds = prices.seconds(away)
             if seconds < floor:
-                return away, CostCertificate(nbytes, self.unused, floor, seconds)
+                pieces = _set_aside(away)
+                return away, CostCertificate(nbytes, self.unused, floor, seconds, pieces)
         return break_cycles(self.core, free, 0, prices, granule), None
 
     def _free_while_cycling(self) -> list[tuple[int, int]]:
@@ -151,6 +151,10 @@ class _Relocation:
                 yield Transfer(there, stage, here, move.target, nbytes)
             else:
                 yield Transfer(here, move.source, here, move.target, nbytes)
+
+
+def _set_aside(moves: list[Move]) -> tuple[int, ...]:
+    return tuple(move.size for move in moves if move.target >= ASIDE)
 
 
 def _pieces(move: Move, most: int) -> Iterator[Move]:

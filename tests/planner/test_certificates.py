@@ -1,0 +1,210 @@
+"""Certificates as data: sets of evictions, refutations that replay, what leaves in a bounce."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stitch.packing import pack
+from stitch.planner import (
+    WARNINGS,
+    Branches,
+    Certificate,
+    Copy,
+    Plan,
+    PlanRequest,
+    Relocate,
+    check_certificate,
+    check_plan,
+    making_room,
+    plan,
+)
+from stitch.planner.checker import proof
+from tests.packing.test_bins import hard_refutation
+from tests.support.planner import cases
+from tests.support.planner.byte_machine import ByteMachine
+from tests.support.planner.small_requests import DRAM, L1, Scene, desc_of, machine_with, program
+
+SMALL = machine_with(l1_nbytes=4096)
+
+
+def evictions(made: Plan) -> list[Copy]:
+    return [s for s in made.copies if isinstance(s, Copy) and s.kind == "evict"]
+
+
+def kinds(made: Plan) -> list[str]:
+    return [problem.kind for problem in check_plan(made)]
+
+
+def changed(made: Plan, certificate: Certificate | None, which: int = 0) -> Plan:
+    """The plan with another certificate for one of its evictions."""
+    out = evictions(made)[which]
+    steps = tuple(replace(s, certificate=certificate) if s is out else s for s in made.steps)
+    return replace(made, steps=steps)
+
+
+def crowd(*sizes: int, output: int) -> Scene:
+    """Tensors fill L1 and are used next in their order, but first an output wants room."""
+    scene = Scene(SMALL)
+    at, values = 1024, []
+    for size in sizes:
+        values.append(scene.tensor(desc_of(size), at, keep=True))
+        at += size
+    scene.run(program("p", [], [desc_of(output)]), keep=True)
+    for value, size in zip(values, sizes, strict=True):
+        scene.run(program("q", [desc_of(size)], [desc_of(16, DRAM)]), value, keep=True)
+    return scene
+
+
+# -- evictions ------------------------------------------------------------------------------------
+
+
+def test_no_member_of_a_set_of_evictions_could_have_stayed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("stitch.planner.planner.RULES", ("farthest",))
+    # The farthest use is that of the small ones: they go first, and then the large one must go too.
+    made = plan(crowd(3072, 512, 512, output=2048).request())
+    assert check_plan(made) == () and ByteMachine(made, 1).run() == []
+    first = [s for s in evictions(made) if "room for 'p'" in s.reason]
+    assert [s.nbytes // 4 for s in first] == [3072]
+    assert first[0].certificate == Certificate("capacity", (3072, 512, 512, 2048), (4096,))
+
+
+def test_a_set_of_two_is_justified_at_once() -> None:
+    made = plan(crowd(1024, 1024, 1024, 1024, output=2048).request())
+    first = [s for s in evictions(made) if "room for 'p'" in s.reason]
+    assert len(first) == 2 and check_plan(made) == ()
+    for out in first:
+        assert out.certificate == Certificate("capacity", (1024,) * 3 + (2048,), (4096,))
+
+
+def test_a_set_with_a_member_that_could_have_stayed_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def all_of_them(state: Any, demand: Any, gone: Sequence[int]) -> Any:
+        for number in gone:
+            problem = making_room._problem(state, demand)
+            others = [b for b in problem.movable if b[0] not in gone or b[0] == number]
+            claim = making_room._certificate(replace(problem, movable=tuple(others)))
+            victim = (), state.buffers[number], False
+            making_room._leave(state, demand, [victim], problem, claim)
+        return making_room._problem(state, demand)
+
+    monkeypatch.setattr("stitch.planner.planner.RULES", ("farthest",))
+    monkeypatch.setattr(making_room, "_evict_together", all_of_them)
+    made = plan(crowd(3072, 512, 512, output=2048).request())
+    assert len([s for s in evictions(made) if "room for 'p'" in s.reason]) == 3
+    assert ByteMachine(made, 1).run() == []
+    found = check_plan(made)
+    assert {p.kind for p in found} == {"certificate"} and len(found) == 2
+    assert all("can be packed" in p.detail for p in found)
+
+
+def test_a_certificate_of_old_for_a_set_is_undecided() -> None:
+    made = plan(crowd(1024, 1024, 1024, 1024, output=2048).request())
+    old = Certificate("capacity", (1024,) * 4 + (2048,), (4096,))
+    assert kinds(changed(made, old)) == ["undecided"] and "undecided" in WARNINGS
+
+
+def split() -> PlanRequest:
+    """A pinned tensor splits L1; what is there and what is wanted packs into no gaps."""
+    return cases.split_by_a_pin()
+
+
+def test_a_packing_certificate_carries_its_branches() -> None:
+    made = plan(split())
+    (out,) = evictions(made)
+    assert out.certificate is not None and out.certificate.kind == "packing"
+    assert out.certificate.branches is not None and check_plan(made) == ()
+    forged = replace(out.certificate, branches=Branches("bb"))
+    assert kinds(changed(made, forged)) == ["certificate"]
+    old = replace(out.certificate, branches=None)
+    assert kinds(changed(made, old)) == []
+
+
+def test_what_the_checker_cannot_tell_is_undecided_and_never_confirmed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = plan(split())
+    (out,) = evictions(made)
+    assert out.certificate is not None
+    monkeypatch.setattr(proof, "WORK_LIMIT", 0)
+    assert kinds(made) == ["undecided"]
+    assert kinds(changed(made, replace(out.certificate, branches=None))) == ["undecided"]
+    monkeypatch.undo()
+    fits = Certificate("undecided", (3, 2), (5,))
+    assert check_certificate(fits) == ("certificate", "the pieces can be packed into the gaps")
+
+
+# -- refutations ----------------------------------------------------------------------------------
+
+
+def branches_of(steps: bytes, *, by_sums: bool = True) -> Branches:
+    return Branches("".join("bfk"[step] for step in steps), by_sums)
+
+
+def test_a_refutation_of_every_kind_of_step_replays_in_the_checker_and_no_other_does() -> None:
+    pieces, gaps, refutation = hard_refutation()
+    right = branches_of(refutation.steps)
+    assert proof.replays(pieces, gaps, right) is True
+    steps = right.steps
+    for wrong in (steps[:-1], steps + "f", steps[1:], "k" + steps[1:], "f", "", "x", "b" * 10**6):
+        assert proof.replays(pieces, gaps, Branches(wrong)) is False
+    for at, step in enumerate(steps):
+        if step == "b":
+            closed = steps[:at] + "f" + steps[at + 1 :]
+            assert proof.replays(pieces, gaps, Branches(closed)) is False
+
+
+@pytest.mark.parametrize("by_sums", [True, False])
+def test_refutations_of_small_problems_replay(by_sums: bool) -> None:
+    proved = 0
+    for a in range(1, 6):
+        for gaps in ((5, 5), (7, 3), (4, 4, 2)):
+            pieces = (a, 3, 3, 1)
+            found = pack(pieces, gaps)
+            steps = b"\1" if found.refutation is None else found.refutation.steps
+            says = proof.replays(pieces, gaps, branches_of(steps, by_sums=by_sums))
+            assert not (says and found.chosen is not None)
+            proved += bool(says)
+    assert proved > 3
+
+
+@pytest.mark.parametrize(
+    "certificate",
+    [
+        Certificate("capacity", (-1, 9), (5,)),
+        Certificate("packing", (0,), (0,)),
+        Certificate("packing", (3,), (-5, 2)),
+        Certificate("packing", (), (), Branches("f", by_sums=False)),
+        Certificate("cycle", (9,), (5,)),
+        Certificate("packing", (3,) * 1_000_000, (3,) * 1_000_000, Branches("f")),
+    ],
+)
+def test_a_forged_certificate_that_stands_alone_is_no_proof(certificate: Certificate) -> None:
+    assert check_certificate(certificate) is not None
+
+
+# -- bounces --------------------------------------------------------------------------------------
+
+
+def bounced(made: Plan) -> Relocate:
+    (step,) = made.copies
+    assert isinstance(step, Relocate)
+    return step
+
+
+def test_a_bounce_names_the_pieces_that_are_set_aside() -> None:
+    for scene in (cases.swapped(), cases.swapped_with_a_spare_granule()):
+        made = plan(scene)
+        step, banks = bounced(made), made.request.machine.shape.space(L1).banks
+        assert step.certificate is not None and check_plan(made) == ()
+        assert sum(step.certificate.pieces) * banks == step.bounced_nbytes
+        forged = replace(step.certificate, pieces=(16,))
+        wrong = replace(made, steps=tuple(
+            replace(s, certificate=forged) if s is step else s for s in made.steps))  # fmt: skip
+        assert kinds(wrong) == ["certificate"]
