@@ -71,15 +71,14 @@ def several(text: str, element: ArgumentKind) -> ArgumentKind:
     return ArgumentKind(text, accepts)
 
 
-def _is_bool(value: object) -> bool:
-    return isinstance(value, bool)
-
-
 TEXT = instance_of("a text", str)
+BOOL = instance_of("True or False", bool)
 PATH = instance_of("a path", str, os.PathLike)
-NUMBER = ArgumentKind("a number", lambda value: isinstance(value, Real) and not _is_bool(value))
+NUMBER = ArgumentKind(
+    "a number", lambda value: isinstance(value, Real) and not isinstance(value, bool)
+)
 WHOLE = ArgumentKind(
-    "a whole number", lambda value: isinstance(value, Integral) and not _is_bool(value)
+    "a whole number", lambda value: isinstance(value, Integral) and not isinstance(value, bool)
 )
 INDEX_OR_NAME = either(
     ArgumentKind("an index", WHOLE.accepts), ArgumentKind("a name", TEXT.accepts)

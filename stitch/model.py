@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from stitch.argument_kinds import (
+    BOOL,
     MAPPING,
     PATH,
     READABLE,
@@ -60,7 +61,8 @@ _FIELDS = ("stitch", "target", "name", "role", "wishes")
 @takes(
     machine=MACHINE,
     executor=either(TEXT, instance_of("an Executor", Executor)), threads=optional(WHOLE),
-    window=WHOLE, max_memory=optional(either(WHOLE, TEXT)),
+    window=WHOLE, debug=BOOL, strict_types=BOOL, max_memory=optional(either(WHOLE, TEXT)),
+    spill=BOOL,
 )  # fmt: skip
 def open_device(
     machine: str | Path | Machine = "wormhole_n150",

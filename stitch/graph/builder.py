@@ -12,7 +12,7 @@ from typing import Literal, final, overload
 
 import numpy as np
 
-from stitch.argument_kinds import TEXT, WHOLE, instance_of, several, takes
+from stitch.argument_kinds import TEXT, WHOLE, instance_of, optional, several, takes
 from stitch.errors import CompileError
 from stitch.graph import numpy_functions
 from stitch.graph.computation_graph import ComputationGraph
@@ -47,6 +47,8 @@ class ComputationGraphBuilder(LayerMethods):
 
     @takes(
         name=TEXT, shape=several("a list of whole numbers", WHOLE), data_type=TYPE_NAME,
+        kind=instance_of(f"one of {', '.join(map(str, InputKind))}", InputKind),
+        ownership=instance_of(f"one of {', '.join(map(str, Ownership))}", Ownership),
     )  # fmt: skip
     def input(
         self,
@@ -77,6 +79,7 @@ class ComputationGraphBuilder(LayerMethods):
         self._inputs.append(InputSlot(name, tensor.index, kind, ownership))
         return tensor
 
+    @takes(name=TEXT, aliases_input=optional(WHOLE))
     def output(self, name: str, tensor: Given, *, aliases_input: int | None = None) -> None:
         """Names an output; a value that is an input, a constant or an output gets an Identity.
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stitch.errors import CompileError
+from stitch.errors import CompileError, UsageError
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor, parse_wish, trace
 from stitch.program import (
     TILE_SHAPE,
@@ -229,3 +229,32 @@ def test_builders_refuse_double_names_block_types_and_work_after_build() -> None
     assert builder.build() is graph
     with pytest.raises(CompileError, match="built already"):
         builder.relu(x)
+
+
+@pytest.mark.parametrize("word", [
+    {"ownership": "donate"}, {"ownership": "lend"}, {"kind": "state"}, {"kind": None},
+], ids=repr)  # fmt: skip
+def test_what_an_input_is_for_and_whose_it_is_are_no_texts(word: dict[str, Any]) -> None:
+    builder = ComputationGraphBuilder("g")
+    (name,) = word
+    with pytest.raises(UsageError, match=rf"\.input takes one of .* as {name}"):
+        builder.input("x", (2, 3), "float32", **word)
+    x = builder.input("x", (2, 3), "float32", InputKind.STATE)
+    builder.output("y", x + x)
+    assert [slot.name for slot in builder.build().inputs] == ["x"]
+
+
+def test_an_output_takes_its_name_as_a_text_and_what_it_aliases_as_a_number() -> None:
+    builder = ComputationGraphBuilder("g")
+    x = builder.input("x", (2, 3), "float32")
+    wrong: Any
+    for wrong in ("0", True, 0.0):
+        with pytest.raises(
+            UsageError, match=r"\.output takes a whole number, or None as aliases_i"
+        ):
+            builder.output("y", x + x, aliases_input=wrong)
+    wrong = 3
+    with pytest.raises(UsageError, match=r"\.output takes a text as name"):
+        builder.output(wrong, x + x)
+    with pytest.raises(UsageError, match=r"\.input takes one of InputKind"):
+        trace(lambda x: x, X, kinds={"x": wrong})
