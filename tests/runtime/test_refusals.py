@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import stitch
 from stitch.errors import UsageError
 from stitch.runtime import HookContext
+from stitch.runtime.queue import task_queue
 from tests.support.stitched_models import consuming, scaled
 
 X = np.ones((4, 64), np.float32)
@@ -24,7 +26,7 @@ def one(result: stitch.Tensor | tuple[stitch.Tensor, ...]) -> stitch.Tensor:
     return result
 
 
-def interrupt(context: HookContext) -> None:
+def interrupt(context: HookContext | None) -> None:
     raise KeyboardInterrupt
 
 
@@ -51,6 +53,30 @@ def test_a_tensor_whose_run_was_stopped_without_a_word_says_what_stopped_it(
             with pytest.raises(stitch.TaskError) as refused:
                 tensor.numpy()
             assert words in str(refused.value)
+
+
+def test_a_tensor_that_another_thread_was_to_make_says_whose_interrupt_it_was() -> None:
+    with stitch.open_device("tiny") as device:
+        a, b = device.load(scaled("a", 2.0)), device.load(scaled("b", 3.0))
+        queued = []
+        thread = threading.Thread(target=lambda: queued.extend([first := one(a(X)), one(b(first))]))
+        thread.start()
+        thread.join()
+        unregister = device.hooks.register(before_program=interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            device.flush()
+        unregister()
+        for tensor in queued:
+            with pytest.raises(stitch.TaskError, match=r"(of|in) the thread that ran it"):
+                tensor.numpy()
+        # The run ends before its tensors have heard of the interrupt.
+        pending = one(a(X))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(task_queue, "run_binding", lambda *_: interrupt(None))
+            with pytest.raises(KeyboardInterrupt):
+                device.flush()
+        with pytest.raises(stitch.TaskError, match="the thread that ran it was interrupted"):
+            pending.numpy()
 
 
 def test_the_remedy_for_a_donated_tensor_works() -> None:
@@ -107,6 +133,16 @@ def test_a_wrong_argument_is_told_with_the_call_and_what_it_was() -> None:
         with pytest.raises(UsageError, match="surplus: argument 1") as refused:
             stitch.Pipeline([a])(X, X)
         assert refused.value.expected == "x: 4x64xf32"
+
+
+@pytest.mark.parametrize("option", ["debug", "strict_types", "spill"])
+@pytest.mark.parametrize("given", [3, 1, "no", None], ids=repr)
+def test_an_option_of_a_device_that_is_on_or_off_takes_nothing_else(
+    option: str, given: object
+) -> None:
+    options: dict[str, Any] = {option: given}
+    with pytest.raises(UsageError, match=f"open_device takes True or False as {option}"):
+        stitch.open_device("tiny", **options)
 
 
 def test_a_pipeline_file_shows_itself_and_says_which_argument_is_too_many(tmp_path: Path) -> None:

@@ -248,3 +248,12 @@ def test_views_go_on_sharing_after_their_buffer_left_l1() -> None:
         device.write(tensor, integers((16, 64)) + 5)
         np.testing.assert_array_equal(view.numpy(), integers((16, 64))[1] + 5)
         np.testing.assert_array_equal(one(row(view)).numpy(), (integers((16, 64))[1] + 5) * 2 + 1)
+
+
+def test_a_tiled_tensor_without_rows_has_views_without_rows() -> None:
+    tiled = Layout(DataType.FLOAT32, Space.L1, TILE_SHAPE)
+    with stitch.open_device("tiny") as device:
+        for shape in ((0, 4), (0, 2, 4), (0, 0)):
+            empty = device.tensor(np.zeros(shape, np.float32)).to_layout(tiled)
+            view = empty[0:0]
+            assert view.shape == shape and view.numpy().shape == shape

@@ -214,7 +214,7 @@ class TaskQueue:
                 following.reads_failed = True
                 for value in window.values:
                     if value.status is Status.PENDING:
-                        fail(value, TaskError("its run was interrupted"))
+                        fail(value, TaskError("the thread that ran it was interrupted"))
             elif not window.is_done:
                 following = Window.of(following.number + 1, window, following)
             for value in window.given_up:

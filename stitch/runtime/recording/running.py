@@ -288,8 +288,8 @@ def _why(error: BaseException, is_first: bool) -> str:
         said = str(error) or type(error).__name__
         return f"failed: {said}" if is_first else "was cancelled after a failure"
     if is_first:
-        return f"was interrupted by {type(error).__name__}"
-    return "was cancelled after an interrupt"
+        return f"was interrupted by {type(error).__name__} in the thread that ran it"
+    return "was cancelled after an interrupt of the thread that ran it"
 
 
 def _what_is_left(plan: Plan, steps_done: int, *, is_over: bool) -> tuple[int, tuple[int, ...]]:
