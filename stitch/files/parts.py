@@ -194,8 +194,23 @@ def pour(content: Content, sink: Sink) -> None:
         sink.write(content)
 
 
+def sync_names(folder: Path) -> None:
+    """The new names in a folder have to be on the disk; raises `StitchError` where the system does
+    not say so: the files are there all the same."""
+    try:
+        sync_folder(folder)
+    except OSError as error:
+        raise StitchError(
+            "the file is written, but not known to be on the disk: the folder cannot be synced",
+            where=str(folder),
+            got=error.strerror or str(error),
+            remedy="save again; until that succeeds, a loss of power may bring back what was there "
+            "before",
+        ) from error
+
+
 def sync_folder(folder: Path) -> None:
-    """The new names themselves have to be on the disk."""
+    """Names in a folder have to be on the disk; raises `OSError`."""
     handle = system_calls.table.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         system_calls.table.fsync(handle)

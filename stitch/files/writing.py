@@ -31,6 +31,7 @@ from stitch.files.parts import (
     naming,
     pour,
     sync_folder,
+    sync_names,
     write_all,
     write_parts,
 )
@@ -47,7 +48,8 @@ def resolved(path: str | Path) -> Path:
 
 
 def write_file(path: str | Path, content: Content) -> None:
-    """Write one file, whole or not at all; raises `StitchError`."""
+    """Write one file, whole or not at all; raises `StitchError`, also where it is written but not
+    known to be on the disk."""
     batch = FileBatch()
     batch.add(path, content)
     batch.commit()
@@ -124,8 +126,7 @@ class FileBatch:
             for part in reversed(parts):
                 part.rename()
             for folder in folders:
-                with naming(folder):
-                    sync_folder(folder)
+                sync_names(folder)
         finally:
             unnamed = _unnamed(sets) if decided else []
             for manifest in manifests:
@@ -225,8 +226,7 @@ class LineFile:
         try:
             write_parts({target: text}, parts)
             parts[0].rename()
-            with naming(target):
-                sync_folder(target.parent)
+            sync_names(target.parent)
             self._handle = parts[0].taken()
         finally:
             for part in parts:

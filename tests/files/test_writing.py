@@ -183,6 +183,29 @@ def test_content_and_name_are_on_the_disk_in_this_order(
     assert order == ["write", "fsync", "replace", "fsync"]
 
 
+def test_a_file_that_is_written_but_not_known_to_be_on_the_disk_is_told_as_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sync(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(system_calls, "table", replace(system_calls.table, fsync=sync))
+    saves: list[Callable[[Path], object]] = [
+        lambda path: write_file(path, "new"), lambda path: LineFile(path, ["new"]),
+    ]  # fmt: skip
+    for number, save in enumerate(saves):
+        path = tmp_path / str(number)
+        path.write_text("old")
+        with pytest.raises(
+            StitchError, match="is written, but not known to be on the disk"
+        ) as told:
+            save(path)
+        assert told.value.where == str(tmp_path) and "Input/output error" in str(told.value)
+        assert path.read_text().strip() == "new"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["0", "1"]
+
+
 def test_parts_of_the_living_are_left_alone(tmp_path: Path) -> None:
     batch = FileBatch()
     seen: list[list[str]] = []
