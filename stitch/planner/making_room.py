@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 from stitch.errors import LayoutError, OutOfMemoryError
 from stitch.machine import round_up
 from stitch.memory import Allocator
-from stitch.packing import pack
+from stitch.packing import PLACEMENTS, pack
 from stitch.planner.certificate import Branches, Certificate
 from stitch.planner.copy_cost import copy_cost
 from stitch.planner.mover import Repacking, SpaceProblem, arrange, operation_size, relocation
@@ -476,8 +476,7 @@ def _out_of_memory(
             f"{space.value} has {capacity} B per bank in all, so freeing helps nothing: place "
             "it in another space (--set input.NAME.space=dram), shard it, or split the program"
         )
-    else:
-        remedy += _least_change(state, demand, problem)
+    remedy += _least_change(state, demand, problem)
     if space is Space.DRAM and not state.outlets(space):
         remedy += "; open_device(spill=True) lets tensors wait on the host"
     error = OutOfMemoryError(
@@ -492,22 +491,36 @@ def _out_of_memory(
 
 def _least_change(state: Residency, demand: RoomDemand, problem: SpaceProblem) -> str:
     """The smallest tensor without which there is room, in words; nothing where no one will do."""
-    over = sum(problem.all_pieces) - sum(size for _, size in problem.gaps)
-    changes = [
-        (size, state.buffers[number].origin,
-         replace(problem, movable=tuple(m for m in problem.movable if m[0] != number)))
-        for number, _, size in problem.movable
-    ]  # fmt: skip
-    for at, (size, (_, what)) in enumerate(zip(problem.pieces, demand.floating, strict=True)):
-        rest = (*problem.pieces[:at], *problem.pieces[at + 1 :])
-        changes.append((size, what, replace(problem, pieces=rest)))
+    stays = {number for number, *_ in (*problem.movable, *problem.displaced)}
+    #: Bytes, whose, and the region that has to be theirs; None: any will do.
+    tensors: list[tuple[int, str, tuple[int, int] | None]] = [
+        (size, what, (address, size)) for address, size, what in demand.fixed
+    ]
+    wanted = zip(problem.pieces, demand.floating, strict=True)
+    tensors += [(size, what, None) for size, (_, what) in wanted]
     for buffer in state.in_space(demand.space):
-        region = (buffer.address or 0, buffer.size_per_bank)
-        if buffer.pinned and region in problem.obstacles:
-            free = tuple(o for o in problem.obstacles if o != region)
-            changes.append((region[1], buffer.origin, replace(problem, obstacles=free)))
-    for size, what, left in sorted(changes, key=lambda c: c[0]):
-        if size >= over and _elsewhere(left) is not None:
+        size, address = buffer.size_per_bank, buffer.address or 0
+        if buffer.number in stays:
+            tensors.append((size, buffer.origin, None))
+        elif buffer.pinned or buffer.number in demand.relocate:
+            address = demand.relocate.get(buffer.number, address)
+            tensors.append((size, buffer.origin, (address, size)))
+    pieces, budget, tried = problem.all_pieces, PLACEMENTS, set[int]()
+    over = sum(pieces) - sum(size for _, size in problem.gaps)
+    for size, what, region in sorted(tensors, key=lambda tensor: tensor[0]):
+        if size < over or what == "scratch" or (region is None and size in tried):
+            continue
+        left, gaps = pieces, problem.gaps
+        if region is None:
+            tried.add(size)
+            at = pieces.index(size)
+            left = (*pieces[:at], *pieces[at + 1 :])
+        else:
+            others = tuple(obstacle for obstacle in problem.obstacles if obstacle != region)
+            gaps = replace(problem, obstacles=others).gaps
+        packing = pack(left, [room for _, room in gaps], placements=max(0, budget))
+        budget -= packing.placements
+        if packing.chosen is not None:
             missing = f"{over} B per bank are missing" if over > 0 else "what is left would pack"
             return f"; {what} ({size} B) elsewhere would do: {missing}"
     return ""

@@ -270,14 +270,19 @@ class Residency:
         return self.task if value in self.reading and not otherwise else self.next_use(value)
 
     def lifetime(self, buffer: Buffer) -> str:
-        """Which tasks made a buffer and read it next, in words."""
+        """Which task made a buffer, which queued task reads it next, and who holds it, in words."""
         made = self.made.get(buffer.number)
-        begins = "there before" if made is None else f"made by task {made}"
+        words = ["there before" if made is None else f"made by task {made}"]
         users = self.users[buffer.number]
         use = min((self.soonest(value) for value in users), default=NEVER)
-        if use == NEVER:
-            return begins + (", kept" if users & self.request.kept else "")
-        return f"{begins}, next read by task {use}"
+        if use != NEVER:
+            words.append(f"read by queued task {use}")
+        if users & self.request.kept:
+            words.append("held by a handle")
+        if buffer.pinned:
+            program = "" if users else " or a loaded program"
+            words.append(f"pinned by an exported array{program}")
+        return ", ".join(words)
 
 
 def _uses(request: PlanRequest) -> dict[int, list[int]]:

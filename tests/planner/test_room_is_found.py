@@ -124,7 +124,7 @@ def test_a_plan_that_may_not_spill_is_refused_and_a_certificate_says_why() -> No
         plan(a_full_dram().request(), spills=False)
     assert error.value.certificate == Certificate("capacity", (4096, 4096, 4096), (8192,))
     text = str(error.value)
-    assert "buffer 1 (4096 B, there before, next read by task 1)" in text
+    assert "buffer 1 (4096 B, there before, read by queued task 1, held by a handle)" in text
     assert "(4096 B) elsewhere would do: 4096 B per bank are missing" in text
 
 

@@ -9,6 +9,7 @@ import pytest
 
 import stitch
 from stitch.machine import Machine, load_machine
+from stitch.planner import Certificate, check_certificate
 from stitch.program import Array, Layout, Space
 from tests.support.stitched_models import integers, one, scaled
 
@@ -84,6 +85,23 @@ def test_a_device_that_may_not_spill_says_so_and_loses_nothing() -> None:
         for i, tensor in enumerate(kept):
             assert tensor.layout.space is Space.DRAM
             np.testing.assert_array_equal(tensor.numpy(), integers() + np.float32(i))
+
+
+def test_out_of_memory_names_what_an_exported_array_pins_and_its_proof_is_confirmed() -> None:
+    with stitch.open_device(cramped(), spill=False, window=1) as device:
+        there = Layout(device.tensor(integers()).layout.data_type, Space.DRAM)
+        large = np.vstack([integers(), integers()])
+        kept = [device.to_layout(device.tensor(large), there)]
+        exported = np.from_dlpack(kept[0])
+        with pytest.raises(stitch.OutOfMemoryError) as refused:
+            kept.extend(device.to_layout(device.tensor(integers()), there) for _ in range(24))
+        said = str(refused.value)
+        assert "(1024 B, there before, held by a handle, pinned by an exported array)" in said
+        assert "(512 B, there before, held by a handle)" in said
+        certificate = refused.value.certificate
+        assert isinstance(certificate, Certificate) and check_certificate(certificate) is None
+        np.testing.assert_array_equal(exported, large)
+        del exported
 
 
 def test_what_waits_counts_as_memory_of_the_host() -> None:
