@@ -54,8 +54,9 @@ if importlib.util.find_spec("torch") is not None:
 
 
 #: Every how many places a handler comes in, or closes the device: it does a lot at each.
-COMING_EVERY = {"first_call": 100, "load": 120, "training_step": 9, "torch_compile_call": 60,
-                "moving_call": 2000}  # fmt: skip
+COMING_EVERY = {"first_call": 100, "load": 120, "queued_calls": 4, "donating_call": 5,
+                "observed_call": 3, "training_step": 12, "torch_compile_call": 40,
+                "moving_call": 1500}  # fmt: skip
 
 
 def nothing_is_broken(scenario: str, every: int, faults: tuple[str, str]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import torch
 from torch._dynamo.eval_frame import skip_code
@@ -13,8 +16,21 @@ from stitch.frontend.torch.compile import stitch_backend
 
 OPTIONS = {"target": "tiny"}
 
+STITCH = f"{Path(stitch.__file__).parent}/"
+
+
+def _is_in_stitch() -> bool:
+    """Whether a call of Stitch is under way."""
+    frame = sys._getframe()
+    while not frame.f_code.co_filename.startswith(STITCH):
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return True
+
+
 # While a compiled function runs, dynamo looks at every frame that begins: these are none of its.
-for _function in TRACING:
+for _function in (*TRACING, _is_in_stitch):
     skip_code(_function.__code__)
 
 
@@ -44,13 +60,20 @@ def torch_compile_call() -> Case:
     def probe() -> None:
         _same_bytes(device.tensor(array + 1).numpy(), array + 1)
 
+    def call() -> None:
+        # Not among torch's guards: it holds a mutex over them that is not recursive
+        # (RootGuardManager, torch 2.13), so a handler that calls the same function there waits for
+        # itself for ever, with backend="eager" as well.
+        if _is_in_stitch():
+            act()
+
     for _ in range(4):
         act()
-    # Not the compiled function itself: in the middle of dynamo's guards that is torch's matter.
     return Case(
         (act,), probe, device.close, {"a tensor": (held.numpy, array)},
         views=device.memory_views, reusable=True,
-        visits=lambda: (
-            lambda: _same_bytes(held.numpy(), array), device.explain, device.wait, probe,
-        ),
+        # Where dynamo begins a call, it would compile what they do with NumPy as well.
+        visits=lambda: tuple(map(torch.compiler.disable, (
+            lambda: _same_bytes(held.numpy(), array), device.explain, device.wait, probe, call,
+        ))),
     )  # fmt: skip
