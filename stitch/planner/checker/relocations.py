@@ -134,7 +134,9 @@ def _justify(
 def _amount_defect(run: Inspection, step: Relocate, aside: int) -> str | None:
     """What is wrong with how much of a full space is set aside; None where it is right.
 
-    One granule would do. More is right where it takes less time than moves of a granule take.
+    One granule would do. More is right where it takes less time than moves of a granule take: one
+    for each, and one more for each cycle of granules but the first, which gives way by the other
+    space.
     """
     shape = run.machine.shape.space(step.space)
     width, banks = shape.alignment, shape.banks
@@ -143,6 +145,11 @@ def _amount_defect(run: Inspection, step: Relocate, aside: int) -> str | None:
         inside += run.machine.seconds(source, target, width * banks, width)
     if aside <= width or through <= inside:
         return None
+    if run.machine.path(step.space, step.space) is not None:
+        further = _cycles_of_granules(_moves(run, step), width) - 1
+        inside += further * run.machine.seconds(step.space, step.space, width * banks, width)
+        if through <= inside:
+            return None
     return f"{aside} B of {nbytes} B leave in {through} s, one granule would in {inside} s"
 
 
@@ -169,9 +176,7 @@ def _cost_defect(
 def _prices(run: Inspection, step: Relocate, width: int) -> tuple[int, float, float]:
     """Bytes per bank on cycles, the least seconds of moves inside that fill `width` at a time, and
     the seconds of the transfers that carry out the cycles."""
-    targets, banks = dict(step.targets), run.machine.shape.space(step.space).banks
-    moves = [(b.address or 0, targets[n], b.size_per_bank)
-             for n, b in run.symbolic_memory.buffers.items() if n in targets]  # fmt: skip
+    moves, banks = _moves(run, step), run.machine.shape.space(step.space).banks
     cyclic = _on_cycles(moves)
     nbytes, inside = sum(size for _, _, size in cyclic), 0.0
     if width and run.machine.path(step.space, step.space) is not None:
@@ -184,6 +189,29 @@ def _prices(run: Inspection, step: Relocate, width: int) -> tuple[int, float, fl
         if (t.source_address, t.target_address, t.nbytes) not in whole
     )
     return nbytes, inside, through
+
+
+def _moves(run: Inspection, step: Relocate) -> list[_Shift]:
+    targets, buffers = dict(step.targets), run.symbolic_memory.buffers
+    return [(b.address or 0, targets[n], b.size_per_bank)
+            for n, b in buffers.items() if n in targets]  # fmt: skip
+
+
+def _cycles_of_granules(moves: list[_Shift], width: int) -> int:
+    """How many cycles the moves form, each granule taken by itself."""
+    follows = {
+        source + at: target + at
+        for source, target, size in moves
+        for at in range(0, size, width)
+        if source != target
+    }
+    count = 0
+    while follows:
+        start, at = follows.popitem()
+        while at in follows:
+            at = follows.pop(at)
+        count += at == start
+    return count
 
 
 def _on_cycles(moves: list[_Shift]) -> set[_Shift]:

@@ -73,6 +73,11 @@ def break_cycles(
                 best, least = done, seconds
         if best is not None:
             break
+    # Never dearer than pieces of a granule, by which plans are judged: these take their estimate.
+    if outside >= granule and _estimate(pieces, granule, True, prices) < least:
+        done = _leave(moves, granule, prices, least)
+        if done is not None and prices.seconds(done) < least:
+            best = done
     assert best is not None, "nothing may be set aside anywhere"
     return best
 

@@ -1,0 +1,104 @@
+"""How much a cycle in a full space sets aside: no plan of ours is refused for it by the checker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from stitch.machine import Machine, load_machine
+from stitch.planner import Plan, Relocate, check_plan, plan
+from stitch.program import DataType, Layout, Space, TensorDesc
+from tests.support.planner.byte_machine import ByteMachine
+from tests.support.planner.small_requests import Scene, program
+
+MACHINES = [load_machine(name) for name in ("tiny", "wormhole_n150", "blackhole_p150")]
+
+
+def relaid(machine: Machine, base: int, sizes: Sequence[int], order: Sequence[int]) -> Plan:
+    """A full L1 from `base` on, whose tensors (sizes in granules) come to lie in another order."""
+    l1, dram = machine.shape.l1, machine.shape.dram
+    assert l1 is not None and dram is not None
+    granule = l1.alignment
+    l1 = replace(l1, base=base, limit=base + sum(sizes) * granule)
+    scene = Scene(replace(machine, shape=replace(machine.shape, l1=l1)))
+    places = [0] * len(sizes)
+    at = base
+    for i in order:
+        places[i], at = at, at + sizes[i] * granule
+    values, wanted, at = [], [], base
+    for size, place in zip(sizes, places, strict=True):
+        bare = TensorDesc((l1.banks, size * granule), Layout(DataType.UINT8, Space.L1))
+        values.append(scene.tensor(bare, at, keep=True))
+        wanted.append(replace(bare, layout=replace(bare.layout, address=place)))
+        at += size * granule
+    out = TensorDesc((2, 32), Layout(DataType.UINT8, Space.DRAM))
+    scene.run(program("p", wanted, [out]), *values, keep=True)
+    return plan(scene.request())
+
+
+def other_rates(machine: Machine, random: Random) -> Machine:
+    """The machine with other latencies and rates on each path."""
+    paths = tuple(
+        (source, target, replace(
+            path,
+            latency_seconds=path.latency_seconds * random.choice((0, 0.001, 0.01, 0.1, 1)),
+            limit_bytes_per_second=path.limit_bytes_per_second * random.choice((0.1, 0.5, 1)),
+            curve=tuple((n, rate * factor) for n, rate in path.curve),
+        ))
+        for source, target, path in machine.paths
+        for factor in [random.choice((0.1, 0.3, 0.6, 1, 3))]
+    )  # fmt: skip
+    return replace(machine, paths=paths)
+
+
+def check_seed(seed: int) -> int:
+    """A sound relayout; how many bytes were set aside."""
+    random = Random(seed)
+    machine = MACHINES[seed % len(MACHINES)]
+    if random.randrange(2):
+        machine = other_rates(machine, random)
+    assert machine.shape.l1 is not None
+    base = machine.shape.l1.base + machine.shape.l1.alignment * random.randrange(5)
+    most = random.choice((3, 3, 20, 60))
+    sizes = [random.randrange(1, most) for _ in range(random.randrange(2, 9))]
+    order = random.sample(range(len(sizes)), len(sizes))
+    made = relaid(machine, base, sizes, order)
+    assert check_plan(made) == (), f"seed {seed}"
+    return sum(step.bounced_nbytes for step in made.copies if isinstance(step, Relocate))
+
+
+def test_a_relayout_of_a_full_space_is_never_refused() -> None:
+    assert sum(check_seed(seed) > 0 for seed in range(600)) > 400
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("start", range(1_000, 7_000, 1_000))
+def test_six_thousand_relayouts_are_not_refused(start: int) -> None:
+    assert sum(check_seed(seed) > 0 for seed in range(start, start + 1_000)) > 700
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
+@pytest.mark.parametrize("granules", [1, 2, 3])
+def test_cycles_beside_each_other_may_set_aside_more_than_a_granule(
+    machine: Machine, granules: int
+) -> None:
+    assert machine.shape.l1 is not None
+    made = relaid(machine, machine.shape.l1.base, [granules] * 6, [1, 0, 3, 2, 5, 4])
+    assert check_plan(made) == ()
+    # Memories of the others are too large to be carried out byte by byte.
+    assert machine is not MACHINES[0] or ByteMachine(made, 1).run() == []
+
+
+def test_where_moves_start_at_once_no_way_is_dearer_than_one_granule() -> None:
+    for seed in range(100):
+        random = Random(seed)
+        paths = tuple((a, b, replace(path, latency_seconds=0.0, curve=((1, rate),)))
+                      for a, b, path in MACHINES[0].paths
+                      for rate in [random.choice((1e9, 3e9, 1e10))])  # fmt: skip
+        machine = replace(MACHINES[0], paths=paths)
+        sizes = [random.randrange(1, 9) for _ in range(random.randrange(2, 5))]
+        order = [*range(1, len(sizes)), 0]
+        assert check_plan(relaid(machine, 1024, sizes, order)) == (), f"seed {seed}"
