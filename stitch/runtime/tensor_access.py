@@ -256,7 +256,9 @@ class TensorAccess(Lifetime):
                 # To the records these are two arrays: neither hears of writes to the other.
                 self._expose(value)
             else:
-                offset += view_offset(instance.desc, (start, stop), keep, self.machine.shape)
+                part_offset = view_offset(instance.desc, (start, stop), keep, self.machine.shape)
+                # A part without elements lies at the start: behind the last byte is no buffer.
+                offset += part_offset if desc.elements else 0
             return self.tensor_at(buffer, offset, desc, value.by, is_exposed=value.is_exposed)
 
     # -- leaving -----------------------------------------------------------------------------------

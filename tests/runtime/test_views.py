@@ -32,6 +32,18 @@ def test_views_of_dense_tensors_are_its_rows(space: Space) -> None:
         assert tensor[...].shape == (6, 4, 8)
 
 
+def test_a_view_without_rows_at_the_end_of_a_block_is_there_when_work_has_run() -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        whole = device.tensor(integers()).to_layout(L1)
+        none = whole[4:]
+        programs = device.load(scaled("a", 2.0)), device.load(scaled("b", 2.0))
+        made = [program(integers()) for program in programs]
+        device.flush()
+        assert none.numpy().shape == (0, *integers().shape[1:])
+        np.testing.assert_array_equal(whole.numpy(), integers())
+        assert len(made) == 2
+
+
 def test_views_of_host_arrays_and_pending_tensors_work_alike() -> None:
     with stitch.open_device("tiny", debug=True) as device:
         np.testing.assert_array_equal(device.tensor(integers())[1].numpy(), integers()[1])

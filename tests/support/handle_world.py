@@ -224,14 +224,17 @@ class World:
                 held.expected[...] = array
 
     def poke(self, number: int) -> None:
-        """The bytes in the space themselves are written."""
+        """The bytes in the space themselves are written, where they lie nowhere else."""
         held = self.pick(number)
         if held is None or not self.device.computes:
             return
         with self.attempt():
             self.device.flush()
             record = held.tensor._record
-            if held not in self.held or len(record.instances) != 1 or not held.expected.size:
+            sharers = [h.tensor._record for h in self.held if h.root == held.root]
+            if held not in self.held or not held.expected.size:
+                return
+            if any(len(sharer.instances) != 1 for sharer in sharers):
                 return
             if (
                 not record.instances[0].desc.layout.is_dense

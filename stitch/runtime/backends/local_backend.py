@@ -207,7 +207,9 @@ class _PlanBinding:
         return BoundStep(tuple(self.thunks), program, bound, claim)
 
     def _place(self, step: Allocate | Free | Relocate) -> None:
-        spaces, debug = self.backend.spaces, self.backend.debug
+        spaces = self.backend.spaces
+        # Where nothing is computed no bytes are moved either: there is no padding to guard.
+        debug = self.backend.debug and self.backend.executor.computes
         if isinstance(step, Allocate):
             buffer = placed(step.buffer, self.addresses)
             self.buffers[buffer.number] = buffer
