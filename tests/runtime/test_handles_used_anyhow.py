@@ -149,5 +149,5 @@ def test_handles_used_anyhow_have_what_the_host_computes(number: int) -> None:
 @pytest.mark.parametrize("number", range(len(COMBINATIONS)))
 def test_a_hundred_thousand_steps_have_what_the_host_computes(number: int) -> None:
     seen = campaign(number + 1000, *COMBINATIONS[number], steps=6_700, cases=75)
-    assert seen["evict"] and seen["refused by brute force, too"]
-    assert seen["undecided"] <= 0.1 * seen["evict"]
+    assert seen["evict"] + seen["bounce"] and seen["refused by brute force, too"]
+    assert seen["undecided"] <= max(3, 0.1 * seen["evict"])
