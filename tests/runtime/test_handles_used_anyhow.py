@@ -97,7 +97,8 @@ def _rule(name: str, takes: int) -> Any:
         self.take(name, numbers)
 
     step.__name__ = name
-    return rule(**dict.fromkeys("abcd"[:takes], NUMBERS))(step)
+    drawn: Any = dict.fromkeys("abcd"[:takes], NUMBERS)
+    return rule(**drawn)(step)
 
 
 for index, (name, takes) in enumerate(STEPS):
