@@ -97,8 +97,8 @@ def _rule(name: str, takes: int) -> Any:
         self.take(name, numbers)
 
     step.__name__ = name
-    drawn: Any = dict.fromkeys("abcd"[:takes], NUMBERS)
-    return rule(**drawn)(step)
+    ruled: Any = rule
+    return ruled(**dict.fromkeys("abcd"[:takes], NUMBERS))(step)
 
 
 for index, (name, takes) in enumerate(STEPS):
