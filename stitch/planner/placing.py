@@ -94,13 +94,22 @@ def _numbers(known: Plan, request: PlanRequest) -> Numbers | None:
     old, new = _by_number(known.request), _by_number(request)
     if any(_form(old[a]) != _form(new[b]) for a, b in numbers.items()):
         return None
-    # What else lies in a buffer that is given up would follow it.
-    given_up = _given_up(known)
-    shared = {i.buffer for r in known.request.residents if r.value not in used for i in r.instances}
-    shared_now = {i.buffer for r in request.residents if r.value not in used for i in r.instances}
-    if given_up & shared or {numbers[n] for n in given_up} & shared_now:
+    # What else lies in a buffer may have kept it alive, so the same ones are shared, but for those
+    # that are given up or overwritten: that would follow them, or be lost.
+    others, others_now = _shared(known.request, used), _shared(request, used)
+    shared = {number for number in known.touched if number in others}
+    if shared != {number for number in known.touched if numbers[number] in others_now}:
+        return None
+    donated = {t.inputs[at] for t in request.tasks for at in t.transformation.donated}
+    taken = {i.buffer for r in known.request.residents if r.value in donated for i in r.instances}
+    if shared & (_given_up(known) | taken):
         return None
     return numbers
+
+
+def _shared(request: PlanRequest, used: set[int]) -> set[int]:
+    """The buffers in which other values than the tasks' lie."""
+    return {i.buffer for r in request.residents if r.value not in used for i in r.instances}
 
 
 def _form(buffer: Buffer) -> tuple[object, ...]:

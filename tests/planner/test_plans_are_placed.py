@@ -145,3 +145,29 @@ def test_another_value_in_a_buffer_that_is_given_up_asks_for_a_new_plan() -> Non
     made_at(placed(known, known.request))
     scene.kept.add(scene.value(known.request.residents[0].instances[0]))
     assert placed(known, scene.request()) is None
+
+
+def test_what_kept_a_buffer_alive_may_be_gone() -> None:
+    scene = Scene(machine_with(l1_nbytes=4096))
+    desc = desc_of(1024)
+    x = scene.tensor(desc, 1024)
+    scene.run(program("p", [desc], [desc]), x, keep=True)
+    (instance,) = plan(scene.request()).request.residents[0].instances
+    alone = scene.request()
+    scene.kept.add(scene.value(instance))
+    known = plan(scene.request())
+    assert check_plan(known) == () and known.final_buffers != plan(alone).final_buffers
+    assert placed(known, alone) is None
+    made_at(placed(known, known.request))
+
+
+def test_what_came_to_lie_in_a_buffer_that_is_overwritten_is_not_lost() -> None:
+    scene = Scene(machine_with(l1_nbytes=4096))
+    desc = desc_of(1024)
+    x = scene.tensor(desc, 1024)
+    overwriting = replace(program("p", [desc], [desc]), donated=frozenset([0]), aliases=((0, 0),))
+    scene.run(overwriting, x, keep=True)
+    known = plan(scene.request())
+    assert not any(isinstance(step, Allocate) for step in known.steps), "it lies where it lay"
+    scene.kept.add(scene.value(known.request.residents[0].instances[0]))
+    assert placed(known, scene.request()) is None

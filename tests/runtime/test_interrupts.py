@@ -266,7 +266,7 @@ def moved_and_interrupted(owner: Any, name: str, *, behind: bool) -> None:
 
 @pytest.mark.parametrize("behind", [False, True])
 def test_an_interrupt_around_a_move_loses_nothing_that_is_held(behind: bool) -> None:
-    moved_and_interrupted(local_backend, "call_all", behind=behind)
+    moved_and_interrupted(local_backend, "move_all", behind=behind)
 
 
 @pytest.mark.parametrize("behind", [False, True])

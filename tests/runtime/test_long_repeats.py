@@ -24,6 +24,29 @@ inputs:
   xs: {shape: [400, 4, 64], type: float32}
 steps:
 """
+#: What takes elements of one array twice, and names its inputs in another order than the slots.
+FROM_OUTSIDE = {
+    "in the order of names": """\
+  - repeat: 399
+    carry: {x: y}
+    steps:
+      - {run: mix, inputs: {y: "xs[i]", x: "xs[i+1]"}, outputs: [u]}
+      - {run: mix, inputs: {y: w, x: u}, outputs: [t]}
+      - {run: mix, inputs: {y: t, x: x}, outputs: [y]}
+outputs: {a: x}
+""",
+    "used up and read": """\
+  - repeat: 399
+    carry: {x: y}
+    steps:
+      - {run: eat, inputs: ["xs[i]"], outputs: [s]}
+      - {run: mix, inputs: [s, "xs[i]"], outputs: [u]}
+      - {run: eat, inputs: ["xs[i]"], outputs: [t]}
+      - {run: mix, inputs: [u, t], outputs: [v]}
+      - {run: mix, inputs: [x, v], outputs: [y]}
+outputs: {a: x}
+""",
+}
 #: One carried value, three with one that goes round, elements of an array, loops in loops.
 LOOPS = {
     "one": """\
@@ -125,6 +148,29 @@ def computed(loop: str, x: Array, w: Array, xs: Array) -> tuple[Array, ...]:
         for _ in range(300 if loop == "at an address" else 400):
             x = x * half + 1
     return (x,)
+
+
+@pytest.mark.parametrize("window", [1, 3, 64])
+@pytest.mark.parametrize("loop", FROM_OUTSIDE)
+def test_rounds_are_given_what_each_run_asks_for(files: Path, loop: str, window: int) -> None:
+    x, w, xs = given()
+    half, quarter = np.float32(0.5), np.float32(0.25)
+    expected = x
+    for i in range(399):
+        if loop == "used up and read":
+            s = xs[i] * half
+            u = s * half + xs[i] * quarter
+            v = u * half + s * quarter
+        else:
+            u = xs[i + 1] * half + xs[i] * quarter
+            v = u * half + w * quarter
+        expected = expected * half + v * quarter
+    Path("p.yaml").write_text(HEAD + FROM_OUTSIDE[loop], encoding="utf-8")
+    with stitch.open_device("tiny", window=window) as device:
+        pipeline = YamlPipeline(read_pipeline("p.yaml"), device)
+        for _ in range(2):
+            (result,) = pipeline.run((x, w, xs))
+            np.testing.assert_array_equal(result.numpy(), expected)
 
 
 def given() -> tuple[Array, Array, Array]:

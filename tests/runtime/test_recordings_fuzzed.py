@@ -456,7 +456,7 @@ class Drill:
 
     def room(self) -> None:
         with self.device.lock:
-            self.device.flush()
+            self.device.run_queue()
             self.device.make_room()
 
     def pairs(self) -> None:

@@ -6,7 +6,7 @@ scope. What is carried belongs to the next rounds alone, so it is given away. Mu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Set
 from dataclasses import dataclass
 
 from stitch.documents.pipelines.pipeline_form import Reference, RepeatStep, RunStep, runs_of
@@ -15,6 +15,8 @@ from stitch.runtime import GraphCall, LoadedProgram, PreparedGraph, Tensor
 
 #: A run, by its number, and the position of one of its inputs or outputs.
 _Place = tuple[int, int]
+#: What comes from outside; the indices of loops are part of it for elements.
+_Outside = tuple[Reference, tuple[tuple[str, int], ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ def rounds_of(
     tasks = runs_of(step.steps)
     if tasks > window or any(programs[name].is_constant_evaluable for name in _modules(scheduled)):
         return None
-    unrolled = _Unrolled(programs)
+    unrolled = _Unrolled(programs, {name for name, _ in step.carry})
     count = window // tasks
     for number in range(count):
         unrolled.round(scheduled, {step.index: number})
@@ -65,12 +67,13 @@ def rounds_of(
     if unrolled.is_parted or not places or len(places) < len(step.carry):
         return None
     results = sorted(places)
-    taken = [unrolled.inputs.get((Reference(name), ())) for name in made]
+    taken = [unrolled.shared.get((Reference(name), ())) for name in made]
     graph = PreparedGraph(
         unrolled.calls, "loop", results, [place for place in taken if place is not None]
     )
-    inputs = tuple([(reference, dict(at)) for reference, at in unrolled.inputs])
-    return Rounds(graph, count, step.index, inputs, tuple([places[place] for place in results]))
+    inputs = [unrolled.inputs[place] for place in graph.inputs]
+    carried = tuple([places[place] for place in results])
+    return Rounds(graph, count, step.index, tuple([(r, dict(at)) for r, at in inputs]), carried)
 
 
 def _modules(scheduled: Scheduled) -> set[str]:
@@ -83,14 +86,15 @@ def _modules(scheduled: Scheduled) -> set[str]:
 class _Unrolled:
     """The runs of some rounds one after the other, and what feeds them."""
 
-    def __init__(self, programs: Mapping[str, LoadedProgram]) -> None:
-        self._programs = programs
+    def __init__(self, programs: Mapping[str, LoadedProgram], carried: Set[str]) -> None:
+        self._programs, self._carried = programs, carried
         self.calls: list[GraphCall] = []
         #: Where the value of a name was made last; the others come from outside.
         self.made: dict[str, _Place] = {}
-        #: What comes from outside (the indices of loops are part of it for elements), and the run
-        #: that takes it first.
-        self.inputs: dict[tuple[Reference, tuple[tuple[str, int], ...]], _Place] = {}
+        #: What comes from outside, by the run that takes it first.
+        self.inputs: dict[_Place, _Outside] = {}
+        #: The same the other way round, where later runs may take it too.
+        self.shared: dict[_Outside, _Place] = {}
         #: Whether an element of what is made inside is taken, or something from outside carried.
         self.is_parted = False
 
@@ -112,7 +116,7 @@ class _Unrolled:
                 self.made[name] = place
 
     def _run(self, scheduled: Scheduled, step: RunStep, indices: Mapping[str, int]) -> None:
-        number = len(self.calls)
+        number, program = len(self.calls), self._programs[step.module]
         feeds: dict[int, _Place] = {}
         shares: dict[int, _Place] = {}
         for at, (_, reference) in zip(scheduled.inputs, step.inputs, strict=True):
@@ -121,10 +125,17 @@ class _Unrolled:
                 feeds[at] = place
                 self.is_parted = self.is_parted or reference.is_element
                 continue
-            key = tuple(indices.items()) if reference.is_element else ()
-            first = self.inputs.setdefault((reference, key), (number, at))
-            if first != (number, at):
+            outside = reference, tuple(indices.items()) if reference.is_element else ()
+            own = number, at
+            if at in program.transformation.donated and reference.name not in self._carried:
+                # What is made of an array for a run that uses it up is that run's alone.
+                self.inputs[own] = outside
+                continue
+            first = self.shared.setdefault(outside, own)
+            if first == own:
+                self.inputs[own] = outside
+            else:
                 shares[at] = first
-        self.calls.append(GraphCall(self._programs[step.module], feeds, shares))
+        self.calls.append(GraphCall(program, feeds, shares))
         for at, (_, name) in zip(scheduled.outputs, step.outputs, strict=True):
             self.made[name] = (number, at)
