@@ -6,9 +6,17 @@ machine: every search takes a budget in placements, and says whether it ended. S
 linker, planner and executors; must not know values, programs or spaces.
 """
 
-from stitch.packing.bins import PLACEMENTS, BinPacking, Refutation, gaps_between, pack
+from stitch.packing.bins import (
+    PLACEMENTS,
+    BinPacking,
+    Refutation,
+    gaps_between,
+    largest_sum,
+    pack,
+)
 from stitch.packing.interval_packing import pack_intervals
 from stitch.packing.intervals import Interval, Packing, max_load
+from stitch.packing.spans import Span, minus, union
 
 __all__ = [
     "PLACEMENTS",
@@ -16,8 +24,12 @@ __all__ = [
     "Interval",
     "Packing",
     "Refutation",
+    "Span",
     "gaps_between",
+    "largest_sum",
     "max_load",
+    "minus",
     "pack",
     "pack_intervals",
+    "union",
 ]

@@ -211,7 +211,7 @@ class _Search:
             left = list(pieces)
             for gap in gaps:
                 self.placements += len(left)
-                for piece in _largest_sum([size_of[i] for i in left], self._gaps[gap]):
+                for piece in largest_sum([size_of[i] for i in left], self._gaps[gap]):
                     self.chosen[left[piece]] = gap
                     left[piece] = -1
                 left = [i for i in left if i >= 0]
@@ -222,8 +222,13 @@ class _Search:
         return False
 
 
-def _largest_sum(sizes: Sequence[int], room: int) -> list[int]:
-    """The positions of sizes whose sum is the largest up to `room`, the first ones preferred."""
+def largest_sum(sizes: Sequence[int], room: int) -> list[int]:
+    """The positions of sizes whose sum is the largest up to `room`, the first ones preferred, from
+    the last to the first.
+
+    >>> largest_sum([5, 4, 3], 8)
+    [2, 0]
+    """
     sums = [1]
     for size in sizes:
         sums.append((sums[-1] | sums[-1] << size) & ((1 << room + 1) - 1))

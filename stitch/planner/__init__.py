@@ -22,11 +22,13 @@ from stitch.planner.plan import (
     Instance,
     Plan,
     PlanRequest,
+    Region,
     Relocate,
     Resident,
     Step,
     Transfer,
 )
+from stitch.planner.plan_picture import needed_regions, ranges_of
 from stitch.planner.planner import plan
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ else:
 __all__ = [
     "MOST_CHANGES", "MOST_TRIALS", "WARNINGS", "Allocate", "Branches", "Buffer", "Certificate",
     "Copy", "Cost", "CostCertificate", "Execute", "Free", "Instance", "Plan", "PlanRequest",
-    "Relocate", "Resident", "Slot", "SlotChange", "Step", "Transfer", "after_steps",
-    "best_changes", "check_certificate", "check_plan", "copy_cost", "placed", "plan",
-    "possible_changes",
+    "Region", "Relocate", "Resident", "Slot", "SlotChange", "Step", "Transfer", "after_steps",
+    "best_changes", "check_certificate", "check_plan", "copy_cost", "needed_regions",
+    "placed", "plan", "possible_changes", "ranges_of",
 ]  # fmt: skip

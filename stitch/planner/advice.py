@@ -179,7 +179,7 @@ def _types_around(
     plans: Sequence[Plan], users_of: Sequence[_Users], programs: Mapping[int, int]
 ) -> dict[Slot, set[DataType | None]]:
     """For inputs the types of what arrives, for outputs those in which it is read (None: by
-    somebody else, who may want it as it is)."""
+    a task that is no program here, or a handle, which may want it as it is)."""
     around: dict[Slot, set[DataType | None]] = defaultdict(set)
     for plan, users in zip(plans, users_of, strict=True):
         request = plan.request
@@ -211,7 +211,7 @@ def best_changes(
 ) -> tuple[tuple[SlotChange, ...], Cost, Cost] | None:  # fmt: skip
     """The set of at most so many changes that costs least, what all costs now, and then.
 
-    Every set is tried where they are no more than `trials`; else changes are added one by one, each
+    Every set is tried where they are fewer than `trials`; else changes are added one by one, each
     the best beside those before it. Of equals the smaller set wins, then what stands first in
     `changes`. None where nothing is saved, or has no price now.
     """

@@ -28,7 +28,7 @@ class Certificate:
     """Why bytes had to leave a space, or find no room in it. Sizes are bytes per bank.
 
     All evictions that one need takes are justified at once. For each, `pieces` are what would have
-    to lie in the `gaps` if only it stayed, so the set has no member without which there is room.
+    to lie in the `gaps` if only it stayed, so none of them could have stayed.
     `capacity`: the pieces add up to more than the gaps.
     `packing`: they add up to less, but no assignment of pieces to gaps exists, as `branches` shows.
     `undecided`: the search ended before it found either.

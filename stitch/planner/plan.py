@@ -17,6 +17,9 @@ from stitch.planner.certificate import Certificate, CostCertificate
 from stitch.program import Layout, Space, TensorDesc
 from stitch.tasks import Task
 
+#: Space, address and size in bytes per bank.
+Region = tuple[Space, int, int]
+
 
 @dataclass(frozen=True, slots=True)
 class Instance:
@@ -185,7 +188,7 @@ class Plan:
     steps: tuple[Step, ...]
     final_buffers: tuple[Buffer, ...]
     final_values: tuple[Resident, ...]
-    free_regions: tuple[tuple[Space, int, int], ...]
+    free_regions: tuple[Region, ...]
     touched: frozenset[int]
     least_seconds: float = 0.0
 
@@ -213,7 +216,7 @@ class Plan:
         return tuple(s for s in self.steps if isinstance(s, Copy | Relocate))
 
     @property
-    def temporaries(self) -> tuple[tuple[Space, int, int], ...]:
+    def temporaries(self) -> tuple[Region, ...]:
         """The regions (space, address, size per bank) that it writes to and leaves free again."""
         results = {buffer.number for buffer in self.final_buffers}
         regions = []

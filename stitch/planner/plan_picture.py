@@ -13,7 +13,17 @@ from typing import Literal, TypeAlias
 
 from stitch.machine import SpaceShape, footprint
 from stitch.memory import LENT_ADDRESSES, Allocator
-from stitch.planner.plan import Allocate, Buffer, Free, Instance, PlanRequest, Resident, Step
+from stitch.packing import Span, minus, union
+from stitch.planner.plan import (
+    Allocate,
+    Buffer,
+    Free,
+    Instance,
+    PlanRequest,
+    Region,
+    Resident,
+    Step,
+)
 from stitch.program import Space, TensorDesc
 
 #: "Not used again in this window": later than any task.
@@ -81,7 +91,7 @@ class Residency:
         self._allocate_present()
         for resident in request.residents:
             for instance in resident.instances:
-                self._attach(resident.value, instance)
+                self.attach(resident.value, instance)
         self._uses = _uses(request)
 
     def _allocate_present(self) -> None:
@@ -118,13 +128,10 @@ class Residency:
 
     # -- values ---------------------------------------------------------------------------------
 
-    def _attach(self, value: int, instance: Instance) -> None:
-        self.values.setdefault(value, []).append(instance)
-        self.users[instance.buffer].add(value)
-
     def attach(self, value: int, instance: Instance) -> None:
         """A further instance of a value (the first one becomes its primary)."""
-        self._attach(value, instance)
+        self.values.setdefault(value, []).append(instance)
+        self.users[instance.buffer].add(value)
 
     def begin(self, task: int) -> None:
         """The plan now comes to this task."""
@@ -295,41 +302,24 @@ def _uses(request: PlanRequest) -> dict[int, list[int]]:
     return uses
 
 
-def needed_regions(
-    claimed: Iterable[tuple[Space, int, int]], holders: Sequence[Buffer]
-) -> tuple[tuple[Space, int, int], ...]:
+def needed_regions(claimed: Iterable[Region], holders: Sequence[Buffer]) -> tuple[Region, ...]:
     """The regions claimed, less those of buffers that are there at the start."""
-    needed: list[tuple[Space, int, int]] = []
-    for space, merged in _merge(claimed).items():
-        mine = [
-            (b.address, b.address + b.size_per_bank)
-            for b in holders
-            if b.space is space and b.address is not None
+    held = ranges_of(
+        (b.space, b.address, b.size_per_bank) for b in holders if b.address is not None
+    )
+    return tuple(
+        [
+            (space, start, end - start)
+            for space, spans in ranges_of(claimed).items()
+            for start, end in minus(spans, held.get(space, ()))
         ]
-        for start, end in merged:
-            needed += [(space, a, b - a) for a, b in _subtract(start, end, sorted(mine))]
-    return tuple(needed)
+    )
 
 
-def _merge(claimed: Iterable[tuple[Space, int, int]]) -> dict[Space, list[tuple[int, int]]]:
-    merged: dict[Space, list[tuple[int, int]]] = {}
-    for space, address, size in sorted(claimed, key=lambda c: (c[0].value, c[1])):
-        spans = merged.setdefault(space, [])
-        if spans and address <= spans[-1][1]:
-            spans[-1] = (spans[-1][0], max(spans[-1][1], address + size))
-        else:
-            spans.append((address, address + size))
-    return merged
-
-
-def _subtract(start: int, end: int, holes: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    left, at = [], start
-    for a, b in holes:
-        if b <= at or a >= end:
-            continue
-        if a > at:
-            left.append((at, a))
-        at = max(at, b)
-    if at < end:
-        left.append((at, end))
-    return left
+def ranges_of(regions: Iterable[Region]) -> dict[Space, list[Span]]:
+    """The same bytes as spans of each space, in order and apart."""
+    spans: dict[Space, list[Span]] = {}
+    for space, start, size in sorted(regions, key=lambda region: region[0].value):
+        if size:
+            spans.setdefault(space, []).append((start, start + size))
+    return {space: union(those) for space, those in spans.items()}

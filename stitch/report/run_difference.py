@@ -75,7 +75,9 @@ def _saved(plan: Any, where: str) -> Iterator[CopyLine]:
     if not isinstance(plan, dict) or not isinstance(plan.get("copies"), list):
         raise FormatError("a saved plan has `copies`", where=where, expected=EXPECTED)
     runs = from_plain(int, plan.get("runs"), f"{where}.runs")
-    own = Cost(runs, 0, 0.0, from_plain(float, plan.get("program_seconds"), f"{where}"))
+    own = Cost(
+        runs, 0, 0.0, from_plain(float, plan.get("program_seconds"), f"{where}.program_seconds")
+    )
     _check_numbers(own, where)
     for at, copy in enumerate(plan["copies"]):
         place = f"{where}.copies[{at}]"

@@ -176,7 +176,7 @@ class TensorAccess(Lifetime):
 
     def _empty(self, desc: TensorDesc) -> Tensor:
         size = footprint(desc, self.machine.shape).size_per_bank
-        bare = TensorDesc(desc.shape, desc.layout.without_address())
+        bare = desc.without_address()
         buffer = self.records.reserve(bare, size, desc.layout.address, "empty()")
         assert buffer.address is not None
         try:

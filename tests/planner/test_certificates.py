@@ -19,10 +19,11 @@ from stitch.planner import (
     Relocate,
     check_certificate,
     check_plan,
-    making_room,
     plan,
 )
 from stitch.planner.checker import proof
+from stitch.planner.making_room import room
+from stitch.planner.making_room.demand import certificate_of, problem_of
 from tests.packing.test_bins import hard_refutation
 from tests.support.planner import cases
 from tests.support.planner.byte_machine import ByteMachine
@@ -87,15 +88,15 @@ def test_a_set_with_a_member_that_could_have_stayed_is_refused(
 ) -> None:
     def all_of_them(state: Any, demand: Any, gone: Sequence[int]) -> Any:
         for number in gone:
-            problem = making_room._problem(state, demand)
+            problem = problem_of(state, demand)
             others = [b for b in problem.movable if b[0] not in gone or b[0] == number]
-            claim = making_room._certificate(replace(problem, movable=tuple(others)))
+            claim = certificate_of(replace(problem, movable=tuple(others)))
             victim = (), state.buffers[number], False
-            making_room._leave(state, demand, [victim], problem, claim)
-        return making_room._problem(state, demand)
+            room._leave(state, demand, [victim], problem, claim)
+        return problem_of(state, demand)
 
     monkeypatch.setattr("stitch.planner.planner.RULES", ("farthest",))
-    monkeypatch.setattr(making_room, "_evict_together", all_of_them)
+    monkeypatch.setattr(room, "_evict_together", all_of_them)
     made = plan(crowd(3072, 512, 512, output=2048).request())
     assert len([s for s in evictions(made) if "room for 'p'" in s.reason]) == 3
     assert ByteMachine(made, 1).run() == []

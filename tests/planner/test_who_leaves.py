@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from stitch.errors import OutOfMemoryError
-from stitch.planner import Copy, Free, Instance, Plan, check_plan, making_room, plan
-from stitch.planner.making_room import RoomDemand
+from stitch.planner import Copy, Free, Instance, Plan, check_plan, plan
+from stitch.planner.making_room import RoomDemand, room
+from stitch.planner.making_room.victims import victims_of
 from stitch.planner.plan_picture import Residency, Rule
 from stitch.program import Layout, TensorDesc
 from tests.support.planner.byte_machine import ByteMachine
@@ -43,7 +44,7 @@ def order(
     state = Residency(scene.request(), rule, away)
     state.begin(0)
     demand = RoomDemand(L1, "p", set(), floating=[(wanted, "output")])
-    return [min(state.users[b.number]) for _, b, _ in making_room._victims(state, demand)]
+    return [min(state.users[b.number]) for _, b, _ in victims_of(state, demand)]
 
 
 def read_in(scene: Scene, *values: int) -> None:
@@ -195,7 +196,7 @@ def test_pieces_that_best_fit_places_need_no_search(monkeypatch: pytest.MonkeyPa
     def search(*_: object) -> None:
         raise AssertionError("nothing has to move")
 
-    monkeypatch.setattr(making_room, "arrange", search)
+    monkeypatch.setattr(room, "arrange", search)
     scene = Scene(SMALL)
     scene.tensor(desc_of(512), 3584, keep=True)
     # Holes of 2560 and 1024 B: placed from the smallest on, the largest would find none.

@@ -1,7 +1,8 @@
 """The plan checker: runs a plan symbolically and reports everything that is wrong with it.
 
 Comes in: a `Plan`. Goes out: problems, none for a sound plan. It shares no code with what makes
-plans (residency, rooms, mover, planner): it follows contents byte range by byte range instead.
+plans (residency, making_room, mover, planner): it follows contents byte range by byte range
+instead.
 
 Kinds of problems: `address` (out of range, misaligned, taken), `buffer` (unknown, or made twice),
 `room` (does not fit its buffer), `content` (bytes are not what the step takes them for), `order`
@@ -50,7 +51,7 @@ def check_plan(plan: Plan) -> tuple[Problem, ...]:
 
 
 def _bare(desc: TensorDesc) -> TensorDesc:
-    return TensorDesc(desc.shape, desc.layout.without_address())
+    return desc.without_address()
 
 
 class _Checker(Inspection):

@@ -140,7 +140,7 @@ def certificate_defect(
         if proved is False:
             return "certificate", "its branches do not show that nothing packs"
     else:
-        # Records of old have no branches.
+        # Undecided ones have no branches, nor have old records.
         fits = packs(pieces, gaps)
         if fits:
             return "certificate", "the pieces can be packed into the gaps"

@@ -15,7 +15,7 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from stitch.packing import pack
+from stitch.packing import largest_sum, pack
 from stitch.planner.mover.holes import ADDRESS, SHIFT, Holes, SpaceProblem, members
 
 #: With at most so many buffers that may move, the least cost is found for certain.
@@ -271,32 +271,12 @@ def _fullest(rooms: list[int], items: list[int]) -> _Fit | None:
         if size < smallest:
             spare -= size
         else:
-            filled, taken = _subset([items[i] // unit for i in left], size // unit)
-            spare -= size - filled * unit
-            for k in reversed(taken):
+            taken = largest_sum([items[i] // unit for i in left], size // unit)
+            spare -= size - sum(items[left[k]] for k in taken)
+            for k in taken:
                 chosen[left.pop(k)] = room & ADDRESS
             if not left:
                 return tuple(chosen)
         if spare < 0:
             return None
     return None
-
-
-def _subset(sizes: list[int], room: int) -> tuple[int, list[int]]:
-    """The largest sum of some sizes that a room holds, and their positions.
-
-    >>> _subset([5, 4, 3], 8)
-    (8, [0, 2])
-    """
-    sums, before = 1, []
-    mask = (2 << room) - 1
-    for size in sizes:
-        before.append(sums)
-        sums |= sums << size & mask
-    best = left = sums.bit_length() - 1
-    taken = []
-    for k in range(len(sizes) - 1, -1, -1):
-        if not before[k] >> left & 1:
-            taken.append(k)
-            left -= sizes[k]
-    return best, taken[::-1]

@@ -17,11 +17,10 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
+from stitch.packing import Span, minus, union
 from stitch.planner.mover.cost import ASIDE, Prices
 from stitch.planner.mover.order import Move, order_moves
 
-#: (start, end) addresses, bytes per bank.
-Span = tuple[int, int]
 #: So many ways of cutting are carried out on paper, those of the lowest estimates.
 TRIED = 4
 #: A way that takes so many times its estimate is given up, unless there is no other.
@@ -138,8 +137,8 @@ def _leave(moves: Sequence[Move], size: int, prices: Prices, most: float) -> lis
     parts = [part for move in moves for part in _cut_at(move, span)]
     rest = [part for part in parts if not span[0] <= part.source < span[1]]
     away = [part for part in parts if span[0] <= part.source < span[1]]
-    busy = _union([*_spans(rest, "source"), *_spans(rest, "target")])
-    done = _stay(rest, size, _minus(_union([span, *_spans(away, "target")]), busy), prices, most)
+    busy = union([*_spans(rest, "source"), *_spans(rest, "target")])
+    done = _stay(rest, size, minus(union([span, *_spans(away, "target")]), busy), prices, most)
     if done is None:
         return None
     out = [Move(part.source, ASIDE + part.source, part.size) for part in away]
@@ -155,7 +154,7 @@ def _stay(
     followed until it is narrow (what was set aside has come home, or borders of tensors have cut
     it up); then the widest of what is open is widened.
     """
-    universe = _union([*free, *_spans(moves, "source"), *_spans(moves, "target")])
+    universe = union([*free, *_spans(moves, "source"), *_spans(moves, "target")])
     ordered: list[Move] = []
     core, settled = list(moves), list[Span]()
     while core:
@@ -165,10 +164,10 @@ def _stay(
         wanted = min(size - widest[1] + widest[0], _nbytes(rooms))
         staged = pieces.run_of_sources(wanted) if wanted > 0 else (0, 0)
         places = _places([staged], free, rooms[len(free) :])
-        taken = _union((place, place + taken) for _, place, taken in places)
+        taken = union((place, place + taken) for _, place, taken in places)
         width = widest[1] - widest[0] + staged[1] - staged[0]
         done = pieces.follow(
-            staged, _minus(pieces.open, taken), width // NARROW if size else 0, prices, most
+            staged, minus(pieces.open, taken), width // NARROW if size else 0, prices, most
         )
         if done is None:
             return None
@@ -187,9 +186,9 @@ def _stay(
         ]  # fmt: skip
         ordered += step
         core = _laid(left, places)
-        settled = _union([*settled, *_spans(done, "target")])
-        busy = _union([*settled, *_spans(core, "source"), *_spans(core, "target")])
-        free = _minus(universe, busy)
+        settled = union([*settled, *_spans(done, "target")])
+        busy = union([*settled, *_spans(core, "source"), *_spans(core, "target")])
+        free = minus(universe, busy)
         most -= prices.seconds(step)
         if core and most <= 0:
             return None
@@ -267,11 +266,11 @@ class _Pieces:
     def __init__(self, moves: Sequence[Move]) -> None:
         self._moves = sorted((m.target, m.target + m.size, m.source - m.target) for m in moves)
         self._starts = [start for start, _, _ in self._moves]
-        self._sources = _union((m.source, m.source + m.size) for m in moves)
-        targets = _union((m.target, m.target + m.size) for m in moves)
+        self._sources = union((m.source, m.source + m.size) for m in moves)
+        targets = union((m.target, m.target + m.size) for m in moves)
         self.nbytes = sum(move.size for move in moves)
         #: Free regions inside the targets.
-        self.open = _minus(targets, self._sources)
+        self.open = minus(targets, self._sources)
         self.widest = max((end - start for start, end in self.open), default=0)
 
     def run_of_sources(self, size: int) -> Span:
@@ -340,11 +339,11 @@ class _Pieces:
         """What remains of the moves without these."""
         if sum(move.size for move in done) == self.nbytes:
             return []
-        filled = _union((m.target, m.target + m.size) for m in done)
+        filled = union((m.target, m.target + m.size) for m in done)
         return [
             Move(a + shift, a, b - a)
             for start, end, shift in self._moves
-            for a, b in _minus([(start, end)], filled)
+            for a, b in minus([(start, end)], filled)
         ]
 
 
@@ -393,30 +392,3 @@ def _parts(start: int, end: int, low: int, high: int) -> Iterator[Span]:
 
 def _nbytes(spans: Iterable[Span]) -> int:
     return sum(end - start for start, end in spans)
-
-
-def _union(spans: Iterable[Span]) -> list[Span]:
-    joined: list[Span] = []
-    for start, end in sorted(spans):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(end, joined[-1][1])
-        else:
-            joined.append((start, end))
-    return joined
-
-
-def _minus(spans: Sequence[Span], without: Sequence[Span]) -> list[Span]:
-    """What is left of sorted spans outside of others, sorted as well."""
-    left: list[Span] = []
-    starts = [start for start, _ in without]
-    for start, end in spans:
-        i = max(0, bisect_right(starts, start) - 1)
-        while i < len(without) and without[i][0] < end:
-            a, b = without[i]
-            if a > start:
-                left.append((start, a))
-            start = max(start, b)
-            i += 1
-        if start < end:
-            left.append((start, end))
-    return left

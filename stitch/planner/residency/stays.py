@@ -194,7 +194,7 @@ class _Reading:
             need += round_up(what.scratch.size_per_bank, self._alignment)
         given = {i for _, i in what.aliases}
         for i, (value, desc) in enumerate(zip(task.inputs, what.inputs, strict=False)):
-            bare = TensorDesc(desc.shape, desc.layout.without_address())
+            bare = desc.without_address()
             held = self.open.get((value, bare))
             if i in given and not self._gives(task, value, bare, t, last_use):
                 # What is overwritten is a copy that is made for it, and wanted only here.
@@ -223,7 +223,7 @@ class _Reading:
             self._copy(task.inputs[0], what.outputs[0])
         taken = dict(what.aliases)
         for o, (value, desc) in enumerate(zip(task.outputs, what.outputs, strict=True)):
-            bare = TensorDesc(desc.shape, desc.layout.without_address())
+            bare = desc.without_address()
             if desc.layout.space is not Space.L1:
                 self.outside.setdefault(value, []).append(bare)
                 continue
@@ -237,7 +237,7 @@ class _Reading:
         self, task: Task, value: int, desc: TensorDesc, t: int, last_use: Mapping[int, int]
     ) -> bool:
         """Whether an output may lie where this input lies: nobody else reads it."""
-        bare = TensorDesc(desc.shape, desc.layout.without_address())
+        bare = desc.without_address()
         return (
             last_use[value] <= t
             and task.inputs.count(value) == 1

@@ -81,7 +81,7 @@ class TaskQueue:
 
     def convert(self, value: ValueRecord, desc: TensorDesc) -> ValueRecord:
         """Queue a conversion; its output, pending."""
-        bare = TensorDesc(desc.shape, desc.layout.without_address())
+        bare = desc.without_address()
         desc_key = self._device.desc_key
         what = Transformation(
             "to_layout", TransformationKind.COPY, (), (desc,),

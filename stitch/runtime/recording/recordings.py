@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from stitch.budget import Claim
-from stitch.planner import Buffer, Plan
+from stitch.planner import Buffer, Plan, Region, needed_regions, ranges_of
 from stitch.program import Program
 from stitch.runtime.backends import BoundPlan
 from stitch.runtime.executors import PreparedProgram
@@ -33,10 +33,7 @@ from stitch.runtime.values import (
     Places,
     Ranges,
     Records,
-    Region,
     ValueRecord,
-    merged,
-    ranges_of,
 )
 from stitch.tasks import TaskGraph
 
@@ -136,7 +133,7 @@ class Recording(LeaseHolder["Binding"]):
         #: The numbers of the values that its leases hold, in their order.
         self.own = tuple([number for number, _ in effects.own])
         own = [(b.space, b.address or 0, b.size_per_bank) for b, _ in effects.made]
-        temporary = merged(plan.temporaries)
+        temporary = needed_regions(plan.temporaries, ())
         #: Its results can lie in one place only: where they must, or where temporary values of the
         #: same run lay before. Then it runs only while nobody holds them.
         self.has_one_lease = fixed_results or any(_overlap(a, b) for a in temporary for b in own)
@@ -154,7 +151,7 @@ class Recording(LeaseHolder["Binding"]):
         self.works_in: Sequence[Region] = plan.free_regions if places is not None else temporary
         self.work: Sequence[Region] = self.works_in
         if places is None and self.has_one_lease:
-            self.work = [part for t in temporary for part in _outside(t, own)]
+            self.work = needed_regions(temporary, [buffer for buffer, _ in effects.made])
 
     def look_around(self, records: Records, picture: Picture) -> None:
         """Note what lies in the buffers that it touches, and where they are."""
@@ -466,18 +463,3 @@ def sharing(places: Places) -> tuple[int, ...]:
 
 def _overlap(a: Region, b: Region) -> bool:
     return a[0] is b[0] and a[1] < b[1] + b[2] and b[1] < a[1] + a[2]
-
-
-def _outside(region: Region, kept: Sequence[Region]) -> list[Region]:
-    """The parts of a region that lie outside the kept ones."""
-    space, address, size = region
-    left, at, end = [], address, address + size
-    for start, length in sorted((a, n) for s, a, n in kept if s is space):
-        if start + length <= at or start >= end:
-            continue
-        if start > at:
-            left.append((space, at, start - at))
-        at = max(at, start + length)
-    if at < end:
-        left.append((space, at, end - at))
-    return left

@@ -11,7 +11,7 @@ from stitch.runtime.values.mending import mend
 from stitch.runtime.values.notes import Notes
 from stitch.runtime.values.picture import Picture
 from stitch.runtime.values.ports import InputPort
-from stitch.runtime.values.records import Ranges, Records, Region, merged, ranges_of
+from stitch.runtime.values.records import Ranges, Records
 from stitch.runtime.values.space_use import SpaceUse
 from stitch.runtime.values.state import (
     ArgumentRecord,
@@ -28,7 +28,7 @@ from stitch.runtime.values.views import view_offset
 __all__ = [
     "AnyLease", "ArgumentRecord", "BufferRecord", "Effects", "Forms", "InputPort", "InstanceRecord",
     "InstanceRef",
-    "Lease", "LeaseHolder", "Notes", "Picture", "Place", "Places", "Ranges", "Records", "Region",
+    "Lease", "LeaseHolder", "Notes", "Picture", "Place", "Places", "Ranges", "Records",
     "SpaceUse", "Status", "Store", "ValueRecord", "as_array", "capture", "effects_of", "mend",
-    "merged", "ranges_of", "view_offset",
+    "view_offset",
 ]  # fmt: skip

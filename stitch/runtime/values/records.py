@@ -21,8 +21,6 @@ from stitch.runtime.values.state import (
     ValueRecord,
 )
 
-#: Space, address and size in bytes per bank.
-Region = tuple[Space, int, int]
 #: By space: (address, end), in order and apart.
 Ranges = Mapping[Space, Sequence[tuple[int, int]]]
 #: Over all devices: a tensor of another device never passes for one of this.
@@ -450,23 +448,3 @@ class _Change:
             value.instances, value.lease = instances, None
             if instances and value.status is Status.PENDING:
                 value.status = Status.READY
-
-
-def ranges_of(regions: Iterable[Region]) -> Ranges:
-    """The same bytes as ranges (address, end) of each space, in order and apart."""
-    ranges: dict[Space, list[tuple[int, int]]] = {}
-    for space, start, size in merged(regions):
-        ranges.setdefault(space, []).append((start, start + size))
-    return ranges
-
-
-def merged(regions: Iterable[Region]) -> list[Region]:
-    """Regions that do not overlap and have the same bytes."""
-    joined: list[Region] = []
-    for space, start, size in sorted(regions, key=lambda r: (r[0].value, r[1])):
-        if joined and joined[-1][0] is space and start <= joined[-1][1] + joined[-1][2]:
-            _, first, length = joined[-1]
-            joined[-1] = (space, first, max(length, start + size - first))
-        elif size:
-            joined.append((space, start, size))
-    return joined

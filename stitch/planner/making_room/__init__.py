@@ -1,0 +1,10 @@
+"""Making room in a space: what moves, what is dropped, who leaves, and why there is none.
+
+Comes in: the picture of what lies where, and what a task needs. Goes out: addresses, with the steps
+that make them free; else `OutOfMemoryError`.
+"""
+
+from stitch.planner.making_room.demand import RoomDemand
+from stitch.planner.making_room.room import bring_back, make_room
+
+__all__ = ["RoomDemand", "bring_back", "make_room"]

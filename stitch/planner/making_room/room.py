@@ -1,0 +1,293 @@
+"""Making room in a space: move what can move, drop what exists elsewhere, evict as a last resort.
+
+The order of remedies is the order of their cost: a free hole; dropping a spare copy that no task is
+known to want; moving buffers inside the space; giving up the buffer that the plan's rule ranks
+first (without a byte where another copy exists, else by a copy to the next larger space, from L1 to
+DRAM and from DRAM to the host, with its certificate). What finds no room without all that may leave
+is refused before anything does; of what left, whatever could have stayed is put back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from stitch.errors import OutOfMemoryError
+from stitch.memory import Allocator
+from stitch.planner.certificate import Certificate
+from stitch.planner.copy_cost import copy_cost
+from stitch.planner.making_room.demand import (
+    RoomDemand,
+    certificate_of,
+    check_fixed,
+    problem_of,
+    sizes_of,
+)
+from stitch.planner.making_room.out_of_memory import out_of_memory
+from stitch.planner.making_room.victims import Victim, drop, drop_idle_copies, is_spare, victims_of
+from stitch.planner.mover import Repacking, SpaceProblem, arrange, relocation
+from stitch.planner.plan import Buffer, Copy, Instance, waiting_desc
+from stitch.planner.plan_picture import Residency
+from stitch.program import Space
+
+
+def make_room(state: Residency, demand: RoomDemand) -> list[int]:
+    """Addresses for the floating pieces, after moves and evictions that are recorded as steps.
+
+    Raises `OutOfMemoryError` where no arrangement exists, `LayoutError` where fixed regions clash.
+    """
+    if not (demand.fixed or demand.floating or demand.relocate):
+        return []
+    check_fixed(state, demand)
+    free = _free_places(state, demand)
+    if free is not None:
+        return free
+    take_back: Callable[[], None] | None = None
+    gone: list[int] = []
+    while True:
+        problem = problem_of(state, demand)
+        arrangement = _elsewhere(problem)
+        if arrangement is None and drop_idle_copies(state, demand, sum(problem.pieces)):
+            continue
+        arrangement = arrangement or _arranged(problem)
+        if arrangement is not None:
+            break
+        if take_back is None:
+            _refuse_the_hopeless(state, demand, problem)
+            take_back = state.attempt()
+        gone.append(_evict_one(state, demand, problem))
+    if take_back is not None and len(gone) > 1:
+        take_back()
+        problem = _evict_together(state, demand, gone)
+        arrangement = _elsewhere(problem) or _arranged(problem)
+        assert arrangement is not None
+    _relocate(state, demand, arrangement)
+    return list(arrangement.pieces)
+
+
+def _arranged(problem: SpaceProblem) -> Repacking | None:
+    """The cheapest arrangement, None where none was found."""
+    try:
+        return arrange(problem)
+    except TimeoutError:
+        return None
+
+
+def _free_places(state: Residency, demand: RoomDemand) -> list[int] | None:
+    """Where the pieces fit with nothing moved, None where they do not; O(log n) for each."""
+    allocator, alignment = state.allocators[demand.space], state.shape(demand.space).alignment
+    if any(state.buffers[n].address != address for n, address in demand.relocate.items()):
+        return None
+    if not all(allocator.is_free(address, size) for address, size, _ in demand.fixed):
+        return None
+    taken: list[int] = []
+    try:
+        for address, size, _ in demand.fixed:
+            allocator.alloc_at(address, size)
+            taken.append(address)
+        return _allocate_all(allocator, sizes_of(demand, alignment), taken)
+    finally:
+        for address in taken:
+            allocator.free(address)
+
+
+def _allocate_all(allocator: Allocator, sizes: Sequence[int], taken: list[int]) -> list[int] | None:
+    """Places by best fit, the largest first, in the order of `sizes`; None where one finds none.
+
+    What was allocated is added to `taken`.
+    """
+    places = [0] * len(sizes)
+    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        address = allocator.try_alloc(sizes[i])
+        if address is None:
+            return None
+        taken.append(address)
+        places[i] = address
+    return places
+
+
+def _elsewhere(problem: SpaceProblem) -> Repacking | None:
+    """The arrangement in which only displaced buffers move, None where best fit finds none."""
+    allocator = Allocator(problem.base, problem.limit, problem.alignment)
+    for address, size in (*problem.obstacles, *((a, size) for _, a, size in problem.movable)):
+        allocator.alloc_at(address, size)
+    displaced = sorted(problem.displaced)
+    sizes = [size for _, _, size in displaced]
+    places = _allocate_all(allocator, (*sizes, *problem.pieces), [])
+    if places is None:
+        return None
+    moves = zip((number for number, _, _ in displaced), places, strict=False)
+    return Repacking(tuple(moves), tuple(places[len(sizes) :]), sum(sizes))
+
+
+def _refuse_the_hopeless(state: Residency, demand: RoomDemand, problem: SpaceProblem) -> None:
+    """Raises `OutOfMemoryError` where there is no room without all that may leave: so nothing
+    leaves in vain, one after the other."""
+    stay = {n for n, *_ in (*problem.movable, *problem.displaced)
+            if n in demand.locked or not state.users[n]}  # fmt: skip
+    left = replace(
+        problem,
+        movable=tuple(m for m in problem.movable if m[0] in stay),
+        displaced=tuple(d for d in problem.displaced if d[0] in stay),
+    )
+    try:
+        hopeless = bool(left.pieces or left.displaced) and arrange(left) is None
+    except TimeoutError:
+        return
+    if hopeless:
+        raise out_of_memory(state, demand, left, certificate_of(left))
+
+
+def _evict_one(state: Residency, demand: RoomDemand, problem: SpaceProblem) -> int:
+    """The number of the buffer that left."""
+    state.pressed = True
+    state.crowded |= state.views
+    return _leave(state, demand, victims_of(state, demand), problem, certificate_of(problem))
+
+
+def _evict_together(state: Residency, demand: RoomDemand, gone: Sequence[int]) -> SpaceProblem:
+    """Those of some buffers leave without which there is no room; gives what is left to arrange.
+
+    Each one's certificate says that it may not stay where all the others leave.
+    """
+    whole = problem_of(state, demand)
+
+    def without(numbers: Collection[int]) -> SpaceProblem:
+        staying = ([b for b in buffers if b[0] not in numbers]
+                   for buffers in (whole.movable, whole.displaced))  # fmt: skip
+        movable, displaced = staying
+        return replace(whole, movable=tuple(movable), displaced=tuple(displaced))
+
+    leaving = list(gone)
+    for number in gone:
+        others = [other for other in leaving if other != number]
+        left = without(others)
+        if others and (_elsewhere(left) or _arranged(left)) is not None:
+            leaving = others
+    for number in leaving:
+        certificate = certificate_of(without([other for other in leaving if other != number]))
+        buffer = state.buffers[number]
+        victim = (), buffer, is_spare(state, buffer)
+        _leave(state, demand, [victim], whole, certificate)
+    return without(leaving)
+
+
+def _leave(
+    state: Residency,
+    demand: RoomDemand,
+    victims: Sequence[Victim],
+    problem: SpaceProblem,
+    certificate: Certificate,
+) -> int:
+    """One of the victims leaves, the first that finds room elsewhere; gives its number."""
+    why = _reason(demand, certificate), certificate
+    refused: OutOfMemoryError | None = None
+    outlets = state.outlets(demand.space) if demand.evicts else ()
+    nearer = tuple(space for space in outlets if space is not Space.HOST)
+    # Nothing goes to the host while there is room without that.
+    for spills, spaces in ((False, nearer), (True, outlets)):
+        refused = None
+        for _, buffer, spare in victims:
+            if spare:
+                drop(state, buffer)
+                return buffer.number
+            for space in spaces:
+                take_back = state.attempt()
+                try:
+                    _evict(state, buffer, space, why, spills)
+                except OutOfMemoryError as error:
+                    # This one finds no room there; a smaller one may, or one that lies there too.
+                    take_back()
+                    refused = refused or error
+                else:
+                    return buffer.number
+    raise refused or out_of_memory(state, demand, problem, certificate)
+
+
+def _reason(demand: RoomDemand, certificate: Certificate) -> str:
+    """The reason of an eviction, in words."""
+    pieces, gaps = sum(certificate.pieces), sum(certificate.gaps)
+    why = {
+        "capacity": f"{pieces} B per bank would have to lie in {gaps} B",
+        "packing": "regions that cannot move split the space, and the rest packs into no gaps",
+        "undecided": "no arrangement was found within the search limit",
+    }[certificate.kind]
+    return f"room for {demand.purpose}: {why}"
+
+
+def _evict(
+    state: Residency,
+    buffer: Buffer,
+    to: Space,
+    why: tuple[str, Certificate | None],
+    spills: bool,
+) -> None:
+    """Copy a buffer to a larger space; all values in it follow."""
+    room = RoomDemand(to, f"the eviction of {buffer.origin}", set(state.locked), evicts=spills)
+    room.floating.append((state.size_of(waiting_desc(buffer.desc, to)), buffer.origin))
+    new = _carry(state, "evict", buffer, to, make_room(state, room), why)
+    for user in list(state.users[buffer.number]):
+        for i, instance in enumerate(state.values[user]):
+            if instance.buffer == buffer.number:
+                moved = replace(instance, buffer=new, desc=waiting_desc(instance.desc, to))
+                state.values[user][i] = moved
+        state.users[new].add(user)
+        state.users[buffer.number].discard(user)
+    state.free(buffer.number)
+
+
+def bring_back(
+    state: Residency, buffer: Buffer, to: Space, addresses: Sequence[int], reader: str
+) -> int:
+    """Copy a buffer whole to where room was made for it; what lies in it then lies there as well.
+
+    Gives the number of the new buffer.
+    """
+    reason = f"{reader} reads values of one block, which takes less room than they do apart"
+    new = _carry(state, "return", buffer, to, addresses, (reason, None))
+    for user in list(state.users[buffer.number]):
+        for i in [i for i in state.values[user] if i.buffer == buffer.number]:
+            state.attach(user, replace(i, buffer=new, desc=waiting_desc(i.desc, to)))
+    return new
+
+
+def _carry(
+    state: Residency,
+    kind: Literal["evict", "return"],
+    buffer: Buffer,
+    to: Space,
+    addresses: Sequence[int],
+    why: tuple[str, Certificate | None],
+) -> int:
+    """Copy a whole buffer into a new one of another space; the new one's number."""
+    desc, (address,) = waiting_desc(buffer.desc, to), addresses
+    new = state.allocate(to, address, state.size_of(desc), desc, buffer.origin)
+    source, target = Instance(buffer.number, 0, buffer.desc), Instance(new, 0, desc)
+    value = min(state.users[buffer.number])
+    nbytes, seconds = copy_cost(state.machine, buffer.desc, desc)
+    state.touch(buffer.number)
+    state.steps.append(Copy(kind, value, value, source, target, nbytes, seconds, *why))
+    return new
+
+
+def _relocate(state: Residency, demand: RoomDemand, arrangement: Repacking) -> None:
+    targets = dict(arrangement.moves)
+    targets |= {
+        number: address
+        for number, address in demand.relocate.items()
+        if state.buffers[number].address != address
+    }
+    if not targets:
+        return
+
+    def take_room(space: Space, size: int) -> int:
+        staging = RoomDemand(space, f"a bounce for {demand.purpose}", set(state.locked))
+        staging.floating.append((size, "staging"))
+        (address,) = make_room(state, staging)
+        state.claimed.append((space, address, size))
+        return address
+
+    step = relocation(state, demand.space, targets, demand.purpose, take_room)
+    state.moved(targets)
+    state.steps.append(step)
