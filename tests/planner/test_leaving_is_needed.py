@@ -30,7 +30,8 @@ def campaign(seeds: range) -> Counter[str]:
 
     Views that one task reads of several blocks are copied out all or none, so a few of those that
     left for the copies could have stayed: 8 of 930 when this was written. Of all others 3 of 1,634
-    could have, in seeds 200,000 to 203,000 (200407, 200618, 202927): more than none, and not mended.
+    could have, in seeds 200,000 to 203,000 (200407, 200618, 202927): more than none, and not
+    mended.
     """
     seen: Counter[str] = Counter()
     of_views = 0
