@@ -48,14 +48,10 @@ def placed(known: Plan, request: PlanRequest) -> Plan | None:
     if any(isinstance(step, Relocate) for step in known.steps):
         return None
     numbers = _numbers(known, request)
-    if numbers is None or (_is_pressed(known) and _present(before) != _present(request)):
+    if numbers is None or (known.is_pressed and _present(before) != _present(request)):
         return None
     addresses = addresses_in(request, known, numbers, _given_up(known))
     return None if addresses is None else _bound(known, request, numbers, addresses)
-
-
-def _is_pressed(known: Plan) -> bool:
-    return any(isinstance(step, Copy) and step.kind != "copy" for step in known.steps)
 
 
 def _present(request: PlanRequest) -> Counter[object]:

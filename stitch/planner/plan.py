@@ -242,6 +242,11 @@ class Plan:
             for step in self.steps
         )
 
+    @property
+    def is_pressed(self) -> bool:
+        """Whether anything gives way in it: is evicted, comes back, or moves."""
+        return any(not isinstance(s, Copy) or s.kind != "copy" for s in self.copies)
+
     def at(self, addresses: Mapping[int, int]) -> Plan:
         """The same plan with buffers (number → address per bank) elsewhere, for plans that move
         nothing; what it does not read is left out of its picture."""

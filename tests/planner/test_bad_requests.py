@@ -20,7 +20,6 @@ from stitch.planner import (
     Copy,
     Execute,
     Instance,
-    Plan,
     PlanRequest,
     Relocate,
     check_plan,
@@ -30,25 +29,18 @@ from stitch.planner.mover import SpaceProblem, arrange
 from stitch.planner.residency import chain_of, choose
 from stitch.program import DataType, Layout, Space, TensorDesc
 from tests.support.machines import without_path
-from tests.support.planner.byte_machine import ByteMachine
+from tests.support.planner.byte_machine import sound
 from tests.support.planner.small_requests import (
     DRAM,
     HOST,
     L1,
+    SMALL,
     Scene,
     desc_of,
     machine_with,
     program,
     random_request,
 )
-
-SMALL = machine_with(l1_nbytes=4096)
-
-
-def sound(made: Plan) -> Plan:
-    assert check_plan(made) == () and ByteMachine(made, 1).run() == []
-    return made
-
 
 # -- machines -------------------------------------------------------------------------------------
 

@@ -27,9 +27,14 @@ from stitch.planner.making_room.demand import certificate_of, problem_of
 from tests.packing.test_bins import hard_refutation
 from tests.support.planner import cases
 from tests.support.planner.byte_machine import ByteMachine
-from tests.support.planner.small_requests import DRAM, L1, Scene, desc_of, machine_with, program
-
-SMALL = machine_with(l1_nbytes=4096)
+from tests.support.planner.small_requests import (
+    DRAM,
+    L1,
+    SMALL,
+    Scene,
+    desc_of,
+    program,
+)
 
 
 def evictions(made: Plan) -> list[Copy]:

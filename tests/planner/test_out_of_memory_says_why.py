@@ -15,14 +15,13 @@ from tests.support.planner.room_brute_force import lies
 from tests.support.planner.small_requests import (
     DRAM,
     L1,
+    SMALL,
     Scene,
     desc_of,
     machine_with,
     program,
     random_request,
 )
-
-SMALL = machine_with(l1_nbytes=4096)
 
 
 def refused(request: PlanRequest, *, spills: bool = True) -> tuple[str, Certificate]:

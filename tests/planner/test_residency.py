@@ -18,10 +18,10 @@ from tests.support.planner.small_requests import (
     DRAM,
     F32,
     L1,
+    SMALL,
     Scene,
     bare,
     desc_of,
-    machine_with,
     program,
     random_request,
     to_layout,
@@ -142,8 +142,6 @@ def test_what_is_written_once_leaves_as_often_as_it_helps() -> None:
 
 
 # -- chains of requests -------------------------------------------------------------------------
-
-SMALL = machine_with(l1_nbytes=4096)
 
 
 def shown(chain: StayChain) -> list[tuple[frozenset[int], int, int, int, bool]]:

@@ -22,11 +22,12 @@ from stitch.planner import (
 )
 from stitch.program import Space
 from tests.support.machines import without_path
-from tests.support.planner.byte_machine import ByteMachine
+from tests.support.planner.byte_machine import sound
 from tests.support.planner.room_brute_force import task_finds_room
 from tests.support.planner.small_requests import (
     DRAM,
     L1,
+    SMALL,
     Scene,
     desc_of,
     machine_with,
@@ -34,7 +35,6 @@ from tests.support.planner.small_requests import (
     random_request,
 )
 
-SMALL = machine_with(l1_nbytes=4096)
 CRAMPED = machine_with(l1_nbytes=2048, dram_nbytes=4096)
 CROWDED = (
     CRAMPED,
@@ -42,11 +42,6 @@ CROWDED = (
     machine_with(l1_nbytes=1024, dram_nbytes=4096),
     without_path(CRAMPED, L1, L1),
 )
-
-
-def sound(made: Plan, seed: int = 1) -> Plan:
-    assert check_plan(made) == () and ByteMachine(made, seed).run() == []
-    return made
 
 
 def ways_out(made: Plan) -> Counter[tuple[Space, Space]]:

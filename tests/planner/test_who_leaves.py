@@ -5,29 +5,23 @@ from __future__ import annotations
 import pytest
 
 from stitch.errors import OutOfMemoryError
-from stitch.planner import Copy, Free, Instance, Plan, check_plan, plan
+from stitch.planner import Copy, Free, Instance, Plan, plan
 from stitch.planner.making_room import RoomDemand, room
 from stitch.planner.making_room.victims import victims_of
 from stitch.planner.plan_picture import Residency, Rule
 from stitch.program import Layout, TensorDesc
-from tests.support.planner.byte_machine import ByteMachine
+from tests.support.planner.byte_machine import sound
 from tests.support.planner.small_requests import (
     BF16,
     DRAM,
     HOST,
     L1,
+    SMALL,
     Scene,
     desc_of,
     machine_with,
     program,
 )
-
-SMALL = machine_with(l1_nbytes=4096)
-
-
-def sound(made: Plan) -> Plan:
-    assert check_plan(made) == () and ByteMachine(made, 1).run() == []
-    return made
 
 
 def outs(made: Plan) -> list[Copy]:

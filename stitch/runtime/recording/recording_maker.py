@@ -224,7 +224,7 @@ class RecordingMaker:
             first = error
         # Nothing given up, then the older half, then all; the first is kept unless more saves time.
         for leases in (spare[:0], spare[: len(spare) // 2], spare):
-            if best is not None and not _is_pressed(best[0]):
+            if best is not None and not best[0].is_pressed:
                 break
             if len(leases) <= given_up:
                 continue
@@ -371,7 +371,3 @@ def _at_fixed(step: Step, tasks: Sequence[Task], fixed: Collection[int]) -> Iter
         yield from (i for i, desc in touched if desc.layout.address is not None)
     elif isinstance(step, Copy) and step.made in fixed:
         yield step.target
-
-
-def _is_pressed(plan: Plan) -> bool:
-    return any(not isinstance(s, Copy) or s.kind != "copy" for s in plan.copies)

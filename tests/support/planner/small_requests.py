@@ -31,6 +31,9 @@ def machine_with(*, l1_nbytes: int | None = None, dram_nbytes: int | None = None
     return replace(TINY, shape=replace(shape, l1=l1, dram=dram))
 
 
+SMALL = machine_with(l1_nbytes=4096)
+
+
 MACHINES = (
     TINY,
     machine_with(l1_nbytes=4096),
