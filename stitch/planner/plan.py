@@ -49,6 +49,16 @@ class Buffer:
     origin: str
     pinned: bool = False
 
+    def where(self, addresses: Mapping[int, int]) -> Buffer:
+        """It where it lies (number → address), if that is elsewhere than it says."""
+        address = addresses.get(self.number)
+        if address is None or address == self.address:
+            return self
+        return Buffer(
+            self.number, self.space, address, self.size_per_bank, self.desc, self.origin,
+            self.pinned,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Resident:
@@ -249,19 +259,17 @@ class Plan:
 
     def at(self, addresses: Mapping[int, int]) -> Plan:
         """The same plan with buffers (number → address per bank) elsewhere, for plans that move
-        nothing; what it does not read is left out of its picture."""
-
-        def placed(buffer: Buffer) -> Buffer:
-            address = addresses.get(buffer.number)
-            return buffer if address is None else replace(buffer, address=address)
-
+        nothing; what it does not read is left out of its picture, unless all lie where they did."""
         request = self.request
+        made = [step.buffer for step in self.steps if isinstance(step, Allocate)]
+        if all(b.where(addresses) is b for b in (*request.buffers, *made)):
+            return self
         used = {number for task in request.tasks for number in (*task.inputs, *task.outputs)}
         residents = tuple(r for r in request.residents if r.value in used)
         read = {i.buffer for r in residents for i in r.instances}
         gone = {b.number for b in request.buffers} - read
         regions = [*self.temporaries]
-        final = tuple(placed(b) for b in self.final_buffers if b.number not in gone)
+        final = tuple(b.where(addresses) for b in self.final_buffers if b.number not in gone)
         regions += [
             (b.space, b.address, b.size_per_bank)
             for b in final
@@ -270,12 +278,12 @@ class Plan:
         return Plan(
             request=replace(
                 request,
-                buffers=tuple(placed(b) for b in request.buffers if b.number in read),
+                buffers=tuple(b.where(addresses) for b in request.buffers if b.number in read),
                 residents=residents,
                 kept=request.kept & used,
             ),
             steps=tuple(
-                replace(s, buffer=placed(s.buffer)) if isinstance(s, Allocate) else s
+                replace(s, buffer=s.buffer.where(addresses)) if isinstance(s, Allocate) else s
                 for s in self.steps
             ),
             final_buffers=final,

@@ -55,15 +55,15 @@ class Totals:
 def totals_of(event: Event) -> Totals:
     """What an event adds to the totals (reads and plans that were only made: nothing)."""
     if isinstance(event, PlanRun):
-        return _of_steps(event.plan)
+        return totals_of_steps(event.plan)
     if isinstance(event, PlanStopped):
-        return _of_steps(event.plan, event.steps_done)
+        return totals_of_steps(event.plan, event.steps_done)
     if isinstance(event, Written):
         return Totals(0, 1, event.nbytes, event.seconds)
     return Totals()
 
 
-def _of_steps(plan: Plan, steps_done: int | None = None) -> Totals:
+def totals_of_steps(plan: Plan, steps_done: int | None = None) -> Totals:
     """What one run of a plan, or of its first steps, does."""
     steps = plan.steps[:steps_done]
     inside = {buffer.number for buffer in plan.request.buffers if buffer.address is not None}
@@ -82,18 +82,13 @@ def _of_steps(plan: Plan, steps_done: int | None = None) -> Totals:
 class Tally:
     """How often one plan ran. It outlives the bound plan, which holds programs and arrays."""
 
-    __slots__ = ("_plan", "each", "is_closed", "runs", "staging_nbytes")
+    __slots__ = ("_each", "_plan", "is_closed", "runs")
 
-    def __init__(
-        self, plan: Plan | Callable[[], Plan], staging_nbytes: int, each: Totals | None = None
-    ) -> None:
-        """`plan`: perhaps what makes it, when it is first asked for; `each`: what one run does,
-        where that is known."""
+    def __init__(self, plan: Plan | Callable[[], Plan], each: Totals) -> None:
+        """`plan`: perhaps what makes it, when it is first asked for; `each`: what one run does."""
         #: Whether the plan cannot run again.
         self.is_closed = False
-        self._plan = plan
-        self.staging_nbytes = staging_nbytes
-        self.each = _of_steps(self.plan) if each is None else each
+        self._plan, self._each = plan, each
         self.runs = 0
 
     @property
@@ -106,9 +101,7 @@ class Tally:
     @property
     def total(self) -> Totals:
         """What all runs did."""
-        return Totals(staging_nbytes=self.staging_nbytes if self.runs else 0).plus(
-            self.each, self.runs
-        )
+        return Totals().plus(self._each, self.runs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,15 +71,17 @@ class KnownRun(Generic[D]):
         where no memory is left for that."""
         idle = self.recording.idle
         binding = idle[-1].bindings.get(self.places) if idle else None
-        return binding or device.maker.another(self.recording, self.places)
+        if binding is not None and binding.serves(device.observers):
+            return binding
+        return device.maker.another(self.recording, self.places)
 
-    def arrays(self, binding: Binding, entries: Entries, arguments: Sequence[Any]) -> list[Array]:
+    def arrays(self, entries: Entries, arguments: Sequence[Any]) -> list[Array]:
         """The arrays that a run copies in: those of the call, and those of values outside the
         spaces where no room was left to keep a copy of them."""
         return [
             argument if value is None else value.host_array()
             for number, value, argument in zip(self.numbers, entries, arguments, strict=True)
-            if number in binding.arrays
+            if number in self.recording.arrays
         ]
 
 

@@ -290,8 +290,8 @@ class PreparedGraph:
         binding = known.binding(device)
         if binding is None or (device.copies_forbidden and binding.plan.copies):
             return None
-        if len(binding.arrays) != len(arrays):
-            arrays = known.arrays(binding, entries, arguments)
+        if len(binding.recording.arrays) != len(arrays):
+            arrays = known.arrays(entries, arguments)
         lease = binding.lease
         assert lease is not None, "known recordings have leases"
         if self._donated:

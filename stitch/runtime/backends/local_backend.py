@@ -134,7 +134,7 @@ class LocalBackend:
         but their results.
         """
         there = addresses or {}
-        buffers = {b.number: placed(b, there) for b in plan.request.buffers}
+        buffers = {b.number: b.where(there) for b in plan.request.buffers}
         binding = _PlanBinding(self, programs, bodies, buffers, there)
         return binding.bound(plan, is_lent=addresses is not None)
 
@@ -145,7 +145,7 @@ class LocalBackend:
     ) -> BoundStep:  # fmt: skip
         """Bind one step of a plan that moves nothing to other places; `buffers` are those that it
         touches, `rest` is the plan's."""
-        there = {buffer.number: placed(buffer, addresses) for buffer in buffers}
+        there = {buffer.number: buffer.where(addresses) for buffer in buffers}
         binding = _PlanBinding(self, programs, bodies, there, addresses)
         binding.arguments, binding.positions = rest.arguments, dict(rest.positions)
         return binding.step(step, claim)
@@ -211,7 +211,7 @@ class _PlanBinding:
         # Where nothing is computed no bytes are moved either: there is no padding to guard.
         debug = self.backend.debug and self.backend.executor.computes
         if isinstance(step, Allocate):
-            buffer = placed(step.buffer, self.addresses)
+            buffer = step.buffer.where(self.addresses)
             self.buffers[buffer.number] = buffer
             if debug and buffer.address is not None:
                 memory = spaces[buffer.space]
@@ -234,7 +234,7 @@ class _PlanBinding:
             moves.append(partial(setitem, self.progress, 0, self.index + 1))
             self.thunks.append(partial(move_all, tuple(moves), tuple(back)))
             for number, address in step.targets:
-                self.buffers[number] = placed(self.buffers[number], {number: address})
+                self.buffers[number] = self.buffers[number].where({number: address})
 
     def _mover(self, t: Transfer) -> Thunk:
         source, target = self.backend.spaces[t.source_space], self.backend.spaces[t.target_space]
@@ -288,17 +288,6 @@ class _PlanBinding:
         self.thunks += bound.steps
         self.staging_nbytes += bound.staging_nbytes
         return bound
-
-
-def placed(buffer: Buffer, addresses: Mapping[int, int]) -> Buffer:
-    """A buffer where it lies, if that is elsewhere than a plan says."""
-    address = addresses.get(buffer.number)
-    if address is None or address == buffer.address:
-        return buffer
-    return Buffer(
-        buffer.number, buffer.space, address, buffer.size_per_bank, buffer.desc, buffer.origin,
-        buffer.pinned,
-    )  # fmt: skip
 
 
 def move_all(moves: Sequence[Thunk], back: Sequence[Thunk]) -> None:

@@ -15,6 +15,7 @@ from stitch.planner import Allocate, Copy, Execute, Plan, Step
 from stitch.program import Program
 from stitch.runtime.backends import BoundPlan, BoundStep, LocalBackend
 from stitch.runtime.executors import PreparedProgram
+from stitch.runtime.recording.placed_objects import PlacedObjects, RegionOf
 
 #: Bound steps that a recording keeps, for each of its steps that are bound more than once: so many,
 #: or as many as may take so many bytes of the host's memory, but always some.
@@ -100,6 +101,18 @@ class BoundParts:
             steps[index] = step
         self._keep(wanted, steps)
         return self._rest.with_steps(steps)
+
+    def placed(
+        self, objects: Sequence[Sequence[object]], addresses: Mapping[int, int],
+        region_of: RegionOf,
+    ) -> PlacedObjects | None:  # fmt: skip
+        """What written code is given for a binding to these addresses (`objects`, by varying
+        steps), to be made anew for others."""
+        inside = [
+            [self._buffers[number].where(addresses) for number in numbers]
+            for _, numbers in self._varying.values()
+        ]
+        return PlacedObjects.of(zip(objects, inside, strict=True), region_of)
 
     def _wanted(self, addresses: Mapping[int, int]) -> dict[int, _Part]:
         return {

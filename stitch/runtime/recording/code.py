@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import pairwise
 from time import perf_counter
 from types import CodeType
 from typing import Any, TypeAlias
@@ -24,6 +25,7 @@ from stitch.runtime.backends import Thunk, enter, stage
 from stitch.runtime.executors import ignore_errors, quietly
 from stitch.runtime.history import Tally
 from stitch.runtime.hooks import call_hooks
+from stitch.runtime.recording.placed_objects import PlacedObjects
 
 #: The type and shape that an array must have.
 Kind = tuple[np.dtype[Any], tuple[int, ...]]
@@ -77,19 +79,25 @@ class Code:
     ends: tuple[int, ...]
     #: Where it runs; None: in a copy of the caller's context.
     context: Context | None
+    #: What it is given for any binding, where that can be told without binding a kernel.
+    placed: PlacedObjects | None = None
 
-    def straight(self, own: Sequence[Thunk], tally: Tally) -> Straight | None:
-        """The function for a binding; None where its steps have another text.
-
-        `own`: the thunks of the steps that differ, in order; `tally` counts the runs.
-        """
+    def objects(self, own: Iterable[Sequence[Thunk]]) -> list[list[object]] | None:
+        """What the function is given for a binding, by steps: `own` are the thunks of those that
+        differ, in order. None where they have another text."""
         source = _Source(self.order)
-        for thunk in own:
-            source.step(thunk, is_own=True)
-        source.count(tally)
+        named = [0]
+        for thunks in own:
+            for thunk in thunks:
+                source.step(thunk, is_own=True)
+            named.append(len(source.own.objects))
         if tuple(source.own_lines) != self.own_lines:
             return None
-        run = self.bind(*source.own.objects)
+        return [source.own.objects[start:end] for start, end in pairwise(named)]
+
+    def straight(self, objects: Iterable[object], tally: Tally) -> Straight:
+        """The function for a binding with these objects; `tally` counts its runs."""
+        run = self.bind(*objects, tally)
         code = run.__code__
         in_context = quietly if self.context is None else self.context.run
         return Straight(partial(in_context, run), self.observers, code, self.ends)

@@ -17,7 +17,8 @@ from functools import partial
 
 from stitch.errors import OutOfMemoryError, StitchError, TaskError
 from stitch.memory import LENT_ADDRESSES
-from stitch.planner import Allocate, Copy, Execute, Instance, Plan, PlanRequest, Step, placed, plan
+from stitch.planner import Copy, Execute, Instance, Plan, PlanRequest, Step, placed, plan
+from stitch.runtime.backends import BoundPlan
 from stitch.runtime.events import PlanMade
 from stitch.runtime.history import Tally
 from stitch.runtime.recording.recorded_work import Site
@@ -74,8 +75,9 @@ class RecordingMaker:
             if recording.generation == device.records.generation and recording.idle:
                 # The steady state: all is as it was when this ran last.
                 binding = recording.idle[-1].bindings.get(places)
-                if binding is not None:
+                if binding is not None and binding.serves(device.observers):
                     return binding
+                binding = None
         # Where the host has no memory to bind a recording once more, a new plan makes room first.
         with suppress(OutOfMemoryError):
             binding = self._again(variants, places)
@@ -143,7 +145,10 @@ class RecordingMaker:
         lease = recording.take_places(self._device.records, self._device.recordings.works)
         if lease is None:
             return None
-        return lease.bindings.get(places) or self._bound(recording, lease, places)
+        binding = lease.bindings.get(places) or self._bound(recording, lease, places)
+        if not binding.serves(self._device.observers):
+            binding.bind()
+        return binding
 
     # -- new -------------------------------------------------------------------------------------
 
@@ -276,28 +281,35 @@ class RecordingMaker:
 
     def _bound(self, recording: Recording, lease: Lease[Binding] | None, places: Places) -> Binding:
         """Bind a recording's plan to places; kept for the next time."""
-        device, recorded = self._device, recording.plan
-        plan: Plan | Callable[[], Plan] = recorded
-        if lease is None or recording.parts is None:
-            bound = device.backend.bind(recorded, recording.programs, recording.bodies)
+        device, plan, parts = self._device, recording.plan, recording.parts
+        # What the recording took is its first binding's, too.
+        claim: object = recording.claim if recording.each is None else None
+        bound: BoundPlan | Callable[[], BoundPlan]
+        addresses: Mapping[int, int] = {}
+        objects: list[object] | None = None
+        code = recording.codes.get(device.observers)
+        if lease is None or parts is None:
+            bound = device.backend.bind(plan, recording.programs, recording.bodies)
         else:
             addresses = recording.addresses_for(lease, places)
-            plan = partial(_plan_at, recorded, addresses)
-            claimed = partial(device.host_memory.take_again, recorded, lease.buffers)
-            bound = recording.parts.bound(device.backend, addresses, claimed)
-        arrays = tuple(sorted(bound.argument_values))
-        rank = {number: at for at, number in enumerate(arrays)}
+            claimed = partial(device.host_memory.take_again, plan, lease.buffers)
+            bound = partial(parts.bound, device.backend, addresses, claimed)
+            if code is None or code.placed is None:
+                bound = bound()
+            else:
+                claim = claimed(0)
+                objects = code.placed.at(addresses, device.backend.region)
+        if isinstance(bound, BoundPlan) and recording.each is None:
+            recording.was_bound(bound)
+        assert recording.each is not None, "its code is written once it has run"
         device.recordings.bindings_made += 1
         index = device.recordings.bindings_made
-        tally = Tally(plan, bound.staging_nbytes, recording.each)
-        # What the recording took is its first binding's, too.
-        claim = recording.claim if recording.each is None else None
-        recording.each = tally.each
+        tally = Tally(partial(plan.at, addresses), recording.each)
         device.history.add(index, tally)
-        binding = Binding(
-            index, recording, bound, lease, tally, claim, arrays,
-            tuple([rank[number] for number in bound.argument_values]),
-        )  # fmt: skip
+        binding = Binding(index, recording, bound, lease, addresses, tally, claim)
+        if code is not None and objects is not None:
+            binding.straight = code.straight(objects, tally)
+            binding.written[device.observers] = binding.straight
         if lease is None:
             recording.alone = binding
         else:
@@ -310,14 +322,6 @@ class RecordingMaker:
         if device.events.active:
             device.events.tell(PlanMade(index, binding.plan))
         return binding
-
-
-def _plan_at(plan: Plan, addresses: Mapping[int, int]) -> Plan:
-    """A plan that moves nothing, with buffers (number → address) where they lie."""
-    own = {buffer.number: buffer.address for buffer in plan.request.buffers}
-    own |= {s.buffer.number: s.buffer.address for s in plan.steps if isinstance(s, Allocate)}
-    moved = {number: address for number, address in addresses.items() if own[number] != address}
-    return plan.at(moved) if moved else plan
 
 
 def _is_lent(places: Places) -> bool:

@@ -9,15 +9,15 @@ plans. Goes out: bindings that may run. Must not know handles.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from stitch.budget import Claim
 from stitch.planner import Buffer, Plan, Region, needed_regions, ranges_of
 from stitch.program import Program
 from stitch.runtime.backends import BoundPlan
 from stitch.runtime.executors import PreparedProgram
-from stitch.runtime.history import Tally, Totals
+from stitch.runtime.history import Tally, Totals, totals_of_steps
 from stitch.runtime.recording.bound_parts import BoundParts
 from stitch.runtime.recording.code import Code, Straight
 from stitch.runtime.values import (
@@ -41,8 +41,8 @@ from stitch.tasks import TaskGraph
 MAX_KINDS = 512
 MAX_VARIANTS = 8
 #: Leases of one recording, at most; a result that is held for longer than so many later ones leaves
-#: its own.
-MAX_LEASES = 128
+#: its own. Each is some 2 KB of Python's, and memory that others may have as soon as it is idle.
+MAX_LEASES = 2048
 #: Bindings of one lease to the places of what a run reads; the least recently used goes. What is
 #: lent at places of its own each time is kept alive by them.
 MAX_BINDINGS = 32
@@ -63,22 +63,38 @@ class Binding:
     """A plan bound to bytes: what runs; `index` numbers the bindings of a device.
 
     `lease`: where its results go; None where running it makes and frees places (`effects`).
-    `arrays`: the numbers of the values that are host arrays, ascending; a run is given these arrays
-    in this order. `order`: for each array that the bound plan asks for, its position among them.
     """
 
     index: int
     recording: Recording
-    bound: BoundPlan
+    #: Or what binds it, for those who need more than its code.
+    _bound: BoundPlan | Callable[[], BoundPlan]
     lease: Lease[Binding] | None
+    #: Where buffers of sources and results lie that may lie elsewhere in another.
+    addresses: Mapping[int, int]
     tally: Tally
-    claim: Claim | None
-    arrays: tuple[int, ...]
-    order: tuple[int, ...]
+    claim: object
     #: Its steps as one function, once it has run a few times: for those who observed it last.
     straight: Straight | None = None
     #: For each kind of observers that it had; 0: nobody.
     written: dict[int, Straight] = field(default_factory=dict)
+
+    @property
+    def bound(self) -> BoundPlan:
+        """Its steps."""
+        if not isinstance(self._bound, BoundPlan):
+            self._bound = self._bound()
+        return self._bound
+
+    def bind(self) -> None:
+        """Bind its steps, if only its code was made; raises `OutOfMemoryError`."""
+        assert self.bound
+
+    def serves(self, observers: int) -> bool:
+        """Whether it runs for those who observe now without anything's being bound."""
+        straight = self.straight
+        is_written = straight is not None and straight.observers == observers
+        return is_written or isinstance(self._bound, BoundPlan)
 
     @property
     def plan(self) -> Plan:
@@ -142,8 +158,12 @@ class Recording(LeaseHolder["Binding"]):
         if places is None:
             results = [buffer.number for buffer, _ in effects.made if buffer.address is not None]
             self.parts = BoundParts(plan, results, self.programs, self.bodies, bound_nbytes)
-        #: What one run does.
+        #: What one run does; None before it is bound.
         self.each: Totals | None = None
+        #: The numbers of the values that are host arrays, ascending: a run is given these arrays in
+        #: this order; and for each array that a bound plan asks for its position among them.
+        self.arrays: tuple[int, ...] = ()
+        self.order: tuple[int, ...] = ()
         self._sources = {
             r.value: tuple([i.buffer for i in r.instances]) for r in plan.request.residents
         }
@@ -175,6 +195,13 @@ class Recording(LeaseHolder["Binding"]):
             Bystander(place, tuple(map(_signature, live[place].users)))
             for place in dict.fromkeys(touched)
         )
+
+    def was_bound(self, bound: BoundPlan) -> None:
+        """Note what is the same wherever it is bound."""
+        asked = bound.argument_values
+        self.arrays = tuple(sorted(asked))
+        self.order = tuple([self.arrays.index(number) for number in asked])
+        self.each = replace(totals_of_steps(self.plan), staging_nbytes=bound.staging_nbytes)
 
     # -- the guard -------------------------------------------------------------------------------
 
@@ -249,7 +276,8 @@ class Recording(LeaseHolder["Binding"]):
         if self.has_one_lease or (is_first and not self.makes_way):
             return self._leased(records, own) if is_first else None
         # The last: where memory is short all that can be is shared.
-        for spare in self._never_held(), self._spare_places():
+        for spare_places in self._never_held, self._spare_places:
+            spare = spare_places()
             wanted = [buffer for buffer, place in zip(results, spare, strict=True) if place is None]
             addresses = self._apart(records, works, wanted)
             if addresses is not None:
@@ -260,11 +288,16 @@ class Recording(LeaseHolder["Binding"]):
         self, records: Records, addresses: Sequence[int], spare: Sequence[BufferRecord | None]
     ) -> Lease[Binding]:
         lease = self._leased(records, addresses, spare)
-        most = MAX_LEASES if self.parts is None else min(MAX_LEASES, self.parts.most)
-        if len(self.leases) > most:
+        if len(self.leases) > self._most_leases():
             # What is held for so long lies there like any other tensor from now on.
             records.end_lease(self.leases[0])
         return lease
+
+    def _most_leases(self) -> int:
+        """Fewer where each binds kernels of its own."""
+        if self.parts is None or any(code.placed is not None for code in self.codes.values()):
+            return MAX_LEASES
+        return min(MAX_LEASES, self.parts.most)
 
     def _move_results_out(self, records: Records, works: Callable[[], Ranges]) -> None:
         """Let results lie outside of what it works in, so that they can be held; where no memory is
@@ -289,7 +322,9 @@ class Recording(LeaseHolder["Binding"]):
         that was has a place of its own in each lease from then on. Places that were combined as
         they come free would be bound in each combination."""
         for number in range(len(self.effects.made)):
-            if any(not lease.buffers[number].is_spare for lease in self.leases):
+            if number not in self.held_results and not all(
+                lease.buffers[number].is_spare for lease in self.leases
+            ):
                 self.held_results.add(number)
         return [
             None
@@ -309,7 +344,9 @@ class Recording(LeaseHolder["Binding"]):
         self, records: Records, addresses: Sequence[int],
         spare: Sequence[BufferRecord | None] = (),
     ) -> Lease[Binding]:  # fmt: skip
-        """A lease at free addresses, but for places that it shares."""
+        """A lease at free addresses, but for places that it shares; outside of where it works, so
+        what was free there is."""
+        was_free = self.generation == records.generation
         spare = spare or [None] * len(self.effects.made)
         wanted = [
             result for result, place in zip(self.effects.made, spare, strict=True) if place is None
@@ -319,7 +356,7 @@ class Recording(LeaseHolder["Binding"]):
         instances = tuple(self._instances(buffers))
         lease = Lease(self, buffers, instances, is_lasting=not records.is_debug)
         records.begin_lease(lease)
-        self.generation = -1
+        self.generation = records.generation if was_free else -1
         return lease
 
     def _instances(self, buffers: Sequence[BufferRecord]) -> list[tuple[InstanceRecord, ...]]:

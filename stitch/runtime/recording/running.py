@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from stitch.planner import Copy, Execute, Plan, Step
@@ -40,11 +42,14 @@ def run_binding(
     `kept`: which of them are still wanted, said when they left the queue: by now one may have been
     given to a task of the next window, which reads it later.
     """
-    arrays = [values[number].host_array() for number in binding.arrays] if binding.arrays else ()
-    progress = binding.bound.progress
+    arrays = [values[number].host_array() for number in binding.recording.arrays]
+    progress = [0]
     if binding.lease is None:
+        progress = binding.bound.progress
         # What it moves lies elsewhere from that step on, whoever hears how far it came.
-        stopped = partial(_after_failure, device, binding, values, kept, KeyboardInterrupt())
+        stopped = partial(
+            _after_failure, device, binding, values, kept, KeyboardInterrupt(), progress
+        )
         # All at once: nothing can come in between these.
         progress[0] = 0
         device.records.unfinished = stopped
@@ -57,7 +62,7 @@ def run_binding(
             progress[0] = done
         if progress[0]:
             device.events.report(PlanStopped(binding.index, binding.plan, progress[0]))
-        _after_failure(device, binding, values, kept, error)
+        _after_failure(device, binding, values, kept, error, progress)
         raise
 
 
@@ -168,12 +173,16 @@ def _straight(device: Site, binding: Binding) -> Straight | None:
 def _of_another_binding(binding: Binding, observers: int) -> Straight | None:
     """The code that was written for another binding, with the objects of this one."""
     code = binding.recording.codes.get(observers)
-    return None if code is None else code.straight(_own_thunks(binding), binding.tally)
+    if code is None:
+        return None
+    objects = code.objects(_own_thunks(binding))
+    return None if objects is None else code.straight(chain.from_iterable(objects), binding.tally)
 
 
-def _own_thunks(binding: Binding) -> list[Thunk]:
-    parts, steps = binding.recording.parts, binding.bound.steps
-    return [] if parts is None else [t for i in parts.varying for t in steps[i].thunks]
+def _own_thunks(binding: Binding) -> list[Sequence[Thunk]]:
+    """Those of each step that differs from binding to binding."""
+    parts = binding.recording.parts
+    return [] if parts is None else [binding.bound.steps[i].thunks for i in parts.varying]
 
 
 def _is_worth_writing(binding: Binding, observers: int) -> bool:
@@ -190,31 +199,31 @@ def _written(device: Site, binding: Binding) -> Straight:
     """The code of a binding's steps; where there are no hooks, other bindings have it too."""
     recording, bound, hooks = binding.recording, binding.bound, device.hooks
     residents = {r.value: r for r in recording.plan.request.residents}
-    descs = [residents[number].instances[0].desc for number in binding.arrays]
+    descs = [residents[number].instances[0].desc for number in recording.arrays]
     kinds = [(d.layout.data_type.dtype, d.shape) for d in descs]
     write = partial(
-        written, kinds=kinds, order=binding.order, tally=binding.tally,
+        written, kinds=kinds, order=recording.order, tally=binding.tally,
         observers=device.observers, is_timed=device.events.active,
         calls_others=bool(hooks.bits) or device.kernels_call_back,
     )  # fmt: skip
-    own: Sequence[Thunk] = ()
     if hooks.bits:
         thunks, ends = observed(bound, hooks)
-        code = write([(thunks, False)], ends=ends)
-    else:
-        varying = () if recording.parts is None else recording.parts.varying
-        code = write([(s.thunks, i in varying) for i, s in enumerate(bound.steps)],
-                     ends=bound.ends())  # fmt: skip
-        recording.codes[device.observers] = code
-        own = _own_thunks(binding)
-    straight = code.straight(own, binding.tally)
-    assert straight is not None, "its own text"
-    return straight
+        return write([(thunks, False)], ends=ends).straight((), binding.tally)
+    varying = () if recording.parts is None else recording.parts.varying
+    code = write([(s.thunks, i in varying) for i, s in enumerate(bound.steps)],
+                 ends=bound.ends())  # fmt: skip
+    objects = code.objects(_own_thunks(binding))
+    assert objects is not None, "its own text"
+    if recording.parts is not None:
+        placed = recording.parts.placed(objects, binding.addresses, device.backend.region)
+        code = replace(code, placed=placed)
+    recording.codes[device.observers] = code
+    return code.straight(chain.from_iterable(objects), binding.tally)
 
 
 def _run_one_by_one(device: Site, binding: Binding, arrays: Sequence[Any], loop: Any) -> Ran:
     bound = binding.bound
-    bound.arguments[:] = [arrays[rank] for rank in binding.order]
+    bound.arguments[:] = [arrays[rank] for rank in binding.recording.order]
     began = time.perf_counter()
     try:
         quietly(run_all, loop)
@@ -243,9 +252,10 @@ def _after_failure(
     values: Sequence[ValueRecord],
     kept: Sequence[bool],
     error: BaseException,
+    progress: Sequence[int],
 ) -> None:
     """A run has ended after as many steps as its progress says; may be called twice."""
-    plan, records, steps_done = binding.plan, device.records, binding.bound.progress[0]
+    plan, records, steps_done = binding.plan, device.records, progress[0]
     _place(values)
     value_of = _finder(binding.recording, records, values)
     if binding.lease is not None:

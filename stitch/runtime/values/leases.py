@@ -196,10 +196,9 @@ class Lease(Generic[B]):
     def let_go(self) -> None:
         """It is a lease no more: buffers of its own are like any others (the caller frees the
         unused)."""
-        holder = self.holder
-        leases = [lease for lease in holder.leases if lease is not self]
-        idle = [lease for lease in holder.idle if lease is not self]
-        holder.leases, holder.idle = leases, idle
+        if self in self.holder.leases:
+            self.holder.leases.remove(self)
+        self._leave_idle()
         self.values = self.again = None
         for buffer in self.buffers:
             others = [lease for lease in buffer.leases if lease is not self]

@@ -1,0 +1,136 @@
+"""The objects that written code is given for one binding, made anew where its buffers lie elsewhere.
+
+Code of a recording takes the arrays of the steps that differ from binding to binding as objects.
+Where all that depends on an address is an array over a buffer, as with NumPy's kernels, the next
+binding needs no kernel bound: the same arrays over other bytes. Comes in: objects, and the buffers
+of their steps. Goes out: objects for other addresses. Must not know plans, or code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from stitch.memory import WriteCounter
+from stitch.planner import Buffer
+from stitch.program import Array, Space
+
+#: Gives the bytes of a footprint.
+RegionOf: TypeAlias = Callable[[Space, int, int], Array]
+#: What is the same at any address.
+_PLAIN = (
+    int, float, complex, str, bytes, type(None), type, np.generic, np.dtype, np.ufunc,
+    type(np.copyto), WriteCounter,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """The object at some position is an array over bytes of a buffer, or a method of one."""
+
+    position: int
+    buffer: Buffer
+    offset: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    method: str
+
+
+class PlacedObjects:
+    """Objects of which some are arrays over buffers."""
+
+    __slots__ = ("_objects", "_views")
+
+    def __init__(self, objects: list[object], views: Sequence[_View]) -> None:
+        self._objects, self._views = objects, tuple(views)
+
+    @classmethod
+    def of(
+        cls,
+        steps: Iterable[tuple[Sequence[object], Sequence[Buffer]]],
+        region_of: RegionOf,
+    ) -> PlacedObjects | None:
+        """Of the objects of some steps, each with the buffers that may lie elsewhere the next time;
+        None where what they are does not tell how they depend on these."""
+        objects: list[object] = []
+        views: list[_View] = []
+        for own, buffers in steps:
+            spans = [(buffer, *_span(_region(buffer, region_of))) for buffer in buffers]
+            for thing in own:
+                array = _array_of(thing)
+                if array is None:
+                    if not _is_plain(thing):
+                        return None
+                elif array.size:
+                    start, end = _span(array)
+                    over = [s for s in spans if start < s[2] and s[1] < end]
+                    if over:
+                        ((buffer, low, high), *others) = over
+                        if others or start < low or high < end or array.dtype.hasobject:
+                            return None
+                        method = "" if array is thing else thing.__name__  # type: ignore[attr-defined]
+                        views.append(
+                            _View(
+                                len(objects), buffer, _address(array) - low, array.dtype,
+                                array.shape, array.strides, method,
+                            )
+                        )  # fmt: skip
+                        thing = None  # Its bytes may be gone by then.
+                objects.append(thing)
+        return cls(objects, views)
+
+    def at(self, addresses: Mapping[int, int], region_of: RegionOf) -> list[object]:
+        """The objects with buffers (number → address) where they lie now."""
+        objects = [*self._objects]
+        regions: dict[int, Array] = {}
+        for view in self._views:
+            buffer = view.buffer
+            region = regions.get(buffer.number)
+            if region is None:
+                address = addresses[buffer.number]
+                region = regions[buffer.number] = region_of(
+                    buffer.space, address, buffer.size_per_bank
+                )
+            array = np.ndarray(view.shape, view.dtype, region, view.offset, view.strides)
+            objects[view.position] = getattr(array, view.method) if view.method else array
+        return objects
+
+
+def _array_of(thing: object) -> Array | None:
+    """The array that something is, or is a method of."""
+    owner = thing.__self__ if isinstance(thing, BuiltinFunctionType) else thing
+    return owner if isinstance(owner, np.ndarray) else None
+
+
+def _is_plain(thing: object) -> bool:
+    if isinstance(thing, tuple):
+        return all(_is_plain(part) for part in thing)
+    if isinstance(thing, BuiltinFunctionType):
+        return thing.__self__ is None or isinstance(thing.__self__, ModuleType)
+    if isinstance(thing, FunctionType):
+        return thing.__closure__ is None
+    return isinstance(thing, _PLAIN)
+
+
+def _region(buffer: Buffer, region_of: RegionOf) -> Array:
+    assert buffer.address is not None
+    return region_of(buffer.space, buffer.address, buffer.size_per_bank)
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _span(array: Array) -> tuple[int, int]:
+    """The first of an array's bytes, and one past the last; it has some."""
+    start = end = _address(array)
+    for length, stride in zip(array.shape, array.strides, strict=True):
+        reach = (length - 1) * stride
+        start, end = start + min(reach, 0), end + max(reach, 0)
+    return start, end + array.itemsize
