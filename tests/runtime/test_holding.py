@@ -8,12 +8,14 @@ import random
 import weakref
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 import stitch
 from stitch.program import Array
+from stitch.runtime.backends import BoundStep, LocalBackend
 from stitch.runtime.lending import lend, take_back
 from stitch.runtime.recording import bound_parts, recordings
 from tests.support.stitched_models import integers, model, one, scaled, several
@@ -158,6 +160,86 @@ def test_results_that_are_fed_back_settle_however_they_are_held() -> None:
         assert device.statistics().bindings_made == made
         for tensor, array in held:
             np.testing.assert_array_equal(tensor.numpy(), array)
+
+
+@pytest.mark.parametrize("window", [1, 8, 64])
+@pytest.mark.parametrize("length", [1, 2, 65])
+def test_ways_of_holding_that_take_turns_settle(length: int, window: int) -> None:
+    """What one holds for long takes no place from the others, as long as there is memory."""
+    with stitch.open_device("wormhole_n150", window=window) as device:
+        programs = [device.load(scaled("a", 0.5, target=device.machine))] * length
+        rings = [deque[stitch.Tensor](maxlen=n) for n in (0, 1, 2, 3, 5, 8, 13, 20)]
+        pipes, kept = [stitch.Pipeline(programs) for _ in range(10)], list[stitch.Tensor]()
+        drawn, held = random.Random(length), dict[int, stitch.Tensor]()
+        h = one(pipes[9](integers()))
+
+        def run(number: int) -> None:
+            nonlocal h
+            x = integers(start=number % 7)
+            for pipe, ring in zip(pipes, rings, strict=False):
+                ring.append(one(pipe(x)))
+            held[drawn.randrange(SLOTS)] = one(pipes[8](x))
+            h = one(pipes[9](h))
+            one(pipes[8](x)).numpy()
+            kept.append(one(pipes[0](x)))
+            if len(kept) == 150:
+                kept.clear()
+
+        settled(device, run, 20, 40)
+        for number in range(200):
+            run(number)
+        made = device.statistics().bindings_made
+        settled(device, run, 0, 320)
+        assert device.statistics().bindings_made < made + SLOTS, "but for more held at a time"
+
+
+@pytest.mark.parametrize("window", [1, 64])
+def test_another_place_for_a_result_binds_no_kernel(
+    window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound = list[object]()
+    bind = LocalBackend.bind_step
+
+    def noting(self: LocalBackend, *arguments: Any) -> BoundStep:
+        bound.append(arguments[0])
+        return bind(self, *arguments)
+
+    monkeypatch.setattr(LocalBackend, "bind_step", noting)
+    with stitch.open_device("wormhole_n150", window=window) as device:
+        a = device.load(scaled("a", 2.0, target=device.machine))
+        pipe, b, kept = stitch.Pipeline([a, a]), device.load(two_outputs()), list[stitch.Tensor]()
+
+        def run(number: int) -> None:
+            h = one(pipe(integers(start=number % 9)))
+            kept.extend((h, *several(b(h))))
+            stitch.wait(kept[-2:])
+
+        settled(device, run, 20, 100)
+        bound.clear()
+        settled(device, run, 0, 100)
+        assert not bound
+        for number in range(100):
+            x = integers(start=number % 9) * 4 + 3
+            for tensor, expected in zip(kept[-300 + 3 * number :], (x, x * 2, x - 1), strict=False):
+                np.testing.assert_array_equal(tensor.numpy(), expected)
+
+
+def test_what_observes_later_is_told_of_bindings_that_were_never_observed() -> None:
+    """Their kernels are bound only then."""
+    with stitch.open_device("wormhole_n150") as device:
+        a = device.load(scaled("a", 2.0, target=device.machine))
+        pipe, kept = stitch.Pipeline([a, a]), list[stitch.Tensor]()
+        for number in range(12):
+            kept.append(one(pipe(integers(start=number))))
+        seen = list[str]()
+        kept[3:9] = []
+        device.hooks.register(after_operation=lambda context: seen.append(context.operation.op))
+        for number in range(12):
+            kept.append(one(pipe(integers(start=number))))
+        assert len(seen) == 12 * 2 * 2
+        for number, tensor in enumerate(kept[-12:]):
+            x = (integers(start=number) * 2 + 1) * 2 + 1
+            np.testing.assert_array_equal(tensor.numpy(), x)
 
 
 def test_all_results_are_kept_without_a_plan_for_each() -> None:
