@@ -1,4 +1,4 @@
-"""The objects that written code is given for one binding, made anew where its buffers lie elsewhere.
+"""The objects that written code is given for one binding, made anew for buffers that lie elsewhere.
 
 Code of a recording takes the arrays of the steps that differ from binding to binding as objects.
 Where all that depends on an address is an array over a buffer, as with NumPy's kernels, the next
