@@ -16,6 +16,7 @@ import pytest
 import stitch
 from stitch.program import Array
 from stitch.runtime.backends import BoundStep, LocalBackend
+from stitch.runtime.hooks import HookContext
 from stitch.runtime.lending import lend, take_back
 from stitch.runtime.recording import bound_parts, recordings
 from tests.support.stitched_models import integers, model, one, scaled, several
@@ -231,9 +232,9 @@ def test_what_observes_later_is_told_of_bindings_that_were_never_observed() -> N
         pipe, kept = stitch.Pipeline([a, a]), list[stitch.Tensor]()
         for number in range(12):
             kept.append(one(pipe(integers(start=number))))
-        seen = list[str]()
+        seen = list[HookContext]()
         kept[3:9] = []
-        device.hooks.register(after_operation=lambda context: seen.append(context.operation.op))
+        device.hooks.register(after_operation=seen.append)
         for number in range(12):
             kept.append(one(pipe(integers(start=number))))
         assert len(seen) == 12 * 2 * 2
