@@ -131,14 +131,16 @@ class InternalError(StitchError):
     """Stitch broke a rule of its own: a defect of Stitch, not of what it was given: exit code 6."""
 
 
-def closest(word: str, known: Iterable[str]) -> str:
+def closest(word: str, known: Iterable[str], before: str = "") -> str:
     """What to do about an unknown word: the nearest known one as a question, or nothing.
+
+    `before` goes before the question.
 
     >>> closest("alignmnet", ("alignment", "base")), closest("x", ())
     ("did you mean 'alignment'?", '')
     """
     near = nearest(word, known, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else ""
+    return f"{before}did you mean {near[0]!r}?" if near else ""
 
 
 def nearest(

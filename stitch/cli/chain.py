@@ -133,10 +133,8 @@ def _loaded(device: Device, module: Module) -> LoadedProgram:
     try:
         return device.load(module.binary, module.program.name)
     except IncompatibleError as error:
-        raise IncompatibleError(
-            error.what, where=module.path, expected=error.expected, got=error.got,
-            remedy=error.remedy,
-        ) from error  # fmt: skip
+        error.where = module.path
+        raise
 
 
 def _told_apart(

@@ -73,11 +73,11 @@ def _raise_to(most: dict[Space, int], used: Mapping[Space, int]) -> None:
         most[space] = max(most.get(space, 0), size)
 
 
-def memory_text(device: Device, period: str | None = None) -> str:
-    """The memory report, and the peak of each space in a period (the device's, unless said)."""
+def memory_text(device: Device) -> str:
+    """The memory report, and the peak of each space in the device's period."""
     lines = [memory_report(device)]
     for name, size in peaks_of(device).items():
-        lines.append(f"{name}: peak {size} B per bank ({period or device.history.period})")
+        lines.append(f"{name}: peak {size} B per bank ({device.history.period})")
     return "\n".join(lines)
 
 

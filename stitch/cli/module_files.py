@@ -1,7 +1,7 @@
-"""The modules that a command names: binaries, their programs, and the machine to run them on.
+"""The files that a command names: modules, their programs, the machine to run them on; records.
 
-Comes in: the words of `--module`, `--function`, `--device`. Goes out: binaries, programs, a
-machine. Must not know: wires, inputs.
+Comes in: the words of `--module`, `--function`, `--device`, a path. Goes out: binaries, programs, a
+machine; what a reader makes of a text. Must not know: wires, inputs.
 """
 
 from __future__ import annotations
@@ -10,14 +10,23 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from stitch import api
-from stitch.errors import CompileError, StitchError, UsageError
-from stitch.files import note_standard_input, own_descriptor, read_bytes, sweep_folder
+from stitch.errors import CompileError, FormatError, StitchError, UsageError
+from stitch.files import (
+    note_standard_input,
+    own_descriptor,
+    read_bytes,
+    read_text,
+    sweep_folder,
+    unreadable,
+)
 from stitch.machine import Machine, load_machine, machine_names
 from stitch.program import Program
 from stitch.ttb import Binary
 
+_T = TypeVar("_T")
 #: What ONNX models are compiled for where nothing says more.
 DEFAULT_TARGET = "wormhole_n150"
 
@@ -130,6 +139,17 @@ def _program(binary: Binary, function: str, path: str) -> Program:
         raise UsageError(
             error.what, where=path, expected=error.expected, remedy=error.remedy
         ) from error
+
+
+def read_document(path: str, read: Callable[[str], _T]) -> _T:
+    """What a text file holds; an error names the file."""
+    try:
+        return read(read_text(path, errors="surrogateescape"))
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except FormatError as error:
+        error.where = ", ".join(filter(None, (path, error.where)))
+        raise
 
 
 def machine_for(asked: str | None, modules: Sequence[Module]) -> Machine:

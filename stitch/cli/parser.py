@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from stitch.budget import parse_nbytes
 from stitch.cli.command import version_text
@@ -23,6 +23,10 @@ exit codes:
 
 _CHOICE = re.compile(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
 _ARGUMENT = re.compile(r"argument (\S+): (.*)", re.DOTALL)
+
+
+#: An option's name, and what argparse is told of it.
+Option: TypeAlias = tuple[str, dict[str, Any]]
 
 
 class Parser(argparse.ArgumentParser):
@@ -50,7 +54,9 @@ class Parser(argparse.ArgumentParser):
         if match := _CHOICE.fullmatch(message):
             option, given, listed = match.groups()
             choices = listed.replace("'", "").split(", ")
-            return f"{option} takes {_either(choices)}, not {given!r}{_near(given, choices)}"
+            return (
+                f"{option} takes {_either(choices)}, not {given!r}{closest(given, choices, ': ')}"
+            )
         if match := _ARGUMENT.fullmatch(message):
             option, what = match.groups()
             return f"{option} {'needs a value' if what == 'expected one argument' else what}"
@@ -61,7 +67,7 @@ class Parser(argparse.ArgumentParser):
             word = stranger.partition("=")[0]
             if word.startswith("-") and word != "-":
                 names = [name for action in self._actions for name in action.option_strings]
-                return f"there is no option {word}{_near(word, names)}"
+                return f"there is no option {word}{closest(word, names, ': ')}"
         return f"there is nothing to do with {' '.join(strangers)!r}"
 
 
@@ -85,7 +91,7 @@ def make_parser(prog: str, description: str, examples: str) -> Parser:
 
 
 def add_options(
-    parser: argparse.ArgumentParser | argparse._ArgumentGroup, *options: tuple[str, dict[str, Any]]
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup, *options: Option
 ) -> None:
     """Several options at once, for a parser or a group of its options."""
     for name, how in options:
@@ -151,11 +157,6 @@ def _whole(text: str, least: int) -> int:
     if number < least:
         raise argparse.ArgumentTypeError(f"takes a whole number from {least} on, not {text!r}")
     return number
-
-
-def _near(word: str, known: list[str]) -> str:
-    near = closest(word, known)
-    return f": {near}" if near else ""
 
 
 def _either(choices: list[str]) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 from stitch.budget import claimed_array
 from stitch.cli.array_text import array_of_text, looks_like_array
 from stitch.cli.chain import RunInput
-from stitch.cli.wire_words import deal, split_slot
+from stitch.cli.wire_words import deal, split_words
 from stitch.errors import LayoutError, LinkError, UsageError
 from stitch.forms import read_array_file, typed
 from stitch.program import Array, DataType, InputKind, ValueType
@@ -50,16 +50,8 @@ def is_archive(word: str) -> bool:
 
 def given_names(words: Sequence[str]) -> tuple[str, ...]:
     """The slots that words of `--input` name; raises `UsageError` for words that are no input."""
-    names = (split[0] for split in map(_split, words))
-    return tuple(name for name in names if name is not None)
-
-
-def _split(word: str) -> tuple[str | None, str]:
-    """The slot that a word names, if any, and its array; raises `UsageError` for another form."""
-    name, rest = split_slot(word, is_array_word)
-    if name is None and not is_array_word(rest):
-        raise UsageError(f"{word[:80]!r} is no input", where="--input", expected=FORM)
-    return name, rest
+    split = split_words(words, is_array_word, "input", FORM, "--input")
+    return tuple(name for name, _ in split if name is not None)
 
 
 def gather_inputs(
@@ -78,7 +70,8 @@ def gather_inputs(
     `strict_types`: no array of another floating type; else `note` is told of every conversion.
     Raises `UsageError` for missing, surplus or unfit inputs, `FormatError` for bad files.
     """
-    split = [_split(word) for word in words if not is_archive(word)]
+    single = (word for word in words if not is_archive(word))
+    split = split_words(single, is_array_word, "input", FORM, "--input")
     names, own = [slot.name for slot in slots], [slot.own for slot in slots]
     given = _arrays(deal(split, names, "input", own), slots)
     for name, array in _of_archives(slots, words).items():

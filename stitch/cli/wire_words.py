@@ -12,11 +12,19 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from stitch.cli.module_files import Module
+from stitch.cli.parser import Option
 from stitch.errors import LinkError, UsageError, closest
 from stitch.linker import Wire, chain_wires, check_wire
 from stitch.program import InputSlot, OutputSlot, Program
 
 FORM = "MODULE.OUTPUT=MODULE.INPUT, such as a.y=b.x or 0.0=1.0"
+#: What commands on several modules take.
+FUNCTION_WORD: Option = ("--function", {
+    "action": "append", "default": [], "metavar": "NAME",
+    "help": "the program of a module; the k-th for the k-th module"})  # fmt: skip
+WIRE_WORD: Option = ("--wire", {
+    "action": "append", "default": [], "metavar": "A.Y=B.X",
+    "help": f"connect by name instead of by position: {FORM}"})  # fmt: skip
 
 
 def wires_of(
@@ -74,9 +82,8 @@ def _check_input_name(known: _Names, name: str) -> None:
     if "." in name:
         _slot(known, name, "input", f"--input={name}=...")
         return
-    near = closest(name, own)
     raise UsageError(
-        f"no module has an input {name!r}" + (f"; {near}" if near else ""),
+        f"no module has an input {name!r}{closest(name, own, '; ')}",
         where=f"--input={name}=...",
         expected=", ".join(dict.fromkeys(own)) or "none",
     )
@@ -185,10 +192,9 @@ def _slot(known: _Names, text: str, side: str, word: str) -> tuple[int, int]:
         index = slot_index(slots, text[at + 1 :])
         if index is not None:
             return owner, index
-        near = closest(text[at + 1 :], slots)
         problems.append(
             f"{known.modules[owner].program.name!r} has no {side} {text[at + 1 :]!r} "
-            f"(it has {', '.join(slots)})" + (f"; {near}" if near else "")
+            f"(it has {', '.join(slots)}){closest(text[at + 1 :], slots, '; ')}"
         )
     if problems:
         raise UsageError(problems[0], where=word)
@@ -227,6 +233,18 @@ def split_slot(word: str, is_value: Callable[[str], bool]) -> tuple[str | None, 
     return None, word
 
 
+def split_words(
+    words: Iterable[str], is_value: Callable[[str], bool], what: str, form: str,
+    where: str | None = None,
+) -> list[tuple[str | None, str]]:  # fmt: skip
+    """Each word as `split_slot` does; raises `UsageError` for one that is no `what`."""
+    split = [split_slot(word, is_value) for word in words]
+    for name, word in split:
+        if name is None and not is_value(word):
+            raise UsageError(f"{word[:80]!r} is no {what}", where=where, expected=form)
+    return split
+
+
 def deal(
     words: Sequence[tuple[str | None, str]],
     names: Sequence[str],
@@ -251,9 +269,8 @@ def deal(
             for_several.append((owners, word))
             continue
         if index is None:
-            near = closest(name, names)
             raise UsageError(
-                f"there is no {option} {name!r}" + (f"; {near}" if near else ""),
+                f"there is no {option} {name!r}{closest(name, names, '; ')}",
                 where=f"--{option}={name}={word}"[:200],
                 expected=", ".join(names) or "none",
             )

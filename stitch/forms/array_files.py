@@ -77,7 +77,7 @@ def read_array_file(path: Path) -> Mapping[str | None, Array]:
         )
     if suffix == ".npy":
         return {None: _stored(path, None, lambda: read_npy(path))}
-    return _Archive(path)
+    return _guarded(path, None, lambda: _Archive(path))
 
 
 def typed(array: Array, data_type: DataType, what: str) -> Array:
@@ -98,28 +98,44 @@ def typed(array: Array, data_type: DataType, what: str) -> Array:
 
 
 class _Archive(Mapping[str | None, Array]):
-    """The arrays of a `.npz` file, each read once, when it is asked for."""
+    """The arrays of a `.npz` file: names are known at once, each is read when it is asked for."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.file = _guarded(path, None, lambda: NpzFile(path))
+        with self._opened() as archive:
+            members = archive.namelist()
+        #: The archive's members by the names of the arrays.
+        self.members = {name.removesuffix(_MEMBER): name for name in members}
         self._read: dict[str, Array] = {}
 
+    @contextmanager
+    def _opened(self) -> Iterator[zipfile.ZipFile]:
+        with open_file(self.path) as file, zipfile.ZipFile(file) as archive:
+            yield archive
+
     def __getitem__(self, name: str | None) -> Array:
-        if name is None or name not in self.file.members:
+        if name is None or name not in self.members:
             raise KeyError(name)
         if name not in self._read:
-            self._read[name] = _stored(self.path, name, lambda: self.file.read(name))
+            self._read[name] = _stored(self.path, name, lambda: self._array(name))
         return self._read[name]
 
+    def _array(self, name: str) -> Array:
+        member = self.members[name]
+        with self._opened() as archive:
+            with archive.open(member) as file:
+                wanted = _promised(file, archive.getinfo(member).file_size)
+            with archive.open(member) as file:
+                return _claimed(file, wanted, f"reading array {name!r} of {str(self.path)!r}")
+
     def __contains__(self, name: object) -> bool:
-        return name in self.file.members
+        return name in self.members
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.file.members)
+        return iter(self.members)
 
     def __len__(self) -> int:
-        return len(self.file.members)
+        return len(self.members)
 
 
 def _safetensors(path: Path, name: str | None) -> Array:
@@ -208,31 +224,6 @@ def read_npy(path: Path) -> Array:
         wanted = _promised(file, nbytes)
         file.seek(0)
         return _claimed(file, wanted, f"reading {str(path)!r}")
-
-
-class NpzFile:
-    """A `.npz` archive: the names of its arrays are known at once, each is read when asked for."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with self._archive() as archive:
-            members = archive.namelist()
-        #: The archive's members by the names of the arrays.
-        self.members = {name.removesuffix(_MEMBER): name for name in members}
-
-    @contextmanager
-    def _archive(self) -> Iterator[zipfile.ZipFile]:
-        with open_file(self.path) as file, zipfile.ZipFile(file) as archive:
-            yield archive
-
-    def read(self, name: str) -> Array:
-        """One of its arrays; raises `KeyError` for another name."""
-        member = self.members[name]
-        with self._archive() as archive:
-            with archive.open(member) as file:
-                wanted = _promised(file, archive.getinfo(member).file_size)
-            with archive.open(member) as file:
-                return _claimed(file, wanted, f"reading array {name!r} of {str(self.path)!r}")
 
 
 def npy_bytes(array: Array) -> bytes:

@@ -241,9 +241,8 @@ class ElementType(Kind[DataType]):
         try:
             data_type = DataType.parse(node.raw)
         except LayoutError as error:
-            near = closest(node.raw, (t.value for t in DataType))
-            hint = f"; {near}" if near else ""
-            detail = f"{place.what}: {error.what}; allowed: {error.expected}{hint}"
+            near = closest(node.raw, (t.value for t in DataType), "; ")
+            detail = f"{place.what}: {error.what}; allowed: {error.expected}{near}"
             place.reading.log.note("unknown_word", place.line, detail)
             return None
         if data_type.is_block:

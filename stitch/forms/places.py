@@ -112,14 +112,13 @@ class Place:
         allowed = (*words, "source") if self.is_dotted else tuple(words)
         for key, node in self.nodes.items():
             if key not in allowed:
-                near = "" if self.reading.log.is_full else closest(key, allowed)
-                hint = f"; {near}" if near else ""
+                near = "" if self.reading.log.is_full else closest(key, allowed, "; ")
                 line = node.key_line or node.line
                 if self.is_dotted:
-                    detail = f"there is no such key; allowed: {', '.join(allowed)}{hint}"
+                    detail = f"there is no such key; allowed: {', '.join(allowed)}{near}"
                     self.at(key).note("unknown_key", detail, line)
                 else:
-                    detail = f"has no key {key!r}; allowed: {', '.join(allowed)}{hint}"
+                    detail = f"has no key {key!r}; allowed: {', '.join(allowed)}{near}"
                     self.note("unknown_key", detail, line)
 
     def bare(self, node: Node) -> Node:

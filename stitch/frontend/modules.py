@@ -33,13 +33,17 @@ def read_graph(
     """The computation graph of anything that `compile` takes; raises what it raises."""
     suffix = Path(module).suffix.lower() if isinstance(module, str | Path) else ""
     if suffix == ".onnx" or _is_onnx(module):
-        return _onnx_graph(module, examples, input_shapes)
+        with _reading("ONNX models", "onnx"):
+            from stitch.frontend.onnx import from_onnx
+        return from_onnx(module, examples, input_shapes)
     if input_shapes:
         raise UsageError("input shapes are for ONNX models", got=", ".join(input_shapes))
     if isinstance(module, ComputationGraph):
         return module
     if _is_torch(module):
-        return _torch_graph(module, examples)
+        with _reading("torch modules", "torch"):
+            from stitch.frontend.torch import from_fx
+        return from_fx(module, examples)
     if isinstance(module, str | Path):
         if suffix not in (".yaml", ".yml"):
             raise CompileError(
@@ -69,7 +73,7 @@ def read_trainable(
     of other modules the weights are constants, and no values are given. Raises as `read_graph`.
     """
     if _is_torch(module) and not input_shapes:
-        with _torch_is_there():
+        with _reading("torch modules", "torch"):
             from stitch.frontend.torch import from_torch_for_training
         return from_torch_for_training(module, examples)
     return read_graph(module, examples, input_shapes), {}, None
@@ -77,17 +81,18 @@ def read_trainable(
 
 def torch_device(options: Mapping[str, Any] | None) -> Device:
     """The device of torch.compile with these options; `CompileError` where torch is missing."""
-    with _torch_is_there():
+    with _reading("torch modules", "torch"):
         from stitch.frontend.torch import device_of
     return device_of(options)
 
 
-def batched_shapes(path: Path, batch_size: int) -> dict[str, tuple[int, ...]] | None:
-    """Shapes of an ONNX model's inputs where batches have this size; None for other modules.
+def batched_shapes(path: Path, batch_size: int | None) -> dict[str, tuple[int, ...]] | None:
+    """Shapes of an ONNX model's inputs where batches have this size, if one is said; None for other
+    modules.
 
     None as well where the package onnx is missing: `read_graph` says so. Raises `FormatError`.
     """
-    if path.suffix.lower() != ".onnx":
+    if batch_size is None or path.suffix.lower() != ".onnx":
         return None
     try:
         from stitch.frontend import onnx
@@ -118,43 +123,21 @@ def _is_onnx(module: object) -> bool:
     return kind.__name__ == "ModelProto" and kind.__module__.partition(".")[0] == "onnx"
 
 
-def _onnx_graph(
-    module: Any,
-    examples: Sequence[Any] | Mapping[str, Any],
-    input_shapes: Mapping[str, Sequence[int]] | None,
-) -> ComputationGraph:
-    try:
-        from stitch.frontend.onnx import from_onnx
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "onnx":
-            raise
-        raise CompileError(
-            "reading ONNX models needs the package onnx", remedy="pip install stitch-runtime[onnx]"
-        ) from error
-    return from_onnx(module, examples, input_shapes)
-
-
 def _is_torch(module: object) -> bool:
     """Whether this is a torch module or an exported program, without loading torch to ask."""
     bases = {(base.__module__, base.__name__) for base in type(module).__mro__}
     return not bases.isdisjoint(_TORCH_MODULES)
 
 
-def _torch_graph(module: Any, examples: Sequence[Any] | Mapping[str, Any]) -> ComputationGraph:
-    with _torch_is_there():
-        from stitch.frontend.torch import from_fx
-    return from_fx(module, examples)
-
-
 @contextmanager
-def _torch_is_there() -> Iterator[None]:
-    """Explains a missing package torch."""
+def _reading(what: str, package: str) -> Iterator[None]:
+    """Explains that the package is missing without which such modules cannot be read."""
     try:
         yield
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "torch":
+        if (error.name or "").partition(".")[0] != package:
             raise
         raise CompileError(
-            "reading torch modules needs the package torch",
-            remedy="pip install stitch-runtime[torch]",
+            f"reading {what} needs the package {package}",
+            remedy=f"pip install stitch-runtime[{package}]",
         ) from error

@@ -20,7 +20,6 @@ from stitch.ops.definition import (
 from stitch.ops.element_types import data_type_of_code, onnx_code
 from stitch.ops.gradient import Gradient, GradientBuilder, GradientContext
 from stitch.ops.inference import Inference, InferenceContext
-from stitch.ops.program_work import program_work
 from stitch.ops.program_workspaces import (
     KernelBytes,
     OperationBytes,
@@ -33,7 +32,7 @@ from stitch.ops.shape import known_by_type, slices_of
 from stitch.ops.steps import LINE_NBYTES, KernelMemory, bytes_from_a_line, workspace
 from stitch.ops.types import conversion_steps, workspace_nbytes
 from stitch.ops.window import windows_of
-from stitch.ops.work import estimated_steps
+from stitch.ops.work import estimated_steps, program_work
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes
 
 __all__ = [

@@ -114,7 +114,6 @@ class OpDef:
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
     domain: str = ""
     elementwise: bool = False
-    doc: str = ""
     gradient: Gradient | None = None
     workspace: WorkspaceRule = twice
 

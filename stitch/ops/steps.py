@@ -200,23 +200,13 @@ def check_indices(op: str, indices: Array, size: int, out: Array) -> None:
     np.copyto(out, indices)
 
 
-def check_places(op: str, places: Array, size: int) -> None:
-    """Raises `TaskError` unless all of `places` are in 0..size-1."""
-    if places.size and not 0 <= places.min() <= places.max() < size:
+def check_range(op: str, what: str, numbers: Array, most: int) -> None:
+    """Raises `TaskError` unless all numbers are from 0 to `most`; -1: there may be none."""
+    if numbers.size and not 0 <= numbers.min() <= numbers.max() <= most:
         raise TaskError(
-            f"{op}: an index is out of range",
-            expected=f"0 to {size - 1}" if size else "no index: there is no place",
-            got=f"{places.min()} to {places.max()}",
-        )
-
-
-def check_lengths(op: str, lengths: Array, most: int) -> None:
-    """Raises `TaskError` unless all sequences are 0 to `most` elements long."""
-    if lengths.size and not 0 <= lengths.min() <= lengths.max() <= most:
-        raise TaskError(
-            f"{op}: a length is out of range",
-            expected=f"0 to {most}",
-            got=f"{lengths.min()} to {lengths.max()}",
+            f"{op}: {what} is out of range",
+            expected=f"0 to {most}" if most >= 0 else "no index: there is no place",
+            got=f"{numbers.min()} to {numbers.max()}",
         )
 
 

@@ -1,17 +1,21 @@
-"""How much computing an operation is: an estimate from types alone, before anything is computed.
+"""How much computing an operation is, by an estimate from types alone, and a run of a program.
 
-Comes in: an operation, and the types of its operands and results. Goes out: a
-number of elementary steps, a multiply-add or an element touched each. Must not know machines: the
-estimate says what is worth doing ahead of time, it is no price.
+Comes in: an operation, and the types of its operands and results; a placed program. Goes out: a
+number of elementary steps, a multiply-add or an element touched each; `ProgramWork`: FLOPs by type,
+bytes by space. Must not know machines and executors: the estimate says what is worth doing ahead of
+time, it is no price, and how long it takes is theirs.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
+from stitch.ops import indexing, shape, types
 from stitch.ops.attributes import Attributes
-from stitch.program import Operation, ValueType
+from stitch.program import ABSENT, DataType, Operation, Program, Space, ValueType
 
 _Shapes = Sequence[tuple[int, ...]]
 #: From the shapes of operands (empty where absent) and results, and attributes.
@@ -36,14 +40,14 @@ def _einsum(given: _Shapes, _: _Shapes, attributes: Attributes) -> int:
     terms = str(attributes.get("equation", "")).replace(" ", "").partition("->")[0].split(",")
     sizes: dict[str, int] = {}
     spanned = 1
-    for term, shape in zip(terms, given, strict=False):
+    for term, lengths in zip(terms, given, strict=False):
         before, dots, after = term.partition("...")
-        last = len(shape) - len(after)
-        named = (*zip(before, shape, strict=False), *zip(after, shape[last:], strict=False))
+        last = len(lengths) - len(after)
+        named = (*zip(before, lengths, strict=False), *zip(after, lengths[last:], strict=False))
         for letter, size in named:
             sizes[letter] = max(size, sizes.get(letter, 1))
         if dots:
-            spanned = max(spanned, math.prod(shape[len(before) : last]))
+            spanned = max(spanned, math.prod(lengths[len(before) : last]))
     return spanned * math.prod(sizes.values())
 
 
@@ -113,3 +117,47 @@ def estimated_steps(
     """
     touched = sum(math.prod(kind.shape) for kind in (*inputs, *outputs) if kind is not None)
     return touched + sums_of_products(operation, inputs, outputs)
+
+
+#: Families that move elements and compute nothing.
+_MOVING = frozenset(
+    (definition.domain, definition.name)
+    for family in (indexing, shape, types)
+    for definition in family.OPERATORS
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramWork:
+    """`products`: FLOPs of sums of products by the type that their operands are stored in (a
+    multiply and an add are two); `other_flops`: one for each element that other operators read or
+    make, whichever are more; `nbytes`: what operations read and write, by space."""
+
+    products: Mapping[DataType, int]
+    other_flops: int
+    nbytes: Mapping[Space, int]
+
+
+def program_work(program: Program) -> ProgramWork:
+    """The work of one run of a program, without padding."""
+    products: Counter[DataType] = Counter()
+    nbytes: Counter[Space] = Counter()
+    other = 0
+    for operation in program.operations:
+        inputs = [None if v == ABSENT else program.values[v] for v in operation.inputs]
+        outputs = [program.values[v] for v in operation.outputs if v != ABSENT]
+        present = [value for value in inputs if value is not None]
+        sizes = [math.prod(value.type.shape) for value in (*present, *outputs)]
+        for value, size in zip((*present, *outputs), sizes, strict=True):
+            layout = value.desc.layout
+            nbytes[layout.space] += layout.data_type.nbytes(size)
+        sums = sums_of_products(
+            operation,
+            [None if value is None else value.type for value in inputs],
+            [value.type for value in outputs],
+        )
+        if sums:
+            products[present[0].desc.layout.data_type] += 2 * sums
+        elif (operation.domain, operation.op) not in _MOVING:
+            other += max(sizes, default=0)
+    return ProgramWork(products, other, nbytes)

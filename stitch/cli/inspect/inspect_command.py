@@ -11,25 +11,27 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any
 
 from stitch import api
 from stitch.cli.command import EXIT_FAILURE, EXIT_OK, Command, say, say_aside
 from stitch.cli.inspect.describe import SECTIONS, describe, head_lines, program_lines
 from stitch.cli.inspect.stitching_cost import stitching, stitching_json, stitching_lines
-from stitch.cli.module_files import machine_for, module_source, read_modules, told_apart
+from stitch.cli.module_files import (
+    machine_for,
+    module_source,
+    read_document,
+    read_modules,
+    told_apart,
+)
 from stitch.cli.parser import add_options, count, make_parser
 from stitch.cli.rehearsal import difference_text
-from stitch.cli.wire_words import FORM as WIRE_FORM
-from stitch.cli.wire_words import wires_of
-from stitch.errors import FormatError, UsageError
-from stitch.files import read_text, unreadable
+from stitch.cli.wire_words import FUNCTION_WORD, WIRE_WORD, wires_of
+from stitch.errors import UsageError
 from stitch.planner import Plan, check_plan
 from stitch.report import difference, read_copies, read_record
 
-_T = TypeVar("_T")
 EXAMPLES = """\
   stitch-inspect a.ttb
   stitch-inspect a.ttb --section=operations
@@ -54,10 +56,8 @@ def command() -> Command:
         ("--json", {"action": "store_true", "help": "JSON for programs"}),
         ("--verify", {"choices": ("metadata", "full"), "default": "metadata",
                       "help": "full: check every byte of the constants as well"}),
-        ("--function", {"action": "append", "default": [], "metavar": "NAME",
-                        "help": "the program of a module; the k-th for the k-th module"}),
-        ("--wire", {"action": "append", "default": [], "metavar": "A.Y=B.X",
-                    "help": f"connect by name instead of by position: {WIRE_FORM}"}),
+        FUNCTION_WORD,
+        WIRE_WORD,
         ("--device", {"metavar": "NAME|machine.yaml",
                       "help": "plan for this machine (default: the first module's)"}),
         ("--check_plan", {"nargs": "?", "const": "", "metavar": "run.json",
@@ -87,7 +87,7 @@ def _inspect(words: argparse.Namespace) -> int:
     if record:
         if words.modules:
             raise UsageError("--check_plan checks a record, or the given modules: not both")
-        return _check(dict(_read(record, read_record).plans), words.json)
+        return _check(dict(read_document(record, read_record).plans), words.json)
     if not words.modules:
         raise UsageError("there is nothing to inspect", expected="one or more .ttb files")
     if len(words.modules) == 1 and record is None:
@@ -135,28 +135,17 @@ def _stitch(words: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _read(path: str, read: Callable[[str], _T]) -> _T:
-    """What a file holds; an error names it."""
-    try:
-        return read(read_text(path, errors="surrogateescape"))
-    except OSError as error:
-        raise unreadable(path, error) from error
-    except FormatError as error:
-        error.where = ", ".join(filter(None, (path, error.where)))
-        raise
-
-
 def _diff(words: argparse.Namespace) -> int:
     """What was added, and the copies that differ; exit code 6 for more bytes than allowed."""
-    old, new = (_read(path, read_copies) for path in words.diff)
-    found = difference(old, new)
+    old, new = (read_document(path, read_copies) for path in words.diff)
+    change = difference(old, new)
     most = words.max_added_bytes
-    code = EXIT_FAILURE if most is not None and found.added.nbytes > most else EXIT_OK
+    code = EXIT_FAILURE if most is not None and change.added.nbytes > most else EXIT_OK
     if words.json:
-        say(json.dumps(asdict(found), indent=2))
+        say(json.dumps(asdict(change), indent=2))
         return code
-    lines = [f"this change: {difference_text(found.added)}"]
-    for sign, copies in (("+", found.more), ("-", found.fewer)):
+    lines = [f"this change: {difference_text(change.added)}"]
+    for sign, copies in (("+", change.more), ("-", change.fewer)):
         lines += [
             f"  {sign} {line.kind} x{line.times} {line.nbytes} B {line.seconds * 1e6:.1f} us  "
             f"{line.source} -> {line.target}\n      {line.reason}"
@@ -164,7 +153,7 @@ def _diff(words: argparse.Namespace) -> int:
         ]
     say("\n".join(lines))
     if code:
-        say_aside(f"stitch-inspect: error: {found.added.nbytes} B added, at most {most} allowed")
+        say_aside(f"stitch-inspect: error: {change.added.nbytes} B added, at most {most} allowed")
     return code
 
 
@@ -199,8 +188,8 @@ def _check(plans: dict[int, Plan], as_json: bool) -> int:
         facts = f"{len(plans[index].steps)} steps, {_counted('certificates', kinds_of[index])}"
         if plans[index].gap > 0:
             facts += f", at most {plans[index].gap:.1%} over the least simulated time"
-        found = _counted("problems", Counter(p.kind for p in problems)) if problems else "sound"
-        say(f"plan {index}: {facts}: {found}")
+        verdict = _counted("problems", Counter(p.kind for p in problems)) if problems else "sound"
+        say(f"plan {index}: {facts}: {verdict}")
         for problem in problems:
             say(f"  - {problem}")
     return EXIT_FAILURE if wrong else EXIT_OK

@@ -10,8 +10,7 @@ from stitch.cli.command import EXIT_OK, Command, say
 from stitch.cli.module_files import Module, read_modules
 from stitch.cli.output_checks import TTB, OutputChecks
 from stitch.cli.parser import add_options, make_parser
-from stitch.cli.wire_words import FORM as WIRE_FORM
-from stitch.cli.wire_words import output_port, wires_of
+from stitch.cli.wire_words import FUNCTION_WORD, WIRE_WORD, output_port, wires_of
 from stitch.errors import IncompatibleError, UsageError
 from stitch.files import write_file
 from stitch.linker import Port, Wire, link_programs
@@ -32,10 +31,8 @@ def command() -> Command:
                         help="the .ttb file, - for stdout")  # fmt: skip
     add_options(
         parser,
-        ("--function", {"action": "append", "default": [], "metavar": "NAME",
-                        "help": "the program of a module; the k-th for the k-th module"}),
-        ("--wire", {"action": "append", "default": [], "metavar": "A.Y=B.X",
-                    "help": f"connect by name instead of by position: {WIRE_FORM}"}),
+        FUNCTION_WORD,
+        WIRE_WORD,
         ("--keep", {"action": "append", "default": [], "metavar": "A.Y",
                     "help": "an output that stays an output although it feeds a wire"}),
         ("--name", {"help": "the new program's name (default: the names joined by _)"}),

@@ -13,13 +13,14 @@ import argparse
 from pathlib import Path
 
 from stitch.cli.command import EXIT_OK, Command, say
+from stitch.cli.module_files import read_document
 from stitch.cli.parser import make_parser
 from stitch.cli.run.examples import write_example
 from stitch.cli.run.run_session import run_session
 from stitch.cli.run.run_words import EXAMPLES, add_run_words, refuse_strangers
 from stitch.documents import MACHINE, MODULE, PIPELINE, TRAINING, form_of
-from stitch.errors import FormatError, UsageError
-from stitch.files import nearest_file, read_text, unreadable
+from stitch.errors import UsageError
+from stitch.files import nearest_file
 from stitch.machine import load_machine, machine_names
 from stitch.report import counted, replay
 
@@ -72,15 +73,7 @@ def _run(parser: argparse.ArgumentParser, words: argparse.Namespace) -> int:
 
 def _replay(path: str) -> int:
     """Replay a record; raises `FormatError` for a bad file, `TaskError` at a difference."""
-    try:
-        text = read_text(path, errors="surrogateescape")
-    except OSError as error:
-        raise unreadable(path, error) from error
-    try:
-        done = replay(text)
-    except FormatError as error:
-        error.where = ", ".join(filter(None, (path, error.where)))
-        raise
+    done = read_document(path, replay)
     numbers = (
         counted(done.runs, "plan run"),
         counted(done.allocations, "allocation"),

@@ -14,7 +14,7 @@ import numpy as np
 from stitch.cli.array_text import text_of_array
 from stitch.cli.chain import RunOutput
 from stitch.cli.run_inputs import Note, array_of_word, is_archive, is_array_word
-from stitch.cli.wire_words import deal, split_slot
+from stitch.cli.wire_words import deal, split_words
 from stitch.errors import UsageError
 from stitch.files import FileBatch
 from stitch.forms import NUMPY_SUFFIXES, npy_bytes, npz_bytes, read_array_file, typed
@@ -46,10 +46,8 @@ def destinations(
 
     `brief`: show all results, cut short, where the words say nothing.
     """
-    split = [split_slot(word, _is_destination) for word in words if not is_archive(word)]
-    for name, word in split:
-        if name is None and not _is_destination(word):
-            raise UsageError(f"{word[:80]!r} is no output", expected=OUTPUT_FORM)
+    single = (word for word in words if not is_archive(word))
+    split = split_words(single, _is_destination, "output", OUTPUT_FORM)
     dealt = deal(split, [output.name for output in outputs], "output")
     files: dict[int, Path] = {}
     archives: dict[Path, tuple[int, ...]] = {
@@ -114,10 +112,8 @@ def note_if_not_finite(name: str, array: Array, note: Note) -> None:
 def expectations(outputs: Sequence[RunOutput], words: Sequence[str]) -> dict[int, Array]:
     """What the words of `--expected_output` say; raises `UsageError`, `FormatError`."""
     names = [output.name for output in outputs]
-    split = [split_slot(word, _is_expectation) for word in words if not is_archive(word)]
-    for name, word in split:
-        if name is None and not _is_expectation(word):
-            raise UsageError(f"{word[:80]!r} is no expected output", expected=EXPECTED_FORM)
+    single = (word for word in words if not is_archive(word))
+    split = split_words(single, _is_expectation, "expected output", EXPECTED_FORM)
     wanted: dict[int, Array] = {}
     for index, word in deal(split, names, "expected_output").items():
         if word != IGNORED:

@@ -14,7 +14,7 @@ from stitch.cli.parser import add_options, count, not_negative, positive, real
 from stitch.cli.run.run_outputs import EXPECTED_FORM, OUTPUT_FORM
 from stitch.cli.run_inputs import FORM as INPUT_FORM
 from stitch.cli.run_inputs import INITS
-from stitch.cli.wire_words import FORM as WIRE_FORM
+from stitch.cli.wire_words import WIRE_WORD
 from stitch.errors import UsageError
 from stitch.runtime import DEFAULT_WINDOW, EXECUTORS
 
@@ -50,8 +50,7 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         ("--function", {"action": "append", "default": [], "metavar": "NAME",
                         "help": "the program of a module, by name or index; the k-th for the "
                         "k-th module (default: the first)"}),
-        ("--wire", {"action": "append", "default": [], "metavar": "A.Y=B.X",
-                    "help": f"connect by name instead of by position: {WIRE_FORM}"}),
+        WIRE_WORD,
         ("--input", {"action": "append", "default": [], "metavar": "WHAT", "help": INPUT_FORM}),
         ("--output", {"action": "append", "default": [], "metavar": "WHERE", "help": OUTPUT_FORM}),
         ("--expected_output", {"action": "append", "default": [], "metavar": "WHAT",

@@ -128,7 +128,7 @@ def _built(
         module, examples, target=spelled, wishes=wishes, optimizer=optimizer,
         loss=loss_from_config({**file.loss}),
         weights=given or None, trainable=file.trainable,
-        input_shapes=shapes_of(file.folder / file.model[0], file.batch_size),
+        input_shapes=batched_shapes(file.folder / file.model[0], file.batch_size),
         algorithm=file.algorithm,
         recompute=options.recompute, accumulation_steps=options.accumulation_steps,
         clip_grad_norm=options.clip_grad_norm, precision=options.precision,
@@ -160,11 +160,6 @@ def _dumped(path: Path) -> tuple[Any, Any, dict[str, Array]]:
         return graph, (), {}
     wanted = {slot.name for slot in graph.inputs if slot.kind in _WEIGHTS}
     return graph, (), {n: v for n, v in model.training.values.items() if n in wanted}
-
-
-def shapes_of(path: Path, batch_size: int | None) -> dict[str, tuple[int, ...]] | None:
-    """An ONNX model's symbolic first dimension is the size of the batch."""
-    return None if batch_size is None else batched_shapes(path, batch_size)
 
 
 def read_weights(path: Path | None) -> dict[str, Array]:

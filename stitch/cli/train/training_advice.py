@@ -48,11 +48,8 @@ def training_advice(
     now = planned(())
 
     def price(changes: Sequence[SlotChange]) -> Cost:
-        return (
-            planned([w for c in changes for w in _wishes(forward, c)]).cost
-            if changes
-            else (now.cost)
-        )
+        wishes = [wish for change in changes for wish in _wishes(forward, change)]
+        return planned(wishes).cost if changes else now.cost
 
     return chosen(now, price, period="step")
 

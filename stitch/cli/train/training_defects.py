@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stitch import api
-from stitch.cli.train.trained_model import module_of, read_weights, shapes_of
+from stitch.cli.train.trained_model import module_of, read_weights
 from stitch.documents import TrainDraft, data_defects
 from stitch.errors import FormatError, OutOfMemoryError, StitchError
-from stitch.frontend import read_trainable
+from stitch.frontend import batched_shapes, read_trainable
 from stitch.machine import load_machine
 
 
@@ -72,7 +72,7 @@ def _model(draft: TrainDraft) -> None:
             api.load(draft.folder / word)
     elif len(draft.model) == 1:
         module, examples, _ = module_of(draft.folder, draft.model[0])
-        shapes = shapes_of(draft.folder / draft.model[0], draft.batch_size)
+        shapes = batched_shapes(draft.folder / draft.model[0], draft.batch_size)
         read_trainable(module, examples, shapes)
 
 

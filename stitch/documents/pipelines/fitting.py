@@ -89,10 +89,8 @@ class _Check:
         """A value by name; notes an unknown one."""
         value = values.get(name)
         if value is None and not self.log.is_full:
-            near = closest(name, values)
-            hint = f"; {near}" if near else ""
             self.note("undefined", line, f"there is no value {name!r} here (there are "
-                      f"{_listed(values)}){hint}")  # fmt: skip
+                      f"{_listed(values)}){closest(name, values, '; ')}")  # fmt: skip
         return value
 
     def steps(
@@ -137,9 +135,8 @@ class _Check:
     def _run(self, step: RunStep, values: Values, indices: Mapping[str, int]) -> None:
         program = self._programs.get(step.module)
         if program is None:
-            near = closest(step.module, self._programs)
-            detail = f"there is no module {step.module!r}" + (f"; {near}" if near else "")
-            self.note("unknown_module", step.line, detail)
+            near = closest(step.module, self._programs, "; ")
+            self.note("unknown_module", step.line, f"there is no module {step.module!r}{near}")
             return
         names = [slot.name for slot in program.inputs]
         given = self.slots(step, [slot for slot, _ in step.inputs], names, "input")
@@ -175,10 +172,10 @@ class _Check:
             if (index is None or index >= len(names)) and self.log.is_full:
                 index = None
             elif index is None or index >= len(names):
-                near = "" if word is None else closest(word, names)
+                near = "" if word is None else closest(word, names, "; ")
                 title = repr(word) if word is not None else f"number {position}"
                 detail = f"module {step.module!r} has no {side} {title} (it has {_listed(names)})"
-                self.note("unknown_slot", step.line, detail + (f"; {near}" if near else ""))
+                self.note("unknown_slot", step.line, detail + near)
                 index = None
             elif index in taken:
                 self.note("slot_twice", step.line, f"{side} {names[index]!r} is named twice")
@@ -237,10 +234,9 @@ class _Check:
         if reference.index is not None:
             times = indices.get(reference.index)
             if times is None:
-                near = closest(reference.index, indices)
-                known = ", ".join(indices) or "none"
+                near = closest(reference.index, indices, "; ")
                 self.note("undefined", step.line, f"{text}: there is no index {reference.index!r} "
-                          f"here (there are: {known})" + (f"; {near}" if near else ""))  # fmt: skip
+                          f"here (there are: {', '.join(indices) or 'none'}){near}")  # fmt: skip
                 return None
             most += times - 1
         elif least < 0:

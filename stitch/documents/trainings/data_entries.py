@@ -9,9 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from stitch.forms import Either, Form, Kind, Node, Number, Pairs, Place, RelativePath, Row, Word
+from stitch.forms import (
+    Either,
+    Form,
+    Kind,
+    Node,
+    Number,
+    Pairs,
+    Place,
+    RelativePath,
+    Row,
+    Word,
+    as_written,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +95,7 @@ class _Source:
 
     inputs: tuple[tuple[str | None, _Array], ...]
     labels: _Array
-    line: int
     file: Path | None
-
-
-@dataclass(eq=False, repr=False)
-class _Data:
-    """All data as it is written."""
-
-    source: _Source
-    train: _Array | None
-    validation: float | _Array | _Source | None
-    held_out: float | _Array | _Source | None
 
 
 def _array_form(what: str) -> Form[_Array]:
@@ -144,19 +144,9 @@ _PART: Kind[float | _Array | _Source] = Either(
 )
 
 
-def _data(
-    line: int,
-    file: Path | None,
-    inputs: tuple[tuple[str | None, _Array], ...],
-    labels: _Array,
-    **parts: Any,
-) -> _Data:
-    return _Data(_Source(inputs, labels, line, file), **parts)
-
-
 _DATA = Form(
     "data",
-    _data,
+    as_written,
     *_SOURCE_ROWS,
     Row("train", Either(_ROWS, word=_ARRAY, mapping=_ARRAY)),
     Row("validation", _PART),
@@ -173,18 +163,16 @@ class DataKind(Kind[DataEntry]):
         data, log = _DATA.read(node, place), place.reading.log
         if data is None:
             return None
-        noted, files = log.noted, _Files(place, data.source.file)
-        entry = DataEntry(
-            files.source(data.source), node.line, files.part("train", node, data.train),
-            files.part("validation", node, data.validation),
-            files.part("held_out", node, data.held_out),
-        )  # fmt: skip
+        noted, files = log.noted, _Files(place, data["file"])
+        source = files.source(_Source(data["inputs"], data["labels"], data["file"]))
+        parts = (files.part(key, node, data[key]) for key in ("train", "validation", "held_out"))
+        entry = DataEntry(source, node.line, *parts)
         return entry if log.noted == noted else None
 
 
 @dataclass(eq=False, repr=False)
 class _Files:
-    """In which file each array is; notes those of which nobody says it."""
+    """In which file each array is; notes those of which the training does not say it."""
 
     place: Place
     default: Path | None

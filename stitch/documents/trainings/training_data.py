@@ -148,9 +148,8 @@ class _Reader:
         named = {name: array for name, array in entry.inputs if name is not None}
         for name, array in named.items():
             if name not in wanted:
-                near = closest(name, wanted)
                 detail = f"the model has no input {name!r}; it has {', '.join(wanted)}"
-                self.log.note("unknown_input", array.line, detail + (f"; {near}" if near else ""))
+                self.log.note("unknown_input", array.line, detail + closest(name, wanted, "; "))
         missing = [name for name in wanted if name not in named]
         if missing:
             detail = f"the model also needs {', '.join(missing)}"

@@ -1,16 +1,19 @@
-"""Activations: chains of NumPy steps over cache-sized chunks, the input read before it is lost."""
+"""Activations: chains of NumPy steps over cache-sized chunks, the input read before it is lost.
+
+Gradients are said by results where these tell the slope, else by operands.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from stitch.ops.activation import activation_gradients as gradients
 from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS, PRODUCTS, SIGNED_NUMERIC
-from stitch.ops.gradient import Slope, of_first
+from stitch.ops.gradient import GradientContext, Slope, of_first
 from stitch.ops.inference import InferenceContext, same_as_first
 from stitch.ops.steps import Chain, Work, chain_kernel, copy_steps, mask_in, scalar
 from stitch.ops.workspaces import few, operands
@@ -142,6 +145,102 @@ def _relu(arguments: KernelArguments) -> Sequence[Thunk]:
     return (partial(np.maximum, x, scalar(0, x), out=arguments.outputs[0]),)
 
 
+def _relu_slope(c: GradientContext) -> Any:
+    return c.kept(c.apply("Greater", c.output(), 0.0), c.gradient)
+
+
+def _sign_teller(c: GradientContext, slope_below: float) -> Any:
+    """A value that is positive where the operand is: the result, if its slope keeps signs."""
+    return c.output() if slope_below >= 0.0 else c.input(0)
+
+
+def _leaky_relu_slope(c: GradientContext) -> Any:
+    alpha = c.float_of("alpha")
+    up = c.apply("Greater", _sign_teller(c, alpha), 0.0)
+    return c.apply("Where", up, c.gradient, c.gradient * alpha)
+
+
+def _thresholded_slope(c: GradientContext) -> Any:
+    alpha = c.float_of("alpha")
+    return c.kept(c.apply("Greater", _sign_teller(c, alpha), alpha), c.gradient)
+
+
+def _elu_slope(c: GradientContext) -> Any:
+    """Below zero y = alpha (exp(x) - 1), so its slope is y + alpha."""
+    alpha, y = c.float_of("alpha"), c.output()
+    if alpha == 1.0:
+        return c.gradient * (c.apply("Min", y, 0.0) + 1.0)
+    up = c.apply("Greater", _sign_teller(c, alpha), 0.0)
+    return c.apply("Where", up, c.gradient, c.gradient * (y + alpha))
+
+
+def _celu_slope(c: GradientContext) -> Any:
+    below = c.apply("Min", c.output(), 0.0)
+    return c.gradient * (below * (1.0 / c.float_of("alpha")) + 1.0)
+
+
+def _selu_slope(c: GradientContext) -> Any:
+    alpha, gamma, y = c.float_of("alpha"), c.float_of("gamma"), c.output()
+    up = c.apply("Greater", _sign_teller(c, alpha * gamma), 0.0)
+    slope = c.constant(np.array(gamma, c.type_of(0).data_type.dtype))
+    return c.gradient * c.apply("Where", up, slope, y + alpha * gamma)
+
+
+def _sigmoid_slope(c: GradientContext) -> Any:
+    y = c.output()
+    return c.gradient * (y - y * y)
+
+
+def _softplus_slope(c: GradientContext) -> Any:
+    return c.gradient * c.apply("Sigmoid", c.input(0))
+
+
+def _softsign_slope(c: GradientContext) -> Any:
+    size = c.apply("Abs", c.input(0)) + 1.0
+    return c.gradient / (size * size)
+
+
+def _hard_sigmoid_slope(c: GradientContext) -> Any:
+    y = c.output()
+    inside = c.apply("And", c.apply("Greater", y, 0.0), c.apply("Less", y, 1.0))
+    return c.kept(inside, c.gradient * c.float_of("alpha"))
+
+
+def _hard_swish_slope(c: GradientContext) -> Any:
+    x = c.input(0)
+    inner = c.gradient * (x * (1.0 / 3.0) + 0.5)
+    inner = c.apply("Where", c.apply("Greater", x, 3.0), c.gradient, inner)
+    return c.kept(c.apply("Greater", x, -3.0), inner)
+
+
+def _mish_slope(c: GradientContext) -> Any:
+    """y = x t with t = tanh(softplus(x))."""
+    x = c.input(0)
+    t = c.apply("Tanh", c.apply("Softplus", x))
+    return c.gradient * (t + x * c.apply("Sigmoid", x) * (1.0 - t * t))
+
+
+def _swish_slope(c: GradientContext) -> Any:
+    """y = x s with s = sigmoid(rate x): the slope is s + rate (y - y s)."""
+    x, rate = c.input(0), c.float_of("alpha")
+    s = c.apply("Sigmoid", x if rate == 1.0 else x * rate)
+    y = x * s
+    rest = y - y * s
+    return c.gradient * (s + (rest if rate == 1.0 else rest * rate))
+
+
+def _prelu_gradient(context: GradientContext) -> Sequence[Any]:
+    """Below zero y = slope x."""
+    x, gradient = context.input(0), context.gradient
+    first = second = None
+    if context.wants(0):
+        below = context.apply("Less", x, 0.0)
+        first = context.apply("Where", below, gradient * context.input(1), gradient)
+    if context.wants(1):
+        second = context.reduced(gradient * context.apply("Min", x, 0.0), 1)
+    return first, second
+
+
 def _activation(name: str, workspaces: int, chain: Chain, slope: Slope, **defaults: float) -> OpDef:
     # ONNX has Celu for float32 only.
     allowed = frozenset({DataType.FLOAT32}) if name == "Celu" else FLOATS
@@ -155,35 +254,35 @@ def _activation(name: str, workspaces: int, chain: Chain, slope: Slope, **defaul
 OPERATORS = (
     OpDef(
         "Relu", (1, 1), same_as_first(SIGNED_NUMERIC), _relu, elementwise=True,
-        gradient=of_first(gradients.relu), workspace=few,
+        gradient=of_first(_relu_slope), workspace=few,
     ),
     OpDef(
-        "PRelu", (2, 2), _infer_prelu, _prelu, elementwise=True, gradient=gradients.prelu,
+        "PRelu", (2, 2), _infer_prelu, _prelu, elementwise=True, gradient=_prelu_gradient,
         workspace=operands(1),
     ),
-    _activation("Sigmoid", 0, lambda x, out, _: sigmoid_steps(x, out), gradients.sigmoid),
+    _activation("Sigmoid", 0, lambda x, out, _: sigmoid_steps(x, out), _sigmoid_slope),
     _activation(
-        "Softplus", 1, lambda x, out, work: softplus_steps(x, out, work[0]), gradients.softplus,
+        "Softplus", 1, lambda x, out, work: softplus_steps(x, out, work[0]), _softplus_slope,
     ),
-    _activation("Softsign", 1, _softsign, gradients.softsign),
-    _activation("Mish", 2, _mish, gradients.mish),
-    _activation("Swish", 1, _swish, gradients.swish, alpha=1.0),
-    _activation("HardSwish", 1, _hard_swish, gradients.hard_swish),
+    _activation("Softsign", 1, _softsign, _softsign_slope),
+    _activation("Mish", 2, _mish, _mish_slope),
+    _activation("Swish", 1, _swish, _swish_slope, alpha=1.0),
+    _activation("HardSwish", 1, _hard_swish, _hard_swish_slope),
     _activation(
         "HardSigmoid", 0, lambda x, out, _, alpha, beta: _clamped_line(x, out, alpha, beta),
-        gradients.hard_sigmoid, alpha=0.20000000298023224, beta=0.5,
+        _hard_sigmoid_slope, alpha=0.20000000298023224, beta=0.5,
     ),
-    _activation("LeakyRelu", 2, _leaky_relu, gradients.leaky_relu, alpha=0.009999999776482582),
-    _activation("ThresholdedRelu", 1, _thresholded, gradients.thresholded, alpha=1.0),
+    _activation("LeakyRelu", 2, _leaky_relu, _leaky_relu_slope, alpha=0.009999999776482582),
+    _activation("ThresholdedRelu", 1, _thresholded, _thresholded_slope, alpha=1.0),
     _activation(
         "Elu", 1, lambda x, out, work, alpha: _exponential_branch(x, out, work[0], 1.0, alpha),
-        gradients.elu, alpha=1.0,
+        _elu_slope, alpha=1.0,
     ),
     _activation(
         "Celu", 1, lambda x, out, work, alpha: _exponential_branch(x, out, work[0], alpha, alpha),
-        gradients.celu, alpha=1.0,
+        _celu_slope, alpha=1.0,
     ),
     _activation(
-        "Selu", 1, _selu, gradients.selu, alpha=1.6732631921768188, gamma=1.0507010221481323,
+        "Selu", 1, _selu, _selu_slope, alpha=1.6732631921768188, gamma=1.0507010221481323,
     ),
 )  # fmt: skip

@@ -20,7 +20,7 @@ from stitch.ops.steps import (
     PIECE_NBYTES,
     along,
     bound,
-    check_lengths,
+    check_range,
     index_steps,
     pieces_of,
     strides_of,
@@ -201,7 +201,7 @@ def _infer_reverse(context: InferenceContext) -> tuple[ValueType, ...]:
 def _reverse_into(data: Array, lengths: Array, positions: Array, out: Array) -> None:
     """All arrays lead with (time, batch); raises `TaskError` for a length out of range."""
     time, batch = data.shape[:2]
-    check_lengths("ReverseSequence", lengths, time)
+    check_range("ReverseSequence", "a length", lengths, time)
     turned = np.where(positions < lengths, lengths - 1 - positions, positions)
     out[...] = data[turned, np.arange(batch)]
 

@@ -21,7 +21,7 @@ from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import InferenceContext
 from stitch.ops.recurrent.gate_functions import Gate, check_names, gates_of, names_of
 from stitch.ops.recurrent.recurrent_gradients import recurrent_gradient
-from stitch.ops.steps import check_lengths
+from stitch.ops.steps import check_range
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
 from stitch.program import Array, DataType, ValueType
 
@@ -186,7 +186,7 @@ def _kernel(layer: _Layer, arguments: KernelArguments) -> Sequence[Thunk]:
         x = x.transpose(1, 0, 2)
     steps: list[Thunk] = []
     if lengths is not None:
-        steps.append(partial(check_lengths, layer.name, lengths, x.shape[0]))
+        steps.append(partial(check_range, layer.name, "a length", lengths, x.shape[0]))
     for d, backward in enumerate(directions):
         ours = tuple(functions[d * each : (d + 1) * each])
         weights = partial(_weights_of, arguments, ours, d)

@@ -164,19 +164,11 @@ OPERATORS = (
         "MelWeightMatrix", (5, 5), _infer_mel, _mel, attributes=declared(output_datatype=1),
         workspace=operands(3),
     ),
+    # ONNX's tensor attribute `value` is written as its type (an ONNX number) and one of value_float
+    # (float types) and value_int (other types).
     OpDef(
-        "ConstantOfShape",
-        (1, 1),
-        _infer_filled,
-        _filled,
-        attributes={
-            "dtype": Attribute("int", 1),
-            "value_float": Attribute("float", 0.0),
-            "value_int": Attribute("int", 0),
-        },
-        doc="ONNX's tensor attribute `value` is written as its type (an ONNX number) and one of "
-        "value_float (float types) and value_int (other types).",
-        workspace=few,
+        "ConstantOfShape", (1, 1), _infer_filled, _filled,
+        attributes=declared(dtype=1, value_float=0.0, value_int=0), workspace=few,
     ),
     OpDef("Range", (3, 3), _infer_range, _range, workspace=few),
     OpDef(

@@ -217,11 +217,11 @@ OPERATORS = (
         "Shape", (1, 1), _infer_shape, _shape, attributes=declared(end=Attribute("int"), start=0),
         workspace=few,
     ),
+    # Operand 0 as it is, if operands 1 and 2 are equal; else a TaskError that names what the
+    # attribute says. ONNX expansion: Identity(operand 0), without the check.
     OpDef(
         "Expect", (3, 3), _infer_expect, _expect,
         attributes=declared(name=Attribute("string", required=True)), domain="stitch",
-        doc="Operand 0 as it is, if operands 1 and 2 are equal; else a TaskError that names what "
-        "the attribute says. ONNX expansion: Identity(operand 0), without the check.",
         workspace=few,
     ),
     OpDef("Size", (1, 1), _infer_size, _size, workspace=few),

@@ -85,18 +85,13 @@ def cast_gradient(context: GradientContext) -> Sequence[Any]:
 
 
 OPERATORS = (
+    # saturate concerns float8 types, round_mode float8_e8m0 alone. From floating to integer, where
+    # ONNX leaves it undefined: out of range saturates, and NaN becomes 0; int4 and int2 then keep
+    # the low bits.
     OpDef(
-        "Cast",
-        (1, 1),
-        _infer_cast,
-        _cast,
-        attributes={"to": Attribute("int", required=True), **_ROUNDING},
-        elementwise=True,
-        gradient=cast_gradient,
-        doc="saturate concerns float8 types, round_mode float8_e8m0 alone. From floating to "
-        "integer, where ONNX leaves it undefined: out of range saturates, and NaN becomes 0; "
-        "int4 and int2 then keep the low bits.",
-        workspace=operands(1 / 2),
+        "Cast", (1, 1), _infer_cast, _cast,
+        attributes=declared(to=Attribute("int", required=True), **_ROUNDING), elementwise=True,
+        gradient=cast_gradient, workspace=operands(1 / 2),
     ),
     OpDef(
         "BitCast", (1, 1), _infer_bit_cast, _bit_cast,

@@ -6,13 +6,7 @@ families.
 """
 
 from stitch.ops.definition import OpDef
-from stitch.ops.window import (
-    convolution,
-    convolution_weight_gradient_operator,
-    max_pool_gradient_operator,
-    pooling,
-    unfolding,
-)
+from stitch.ops.window import convolution, pooling, unfolding
 from stitch.ops.window.convolution import CONVOLUTION, bias_steps, check_output
 from stitch.ops.window.windows import Windows, check_window_attributes, windows_of
 
@@ -22,9 +16,5 @@ __all__ = [
 ]  # fmt: skip
 
 OPERATORS: tuple[OpDef, ...] = (
-    *convolution.OPERATORS,
-    *convolution_weight_gradient_operator.OPERATORS,
-    *pooling.OPERATORS,
-    *max_pool_gradient_operator.OPERATORS,
-    *unfolding.OPERATORS,
-)
+    *convolution.OPERATORS, *pooling.OPERATORS, *unfolding.OPERATORS,
+)  # fmt: skip

@@ -292,4 +292,5 @@ OPERATORS = (
         ),
         gradient=gradients.conv_transpose, workspace=WorkspaceRule(_conv_transpose_workspace),
     ),
+    *gradients.OPERATORS,
 )  # fmt: skip

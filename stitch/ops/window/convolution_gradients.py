@@ -1,15 +1,48 @@
-"""Gradients of convolutions: a convolution and a transposed one are each other's.
+"""Gradients of convolutions: a convolution and a transposed one are each other's; that of the
+weights is an operator, `stitch.ConvWeightGradient`, a product of unfolded columns.
 
-The weights' gradient is `ConvWeightGradient`, a product of unfolded columns.
+Its operands are the convolution's input [N, C, *size] and its output's gradient [N, O, *places];
+the result is [O, C / group, *kernel_shape]. As ONNX has it: Pad, one Slice per kernel element,
+Concat, and one MatMul. A convolution with the gradient as its kernel would be slow everywhere.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import numpy as np
+
+from stitch.ops.definition import KernelArguments, OpDef, Thunk
+from stitch.ops.element_types import FLOATS
 from stitch.ops.gradient import GradientContext
-from stitch.ops.window.windows import Windows, transposed_windows, windows_of
+from stitch.ops.inference import InferenceContext, Shape
+from stitch.ops.steps import fill_step, stretches, workspace
+from stitch.ops.window.columns import Columns
+from stitch.ops.window.convolution_tiles import (
+    is_cut,
+    one_sample_nbytes,
+    weight_nbytes,
+    weight_steps,
+)
+from stitch.ops.window.windows import (
+    CONVOLUTION_ATTRIBUTES,
+    KERNEL_SHAPE,
+    Windows,
+    check_window_attributes,
+    transposed_windows,
+    windows_of,
+)
+from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes
+from stitch.program import Array, ValueType
+
+#: Columns are gathered for as many samples at a time as fit in this many bytes (at least one).
+COLUMNS_NBYTES = 1 << 19
+#: From this many places on, a product per sample is long enough; below, samples are joined.
+LONG_PRODUCT = 256
 
 
 def _laid(context: GradientContext, windows: Windows) -> dict[str, Any]:
@@ -22,12 +55,21 @@ def _laid(context: GradientContext, windows: Windows) -> dict[str, Any]:
     }
 
 
-def _bias(context: GradientContext) -> Any:
-    """Sums per channel."""
-    if not context.wants(2):
-        return None
-    axes = [0, *range(2, len(context.gradient.shape))]
-    return context.apply("ReduceSum", context.gradient, axes, keepdims=0)
+def _parameters(
+    context: GradientContext, kernel: Shape, laid: dict[str, Any], is_transposed: bool = False
+) -> tuple[Any, Any]:
+    """What weights and bias get; input and gradient change places if it `is_transposed`."""
+    weights = bias = None
+    if context.wants(1):
+        operands = context.input(0), context.gradient
+        weights = context.apply(
+            "ConvWeightGradient", *(operands[::-1] if is_transposed else operands),
+            domain="stitch", kernel_shape=list(kernel), **laid,
+        )  # fmt: skip
+    if context.wants(2):
+        axes = [0, *range(2, len(context.gradient.shape))]
+        bias = context.apply("ReduceSum", context.gradient, axes, keepdims=0)
+    return weights, bias
 
 
 def conv(context: GradientContext) -> Sequence[Any]:
@@ -35,7 +77,7 @@ def conv(context: GradientContext) -> Sequence[Any]:
     size, kernel = context.type_of(0).shape[2:], context.type_of(1).shape[2:]
     windows = windows_of(context.attributes, size, kernel)
     laid, gradient = _laid(context, windows), context.gradient
-    first = second = None
+    first = None
     if context.wants(0):
         left = [
             length + b + e - d * (k - 1) - 1 - (places - 1) * s
@@ -47,12 +89,7 @@ def conv(context: GradientContext) -> Sequence[Any]:
         first = context.apply(
             "ConvTranspose", gradient, context.input(1), output_padding=left, **laid
         )
-    if context.wants(1):
-        second = context.apply(
-            "ConvWeightGradient", context.input(0), gradient, domain="stitch",
-            kernel_shape=list(kernel), **laid,
-        )  # fmt: skip
-    return first, second, _bias(context)
+    return first, *_parameters(context, kernel, laid)
 
 
 def conv_transpose(context: GradientContext) -> Sequence[Any]:
@@ -60,15 +97,141 @@ def conv_transpose(context: GradientContext) -> Sequence[Any]:
     size, kernel = context.type_of(0).shape[2:], context.type_of(1).shape[2:]
     windows = transposed_windows(context.attributes, size, kernel)
     laid, gradient = _laid(context, windows), context.gradient
-    first = second = None
+    first = None
     if context.wants(0):
         first = context.apply("Conv", gradient, context.input(1), **laid)
         if first.shape[2:] != size:
             axes = list(range(2, 2 + len(size)))
             first = context.apply("Slice", first, [0] * len(size), list(size), axes)
-    if context.wants(1):
-        second = context.apply(
-            "ConvWeightGradient", gradient, context.input(0), domain="stitch",
-            kernel_shape=list(kernel), **laid,
-        )  # fmt: skip
-    return first, second, _bias(context)
+    return first, *_parameters(context, kernel, laid, is_transposed=True)
+
+
+def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
+    x, gradient = context.require_type(0, FLOATS), context.require_type(1, FLOATS)
+    context.require_same_type((0, 1))
+    rank = context.require_rank(0, 3)
+    context.require_rank(1, rank, rank)
+    kernel, group = context.ints_of("kernel_shape"), context.int_of("group")
+    assert kernel is not None
+    check_window_attributes(context, x.shape[2:], kernel)
+    windows = windows_of(context.attributes, x.shape[2:], kernel)
+    # A transposed convolution may have had fewer places than there are windows.
+    fits = gradient.shape[0] == x.shape[0] and all(
+        places <= room for places, room in zip(gradient.shape[2:], windows.output, strict=True)
+    )
+    if group < 1 or x.shape[1] % group or gradient.shape[1] % group or not fits:
+        raise context.fail(
+            "the gradient does not fit the input",
+            expected=f"{x.shape[0]} samples, channels divisible by {group}, "
+            f"at most {list(windows.output)} places",
+            got=gradient.shape,
+        )
+    shape = (gradient.shape[1], x.shape[1] // group, *kernel)
+    return (ValueType(shape, x.data_type),)
+
+
+def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, gradient, out = arguments.given(0), arguments.given(1), arguments.outputs[0]
+    group = arguments.int_of("group")
+    samples, places = gradient.shape[0], math.prod(gradient.shape[2:])
+    depth = math.prod(out.shape[1:])
+    if out.size == 0:
+        return ()
+    if samples * places == 0:
+        return (fill_step(out, 0),)
+    windows = windows_of(arguments.attributes, x.shape[2:], out.shape[2:])
+    seen = replace(windows, output=gradient.shape[2:])
+    if is_cut(one_sample_nbytes(seen, x.shape[1], x.itemsize)):
+        totals = np.empty((group, depth, gradient.shape[1] // group), out.dtype)
+        last = partial(np.copyto, out.reshape(group, -1, depth), totals.transpose(0, 2, 1))
+        return [*weight_steps(x, seen, gradient, totals), last]
+    at_once = min(samples, max(1, COLUMNS_NBYTES // (group * depth * places * x.itemsize)))
+    columns = Columns(x, seen, at_once)
+    parts = list(stretches(samples, at_once))
+    make = _by_sample if places >= LONG_PRODUCT else _joined
+    sums, products = make(columns, gradient, parts, group)
+    # Columns by gradients, not gradients by columns: a product with the longer side first takes
+    # two thirds of the time.
+    total = np.empty_like(sums)
+    steps: list[Thunk] = []
+    for index, step in enumerate(products):
+        steps += step
+        first = partial(np.copyto, total, sums)
+        steps.append(partial(np.add, total, sums, total) if index else first)
+    return [*steps, partial(np.copyto, out.reshape(group, -1, depth), total.transpose(0, 2, 1))]
+
+
+def _workspace(context: WorkspaceContext) -> int:
+    x, gradient = context.operand(0), context.operand(1)
+    result, itemsize = context.outputs[0], x.data_type.compute_dtype.itemsize
+    group = context.int_of("group")
+    if 0 in (*x.shape, *gradient.shape):
+        return 0
+    windows = windows_of(context.attributes, x.shape[2:], result.shape[2:])
+    seen = replace(windows, output=gradient.shape[2:])
+    sums, one = computed_nbytes(result), one_sample_nbytes(seen, x.shape[1], itemsize)
+    if is_cut(one):
+        filters = result.shape[0] // group
+        return 2 * sums + weight_nbytes(seen, x.shape[1] // group, filters, itemsize)
+    places = math.prod(gradient.shape[2:])
+    columns = group * math.prod(result.shape[1:]) * places * itemsize
+    at_once = min(x.shape[0], max(1, COLUMNS_NBYTES // columns))
+    return at_once * (one + sums + gradient.shape[1] * places * itemsize) + 2 * sums
+
+
+def _by_sample(
+    columns: Columns, gradient: Array, parts: Sequence[slice], group: int
+) -> tuple[Array, list[list[Thunk]]]:
+    """One product per sample and group, then their sum."""
+    samples, channels, places = *gradient.shape[:2], math.prod(gradient.shape[2:])
+    depth = math.prod(columns.shape) // (places * group)
+    count = parts[0].stop
+    work = workspace((count, *columns.shape), gradient.dtype)
+    products = np.empty((count, group, depth, channels // group), gradient.dtype)
+    sums = np.empty(products.shape[1:], gradient.dtype)
+    rows = gradient.reshape(samples, group, channels // group, places).transpose(0, 1, 3, 2)
+    steps: list[list[Thunk]] = []
+    for part in parts:
+        size = part.stop - part.start
+        flat = work[:size].reshape(size, group, depth, places)
+        steps.append([
+            *columns.steps(part, work[:size]),
+            partial(np.matmul, flat, rows[part], products[:size]),
+            partial(np.add.reduce, products[:size], 0, None, sums),
+        ])  # fmt: skip
+    return sums, steps
+
+
+def _joined(
+    columns: Columns, gradient: Array, parts: Sequence[slice], group: int
+) -> tuple[Array, list[list[Thunk]]]:
+    """One product per part: channels go first, so that samples and places are one long axis."""
+    channels, count = gradient.shape[1], parts[0].stop
+    places, before = math.prod(gradient.shape[2:]), gradient.ndim - 1
+    depth = math.prod(columns.shape) // (places * group)
+    work = workspace(group * depth * count * places, gradient.dtype)
+    seen = workspace(channels * count * places, gradient.dtype)
+    sums = np.empty((group, depth, channels // group), gradient.dtype)
+    turned = gradient.swapaxes(0, 1)
+    steps: list[list[Thunk]] = []
+    for part in parts:
+        count = part.stop - part.start
+        long = count * places
+        gathered, rows = work[: group * depth * long], seen[: channels * long]
+        wide = gathered.reshape(*columns.shape[:before], count, *columns.shape[before:])
+        across = rows.reshape(group, -1, long).transpose(0, 2, 1)
+        steps.append([
+            *columns.steps(part, np.moveaxis(wide, before, 0)),
+            partial(np.copyto, rows.reshape(turned[:, part].shape), turned[:, part]),
+            partial(np.matmul, gathered.reshape(group, depth, long), across, sums),
+        ])  # fmt: skip
+    return sums, steps
+
+
+OPERATORS = (
+    OpDef(
+        "ConvWeightGradient", (2, 2), _infer, _kernel,
+        attributes={**CONVOLUTION_ATTRIBUTES, **KERNEL_SHAPE},
+        domain="stitch", workspace=WorkspaceRule(_workspace),
+    ),
+)  # fmt: skip

@@ -225,4 +225,5 @@ OPERATORS = (
         "GlobalMaxPool", (1, 1), _infer_global, _global_max, gradient=gradients.global_max,
         workspace=few,
     ),
+    *gradients.OPERATORS,
 )  # fmt: skip

@@ -1,21 +1,43 @@
-"""Gradients of pools: averages are separable, so they go back one axis at a time."""
+"""Gradients of pools: averages are separable, so they go back one axis at a time; those of maxima
+are an operator, `stitch.MaxPoolGradient`: each goes to the first place that holds its window's
+maximum.
+
+Its operands are the pool's result gradient, its input and its result, so that no indices are saved;
+attributes are those of the pool. As ONNX has it: MaxPool with its indices, and ScatterElements.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from stitch.ops.element_types import onnx_code
+from stitch.ops.definition import KernelArguments, OpDef, Thunk
+from stitch.ops.element_types import FLOATS, onnx_code
 from stitch.ops.gradient import GradientContext
+from stitch.ops.inference import InferenceContext
+from stitch.ops.steps import copy_steps, fill_step, stretches, strides_of, workspace
 from stitch.ops.window.sliding import WindowLine, lines_of, taps_of
-from stitch.ops.window.windows import Windows, pool_windows
-from stitch.program import Array
+from stitch.ops.window.sliding_positions import maxima, pieces, places_nbytes
+from stitch.ops.window.windows import (
+    POOL_ATTRIBUTES,
+    Windows,
+    check_window_attributes,
+    pool_windows,
+)
+from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, twice
+from stitch.program import Array, ValueType
 
 #: Up to so many windows times places of an axis, the shares are a constant matrix.
 MOST_SHARES = 1 << 22
+#: As many samples are handled at a time as have inputs of this many bytes (at least one).
+SAMPLES_NBYTES = 1 << 18
+#: From more kernel elements on, places are looked for first.
+MANY = 64
+_BITS = {4: np.int32, 8: np.int64}
 
 
 def _windows(context: GradientContext) -> Windows:
@@ -127,3 +149,123 @@ def lp_pool(context: GradientContext) -> Sequence[Any]:
         return (gradient * x,)
     power = context.apply("Pow", context.apply("Abs", x), float(p - 1))
     return (gradient * power * context.apply("Sign", x),)
+
+
+def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
+    x = context.require_type(1, FLOATS)
+    context.require_same_type(range(3))
+    context.require_rank(1, 3)
+    kernel = context.ints_of("kernel_shape") or ()
+    check_window_attributes(context, x.shape[2:], kernel)
+    windows = pool_windows(context.attributes, x.shape[2:])
+    for index in (0, 2):
+        context.require_shape(index, (*x.shape[:2], *windows.output))
+    return (x,)
+
+
+def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
+    gradient, x, y = (arguments.given(i) for i in range(3))
+    out = arguments.outputs[0]
+    if gradient.size == 0:
+        return (fill_step(out, 0),)
+    windows = pool_windows(arguments.attributes, x.shape[2:])
+    if _is_wide(windows):
+        seen, sums = (a.reshape(-1, *windows.size) for a in (x, out))
+        return [partial(_by_places, gradient.reshape(-1, *windows.output), seen, sums, windows)]
+    per_sample = x.nbytes // x.shape[0]
+    at_once = min(x.shape[0], max(1, SAMPLES_NBYTES // per_sample))
+    direct = not windows.needs_padding
+    wide = (at_once, x.shape[1], *windows.padded)
+    source = x if direct else np.full(wide, -np.inf, x.dtype)
+    target = out if direct else np.empty(wide, out.dtype)
+    work = _Workspace(gradient, at_once)
+    inner = tuple(slice(b, b + s) for b, s in zip(windows.begin, windows.size, strict=True))
+    inside = (slice(None), slice(None), *inner)
+    steps: list[Thunk] = []
+    for part in stretches(x.shape[0], at_once):
+        here = part if direct else slice(0, part.stop - part.start)
+        if not direct:
+            steps += copy_steps(x[part], source[here][inside])
+        steps += work.steps(source[here], target[here], gradient[part], y[part], windows)
+        if not direct:
+            steps += copy_steps(target[here][inside], out[part])
+    return steps
+
+
+def _is_wide(windows: Windows) -> bool:
+    padded, size = math.prod(windows.padded), math.prod(windows.size)
+    return math.prod(windows.kernel) > MANY or padded > 4 * size
+
+
+def _taken(context: WorkspaceContext) -> int:
+    x = context.operand(1)
+    windows = pool_windows(context.attributes, x.shape[2:])
+    if not _is_wide(windows):
+        return twice.nbytes(context)
+    return 2 * places_nbytes(windows, math.prod(x.shape[:2]), x.data_type.compute_dtype)
+
+
+def _by_places(gradient: Array, x: Array, out: Array, windows: Windows) -> None:
+    """The places of all maxima first: however long the kernel, an element is looked at a few
+    times. A NaN equals no maximum, so nothing goes to it."""
+    size = math.prod(windows.size)
+    for part in pieces(windows, len(x)):
+        values, places = maxima(x[part], windows, strides_of(windows.size), -np.inf)
+        numbers = np.arange(len(places)).reshape(-1, *(1,) * len(windows.size)) * size
+        hit = (places >= 0) & (values == values)
+        flat = out[part].reshape(-1)
+        flat[...] = 0
+        np.add.at(flat, (places + numbers)[hit], gradient[part][hit])
+
+
+class _Workspace:
+    """What one stretch of samples needs: whose gradient is still free, who takes it now."""
+
+    def __init__(self, gradient: Array, samples: int) -> None:
+        shape = (samples, *gradient.shape[1:])
+        self.bits = _BITS[gradient.dtype.itemsize]
+        self.taken = workspace(shape, gradient.dtype)
+        self.free, self.hit = (workspace(shape, np.dtype(np.bool_)) for _ in range(2))
+
+    def steps(
+        self, x: Array, out: Array, gradient: Array, y: Array, windows: Windows
+    ) -> list[Thunk]:
+        """Bit masks choose, as in Where: what one kernel element takes is not free for the next."""
+        count = gradient.shape[0]
+        taken, free, hit = (a[:count] for a in (self.taken, self.free, self.hit))
+        mask, bits = hit.view(np.int8), gradient.view(self.bits)
+        # No place lies in two windows: what it gets is written where it belongs at once.
+        apart = all(
+            stride > dilation * (kernel - 1)
+            for stride, dilation, kernel in zip(
+                windows.strides, windows.dilations, windows.kernel, strict=True
+            )
+        )
+        tiled = apart and math.prod(windows.kernel) * y[0].size == out[0].size
+        steps: list[Thunk] = [] if tiled else [fill_step(out, 0)]
+        last = math.prod(windows.kernel) - 1
+        for index, tap in enumerate(windows.taps()):
+            place = (slice(None), slice(None), *tap)
+            given_bits = (out[place] if apart else taken).view(self.bits)
+            steps.append(partial(np.equal, x[place], y, hit))
+            if index:
+                steps.append(partial(np.logical_and, hit, free, hit))
+            if index < last:
+                previous = free if index else np.True_
+                steps.append(partial(np.not_equal, hit, previous, free))
+            steps += [
+                partial(np.negative, mask, mask),
+                partial(np.bitwise_and, mask, bits, given_bits),
+            ]
+            if not apart:
+                steps.append(partial(np.add, out[place], taken, out[place]))
+        return steps
+
+
+OPERATORS = (
+    OpDef(
+        "MaxPoolGradient", (3, 3), _infer, _kernel,
+        attributes=POOL_ATTRIBUTES,
+        domain="stitch", workspace=WorkspaceRule(_taken),
+    ),
+)  # fmt: skip

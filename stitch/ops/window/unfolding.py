@@ -12,7 +12,7 @@ from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, decl
 from stitch.ops.element_types import FLOATS, INT64, NUMERIC
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import InferenceContext, Shape
-from stitch.ops.steps import check_places, copy_steps, fill_step
+from stitch.ops.steps import check_range, copy_steps, fill_step
 from stitch.ops.window.sliding import lines_of
 from stitch.ops.window.windows import KERNEL_SHAPE, WINDOW_ATTRIBUTES, windows_of
 from stitch.ops.workspaces import few
@@ -119,7 +119,7 @@ def _max_unpool(arguments: KernelArguments) -> Sequence[Thunk]:
     values, chosen = x.reshape(-1), indices.reshape(-1)
 
     def scatter() -> None:
-        check_places("MaxUnpool", chosen, flat.size)
+        check_range("MaxUnpool", "an index", chosen, flat.size - 1)
         np.copyto(places, chosen)
         flat[...] = 0
         flat[places] = values

@@ -5,6 +5,7 @@ files.
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 from stitch.frontend.onnx.calls import Lowering, to_one, to_several
 from stitch.frontend.onnx.contrib import contrib_attention, fused_operators
@@ -21,7 +22,7 @@ LOWERINGS: Mapping[str, Lowering] = {
     "EmbedLayerNormalization": to_several(
         contrib_attention.embeddings, 9, "epsilon mask_index_type", (0, 1, 2)
     ),
-    "FastGelu": to_one(fused_operators.fast_gelu, 2),
+    "FastGelu": to_one(partial(fused_operators.gelu, approximate="tanh"), 2),
     "FusedConv": to_one(fused_operators.convolution, 4, _CONV),
     "FusedGemm": to_one(fused_operators.gemm, 3, _GEMM),
     "FusedMatMul": to_one(fused_operators.product, 2, _PRODUCT),
@@ -32,10 +33,10 @@ LOWERINGS: Mapping[str, Lowering] = {
     ),
     "QuickGelu": to_one(fused_operators.quick_gelu, 1, "alpha"),
     "SkipLayerNormalization": to_several(
-        fused_operators.skip_layer_normalization, 5, "epsilon", (0, 3)
+        partial(fused_operators.normalized_sum, "LayerNormalization", 4), 5, "epsilon", (0, 3)
     ),
     "SkipSimplifiedLayerNormalization": to_several(
-        fused_operators.skip_root_mean_square, 4, "epsilon", (0, 3)
+        partial(fused_operators.normalized_sum, "RMSNormalization", 3), 4, "epsilon", (0, 3)
     ),
     "TransposeMatMul": to_one(fused_operators.product, 2, "alpha transA transB"),
 }  # fmt: skip

@@ -101,14 +101,9 @@ def _strange_activation(call: NodeCall, name: object) -> CompileError:
     )  # fmt: skip
 
 
-def gelu(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
+def gelu(builder: ComputationGraphBuilder, call: NodeCall, **attributes: str) -> SymbolicTensor:
     """Gelu, of a sum if there are two operands."""
-    return builder.op("Gelu", _sum(call, 0, 1))
-
-
-def fast_gelu(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
-    """Gelu by Tanh, of a sum if there are two operands."""
-    return builder.op("Gelu", _sum(call, 0, 1), approximate="tanh")
+    return builder.apply("Gelu", [_sum(call, 0, 1)], 1, attributes)[0]
 
 
 def quick_gelu(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
@@ -126,24 +121,15 @@ def _sum(call: NodeCall, *indices: int) -> SymbolicTensor:
     return total
 
 
-def skip_layer_normalization(
-    builder: ComputationGraphBuilder, call: NodeCall
+def normalized_sum(
+    op: str, bias: int, builder: ComputationGraphBuilder, call: NodeCall
 ) -> list[SymbolicTensor | None]:
-    """A sum of up to three, normalized; and the sum."""
+    """A sum of up to three, normalized; and the sum. Operand `bias` is the third to be added; scale
+    and shift, if the operator has one, stand before it."""
     call.required(1)
-    added, epsilon = _sum(call, 0, 1, 4), call.real("epsilon", 1e-12)
-    operands = (added, call.required(2), call.operand(3))
-    normalized = builder.op("LayerNormalization", *operands, axis=-1, epsilon=epsilon)
-    return [normalized, None, None, added]
-
-
-def skip_root_mean_square(
-    builder: ComputationGraphBuilder, call: NodeCall
-) -> list[SymbolicTensor | None]:
-    """A sum of up to three over the root of its squares' mean; and the sum."""
-    call.required(1)
-    added, epsilon = _sum(call, 0, 1, 3), call.real("epsilon", 1e-12)
-    normalized = builder.op("RMSNormalization", added, call.required(2), axis=-1, epsilon=epsilon)
+    added, epsilon = _sum(call, 0, 1, bias), call.real("epsilon", 1e-12)
+    operands = (added, call.required(2), *map(call.operand, range(3, bias)))
+    normalized = builder.op(op, *operands, axis=-1, epsilon=epsilon)
     return [normalized, None, None, added]
 
 
