@@ -45,23 +45,18 @@ class RunOutput:
 
 
 class Runnable(Protocol):
-    """Runs on one device; `run` takes one array for each input, in order."""
+    """Runs on one device; `run` takes one array for each input, in order.
+
+    `files`: what each program was read from, those of one file are compiled together; `runs`: how
+    many programs run in one pass.
+    """
 
     device: Device
     inputs: tuple[RunInput, ...]
     outputs: tuple[RunOutput, ...]
-
-    @property
-    def programs(self) -> tuple[LoadedProgram, ...]:
-        """The loaded programs, in order."""
-
-    @property
-    def files(self) -> tuple[object, ...]:
-        """What each program was read from: those of one file are compiled together."""
-
-    @property
-    def runs(self) -> int:
-        """How many programs run in one pass."""
+    programs: tuple[LoadedProgram, ...]
+    files: tuple[object, ...]
+    runs: int
 
     def run(self, arrays: Sequence[Array]) -> tuple[Tensor, ...]:
         """One pass; gives the outputs, perhaps pending."""
@@ -75,8 +70,9 @@ class Chain:
 
     def __init__(self, device: Device, modules: Sequence[Module], wires: Sequence[Wire]) -> None:
         self.device = device
-        self._programs = [_loaded(device, module) for module in modules]
-        self.files = tuple((module.path, module.program.name) for module in modules)
+        self.programs = tuple([_loaded(device, module) for module in modules])
+        self.files: tuple[object, ...] = tuple((m.path, m.program.name) for m in modules)
+        self.runs = len(modules)
         feeds: list[dict[int, tuple[int, int]]] = [{} for _ in modules]
         for wire in wires:
             feeds[wire.consumer][wire.input] = (wire.producer, wire.output)
@@ -87,7 +83,7 @@ class Chain:
             for o in range(len(module.program.outputs))
             if (k, o) not in taken
         ]
-        calls = list(map(GraphCall, self._programs, feeds))
+        calls = list(map(GraphCall, self.programs, feeds))
         self._graph: PreparedGraph | None = PreparedGraph(calls, "chain", self._results)
         self._sources = self._graph.inputs
         taken_slots = [(modules[k], modules[k].program.inputs[i]) for k, i in self._sources]
@@ -113,20 +109,10 @@ class Chain:
         tensors = {id(a): self.device.tensor(a, borrow=True) for a in arrays if times[id(a)] > 1}
         return [tensors.get(id(array), array) for array in arrays]
 
-    @property
-    def programs(self) -> tuple[LoadedProgram, ...]:
-        """The loaded programs, in order."""
-        return tuple(self._programs)
-
-    @property
-    def runs(self) -> int:
-        """How many programs run in one pass: each module once."""
-        return len(self._programs)
-
     def forget(self) -> None:
         """Drop the programs and what the pipeline keeps."""
         self._graph = None
-        self._programs = []
+        self.programs = ()
 
 
 def _loaded(device: Device, module: Module) -> LoadedProgram:

@@ -18,7 +18,7 @@ from stitch.cli.rehearsal import Load
 from stitch.documents import CheckedPipeline, YamlPipeline, read_pipeline
 from stitch.machine import Machine, load_machine
 from stitch.program import Array, Program
-from stitch.runtime import LoadedProgram, Tensor
+from stitch.runtime import Tensor
 
 
 class PipelineRunnable:
@@ -33,21 +33,9 @@ class PipelineRunnable:
             assert value.desc is not None, "the check lets no input through as an output"
             outputs.append(RunOutput(name, value.type, value.desc.layout.data_type))
         self.outputs = tuple(outputs)
-
-    @property
-    def programs(self) -> tuple[LoadedProgram, ...]:
-        """The loaded programs, in the order of the file."""
-        return tuple(self._pipeline.programs.values())
-
-    @property
-    def files(self) -> tuple[object, ...]:
-        """What each program was read from."""
-        return tuple((m.file, m.program) for m in self._pipeline.checked.file.modules)
-
-    @property
-    def runs(self) -> int:
-        """How many programs run in one pass: the steps, with their repeats."""
-        return self._pipeline.checked.file.runs
+        self.programs = tuple(self._pipeline.programs.values())
+        self.files: tuple[object, ...] = tuple((m.file, m.program) for m in checked.file.modules)
+        self.runs = checked.file.runs
 
     def run(self, arrays: Sequence[Array]) -> tuple[Tensor, ...]:
         """One pass; see `Runnable`."""
@@ -55,6 +43,7 @@ class PipelineRunnable:
 
     def forget(self) -> None:
         """Drop the programs."""
+        self.programs = ()
         self._pipeline.forget()
 
 

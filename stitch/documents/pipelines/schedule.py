@@ -1,26 +1,39 @@
-"""Schedules: the steps of a pipeline file with slots by index, and what each lets go of.
+"""Schedules: the steps of a pipeline file with slots by index, and what each lets go of; rounds:
+several rounds of a repeat as one prepared graph, so that a long loop is few calls.
 
-Comes in: checked steps. Goes out: the same steps, ready to run. Must not know devices.
+Comes in: checked steps; loaded programs. Goes out: the same steps, ready to run; what runs so many
+rounds at once on a scope. What is carried belongs to the next rounds alone, so it is given away.
+Must not know files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
 
 from stitch.documents.pipelines.fitting import defines, uses_of
-from stitch.documents.pipelines.pipeline_form import PipelineStep, Reference, RunStep
+from stitch.documents.pipelines.pipeline_form import (
+    PipelineStep,
+    Reference,
+    RepeatStep,
+    RunStep,
+    runs_of,
+)
 from stitch.program import Array, InputSlot, OutputSlot, Program
-from stitch.runtime import Tensor
+from stitch.runtime import GraphCall, LoadedProgram, PreparedGraph, Tensor
 
 Value = Tensor | Array
+#: A run, by its number, and the position of one of its inputs or outputs.
+_Place = tuple[int, int]
+#: What comes from outside; the indices of loops are part of it for elements.
+_Outside = tuple[Reference, tuple[tuple[str, int], ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """A step with its slots by index, and the names that nobody needs after it.
+    """A step with its slots by index, and the names that no step needs after it.
 
     `ends`: what a round of a repeat defines and still has at its end, to be carried over.
     """
@@ -85,7 +98,7 @@ def _indices(
     )
 
 
-def found(reference: Reference, scope: Mapping[str, Value], indices: Mapping[str, int]) -> Value:
+def value_of(reference: Reference, scope: Mapping[str, Value], indices: Mapping[str, int]) -> Value:
     """What a reference stands for."""
     value = scope[reference.name]
     if not reference.is_element:
@@ -93,3 +106,125 @@ def found(reference: Reference, scope: Mapping[str, Value], indices: Mapping[str
     start = 0 if reference.index is None else indices[reference.index]
     element: Value = value[start + reference.offset]
     return element if isinstance(element, Tensor) else np.asarray(element)
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """`count` rounds in one call. `inputs`: for each input of the graph what it takes, and the
+    indices of the loops in it; `index`: the own one, counted from the first of these rounds."""
+
+    graph: PreparedGraph
+    count: int
+    index: str
+    inputs: tuple[tuple[Reference, Mapping[str, int]], ...]
+    carried: tuple[str, ...]
+
+    def run(
+        self, scope: MutableMapping[str, Value], indices: Mapping[str, int], number: int
+    ) -> bool:
+        """Run the rounds from `number` on; False, with nothing done, where they take elements of a
+        tensor: each would be a view, at a place of its own."""
+        arguments = []
+        for reference, inner in self.inputs:
+            if reference.is_element and isinstance(scope[reference.name], Tensor):
+                return False
+            at = {**indices, **inner, self.index: number + inner.get(self.index, 0)}
+            arguments.append(value_of(reference, scope, at))
+        results = self.graph(*arguments)
+        scope.update(
+            zip(self.carried, results if isinstance(results, tuple) else (results,), strict=True)
+        )
+        return True
+
+
+def rounds_of(
+    scheduled: Scheduled, programs: Mapping[str, LoadedProgram], window: int
+) -> Rounds | None:
+    """As many rounds of a repeat as a window holds; None where one is too long, or where a program
+    is evaluated once and remembered, or what is carried is not made anew in each."""
+    step = scheduled.step
+    assert isinstance(step, RepeatStep)
+    tasks = runs_of(step.steps)
+    if tasks > window or any(programs[name].is_constant_evaluable for name in _modules(scheduled)):
+        return None
+    unrolled = _Unrolled(programs, {name for name, _ in step.carry})
+    count = window // tasks
+    for number in range(count):
+        unrolled.round(scheduled, {step.index: number})
+    made = {name: unrolled.made.get(name) for name, _ in step.carry}
+    places = {place: name for name, place in made.items() if place is not None}
+    if unrolled.is_parted or not places or len(places) < len(step.carry):
+        return None
+    results = sorted(places)
+    taken = [unrolled.shared.get((Reference(name), ())) for name in made]
+    graph = PreparedGraph(
+        unrolled.calls, "loop", results, [place for place in taken if place is not None]
+    )
+    inputs = [unrolled.inputs[place] for place in graph.inputs]
+    carried = tuple([places[place] for place in results])
+    return Rounds(graph, count, step.index, tuple([(r, dict(at)) for r, at in inputs]), carried)
+
+
+def _modules(scheduled: Scheduled) -> set[str]:
+    """The modules that run in it."""
+    if isinstance(scheduled.step, RunStep):
+        return {scheduled.step.module}
+    return {name for inner in scheduled.body for name in _modules(inner)}
+
+
+class _Unrolled:
+    """The runs of some rounds one after the other, and what feeds them."""
+
+    def __init__(self, programs: Mapping[str, LoadedProgram], carried: Set[str]) -> None:
+        self._programs, self._carried = programs, carried
+        self.calls: list[GraphCall] = []
+        #: Where the value of a name was made last; the others come from outside.
+        self.made: dict[str, _Place] = {}
+        #: What comes from outside, by the run that takes it first.
+        self.inputs: dict[_Place, _Outside] = {}
+        #: The same the other way round, where later runs may take it too.
+        self.shared: dict[_Outside, _Place] = {}
+        #: Whether an element of what is made inside is taken, or something from outside carried.
+        self.is_parted = False
+
+    def round(self, scheduled: Scheduled, indices: Mapping[str, int]) -> None:
+        """One round of a repeat."""
+        repeat = scheduled.step
+        assert isinstance(repeat, RepeatStep)
+        for inner in scheduled.body:
+            if isinstance(inner.step, RunStep):
+                self._run(inner, inner.step, indices)
+                continue
+            for number in range(inner.step.times):
+                self.round(inner, {**indices, inner.step.index: number})
+        carried = {name: self.made.get(after) for name, after in repeat.carry}
+        for name, place in carried.items():
+            if place is None:
+                self.is_parted = True
+            else:
+                self.made[name] = place
+
+    def _run(self, scheduled: Scheduled, step: RunStep, indices: Mapping[str, int]) -> None:
+        number, program = len(self.calls), self._programs[step.module]
+        feeds: dict[int, _Place] = {}
+        shares: dict[int, _Place] = {}
+        for at, (_, reference) in zip(scheduled.inputs, step.inputs, strict=True):
+            place = self.made.get(reference.name)
+            if place is not None:
+                feeds[at] = place
+                self.is_parted = self.is_parted or reference.is_element
+                continue
+            outside = reference, tuple(indices.items()) if reference.is_element else ()
+            own = number, at
+            if at in program.transformation.donated and reference.name not in self._carried:
+                # What is made of an array for a run that uses it up is that run's alone.
+                self.inputs[own] = outside
+                continue
+            first = self.shared.setdefault(outside, own)
+            if first == own:
+                self.inputs[own] = outside
+            else:
+                shares[at] = first
+        self.calls.append(GraphCall(program, feeds, shares))
+        for at, (_, name) in zip(scheduled.outputs, step.outputs, strict=True):
+            self.made[name] = (number, at)

@@ -23,8 +23,14 @@ from stitch.documents.pipelines.pipeline_form import (
     RunStep,
     load_pipeline,
 )
-from stitch.documents.pipelines.rounds import Rounds, rounds_of
-from stitch.documents.pipelines.schedule import Scheduled, Value, found, schedule_of
+from stitch.documents.pipelines.schedule import (
+    Rounds,
+    Scheduled,
+    Value,
+    rounds_of,
+    schedule_of,
+    value_of,
+)
 from stitch.errors import FormatError, Problem, StitchError, UsageError
 from stitch.forms import read_array
 from stitch.machine import machine_names
@@ -252,7 +258,7 @@ class YamlPipeline:
         program = self.programs[step.module]
         arguments: list[Any] = [None] * len(program.ports)
         for at, (_, reference) in zip(scheduled.inputs, step.inputs, strict=True):
-            arguments[at] = found(reference, scope, indices)
+            arguments[at] = value_of(reference, scope, indices)
         # Arrays of a run are our own or read-only; writable borrowed ones are the caller's say.
         submitted = self.device.submit(program, arguments, True)
         results = submitted if isinstance(submitted, tuple) else (submitted,)

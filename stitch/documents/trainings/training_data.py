@@ -123,7 +123,7 @@ class _Reader:
 
     def _source(self, entry: SourceEntry) -> DataPart | None:
         named = self._named(entry)
-        inputs = {name: self._input(name, found) for name, found in named.items()}
+        inputs = {name: self._input(name, array) for name, array in named.items()}
         labels = self._labels(entry.labels)
         if labels is None or any(array is None for array in inputs.values()) or not named:
             return None

@@ -159,8 +159,8 @@ class _Parser:
             raise self._wrong(self._peek()[2], repr(mark))
 
     def _take(self, kind: str, what: str) -> str:
-        found, text, position = self._peek()
-        if found != kind:
+        stands, text, position = self._peek()
+        if stands != kind:
             raise self._wrong(position, what)
         self._next += 1
         return text

@@ -62,6 +62,13 @@ class Direction:
         """Steps as one value."""
         return parts[0] if len(parts) == 1 else self.apply("Concat", *parts, axis=0)
 
+    def total(self, arriving: Any, flowing: Any) -> Any:
+        """What flows into one hidden state; zeros where that is nothing."""
+        total = plus(arriving, flowing)
+        if total is None:
+            total = self.context.zeros((self.batch, self.hidden), self.after.data_type)
+        return total
+
     def arriving(self) -> list[Any]:
         """What flows into every hidden state from outside."""
         none = [None] * self.steps
@@ -105,9 +112,7 @@ def rnn_flow(d: Direction) -> Flow:
     arriving, flowing = d.arriving(), None
     parts: list[Any] = [None] * d.steps
     for at in reversed(range(d.steps)):
-        total = plus(arriving[at], flowing)
-        if total is None:
-            total = c.zeros((d.batch, d.hidden), y.data_type)
+        total = d.total(arriving[at], flowing)
         parts[at] = total * slopes[at] if slopes else c.kept(hit[at], total)
         flowing = d.apply("Gemm", parts[at], d.recurrent)
     gates = d.joined(parts)
@@ -133,9 +138,7 @@ def gru_flow(d: Direction) -> Flow:
     parts: list[Any] = [None] * d.steps
     inners: list[Any] = [None] * d.steps
     for at in reversed(range(d.steps)):
-        total = plus(arriving[at], flowing)
-        if total is None:
-            total = c.zeros((d.batch, d.hidden), before.data_type)
+        total = d.total(arriving[at], flowing)
         dn, dz = total * to_n[at], total * to_z[at]
         if linear:
             back = dn * resets[at]
@@ -177,9 +180,7 @@ def lstm_flow(d: Direction) -> Flow:
     arriving, flowing, in_cell = d.arriving(), None, d.last_cell
     parts: list[Any] = [None] * d.steps
     for at in reversed(range(d.steps)):
-        total = plus(arriving[at], flowing)
-        if total is None:
-            total = d.context.zeros((d.batch, d.hidden), g.data_type)
+        total = d.total(arriving[at], flowing)
         in_cell = plus(total * to_cell[at], in_cell)
         spread = d.apply("Concat", in_cell, total, in_cell, in_cell, axis=1)
         parts[at] = spread * slopes[at]

@@ -108,10 +108,6 @@ def _list_of(call: ListCall, items: Sequence[SymbolicTensor]) -> list[Given]:
     return [TensorList(tuple(items))]
 
 
-def _construct(call: ListCall) -> list[Given]:
-    return _list_of(call, [call.tensor(i) for i in range(len(call.operands))])
-
-
 def _at(call: ListCall) -> list[Given]:
     items = call.items(0)
     return [items[call.position(1, len(items))]]
@@ -195,7 +191,9 @@ def _get_element(call: ListCall) -> list[Given]:
 
 
 _HANDLERS: dict[str, Callable[[ListCall], list[Given]]] = {
-    "SequenceConstruct": _construct,
+    "SequenceConstruct": lambda call: _list_of(
+        call, [*map(call.tensor, range(len(call.operands)))]
+    ),
     "SequenceEmpty": lambda call: [TensorList(())],
     "SequenceAt": _at,
     "SequenceInsert": _insert,

@@ -54,10 +54,6 @@ def _log_of_base(base: float) -> Lowering:
     return lowered
 
 
-def _exp2(call: Call, x: SymbolicTensor) -> SymbolicTensor:
-    return call.builder.pow(call.cast(2.0), call.cast(x))
-
-
 @rounded_once
 def _erfc(call: Call, x: SymbolicTensor) -> SymbolicTensor:
     return call.builder.sub(call.cast(1.0), call.builder.erf(call.cast(x)))
@@ -85,10 +81,6 @@ def _hardtanh(
     return call.builder.clip(call.cast(x), call.cast(min_val), call.cast(max_val))
 
 
-def _hardsigmoid(call: Call, x: SymbolicTensor) -> SymbolicTensor:
-    return call.builder.op("HardSigmoid", x, alpha=1.0 / 6.0, beta=0.5)
-
-
 @rounded_once
 def _softplus(
     call: Call, x: SymbolicTensor, beta: float = 1, threshold: float = 20
@@ -111,11 +103,15 @@ LOWERINGS: dict[Any, Row] = {
     aten.rsqrt.default: built(Builder.rsqrt, cast=True),
     aten.square.default: built(Builder.square, cast=True), aten.expm1.default: _expm1,
     aten.log1p.default: _log1p, aten.log2.default: _log_of_base(2.0),
-    aten.log10.default: _log_of_base(10.0), aten.exp2.default: _exp2,
+    aten.log10.default: _log_of_base(10.0),
+    aten.exp2.default: lambda call, x: call.builder.pow(call.cast(2.0), call.cast(x)),
     aten.erfc.default: _erfc, aten.gelu.default: KeptWhole(built(Builder.gelu)),
     aten.silu.default: KeptWhole(rounded_once(built(Builder.silu))),
     aten.elu.default: KeptWhole(_elu),
     aten.leaky_relu.default: KeptWhole(_leaky_relu), aten.hardtanh.default: KeptWhole(_hardtanh),
-    aten.hardsigmoid.default: KeptWhole(_hardsigmoid), aten.softplus.default: KeptWhole(_softplus),
+    aten.hardsigmoid.default: KeptWhole(
+        lambda call, x: call.builder.op("HardSigmoid", x, alpha=1.0 / 6.0, beta=0.5)
+    ),
+    aten.softplus.default: KeptWhole(_softplus),
     aten._prelu_kernel.default: _prelu, aten.prelu.default: _prelu,
 }  # fmt: skip

@@ -35,10 +35,6 @@ def _index_select(call: Call, x: SymbolicTensor, dim: int, index: SymbolicTensor
     return call.builder.gather(x, call.builder.reshape(index, (-1,)), dim)
 
 
-def _embedding(call: Call, weight: SymbolicTensor, indices: Any, *_: Any) -> SymbolicTensor:
-    return call.builder.gather(weight, indices, 0)
-
-
 def _scatter(
     reduction: str, call: Call, x: SymbolicTensor, dim: int, index: SymbolicTensor, src: Value
 ) -> SymbolicTensor:
@@ -174,7 +170,8 @@ def _index_put(
 
 LOWERINGS: dict[Any, Row] = {
     aten.gather.default: _gather, aten.index_select.default: _index_select,
-    aten.embedding.default: _embedding, aten.index.Tensor: _index,
+    aten.embedding.default: lambda call, weight, places, *_: call.builder.gather(weight, places, 0),
+    aten.index.Tensor: _index,
     aten.index_put.default: _index_put, aten._unsafe_index.Tensor: _index,
     aten.scatter.src: partial(_scatter, "none"), aten.scatter.value: partial(_scatter, "none"),
     aten.scatter_add.default: partial(_scatter, "add"),

@@ -44,8 +44,8 @@ def _is_floating_kind(op: str, call: Call, x: SymbolicTensor) -> SymbolicTensor:
     return call.builder.op(op, x) if x.data_type.is_floating else call.filled(False)
 
 
-def _binary(op: str, call: Call, a: Value, b: Value) -> SymbolicTensor:
-    return call.builder.op(op, call.cast(a), call.cast(b))
+def _binary(op: str, call: Call, a: Value, b: Value, **attributes: int) -> SymbolicTensor:
+    return call.builder.apply(op, [call.cast(a), call.cast(b)], 1, attributes)[0]
 
 
 def _compare(op: str, call: Call, a: Value, b: Value) -> SymbolicTensor:
@@ -53,10 +53,6 @@ def _compare(op: str, call: Call, a: Value, b: Value) -> SymbolicTensor:
     if x.data_type is DataType.BOOL and op != "Equal":
         x, y = call.cast(x, DataType.INT32), call.cast(y, DataType.INT32)
     return call.builder.op(op, x, y)
-
-
-def _not_equal(call: Call, a: Value, b: Value) -> SymbolicTensor:
-    return call.builder.logical_not(_compare("Equal", call, a, b))
 
 
 def _logical(op: str, call: Call, a: Value, b: Value) -> SymbolicTensor:
@@ -70,13 +66,8 @@ def truth(call: Call, value: Value) -> SymbolicTensor:
     return call.cast(value, DataType.BOOL)
 
 
-def _logical_not(call: Call, x: SymbolicTensor) -> SymbolicTensor:
-    return call.builder.logical_not(truth(call, x))
-
-
-def _bitwise(op: str, call: Call, a: Value, b: Value) -> SymbolicTensor:
-    name = op if call.data_type is DataType.BOOL else f"Bitwise{op}"
-    return _binary(name, call, a, b)
+def _by_type(of_flags: str, of_numbers: str, call: Call, a: Value, b: Value) -> SymbolicTensor:
+    return _binary(of_flags if call.data_type is DataType.BOOL else of_numbers, call, a, b)
 
 
 def _add(call: Call, a: Value, b: Value, alpha: Number = 1) -> SymbolicTensor:
@@ -93,16 +84,8 @@ def _subtract(call: Call, a: Value, b: Value, alpha: Number = 1) -> SymbolicTens
     return _binary("Sub", call, a, _scaled(call, b, alpha))
 
 
-def _subtract_from(call: Call, a: Value, b: Value, alpha: Number = 1) -> SymbolicTensor:
-    return _binary("Sub", call, b, _scaled(call, a, alpha))
-
-
 def _scaled(call: Call, value: Value, alpha: Number) -> Value:
     return value if alpha == 1 else _binary("Mul", call, value, alpha)
-
-
-def _multiply(call: Call, a: Value, b: Value) -> SymbolicTensor:
-    return _binary("And" if call.data_type is DataType.BOOL else "Mul", call, a, b)
 
 
 def _divide(call: Call, a: Value, b: Value, rounding_mode: str | None = None) -> SymbolicTensor:
@@ -112,10 +95,6 @@ def _divide(call: Call, a: Value, b: Value, rounding_mode: str | None = None) ->
     if rounding_mode == "trunc" and call.data_type.is_floating:
         return _truncate(call, quotient)
     return quotient
-
-
-def _fmod(call: Call, a: Value, b: Value) -> SymbolicTensor:
-    return call.builder.op("Mod", call.cast(a), call.cast(b), fmod=1)
 
 
 def _truncate(call: Call, x: SymbolicTensor) -> SymbolicTensor:
@@ -192,12 +171,16 @@ _UNARY = {
 _WHOLE = {"Floor": aten.floor, "Ceil": aten.ceil, "Round": aten.round}
 #: Their second operand is a tensor or a number.
 _OF_TWO: dict[Any, Lowering] = {
-    aten.add: _add, aten.sub: _subtract, aten.rsub: _subtract_from, aten.mul: _multiply,
-    aten.remainder: built(Builder.mod, cast=True), aten.fmod: _fmod, aten.ne: _not_equal,
+    aten.add: _add, aten.sub: _subtract, aten.mul: partial(_by_type, "And", "Mul"),
+    aten.rsub: lambda call, a, b, alpha=1: _subtract(call, b, a, alpha),
+    aten.remainder: built(Builder.mod, cast=True), aten.fmod: partial(_binary, "Mod", fmod=1),
+    aten.ne: lambda call, a, b: call.builder.logical_not(_compare("Equal", call, a, b)),
     aten.eq: partial(_compare, "Equal"), aten.lt: partial(_compare, "Less"),
     aten.le: partial(_compare, "LessOrEqual"), aten.gt: partial(_compare, "Greater"),
-    aten.ge: partial(_compare, "GreaterOrEqual"), aten.bitwise_and: partial(_bitwise, "And"),
-    aten.bitwise_or: partial(_bitwise, "Or"), aten.bitwise_xor: partial(_bitwise, "Xor"),
+    aten.ge: partial(_compare, "GreaterOrEqual"),
+    aten.bitwise_and: partial(_by_type, "And", "BitwiseAnd"),
+    aten.bitwise_or: partial(_by_type, "Or", "BitwiseOr"),
+    aten.bitwise_xor: partial(_by_type, "Xor", "BitwiseXor"),
 }  # fmt: skip
 
 # prims.fma comes with inductor: in processes that have not loaded it no graph has one.
@@ -218,7 +201,7 @@ LOWERINGS: dict[Any, Row] = {
     aten.logical_and.default: partial(_logical, "And"),
     aten.logical_or.default: partial(_logical, "Or"),
     aten.logical_xor.default: partial(_logical, "Xor"),
-    aten.logical_not.default: _logical_not,
+    aten.logical_not.default: lambda call, x: call.builder.logical_not(truth(call, x)),
     aten.bitwise_not.default: built(Builder.logical_not),
     aten.trunc.default: _truncate,
     aten.clamp.default: _clamp, aten.clamp.Tensor: _clamp,
