@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 
 from stitch.api import Device
 from stitch.cli.module_files import Module
+from stitch.cli.wire_words import free_outputs
 from stitch.errors import IncompatibleError
 from stitch.linker import Wire
 from stitch.program import Array, DataType, InputKind, InputSlot, OutputSlot, Value, ValueType
@@ -66,7 +67,7 @@ class Runnable(Protocol):
 
 
 class Chain:
-    """Modules in order, connected by wires; the outputs that feed nobody are its outputs."""
+    """Modules in order, connected by wires; the outputs that feed no input are its outputs."""
 
     def __init__(self, device: Device, modules: Sequence[Module], wires: Sequence[Wire]) -> None:
         self.device = device
@@ -76,18 +77,12 @@ class Chain:
         feeds: list[dict[int, tuple[int, int]]] = [{} for _ in modules]
         for wire in wires:
             feeds[wire.consumer][wire.input] = (wire.producer, wire.output)
-        taken = {source for fed in feeds for source in fed.values()}
-        self._results = [
-            (k, o)
-            for k, module in enumerate(modules)
-            for o in range(len(module.program.outputs))
-            if (k, o) not in taken
-        ]
+        results = free_outputs(modules, wires)
         calls = list(map(GraphCall, self.programs, feeds))
-        self._graph: PreparedGraph | None = PreparedGraph(calls, "chain", self._results)
+        self._graph: PreparedGraph | None = PreparedGraph(calls, "chain", results)
         self._sources = self._graph.inputs
         taken_slots = [(modules[k], modules[k].program.inputs[i]) for k, i in self._sources]
-        given_slots = [(modules[k], modules[k].program.outputs[o]) for k, o in self._results]
+        given_slots = [(modules[k], modules[k].program.outputs[o]) for k, o in results]
         self.inputs = tuple(
             RunInput(name, value.type, slot.kind, own=slot.name)
             for name, slot, value in _told_apart(taken_slots, modules)

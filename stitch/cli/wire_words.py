@@ -14,7 +14,7 @@ from itertools import pairwise
 from stitch.cli.module_files import Module
 from stitch.cli.parser import Option
 from stitch.errors import LinkError, UsageError, closest
-from stitch.linker import Wire, chain_wires, check_wire
+from stitch.linker import Port, Wire, chain_wires, check_wire
 from stitch.program import InputSlot, OutputSlot, Program
 
 FORM = "MODULE.OUTPUT=MODULE.INPUT, such as a.y=b.x or 0.0=1.0"
@@ -116,6 +116,17 @@ def _likely_pairs(producer: Program, consumer: Program) -> list[tuple[str, str]]
     return same or alike[:1]
 
 
+def free_outputs(modules: Sequence[Module], wires: Iterable[Wire]) -> list[Port]:
+    """Module and index of each output that feeds no input."""
+    fed = {(wire.producer, wire.output) for wire in wires}
+    return [
+        (k, o)
+        for k, module in enumerate(modules)
+        for o in range(len(module.program.outputs))
+        if (k, o) not in fed
+    ]
+
+
 class _Names:
     """What modules and their slots are called, looked up once for all words."""
 
@@ -173,7 +184,7 @@ def _parsed(modules: _Names, word: str) -> Wire:
     return Wire(producer, output, consumer, taken)
 
 
-def output_port(modules: Sequence[Module], word: str) -> tuple[int, int]:
+def output_port(modules: Sequence[Module], word: str) -> Port:
     """The module and output that `a.y` names; raises `UsageError`."""
     if "." not in word:
         raise UsageError(f"{word!r} names no output", expected="MODULE.OUTPUT, such as a.y")

@@ -7,7 +7,17 @@ gradient; what all families use lies above them.
 """
 
 from stitch.ops.activation import GELU_CUBE, GELU_HEIGHT, GELU_RATE
-from stitch.ops.applying import bind, evaluate, infer_types, kernel_workspace
+from stitch.ops.applying import (
+    KernelBytes,
+    OperationBytes,
+    bind,
+    evaluate,
+    infer_types,
+    kernel_bytes,
+    kernel_workspace,
+    numpy_bytes,
+    operand_nbytes,
+)
 from stitch.ops.attributes import int_of
 from stitch.ops.definition import (
     Attribute,
@@ -20,13 +30,6 @@ from stitch.ops.definition import (
 from stitch.ops.element_types import data_type_of_code, onnx_code
 from stitch.ops.gradient import Gradient, GradientBuilder, GradientContext
 from stitch.ops.inference import Inference, InferenceContext
-from stitch.ops.program_workspaces import (
-    KernelBytes,
-    OperationBytes,
-    kernel_bytes,
-    numpy_bytes,
-    operand_nbytes,
-)
 from stitch.ops.registry import lookup, operators
 from stitch.ops.shape import known_by_type, slices_of
 from stitch.ops.steps import LINE_NBYTES, KernelMemory, bytes_from_a_line, workspace

@@ -119,6 +119,13 @@ class GradientContext(WithAttributes):
             return gradient
         return self.apply("Reshape", gradient, list(shape))
 
+    def of_operands(self, *rules: Callable[[], Any] | None) -> tuple[Any, ...]:
+        """What the rule of each operand gives, summed as by `reduced`; None where not wanted."""
+        return tuple(
+            self.reduced(rule(), index) if rule is not None and self.wants(index) else None
+            for index, rule in enumerate(rules)
+        )
+
     def fail(self, what: str, remedy: str | None = None) -> CompileError:
         """The error to raise where this form of the operator has no gradient."""
         where = operation_text(self.op, self.input_types, self.location)

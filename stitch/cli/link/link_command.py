@@ -10,7 +10,7 @@ from stitch.cli.command import EXIT_OK, Command, say
 from stitch.cli.module_files import Module, read_modules
 from stitch.cli.output_checks import TTB, OutputChecks
 from stitch.cli.parser import add_options, make_parser
-from stitch.cli.wire_words import FUNCTION_WORD, WIRE_WORD, output_port, wires_of
+from stitch.cli.wire_words import FUNCTION_WORD, WIRE_WORD, free_outputs, output_port, wires_of
 from stitch.errors import IncompatibleError, UsageError
 from stitch.files import write_file
 from stitch.linker import Port, Wire, link_programs
@@ -75,14 +75,7 @@ def _kept(
     """The outputs that stay: those that feed no input, and those that were asked for."""
     if not words:
         return None
-    fed = {(w.producer, w.output) for w in wires}
-    free = {
-        (k, o)
-        for k, module in enumerate(modules)
-        for o in range(len(module.program.outputs))
-        if (k, o) not in fed
-    }
-    return free | {output_port(modules, word) for word in words}
+    return {*free_outputs(modules, wires), *(output_port(modules, word) for word in words)}
 
 
 def _check_machines(modules: Sequence[Module]) -> None:

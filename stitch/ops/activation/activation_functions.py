@@ -232,13 +232,12 @@ def _swish_slope(c: GradientContext) -> Any:
 def _prelu_gradient(context: GradientContext) -> Sequence[Any]:
     """Below zero y = slope x."""
     x, gradient = context.input(0), context.gradient
-    first = second = None
-    if context.wants(0):
-        below = context.apply("Less", x, 0.0)
-        first = context.apply("Where", below, gradient * context.input(1), gradient)
-    if context.wants(1):
-        second = context.reduced(gradient * context.apply("Min", x, 0.0), 1)
-    return first, second
+
+    def below() -> Any:
+        less = context.apply("Less", x, 0.0)
+        return context.apply("Where", less, gradient * context.input(1), gradient)
+
+    return context.of_operands(below, lambda: gradient * context.apply("Min", x, 0.0))
 
 
 def _activation(name: str, workspaces: int, chain: Chain, slope: Slope, **defaults: float) -> OpDef:

@@ -12,19 +12,13 @@ from stitch.program import Array
 
 def add(context: GradientContext) -> Sequence[Any]:
     """Every operand gets the gradient itself (also Sum's)."""
-    return [
-        context.reduced(context.gradient, i) if context.wants(i) else None
-        for i in range(len(context.input_types))
-    ]
+    return context.of_operands(*[lambda: context.gradient] * len(context.input_types))
 
 
 def mean(context: GradientContext) -> Sequence[Any]:
     """Every operand gets its share."""
     share = context.gradient * (1.0 / len(context.input_types))
-    return [
-        context.reduced(share, i) if context.wants(i) else None
-        for i in range(len(context.input_types))
-    ]
+    return context.of_operands(*[lambda: share] * len(context.input_types))
 
 
 def sub(context: GradientContext) -> Sequence[Any]:
@@ -37,9 +31,9 @@ def sub(context: GradientContext) -> Sequence[Any]:
 def mul(context: GradientContext) -> Sequence[Any]:
     """d(a·b) = b·da + a·db."""
     gradient = context.gradient
-    first = context.reduced(gradient * context.input(1), 0) if context.wants(0) else None
-    second = context.reduced(gradient * context.input(0), 1) if context.wants(1) else None
-    return first, second
+    return context.of_operands(
+        lambda: gradient * context.input(1), lambda: gradient * context.input(0)
+    )
 
 
 def div(context: GradientContext) -> Sequence[Any]:
@@ -54,13 +48,11 @@ def div(context: GradientContext) -> Sequence[Any]:
 
 def mod(context: GradientContext) -> Sequence[Any]:
     """y = a - b trunc(a / b), and trunc has no slope."""
-    gradient = context.gradient
-    first = context.reduced(gradient, 0) if context.wants(0) else None
-    second = None
-    if context.wants(1):
-        whole = context.apply("Round", (context.output() - context.input(0)) / context.input(1))
-        second = context.reduced(gradient * whole, 1)
-    return first, second
+
+    def whole() -> Any:
+        return context.apply("Round", (context.output() - context.input(0)) / context.input(1))
+
+    return context.of_operands(lambda: context.gradient, lambda: context.gradient * whole())
 
 
 def _exponent(data: Array | None) -> float | None:

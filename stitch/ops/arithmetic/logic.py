@@ -108,13 +108,11 @@ def _shift(arguments: KernelArguments) -> Sequence[Thunk]:
 def where_gradient(context: GradientContext) -> Sequence[Any]:
     """Each choice gets the gradient of the places where it was chosen."""
     condition, gradient = context.input(0), context.gradient
-    first = second = None
-    if context.wants(1):
-        first = context.reduced(context.kept(condition, gradient), 1)
-    if context.wants(2):
-        rest = context.apply("Where", condition, context.zero_like(gradient), gradient)
-        second = context.reduced(rest, 2)
-    return None, first, second
+    return context.of_operands(
+        None,
+        lambda: context.kept(condition, gradient),
+        lambda: context.apply("Where", condition, context.zero_like(gradient), gradient),
+    )
 
 
 OPERATORS = (

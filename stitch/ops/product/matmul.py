@@ -167,12 +167,10 @@ def matmul_gradient(context: GradientContext) -> Sequence[Any]:
     if len(b) == 2:
         # One matrix on the right: all rows on the left are one tall matrix.
         return _tall(context, a, b, gradient)
-    da = db = None
-    if context.wants(0):
-        da = context.reduced(context.apply("MatMul", gradient, _swapped(context, 1)), 0)
-    if context.wants(1):
-        db = context.reduced(context.apply("MatMul", _swapped(context, 0), gradient), 1)
-    return da, db
+    return context.of_operands(
+        lambda: context.apply("MatMul", gradient, _swapped(context, 1)),
+        lambda: context.apply("MatMul", _swapped(context, 0), gradient),
+    )
 
 
 def _tall(
