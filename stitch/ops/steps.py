@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar, Token
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,22 @@ def scalar(value: float, like: Array) -> Array:
     # Kernels are bound before their caller's error state is entered.
     with np.errstate(over="ignore"):
         return np.array(value, like.dtype)
+
+
+@cache
+def _zeros(kind: np.dtype[Any]) -> Array:
+    array = np.zeros(4 * CHUNK_SIZE, kind)
+    array.flags.writeable = False
+    return array
+
+
+def zero(like: Array) -> Array:
+    """Zero as `maximum` and `minimum` take least time for it: they are slow on a single number, so
+    an array of zeros for whatever is no longer than a few chunks."""
+    zeros = _zeros(like.dtype)
+    if like.size > zeros.size or not like.flags.c_contiguous:
+        return scalar(0, like)
+    return zeros[: like.size].reshape(like.shape)
 
 
 class KernelMemory:

@@ -15,7 +15,7 @@ from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS, PRODUCTS, SIGNED_NUMERIC
 from stitch.ops.gradient import GradientContext, Slope, of_first
 from stitch.ops.inference import InferenceContext, same_as_first
-from stitch.ops.steps import Chain, Work, chain_kernel, copy_steps, mask_in, scalar
+from stitch.ops.steps import Chain, Work, chain_kernel, copy_steps, mask_in, scalar, zero
 from stitch.ops.workspaces import few, operands
 from stitch.program import Array, DataType, ValueType
 
@@ -38,7 +38,7 @@ def softplus_steps(x: Array, out: Array, work: Array) -> list[Thunk]:
         partial(np.negative, work, work),
         partial(np.exp, work, work),
         partial(np.log1p, work, work),
-        partial(np.maximum, x, scalar(0.0, x), out=out),
+        partial(np.maximum, x, zero(x), out=out),
         partial(np.add, out, work, out),
     ]
 
@@ -47,7 +47,7 @@ def _exponential_branch(
     x: Array, out: Array, work: Array, rate: float, scale: float
 ) -> list[Thunk]:
     """max(x, 0) + scale (exp(min(x, 0) / rate) - 1): the common form of Elu, Selu and Celu."""
-    steps: list[Thunk] = [partial(np.minimum, x, scalar(0.0, x), out=work)]
+    steps: list[Thunk] = [partial(np.minimum, x, zero(x), out=work)]
     if rate != 1.0:
         steps.append(partial(np.divide, work, scalar(rate, x), work))
     steps.append(partial(np.expm1, work, work))
@@ -55,7 +55,7 @@ def _exponential_branch(
         steps.append(partial(np.multiply, work, scalar(scale, x), work))
     return [
         *steps,
-        partial(np.maximum, x, scalar(0.0, x), out=out),
+        partial(np.maximum, x, zero(x), out=out),
         partial(np.add, out, work, out),
     ]
 
@@ -101,7 +101,7 @@ def _clamped_line(x: Array, out: Array, slope: float, offset: float) -> list[Thu
     return [
         partial(np.multiply, x, scalar(slope, x), out),
         partial(np.add, out, scalar(offset, x), out),
-        partial(np.maximum, out, scalar(0.0, x), out=out),
+        partial(np.maximum, out, zero(out), out=out),
         partial(np.minimum, out, scalar(1.0, x), out=out),
     ]
 
@@ -142,7 +142,7 @@ def _prelu(arguments: KernelArguments) -> Sequence[Thunk]:
 
 def _relu(arguments: KernelArguments) -> Sequence[Thunk]:
     x = arguments.given(0)
-    return (partial(np.maximum, x, scalar(0, x), out=arguments.outputs[0]),)
+    return (partial(np.maximum, x, zero(x), out=arguments.outputs[0]),)
 
 
 def _relu_slope(c: GradientContext) -> Any:
