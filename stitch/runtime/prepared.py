@@ -26,7 +26,6 @@ from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.recording import (
     Binding,
     Ran,
-    Recording,
     Straight,
     perform,
     steps_done,
@@ -39,19 +38,38 @@ READY = Status.READY
 _new_handle = Tensor.__new__
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Again:
     """How a lease is run into once more while the generation of the records is the same.
 
-    `note`: what the handle on its only result calls in the end.
+    `known`: whose work it is. `entries`: what it was given, None if arrays only. `note`: what the
+    handle on its only result calls in the end.
     """
 
-    recording: Recording
+    known: object
     generation: int
+    entries: Entries | None
     binding: Binding
     straight: Straight
     run: Callable[..., Ran]
     note: Callable[[], object]
+
+    def arrays(self, entries: Entries, arguments: Sequence[Any]) -> list[Any] | None:
+        """The arrays among the arguments; None where a tensor is none of the entries, or is not to
+        be read as it lies."""
+        arrays = []
+        for entry, argument in zip(entries, arguments, strict=True):
+            if type(argument) is Tensor:
+                value = argument._record
+                if value is not entry or value.status is not READY:
+                    return None
+                if value.consumed or value.is_exposed:
+                    return None
+            elif entry is None:
+                arrays.append(argument)
+            else:
+                return None
+        return arrays
 
 
 #: A value's descriptor, the key of that, and which program makes it.
@@ -137,8 +155,6 @@ class PreparedGraph:
         self._donated = tuple(
             (at, gone[place]) for at, place in enumerate(self.inputs) if place in gone
         )
-        #: What its last run on arrays was a run of.
-        self._recording: Recording | None = None
         self._known: KnownWork[_Details] = KnownWork(device)
         #: What each call looks at.
         self._dropped, self._tasks = device.deaths.dropped, device.tasks
@@ -149,39 +165,45 @@ class PreparedGraph:
         """Run the graph on arrays or tensors; gives the last call's outputs, ready."""
         if named or len(arguments) != self._count:
             arguments = arranged(f"the {self._name}", self._input_types, arguments, named)
-        with self.device.lock if self._runs_here() else self._lock:
-            dropped = self._dropped
+        # What is called is a local: a method that an object only has costs 20 ns more to be found.
+        runs_here = self._runs_here
+        with self.device.lock if runs_here() else self._lock:
+            dropped, records = self._dropped, self._records
             if dropped:
                 value = dropped[0]
                 lease = value.lease
-                if lease is not None:
-                    again = lease.again
-                    if (
-                        again is not None
-                        and again.recording is self._recording
-                        and again.generation == self._records.generation
-                        and value.handles == 1
-                        and len(dropped) == 1
-                        # Else an interrupted window may read what the last run made.
-                        and self._tasks.is_idle
-                        and self._records.is_whole
-                    ):
-                        try:
-                            ran = again.run(arguments)
-                        except BaseException as error:
-                            self._stopped(again.binding, again.straight.steps_done(error))
-                            raise
-                        if ran:
-                            # Nobody holds what the last run made, so it is this one's already; the
-                            # note of its last handle goes as the new one comes.
-                            handle, note = _new_handle(Tensor), again.note
-                            # All at once: nothing can come in between these.
-                            del dropped[0]
-                            handle._record = value
-                            handle.__del__ = note
-                            if ran is not True:
-                                tell_run(self.device, again.binding, ran)
-                            return handle
+                again = None if lease is None else lease.again
+                if (
+                    again is not None
+                    and again.known is self._known
+                    and again.generation == records.generation
+                    and value.handles == 1
+                    and len(dropped) == 1
+                    # Else an interrupted window may read what the last run made.
+                    and self._tasks.is_idle
+                    and records.is_whole
+                ):
+                    run, entries = again.run, again.entries
+                    try:
+                        if entries is None:
+                            ran = run(arguments)
+                        else:
+                            arrays = again.arrays(entries, arguments)
+                            ran = arrays is not None and run(arrays)
+                    except BaseException as error:
+                        self._stopped(again.binding, again.straight.steps_done(error))
+                        raise
+                    if ran:
+                        # Nobody holds what the last run made, so it is this one's already; the
+                        # note of its last handle goes as the new one comes.
+                        handle, note = _new_handle(Tensor), again.note
+                        # All at once: nothing can come in between these.
+                        del dropped[0]
+                        handle._record = value
+                        handle.__del__ = note
+                        if ran is not True:
+                            tell_run(self.device, again.binding, ran)
+                        return handle
             results = self._run_past_queue(arguments)
             if results is not None:
                 return results
@@ -194,45 +216,6 @@ class PreparedGraph:
         """As a call, on arrays and tensors, for those who hold the device's lock."""
         results = self._run_past_queue(arguments)
         return self._run(self._linked(arguments)) if results is None else results
-
-    def _run_past_queue(self, arguments: tuple[Any, ...]) -> Tensor | tuple[Tensor, ...] | None:
-        if self.device.queues_here():
-            self.device.check_outside()
-        results = self._run_idle(arguments)
-        return self._run_known(arguments) if results is None else results
-
-    def _run_idle(self, arguments: tuple[Any, ...]) -> Tensor | tuple[Tensor, ...] | None:
-        """Run on arrays as the last time, into a lease that nobody holds; None where there is none,
-        or its guard does not hold."""
-        device, recording = self.device, self._recording
-        if self._dropped or device.deaths.notes.left:
-            device.drain()
-        generation = device.records.generation
-        if (
-            recording is None
-            or not recording.idle
-            or recording.generation != generation
-            or device.copies_forbidden
-            or not device.tasks.is_idle
-        ):
-            return None
-        lease = recording.idle[-1]
-        binding = lease.plain
-        straight = None if binding is None else binding.straight
-        if binding is None or straight is None or straight.observers != device.observers:
-            return None
-        try:
-            ran = straight.run(arguments)
-        except BaseException as error:
-            self._stopped(binding, straight.steps_done(error))
-            raise
-        if not ran:
-            return None
-        results = self._results(lease, binding, ran)
-        if isinstance(results, Tensor) and lease.is_single:
-            note = partial(device.drop, results._record)
-            lease.again = _Again(recording, generation, binding, straight, straight.run, note)
-        return results
 
     def _stopped(self, binding: Binding, done: int) -> None:
         """Tell of the steps that were done when one raised."""
@@ -257,12 +240,12 @@ class PreparedGraph:
             tell_run(device, binding, ran)
         return results
 
-    # -- tensors as arguments, and observers -----------------------------------------------------
-
-    def _run_known(self, arguments: tuple[Any, ...]) -> Tensor | tuple[Tensor, ...] | None:
+    def _run_past_queue(self, arguments: tuple[Any, ...]) -> Tensor | tuple[Tensor, ...] | None:
         """Run what was recorded for values of these forms at these places; None where nothing was,
         or its guard does not hold."""
         device = self.device
+        if device.queues_here():
+            device.check_outside()
         if device.is_closed:
             device.refuse()
         device.check_whole()
@@ -290,18 +273,27 @@ class PreparedGraph:
         binding = known.binding(device)
         if binding is None or (device.copies_forbidden and binding.plan.copies):
             return None
-        if len(binding.recording.arrays) != len(arrays):
+        all_given = len(binding.recording.arrays) == len(arrays)
+        if not all_given:
             arrays = known.arrays(entries, arguments)
         lease = binding.lease
         assert lease is not None, "known recordings have leases"
         if self._donated:
             return self._run_donated(binding, lease, known.details, entries, arrays)
+        generation = device.records.generation
         try:
             ran = perform(device, binding, arrays)
         except BaseException as error:
             self._stopped(binding, steps_done(error))
             raise
-        return self._results(lease, binding, ran)
+        results = self._results(lease, binding, ran)
+        straight = binding.straight
+        if lease.is_single and type(results) is Tensor and all_given and straight and not exposed:
+            lease.again = _Again(
+                self._known, generation, entries if any(entries) else None, binding, straight,
+                straight.run, results.__del__,
+            )  # fmt: skip
+        return results
 
     def _run_donated(
         self, binding: Binding, lease: Lease[Binding], details: _Details, entries: Entries,
@@ -395,8 +387,6 @@ class PreparedGraph:
             forms = self._known.forms(entries)
             binding = device.run_queue(fill)
         if binding is not None and binding.lease is not None:
-            if binding is binding.lease.plain:
-                self._recording = binding.recording
             self._known.remember(binding, forms, numbers, self._details(binding, numbers, made))
         return handles[0] if len(handles) == 1 else handles
 

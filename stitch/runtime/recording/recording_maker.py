@@ -314,8 +314,6 @@ class RecordingMaker:
             recording.alone = binding
         else:
             lease.bindings[places] = binding
-            if not places:
-                lease.plain = binding
             while len(lease.bindings) > (MAX_LENT_BINDINGS if _is_lent(places) else MAX_BINDINGS):
                 _, old = lease.bindings.popitem(last=False)
                 old.drop()

@@ -50,7 +50,7 @@ class Lease(Generic[B]):
 
     __slots__ = (
         "again", "bindings", "buffers", "held", "holder", "instances", "is_lasting", "is_single",
-        "last_run", "plain", "values",
+        "last_run", "values",
     )  # fmt: skip
 
     def __init__(
@@ -78,8 +78,6 @@ class Lease(Generic[B]):
         self.last_run = 0
         #: By the places of what a run reads, the least recently used first.
         self.bindings: OrderedDict[Places, B] = OrderedDict()
-        #: The one for runs that read nothing but arrays of the call.
-        self.plain: B | None = None
 
     def take(self, values: list[ValueRecord], now: int) -> None:
         """The results of a run lie here now; `values` as `instances`."""
@@ -208,7 +206,6 @@ class Lease(Generic[B]):
         for binding in self.bindings.values():
             binding.drop()
         self.bindings.clear()
-        self.plain = None
 
 
 #: One whose bindings are nobody's business.
