@@ -1,9 +1,10 @@
-"""What one copy of a tensor costs: bytes by its descriptors, time by the machine's curves."""
+"""What copies of tensors cost: bytes by their descriptors, time by the machine's curves."""
 
 from __future__ import annotations
 
 from stitch.machine import Machine, footprint
-from stitch.program import TensorDesc
+from stitch.planner.plan import Copy, Plan
+from stitch.program import Space, TensorDesc
 
 
 def copy_cost(machine: Machine, source: TensorDesc, target: TensorDesc) -> tuple[int, float]:
@@ -13,3 +14,18 @@ def copy_cost(machine: Machine, source: TensorDesc, target: TensorDesc) -> tuple
     page = max(1, min(written.page_nbytes, read.page_nbytes))
     seconds = machine.seconds(source.layout.space, target.layout.space, nbytes, page)
     return nbytes, seconds
+
+
+def foreseen_seconds(plan: Plan) -> float:
+    """Simulated seconds of a plan's copies and moves, and then of bringing back to L1 what has been
+    there, is not when it is done, and is predicted to be read."""
+    request = plan.request
+    seen = {(r.value, i.desc) for r in request.residents for i in r.instances}
+    seen |= {(step.made, step.target.desc) for step in plan.steps if isinstance(step, Copy)}
+    left = {r.value: {i.desc for i in r.instances} for r in plan.final_values}
+    predicted = {value for value, _ in request.later} & left.keys()
+    return plan.seconds + sum(
+        min(copy_cost(request.machine, other, desc)[1] for other in left[value])
+        for value, desc in seen
+        if value in predicted and desc.layout.space is Space.L1 and desc not in left[value]
+    )

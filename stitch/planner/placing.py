@@ -40,12 +40,15 @@ def placed(known: Plan, request: PlanRequest) -> Plan | None:
     where they do not serve it or find no place.
 
     Moves inside a space depend on what lies where, so plans with moves are not placed; evictions
-    depend on sizes, so what lies in the spaces must have the same ones.
+    depend on sizes, so what lies in the spaces must have the same ones, and on next uses, so these
+    must be predicted alike.
     """
     before = known.request
     if request.machine is not before.machine or request.tasks != before.tasks:
         return None
     if any(isinstance(step, Relocate) for step in known.steps):
+        return None
+    if before.later != request.later and known.is_pressed:
         return None
     numbers = _numbers(known, request)
     if numbers is None or (known.is_pressed and _present(before) != _present(request)):

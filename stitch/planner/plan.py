@@ -73,7 +73,9 @@ class Resident:
 class PlanRequest:
     """All that a plan may depend on.
 
-    `kept` are the values that a handle can still read afterwards. Raises nothing by itself.
+    `kept` are the values that a handle can still read afterwards. `later`: (value, task that reads
+    it next), predicted, where no task here does any more; tasks to come are counted on from these.
+    Raises nothing by itself.
     """
 
     machine: Machine
@@ -81,6 +83,7 @@ class PlanRequest:
     buffers: tuple[Buffer, ...]
     residents: tuple[Resident, ...]
     kept: frozenset[int]
+    later: tuple[tuple[int, int], ...] = ()
 
 
 def waiting_desc(desc: TensorDesc, space: Space = Space.DRAM) -> TensorDesc:
@@ -203,8 +206,11 @@ class Plan:
     least_seconds: float = 0.0
 
     @property
-    def gap(self) -> float:
-        """By which share more its copies and moves may take than the best plan's; 0 if unknown."""
+    def gap(self) -> float | None:
+        """By which share more its copies and moves may take than the best plan's; None where it was
+        chosen by predicted uses, which it may pay for early."""
+        if self.request.later and self.is_pressed:
+            return None
         return self.seconds / self.least_seconds - 1 if self.least_seconds > 0 else 0.0
 
     @property
@@ -254,8 +260,12 @@ class Plan:
 
     @property
     def is_pressed(self) -> bool:
-        """Whether anything gives way in it: is evicted, comes back, or moves."""
-        return any(not isinstance(s, Copy) or s.kind != "copy" for s in self.copies)
+        """Whether anything gives way in it: is evicted or dropped, comes back, or moves."""
+        if any(not isinstance(s, Copy) or s.kind != "copy" for s in self.copies):
+            return True
+        living = {resident.value for resident in self.final_values}
+        held = {i.buffer for r in self.request.residents if r.value in living for i in r.instances}
+        return any(isinstance(step, Free) and step.buffer in held for step in self.steps)
 
     def at(self, addresses: Mapping[int, int]) -> Plan:
         """The same plan with buffers (number → address per bank) elsewhere, for plans that move

@@ -93,6 +93,8 @@ class Residency:
             for instance in resident.instances:
                 self.attach(resident.value, instance)
         self._uses = _uses(request)
+        end = len(request.tasks)
+        self._later = {v: max(end, use) for v, use in request.later if v in request.kept}
 
     def _allocate_present(self) -> None:
         self.allocators: dict[Space, Allocator] = {}
@@ -146,10 +148,11 @@ class Residency:
         self.users[buffer] = {heir}
 
     def next_use(self, value: int) -> int:
-        """The next task after the current one that reads a value; `NEVER` if none in sight."""
+        """The next task after the current one that reads a value, known or else predicted; `NEVER`
+        if none in sight."""
         uses = self._uses.get(value, ())
         at = bisect_right(uses, self.task)
-        return uses[at] if at < len(uses) else NEVER
+        return uses[at] if at < len(uses) else self._later.get(value, NEVER)
 
     def is_needed(self, value: int) -> bool:
         """Whether anything can still read a value after the current task."""
@@ -282,7 +285,7 @@ class Residency:
         words = ["there before" if made is None else f"made by task {made}"]
         users = self.users[buffer.number]
         use = min((self.soonest(value) for value in users), default=NEVER)
-        if use != NEVER:
+        if use < len(self.request.tasks):
             words.append(f"read by queued task {use}")
         if users & self.request.kept:
             words.append("held by a handle")

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from stitch.errors import LayoutError, OutOfMemoryError, StitchError
-from stitch.planner.copy_cost import copy_cost
+from stitch.planner.copy_cost import copy_cost, foreseen_seconds
 from stitch.planner.making_room import RoomDemand, make_room
 from stitch.planner.plan import Copy, Execute, Instance, Plan, PlanRequest
 from stitch.planner.plan_picture import RULES, OtherWay, Residency
@@ -51,7 +51,7 @@ def plan(request: PlanRequest, *, spills: bool = True) -> Plan:
             except (OutOfMemoryError, LayoutError) as error:
                 refused = refused or error
             else:
-                if best is None or candidate.seconds < best.seconds:
+                if best is None or foreseen_seconds(candidate) < foreseen_seconds(best):
                     best = candidate
                 if otherwise:
                     break
@@ -73,13 +73,19 @@ def plan(request: PlanRequest, *, spills: bool = True) -> Plan:
 def _chosen(request: PlanRequest) -> tuple[frozenset[tuple[int, int]], float]:
     """Which values had best leave L1 before which of their uses; the seconds that any plan takes,
     0 where that is not known."""
-    chain = chain_of(request)
+    chain, end = chain_of(request), len(request.tasks)
     choice = choose(chain)
     if choice is None:
         return frozenset(), 0.0
-    away = {(v, stay.end) for stay in choice.away for v in chain.holders[stay.holder].values}
-    least = chain.first_seconds + choice.least_seconds if chain.is_whole else 0.0
-    return frozenset(away), least
+    away = {
+        (value, min(stay.end, end))
+        for stay in choice.away
+        if stay.first < end
+        for value in chain.holders[stay.holder].values
+    }
+    # What comes later is not the plan's to pay.
+    is_bound = chain.is_whole and not request.later
+    return frozenset(away), chain.first_seconds + choice.least_seconds if is_bound else 0.0
 
 
 def _plan_by(state: Residency) -> Plan:

@@ -101,8 +101,9 @@ def explain(device: RuntimeDevice, period: str | None = None) -> str:
             f"  {counted(earlier.copies, 'copy', 'copies')} of older or failed plans, "
             f"{earlier.nbytes} B, not listed"
         )
-    gap = max((plan.gap for plan, _ in account.plans), default=0.0)
-    if gap > 0:
+    gaps = [plan.gap for plan, _ in account.plans]
+    gap = max((g for g in gaps if g is not None), default=0.0)
+    if gap > 0 and None not in gaps:
         out.append(f"  no plan for the same work saves more than {gap / (1 + gap):.1%} of its time")
     for line in (*copy_lines(account.plans), *other_lines(account)):
         proof = f" [{line.certificate}]" if line.certificate else ""

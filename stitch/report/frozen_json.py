@@ -32,6 +32,7 @@ LATER = {
     "CostCertificate": frozenset({"pieces"}),
     "Machine": frozenset({"compute"}),
     "Plan": frozenset({"least_seconds"}),
+    "PlanRequest": frozenset({"later"}),
     "Transformation": frozenset({"seconds"}),
 }
 

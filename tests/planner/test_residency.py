@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import product
 from random import Random
@@ -9,10 +10,11 @@ from random import Random
 import pytest
 
 from stitch.errors import LayoutError, OutOfMemoryError
-from stitch.planner import Copy, Instance, PlanRequest, check_plan, plan
+from stitch.planner import Copy, Instance, Plan, PlanRequest, check_plan, plan
 from stitch.planner.copy_cost import copy_cost
 from stitch.planner.residency import Holder, Stay, StayChain, chain_of, choose
 from stitch.program import Layout, TensorDesc
+from stitch.report.frozen_json import from_plain, to_plain
 from tests.support.planner.residency_chains import DESC, alternating, farthest_first, random_chain
 from tests.support.planner.small_requests import (
     DRAM,
@@ -272,10 +274,35 @@ def pressed_request() -> PlanRequest:
 def test_a_plan_says_how_far_from_the_best_it_can_be_and_the_checker_compares() -> None:
     made = plan(pressed_request())
     assert 0 < made.least_seconds <= made.seconds and check_plan(made) == ()
-    assert 0 <= made.gap == made.seconds / made.least_seconds - 1 < 0.02
+    assert made.gap == made.seconds / made.least_seconds - 1 and 0 <= made.gap < 0.02
     for claimed in (made.seconds * 1.01, -1e-9, float("nan"), float("inf")):
         (problem,) = check_plan(replace(made, least_seconds=claimed))
         assert problem.kind == "bound"
+
+
+@pytest.mark.parametrize("soon", [0, 1])
+def test_of_two_that_no_task_reads_the_one_leaves_that_is_predicted_to_be_read_later(
+    soon: int,
+) -> None:
+    scene = Scene(SMALL)
+    held = [scene.tensor(desc_of(1536), 1024 + 1536 * v, keep=True) for v in range(2)]
+    scene.run(program("p", [], [desc_of(2048, L1)]), keep=True)
+    later = tuple((value, 3 if at == soon else 9) for at, value in enumerate(held))
+    made = plan(replace(scene.request(), later=later))
+    (gone,) = (s.value for s in made.steps if isinstance(s, Copy) and s.kind == "evict")
+    assert gone == held[1 - soon] and check_plan(made) == () and made.gap is None
+    again = from_plain(Plan, json.loads(json.dumps(to_plain(made))), "plan")
+    assert again.request.later == later and plan(again.request).steps == made.steps
+
+
+@pytest.mark.parametrize("later", [((0, -9),), ((0, 0), (1, 1 << 70)), ((77, 3), (-1, -1))])
+def test_predictions_that_cannot_be_cost_bytes_at_most(later: tuple[tuple[int, int], ...]) -> None:
+    scene = Scene(SMALL)
+    held = [scene.tensor(desc_of(1536), 1024 + 1536 * v, keep=v > 0) for v in range(2)]
+    scene.run(program("p", [desc_of(1536, L1)], [desc_of(2048, L1)]), held[0], keep=True)
+    made = plan(replace(scene.request(), later=later))
+    assert check_plan(made) == ()
+    assert {r.value for r in made.final_values} == scene.request().kept
 
 
 @pytest.mark.parametrize("seed", range(12))

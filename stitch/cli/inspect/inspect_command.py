@@ -186,8 +186,11 @@ def _check(plans: dict[int, Plan], as_json: bool) -> int:
         return EXIT_FAILURE if wrong else EXIT_OK
     for index, problems in problems_of.items():
         facts = f"{len(plans[index].steps)} steps, {_counted('certificates', kinds_of[index])}"
-        if plans[index].gap > 0:
-            facts += f", at most {plans[index].gap:.1%} over the least simulated time"
+        gap = plans[index].gap
+        if gap is None:
+            facts += ", chosen by predicted uses"
+        elif gap > 0:
+            facts += f", at most {gap:.1%} over the least simulated time"
         verdict = _counted("problems", Counter(p.kind for p in problems)) if problems else "sound"
         say(f"plan {index}: {facts}: {verdict}")
         for problem in problems:

@@ -48,7 +48,8 @@ def make_room(state: Residency, demand: RoomDemand) -> list[int]:
     while True:
         problem = problem_of(state, demand)
         arrangement = _elsewhere(problem)
-        if arrangement is None and drop_idle_copies(state, demand, sum(problem.pieces)):
+        missing = sum(problem.all_pieces) - sum(size for _, size in problem.gaps)
+        if arrangement is None and drop_idle_copies(state, demand, missing):
             continue
         arrangement = arrangement or _arranged(problem)
         if arrangement is not None:

@@ -7,7 +7,7 @@ needless stays after all. Must not know: tasks, descriptors, steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from math import gcd
+from math import fsum, gcd
 
 from stitch.planner.residency.stays import StayChain
 
@@ -73,7 +73,8 @@ class CoverProblem:
         """What it costs that these give way."""
         chosen = set(away)
         written = {self.holder[i] for i in chosen} - {-1}
-        return sum(self.back[i] for i in chosen) + sum(self.write[h] for h in written)
+        # To the last bit, in whatever order: of covers that cost the same the first is taken.
+        return fsum([*(self.back[i] for i in chosen), *(self.write[h] for h in written)])
 
     def is_hopeless(self) -> bool:
         """Whether at some task not enough can give way: then the chain does not fit at all."""

@@ -19,6 +19,9 @@ from stitch.planner.plan import Instance, PlanRequest, waiting_desc
 from stitch.program import Space, TensorDesc
 from stitch.tasks import Task, TransformationKind
 
+#: How far after a request's tasks predicted uses are looked at.
+MAX_LATER = 256
+
 
 @dataclass(frozen=True, slots=True)
 class Stay:
@@ -49,7 +52,8 @@ class Holder:
 @dataclass(frozen=True, slots=True)
 class StayChain:
     """Stays over tasks; at task t `excess[t]` bytes per bank of those that span it must be away,
-    none where it is not above 0.
+    none where it is not above 0. After the tasks of a request come those that read, as predicted,
+    what it leaves: as crowded as its own.
 
     `first_seconds`: what copies take that every plan makes. `is_whole`: no plan takes less than
     these and a cover; untrue where parts of a buffer, or one of several copies, can come back.
@@ -116,14 +120,26 @@ class _Reading:
             for value in {*task.inputs, *task.outputs}:
                 if last_use.get(value, -1) <= t:
                     self._end(value, t + 1)
+        later = {value: max(use, len(busy)) for value, use in request.later}
+        end = max([len(busy), *(use + 1 for use in later.values())])
+        end = min(end, len(busy) + MAX_LATER)
+        busy += [max(busy, default=0)] * (end - len(busy))
         for held in {id(o): o for o in self.open.values()}.values():
-            self._stay(held, len(request.tasks), 0.0)
-        idle = [0] * (len(request.tasks) + 1)
+            uses = [later[v] for v in self.holders[held.number].values if later.get(v, end) < end]
+            after = 0.0
+            if uses:
+                back, use = self._back_seconds(held), min(uses)
+                self._stay(held, use, back)
+                held.idle_since = use + 1
+                # It is wanted once more at an unknown time: the later, the longer it can be away.
+                after = back * (end - use - 1) / (end - len(request.tasks))
+            self._stay(held, end, after)
+        idle = [0] * (end + 1)
         for stay in self.stays:
             idle[stay.first] += stay.nbytes
             idle[stay.end] -= stay.nbytes
         excess, lying = [], 0
-        for t in range(len(request.tasks)):
+        for t in range(end):
             lying += idle[t]
             excess.append(busy[t] + lying - room)
         return StayChain(
