@@ -190,7 +190,7 @@ class TaskQueue:
             self.windows_run += 1
             ran = run_binding(device, binding, window.values, kept)
             with self.lock:
-                leave_results(device, binding, window.values, kept, window.number + 1)
+                leave_results(device, binding, window.values, kept, window.end)
                 if self.running is window:
                     # Who listens may look at what it made.
                     window.is_done = True

@@ -17,10 +17,21 @@ from functools import partial
 
 from stitch.errors import OutOfMemoryError, StitchError, TaskError
 from stitch.memory import LENT_ADDRESSES
-from stitch.planner import Copy, Execute, Instance, Plan, PlanRequest, Step, placed, plan
+from stitch.planner import (
+    Copy,
+    Execute,
+    Instance,
+    Plan,
+    PlanRequest,
+    Step,
+    foreseen_seconds,
+    placed,
+    plan,
+)
 from stitch.runtime.backends import BoundPlan
 from stitch.runtime.events import PlanMade
 from stitch.runtime.history import Tally
+from stitch.runtime.recording.next_uses import NextUses
 from stitch.runtime.recording.recorded_work import Site
 from stitch.runtime.recording.recordings import (
     MAX_BINDINGS,
@@ -54,6 +65,7 @@ class RecordingMaker:
 
     def __init__(self, device: Site) -> None:
         self._device = device
+        self._next_uses = NextUses()
 
     def binding(
         self, window: Window, kept: tuple[bool, ...], at_most: int | None = None
@@ -76,19 +88,25 @@ class RecordingMaker:
                 # The steady state: all is as it was when this ran last.
                 binding = recording.idle[-1].bindings.get(places)
                 if binding is not None and binding.serves(device.observers):
+                    if self._next_uses.is_wanted:
+                        self._next_uses.note(window)
                     return binding
                 binding = None
         # Where the host has no memory to bind a recording once more, a new plan makes room first.
         with suppress(OutOfMemoryError):
-            binding = self._again(variants, places)
+            binding = self._again(variants, places, window.number)
             if binding is None and len(variants) > 1:
                 # Not its first time round: what others' leases have to spare may well be taken.
-                binding = self._again(variants, places, clear=True)
+                binding = self._again(variants, places, window.number, clear=True)
         if binding is None:
+            if self._next_uses.is_wanted or not variants:
+                self._next_uses.learn(window)
             planned = self._placed(variants, window, kept)
             planned = planned or self._planned_alone(window, kept, at_most)
             if planned is not None:
                 binding = self._new(window, planned, kept, forms, places, at_most is not None)
+        elif self._next_uses.is_wanted:
+            self._next_uses.note(window)
         return binding
 
     def _planned_alone(
@@ -107,9 +125,10 @@ class RecordingMaker:
     # -- again -----------------------------------------------------------------------------------
 
     def _again(
-        self, variants: Sequence[Recording], places: Places, *, clear: bool = False
+        self, variants: Sequence[Recording], places: Places, now: int, *, clear: bool = False
     ) -> Binding | None:
-        """A recording that may run; `clear`: after spare leases that lie in its way are revoked."""
+        """A recording that may run; `clear`: after spare leases that lie in its way are revoked.
+        `now`: the number of its window."""
         device = self._device
         records, shared = device.records, sharing(places)
         for recording in variants:
@@ -118,6 +137,8 @@ class RecordingMaker:
             if recording.places is not None and recording.places != places:
                 continue
             if device.copies_forbidden and recording.plan.copies:
+                continue
+            if not recording.chooses_well(records, self._next_uses.version, now):
                 continue
             if clear and recording.generation != records.generation:
                 recording.clear_way(records)
@@ -183,6 +204,9 @@ class RecordingMaker:
         recording.claim = claim
         device.recordings.plans_made += not planned.is_known
         known = device.recordings.of(window.graph, kept, forms)
+        if plan.is_pressed:
+            self._next_uses.is_wanted = True
+            recording.look_ahead(self._next_uses.version, known)
         recording.makes_way = is_one_of_many or bool(known)
         device.recordings.add(window.graph, kept, forms, recording)
         lease = None
@@ -239,7 +263,7 @@ class RecordingMaker:
             except StitchError as error:
                 first = error
                 continue
-            if best is None or plan.seconds < best[0].seconds:
+            if best is None or foreseen_seconds(plan) < foreseen_seconds(best[0]):
                 best = plan, picture, leases
         if best is None:
             assert first is not None
@@ -273,7 +297,7 @@ class RecordingMaker:
         picture.kept.update(i for i, alive in enumerate(kept) if alive)
         request = PlanRequest(
             device.machine, window.graph.tasks, tuple(picture.buffers), tuple(picture.residents),
-            frozenset(picture.kept),
+            frozenset(picture.kept), self._next_uses.predicted(window, kept, picture.bystanders),
         )  # fmt: skip
         return request, picture
 

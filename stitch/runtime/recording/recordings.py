@@ -39,7 +39,7 @@ from stitch.tasks import TaskGraph
 
 #: Kinds of work that are kept, and recordings of one kind (they differ in what was in their way).
 MAX_KINDS = 512
-MAX_VARIANTS = 8
+MAX_VARIANTS = 32
 #: Leases of one recording, at most; a result that is held for longer than so many later ones leaves
 #: its own. Each is some 2 KB of Python's, and memory that others may have as soon as it is idle.
 MAX_LEASES = 2048
@@ -47,6 +47,8 @@ MAX_LEASES = 2048
 #: lent at places of its own each time is kept alive by them.
 MAX_BINDINGS = 32
 MAX_LENT_BINDINGS = 8
+#: How often work that makes tensors give way is planned anew because their next uses have changed.
+MAX_TRIES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +166,11 @@ class Recording(LeaseHolder["Binding"]):
         #: this order; and for each array that a bound plan asks for its position among them.
         self.arrays: tuple[int, ...] = ()
         self.order: tuple[int, ...] = ()
+        #: Where it makes tensors give way: how much was known of next uses, how long those with
+        #: predicted ones had been idle, and how often its work may be planned anew for these.
+        self.knowledge: int | None = None
+        self.idle_times: tuple[tuple[Place, int], ...] = ()
+        self.tries = MAX_TRIES
         self._sources = {
             r.value: tuple([i.buffer for i in r.instances]) for r in plan.request.residents
         }
@@ -172,6 +179,35 @@ class Recording(LeaseHolder["Binding"]):
         self.work: Sequence[Region] = self.works_in
         if places is None and self.has_one_lease:
             self.work = needed_regions(temporary, [buffer for buffer, _ in effects.made])
+
+    def look_ahead(self, knowledge: int, known: Sequence[Recording]) -> None:
+        """Note by which predictions it makes tensors give way (`knowledge`: their version);
+        `known`: the recordings of its work so far."""
+        self.knowledge = knowledge
+        request = self.plan.request
+        predicted = {value for value, _ in request.later}
+        places = {b.number: (b.space, b.address) for b in request.buffers if b.address is not None}
+        self.tries = max(0, min([self.tries, *(old.tries for old in known)]) - 1)
+        self.idle_times = tuple([
+            (place, resident.idle)
+            for resident in request.residents
+            if resident.value in predicted
+            for instance in resident.instances
+            if (place := places.get(instance.buffer)) is not None
+        ])  # fmt: skip
+
+    def chooses_well(self, records: Records, knowledge: int, now: int) -> bool:
+        """Whether what gives way would still be chosen, as far as idle times tell."""
+        if self.knowledge is None or not self.tries:
+            return True
+        if self.knowledge != knowledge:
+            return False
+        live = records.all_buffers()
+        for place, idle in self.idle_times:
+            buffer = live.get(place)
+            if buffer is None or all(now - value.last_used != idle for value in buffer.users):
+                return False
+        return True
 
     def look_around(self, records: Records, picture: Picture) -> None:
         """Note what lies in the buffers that it touches, and where they are."""

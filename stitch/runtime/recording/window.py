@@ -10,7 +10,7 @@ from stitch.tasks import TaskGraph, Transformation
 
 
 class Window:
-    """The queue of a device between two runs; `number` tells windows apart.
+    """The queue of a device between two runs; `number` tells windows apart, and counts tasks.
 
     While it runs, the next one fills: `value.window` and `value.number` then speak of that one, so
     who runs this one goes by the numbers in it.
@@ -93,9 +93,14 @@ class Window:
             joined.reads_failed |= window.reads_failed
         return joined
 
+    @property
+    def end(self) -> int:
+        """The number of the next one."""
+        return self.number + max(1, len(self.agents))
+
     def following(self) -> Window:
         """An empty one, for what comes after it."""
-        return Window(self.number + 1, self.nothing)
+        return Window(self.end, self.nothing)
 
     def alone(self, index: int) -> tuple[Window, list[int]]:
         """One of its tasks as a window that was never queued; and the numbers that the values of

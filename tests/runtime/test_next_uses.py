@@ -1,0 +1,109 @@
+"""Next uses are learned: loops in room for less, planned in windows of any length, carry what the
+best loop carries."""
+
+from __future__ import annotations
+
+from functools import cache
+from random import Random
+
+import numpy as np
+import pytest
+
+import stitch
+from stitch.runtime.recording import next_uses
+from stitch.runtime.recording.next_uses import NextUses
+from tests.support.stitched_models import model, one, tiny
+
+WEIGHTS, ROOM = 6, 5
+SHAPE = (32, 32)
+NBYTES = 4 * 32 * 32
+#: Room for five weights of 1,024 bytes a bank, and for what runs through them.
+MACHINE = tiny(l1_nbytes=ROOM * 1024 + 512)
+
+
+def least_loads(rounds: int) -> int:
+    """The least loads of a loop over the weights that ends as it began, by trying all it can do."""
+
+    @cache
+    def loads(inside: frozenset[int], at: int, goal: frozenset[int]) -> float:
+        if at == rounds * WEIGHTS:
+            return 0 if inside == goal else float("inf")
+        wanted = at % WEIGHTS
+        if wanted in inside:
+            return loads(inside, at + 1, goal)
+        choices = [inside - {gone} | {wanted} for gone in inside]
+        return 1 + min(loads(choice, at + 1, goal) for choice in choices)
+
+    every = frozenset(range(WEIGHTS))
+    return int(min(loads(every - {gone}, 0, every - {gone}) for gone in every))
+
+
+def test_the_best_loop_is_shorter_than_one_that_repeats_each_round() -> None:
+    assert [least_loads(rounds) for rounds in (1, 2, 5, 10)] == [2, 3, 6, 12]
+
+
+def times() -> stitch.CompiledModel:
+    """y = x w, a row by a matrix."""
+
+    def build(b: stitch.ComputationGraphBuilder) -> None:
+        x, w = b.input("x", (1, 32), "float32"), b.input("w", SHAPE, "float32")
+        b.output("y", b.op("MatMul", x, w))
+
+    return model("times", build, target=MACHINE)
+
+
+def weights_of(device: stitch.Device) -> list[stitch.Tensor]:
+    return [device.tensor(np.roll(np.eye(32, dtype=np.float32), k, 0)) for k in range(WEIGHTS)]
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 6, 64])
+def test_a_cycle_of_six_weights_in_room_for_five_is_the_best_after_two_rounds(window: int) -> None:
+    carried = []
+    with stitch.open_device(MACHINE, window=window) as device:
+        program, weights = device.load(times()), weights_of(device)
+        x = device.tensor(np.arange(32, dtype=np.float32)[None])
+        for _ in range(12):
+            before = device.account().total.nbytes
+            for weight in weights:
+                x = one(program(x, weight))
+            device.run_queue()
+            carried.append(device.account().total.nbytes - before)
+        shift = 12 * sum(range(WEIGHTS)) % 32
+        assert np.array_equal(x.numpy()[0], np.roll(np.arange(32, dtype=np.float32), -shift))
+    assert sum(carried[2:]) == least_loads(10) * NBYTES
+
+
+def learned(device: stitch.Device) -> NextUses:
+    return device.maker._next_uses
+
+
+def test_without_pressure_nothing_is_noted_in_the_steady_state() -> None:
+    with stitch.open_device(tiny(l1_nbytes=1 << 17), window=1) as device:
+        program, (weight, *_) = device.load(times()), weights_of(device)
+        x = device.tensor(np.arange(32, dtype=np.float32)[None])
+        for _ in range(100):
+            x = one(program(x, weight))
+        x.numpy()
+        uses = learned(device)
+        assert not uses.is_wanted and not uses._replayed
+
+
+def test_what_is_learned_is_bounded_and_wrong_predictions_change_no_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(next_uses, "MAX_DISTANCES", 7)
+    monkeypatch.setattr(next_uses, "MAX_VALUES", 3)
+    monkeypatch.setattr(next_uses, "MAX_REPLAYED", 11)
+    random = Random(0)
+    with stitch.open_device(MACHINE, window=1) as device:
+        program, weights = device.load(times()), weights_of(device)
+        x = device.tensor(np.arange(32, dtype=np.float32)[None])
+        shift = 0
+        for _ in range(300):
+            k = random.randrange(WEIGHTS)
+            x, shift = one(program(x, weights[k])), shift + k
+        assert np.array_equal(x.numpy()[0], np.roll(np.arange(32, dtype=np.float32), -shift % 32))
+        uses = learned(device)
+        assert uses.is_wanted and 0 < len(uses._distances) <= 7 and 0 < len(uses._last) <= 3
+        assert uses._tasks == len(uses._replayed) <= 11
+        assert len(uses._recent) <= next_uses.DEPTHS[0]
