@@ -1,0 +1,1 @@
+"""What the residency benchmark plans, and what stands beside our search."""

@@ -1,0 +1,79 @@
+"""Other ways to choose who gives way over a chain, what a choice costs, and the exact optimum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from stitch.machine import Machine
+from stitch.planner.copy_cost import copy_cost
+from stitch.planner.plan import waiting_desc
+from stitch.planner.residency import Stay, StayChain
+
+#: Bytes and seconds.
+Cost = tuple[int, float]
+#: Of the stays over a task that lacks room the one of the greatest rank gives way.
+RULES: dict[str, Callable[[StayChain, Stay], int]] = {
+    "lru": lambda chain, stay: -stay.first,
+    "belady": lambda chain, stay: stay.end,
+    "farthest_last": lambda chain, stay: max(
+        s.end for s in chain.stays if s.holder == stay.holder
+    ),
+}  # fmt: skip
+
+
+def costs(machine: Machine, chain: StayChain) -> tuple[list[Cost], list[Cost]]:
+    """(Bytes and seconds for each stay to come back, and for each holder to be written)."""
+    ways = [(h.desc, waiting_desc(h.desc)) for h in chain.holders]
+    back = [
+        (copy_cost(machine, *ways[s.holder][::-1])[0] if s.back_seconds else 0, s.back_seconds)
+        for s in chain.stays
+    ]
+    written = [
+        (copy_cost(machine, *way)[0], h.write_seconds)
+        for way, h in zip(ways, chain.holders, strict=True)
+    ]
+    return back, written
+
+
+def total(machine: Machine, chain: StayChain, away: Sequence[int]) -> Cost:
+    """What it costs that these stays (by number) give way."""
+    back, written = costs(machine, chain)
+    parts = [back[i] for i in away]
+    parts += [written[h] for h in {chain.stays[i].holder for i in away if chain.stays[i].is_dirty}]
+    return sum(n for n, _ in parts), sum(s for _, s in parts)
+
+
+def by_rule(chain: StayChain, rank: Callable[[StayChain, Stay], int]) -> list[int]:
+    """Task by task, the stay of the greatest rank gives way until there is room."""
+    away: list[int] = []
+    for task, excess in enumerate(chain.excess):
+        over = [i for i, s in enumerate(chain.stays) if s.first <= task < s.end]
+        left = excess - sum(chain.stays[i].nbytes for i in away if i in over)
+        while left > 0:
+            away.append(
+                max((i for i in over if i not in away), key=lambda i: rank(chain, chain.stays[i]))
+            )
+            left -= chain.stays[away[-1]].nbytes
+    return away
+
+
+def optimum(back: Sequence[float], written: Sequence[float], chain: StayChain) -> float | None:
+    """The least cost of any cover, by HiGHS; None where it is not installed."""
+    try:
+        import highspy
+    except ImportError:
+        return None
+    solver = highspy.Highs()
+    solver.silent()
+    solver.setOptionValue("mip_rel_gap", 1e-9)
+    # HiGHS takes what is below 1e-6 as nothing.
+    unit = max([*back, *written, 1e-30]) / 1000
+    gone = [solver.addBinary(obj=cost / unit) for cost in back]
+    writes = [solver.addBinary(obj=cost / unit) for cost in written]
+    for x, stay in zip(gone, chain.stays, strict=True):
+        if stay.is_dirty:
+            solver.addConstr(x <= writes[stay.holder])
+    for task, over in chain.spanning().items():
+        solver.addConstr(sum(chain.stays[i].nbytes * gone[i] for i in over) >= chain.excess[task])
+    solver.minimize()
+    return float(solver.getObjectiveValue()) * unit
