@@ -25,7 +25,7 @@ def check_room(device: Device, runnable: Runnable) -> None:
     shape = device.machine.shape
     for loaded in runnable.programs:
         one = loaded.program
-        wanted = demands(one.inputs, one.outputs, one.constants, one.values, one.scratch, shape)
+        wanted = demands(one, one.scratch, shape)
         check_capacity(wanted, shape, f"program {one.name!r}")
     _check_inputs(runnable.inputs, shape)
 

@@ -36,9 +36,7 @@ def with_layouts(program: Program, layouts: SlotLayouts, machine: MachineShape) 
         for place in places:
             values[place] = replace(values[place], layout=layout)
     changed = replace(program, values=tuple(values))
-    wanted = demands(
-        changed.inputs, changed.outputs, changed.constants, changed.values, changed.scratch, machine
-    )
+    wanted = demands(changed, changed.scratch, machine)
     problems += address_problems(wanted, machine)
     problems += _placed_otherwise(program, changed, machine)
     where = f"program {program.name!r} on machine {machine.name!r}"

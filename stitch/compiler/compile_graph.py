@@ -10,16 +10,15 @@ from stitch.compiler.aliasing import free_aliases, prove_aliases
 from stitch.compiler.options import Compilation, CompileOptions
 from stitch.compiler.output_values import give_outputs_their_values
 from stitch.compiler.passes import (
-    drop_unused_values,
     fold_constants,
     merge_common_subexpressions,
-    remove_dead_code,
     remove_identities,
 )
 from stitch.compiler.placement import place
 from stitch.compiler.slot_wishes import apply_kinds, slot_wishes
 from stitch.errors import CompileError
 from stitch.graph import ComputationGraph, check_types
+from stitch.linker import drop_unused_values, remove_dead_code
 from stitch.machine import Machine
 
 _DEFAULTS = CompileOptions()

@@ -14,6 +14,7 @@ from itertools import accumulate
 import numpy as np
 
 from stitch.graph import ComputationGraph
+from stitch.ops import multiply_adds
 from stitch.program import ABSENT, Operation, Value
 
 #: How far a part's cost may lie from the mean; wider only where no cuts lie within.
@@ -79,21 +80,6 @@ def _cuts(
 def operation_cost(operation: Operation, values: Sequence[Value]) -> float:
     """Bytes read and written, and multiplications as the bytes that take as long."""
     touched = [v for v in (*operation.inputs, *operation.outputs) if v != ABSENT]
-    nbytes = sum(
-        values[v].type.data_type.itemsize * math.prod(values[v].type.shape) for v in touched
-    )
-    return 1 + nbytes + _products(operation, values) / _PRODUCTS_PER_BYTE
-
-
-def _products(operation: Operation, values: Sequence[Value]) -> int:
-    shapes = [() if v == ABSENT else values[v].type.shape for v in operation.inputs]
-    out = () if operation.outputs[0] == ABSENT else values[operation.outputs[0]].type.shape
-    if operation.op == "MatMul":
-        return math.prod(out) * shapes[0][-1]
-    if operation.op == "Gemm":
-        return math.prod(out) * shapes[0][0 if operation.attributes.get("transA") else 1]
-    if operation.op == "Conv":
-        return math.prod(out) * math.prod(shapes[1][1:])
-    if operation.op == "ConvTranspose":
-        return math.prod(shapes[0]) * math.prod(shapes[1][1:])
-    return 0
+    nbytes = sum(values[v].type.nbytes for v in touched)
+    products = 0 if operation.domain else multiply_adds(operation, values)
+    return 1 + nbytes + products / _PRODUCTS_PER_BYTE

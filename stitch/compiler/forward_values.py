@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Literal
 
 from stitch import ops
-from stitch.compiler.passes import drop_unused_values
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, KnownValues, SymbolicTensor
+from stitch.linker import drop_unused_values
 from stitch.program import ABSENT, InputKind, Operation, OutputSlot, Value
 
 #: What backward computes again: nothing, what costs no more than reading it, or everything.
@@ -134,15 +134,9 @@ class ForwardValues:
         if index < len(grown.outputs) and grown.outputs[index] != ABSENT:
             return grown.outputs[index]
         outputs = [*grown.outputs, *(ABSENT,) * (index + 1 - len(grown.outputs))]
-        types = ops.infer_types(
-            operation.op,
-            [None if v == ABSENT else self.forward[v].type for v in operation.inputs],
-            domain=operation.domain,
-            constants=self.known.operands(operation),
-            attributes=operation.attributes,
-            outputs=len(outputs),
-            location=operation.location,
-        )
+        operands = [None if v == ABSENT else self.forward[v].type for v in operation.inputs]
+        wider = replace(operation, outputs=tuple(outputs))
+        types = ops.infer_operation(wider, operands, self.known.operands(operation))
         for place, kind in enumerate(types):
             if outputs[place] == ABSENT:
                 outputs[place] = len(self.forward)

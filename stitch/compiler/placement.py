@@ -81,16 +81,12 @@ def place(
     name = options.name or graph.name
     where = f"program {name!r} on machine {machine.name!r}"
     slots = _slots(graph, wishes, aliases, machine)
-    placed = {s.value for s in graph.inputs} | {s.value for s in graph.outputs}
-    placed |= {constant.value for constant in graph.constants}
-    plan = pack_scratch(graph.values, graph.operations, placed)
+    plan = pack_scratch(graph.values, graph.operations, graph.placed_values())
     pinned = sum(s.size_per_bank for s in slots if _in_l1(s) and is_pinned(s.request))
     scratch = choose_scratch(plan.nbytes, machine, l1_slots_per_bank=pinned)
     _relieve_l1(slots, scratch, machine, where)
     program = _assemble(graph, slots, aliases, machine, plan, scratch, options, name)
-    wanted = demands(
-        program.inputs, program.outputs, program.constants, program.values, scratch, machine
-    )
+    wanted = demands(program, scratch, machine)
     _check(wanted, machine, where)
     warnings = [w for s in slots for w in size_traps(s.request, s.layout, machine)]
     return program, tuple(warnings)

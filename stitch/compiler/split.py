@@ -8,7 +8,6 @@ the last bit. Must not know: machines, files.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,9 +15,10 @@ from itertools import accumulate, pairwise
 
 from stitch.compiler.cut_points import narrowest_cuts
 from stitch.compiler.options import CompileOptions
-from stitch.compiler.passes import drop_unused_values, fold_constants, remove_dead_code
+from stitch.compiler.passes import fold_constants
 from stitch.errors import CompileError, closest
 from stitch.graph import ComputationGraph, Wish
+from stitch.linker import drop_unused_values, remove_dead_code
 from stitch.program import ABSENT, InputKind, InputSlot, Operation, OutputSlot, Value
 
 _GROWTH = CompileOptions().fold_growth_nbytes
@@ -120,8 +120,7 @@ class _Lives:
         points = max([*self._last.values(), 0]) + 1
         change = [0] * (points + 1)
         for v, last in self._last.items():
-            kind = self._values[v].type
-            nbytes = kind.data_type.itemsize * math.prod(kind.shape)
+            nbytes = self._values[v].type.nbytes
             change[self.start[v] + 1] += nbytes
             change[last + 1] -= nbytes
         return list(accumulate(change[:points]))

@@ -15,12 +15,10 @@ from stitch.graph.known_values import KnownValues
 from stitch.graph.wish import Side, Wish, WishError
 from stitch.program import (
     ABSENT,
-    Array,
     Constant,
     InputSlot,
-    Operation,
+    OperationList,
     OutputSlot,
-    Value,
     ValueType,
     body_lines,
     structure_problems,
@@ -29,17 +27,12 @@ from stitch.program import (
 
 
 @dataclass(frozen=True, slots=True)
-class ComputationGraph:
+class ComputationGraph(OperationList):
     """An unplaced entry point: slots, typed values, operations in run order, constants, wishes.
 
     Raises `CompileError` listing every way in which the parts do not fit together.
     """
 
-    name: str
-    inputs: tuple[InputSlot, ...]
-    outputs: tuple[OutputSlot, ...]
-    values: tuple[Value, ...]
-    operations: tuple[Operation, ...]
     constants: tuple[Constant, ...] = ()
     wishes: tuple[Wish, ...] = ()
 
@@ -59,10 +52,6 @@ class ComputationGraph:
     def output_type(self, index: int) -> ValueType:
         """Shape and logical data type of output `index`."""
         return self.values[self.outputs[index].value].type
-
-    def constant_data(self) -> dict[int, Array]:
-        """The constants by the index of their value."""
-        return {constant.value: constant.data for constant in self.constants}
 
     def slot_index(self, wish: Wish) -> int:
         """The index of the slot that a wish is about; raises `WishError` if there is none."""
@@ -149,15 +138,7 @@ def _type_problems(graph: ComputationGraph) -> Iterator[Problem]:
         where += f" at {operation.location}" if operation.location else ""
         operands = [None if j == ABSENT else graph.values[j].type for j in operation.inputs]
         try:
-            inferred = ops.infer_types(
-                operation.op,
-                operands,
-                domain=operation.domain,
-                constants=known.operands(operation),
-                attributes=operation.attributes,
-                outputs=len(operation.outputs),
-                location=operation.location,
-            )
+            inferred = ops.infer_operation(operation, operands, known.operands(operation))
         except CompileError as error:
             yield Problem("no_type", where, str(error).replace("\n", ";"))
             continue

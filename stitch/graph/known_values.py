@@ -91,22 +91,8 @@ class KnownValues:
         if asked is not None:
             return [asked]
         arrays = self.operands(operation)
-        count = len(operation.outputs)
-        types = ops.infer_types(
-            operation.op,
-            operands,
-            domain=operation.domain,
-            constants=arrays,
-            attributes=operation.attributes,
-            outputs=count,
-        )
+        types = ops.infer_operation(operation, operands, arrays)
         steps = ops.estimated_steps(operation, operands, types)
         if steps > MAX_STEPS or any(math.prod(kind.shape) > MAX_KNOWN_ELEMENTS for kind in types):
-            return [None] * count
-        return ops.evaluate(
-            operation.op,
-            arrays,
-            domain=operation.domain,
-            attributes=operation.attributes,
-            outputs=count,
-        )
+            return [None] * len(types)
+        return ops.evaluate_operation(operation, arrays)

@@ -126,21 +126,9 @@ def _take(b: LayerMethods, a: Any, indices: Any, axis: int | None = None) -> obj
     return b.gather(b.reshape(a, (-1,)) if axis is None else a, indices, axis or 0)
 
 
-def _flip(b: LayerMethods, m: Any, axis: Any = None) -> object:
-    return b.reverse(m, axis)
-
-
 def _full_like(b: LayerMethods, a: Any, fill_value: float) -> SymbolicTensor:
     tensor = b.tensor(a)
     return b.tensor(np.full(tensor.shape, fill_value, tensor.dtype))
-
-
-def _expand_dims(b: LayerMethods, a: Any, axis: Any) -> object:
-    return b.unsqueeze(a, axis)
-
-
-def _std(b: LayerMethods, a: Any, axis: Any = None, *, keepdims: bool = False) -> object:
-    return b.sqrt(b.variance(a, axis, keepdims))
 
 
 def _reduction(name: str) -> Meaning:
@@ -148,17 +136,6 @@ def _reduction(name: str) -> Meaning:
         return getattr(b, name)(a, axis, bool(keepdims))
 
     return reduce
-
-
-def _clip(b: LayerMethods, a: Any, a_min: Any = None, a_max: Any = None) -> object:
-    return b.clip(a, a_min, a_max)
-
-
-def _argument(name: str) -> Meaning:
-    def find(b: LayerMethods, a: Any, axis: Any = None, *, keepdims: bool = False) -> object:
-        return getattr(b, name)(a, axis, keepdims)
-
-    return find
 
 
 _FUNCTIONS: Mapping[Callable[..., object], Meaning] = {
@@ -171,13 +148,13 @@ _FUNCTIONS: Mapping[Callable[..., object], Meaning] = {
     np.swapaxes: lambda b, a, axis1, axis2: b.swapaxes(a, axis1, axis2),
     np.moveaxis: _moveaxis,
     np.squeeze: lambda b, a, axis=None: b.squeeze(a, axis),
-    np.expand_dims: _expand_dims,
+    np.expand_dims: lambda b, a, axis: b.unsqueeze(a, axis),
     np.broadcast_to: lambda b, array, shape: b.broadcast(array, shape),
     np.split: _split,
     np.take: _take,
     np.take_along_axis: lambda b, arr, indices, axis: b.gather_elements(arr, indices, axis),
-    np.flip: _flip,
-    np.clip: _clip,
+    np.flip: lambda b, m, axis=None: b.reverse(m, axis),
+    np.clip: lambda b, a, a_min=None, a_max=None: b.clip(a, a_min, a_max),
     np.dot: lambda b, a, other: b.dot(a, other),
     np.sum: _reduction("reduce_sum"),
     np.mean: _reduction("reduce_mean"),
@@ -187,9 +164,9 @@ _FUNCTIONS: Mapping[Callable[..., object], Meaning] = {
     np.amin: _reduction("reduce_min"),
     np.prod: _reduction("reduce_prod"),
     np.var: _reduction("variance"),
-    np.std: _std,
-    np.argmax: _argument("argmax"),
-    np.argmin: _argument("argmin"),
+    np.std: lambda b, a, axis=None, *, keepdims=False: b.sqrt(b.variance(a, axis, keepdims)),
+    np.argmax: _reduction("argmax"),
+    np.argmin: _reduction("argmin"),
     np.zeros_like: lambda b, a: _full_like(b, a, 0),
     np.ones_like: lambda b, a: _full_like(b, a, 1),
     np.full_like: _full_like,

@@ -160,12 +160,17 @@ def wished_layout(default: Layout, wishes: Iterable[Wish]) -> Layout:
 def _one_of(what: str, name: str, allowed: Iterable[str], where: str) -> None:
     choices = tuple(allowed)
     if name not in choices:
-        raise UsageError(
-            f"unknown {what}: {name!r}",
-            where=where,
-            expected=", ".join(choices),
-            remedy=closest(str(name), choices) or None,
-        )
+        raise _unknown(what, name, choices, where)
+
+
+def _unknown(what: str, value: object, allowed: Iterable[str], where: str) -> UsageError:
+    choices = tuple(allowed)
+    return UsageError(
+        f"unknown {what}: {value!r}",
+        where=where,
+        expected=", ".join(choices),
+        remedy=closest(str(value), choices) or None,
+    )
 
 
 def _checked(field: str, value: WishValue, where: str) -> WishValue:
@@ -191,13 +196,13 @@ def _member(kind: type[enum.Enum], value: WishValue, where: str) -> Any:
             names |= {member.short: member for member in DataType}
         if spelled in names:
             return names[spelled]
-    raise _wrong(where, value, [str(m.value) for m in kind])
+    raise _unknown(where.rpartition(".")[2], value, (str(m.value) for m in kind), where)
 
 
 def _row_major_or_tile(value: WishValue, where: str) -> WishValue:
     spelled = value.replace("-", "_") if isinstance(value, str) else value
     if spelled not in ("row_major", "tile"):
-        raise _wrong(where, value, ["row_major", "tile"])
+        raise _unknown("layout", value, ("row_major", "tile"), where)
     return spelled
 
 
@@ -231,15 +236,6 @@ def _shard_spec(value: WishValue, where: str) -> WishValue:
         return ShardSpec((rows, columns), (high, wide), Orientation(parts[5] or "row_major"))
     except LayoutError as error:
         raise UsageError(error.what, where=where, expected=_SHARDS, got=error.got) from error
-
-
-def _wrong(where: str, value: object, allowed: list[str]) -> UsageError:
-    return UsageError(
-        f"unknown {where.rpartition('.')[2]}: {value!r}",
-        where=where,
-        expected=", ".join(allowed),
-        remedy=closest(str(value), allowed) or None,
-    )
 
 
 def _spelled(value: WishValue, field: str) -> str:

@@ -13,7 +13,7 @@ from itertools import islice
 
 from stitch.errors import OutOfMemoryError
 from stitch.machine import MachineShape, footprint
-from stitch.program import Constant, InputSlot, OutputSlot, Scratch, Space, Value
+from stitch.program import OperationList, Scratch, Space, Value
 
 #: More pairs than this are not worth listing: of n regions in one place there are n².
 MAX_OVERLAPS = 64
@@ -36,27 +36,15 @@ class Demand:
         return f"{self.label} at [{self.address:#x}, {end:#x})"
 
 
-def demands(
-    inputs: Sequence[InputSlot],
-    outputs: Sequence[OutputSlot],
-    constants: Sequence[Constant],
-    values: Sequence[Value],
-    scratch: Scratch,
-    machine: MachineShape,
-) -> tuple[Demand, ...]:
+def demands(body: OperationList, scratch: Scratch, machine: MachineShape) -> tuple[Demand, ...]:
     """Everything that must be somewhere while the program runs; an aliasing output adds nothing.
 
     Raises `LayoutError` where a layout does not exist on the machine.
     """
-    listed = [_demand(f"input {s.name!r}", values[s.value], machine) for s in inputs]
-    listed += [
-        _demand(f"output {s.name!r}", values[s.value], machine)
-        for s in outputs
-        if s.aliases_input is None
-    ]
-    listed += [
-        _demand(f"constant {values[c.value].name!r}", values[c.value], machine) for c in constants
-    ]
+    named = [(f"input {s.name!r}", s.value) for s in body.inputs]
+    named += [(f"output {s.name!r}", s.value) for s in body.outputs if s.aliases_input is None]
+    named += [(f"constant {body.values[c.value].name!r}", c.value) for c in body.constants]
+    listed = [_demand(label, body.values[value], machine) for label, value in named]
     if scratch.size_per_bank:
         base = machine.space(scratch.space).base if scratch.space is Space.L1 else None
         listed.append(Demand("the scratch region", scratch.space, scratch.size_per_bank, base))

@@ -18,6 +18,7 @@ from stitch.program import (
     DataType,
     InputSlot,
     Operation,
+    OperationList,
     OutputSlot,
     Ownership,
     Program,
@@ -70,6 +71,13 @@ class JoinedProgram:
             where[constant.value] = self._value(program, program.values[constant.value])
             self.constants.append(replace(constant, value=where[constant.value]))
         self._add_operations(index, program, where)
+
+    def body(self, name: str) -> OperationList:
+        """All that was appended."""
+        return OperationList(
+            name, tuple(self.inputs), tuple(self.outputs), tuple(self.values),
+            tuple(self.operations), tuple(self.constants),
+        )  # fmt: skip
 
     def _add_operations(self, index: int, program: Program, where: dict[int, int]) -> None:
         ports = {slot.value: (index, o) for o, slot in enumerate(program.outputs)}

@@ -19,11 +19,12 @@ from dataclasses import replace
 from stitch.errors import LinkError
 from stitch.linker.alias_proofs import AliasProofs
 from stitch.linker.capacity import address_problems, check_capacity, demands
+from stitch.linker.dead_code import remove_dead_code
 from stitch.linker.joined import JoinedProgram
-from stitch.linker.scratch import ScratchPlan, choose_scratch, pack_scratch, place_intermediates
+from stitch.linker.scratch import choose_scratch, pack_scratch, place_intermediates
 from stitch.linker.wires import Port, SharedInput, Wire, check_ports, check_wires
 from stitch.machine import MachineShape
-from stitch.program import ABSENT, Constant, Operation, Program, Role, Scratch, Space
+from stitch.program import Program, Role, Scratch, Space
 
 
 def link_programs(
@@ -67,30 +68,22 @@ def link_programs(
 def _finish(joined: JoinedProgram, name: str, machine: MachineShape, role: Role) -> Program:
     """Drops what no output needs, packs the scratch, proves aliases, checks that all of it fits."""
     where = f"program {name!r}"
-    operations = _live_operations(joined)
-    read = {v for operation in operations for v in operation.inputs}
-    constants = [constant for constant in joined.constants if constant.value in read]
-    placed = {s.value for s in joined.inputs} | {s.value for s in joined.outputs}
-    placed |= {constant.value for constant in constants}
-    plan = pack_scratch(joined.values, operations, placed)
-    slots = [
-        d
-        for d in demands(
-            joined.inputs, joined.outputs, constants, joined.values, Scratch(Space.HOST, 0), machine
-        )
-        if d.space is Space.L1
-    ]
+    body = remove_dead_code(joined.body(name))
+    plan = pack_scratch(body.values, body.operations, body.placed_values())
+    everything = demands(body, Scratch(Space.HOST, 0), machine)
+    slots = [d for d in everything if d.space is Space.L1]
     scratch = choose_scratch(
         plan.nbytes,
         machine,
         l1_slots_per_bank=sum(d.size_per_bank for d in slots),
         l1_below=min((d.address for d in slots if d.address is not None), default=None),
     )
-    program = _compact(joined, operations, constants, plan, scratch, (name, role))
-    program = _with_aliases(program, joined)
-    wanted = demands(
-        program.inputs, program.outputs, program.constants, program.values, scratch, machine
+    values = place_intermediates(body.values, plan, scratch)
+    program = Program(
+        name, body.inputs, body.outputs, values, body.operations, body.constants, scratch, role
     )
+    program = _with_aliases(program, joined)
+    wanted = demands(program, scratch, machine)
     problems = list(address_problems(wanted, machine))
     if problems:
         raise LinkError(
@@ -100,51 +93,6 @@ def _finish(joined: JoinedProgram, name: str, machine: MachineShape, role: Role)
         )
     check_capacity(wanted, machine, where)
     return program
-
-
-def _live_operations(joined: JoinedProgram) -> list[Operation]:
-    needed = {slot.value for slot in joined.outputs}
-    live = []
-    for operation in reversed(joined.operations):
-        if needed.isdisjoint(operation.outputs):
-            continue
-        live.append(operation)
-        needed.update(v for v in operation.inputs if v != ABSENT)
-    return live[::-1]
-
-
-def _compact(
-    joined: JoinedProgram,
-    operations: Sequence[Operation],
-    constants: Sequence[Constant],
-    plan: ScratchPlan,
-    scratch: Scratch,
-    name_and_role: tuple[str, Role],
-) -> Program:
-    """The program without the values that no slot, constant or operation mentions."""
-    used = {s.value for s in joined.inputs} | {s.value for s in joined.outputs}
-    used |= {constant.value for constant in constants}
-    for operation in operations:
-        used.update(operation.inputs, operation.outputs)
-    used.discard(ABSENT)
-    values = place_intermediates(joined.values, plan, scratch)
-    order = sorted(used)
-    at = {old: new for new, old in enumerate(order)} | {ABSENT: ABSENT}
-    return Program(
-        name_and_role[0],
-        tuple(replace(s, value=at[s.value]) for s in joined.inputs),
-        tuple(replace(s, value=at[s.value]) for s in joined.outputs),
-        tuple(values[v] for v in order),
-        tuple(
-            replace(
-                o, inputs=tuple(at[v] for v in o.inputs), outputs=tuple(at[v] for v in o.outputs)
-            )
-            for o in operations
-        ),
-        tuple(replace(c, value=at[c.value]) for c in constants),
-        scratch,
-        name_and_role[1],
-    )
 
 
 def _with_aliases(program: Program, joined: JoinedProgram) -> Program:

@@ -12,6 +12,8 @@ from stitch.ops.applying import (
     OperationBytes,
     bind,
     evaluate,
+    evaluate_operation,
+    infer_operation,
     infer_types,
     kernel_bytes,
     kernel_workspace,
@@ -35,7 +37,7 @@ from stitch.ops.shape import known_by_type, slices_of
 from stitch.ops.steps import LINE_NBYTES, KernelMemory, bytes_from_a_line, workspace
 from stitch.ops.types import conversion_steps, workspace_nbytes
 from stitch.ops.window import windows_of
-from stitch.ops.work import estimated_steps, program_work
+from stitch.ops.work import estimated_steps, multiply_adds, program_work
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes
 
 __all__ = [
@@ -43,8 +45,8 @@ __all__ = [
     "GradientContext", "Inference", "InferenceContext", "Kernel", "KernelArguments", "KernelBytes",
     "KernelMemory", "LINE_NBYTES", "OpDef", "OperationBytes", "Thunk", "WorkspaceContext",
     "WorkspaceRule", "bind", "bytes_from_a_line", "computed_nbytes", "conversion_steps",
-    "data_type_of_code", "estimated_steps", "evaluate", "infer_types", "int_of", "kernel_bytes",
-    "kernel_workspace", "known_by_type", "lookup", "numpy_bytes", "onnx_code", "operand_nbytes",
-    "operators", "program_work", "resolve_attributes", "slices_of", "windows_of", "workspace",
-    "workspace_nbytes",
+    "data_type_of_code", "estimated_steps", "evaluate", "evaluate_operation", "infer_operation",
+    "infer_types", "int_of", "kernel_bytes", "kernel_workspace", "known_by_type", "lookup",
+    "multiply_adds", "numpy_bytes", "onnx_code", "operand_nbytes", "operators", "program_work",
+    "resolve_attributes", "slices_of", "windows_of", "workspace", "workspace_nbytes",
 ]  # fmt: skip

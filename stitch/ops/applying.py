@@ -75,6 +75,28 @@ def infer_types(
     return kinds
 
 
+def infer_operation(
+    operation: Operation,
+    inputs: Sequence[ValueType | None],
+    constants: Sequence[Array | None],
+    location: str | None = None,
+) -> tuple[ValueType, ...]:
+    """As `infer_types`, for an operation as graphs and programs hold it."""
+    return infer_types(
+        operation.op, inputs, domain=operation.domain, constants=constants,
+        attributes=operation.attributes, outputs=len(operation.outputs),
+        location=operation.location if location is None else location,
+    )  # fmt: skip
+
+
+def evaluate_operation(operation: Operation, inputs: Sequence[Array | None]) -> tuple[Array, ...]:
+    """As `evaluate`, for an operation as graphs and programs hold it."""
+    return evaluate(
+        operation.op, inputs, domain=operation.domain, attributes=operation.attributes,
+        outputs=len(operation.outputs),
+    )  # fmt: skip
+
+
 def _check_size(context: InferenceContext, kind: ValueType) -> None:
     if len(kind.shape) > MAX_RANK:
         raise context.fail(

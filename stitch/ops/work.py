@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from stitch.ops import indexing, shape, types
 from stitch.ops.attributes import Attributes
-from stitch.program import ABSENT, DataType, Operation, Program, Space, ValueType
+from stitch.program import ABSENT, DataType, Operation, Program, Space, Value, ValueType
 
 _Shapes = Sequence[tuple[int, ...]]
 #: From the shapes of operands (empty where absent) and results, and attributes.
@@ -86,6 +86,11 @@ _ESTIMATES: Mapping[tuple[str, str], _Estimate] = {
         lambda given, made, _: math.prod(given[1]) * math.prod(made[0][1:])
     ),
 }
+#: Those of matrices and of images, which are computed by a library's products.
+_PRODUCTS = frozenset({
+    ("", "Conv"), ("", "ConvTranspose"), ("", "Gemm"), ("", "MatMul"),
+    ("stitch", "ConvWeightGradient"),
+})  # fmt: skip
 
 
 def sums_of_products(
@@ -103,6 +108,17 @@ def sums_of_products(
         return 0
     given = [() if kind is None else kind.shape for kind in inputs]
     return estimate(given, [kind.shape for kind in outputs] or [()], operation.attributes)
+
+
+def multiply_adds(operation: Operation, values: Sequence[Value]) -> int:
+    """Multiply-adds of a matrix product or convolution between values; 0 for other operators."""
+    if (operation.domain, operation.op) not in _PRODUCTS:
+        return 0
+    inputs, outputs = (
+        [None if v == ABSENT else values[v].type for v in side]
+        for side in (operation.inputs, operation.outputs)
+    )
+    return sums_of_products(operation, inputs, [kind for kind in outputs if kind is not None])
 
 
 def estimated_steps(

@@ -6,7 +6,6 @@ import enum
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from stitch.errors import CompileError, Problem
 from stitch.program.layout import Space, TensorDesc
@@ -49,29 +48,9 @@ class Scratch:
     size_per_bank: int
 
 
-class OperationList(Protocol):
-    """What a computation graph and a program have in common."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def inputs(self) -> tuple[InputSlot, ...]: ...
-    @property
-    def outputs(self) -> tuple[OutputSlot, ...]: ...
-    @property
-    def values(self) -> tuple[Value, ...]: ...
-    @property
-    def operations(self) -> tuple[Operation, ...]: ...
-    @property
-    def constants(self) -> tuple[Constant, ...]: ...
-
-
 @dataclass(frozen=True, slots=True)
-class Program:
-    """A placed entry point: slots, values with layouts, operations in run order, constants.
-
-    Raises `CompileError` listing every way in which the parts do not fit together.
-    """
+class OperationList:
+    """What a computation graph and a program have in common."""
 
     name: str
     inputs: tuple[InputSlot, ...]
@@ -79,6 +58,24 @@ class Program:
     values: tuple[Value, ...]
     operations: tuple[Operation, ...]
     constants: tuple[Constant, ...]
+
+    def constant_data(self) -> dict[int, Array]:
+        """The constants by the index of their value."""
+        return {constant.value: constant.data for constant in self.constants}
+
+    def placed_values(self) -> set[int]:
+        """The values of slots and constants: those that have places of their own."""
+        slots = {slot.value for slot in self.inputs} | {slot.value for slot in self.outputs}
+        return slots | {constant.value for constant in self.constants}
+
+
+@dataclass(frozen=True, slots=True)
+class Program(OperationList):
+    """A placed entry point: slots, values with layouts, operations in run order, constants.
+
+    Raises `CompileError` listing every way in which the parts do not fit together.
+    """
+
     scratch: Scratch
     role: Role = Role.FORWARD
 
@@ -98,10 +95,6 @@ class Program:
     def output_desc(self, index: int) -> TensorDesc:
         """Where output `index` will lie, and in which form."""
         return self.values[self.outputs[index].value].desc
-
-    def constant_data(self) -> dict[int, Array]:
-        """The constants by the index of their value."""
-        return {constant.value: constant.data for constant in self.constants}
 
     def readers(self) -> dict[int, set[int]]:
         """The indices of the operations that read each value."""
@@ -164,7 +157,7 @@ def _constant_problems(constant: Constant, value: Value, index: int) -> Iterator
         yield Problem("constant_type", f"constant {index}", detail)
 
 
-def placement_problems(program: Program) -> Iterator[Problem]:
+def placement_problems(program: OperationList) -> Iterator[Problem]:
     """Every defect of placement: values without layout, storage that does not fit, bad aliases."""
     for i, value in enumerate(program.values):
         where = f"value {i} ({value.name})"
@@ -197,7 +190,7 @@ def placement_problems(program: Program) -> Iterator[Problem]:
 
 
 def _alias_problems(
-    program: Program, slot: OutputSlot, where: str, taken: set[int]
+    program: OperationList, slot: OutputSlot, where: str, taken: set[int]
 ) -> Iterator[Problem]:
     index = slot.aliases_input
     if index is None or not 0 <= index < len(program.inputs):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from stitch.errors import CompileError, FormatError, Problem
 from stitch.linker import SCRATCH_ALIGNMENT
 from stitch.machine import MachineShape
-from stitch.ops import infer_types, lookup
+from stitch.ops import infer_operation, lookup
 from stitch.program import ABSENT, Program
 
 
@@ -33,15 +33,9 @@ def check_types(program: Program) -> None:
     constants = program.constant_data()
     for index, operation in enumerate(program.operations):
         where = operation.location or f"operation {index} of {program.name!r}"
-        inferred = infer_types(
-            operation.op,
-            [None if i == ABSENT else program.values[i].type for i in operation.inputs],
-            domain=operation.domain,
-            constants=[constants.get(i) for i in operation.inputs],
-            attributes=operation.attributes,
-            outputs=len(operation.outputs),
-            location=where,
-        )
+        operands = [None if i == ABSENT else program.values[i].type for i in operation.inputs]
+        known = [constants.get(i) for i in operation.inputs]
+        inferred = infer_operation(operation, operands, known, where)
         for value, kind in zip(operation.outputs, inferred, strict=False):
             if value != ABSENT and program.values[value].type != kind:
                 raise CompileError(

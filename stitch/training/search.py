@@ -217,9 +217,7 @@ class _Case:
         return max(0, l1.capacity * _L1_SHARE[0] // _L1_SHARE[1] - scratch - held)
 
     def _scratch(self, graph: ComputationGraph) -> int:
-        placed = {s.value for s in graph.inputs} | {s.value for s in graph.outputs}
-        placed |= {constant.value for constant in graph.constants}
-        nbytes = pack_scratch(graph.values, graph.operations, placed).nbytes
+        nbytes = pack_scratch(graph.values, graph.operations, graph.placed_values()).nbytes
         return -(-nbytes // self.machine.shape.space(Space.L1).banks)
 
     def candidates(self) -> list[_Candidate]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from types import MappingProxyType
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from stitch.program import (
     Layout,
     MemoryLayout,
     Operation,
+    OperationList,
     Orientation,
     OutputSlot,
     Ownership,
@@ -55,19 +56,6 @@ _OWNERSHIPS = members(Ownership)
 _ROLES = members(Role)
 #: NumPy counts bytes in a signed 64-bit number, dimensions of size 0 left out.
 _MOST_NBYTES = 2**63 - 1
-
-
-class _Draft(NamedTuple):
-    """The fields of a `Program`, in its order, before its checks."""
-
-    name: str
-    inputs: tuple[InputSlot, ...]
-    outputs: tuple[OutputSlot, ...]
-    values: tuple[Value, ...]
-    operations: tuple[Operation, ...]
-    constants: tuple[Constant, ...]
-    scratch: Scratch
-    role: Role
 
 
 class Decoder:
@@ -156,30 +144,26 @@ class Decoder:
         if self._problems.count > before:
             return None
         space, size_per_bank = scratch
-        draft = _Draft(
+        parts = (
             name,
             tuple([_input(slot) for slot in inputs]),
             tuple([_output(slot) for slot in outputs]),
             decoded_values,
             decoded_operations,
             decoded_constants,
-            Scratch(_SPACES[space], size_per_bank),
-            _ROLES[role],
         )
         try:
-            program = Program(*draft)
+            program = Program(*parts, Scratch(_SPACES[space], size_per_bank), _ROLES[role])
         except StitchError as error:
-            self._explain(draft, error, where)
+            self._explain(OperationList(*parts), error, where)
             return None
         self._used_by[name] = tuple([segment for _, segment in constants])
         return program
 
-    def _explain(self, draft: _Draft, error: StitchError, where: str) -> None:
-        """Each reason why a draft is no program, as a defect of its own."""
+    def _explain(self, body: OperationList, error: StitchError, where: str) -> None:
+        """Each reason why these are no program, as a defect of its own."""
         before = self._problems.count
-        # The checks only read what a draft has as well.
-        whole = cast(Program, draft)
-        for problem in itertools.chain(structure_problems(draft), placement_problems(whole)):
+        for problem in itertools.chain(structure_problems(body), placement_problems(body)):
             self._problems.add(problem.kind, f"{where}: {problem.where}", problem.detail)
         if self._problems.count == before:
             self._problems.add("program", where, _one_line(error))

@@ -109,10 +109,7 @@ def _operations(program: Program) -> list[dict[str, Any]]:
 def _memory(program: Program, shape: MachineShape) -> dict[str, Any]:
     """What each space holds while the program runs, in bytes per bank."""
     try:
-        wanted = demands(
-            program.inputs, program.outputs, program.constants, program.values, program.scratch,
-            shape,
-        )  # fmt: skip
+        wanted = demands(program, program.scratch, shape)
     except StitchError as error:
         return {"problem": str(error)}
     totals: dict[str, int] = {}

@@ -6,12 +6,11 @@ knows the graph and the operators; it must not know placement, gradients or the 
 
 from stitch.compiler.passes.common_subexpressions import merge_common_subexpressions
 from stitch.compiler.passes.constant_folding import fold_constants
-from stitch.compiler.passes.dead_code import drop_unused_values, remove_dead_code
 from stitch.compiler.passes.identity_removal import remove_identities
 from stitch.compiler.passes.matrix_products import fold_transposes
 from stitch.compiler.passes.turned_products import turn_products
 
 __all__ = [
-    "drop_unused_values", "fold_constants", "fold_transposes", "merge_common_subexpressions",
-    "remove_dead_code", "remove_identities", "turn_products",
+    "fold_constants", "fold_transposes", "merge_common_subexpressions", "remove_identities",
+    "turn_products",
 ]  # fmt: skip

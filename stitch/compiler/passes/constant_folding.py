@@ -113,13 +113,7 @@ def _fold(
             return None
         claimed = claim(taken + 2 * sum(kind.nbytes for kind in made), f"folding {operation.op}")
         with np.errstate(all="ignore"):
-            results = ops.evaluate(
-                operation.op,
-                arrays,
-                domain=operation.domain,
-                attributes=operation.attributes,
-                outputs=len(operation.outputs),
-            )
+            results = ops.evaluate_operation(operation, arrays)
     except StitchError:
         return None  # what fails must fail where it runs, with its own words
     folded = {

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from stitch.compiler.passes.dead_code import remove_dead_code
 from stitch.graph import ComputationGraph
+from stitch.linker import remove_dead_code
 from stitch.program import Constant, DataType, Operation, Value, ValueType
 
 

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from stitch.compiler.passes.dead_code import remove_dead_code
 from stitch.graph import ComputationGraph
+from stitch.linker import remove_dead_code
 from stitch.program import Operation, Value, ValueType
 
 

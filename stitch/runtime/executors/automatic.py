@@ -24,8 +24,9 @@ from importlib.util import find_spec
 
 from stitch.errors import CompileError
 from stitch.machine import MachineShape
+from stitch.ops import multiply_adds
 from stitch.program import Program
-from stitch.runtime.executors.division import divide, multiply_adds
+from stitch.runtime.executors.division import divide
 from stitch.runtime.executors.executor import Executor, PreparedProgram, ProgramBytes, Workspace
 from stitch.runtime.executors.host import (
     KernelLibrary,
@@ -101,7 +102,7 @@ def points(program: Program) -> float:
     for operation in program.operations:
         if operation.domain:
             continue
-        score += multiply_adds(program, operation) / MULTIPLY_ADDS
+        score += multiply_adds(operation, program.values) / MULTIPLY_ADDS
         if operation.op in MANY_PASSES:
             score += 1
         elif operation.op in FEW_PASSES:

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from stitch.ops import multiply_adds
 from stitch.program import ABSENT, Operation, Program
 from stitch.runtime.executors.element_runs import element_runs
 from stitch.runtime.executors.host import MOVEMENTS, RESHAPING, KernelLibrary, chunked_sizes
@@ -147,7 +148,10 @@ class _Prices:
         for index, operation in enumerate(program.operations):
             if library is not None:
                 price = library.price(
-                    program, operation, multiply_adds(program, operation), self._batch(operation)
+                    program,
+                    operation,
+                    multiply_adds(operation, program.values),
+                    self._batch(operation),
                 )
                 if price < self.of_numpy(index):
                     self.cheaper[index] = price
@@ -160,7 +164,7 @@ class _Prices:
         size = self._size(operation)
         if index in self.chunked:
             return FUNCTION + size * CHUNKED.get(operation.op, CHUNKED_ARITHMETIC) / 1000
-        products = multiply_adds(self.program, operation)
+        products = multiply_adds(operation, self.program.values)
         if products:
             if operation.op not in ("Gemm", "MatMul"):
                 return 10 + products / _convolutions(operation)[0]
@@ -182,7 +186,7 @@ class _Prices:
         size = self._size(operation)
         if index in self.scanned:
             return NODE + size * SCANNED.get(operation.op, SCANNED_ARITHMETIC) / 1000
-        products = multiply_adds(self.program, operation)
+        products = multiply_adds(operation, self.program.values)
         if products:
             if operation.op not in ("Gemm", "MatMul"):
                 return NODE + products / (_convolutions(operation)[1] * self.threads)
@@ -239,24 +243,3 @@ def _window_times(operation: Operation) -> float:
 
 def _convolutions(operation: Operation) -> tuple[float, float]:
     return WEIGHT_GRADIENTS if operation.domain else CONVOLUTIONS
-
-
-def multiply_adds(program: Program, operation: Operation) -> int:
-    """Multiply-adds of a matrix product or convolution; 0 for other operators."""
-    shapes = [program.values[v].type.shape if v >= 0 else () for v in operation.inputs]
-    shape = (
-        program.values[operation.outputs[0]].type.shape if operation.outputs[:1] != (-1,) else ()
-    )
-    if operation.domain:
-        if operation.op == "ConvWeightGradient":
-            return math.prod(shapes[1]) * math.prod(shape[1:])
-        return 0
-    if operation.op == "MatMul":
-        return math.prod(shape) * shapes[0][-1]
-    if operation.op == "Gemm":
-        return math.prod(shape) * shapes[0][0 if operation.attributes.get("transA") else 1]
-    if operation.op == "Conv":
-        return math.prod(shape) * math.prod(shapes[1][1:])
-    if operation.op == "ConvTranspose":
-        return math.prod(shapes[0]) * math.prod(shapes[1][1:])
-    return 0

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from stitch.ops import KernelArguments, infer_types
+from stitch.ops import KernelArguments, infer_operation
 from stitch.program import ABSENT, Array, DataType, Operation
 from stitch.runtime.executors.executor import BoundProgram, Thunk
 from stitch.runtime.executors.host.chunks import (
@@ -104,13 +104,10 @@ class OperationBinding:
     def _unused(self, value: int, output: int, index: int) -> Array:
         """A place for an output that is absent; kernels write all of theirs."""
         operation = self.prepared.program.operations[index]
-        kinds = infer_types(
-            operation.op,
+        kinds = infer_operation(
+            operation,
             [None if i == ABSENT else self.values[i].type for i in operation.inputs],
-            domain=operation.domain,
-            constants=[self.prepared.constants.get(i) for i in operation.inputs],
-            attributes=operation.attributes,
-            outputs=len(operation.outputs),
+            [self.prepared.constants.get(i) for i in operation.inputs],
         )
         return np.zeros(kinds[output].shape, kinds[output].data_type.compute_dtype)
 
