@@ -10,9 +10,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from stitch.memory import LENT_ADDRESSES, Allocator
-from stitch.planner.plan import Allocate, Buffer, Copy, Execute, Plan, PlanRequest
+from stitch.planner.plan import Allocate, Buffer, Execute, Plan, PlanRequest
 from stitch.program import Space
-from stitch.tasks import TransformationKind
 
 
 @dataclass(slots=True)
@@ -43,7 +42,7 @@ def addresses_in(
     """
     old = {b.number: b for b in known.request.buffers}
     new = {b.number: b for b in request.buffers}
-    fixed = _fixed(known)
+    fixed = known.fixed
     if any(old[n].address != new[numbers[n]].address for n in fixed & numbers.keys()):
         return None
     gone = [(old[number], new[numbers[number]]) for number in given_up]
@@ -61,32 +60,6 @@ def addresses_in(
         return None
     made = {s.buffer.number: s.buffer.address or 0 for s in known.steps if isinstance(s, Allocate)}
     return {n: made[n] + (cluster.shift or 0) for cluster in clusters for n in cluster.members}
-
-
-def _fixed(known: Plan) -> set[int]:
-    """The buffers that must lie where they do, as programs or conversions say."""
-    tasks = known.request.tasks
-    wanted = {
-        task.outputs[0]
-        for task in tasks
-        if task.transformation.kind is TransformationKind.COPY
-        and task.transformation.outputs[0].layout.address is not None
-    }
-    slots: dict[int, list[int]] = {}
-    fixed = set()
-    for step in known.steps:
-        if isinstance(step, Execute):
-            what = tasks[step.task].transformation
-            at = slots.get(what.key)
-            if at is None:
-                descs = enumerate((*what.inputs, *what.outputs))
-                at = slots[what.key] = [i for i, d in descs if d.layout.address is not None]
-            if at:
-                lying = (*step.inputs, *step.outputs)
-                fixed |= {lying[i].buffer for i in at}
-        elif isinstance(step, Copy) and step.made in wanted:
-            fixed.add(step.target.buffer)
-    return fixed
 
 
 def _made(known: Plan, fixed: set[int]) -> Iterator[_Part]:

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 from stitch.machine import Machine
 from stitch.planner.certificate import Certificate, CostCertificate
 from stitch.program import Layout, Space, TensorDesc
-from stitch.tasks import Task
+from stitch.tasks import Task, TransformationKind
 
 #: Space, address and size in bytes per bank.
 Region = tuple[Space, int, int]
@@ -246,6 +246,32 @@ class Plan:
             elif isinstance(step, Relocate) and step.stage is not None:
                 regions.append((step.stage_space, *step.stage))
         return tuple(dict.fromkeys(regions))
+
+    @property
+    def fixed(self) -> set[int]:
+        """The buffers that must lie where they do, as programs or conversions say."""
+        tasks = self.request.tasks
+        wanted = {
+            task.outputs[0]
+            for task in tasks
+            if task.transformation.kind is TransformationKind.COPY
+            and task.transformation.outputs[0].layout.address is not None
+        }
+        slots: dict[int, list[int]] = {}
+        fixed = set()
+        for step in self.steps:
+            if isinstance(step, Execute):
+                what = tasks[step.task].transformation
+                at = slots.get(what.key)
+                if at is None:
+                    descs = enumerate((*what.inputs, *what.outputs))
+                    at = slots[what.key] = [i for i, d in descs if d.layout.address is not None]
+                if at:
+                    lying = (*step.inputs, *step.outputs)
+                    fixed |= {lying[i].buffer for i in at}
+            elif isinstance(step, Copy) and step.made in wanted:
+                fixed.add(step.target.buffer)
+        return fixed
 
     @property
     def moves_nothing(self) -> bool:

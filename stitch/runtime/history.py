@@ -7,7 +7,7 @@ somebody says so. Must not know: how a report looks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from stitch.planner import Allocate, Copy, Execute, Plan, Relocate
@@ -82,20 +82,20 @@ def totals_of_steps(plan: Plan, steps_done: int | None = None) -> Totals:
 class Tally:
     """How often one plan ran. It outlives the bound plan, which holds programs and arrays."""
 
-    __slots__ = ("_each", "_plan", "is_closed", "runs")
+    __slots__ = ("_addresses", "_each", "_plan", "is_closed", "runs")
 
-    def __init__(self, plan: Plan | Callable[[], Plan], each: Totals) -> None:
-        """`plan`: perhaps what makes it, when it is first asked for; `each`: what one run does."""
+    def __init__(self, plan: Plan, each: Totals, addresses: Mapping[int, int]) -> None:
+        """`each`: what one run does; `addresses`: where buffers lie, if not where the plan says."""
         #: Whether the plan cannot run again.
         self.is_closed = False
-        self._plan, self._each = plan, each
+        self._plan, self._each, self._addresses = plan, each, addresses
         self.runs = 0
 
     @property
     def plan(self) -> Plan:
-        """What is counted."""
-        if not isinstance(self._plan, Plan):
-            self._plan = self._plan()
+        """What is counted; it is made for the addresses when it is first asked for."""
+        if self._addresses:
+            self._plan, self._addresses = self._plan.at(self._addresses), {}
         return self._plan
 
     @property

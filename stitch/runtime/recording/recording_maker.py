@@ -10,24 +10,14 @@ these places. Must not know handles, or how a binding runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
 from stitch.errors import OutOfMemoryError, StitchError, TaskError
 from stitch.memory import LENT_ADDRESSES
-from stitch.planner import (
-    Copy,
-    Execute,
-    Instance,
-    Plan,
-    PlanRequest,
-    Step,
-    foreseen_seconds,
-    placed,
-    plan,
-)
+from stitch.planner import Plan, PlanRequest, foreseen_seconds, placed, plan
 from stitch.runtime.backends import BoundPlan
 from stitch.runtime.events import PlanMade
 from stitch.runtime.history import Tally
@@ -42,7 +32,6 @@ from stitch.runtime.recording.recordings import (
 )
 from stitch.runtime.recording.window import Window
 from stitch.runtime.values import AnyLease, Forms, Lease, Picture, Places, effects_of
-from stitch.tasks import Task
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,7 +157,8 @@ class RecordingMaker:
             return None
         binding = lease.bindings.get(places) or self._bound(recording, lease, places)
         if not binding.serves(self._device.observers):
-            binding.bind()
+            # Now, where nothing has begun: what it takes of the host's memory may be refused.
+            _ = binding.bound
         return binding
 
     # -- new -------------------------------------------------------------------------------------
@@ -328,7 +318,7 @@ class RecordingMaker:
         assert recording.each is not None, "its code is written once it has run"
         device.recordings.bindings_made += 1
         index = device.recordings.bindings_made
-        tally = Tally(partial(plan.at, addresses), recording.each)
+        tally = Tally(plan, recording.each, addresses)
         device.history.add(index, tally)
         binding = Binding(index, recording, bound, lease, addresses, tally, claim)
         if code is not None and objects is not None:
@@ -339,8 +329,7 @@ class RecordingMaker:
         else:
             lease.bindings[places] = binding
             while len(lease.bindings) > (MAX_LENT_BINDINGS if _is_lent(places) else MAX_BINDINGS):
-                _, old = lease.bindings.popitem(last=False)
-                old.drop()
+                lease.bindings.pop(next(iter(lease.bindings))).drop()
         if device.events.active:
             device.events.tell(PlanMade(index, binding.plan))
         return binding
@@ -377,23 +366,8 @@ def _has_fixed_results(plan: Plan) -> bool:
     where another must find it."""
     final = {resident.value for resident in plan.final_values}
     own = {instance.buffer for resident in plan.final_values for instance in resident.instances}
-    tasks = plan.request.tasks
-    fixed = {
-        number
-        for task in tasks
+    return not own.isdisjoint(plan.fixed) or any(
+        number in final and desc.layout.address is not None
+        for task in plan.request.tasks
         for number, desc in zip(task.outputs, task.transformation.outputs, strict=True)
-        if desc.layout.address is not None
-    }
-    return not fixed.isdisjoint(final) or any(
-        instance.buffer in own for step in plan.steps for instance in _at_fixed(step, tasks, fixed)
     )
-
-
-def _at_fixed(step: Step, tasks: Sequence[Task], fixed: Collection[int]) -> Iterator[Instance]:
-    """What must lie at some address when a step is done; `fixed`: values that tasks leave so."""
-    if isinstance(step, Execute):
-        what = tasks[step.task].transformation
-        touched = zip((*step.inputs, *step.outputs), (*what.inputs, *what.outputs), strict=True)
-        yield from (i for i, desc in touched if desc.layout.address is not None)
-    elif isinstance(step, Copy) and step.made in fixed:
-        yield step.target

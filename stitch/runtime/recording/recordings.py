@@ -88,10 +88,6 @@ class Binding:
             self._bound = self._bound()
         return self._bound
 
-    def bind(self) -> None:
-        """Bind its steps, if only its code was made; raises `OutOfMemoryError`."""
-        assert self.bound
-
     def serves(self, observers: int) -> bool:
         """Whether it runs for those who observe now without anything's being bound."""
         straight = self.straight

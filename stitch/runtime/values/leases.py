@@ -8,7 +8,6 @@ takes it before anything is moved, evicted or refused (`Records.revoke`). Must n
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from stitch.runtime.values.state import BufferRecord, InstanceRecord, Places, Status, ValueRecord
@@ -76,8 +75,8 @@ class Lease(Generic[B]):
         self.again: Any = None
         #: When it was last taken, on the device's clock of runs.
         self.last_run = 0
-        #: By the places of what a run reads, the least recently used first.
-        self.bindings: OrderedDict[Places, B] = OrderedDict()
+        #: By the places of what a run reads, the first one made first.
+        self.bindings: dict[Places, B] = {}
 
     def take(self, values: list[ValueRecord], now: int) -> None:
         """The results of a run lie here now; `values` as `instances`."""
