@@ -72,6 +72,8 @@ class Residency:
         self.away = away
         #: Whether anything had to leave a space, so that the rule made a difference.
         self.pressed = False
+        #: Whether a buffer lies where it does because of what later tasks name.
+        self.foresaw = False
         self.machine = request.machine
         self.steps: list[Step] = []
         self.task = 0

@@ -4,18 +4,20 @@ For each task in order: every input gets an instance in the described layout (an
 scratch region is cleared, outputs get room, the task runs, dead values are dropped. Values are in
 L1 when a program wants them there and stay until room is needed. So each task goes from residency
 (what of it lies there already, and who leaves: chosen with the whole chain in view, where it
-matters) to addresses (the best fit among what lies there at that task, without a look at later
-ones), to moves (where no hole is free), to steps. The same work at other places takes the steps of
-a plan that is known (`placed`).
+matters) to addresses (the best fit among what lies there at that task, where no later program names
+these bytes; what one wants at an address is born there), to moves (where no hole is free), to
+steps. The same work at other places takes the steps of a plan that is known (`placed`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from stitch.errors import LayoutError, OutOfMemoryError, StitchError
+from stitch.planner.addresses import Want, allocate
 from stitch.planner.copy_cost import copy_cost, foreseen_seconds
-from stitch.planner.making_room import RoomDemand, make_room
+from stitch.planner.making_room import RoomDemand
+from stitch.planner.named_places import NamedPlaces
 from stitch.planner.plan import Copy, Execute, Instance, Plan, PlanRequest
 from stitch.planner.plan_picture import RULES, OtherWay, Residency
 from stitch.planner.residency import chain_of, choose
@@ -23,8 +25,6 @@ from stitch.planner.shared_blocks import bring_back_blocks, other_ways
 from stitch.program import DataType, Layout, Scratch, Space, TensorDesc
 from stitch.tasks import Task, TransformationKind
 
-#: L1 first: what it evicts needs room in DRAM before DRAM is dealt out.
-SPACE_ORDER = (Space.L1, Space.DRAM, Space.HOST)
 #: A plan that takes no more than this times what any plan takes is good enough.
 NEAR = 1.02
 
@@ -40,26 +40,33 @@ def plan(request: PlanRequest, *, spills: bool = True) -> Plan:
     best: Plan | None = None
     refused: StitchError | None = None
     away, least = frozenset[tuple[int, int]](), 0.0
+    named = NamedPlaces(request)
     for rule in RULES:
         if rule == "chosen":
             away, least = _chosen(request)
-        otherwise: frozenset[OtherWay] = frozenset()
-        while True:
+        pressed = False
+        tries: list[tuple[NamedPlaces | None, frozenset[OtherWay]]] = [(named or None, frozenset())]
+        for ahead, otherwise in tries:
             state = Residency(request, rule, away, otherwise=otherwise, spills=spills)
+            candidate: Plan | None = None
             try:
-                candidate = _plan_by(state)
+                candidate = _plan_by(state, ahead)
             except (OutOfMemoryError, LayoutError) as error:
-                refused = refused or error
+                if not state.foresaw:
+                    refused = refused or error
             else:
                 if best is None or foreseen_seconds(candidate) < foreseen_seconds(best):
                     best = candidate
-                if otherwise:
-                    break
+            pressed |= state.pressed
             # Where views are read in a full space, they are tried out of their blocks, or in them.
-            if state.crowded <= otherwise:
-                break
-            otherwise |= state.crowded
-        if not state.pressed or (best is not None and best.seconds <= least * NEAR):
+            if not state.crowded <= otherwise and not (candidate and otherwise):
+                tries.append((ahead, otherwise | state.crowded))
+            # What gives way though later tasks were looked at may do better without.
+            plain = None, frozenset[OtherWay]()
+            gives_way = candidate is None or candidate.is_pressed
+            if state.foresaw and gives_way and plain not in tries:
+                tries.append(plain)
+        if not pressed or (best is not None and best.seconds <= least * NEAR):
             break
     if best is None:
         assert refused is not None
@@ -88,12 +95,12 @@ def _chosen(request: PlanRequest) -> tuple[frozenset[tuple[int, int]], float]:
     return frozenset(away), chain.first_seconds + choice.least_seconds if is_bound else 0.0
 
 
-def _plan_by(state: Residency) -> Plan:
+def _plan_by(state: Residency, ahead: NamedPlaces | None) -> Plan:
     request = state.request
     for index, task in enumerate(request.tasks):
         state.begin(index)
         try:
-            _run(state, task)
+            _run(state, task, ahead)
         except StitchError as error:
             state.crowded |= state.views
             if error.where is None:
@@ -109,19 +116,7 @@ def _plan_by(state: Residency) -> Plan:
     )
 
 
-@dataclass(slots=True)
-class _Want:
-    """A buffer that a task needs made: for an input to be copied into, or for an output."""
-
-    what: str
-    desc: TensorDesc
-    address: int | None
-    size: int
-    value: int
-    buffer: int = -1
-
-
-def _run(state: Residency, task: Task) -> None:
+def _run(state: Residency, task: Task, ahead: NamedPlaces | None) -> None:
     transformation = task.transformation
     demands = {
         space: RoomDemand(space, repr(transformation.name), set())
@@ -131,13 +126,13 @@ def _run(state: Residency, task: Task) -> None:
     inputs, copies = _choose_inputs(state, task, demands)
     taken = _aliased(task)
     outputs = [
-        _want(state, f"output {transformation.output_name(o)!r}", desc, task.outputs[o])
+        Want.of(state, f"output {transformation.output_name(o)!r}", desc, task.outputs[o])
         for o, desc in enumerate(transformation.outputs)
         if o not in taken
     ]
     scratch = _scratch_wants(state, task, demands)
     wants = [*copies.values(), *outputs, *scratch]
-    _allocate(state, demands, wants, transformation.name)
+    allocate(state, demands, wants, transformation.name, ahead)
     for want in copies.values():
         _copy(state, want, task)
     if transformation.kind is TransformationKind.COPY:
@@ -153,10 +148,6 @@ def _aliased(task: Task) -> dict[int, int]:
     return dict(task.transformation.aliases)
 
 
-def _want(state: Residency, what: str, desc: TensorDesc, value: int) -> _Want:
-    return _Want(what, desc.without_address(), desc.layout.address, state.size_of(desc), value)
-
-
 #: A copy to be made for inputs: value, descriptor, address, and the input if it is overwritten.
 _CopyKey = tuple[int, TensorDesc, int | None, int]
 _Inputs = list[Instance | _CopyKey]
@@ -164,12 +155,12 @@ _Inputs = list[Instance | _CopyKey]
 
 def _choose_inputs(
     state: Residency, task: Task, demands: dict[Space, RoomDemand]
-) -> tuple[_Inputs, dict[_CopyKey, _Want]]:
+) -> tuple[_Inputs, dict[_CopyKey, Want]]:
     """For each input an instance that serves, or the key of a copy to be made."""
     transformation = task.transformation
-    gives = {source for _, source in transformation.aliases}
+    gives = {source: task.outputs[o] for o, source in transformation.aliases}
     chosen: _Inputs = []
-    copies: dict[_CopyKey, _Want] = {}
+    copies: dict[_CopyKey, Want] = {}
     for index, desc in enumerate(transformation.inputs):
         value, address, bare = task.inputs[index], desc.layout.address, desc.without_address()
         instance = _serving(state, task, value, bare, address, index in gives, demands)
@@ -183,7 +174,7 @@ def _choose_inputs(
         key = (value, bare, address, index if index in gives else -1)
         if key not in copies:
             what = f"input {transformation.input_name(index)!r}"
-            copies[key] = _want(state, what, desc, value)
+            copies[key] = Want.of(state, what, desc, value, gives.get(index))
         chosen.append(key)
     served = zip(task.inputs, chosen, strict=False)
     state.views = other_ways(state, task, [(v, i) for v, i in served if isinstance(i, Instance)])
@@ -225,7 +216,7 @@ def _serving(
     return instance
 
 
-def _scratch_wants(state: Residency, task: Task, demands: dict[Space, RoomDemand]) -> list[_Want]:
+def _scratch_wants(state: Residency, task: Task, demands: dict[Space, RoomDemand]) -> list[Want]:
     """Scratch in L1 is a promised region at the bottom; elsewhere it is a buffer for the run."""
     scratch = task.transformation.scratch
     if scratch is None or scratch.size_per_bank == 0:
@@ -235,7 +226,7 @@ def _scratch_wants(state: Residency, task: Task, demands: dict[Space, RoomDemand
         size = -(-scratch.size_per_bank // shape.alignment) * shape.alignment
         demands[Space.L1].fixed.append((shape.base, size, "scratch"))
         return []
-    return [_want(state, "scratch", scratch_desc(scratch, shape.banks), -1)]
+    return [Want.of(state, "scratch", scratch_desc(scratch, shape.banks), -1)]
 
 
 def scratch_desc(scratch: Scratch, banks: int) -> TensorDesc:
@@ -243,33 +234,7 @@ def scratch_desc(scratch: Scratch, banks: int) -> TensorDesc:
     return TensorDesc((banks, scratch.size_per_bank), Layout(DataType.UINT8, scratch.space))
 
 
-def _allocate(
-    state: Residency, demands: dict[Space, RoomDemand], wants: list[_Want], task_name: str
-) -> None:
-    for space in SPACE_ORDER:
-        demand = demands.get(space)
-        mine = [w for w in wants if w.desc.layout.space is space]
-        if demand is None:
-            if mine:
-                state.shape(space)  # raises: the machine has no such space
-            continue
-        floating = [w for w in mine if w.address is None]
-        fixed = [w for w in mine if w.address is not None]
-        demand.fixed += [(w.address or 0, w.size, f"{w.what} of {task_name!r}") for w in fixed]
-        demand.floating += [(w.size, w.what) for w in floating]
-        addresses = make_room(state, demand)
-        if space is Space.L1:
-            state.claimed += [(space, a, size) for a, size, what in demand.fixed
-                              if what == "scratch"]  # fmt: skip
-        for want, address in zip(floating, addresses, strict=True):
-            want.address = address
-        for want in mine:
-            assert want.address is not None
-            origin = f"{want.what} of {task_name!r}"
-            want.buffer = state.allocate(space, want.address, want.size, want.desc, origin)
-
-
-def _copy(state: Residency, want: _Want, task: Task, source_of: int | None = None) -> None:
+def _copy(state: Residency, want: Want, task: Task, source_of: int | None = None) -> None:
     value = want.value if source_of is None else source_of
     source = _cheapest_source(state, value, want.desc)
     state.touch(source.buffer)
@@ -294,9 +259,9 @@ def _execute(
     state: Residency,
     task: Task,
     chosen: _Inputs,
-    copies: dict[_CopyKey, _Want],
-    outputs: list[_Want],
-    scratch: list[_Want],
+    copies: dict[_CopyKey, Want],
+    outputs: list[Want],
+    scratch: list[Want],
 ) -> None:
     transformation = task.transformation
     inputs = tuple(
