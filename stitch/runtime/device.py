@@ -30,7 +30,7 @@ from stitch.runtime.loading import load_program
 from stitch.runtime.locks import quick
 from stitch.runtime.queue import ConstantCache, Deaths, TaskQueue
 from stitch.runtime.recording import RecordingMaker, Recordings
-from stitch.runtime.tensor import Tensor, handles_on
+from stitch.runtime.tensor import Tensor, handle_on, handles_on
 from stitch.runtime.tensor_access import TensorAccess
 from stitch.runtime.values import BufferRecord, Records, SpaceUse, ValueRecord
 from stitch.ttb import SOURCE, Binary, load
@@ -219,8 +219,8 @@ class RuntimeDevice(TensorAccess):
                borrow: bool = False) -> Tensor | tuple[Tensor, ...]:  # fmt: skip
         """Queue one run of a loaded program; see `LoadedProgram.__call__`."""
         try:
-            if (self._closed or self.runs_here() or self.queues_here()
-                    or agent.device is not self):  # fmt: skip
+            runs_here, queues_here = self.runs_here, self.queues_here
+            if self._closed or runs_here() or queues_here() or agent.device is not self:
                 self.check_outside()
                 self.check_open()
                 self.check_program(agent)
@@ -242,7 +242,7 @@ class RuntimeDevice(TensorAccess):
                     results = self._remembered(agent, inputs)
                 else:
                     values = tasks.append(agent.transformation, agent, inputs, agent.outputs)
-                    results = handles_on(values)
+                    results = handle_on(values[0]) if len(values) == 1 else handles_on(values)
                 is_full = tasks.queued.graph.length >= tasks.limit and tasks.is_full()
             if is_full:
                 self.flush()

@@ -90,7 +90,8 @@ class TensorAccess(Lifetime):
 
     def read(self, value: ValueRecord) -> Array:
         """A value's elements in an array of their own; see `Tensor.numpy`."""
-        with self.lock if self.runs_here() or self.queues_here() else self.quick_lock:
+        runs_here, queues_here = self.runs_here, self.queues_here
+        with self.lock if runs_here() or queues_here() else self.quick_lock:
             return self.elements(value)
 
     def elements(self, value: ValueRecord) -> Array:

@@ -70,7 +70,9 @@ class InstanceBytes:
         `desc` is that of its value. Raises `OutOfMemoryError` where a large one takes more of the
         host's bytes than `allowed`.
         """
-        view = self.dense(instance)
+        view = instance.view
+        if view is None or instance.viewed_at != instance.buffer.address:
+            view = self.dense(instance)
         if view is not None:
             small = view.nbytes < LARGE_NBYTES
             return view.copy() if small else copied(view, f"reading {desc.text()}", allowed)

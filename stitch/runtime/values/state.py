@@ -213,7 +213,7 @@ class ValueRecord:
 
     def check_usable(self) -> None:
         """Raise `TaskError` saying who freed, donated or failed to make it."""
-        if self.status <= Status.READY and not self.consumed:
+        if self.status <= READY and not self.consumed:
             return
         words = {
             Status.FREED: "was freed",
@@ -270,7 +270,8 @@ class ArgumentRecord(ValueRecord):
     is_array = True
 
     def __init__(self, device: Store, array: Array, port: InputPort) -> None:
-        super().__init__(device, port.host_desc, port.host_key, port.origin)
+        # `super()` takes as long as the call.
+        ValueRecord.__init__(self, device, port.host_desc, port.host_key, port.origin)
         self.array, self.port, self.status = array, port, READY
 
     def signature(self) -> tuple[object, ...]:
