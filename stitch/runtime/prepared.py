@@ -38,7 +38,7 @@ READY = Status.READY
 _new_handle = Tensor.__new__
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Again:
     """How a lease is run into once more while the generation of the records is the same.
 
