@@ -37,10 +37,8 @@ class ForwardValues:
         self.graph = graph
         self.builder = builder
         self.recompute = recompute
-        self.known = KnownValues()
         self.constants = graph.constant_data()
-        for v, data in self.constants.items():
-            self.known.add_constant(v, data)
+        self.known = KnownValues(self.constants)
         self.maker: dict[int, Operation] = {}
         for operation in graph.operations:
             types = [None if v == ABSENT else graph.values[v].type for v in operation.inputs]

@@ -130,9 +130,7 @@ def check_types(graph: ComputationGraph) -> tuple[Problem, ...]:
 
 
 def _type_problems(graph: ComputationGraph) -> Iterator[Problem]:
-    known = KnownValues()
-    for index, data in graph.constant_data().items():
-        known.add_constant(index, data)
+    known = KnownValues(graph.constant_data())
     for i, operation in enumerate(graph.operations):
         where = f"operation {i} ({operation.op})"
         where += f" at {operation.location}" if operation.location else ""

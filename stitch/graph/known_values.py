@@ -8,7 +8,7 @@ inference to look at. The graph itself is not changed. Must not know: builders, 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from stitch import ops
 from stitch.errors import StitchError
@@ -25,8 +25,8 @@ class KnownValues:
 
     __slots__ = ("_arrays", "_makers")
 
-    def __init__(self) -> None:
-        self._arrays: dict[int, Array | None] = {}
+    def __init__(self, constants: Mapping[int, Array] | None = None) -> None:
+        self._arrays: dict[int, Array | None] = dict(constants or {})
         self._makers: dict[int, tuple[Operation, tuple[ValueType | None, ...]]] = {}
 
     def add_constant(self, index: int, data: Array) -> None:

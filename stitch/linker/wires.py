@@ -142,7 +142,7 @@ def check_wires(
         taken.add((link.consumer, link.input))
         source, target = producer.output_desc(link.output), consumer.input_desc(link.input)
         try:
-            check_link(source, target, output=given, input=wanted, strict_types=strict_types)
+            check_wire(programs, link, strict_types)
         except LinkError as error:
             problems.append(f"{error.what} (expected {error.expected}, got {error.got})")
         if source.layout.data_type.is_block or target.layout.data_type.is_block:

@@ -5,9 +5,8 @@ Comes in: YAML descriptions. Goes out: `Machine`. Must not know tensors' values,
 
 from typing import TYPE_CHECKING
 
-from stitch.machine.compute import Compute
 from stitch.machine.description import load_machine, machine_names, parse_machine
-from stitch.machine.machine import Machine, Noc, Path
+from stitch.machine.machine import Compute, Machine, Noc, Path
 from stitch.machine.shape import (
     Footprint,
     MachineShape,

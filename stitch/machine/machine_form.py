@@ -6,10 +6,12 @@ is shown in `description`. Must not know: files, what figures are used for.
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 from stitch.errors import StitchError
 from stitch.forms import (
@@ -27,8 +29,7 @@ from stitch.forms import (
     Word,
     number_of,
 )
-from stitch.machine.compute import Compute
-from stitch.machine.machine import Curve, Machine, Noc, Path
+from stitch.machine.machine import Compute, Curve, Machine, Noc, Path
 from stitch.machine.shape import MachineShape, SpaceShape
 from stitch.program import DataType, Space
 
@@ -192,6 +193,7 @@ def _ends(node: Node) -> str:
     return ""
 
 
+_Key = TypeVar("_Key", bound=enum.Enum)
 _RATES = ("bytes_per_second", "curve", "noc_links")
 _POSITIVE = Number(above=0, is_float=True)
 _NOT_NEGATIVE = Number(least=0, is_float=True)
@@ -215,29 +217,22 @@ _NOC = Form(
 )
 
 
-def _types(**rates: float | None) -> tuple[tuple[DataType, float], ...]:
-    return tuple((DataType(name), rate) for name, rate in rates.items() if rate is not None)
+def _rates(kind: type[_Key], what: str) -> Form[tuple[tuple[_Key, float], ...]]:
+    """Positive rates by the members of an enumeration, as far as they are given."""
 
+    def given(**rates: float | None) -> tuple[tuple[_Key, float], ...]:
+        return tuple((kind(name), rate) for name, rate in rates.items() if rate is not None)
 
-def _spaces(**rates: float | None) -> tuple[tuple[Space, float], ...]:
-    return tuple((Space(name), rate) for name, rate in rates.items() if rate is not None)
+    return Form(what, given, *(Row(member.value, _POSITIVE) for member in kind))
 
 
 _COMPUTE = Form(
     "compute",
     Compute,
     Row("launch_seconds", _NOT_NEGATIVE, needed=True),
-    Row(
-        "flops_per_second",
-        Form("the types", _types, *(Row(kind.value, _POSITIVE) for kind in DataType)),
-        default=(),
-    ),
+    Row("flops_per_second", _rates(DataType, "the types"), default=()),
     Row("other_flops_per_second", _POSITIVE, needed=True),
-    Row(
-        "bytes_per_second",
-        Form("the spaces", _spaces, *(Row(space.value, _POSITIVE) for space in Space)),
-        default=(),
-    ),
+    Row("bytes_per_second", _rates(Space, "the spaces"), default=()),
 )
 _PATH = Form(
     "a path",

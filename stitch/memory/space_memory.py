@@ -76,16 +76,6 @@ class SpaceMemory:
         self._lent: dict[int, Bytes] = {}
         self._next_lent = LENT_ADDRESSES
 
-    @property
-    def writes(self) -> int:
-        """How many copies and moves have written into this space."""
-        return self.counter.writes
-
-    @property
-    def written_nbytes(self) -> int:
-        """How many bytes copies and moves have written into this space."""
-        return self.counter.nbytes
-
     def lend(self, lent: Bytes) -> int:
         """The address at which a caller's own bytes can be read as if they lay in this space.
 

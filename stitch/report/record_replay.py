@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from stitch.errors import FormatError, StitchError, TaskError
@@ -137,7 +137,7 @@ def replay(text: str) -> Replayed:
                 expected=error.expected,
                 got=error.got,
             ) from error
-    return again.done(len(record.events))
+    return Replayed(record.machine.name, len(record.events), **again.counts)
 
 
 def _words(event: Mapping[str, Any]) -> str:
@@ -157,14 +157,7 @@ class _Replay:
         }
         self._buffers: dict[int, Buffer] = {}
         self.step = ""
-        self._counts = {"runs": 0, "allocations": 0, "frees": 0, "moves": 0}
-
-    def done(self, events: int) -> Replayed:
-        counts = self._counts
-        return Replayed(
-            self._record.machine.name, events, counts["runs"], counts["allocations"],
-            counts["frees"], counts["moves"],
-        )  # fmt: skip
+        self.counts = {"runs": 0, "allocations": 0, "frees": 0, "moves": 0}
 
     def event(self, event: Mapping[str, Any]) -> None:
         self.step = ""
@@ -202,7 +195,7 @@ class _Replay:
         self._live(space, address, size)
         self._allocator(space).free(address)
         self._allocator(space).alloc_at(target, size)
-        self._counts["moves"] += 1
+        self.counts["moves"] += 1
 
     def _allocator(self, space: Space) -> Allocator:
         if space not in self._allocators:
@@ -211,12 +204,12 @@ class _Replay:
 
     def _take(self, space: Space, address: int, size: int) -> None:
         self._allocator(space).alloc_at(address, size)
-        self._counts["allocations"] += 1
+        self.counts["allocations"] += 1
 
     def _give_back(self, space: Space, address: int, size: int) -> None:
         self._live(space, address, size)
         self._allocator(space).free(address)
-        self._counts["frees"] += 1
+        self.counts["frees"] += 1
 
     def _live(self, space: Space, address: int, size: int) -> None:
         allocator = self._allocator(space)
@@ -233,7 +226,7 @@ class _Replay:
         plan = self._record.plans.get(index) if isinstance(index, int) else None
         if plan is None:
             raise FormatError("a run of a plan that is not in the record", where=_words(event))
-        self._counts["runs"] += 1
+        self.counts["runs"] += 1
         self._buffers = {b.number: b for b in plan.request.buffers}
         for space, address, size in plan.free_regions:
             if not self._allocator(space).is_free(address, size):
@@ -289,9 +282,8 @@ class _Replay:
             allocator.free(buffer.address)
         for buffer, number, target in moved:
             allocator.alloc_at(target, buffer.size_per_bank)
-            self._buffers[number] = Buffer(number, buffer.space, target, buffer.size_per_bank,
-                                         buffer.desc, buffer.origin, buffer.pinned)  # fmt: skip
-            self._counts["moves"] += 1
+            self._buffers[number] = replace(buffer, address=target)
+            self.counts["moves"] += 1
 
     def _buffer(self, number: int) -> Buffer:
         if number not in self._buffers:

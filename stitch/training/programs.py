@@ -8,7 +8,7 @@ know: devices, files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -31,9 +31,18 @@ from stitch.compiler import (
     differentiate,
 )
 from stitch.errors import CompileError, UsageError
-from stitch.graph import ComputationGraph, ComputationGraphBuilder, Wish
+from stitch.graph import ComputationGraph, ComputationGraphBuilder, Side, Wish
 from stitch.machine import Machine
-from stitch.program import DataType, InputKind, Program, Role, Space, ValueType
+from stitch.program import (
+    DataType,
+    InputKind,
+    InputSlot,
+    OutputSlot,
+    Program,
+    Role,
+    Space,
+    ValueType,
+)
 from stitch.training.graphs import (
     GRADIENT_NORM,
     LEARNING_RATE,
@@ -279,15 +288,14 @@ def home_space(machine: Machine) -> Space:
 def _wishes(graph: ComputationGraph, machine: Machine, spaces: Mapping[str, Space]) -> list[Wish]:
     asked = {(w.side, graph.slot_index(w)) for w in graph.wishes if w.field != "alias"}
     home = home_space(machine)
-    wishes = [
-        Wish("input", i, "space", spaces.get(slot.name, home))
-        for i, slot in enumerate(graph.inputs)
-        if ("input", i) not in asked
-    ]
-    return wishes + [
-        Wish("output", i, "space", spaces.get(slot.name, home))
-        for i, slot in enumerate(graph.outputs)
-        if ("output", i) not in asked
+    sides: tuple[tuple[Side, Sequence[InputSlot | OutputSlot]], ...] = (
+        ("input", graph.inputs), ("output", graph.outputs),
+    )  # fmt: skip
+    return [
+        Wish(side, i, "space", spaces.get(slot.name, home))
+        for side, slots in sides
+        for i, slot in enumerate(slots)
+        if (side, i) not in asked
     ]
 
 

@@ -83,11 +83,6 @@ class TrainingTensors:
         """Whether training has stopped."""
         return self._closed or self.device.is_closed
 
-    @property
-    def tensor_names(self) -> tuple[str, ...]:
-        """The names of the tensors that there are just now, without activations inside forward."""
-        return tuple(name for name in self._cells.numbers if self._cells.get(name) is not None)
-
     @alone
     def get_tensor(self, name: str) -> Array:
         """The elements of a parameter, gradient, activation, buffer or optimizer state.

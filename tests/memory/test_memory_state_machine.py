@@ -191,11 +191,11 @@ class MemoryHistory(RuleBasedStateMachine):
             return multiple()
         there = self.spaces[desc.layout.space]
         kernel = prepare_copy(tensor.desc, desc, MACHINE)
-        before = there.writes, there.written_nbytes
+        before = there.counter.writes, there.counter.nbytes
         source = self.spaces[tensor.space].region(tensor.address, tensor.size_per_bank)
         goal = there.region(address, kernel.target_footprint.size_per_bank)
         kernel.bind(source, goal, there.counter)()
-        grown = there.writes - before[0], there.written_nbytes - before[1]
+        grown = there.counter.writes - before[0], there.counter.nbytes - before[1]
         place = kernel.target_footprint
         assert grown == (1, place.pages * place.page_nbytes)
         return self.remember(desc, address, tensor.data)

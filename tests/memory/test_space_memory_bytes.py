@@ -89,12 +89,12 @@ def test_bound_copies_count_the_own_bytes_of_what_they_write() -> None:
     size = kernel.target_footprint.size_per_bank
     given = np.zeros(256, np.uint8)
     copy = kernel.bind(given, memory.region(64, size), memory.counter)
-    assert (memory.writes, memory.written_nbytes) == (0, 0)
+    assert (memory.counter.writes, memory.counter.nbytes) == (0, 0)
     copy()
     copy()
     memory.mover(64, memory, 1024, size * L1.banks)()
     memory.counter.count(1, kernel.written_nbytes)
-    assert (memory.writes, memory.written_nbytes) == (3, 3 * 8 * 8 * 4)
+    assert (memory.counter.writes, memory.counter.nbytes) == (3, 3 * 8 * 8 * 4)
 
 
 def test_large_freed_ranges_go_back_to_the_system() -> None:

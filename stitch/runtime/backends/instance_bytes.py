@@ -25,10 +25,8 @@ class InstanceBytes:
 
     def address(self, instance: InstanceRecord) -> int | None:
         """The address per bank at which an instance begins; None outside the spaces."""
-        buffer = instance.buffer
-        if buffer.address is None:
-            return None
-        return buffer.address + instance.offset_nbytes // self._shape.space(buffer.space).banks
+        start = self.start(instance)
+        return None if start is None else start // self._shape.space(instance.buffer.space).banks
 
     def start(self, instance: InstanceRecord) -> int | None:
         """Where in the bytes of its space an instance begins; None outside the spaces."""

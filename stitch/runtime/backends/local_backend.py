@@ -152,8 +152,8 @@ class LocalBackend:
 
     def write_counts(self) -> tuple[int, int]:
         """How many writes the spaces have seen, and how many bytes."""
-        spaces = self.spaces.values()
-        return sum(s.writes for s in spaces), sum(s.written_nbytes for s in spaces)
+        counters = [space.counter for space in self.spaces.values()]
+        return sum(c.writes for c in counters), sum(c.nbytes for c in counters)
 
 
 @dataclass(slots=True, eq=False)
