@@ -180,7 +180,7 @@ def bind(
     rounded = tuple(types) or tuple(DataType.from_dtype(array.dtype) for array in outputs)
     with np.errstate(all="ignore"):
         return tuple(
-            definition.kernel(
+            definition.steps(
                 KernelArguments(tuple(inputs), tuple(outputs), resolved, fixed, types=rounded)
             )
         )

@@ -103,7 +103,8 @@ class OpDef:
     `elementwise`: each output element depends on the input elements at its own place only, so an
     output may overwrite an input that is not read later. `gradient` is its vector-Jacobian rule
     (`stitch.ops.gradient`), None where it has none. `workspace` says how many bytes the kernel
-    takes for itself (`stitch.ops.workspaces` has rules to choose from).
+    takes for itself (`stitch.ops.workspaces` has rules to choose from). An operator that `checks`
+    looks at the data of operands, also where its results have no elements.
     """
 
     name: str
@@ -116,6 +117,12 @@ class OpDef:
     elementwise: bool = False
     gradient: Gradient | None = None
     workspace: WorkspaceRule = twice
+    checks: bool = False
+
+    def steps(self, arguments: KernelArguments) -> Sequence[Thunk]:
+        """The kernel's steps; none where there is nothing to compute: no kernel asks for that."""
+        has_elements = any(out.size for out in arguments.outputs)
+        return self.kernel(arguments) if has_elements or self.checks else ()
 
 
 def resolve_attributes(

@@ -46,8 +46,6 @@ def _operands(arguments: KernelArguments) -> tuple[Array, Array, int, Array]:
 
 def _softmax(arguments: KernelArguments) -> Sequence[Thunk]:
     source, out, axis, row = _operands(arguments)
-    if out.size == 0:
-        return ()
     if axis != out.ndim - 1 or overlaps(out, source):
         return (
             partial(np.maximum.reduce, source, axis, None, row, True),
@@ -89,8 +87,6 @@ def _row_chunk(source: Array, out: Array, row: Array, ones: Array) -> tuple[Thun
 
 def _log_softmax(arguments: KernelArguments) -> Sequence[Thunk]:
     source, out, axis, row = _operands(arguments)
-    if out.size == 0:
-        return ()
     work = np.empty_like(out)
     return (
         partial(np.maximum.reduce, source, axis, None, row, True),
@@ -104,8 +100,6 @@ def _log_softmax(arguments: KernelArguments) -> Sequence[Thunk]:
 
 def _hardmax(arguments: KernelArguments) -> Sequence[Thunk]:
     source, out, axis, row = _operands(arguments)
-    if out.size == 0:
-        return ()
     best = np.empty(row.shape, np.intp)
     return (
         partial(np.argmax, source, axis, best, keepdims=True),
@@ -138,8 +132,6 @@ def _infer_gradient(context: InferenceContext) -> tuple[ValueType, ...]:
 def _softmax_gradient(arguments: KernelArguments) -> Sequence[Thunk]:
     """dx = y (dy - sum(dy y)) by the result's gradient and the result."""
     gradient, y, out = arguments.given(0), arguments.given(1), arguments.outputs[0]
-    if out.size == 0:
-        return ()
     axis = arguments.int_of("axis") % y.ndim
     if axis != y.ndim - 1:
         total = workspace((*y.shape[:axis], 1, *y.shape[axis + 1 :]), out.dtype)

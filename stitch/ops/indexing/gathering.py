@@ -279,20 +279,21 @@ def _top_workspace(context: WorkspaceContext) -> int:
 OPERATORS = (
     OpDef(
         "Gather", (2, 2), _infer_gather, _gather, attributes=declared(axis=0),
-        gradient=gradients.gather, workspace=WorkspaceRule(_gather_workspace),
+        gradient=gradients.gather, workspace=WorkspaceRule(_gather_workspace), checks=True,
     ),
     OpDef(
         "GatherElements", (2, 2), _infer_elements, _gather_elements, attributes=declared(axis=0),
         gradient=gradients.gather_elements, workspace=WorkspaceRule(element_index_nbytes),
+        checks=True,
     ),
     OpDef(
         "GatherND", (2, 2), _infer_gather_nd, _gather_nd, attributes=declared(batch_dims=0),
-        gradient=gradients.gather_nd, workspace=WorkspaceRule(row_index_nbytes),
+        gradient=gradients.gather_nd, workspace=WorkspaceRule(row_index_nbytes), checks=True,
     ),
     OpDef(
         "ReverseSequence", (2, 2), _infer_reverse, _reverse,
         attributes=declared(batch_axis=1, time_axis=0), gradient=gradients.reverse_sequence,
-        workspace=operands(3, is_kept=False),
+        workspace=operands(3, is_kept=False), checks=True,
     ),
     OpDef(
         "TopK", (2, 2), _infer_top, _top, outputs=(1, 2),

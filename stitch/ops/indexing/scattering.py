@@ -211,16 +211,16 @@ def _cache(arguments: KernelArguments) -> Sequence[Thunk]:
 OPERATORS = (
     OpDef(
         "TensorScatter", (2, 3), _infer_cache, _cache,
-        attributes=declared(axis=-2, mode="linear"), workspace=few,
+        attributes=declared(axis=-2, mode="linear"), workspace=few, checks=True,
     ),
     OpDef(
         "ScatterElements", (3, 3), _infer_elements, _elements,
         attributes=declared(axis=0, reduction="none"), gradient=gradients.scatter_elements,
-        workspace=WorkspaceRule(element_index_nbytes),
+        workspace=WorkspaceRule(element_index_nbytes), checks=True,
     ),
     OpDef(
         "ScatterND", (3, 3), _infer_nd, _nd, attributes=declared(reduction="none"),
-        gradient=gradients.scatter_nd, workspace=WorkspaceRule(_nd_workspace),
+        gradient=gradients.scatter_nd, workspace=WorkspaceRule(_nd_workspace), checks=True,
     ),
     OpDef(
         "OneHot", (3, 3), _infer_one_hot, _one_hot, attributes=declared(axis=-1),

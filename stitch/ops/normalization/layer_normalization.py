@@ -95,8 +95,6 @@ def _spread_operands(
 
 def _rms(arguments: KernelArguments) -> Sequence[Thunk]:
     x, scale, out = arguments.given(0), arguments.given(1), arguments.outputs[0]
-    if x.size == 0:
-        return ()
     shape = _rows(x, arguments.int_of("axis") % x.ndim)
     row = np.empty(shape[0], out.dtype)
     source, result = x.reshape(shape), out.reshape(shape)
@@ -133,8 +131,6 @@ def _infer_group(context: InferenceContext) -> tuple[ValueType, ...]:
 def _by_groups(arguments: KernelArguments) -> Sequence[Thunk]:
     """An instance has a group per channel."""
     x, out = arguments.given(0), arguments.outputs[0]
-    if x.size == 0:
-        return ()
     grouped = "num_groups" in arguments.attributes
     groups = arguments.int_of("num_groups") if grouped else x.shape[1]
     shape = (x.shape[0] * groups, x.size // (x.shape[0] * groups))
@@ -158,8 +154,6 @@ def _infer_norm(context: InferenceContext) -> tuple[ValueType, ...]:
 
 def _norm(arguments: KernelArguments) -> Sequence[Thunk]:
     x, out = arguments.given(0), arguments.outputs[0]
-    if x.size == 0:
-        return ()
     axis = arguments.int_of("axis") % x.ndim
     row = np.empty((*x.shape[:axis], 1, *x.shape[axis + 1 :]), out.dtype)
     zero = np.empty(row.shape, np.bool_)
@@ -188,8 +182,6 @@ def _infer_mean_variance(context: InferenceContext) -> tuple[ValueType, ...]:
 def _mean_variance(arguments: KernelArguments) -> Sequence[Thunk]:
     x, out = arguments.given(0), arguments.outputs[0]
     axes = tuple(a % x.ndim for a in arguments.ints_of("axes") or ())
-    if x.size == 0:
-        return ()
     shape = tuple(1 if i in axes else size for i, size in enumerate(x.shape))
     row, square = np.empty(shape, out.dtype), np.empty_like(out)
     count = scalar(math.prod(x.shape[i] for i in axes), row)

@@ -112,7 +112,7 @@ def _dft(arguments: KernelArguments) -> Sequence[Thunk]:
                 spectrum = transform(as_complex(signals[place]), length, 1)
                 _write_parts(spectrum, results[place])
 
-    return (run,) if out.size else ()
+    return (run,)
 
 
 def _stft_length(context: InferenceContext, size: int) -> int:
@@ -160,7 +160,7 @@ def _stft(arguments: KernelArguments) -> Sequence[Thunk]:
             weighted = seen if window is None else seen * window
             _write_parts(transform(weighted, length, -1), out[:, part])
 
-    return (run,) if out.size else ()
+    return (run,)
 
 
 OPERATORS = (

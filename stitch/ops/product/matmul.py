@@ -51,8 +51,6 @@ def _infer_matmul(context: InferenceContext) -> tuple[ValueType, ...]:
 
 def _matmul(arguments: KernelArguments) -> Sequence[Thunk]:
     a, b, out = arguments.given(0), arguments.given(1), arguments.outputs[0]
-    if out.size == 0:
-        return ()
     if a.shape[-1] == 0:
         return (fill_step(out, 0),)
     if b.ndim == 2 and a.ndim > 2:
@@ -98,8 +96,6 @@ def _gemm(arguments: KernelArguments) -> Sequence[Thunk]:
     out, attributes = arguments.outputs[0], arguments.attributes
     a = _transposed(arguments, 0, bool(int_of(attributes, "transA")))
     b = _transposed(arguments, 1, bool(int_of(attributes, "transB")))
-    if out.size == 0:
-        return ()
     product: Thunk = partial(a.dot, b, out) if a.shape[1] else fill_step(out, 0)
     steps = [product, *_scale(out, float_of(attributes, "alpha"), out)]
     bias, beta = arguments.optional(2), float_of(attributes, "beta")

@@ -257,6 +257,7 @@ def _operator(layer: _Layer, most: int, **more: Attribute) -> OpDef:
         layer.name, (3, most), partial(_infer, layer), partial(_kernel, layer),
         outputs=(1, layer.states + 1), attributes={**_ATTRIBUTES, **more},
         gradient=recurrent_gradient, workspace=WorkspaceRule(_workspace, is_kept=False),
+        checks=True,
     )  # fmt: skip
 
 

@@ -107,7 +107,7 @@ def _kernel(body: Body) -> Callable[[KernelArguments], Sequence[Thunk]]:
         noop = bool(arguments.int_of("noop_with_empty_axes"))
         chosen = _chosen(axes, source.ndim, noop)
         result = arguments.outputs[0].reshape(_reduced_shape(source.shape, chosen, True))
-        return () if result.size == 0 else body(_Reduction(source, result, chosen))
+        return body(_Reduction(source, result, chosen))
 
     return kernel
 
@@ -240,8 +240,6 @@ def _argument(function: Callable[..., object]) -> Callable[[KernelArguments], Se
     def kernel(arguments: KernelArguments) -> Sequence[Thunk]:
         source, out = arguments.given(0), arguments.outputs[0]
         axis = arguments.int_of("axis") % source.ndim
-        if out.size == 0:
-            return ()
         result = out.reshape(_reduced_shape(source.shape, (axis,), True))
         if not arguments.int_of("select_last_index"):
             return (partial(function, source, axis, result, keepdims=True),)

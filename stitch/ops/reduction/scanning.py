@@ -29,8 +29,6 @@ def _running(function: np.ufunc, neutral: int) -> Kernel:
     def kernel(arguments: KernelArguments) -> Sequence[Thunk]:
         source, out = arguments.given(0), arguments.outputs[0]
         axis = arguments.ints_at(1)[0] % source.ndim
-        if out.size == 0:
-            return ()
         if arguments.int_of("reverse"):
             source, out = np.flip(source, axis), np.flip(out, axis)
         if not arguments.int_of("exclusive"):

@@ -103,7 +103,7 @@ def _grid(arguments: KernelArguments) -> Sequence[Thunk]:
         for part in pieces_of(places.shape[1], point):
             results[:, :, part] = _sampled(x, places[:, part], arguments.attributes)
 
-    return (run,) if out.size else ()
+    return (run,)
 
 
 def _point_nbytes(image: Shape, mode: str) -> int:
@@ -237,7 +237,7 @@ def _deform(arguments: KernelArguments) -> Sequence[Thunk]:
                 into = out[n][:, rows]
                 into[...] = np.matmul(weights, taps).reshape(into.shape)
 
-    return (run, *bias_steps(arguments.optional(3), out)) if out.size else ()
+    return (run, *bias_steps(arguments.optional(3), out))
 
 
 _DEFORM_ATTRIBUTES = {k: v for k, v in CONVOLUTION.attributes.items() if k != "auto_pad"}

@@ -181,6 +181,6 @@ OPERATORS = (
             coordinate_transformation_mode="half_pixel", mode="avg", output_height=1,
             output_width=1, sampling_ratio=0, spatial_scale=1.0,
         ),
-        workspace=WorkspaceRule(_workspace, is_kept=False),
+        workspace=WorkspaceRule(_workspace, is_kept=False), checks=True,
     ),
 )  # fmt: skip

@@ -194,8 +194,6 @@ def _infer_tile(context: InferenceContext) -> tuple[ValueType, ...]:
 
 def _tile(arguments: KernelArguments) -> Sequence[Thunk]:
     source, repeats, out = arguments.given(0), arguments.ints_at(1), arguments.outputs[0]
-    if out.size == 0:
-        return ()
     pairs = zip(repeats, source.shape, strict=True)
     target = out.reshape(tuple(itertools.chain.from_iterable(pairs)))
     view = source.reshape(tuple(itertools.chain.from_iterable((1, s) for s in source.shape)))

@@ -222,7 +222,7 @@ OPERATORS = (
     OpDef(
         "Expect", (3, 3), _infer_expect, _expect,
         attributes=declared(name=Attribute("string", required=True)), domain="stitch",
-        workspace=few,
+        workspace=few, checks=True,
     ),
     OpDef("Size", (1, 1), _infer_size, _size, workspace=few),
 )  # fmt: skip

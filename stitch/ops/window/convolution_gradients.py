@@ -135,8 +135,6 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
     group = arguments.int_of("group")
     samples, places = gradient.shape[0], math.prod(gradient.shape[2:])
     depth = math.prod(out.shape[1:])
-    if out.size == 0:
-        return ()
     if samples * places == 0:
         return (fill_step(out, 0),)
     windows = windows_of(arguments.attributes, x.shape[2:], out.shape[2:])

@@ -102,8 +102,6 @@ def _counts(windows: Windows, include: bool, dtype: np.dtype[Any]) -> Array:
 
 def _average(arguments: KernelArguments) -> Sequence[Thunk]:
     source, out, windows = arguments.given(0), arguments.outputs[0], _windows(arguments)
-    if out.size == 0:
-        return ()
     include = bool(arguments.int_of("count_include_pad"))
     planes, sums = _planes(source), _planes(out)
     steps = Sliding(np.add, 0, windows, len(planes), out.dtype).steps(planes, sums)
@@ -112,8 +110,6 @@ def _average(arguments: KernelArguments) -> Sequence[Thunk]:
 
 def _lp(arguments: KernelArguments) -> Sequence[Thunk]:
     source, out, windows = arguments.given(0), arguments.outputs[0], _windows(arguments)
-    if out.size == 0:
-        return ()
     p = arguments.int_of("p")
     planes, results = _planes(source), _planes(out)
     sums = Sliding(np.add, 0, windows, len(planes), out.dtype)
@@ -142,8 +138,6 @@ def _lowest(like: Array) -> float:
 
 def _max(arguments: KernelArguments) -> Sequence[Thunk]:
     source, out, windows = arguments.given(0), arguments.outputs[0], _windows(arguments)
-    if out.size == 0:
-        return ()
     if len(arguments.outputs) == 1:
         planes, results = _planes(source), _planes(out)
         largest = Sliding(np.maximum, _lowest(out), windows, len(planes), out.dtype)

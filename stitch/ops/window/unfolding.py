@@ -168,6 +168,6 @@ OPERATORS = (
     OpDef(
         "MaxUnpool", (2, 3), _infer_max_unpool, _max_unpool,
         attributes=declared(**KERNEL_SHAPE, pads=Attribute("ints"), strides=Attribute("ints")),
-        gradient=max_unpool_gradient,
+        gradient=max_unpool_gradient, checks=True,
     ),
 )  # fmt: skip

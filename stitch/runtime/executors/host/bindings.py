@@ -70,7 +70,7 @@ class OperationBinding:
 
     def kernel_steps(self, index: int, arguments: KernelArguments) -> Sequence[Thunk]:
         """The steps of an operation's kernel."""
-        return self.prepared.definitions[index].kernel(arguments)
+        return self.prepared.definitions[index].steps(arguments)
 
     def write(self, values: Sequence[int]) -> None:
         """Steps that bring values from the arrays they were computed in to where they belong."""
