@@ -113,7 +113,7 @@ def _is_plain(thing: object) -> bool:
     if isinstance(thing, BuiltinFunctionType):
         return thing.__self__ is None or isinstance(thing.__self__, ModuleType)
     if isinstance(thing, FunctionType):
-        return thing.__closure__ is None
+        return thing.__closure__ is None and _is_plain(thing.__defaults__)
     return isinstance(thing, _PLAIN)
 
 
