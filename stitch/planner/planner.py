@@ -66,7 +66,7 @@ def plan(request: PlanRequest, *, spills: bool = True) -> Plan:
             gives_way = candidate is None or candidate.is_pressed
             if state.foresaw and gives_way and plain not in tries:
                 tries.append(plain)
-        if not pressed or (best is not None and best.seconds <= least * NEAR):
+        if not pressed or (best is not None and foreseen_seconds(best) <= least * NEAR):
             break
     if best is None:
         assert refused is not None
@@ -74,12 +74,13 @@ def plan(request: PlanRequest, *, spills: bool = True) -> Plan:
             raise refused
         finally:
             del refused  # Else it would keep itself alive, and all that its callers hold.
-    return replace(best, least_seconds=min(least, best.seconds))
+    # What comes later is not the plan's to pay, so then its own bound is not known.
+    return replace(best, least_seconds=0.0 if request.later else min(least, best.seconds))
 
 
 def _chosen(request: PlanRequest) -> tuple[frozenset[tuple[int, int]], float]:
     """Which values had best leave L1 before which of their uses; the seconds that any plan takes,
-    0 where that is not known."""
+    with what is predicted to be read later, 0 where that is not known."""
     chain, end = chain_of(request), len(request.tasks)
     choice = choose(chain)
     if choice is None:
@@ -90,9 +91,8 @@ def _chosen(request: PlanRequest) -> tuple[frozenset[tuple[int, int]], float]:
         if stay.first < end
         for value in chain.holders[stay.holder].values
     }
-    # What comes later is not the plan's to pay.
-    is_bound = chain.is_whole and not request.later
-    return frozenset(away), chain.first_seconds + choice.least_seconds if is_bound else 0.0
+    least = chain.first_seconds + choice.least_seconds if chain.is_whole else 0.0
+    return frozenset(away), least
 
 
 def _plan_by(state: Residency, ahead: NamedPlaces | None) -> Plan:
