@@ -48,7 +48,7 @@ def placed(known: Plan, request: PlanRequest) -> Plan | None:
         return None
     if any(isinstance(step, Relocate) for step in known.steps):
         return None
-    if before.later != request.later and known.is_pressed:
+    if before.later != request.later and known.chooses_who_leaves:
         return None
     numbers = _numbers(known, request)
     if numbers is None or (known.is_pressed and _present(before) != _present(request)):

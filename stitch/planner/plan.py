@@ -209,7 +209,7 @@ class Plan:
     def gap(self) -> float | None:
         """By which share more its copies and moves may take than the best plan's; None where it was
         chosen by predicted uses, which it may pay for early."""
-        if self.request.later and self.is_pressed:
+        if self.request.later and self.chooses_who_leaves:
             return None
         return self.seconds / self.least_seconds - 1 if self.least_seconds > 0 else 0.0
 
@@ -287,11 +287,19 @@ class Plan:
     @property
     def is_pressed(self) -> bool:
         """Whether anything gives way in it: is evicted or dropped, comes back, or moves."""
-        if any(not isinstance(s, Copy) or s.kind != "copy" for s in self.copies):
-            return True
+        moves = any(not isinstance(s, Copy) or s.kind != "copy" for s in self.copies)
+        return moves or self.chooses_who_leaves
+
+    @property
+    def chooses_who_leaves(self) -> bool:
+        """Whether something that lives on is evicted, or a copy of it dropped."""
         living = {resident.value for resident in self.final_values}
         held = {i.buffer for r in self.request.residents if r.value in living for i in r.instances}
-        return any(isinstance(step, Free) and step.buffer in held for step in self.steps)
+        return any(
+            (isinstance(step, Copy) and step.kind == "evict")
+            or (isinstance(step, Free) and step.buffer in held)
+            for step in self.steps
+        )
 
     def at(self, addresses: Mapping[int, int]) -> Plan:
         """The same plan with buffers (number → address per bank) elsewhere, for plans that move

@@ -4,6 +4,7 @@ best loop carries."""
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -56,7 +57,7 @@ def weights_of(device: stitch.Device) -> list[stitch.Tensor]:
     return [device.tensor(np.roll(np.eye(32, dtype=np.float32), k, 0)) for k in range(WEIGHTS)]
 
 
-@pytest.mark.parametrize("window", [1, 2, 3, 6, 64])
+@pytest.mark.parametrize("window", [1, 2, 3, 6, 8, 64])
 def test_a_cycle_of_six_weights_in_room_for_five_is_the_best_after_two_rounds(window: int) -> None:
     carried = []
     with stitch.open_device(MACHINE, window=window) as device:
@@ -73,6 +74,38 @@ def test_a_cycle_of_six_weights_in_room_for_five_is_the_best_after_two_rounds(wi
     assert sum(carried[2:]) == least_loads(10) * NBYTES
 
 
+def rounds_in_a_file(folder: Path, rounds: int) -> Path:
+    """A pipeline of so many rounds over the weights."""
+    times().save(folder / "times.ttb")
+    step = "{{run: times, inputs: {{x: x{0}, w: w{0}}}, outputs: {{y: x{1}}}}}"
+    slots = {"x0": (1, 32)} | {f"w{k}": SHAPE for k in range(WEIGHTS)}
+    inputs = [f"{name}: {{shape: {list(shape)}, type: float32}}" for name, shape in slots.items()]
+    steps = [f"    - {step.format(k, k + 1)}" for k in range(WEIGHTS)]
+    lines = ["name: rounds", "modules: {times: times.ttb}", f"inputs: {{{', '.join(inputs)}}}",
+             "steps:", f"- repeat: {rounds}", f"  carry: {{x0: x{WEIGHTS}}}", "  steps:", *steps,
+             "outputs: {y: x0}"]  # fmt: skip
+    file = folder / "rounds.yaml"
+    file.write_text("\n".join(lines), encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize("window", [1, 8, 64])
+def test_rounds_of_a_pipeline_file_carry_what_the_best_loop_carries(
+    tmp_path: Path, window: int
+) -> None:
+    carried = []
+    for rounds in (12, 22):
+        file = rounds_in_a_file(tmp_path, rounds)
+        with stitch.open_device(MACHINE, window=window) as device:
+            pipe = stitch.Pipeline.from_yaml(file, device=device)
+            x = device.tensor(np.arange(32, dtype=np.float32)[None])
+            result = one(pipe(x, *weights_of(device))).numpy()[0]
+            shift = rounds * sum(range(WEIGHTS)) % 32
+            assert np.array_equal(result, np.roll(np.arange(32, dtype=np.float32), -shift))
+            carried.append(device.account().total.nbytes)
+    assert carried[1] - carried[0] == least_loads(10) * NBYTES
+
+
 def learned(device: stitch.Device) -> NextUses:
     return device.maker._next_uses
 
@@ -85,7 +118,7 @@ def test_without_pressure_nothing_is_noted_in_the_steady_state() -> None:
             x = one(program(x, weight))
         x.numpy()
         uses = learned(device)
-        assert not uses.is_wanted and not uses._replayed
+        assert not uses.is_wanted and len(uses._noted) < 10 and not uses._last
 
 
 def test_what_is_learned_is_bounded_and_wrong_predictions_change_no_result(
@@ -93,7 +126,7 @@ def test_what_is_learned_is_bounded_and_wrong_predictions_change_no_result(
 ) -> None:
     monkeypatch.setattr(next_uses, "MAX_DISTANCES", 7)
     monkeypatch.setattr(next_uses, "MAX_VALUES", 3)
-    monkeypatch.setattr(next_uses, "MAX_REPLAYED", 11)
+    monkeypatch.setattr(next_uses, "MAX_NOTED", 11)
     random = Random(0)
     with stitch.open_device(MACHINE, window=1) as device:
         program, weights = device.load(times()), weights_of(device)
@@ -105,5 +138,5 @@ def test_what_is_learned_is_bounded_and_wrong_predictions_change_no_result(
         assert np.array_equal(x.numpy()[0], np.roll(np.arange(32, dtype=np.float32), -shift % 32))
         uses = learned(device)
         assert uses.is_wanted and 0 < len(uses._distances) <= 7 and 0 < len(uses._last) <= 3
-        assert uses._tasks == len(uses._replayed) <= 11
+        assert uses._tasks == len(uses._noted) <= 11
         assert len(uses._recent) <= next_uses.DEPTHS[0]

@@ -15,21 +15,21 @@ from typing import TypeAlias
 
 from stitch.runtime.recording.window import Window
 from stitch.runtime.values import ValueRecord
-from stitch.tasks import Task
+from stitch.tasks import TaskGraph
 
 #: How many tasks, the one that uses a value among them, are compared: the longest first.
 DEPTHS = (64, 16, 4, 1)
 #: Distances that are remembered, and values whose last use is.
 MAX_DISTANCES = 1 << 13
 MAX_VALUES = 1 << 10
-#: Tasks that ran again since something was planned, of which the last ones count.
-MAX_REPLAYED = 1 << 9
+#: Tasks that were noted since something was learned, of which the last ones count.
+MAX_NOTED = 1 << 9
 
 #: A slot of a task after so many others: a hash of the tasks, and the slot (an output's is
 #: negative).
 _Context: TypeAlias = tuple[int, int]
-#: Tasks from a number on, and the values that they speak of.
-_Stretch: TypeAlias = "tuple[int, Sequence[Task], Sequence[ValueRecord | None]]"
+#: Tasks from a number to before another, and the values that they speak of.
+_Stretch: TypeAlias = "tuple[int, int, TaskGraph, Sequence[ValueRecord | None]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ class _Use:
 
 
 class NextUses:
-    """What one device has learned: from work that is new and, once tensors have had to give way,
-    from all that is planned or bound to other places. What runs again it notes at most."""
+    """What one device has learned. Until tensors have to give way it only notes what is planned;
+    from then on it notes what runs again, and learns where something is planned."""
 
     def __init__(self) -> None:
         #: Rises where something came otherwise than predicted: what was planned before was planned
@@ -55,37 +55,39 @@ class NextUses:
         self._distances: dict[_Context, int] = {}
         self._last: dict[ValueRecord, _Use] = {}
         self._recent: tuple[int, ...] = ()
-        #: What ran again since something was planned, and how many tasks that are.
-        self._replayed: deque[_Stretch] = deque()
+        #: What is not looked at yet, and how many tasks that are.
+        self._noted: deque[_Stretch] = deque()
         self._tasks = 0
 
     def note(self, window: Window) -> None:
-        """A window runs without being planned; it is looked at when another is."""
+        """A window is about to run."""
         # An array of a call would live on here.
         values = [None if value.is_array else value for value in window.values]
-        self._replayed.append((window.number, window.graph.tasks, values))
+        self._noted.append((window.number, window.end, window.graph, values))
         self._tasks += len(window.agents)
-        while self._tasks > MAX_REPLAYED:
-            self._tasks -= len(self._replayed.popleft()[1])
+        while self._tasks > MAX_NOTED and len(self._noted) > 1:
+            start, end, _, _ = self._noted.popleft()
+            self._tasks -= end - start
 
-    def learn(self, window: Window) -> None:
-        """Look at a window that is about to be planned, and at those that ran again before it."""
-        now = window.number, window.graph.tasks, window.values
-        surprises = [self._learn(*stretch) for stretch in (*self._replayed, now)]
-        self._replayed.clear()
+    def learn(self) -> None:
+        """Look at what was noted, if next uses are wanted."""
+        if not self.is_wanted:
+            return
+        surprises = [self._learn(*stretch) for stretch in self._noted]
+        self._noted.clear()
         self._tasks = 0
         self.version += any(surprises)
-        living = [(v, use) for v, use in self._last.items() if v.handles and not v.is_array]
+        living = [(v, use) for v, use in self._last.items() if v.handles]
         self._last = dict(living[-MAX_VALUES:])
         for context in list(self._distances)[: max(0, len(self._distances) - MAX_DISTANCES)]:
             del self._distances[context]
 
     def _learn(
-        self, start: int, tasks: Sequence[Task], values: Sequence[ValueRecord | None]
+        self, start: int, end: int, graph: TaskGraph, values: Sequence[ValueRecord | None]
     ) -> bool:
         """Whether a stretch of tasks reads something otherwise than predicted."""
-        is_surprising, end = False, start + len(tasks)
-        for at, task in enumerate(tasks, start):
+        is_surprising = False
+        for at, task in enumerate(graph.tasks, start):
             self._recent = (*self._recent[1 - DEPTHS[0] :], task.transformation.key)
             before = [hash(self._recent[-depth:]) for depth in DEPTHS]
             slots = [*enumerate(task.inputs), *((~o, n) for o, n in enumerate(task.outputs))]

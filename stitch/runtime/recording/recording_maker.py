@@ -87,15 +87,14 @@ class RecordingMaker:
             if binding is None and len(variants) > 1:
                 # Not its first time round: what others' leases have to spare may well be taken.
                 binding = self._again(variants, places, window.number, clear=True)
+        if binding is None or self._next_uses.is_wanted:
+            self._next_uses.note(window)
         if binding is None:
-            if self._next_uses.is_wanted or not variants:
-                self._next_uses.learn(window)
+            self._next_uses.learn()
             planned = self._placed(variants, window, kept)
             planned = planned or self._planned_alone(window, kept, at_most)
             if planned is not None:
                 binding = self._new(window, planned, kept, forms, places, at_most is not None)
-        elif self._next_uses.is_wanted:
-            self._next_uses.note(window)
         return binding
 
     def _planned_alone(
@@ -194,7 +193,7 @@ class RecordingMaker:
         recording.claim = claim
         device.recordings.plans_made += not planned.is_known
         known = device.recordings.of(window.graph, kept, forms)
-        if plan.is_pressed:
+        if plan.chooses_who_leaves:
             self._next_uses.is_wanted = True
             recording.look_ahead(self._next_uses.version, known)
         recording.makes_way = is_one_of_many or bool(known)
