@@ -96,7 +96,7 @@ class Window:
     @property
     def end(self) -> int:
         """The number of the next one."""
-        return self.number + max(1, len(self.agents))
+        return self.number + (len(self.agents) or 1)
 
     def following(self) -> Window:
         """An empty one, for what comes after it."""
