@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -110,8 +110,10 @@ def _array_of(thing: object) -> Array | None:
 def _is_plain(thing: object) -> bool:
     if isinstance(thing, tuple):
         return all(_is_plain(part) for part in thing)
+    if isinstance(thing, MethodType):
+        return _is_plain(thing.__self__) and _is_plain(thing.__func__)
     if isinstance(thing, BuiltinFunctionType):
-        return thing.__self__ is None or isinstance(thing.__self__, ModuleType)
+        return isinstance(thing.__self__, ModuleType) or _is_plain(thing.__self__)
     if isinstance(thing, FunctionType):
         return thing.__closure__ is None and _is_plain(thing.__defaults__)
     return isinstance(thing, _PLAIN)
