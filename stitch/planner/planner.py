@@ -68,9 +68,6 @@ def plan(request: PlanRequest, *, spills: bool = True) -> Plan:
                 tries.append(plain)
         if not pressed or (best is not None and foreseen_seconds(best) <= least * NEAR):
             break
-        if request.later and rule == "chosen" and best is not None:
-            # No bound tells when it is good enough, and other rules see less of what comes.
-            break
     if best is None:
         assert refused is not None
         try:
