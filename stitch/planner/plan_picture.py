@@ -38,9 +38,9 @@ Rule: TypeAlias = Literal["farthest", "chosen", "sufficient", "cheapest"]
 RULES: tuple[Rule, ...] = ("farthest", "chosen", "sufficient", "cheapest")
 
 
-#: (task, value, joins): a task reads a view not where it lies. It is copied out, so that its block
-#: may go; or, if it joins, its copies go, and the block serves.
-OtherWay: TypeAlias = tuple[int, int, bool]
+#: (value, joins): a task reads a view not where it lies. It is copied out, so that its block may
+#: go; or, if it joins, its copies go, and the block serves.
+OtherWay: TypeAlias = tuple[int, bool]
 
 
 class Residency:
@@ -52,16 +52,13 @@ class Residency:
         rule: Rule = "farthest",
         away: frozenset[tuple[int, int]] = frozenset(),
         *,
-        otherwise: frozenset[OtherWay] = frozenset(),
         spills: bool = True,
     ) -> None:
         self.request = request
         self.rule = rule
-        #: Views that are not read where they lie.
-        self.otherwise = otherwise
-        #: Those of the current task that could be, and all such of tasks that found no room.
+        #: Views that the current task does not read where they lie, and how others could be read.
+        self.otherwise: frozenset[OtherWay] = frozenset()
         self.views: frozenset[OtherWay] = frozenset()
-        self.crowded: frozenset[OtherWay] = frozenset()
         spaces = {s for s in request.machine.shape.spaces if spills or s is not Space.HOST}
         self._outlets = {
             Space.L1: tuple([s for s in (Space.DRAM, Space.HOST) if s in spaces]),
@@ -137,9 +134,9 @@ class Residency:
         self.values.setdefault(value, []).append(instance)
         self.users[instance.buffer].add(value)
 
-    def begin(self, task: int) -> None:
-        """The plan now comes to this task."""
-        self.task = task
+    def begin(self, task: int, otherwise: frozenset[OtherWay] = frozenset()) -> None:
+        """The plan now comes to this task, which reads some views not where they lie."""
+        self.task, self.otherwise = task, otherwise
         self.views = frozenset()
         self.reading = frozenset(self.request.tasks[task].inputs)
         self.locked.clear()
@@ -278,7 +275,7 @@ class Residency:
 
     def soonest(self, value: int) -> int:
         """The task that needs a value where it is next: the current one, if it reads it there."""
-        otherwise = (self.task, value, False) in self.otherwise
+        otherwise = (value, False) in self.otherwise
         return self.task if value in self.reading and not otherwise else self.next_use(value)
 
     def lifetime(self, buffer: Buffer) -> str:

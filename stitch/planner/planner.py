@@ -12,6 +12,7 @@ steps. The same work at other places takes the steps of a plan that is known (`p
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from stitch.errors import LayoutError, OutOfMemoryError, StitchError
 from stitch.planner.addresses import Want, allocate
@@ -19,9 +20,9 @@ from stitch.planner.copy_cost import copy_cost, foreseen_seconds
 from stitch.planner.making_room import RoomDemand
 from stitch.planner.named_places import NamedPlaces
 from stitch.planner.plan import Copy, Execute, Instance, Plan, PlanRequest
-from stitch.planner.plan_picture import RULES, OtherWay, Residency
+from stitch.planner.plan_picture import RULES, Residency
 from stitch.planner.residency import chain_of, choose
-from stitch.planner.shared_blocks import bring_back_blocks, other_ways
+from stitch.planner.shared_blocks import bring_back_blocks, other_ways, run_with_views
 from stitch.program import DataType, Layout, Scratch, Space, TensorDesc
 from stitch.tasks import Task, TransformationKind
 
@@ -45,9 +46,9 @@ def plan(request: PlanRequest, *, spills: bool = True) -> Plan:
         if rule == "chosen":
             away, least = _chosen(request)
         pressed = False
-        tries: list[tuple[NamedPlaces | None, frozenset[OtherWay]]] = [(named or None, frozenset())]
-        for ahead, otherwise in tries:
-            state = Residency(request, rule, away, otherwise=otherwise, spills=spills)
+        tries: list[NamedPlaces | None] = [named or None]
+        for ahead in tries:
+            state = Residency(request, rule, away, spills=spills)
             candidate: Plan | None = None
             try:
                 candidate = _plan_by(state, ahead)
@@ -58,14 +59,10 @@ def plan(request: PlanRequest, *, spills: bool = True) -> Plan:
                 if best is None or foreseen_seconds(candidate) < foreseen_seconds(best):
                     best = candidate
             pressed |= state.pressed
-            # Where views are read in a full space, they are tried out of their blocks, or in them.
-            if not state.crowded <= otherwise and not (candidate and otherwise):
-                tries.append((ahead, otherwise | state.crowded))
             # What gives way though later tasks were looked at may do better without.
-            plain = None, frozenset[OtherWay]()
             gives_way = candidate is None or candidate.is_pressed
-            if state.foresaw and gives_way and plain not in tries:
-                tries.append(plain)
+            if state.foresaw and gives_way and None not in tries:
+                tries.append(None)
         if not pressed or (best is not None and foreseen_seconds(best) <= least * NEAR):
             break
     if best is None:
@@ -100,9 +97,8 @@ def _plan_by(state: Residency, ahead: NamedPlaces | None) -> Plan:
     for index, task in enumerate(request.tasks):
         state.begin(index)
         try:
-            _run(state, task, ahead)
+            run_with_views(state, task, partial(_run, ahead=ahead))
         except StitchError as error:
-            state.crowded |= state.views
             if error.where is None:
                 error.where = f"task {index} ({task.transformation.name})"
             raise
@@ -191,7 +187,7 @@ def _serving(
     demands: dict[Space, RoomDemand],
 ) -> Instance | None:
     instance = state.find(value, desc, address) or state.find(value, desc, None)
-    if instance is None or (state.task, value, False) in state.otherwise:
+    if instance is None or (value, False) in state.otherwise:
         return None
     buffer = state.buffers[instance.buffer]
     if gives and (

@@ -1,15 +1,17 @@
 """Views of one block: whether a task reads them in it, or apart, as copies of their own.
 
-Comes in: the picture, and a task. Goes out: blocks that came back whole, because the views of them
-that the task reads take more room apart; and the ways that were not gone, for another try.
+Comes in: the picture, and a task. Goes out: the task as it takes the least time, its views read in
+their blocks, as copies, or in blocks that came back whole, because the views take more room apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from math import inf
 
+from stitch.errors import LayoutError, OutOfMemoryError, StitchError
 from stitch.planner.making_room import RoomDemand, bring_back, make_room
-from stitch.planner.plan import Instance, waiting_desc
+from stitch.planner.plan import Copy, Instance, Relocate, waiting_desc
 from stitch.planner.plan_picture import OtherWay, Residency
 from stitch.program import Space, TensorDesc
 from stitch.tasks import Task
@@ -18,13 +20,60 @@ from stitch.tasks import Task
 _Parts = dict[tuple[int, Space], set[tuple[int, TensorDesc]]]
 
 
+def run_with_views(state: Residency, task: Task, run: Callable[[Residency, Task], None]) -> None:
+    """Runs a task by `run`. Where something leaves for it, the views that it reads are tried out of
+    their blocks and in them, and what takes the least time is done.
+
+    Raises what `run` raises where no way has room.
+    """
+    if not _reads_views(state, task):
+        return run(state, task)
+    seconds: dict[frozenset[OtherWay], float] = {}
+    refused: StitchError | None = None
+    way = frozenset[OtherWay]()
+    while True:
+        take_back, first = state.attempt(), len(state.steps)
+        state.begin(state.task, way)
+        try:
+            run(state, task)
+        except (OutOfMemoryError, LayoutError) as error:
+            refused, seconds[way] = refused or error, inf
+        else:
+            copies = [s for s in state.steps[first:] if isinstance(s, Copy | Relocate)]
+            leaves = any(isinstance(s, Copy) and s.kind == "evict" for s in copies)
+            if way in seconds or not (seconds or leaves):
+                return None
+            seconds[way] = sum(step.seconds for step in copies)
+        wider = way | state.views
+        take_back()
+        best = min(seconds, key=lambda way: (seconds[way], len(way)))
+        # All together, and all but those of one block, which may stay then.
+        blocks = {i.buffer for value, _ in best for i in state.values[value]}
+        fewer = [frozenset(o for o in best if o[0] not in state.users[b]) for b in sorted(blocks)]
+        way = next((way for way in (wider, *fewer) if way not in seconds), best)
+        if refused is not None and seconds.get(way) == inf:
+            try:
+                raise refused
+            finally:
+                del refused  # Else it would keep itself alive, and all that its callers hold.
+
+
+def _reads_views(state: Residency, task: Task) -> bool:
+    """Whether an input of a task lies in a block that is not its alone."""
+    return any(
+        len(state.users[i.buffer]) > 1 or i.desc != state.buffers[i.buffer].desc
+        for value in task.inputs
+        for i in state.values[value]
+    )
+
+
 def bring_back_blocks(state: Residency, task: Task) -> None:
     """Blocks that wait elsewhere come back where the views that a task reads take more room apart.
 
     Raises what `make_room` raises.
     """
-    for at, value, joins in state.otherwise:
-        if joins and at == state.task:
+    for value, joins in state.otherwise:
+        if joins:
             for copy in _copies_beside(state, value):
                 state.detach(value, copy)
     reader, locked = repr(task.transformation.name), set[int]()
@@ -52,14 +101,14 @@ def other_ways(
         if not state.buffers[instance.buffer].pinned:
             views.setdefault(instance.buffer, set()).add((value, instance.desc))
     apart = (
-        (state.task, value, False)
+        (value, False)
         for block, parts in views.items()
         if any(desc.shape != state.buffers[block].desc.shape for _, desc in parts)
         and sum(state.size_of(d) for _, d in parts) < state.buffers[block].size_per_bank
         for value, _ in parts
     )
     joined = (
-        (state.task, value, True)
+        (value, True)
         for (block, space), parts in _parts(state, task).items()
         if _is_larger_apart(state, block, space, parts)
         for value, _ in parts

@@ -28,10 +28,8 @@ def looked_at(request: PlanRequest, seed: int) -> tuple[list[str], Counter[str]]
 def campaign(seeds: range) -> Counter[str]:
     """All that brute force looked at; where that was too much, the checker alone was asked.
 
-    Views that one task reads of several blocks are copied out all or none, so a few of those that
-    left for the copies could have stayed: 8 of 930 when this was written. Of all others 3 of 1,634
-    could have, in seeds 200,000 to 203,000 (200407, 200618, 202927): more than none, and not
-    mended.
+    A block that comes back for views of it takes its room before the task's outputs do, so what
+    left for it could, rarely, have stayed where something larger leaves for them.
     """
     seen: Counter[str] = Counter()
     of_views = 0
@@ -46,7 +44,7 @@ def campaign(seeds: range) -> Counter[str]:
         of_views += len(said)
         seen += looked
     print(f"seeds {seeds}: {dict(seen)}, of views {of_views} without need")
-    assert seen["undecided"] < 0.1 * seen["evict"] and of_views < 0.02 * seen["evict"]
+    assert seen["undecided"] < 0.1 * seen["evict"] and of_views < 0.002 * seen["evict"]
     return seen
 
 
@@ -57,6 +55,5 @@ def test_nothing_leaves_that_could_have_stayed() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("start", range(200_000, 212_000, 1_500))
-def test_hardly_anything_leaves_that_could_have_stayed_in_many_requests(start: int) -> None:
-    seen = campaign(range(start, start + 1_500))
-    assert seen["without need"] < 0.005 * seen["evict"]
+def test_nothing_leaves_that_could_have_stayed_in_many_requests(start: int) -> None:
+    assert campaign(range(start, start + 1_500))["without need"] == 0

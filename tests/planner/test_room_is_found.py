@@ -73,6 +73,21 @@ def test_a_small_view_of_a_large_l1_block_leaves_it_where_the_output_needs_the_r
     assert ways_out(made) == {(L1, DRAM): 1}
 
 
+def test_of_two_blocks_whose_views_are_read_one_stays_where_one_is_enough() -> None:
+    scene = Scene(SMALL)
+    views = []
+    for at, size in ((1024, 2048), (3072, 1024)):
+        block = scene.buffer(desc_of(size), at)
+        scene.value(Instance(block.number, 0, block.desc), keep=True)
+        views.append(scene.value(Instance(block.number, 512, desc_of(256)), keep=True))
+    scene.run(program("p", [desc_of(256)] * 2, [desc_of(2048)]), *views, keep=True)
+    made = sound(plan(scene.request()))
+    (out,) = (s for s in made.copies if isinstance(s, Copy) and s.kind == "evict")
+    assert out.nbytes == 2048 * 4
+    (ran,) = (s for s in made.steps if isinstance(s, Execute))
+    assert [i.offset_nbytes for i in ran.inputs] == [0, 512]
+
+
 def test_a_view_is_read_in_its_block_where_both_have_room() -> None:
     assert plan(a_view_of_a_block(512).request()).copies == ()
 

@@ -143,7 +143,6 @@ def _refuse_the_hopeless(state: Residency, demand: RoomDemand, problem: SpacePro
 def _evict_one(state: Residency, demand: RoomDemand, problem: SpaceProblem) -> int:
     """The number of the buffer that left."""
     state.pressed = True
-    state.crowded |= state.views
     return _leave(state, demand, victims_of(state, demand), problem, certificate_of(problem))
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from stitch.machine import footprint
 from stitch.planner import Allocate, Buffer, Copy, Execute, Free, Instance, Plan, Relocate, Step
-from stitch.program import Layout, Space, TensorDesc
+from stitch.program import DataType, Layout, Space, TensorDesc
 from tests.support.planner.room_brute_force import lies
 
 #: Ways and sets that are tried for one question.
@@ -34,6 +34,15 @@ class Moment:
 
     def users(self, buffer: int) -> set[int]:
         return {v for v, there in self.values.items() if any(i.buffer == buffer for i in there)}
+
+    def origin(self, value: int) -> DataType:
+        """The type in which a value was made: others may have lost something."""
+        request = self.plan.request
+        for resident in request.residents:
+            if resident.value == value:
+                return resident.instances[0].desc.layout.data_type
+        task = next(task for task in request.tasks if value in task.outputs)
+        return task.transformation.outputs[task.outputs.index(value)].layout.data_type
 
     def is_read_later(self, value: int) -> bool:
         tasks = self.plan.request.tasks[self.task + 1 :]
@@ -165,7 +174,10 @@ def _could_stay(
     came = [size for i, size, stays in comers if stays and (following is None or i < following[0])]
     ways = [] if following is not None else list(_ways(moment, steps, space, gone))
     pieces = came if following is None else [*came, following[1]]
-    spare = [n for n in _spare(moment, space) if n != buffer and n not in gone]
+    # What the task reads where it lies would have to come again.
+    run = steps[-1]
+    read = {i.buffer for i in run.inputs} if following and isinstance(run, Execute) else set()
+    spare = [n for n in _spare(moment, space) if n != buffer and n not in (*gone, *read)]
     trials = 2 ** len(spare)
     for some in ways:
         trials *= len(some)
@@ -194,8 +206,8 @@ def _spare(moment: Moment, space: Space) -> list[int]:
 
 def _survive(moment: Moment, dropped: Sequence[int]) -> bool:
     """Whether every value keeps an instance of its own type, and views stay together."""
-    for there in moment.values.values():
-        kind = there[0].desc.layout.data_type
+    for value, there in moment.values.items():
+        kind = moment.origin(value)
         if there[0].buffer in dropped and len(moment.users(there[0].buffer)) > 1:
             return False
         left = [i for i in there if i.buffer not in dropped]
