@@ -79,7 +79,7 @@ def allowing(nbytes: int | str | None) -> Iterator[None]:
 
 
 class Claim:
-    """Bytes that somebody takes; they count until this is let go, or is collected."""
+    """Bytes that an owner takes; they count until this is let go, or is collected."""
 
     #: Collection may happen while the budget counts, in this very thread: it leaves a note. By C
     #: alone, as a method could be interrupted before its first line, and the bytes count for ever.

@@ -97,7 +97,7 @@ def _slots_in_l1(program: Program, machine: MachineShape) -> int:
 
 
 def _local_in_dram(program: Program) -> Iterator[int]:
-    """The slots that lie in L1 where there is room and nobody wishes otherwise, and do not."""
+    """The slots that lie in L1 where there is room and no wish says otherwise, and do not."""
     values = [s.value for s in program.inputs if s.kind is InputKind.ACTIVATION]
     values += [s.value for s in program.outputs if s.aliases_input is None]
     for value in values:

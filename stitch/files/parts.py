@@ -2,7 +2,7 @@
 
 Comes in: paths, contents. Goes out: `.name.PID.TOKEN-N.part` in the same folder, which then takes
 the name. The parts of one batch share a token, and the first of them in a folder is locked while
-their owner lives (`flock`, which the kernel gives free): parts that nobody has locked are litter.
+their owner lives (`flock`, which the kernel gives free): parts without a lock are litter.
 Must not know: what is in a file, which files belong together.
 """
 

@@ -125,13 +125,13 @@ def special_kind(mode: int) -> str | None:
     return next((name for is_kind, name in kinds if is_kind(mode)), None)
 
 
-def no_regular_file(path: str | Path, found: str) -> FormatError:
+def no_regular_file(path: str | Path, kind: str) -> FormatError:
     """The error for what can only be read by waiting for others."""
     return FormatError(
         "this is no file that can be read",
         where=str(path),
         expected="a regular file",
-        got=found,
+        got=kind,
         remedy="what comes through a pipe: as - where a module is read, or with the shell's <(...)",
     )
 

@@ -1,6 +1,6 @@
 """What dead writers left in a folder: litter is removed, what they had decided is finished.
 
-Comes in: a folder. Goes out: the folder without parts that nobody is writing. Files that belong
+Comes in: a folder. Goes out: the folder without parts that no process writes. Files that belong
 together are decided by a manifest, `.stitch-manifest.PID.TOKEN`, which is there from when all of
 their parts are complete until all have their names: once it is there, each part gets its name,
 unless the file of that name is another by now. Must not know: how parts are written.
@@ -81,8 +81,8 @@ def _decided(manifest: Path) -> dict[str, tuple[str, Any]]:
     """Parts, names and what was there; nothing where the text is not a manifest's."""
     try:
         with manifest.open("rb") as file:
-            found = json.loads(file.read(_MANIFEST_NBYTES))
-        decided = {part: (name, before) for part, (name, before) in found.items()}
+            entries = json.loads(file.read(_MANIFEST_NBYTES))
+        decided = {part: (name, before) for part, (name, before) in entries.items()}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return {}
     names = [name for name, _ in decided.values()]

@@ -7,10 +7,8 @@ user's code that asked for it. Must not know: front ends, layouts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal, final, overload
-
-import numpy as np
 
 from stitch.argument_kinds import TEXT, WHOLE, instance_of, optional, several, takes
 from stitch.errors import CompileError
@@ -143,17 +141,5 @@ class ComputationGraphBuilder(LayerMethods):
         results = self.apply(op, operands, outputs, attributes, domain)
         return results[0] if len(results) == 1 else results
 
-    def numpy_ufunc(
-        self, ufunc: np.ufunc, method: str, inputs: tuple[object, ...], arguments: dict[str, object]
-    ) -> object:
-        """What a NumPy ufunc means on symbolic tensors."""
-        return numpy_functions.call_ufunc(self, ufunc, method, inputs, arguments)
-
-    def numpy_function(
-        self,
-        function: Callable[..., object],
-        inputs: tuple[object, ...],
-        arguments: dict[str, object],
-    ) -> object:
-        """What a NumPy function means on symbolic tensors."""
-        return numpy_functions.call_function(self, function, inputs, arguments)
+    numpy_ufunc = numpy_functions.call_ufunc
+    numpy_function = numpy_functions.call_function

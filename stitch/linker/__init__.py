@@ -18,7 +18,7 @@ from stitch.linker.scratch import (
     pack_scratch,
     place_intermediates,
 )
-from stitch.linker.wires import Port, SharedInput, Wire, chain_wires, check_wire
+from stitch.linker.wires import Port, Wire, chain_wires, check_wire
 from stitch.on_demand import names_on_demand
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ else:
 
 __all__ = [
     "SCRATCH_ALIGNMENT", "AliasProofs", "Demand", "LinkReport", "Port", "ScratchPlan",
-    "SharedInput", "Wire", "address_problems", "chain_wires", "check_capacity", "check_link",
+    "Wire", "address_problems", "chain_wires", "check_capacity", "check_link",
     "check_wire", "choose_scratch", "demands", "drop_unused_values", "input_name", "link_programs",
     "output_name", "pack_scratch", "place_intermediates", "remove_dead_code", "wire",
 ]  # fmt: skip

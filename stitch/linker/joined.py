@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from stitch.errors import LinkError
-from stitch.linker.wires import Port, SharedInput, Wire
+from stitch.linker.wires import Port, Wire
 from stitch.ops import onnx_code
 from stitch.program import (
     ABSENT,
@@ -20,7 +20,6 @@ from stitch.program import (
     Operation,
     OperationList,
     OutputSlot,
-    Ownership,
     Program,
     Value,
     ValueType,
@@ -33,7 +32,6 @@ class JoinedProgram:
 
     programs: Sequence[Program]
     wires: Sequence[Wire]
-    shared: Sequence[SharedInput]
     kept: frozenset[Port]
     fed: frozenset[Port]
     values: list[Value] = field(default_factory=list)
@@ -55,13 +53,10 @@ class JoinedProgram:
         program = self.programs[index]
         where = {}
         sources = {w.input: w for w in self.wires if w.consumer == index}
-        again = {pair.again: pair.first for pair in self.shared}
         for i, slot in enumerate(program.inputs):
             value = program.values[slot.value]
             if i in sources:
                 where[slot.value] = self._through(sources[i], value)
-            elif (index, i) in again:
-                where[slot.value] = self._share(again[index, i], (index, i), slot)
             else:
                 where[slot.value] = self._value(program, value)
                 self.slots[index, i] = len(self.inputs)
@@ -157,13 +152,6 @@ class JoinedProgram:
             self.operations.append(Operation("Cast", (value,), (number,), attributes))
             self.casts[value, data_type] = number
         return number
-
-    def _share(self, first: Port, again: Port, slot: InputSlot) -> int:
-        at = self.slots[again] = self.slots[first]
-        # Once any of the programs was given the tensor for good, the caller has parted with it.
-        if slot.ownership is Ownership.DONATE:
-            self.inputs[at] = replace(self.inputs[at], ownership=Ownership.DONATE)
-        return self.inputs[at].value
 
     def _value(self, program: Program, value: Value) -> int:
         name = _free_name(value.name, program.name, self.names.__contains__)

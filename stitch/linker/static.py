@@ -22,7 +22,7 @@ from stitch.linker.capacity import address_problems, check_capacity, demands
 from stitch.linker.dead_code import remove_dead_code
 from stitch.linker.joined import JoinedProgram
 from stitch.linker.scratch import choose_scratch, pack_scratch, place_intermediates
-from stitch.linker.wires import Port, SharedInput, Wire, check_ports, check_wires
+from stitch.linker.wires import Port, Wire, check_ports, check_wires
 from stitch.machine import MachineShape
 from stitch.program import Program, Role, Scratch, Space
 
@@ -34,9 +34,7 @@ def link_programs(
     machine: MachineShape,
     name: str,
     keep: Collection[Port] | None = None,
-    shared: Sequence[SharedInput] = (),
     strict_types: bool = False,
-    role: Role | None = None,
 ) -> Program:
     """One program that does what the programs do one after the other along the wires.
 
@@ -46,7 +44,7 @@ def link_programs(
     block format, or whose slots' fixed addresses collide; `OutOfMemoryError` where the whole does
     not fit the machine.
     """
-    check_wires(programs, wires, shared, strict_types)
+    check_wires(programs, wires, strict_types)
     fed = {(w.producer, w.output) for w in wires}
     if keep is None:
         kept = {
@@ -58,10 +56,10 @@ def link_programs(
     else:
         kept = set(keep)
         check_ports(kept, programs)
-    joined = JoinedProgram(programs, wires, shared, frozenset(kept), frozenset(fed))
+    joined = JoinedProgram(programs, wires, frozenset(kept), frozenset(fed))
     for index in range(len(programs)):
         joined.add(index)
-    roles = {program.role for program in programs} if role is None else {role}
+    roles = {program.role for program in programs}
     return _finish(joined, name, machine, roles.pop() if len(roles) == 1 else Role.FORWARD)
 
 

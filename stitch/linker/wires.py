@@ -28,14 +28,6 @@ class Wire:
     input: int
 
 
-@dataclass(frozen=True, slots=True)
-class SharedInput:
-    """Two input slots that always take the same tensor, so that one slot serves both."""
-
-    first: Port
-    again: Port
-
-
 def chain_wires(
     programs: Sequence[Program], *, strict_types: bool = False, outside: Collection[str] = ()
 ) -> tuple[Wire, ...]:
@@ -118,13 +110,8 @@ def check_wire(programs: Sequence[Program], link: Wire, strict_types: bool) -> N
     )
 
 
-def check_wires(
-    programs: Sequence[Program],
-    wires: Sequence[Wire],
-    shared: Sequence[SharedInput],
-    strict_types: bool,
-) -> None:
-    """Raises one `LinkError` with every wire or shared slot that does not fit."""
+def check_wires(programs: Sequence[Program], wires: Sequence[Wire], strict_types: bool) -> None:
+    """Raises one `LinkError` with every wire that does not fit."""
     problems: list[str] = []
     taken: set[Port] = set()
     for link in wires:
@@ -150,8 +137,6 @@ def check_wires(
                 f"{given} feeds {wanted} through a block format ({source.text()} to "
                 f"{target.text()}), whose rounding no operation can repeat"
             )
-    for pair in shared:
-        problems.extend(_shared_problems(programs, pair, taken))
     if problems:
         raise LinkError(
             "these programs cannot be linked into one:\n  - " + "\n  - ".join(problems),
@@ -172,20 +157,3 @@ def check_ports(ports: Collection[Port], programs: Sequence[Program]) -> None:
     missing = sorted(p for p in ports if not _exists(programs, p, "outputs"))
     if missing:
         raise LinkError(f"there are no outputs {missing} to keep")
-
-
-def _shared_problems(
-    programs: Sequence[Program], pair: SharedInput, taken: set[Port]
-) -> Sequence[str]:
-    if not (_exists(programs, pair.first, "inputs") and _exists(programs, pair.again, "inputs")):
-        return [f"{pair} points at no slot"]
-    if pair.first in taken or pair.again in taken or pair.first >= pair.again:
-        return [f"{pair}: the first slot comes before the second, and both come from outside"]
-    taken.add(pair.again)
-    names = [input_name(programs[p], i) for p, i in (pair.first, pair.again)]
-    one, two = (
-        programs[p].values[programs[p].inputs[i].value] for p, i in (pair.first, pair.again)
-    )
-    if one.desc != two.desc or one.type != two.type:
-        return [f"{names[0]} ({one.desc.text()}) and {names[1]} ({two.desc.text()}) differ"]
-    return []

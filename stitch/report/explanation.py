@@ -223,6 +223,6 @@ def memory_report(device: RuntimeDevice) -> str:
 
 
 def _leased(view: dict[str, Any]) -> str:
-    """What of the free memory repeated work takes again unless somebody needs it."""
+    """What of the free memory repeated work takes again unless an allocation needs it."""
     nbytes = view["total_bytes_leased_per_bank"]
     return f", {nbytes} B of the free leased" if nbytes else ""

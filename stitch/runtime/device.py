@@ -67,7 +67,7 @@ class RuntimeDevice(TensorAccess):
         self.number = next(_NUMBERS)
         self.machine = load_machine(machine)
         self.backend = LocalBackend(self.machine, make_executor(executor), debug=debug)
-        #: Whether kernels are somebody else's, who may call back.
+        #: Whether kernels are of an executor that is not ours, and may call back.
         self.kernels_call_back = not is_own(self.backend.executor)
         self.host_memory = HostMemory(self.backend, max_memory)
         self.contents = InstanceBytes(self.backend)

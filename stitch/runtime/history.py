@@ -2,7 +2,7 @@
 
 Comes in: events, and runs of plans, which count themselves. Goes out: an `Account` of a period;
 every report is made from one, or from the same events. A period begins with the device, or where
-somebody says so. Must not know: how a report looks.
+`clear` is called. Must not know: how a report looks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lending: bytes that somebody else owns become tensors without a copy, and the other way round.
+"""Lending: bytes of another owner become tensors without a copy, and the other way round.
 
 Comes in: a dense array whose owner promises to keep it for as long as anything runs on it. Goes
 out: a tensor. Where the host is the whole device its programs read those bytes in place; elsewhere

@@ -122,7 +122,7 @@ class Lifetime:
 
     @contextmanager
     def _once_more(self) -> Iterator[bool]:
-        """A listener uses the device: nobody else can while he does."""
+        """A listener uses the device: no other thread can meanwhile."""
         self.events.is_over = False
         try:
             yield True
@@ -163,7 +163,7 @@ class Lifetime:
         self.deaths.read(tasks.queued.number, resting=resting)
 
     def drain_if_free(self) -> None:
-        """Read the notes of finalizers, unless somebody runs; who does reads them himself."""
+        """Read the notes of finalizers, unless another thread runs, which reads them itself."""
         lock = self._locks[0]
         if self.runs_here():
             return

@@ -1,12 +1,20 @@
-"""Loading: a program of a binary becomes an agent of a device, its constants get addresses."""
+"""Loading: a program of a binary becomes an agent of a device, its constants get addresses.
+
+A file may claim anything. The `ttb` room has checked it and the program's structure; here operators
+and the machine are known as well, so types are inferred anew and every intermediate value must lie
+in the scratch.
+"""
 
 from __future__ import annotations
 
-from stitch.errors import IncompatibleError
-from stitch.machine import Machine, footprint, machine_names
-from stitch.ops import program_work
-from stitch.program import Program
-from stitch.runtime.checks import check_program
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from stitch.errors import CompileError, FormatError, IncompatibleError, Problem
+from stitch.linker import SCRATCH_ALIGNMENT
+from stitch.machine import Machine, MachineShape, footprint, machine_names
+from stitch.ops import infer_operation, lookup, program_work
+from stitch.program import ABSENT, Program
 from stitch.runtime.loaded import Home, LoadedProgram
 from stitch.runtime.values import BufferRecord, Records
 from stitch.ttb import Binary
@@ -59,3 +67,78 @@ def _targets(here: str, there: str) -> str:
     target = here if here in known else "FILE.yaml, the description of this machine"
     device = f", or run it on {there!r}" if there in known else ""
     return f"compile it with --target={target}{device}"
+
+
+def check_program(program: Program, machine: MachineShape) -> None:
+    """Raise `CompileError` for types that do not follow, `FormatError` for a bad scratch."""
+    check_types(program)
+    problems = tuple(scratch_problems(program, machine))
+    if problems:
+        raise FormatError(
+            f"the intermediate values of program {program.name!r} do not lie in its scratch",
+            problems=problems[:16],
+            remedy="compile the module again",
+        )
+
+
+def check_types(program: Program) -> None:
+    """Infer every operation's types anew and compare; raises `CompileError` naming both."""
+    constants = program.constant_data()
+    for index, operation in enumerate(program.operations):
+        where = operation.location or f"operation {index} of {program.name!r}"
+        operands = [None if i == ABSENT else program.values[i].type for i in operation.inputs]
+        known = [constants.get(i) for i in operation.inputs]
+        inferred = infer_operation(operation, operands, known, where)
+        for value, kind in zip(operation.outputs, inferred, strict=False):
+            if value != ABSENT and program.values[value].type != kind:
+                raise CompileError(
+                    f"{operation.op} does not make what the program says",
+                    where=where,
+                    expected=kind.text(),
+                    got=program.values[value].type.text(),
+                    remedy="compile the module again",
+                )
+
+
+def scratch_problems(program: Program, machine: MachineShape) -> Iterator[Problem]:
+    """Every intermediate value that leaves the scratch, or overlaps another that is still read.
+
+    Kernels write elements where they lie, so each value starts at a multiple of 64 bytes. The
+    output of an elementwise operation may take the very place of an input that dies with it.
+    """
+    scratch = program.scratch
+    room = scratch.size_per_bank * machine.space(scratch.space).banks
+    slots = {s.value for s in program.inputs} | {s.value for s in program.outputs}
+    last_read = {i: n for n, o in enumerate(program.operations) for i in o.inputs}
+    alive: list[tuple[int, int, int]] = []  # (start, end, value), by start
+    for number, operation in enumerate(program.operations):
+        born = [v for v in operation.outputs if v != ABSENT and v not in slots]
+        dying = [e for e in alive if last_read.get(e[2], number) == number] if born else []
+        elementwise = bool(dying) and lookup(operation.op, operation.domain).elementwise
+        for value in born:
+            where = f"value {value} ({program.values[value].name})"
+            desc = program.values[value].desc
+            start = desc.layout.address
+            if start is None or not desc.layout.is_dense or desc.layout.space is not scratch.space:
+                yield Problem("scratch_form", where, f"{desc.text()} is no place in the scratch")
+                continue
+            if start % SCRATCH_ALIGNMENT:
+                wanted = f"byte {start}, expected a multiple of {SCRATCH_ALIGNMENT}"
+                yield Problem("scratch_alignment", where, wanted)
+                continue
+            end = start + desc.layout.data_type.nbytes(desc.elements)
+            if end > room:
+                yield Problem("scratch_bounds", where, f"bytes [{start}, {end}) of {room}")
+                continue
+            if elementwise:
+                for entry in dying:
+                    if entry[:2] == (start, end) and entry in alive:
+                        alive.remove(entry)
+            at = bisect_left(alive, (start, end, value))
+            for other in alive[max(0, at - 1) : at + 1]:
+                if other[0] < end and start < other[1]:
+                    name = program.values[other[2]].name
+                    yield Problem("scratch_overlap", where, f"{name!r} is still read there")
+            if end > start:
+                insort(alive, (start, end, value))
+        alive = [e for e in alive if last_read.get(e[2], -1) > number]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stitch import ops
 from stitch.errors import LinkError, OutOfMemoryError
-from stitch.linker import AliasProofs, SharedInput, Wire, chain_wires, link_programs
+from stitch.linker import Wire, chain_wires, link_programs
 from stitch.machine.description import load_machine
 from stitch.program import (
     ABSENT,
@@ -258,21 +258,6 @@ def test_an_output_that_nobody_keeps_takes_its_operations_and_constants_with_it(
     assert same_bits(run(linked, [x, x])[0], run(programs[1], [x])[0])
 
 
-def test_one_slot_serves_two_programs_that_take_the_same_tensor() -> None:
-    programs = [_scale("a", 2.0), _scale("b", 3.0)]
-    shared = [SharedInput((0, 0), (1, 0))]
-    linked = link_programs(programs, [], machine=TINY, name="both", shared=shared)
-    x = _array(2)
-    assert len(linked.inputs) == 1
-    assert [o.tobytes() for o in run(linked, [x])] == [run(p, [x])[0].tobytes() for p in programs]
-
-
-def test_shared_slots_must_agree() -> None:
-    programs = [_scale("a", 2.0), _scale("b", 3.0, BF16)]
-    with pytest.raises(LinkError, match="differ"):
-        link_programs(programs, [], machine=TINY, name="n", shared=[SharedInput((0, 0), (1, 0))])
-
-
 def test_scratch_is_packed_anew_for_the_whole() -> None:
     programs = [_scale(f"p{i}", 2.0) for i in range(4)]
     wires = [Wire(i, 0, i + 1, 0) for i in range(3)]
@@ -379,25 +364,6 @@ def test_an_alias_that_still_holds_is_kept_and_one_to_an_inner_tensor_goes() -> 
     inner = link_programs([first, second], [Wire(0, 0, 1, 0)], machine=TINY, name="ab")
     assert [s.aliases_input for s in inner.outputs] == [None]
     assert linked.role is Role.UPDATE
-
-
-def test_an_alias_goes_where_a_later_program_still_reads_the_input() -> None:
-    first, reader = _update("a"), _scale("b", 2.0)
-    linked = link_programs(
-        [first, reader], [], machine=TINY, name="ab", shared=[SharedInput((0, 0), (1, 0))]
-    )
-    assert linked.outputs[0].aliases_input is None
-    obstacle = AliasProofs(linked).obstacle(0, 0)
-    assert obstacle == "operation 1 (Mul) still reads input 'state' afterwards"
-
-
-def test_a_shared_tensor_is_donated_once_any_program_was_given_it() -> None:
-    reader, last = _scale("a", 2.0), _update("b")
-    linked = link_programs(
-        [reader, last], [], machine=TINY, name="ab", shared=[SharedInput((0, 0), (1, 0))]
-    )
-    assert linked.inputs[0].ownership is Ownership.DONATE
-    assert linked.outputs[1].aliases_input == 0
 
 
 def test_linking_twice_gives_the_same_program() -> None:

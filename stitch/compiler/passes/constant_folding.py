@@ -65,14 +65,14 @@ def fold_constants(graph: ComputationGraph, growth_nbytes: int) -> ComputationGr
             if v in known and v not in outputs and readers[v] == operation.inputs.count(v)
         }
         operands = [None if v == ABSENT else graph.values[v].type for v in operation.inputs]
-        made = [graph.values[v].type for v in operation.outputs if v != ABSENT]
-        growth = sum(kind.nbytes for kind in made if not _is_index(kind))
+        types = [graph.values[v].type for v in operation.outputs if v != ABSENT]
+        growth = sum(kind.nbytes for kind in types if not _is_index(kind))
         growth -= sum(known[v].nbytes for v in dying)
         shape = ops.known_by_type(operation, operands[0]) if operands else None
         results = None if shape is None else dict.fromkeys(operation.outputs, shape)
-        steps = 0 if shape is not None else ops.estimated_steps(operation, operands, made)
+        steps = 0 if shape is not None else ops.estimated_steps(operation, operands, types)
         if results is None and growth <= max(growth_nbytes, 0) and steps <= steps_left:
-            results = _fold(operation, operands, made, known, workspace)
+            results = _fold(operation, operands, types, known, workspace)
         if results is None:
             kept.append(operation)
             continue
@@ -92,7 +92,7 @@ def _is_index(kind: ValueType) -> bool:
 def _fold(
     operation: Operation,
     operands: Sequence[ValueType | None],
-    made: Sequence[ValueType],
+    types: Sequence[ValueType],
     known: dict[int, Array],
     workspace_nbytes: int,
 ) -> dict[int, Array] | None:
@@ -104,14 +104,14 @@ def _fold(
         taken = ops.kernel_workspace(
             operation.op,
             operands,
-            made,
+            types,
             domain=operation.domain,
             constants=arrays,
             attributes=operation.attributes,
         )
         if taken > workspace_nbytes:
             return None
-        claimed = claim(taken + 2 * sum(kind.nbytes for kind in made), f"folding {operation.op}")
+        claimed = claim(taken + 2 * sum(kind.nbytes for kind in types), f"folding {operation.op}")
         with np.errstate(all="ignore"):
             results = ops.evaluate_operation(operation, arrays)
     except StitchError:
