@@ -47,9 +47,9 @@ class Certificate:
 class CostCertificate:
     """Why bytes left their space although a few bytes of it were free: it takes less time.
 
-    `cyclic_size` bytes per bank move in cycles and `free_size` are free: no move inside the space
-    fills more than what is free, so `inside_seconds` is the least that such moves take;
-    `through_seconds` is what those take that were chosen instead, with `pieces` set aside.
+    `cyclic_size` bytes per bank move in cycles and `free_size` are free; `through_seconds` is what
+    the moves take that were chosen, with `pieces` set aside. `inside_seconds` is what the cheapest
+    moves inside the space take of all that were looked at, or at what price they were given up.
     """
 
     cyclic_size: int

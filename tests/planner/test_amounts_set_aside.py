@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from stitch.machine import Machine, load_machine
-from stitch.planner import Plan, Relocate, check_plan, plan
+from stitch.planner import CostCertificate, Plan, Relocate, check_plan, plan
 from stitch.program import DataType, Layout, Space, TensorDesc
 from tests.support.planner.byte_machine import ByteMachine
 from tests.support.planner.small_requests import Scene, program
@@ -17,12 +17,17 @@ from tests.support.planner.small_requests import Scene, program
 MACHINES = [load_machine(name) for name in ("tiny", "wormhole_n150", "blackhole_p150")]
 
 
-def relaid(machine: Machine, base: int, sizes: Sequence[int], order: Sequence[int]) -> Plan:
-    """A full L1 from `base` on, whose tensors (sizes in granules) come to lie in another order."""
+def relaid(
+    machine: Machine, base: int, sizes: Sequence[int], order: Sequence[int], free: int = 0
+) -> Plan:
+    """An L1 from `base` on, whose tensors (sizes in granules) come to lie in another order.
+
+    `free` granules are at its end: none, and it is full.
+    """
     l1, dram = machine.shape.l1, machine.shape.dram
     assert l1 is not None and dram is not None
     granule = l1.alignment
-    l1 = replace(l1, base=base, limit=base + sum(sizes) * granule)
+    l1 = replace(l1, base=base, limit=base + (sum(sizes) + free) * granule)
     scene = Scene(replace(machine, shape=replace(machine.shape, l1=l1)))
     places = [0] * len(sizes)
     at = base
@@ -72,6 +77,23 @@ def check_seed(seed: int) -> int:
 
 def test_a_relayout_of_a_full_space_is_never_refused() -> None:
     assert sum(check_seed(seed) > 0 for seed in range(600)) > 400
+
+
+def test_leaving_a_space_that_is_not_full_is_refused_nowhere_and_is_cheaper() -> None:
+    leaving = 0
+    for seed in range(400):
+        random = Random(seed)
+        machine = other_rates(MACHINES[seed % len(MACHINES)], random)
+        assert machine.shape.l1 is not None
+        sizes = [random.randrange(1, 40) for _ in range(random.randrange(2, 9))]
+        order = random.sample(range(len(sizes)), len(sizes))
+        made = relaid(machine, machine.shape.l1.base, sizes, order, random.choice((1, 3, 9)))
+        assert check_plan(made) == (), f"seed {seed}"
+        for step in made.copies:
+            if isinstance(step, Relocate) and step.bounced_nbytes:
+                assert isinstance(step.certificate, CostCertificate)
+                leaving += step.certificate.through_seconds < step.certificate.inside_seconds
+    assert leaving > 100
 
 
 @pytest.mark.full

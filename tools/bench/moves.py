@@ -139,7 +139,7 @@ def _by_pieces(
     while size >= granule * 8:
         piece = int(size) // granule * granule
         for done in (
-            cycles._leave(core, piece, prices, most),
+            cycles._leave(core, piece, free, prices, most),
             cycles._stay(core, piece, free, prices, most),
         ):
             if done is not None:

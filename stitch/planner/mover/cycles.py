@@ -7,8 +7,8 @@ that meet are joined and the largest is filled first, so a free strip of a few b
 by a large piece instead of being passed through the whole space. Where holes have grown narrow, a
 piece beside the widest is set aside anew. A move that only overlaps itself is one memmove.
 
-The piece may also be nothing (what is free inside the targets is hole enough) or whole tensors, as
-many as it takes until none waits for itself. All are priced; the cheapest is done.
+The piece may also be nothing (what is free inside the targets is hole enough) or those parts of
+tensors that close the cycles (`cuts`). All are priced; the cheapest is done.
 """
 
 from __future__ import annotations
@@ -18,26 +18,29 @@ from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
 from stitch.packing import Span, minus, union
+from stitch.planner.mover.aside import laid, nbytes_of, outgoing, places_for, spans_of
 from stitch.planner.mover.cost import ASIDE, Prices
-from stitch.planner.mover.order import Move, order_moves
+from stitch.planner.mover.cuts import cheapest_cut
+from stitch.planner.mover.order import Move
 
-#: So many ways of cutting are carried out on paper, those of the lowest estimates.
-TRIED = 4
+#: Work of trying piece sizes, those of the lowest estimates first: so many transfers a move.
+TRIED = 80
 #: A way that takes so many times its estimate is given up, unless there is no other.
-PATIENCE = 1.25
-#: A way within this factor of the next estimate is good enough.
-NEAR = 1.1
+PATIENCE = 1.6
+#: Where bytes can leave, ways inside are given up at so many times the price of that.
+DEARER = 1.25
+#: Bytes leave where that takes less by this factor.
+CHEAPER = 1.05
 #: Holes so many times narrower than at first are not followed while a piece may be set aside.
 NARROW = 4
-#: With more moves than this, tensors are not set aside whole.
-MOST_WHOLE = 64
 
 
 def break_cycles(
     moves: Sequence[Move], free: Sequence[Span], outside: int, prices: Prices, granule: int
-) -> list[Move]:
+) -> tuple[list[Move], float]:
     """Moves that carry out these, which form cycles, in order, at the least cost that was found.
 
+    Beside them the seconds at which the cheapest way inside the space was found or given up.
     `free` are regions of the space that nothing uses; `outside` bytes per bank may be set aside in
     the space beside: they appear as `ASIDE` addresses. Pieces are multiples of `granule`. Where
     nothing is free, inside the targets either, `outside` must be at least a granule.
@@ -45,100 +48,108 @@ def break_cycles(
     >>> from stitch.machine import load_machine
     >>> from stitch.program import Space
     >>> prices = Prices(load_machine("tiny"), Space.L1, Space.DRAM)
-    >>> for move in break_cycles([Move(0, 64, 64), Move(64, 0, 64)], [(128, 192)], 0, prices, 16):
+    >>> swap = [Move(0, 64, 64), Move(64, 0, 64)]
+    >>> for move in break_cycles(swap, [(128, 192)], 0, prices, 16)[0]:
     ...     print(move)
     Move(source=0, target=128, size=64)
     Move(source=64, target=0, size=64)
     Move(source=128, target=64, size=64)
     """
-    pieces = _Pieces(moves)
-    room = _nbytes(free)
-    ways = [
-        (_estimate(pieces, size, away, prices), size, away)
-        for away, most in ((False, room + _nbytes(pieces.open)), (True, outside))
-        for size in _sizes(moves, most, granule)
-    ]
-    if pieces.open:
-        ways.append((_estimate(pieces, 0, False, prices), 0, False))
-    best, least = _whole(moves, free, room, outside, prices)
-    for patience, tries in ((PATIENCE, TRIED), (float("inf"), 2)):
-        for estimate, size, away in sorted(ways)[:tries]:
-            if best is not None and estimate * NEAR >= least:
-                break
-            most = min(least, estimate * patience)
-            done = (_leave(moves, size, prices, most) if away
-                    else _stay(moves, size, free, prices, most))  # fmt: skip
-            if done is not None and (seconds := prices.seconds(done)) < least:
-                best, least = done, seconds
+    search = _Search(moves, free, prices, granule)
+    for patience in (PATIENCE, float("inf")):
+        best, least = search.by_cut(outside, float("inf"), away=True)
+        stays, inside = search.by_cut(nbytes_of(free), least * DEARER, away=False)
+        stays, inside = search.by_pieces(stays, nbytes_of(free), inside, patience, away=False)
+        if stays is None:
+            inside = max(inside, search.floor())
+        elif inside / CHEAPER <= least:
+            best, least = stays, inside / CHEAPER
+        best, _ = search.by_pieces(best, outside, least, patience, away=True)
         if best is not None:
-            break
-    # Never dearer than pieces of a granule, by which plans are judged: these take their estimate.
-    if outside >= granule and _estimate(pieces, granule, True, prices) < least:
-        done = _leave(moves, granule, prices, least)
-        if done is not None and prices.seconds(done) < least:
-            best = done
-    assert best is not None, "nothing may be set aside anywhere"
-    return best
+            return best, inside
+    raise AssertionError("nothing may be set aside anywhere")
+
+
+class _Search:
+    """The ways to carry out some moves. Each takes what may cost the `most`, and gives the cheapest
+    way below that with its price, or what it was given."""
+
+    def __init__(
+        self, moves: Sequence[Move], free: Sequence[Span], prices: Prices, granule: int
+    ) -> None:
+        self.moves, self.free, self.prices, self.granule = moves, free, prices, granule
+        self.pieces = _Pieces(moves)
+
+    def floor(self) -> float:
+        """What moves inside take that fill no more than what is free."""
+        nbytes, unused = self.pieces.nbytes, nbytes_of((*self.free, *self.pieces.open))
+        return nbytes / unused * self.prices.inside(min(nbytes, unused)) if unused else 0.0
+
+    def by_cut(self, room: int, most: float, *, away: bool) -> tuple[list[Move] | None, float]:
+        """Parts of tensors that close the cycles go first, at most `room` bytes set aside."""
+        best = cheapest_cut(self.moves, self.pieces.open, self.free, room, self.prices, away=away)
+        seconds = most if best is None else self.prices.seconds(best)
+        return (best, seconds) if seconds < most else (None, most)
+
+    def by_pieces(
+        self, best: list[Move] | None, room: int, most: float, patience: float, *, away: bool
+    ) -> tuple[list[Move] | None, float]:
+        """By holes as wide as a piece, of which at most `room` bytes are set aside."""
+        moves, prices, pieces = self.moves, self.prices, self.pieces
+        room += pieces.widest if away else nbytes_of(pieces.open)
+        sizes = _sizes(moves, room, self.granule)
+        if away:
+            sizes = {size for size in sizes if size > pieces.widest}
+        elif pieces.open:
+            sizes.add(0)
+        work = TRIED * len(moves)
+        for estimate, size in sorted((_estimate(pieces, s, away, prices), s) for s in sizes):
+            if estimate >= most or work <= 0:
+                break
+            work -= len(moves) + pieces.nbytes // (size or pieces.widest)
+            bound = min(most, estimate * patience)
+            follow = _leave if away else _stay
+            done = follow(moves, size, self.free, prices, bound)
+            if done is not None and (seconds := prices.seconds(done)) < most:
+                best, most = done, seconds
+        return best, most
 
 
 def _sizes(moves: Sequence[Move], most: int, granule: int) -> set[int]:
     """Sizes of a piece that are worth a look: fractions of all bytes, whole tensors, all room."""
     nbytes = sum(move.size for move in moves)
     most = min(most, nbytes) // granule * granule
-    sizes = {move.size for move in moves if move.size <= most} | {most}
-    share = nbytes
-    while share >= granule:
-        sizes |= {share // granule * granule, share * 3 // 4 // granule * granule}
-        share //= 2
+    sizes = {move.size for move in moves} | {most, granule}
+    for of, by in ((1, 2), (4, 5)):
+        share = nbytes
+        while share >= granule:
+            sizes.add(share // granule * granule)
+            share = share * of // by
     return {size for size in sizes if 0 < size <= most}
 
 
 def _estimate(pieces: _Pieces, size: int, away: bool, prices: Prices) -> float:
     """Seconds if every hole is as wide as it is kept."""
+    aside = max(0, size - pieces.widest)
     width = min(size or pieces.widest, pieces.nbytes)
-    aside = (prices.out(size) + prices.back(size)) if away else 2 * prices.inside(size)
-    return (aside if size else 0.0) + (pieces.nbytes - size) / width * prices.inside(width)
+    seconds = (pieces.nbytes - aside * away) / width * prices.inside(width)
+    if aside:
+        seconds += prices.out(aside) + prices.back(aside) if away else 2 * prices.inside(aside)
+    return seconds
 
 
-def _whole(
-    moves: Sequence[Move], free: Sequence[Span], room: int, outside: int, prices: Prices
-) -> tuple[list[Move] | None, float]:
-    """Small tensors set aside whole until no other waits for itself; inside if there is room."""
-    aside: list[Move] = []
-    core = list(moves)
-    if len(core) > MOST_WHOLE:
-        return None, float("inf")
-    while core:
-        smallest = min(core, key=lambda move: (move.size, move.source))
-        aside.append(smallest)
-        core = order_moves([move for move in moves if move not in aside])[1]
-    for move in list(aside):
-        fewer = [other for other in aside if other is not move]
-        if not order_moves([m for m in moves if m not in fewer])[1]:
-            aside = fewer
-    nbytes = sum(move.size for move in aside)
-    if nbytes > max(room, outside):
-        return None, float("inf")
-    first, _, last = order_moves([move for move in moves if move not in aside])
-    home = [Move(ASIDE + move.source, move.target, move.size) for move in aside]
-    ways = []
-    if nbytes <= room:
-        places = _places(_spans(aside, "source"), free)
-        ways.append([*_outgoing(places), *first, *last, *_laid(home, places)])
-    if nbytes <= outside:
-        out = [Move(move.source, ASIDE + move.source, move.size) for move in aside]
-        ways.append([*out, *first, *last, *home])
-    return min(((way, prices.seconds(way)) for way in ways), key=lambda way: way[1])
-
-
-def _leave(moves: Sequence[Move], size: int, prices: Prices, most: float) -> list[Move] | None:
-    """As `_stay`, one piece of `size` set aside outside from first to last: its place is free."""
-    span = _Pieces(moves).run_of_sources(size)
+def _leave(
+    moves: Sequence[Move], size: int, free: Sequence[Span], prices: Prices, most: float
+) -> list[Move] | None:
+    """As `_stay`, but what the hole is widened by first is outside from first to last."""
+    pieces = _Pieces(moves)
+    span = pieces.run_of_sources(size - pieces.widest)
     parts = [part for move in moves for part in _cut_at(move, span)]
     rest = [part for part in parts if not span[0] <= part.source < span[1]]
     away = [part for part in parts if span[0] <= part.source < span[1]]
-    busy = union([*_spans(rest, "source"), *_spans(rest, "target")])
-    done = _stay(rest, size, minus(union([span, *_spans(away, "target")]), busy), prices, most)
+    busy = union([*spans_of(rest, "source"), *spans_of(rest, "target")])
+    free = minus(union([*free, span, *spans_of(away, "target")]), busy)
+    done = _stay(rest, size, free, prices, most)
     if done is None:
         return None
     out = [Move(part.source, ASIDE + part.source, part.size) for part in away]
@@ -154,16 +165,16 @@ def _stay(
     followed until it is narrow (what was set aside has come home, or borders of tensors have cut
     it up); then the widest of what is open is widened.
     """
-    universe = union([*free, *_spans(moves, "source"), *_spans(moves, "target")])
+    universe = union([*free, *spans_of(moves, "source"), *spans_of(moves, "target")])
     ordered: list[Move] = []
     core, settled = list(moves), list[Span]()
     while core:
         pieces = _Pieces(core)
         widest = max(pieces.open, key=lambda span: (span[1] - span[0], -span[0]), default=(0, 0))
         rooms = [*free, *(span for span in pieces.open if span != widest)] if size else []
-        wanted = min(size - widest[1] + widest[0], _nbytes(rooms))
+        wanted = min(size - widest[1] + widest[0], nbytes_of(rooms))
         staged = pieces.run_of_sources(wanted) if wanted > 0 else (0, 0)
-        places = _places([staged], free, rooms[len(free) :])
+        places = places_for([staged], free, rooms[len(free) :])
         taken = union((place, place + taken) for _, place, taken in places)
         width = widest[1] - widest[0] + staged[1] - staged[0]
         done = pieces.follow(
@@ -177,7 +188,7 @@ def _stay(
                 return None
             size = 0
             continue
-        step = [*_outgoing(places), *_laid(done, places)]
+        step = [*outgoing(places), *laid(done, places)]
         left = [
             Move(part.source + ASIDE * (staged[0] <= part.source < staged[1]),
                  part.target, part.size)
@@ -185,79 +196,14 @@ def _stay(
             for part in _cut_at(move, staged)
         ]  # fmt: skip
         ordered += step
-        core = _laid(left, places)
-        settled = union([*settled, *_spans(done, "target")])
-        busy = union([*settled, *_spans(core, "source"), *_spans(core, "target")])
+        core = laid(left, places)
+        settled = union([*settled, *spans_of(done, "target")])
+        busy = union([*settled, *spans_of(core, "source"), *spans_of(core, "target")])
         free = minus(universe, busy)
         most -= prices.seconds(step)
         if core and most <= 0:
             return None
     return ordered
-
-
-def _places(
-    parts: Iterable[Span], free: Sequence[Span], more: Sequence[Span] = ()
-) -> list[tuple[int, int, int]]:
-    """(source, place, size) of spans laid into free regions of the space, the largest first.
-
-    `more` regions are used when those are full.
-    """
-    places: list[tuple[int, int, int]] = []
-    regions = [
-        *sorted(free, key=lambda span: (span[0] - span[1], span[0])),
-        *sorted(more, key=lambda span: (span[0] - span[1], span[0])),
-    ]
-    at, end = regions.pop(0) if regions else (0, 0)
-    for start, stop in sorted(parts):
-        while start < stop:
-            if at == end:
-                at, end = regions.pop(0)
-            taken = min(stop - start, end - at)
-            places.append((start, at, taken))
-            start, at = start + taken, at + taken
-    return places
-
-
-def _laid(moves: Iterable[Move], places: Sequence[tuple[int, int, int]]) -> list[Move]:
-    """The same moves with what is set aside coming from its places."""
-    starts = [start for start, _, _ in places]
-    done: list[Move] = []
-    for move in moves:
-        source, end = move.source - ASIDE, move.source - ASIDE + move.size
-        if source < 0:
-            done.append(move)
-            continue
-        i = bisect_right(starts, source) - 1
-        while source < end:
-            start, place, size = places[i]
-            taken = min(end, start + size) - source
-            target = move.target + move.size - (end - source)
-            done.append(Move(place + source - start, target, taken))
-            source, i = source + taken, i + 1
-    return done
-
-
-def _outgoing(places: Iterable[tuple[int, int, int]]) -> list[Move]:
-    """The moves that set parts aside: those that continue each other are one."""
-    joined: list[Move] = []
-    for source, target, size in places:
-        before = joined[-1] if joined else Move(0, 0, -1)
-        if (before.source + before.size, before.target + before.size) == (source, target):
-            joined[-1] = Move(before.source, before.target, before.size + size)
-        else:
-            joined.append(Move(source, target, size))
-    return joined
-
-
-def _spans(moves: Iterable[Move], end: str) -> list[Span]:
-    starts = ((getattr(move, end), move.size) for move in moves)
-    return [(start, start + size) for start, size in starts]
-
-
-def _cut_at(move: Move, span: Span) -> Iterator[Move]:
-    """A move cut where its source enters and leaves a span."""
-    for start, end in _parts(move.source, move.source + move.size, *span):
-        yield Move(start, move.target + start - move.source, end - start)
 
 
 class _Pieces:
@@ -381,6 +327,12 @@ class _Holes:
                 yield start, end
 
 
+def _cut_at(move: Move, span: Span) -> Iterator[Move]:
+    """A move cut where its source enters and leaves a span."""
+    for start, end in _parts(move.source, move.source + move.size, *span):
+        yield Move(start, move.target + start - move.source, end - start)
+
+
 def _parts(start: int, end: int, low: int, high: int) -> Iterator[Span]:
     """`[start, end)` cut at the borders of `[low, high)`."""
     for cut in (low, high):
@@ -388,7 +340,3 @@ def _parts(start: int, end: int, low: int, high: int) -> Iterator[Span]:
             yield start, cut
             start = cut
     yield start, end
-
-
-def _nbytes(spans: Iterable[Span]) -> int:
-    return sum(end - start for start, end in spans)

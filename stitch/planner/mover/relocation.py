@@ -76,23 +76,19 @@ class _Relocation:
 
     def _broken(self) -> tuple[list[Move], Certificate | CostCertificate | None]:
         """The moves on cycles in order, and why some of their bytes leave the space."""
-        granule, prices, free = self.shape.alignment, self.prices, self._free_while_cycling()
-        if prices.bounces:
-            return break_cycles(self.core, [], self._outside(granule), prices, granule), None
+        prices = self.prices
+        free = [] if prices.bounces else self._free_while_cycling()
+        least = 0 if self.unused and not prices.bounces else self.shape.alignment
+        done, inside = break_cycles(
+            self.core, free, self._outside(least), prices, self.shape.alignment
+        )
+        pieces = tuple(move.size for move in done if move.target >= ASIDE)
+        if not pieces or prices.bounces:
+            return done, None
         if not self.unused:
-            away = break_cycles(self.core, free, self._outside(granule), prices, granule)
-            return away, Certificate("cycle", _set_aside(away), (0,))
+            return done, Certificate("cycle", pieces, (0,))
         nbytes = sum(move.size for move in self.core)
-        # No move inside fills more than what is free: so much it takes at least.
-        floor = nbytes / self.unused * prices.inside(min(nbytes, self.unused))
-        outside = self._outside(0)
-        if outside and prices.inside(nbytes) + prices.out(granule) + prices.back(granule) < floor:
-            away = break_cycles(self.core, [], outside, prices, granule)
-            seconds = prices.seconds(away)
-            if seconds < floor:
-                pieces = _set_aside(away)
-                return away, CostCertificate(nbytes, self.unused, floor, seconds, pieces)
-        return break_cycles(self.core, free, 0, prices, granule), None
+        return done, CostCertificate(nbytes, self.unused, inside, prices.seconds(done), pieces)
 
     def _free_while_cycling(self) -> list[tuple[int, int]]:
         """What nothing uses after the first moves and before the last ones, outside the cycles."""
@@ -151,10 +147,6 @@ class _Relocation:
                 yield Transfer(there, stage, here, move.target, nbytes)
             else:
                 yield Transfer(here, move.source, here, move.target, nbytes)
-
-
-def _set_aside(moves: list[Move]) -> tuple[int, ...]:
-    return tuple(move.size for move in moves if move.target >= ASIDE)
 
 
 def _pieces(move: Move, most: int) -> Iterator[Move]:

@@ -1,0 +1,73 @@
+"""What is set aside inside a space: where it is put, and how moves find it again."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+
+from stitch.packing import Span
+from stitch.planner.mover.cost import ASIDE
+from stitch.planner.mover.order import Move
+
+
+def places_for(
+    parts: Iterable[Span], free: Sequence[Span], more: Sequence[Span] = ()
+) -> list[tuple[int, int, int]]:
+    """(source, place, size) of spans laid into free regions of the space, the largest first.
+
+    `more` regions are used when those are full.
+    """
+    places: list[tuple[int, int, int]] = []
+    regions = [
+        *sorted(free, key=lambda span: (span[0] - span[1], span[0])),
+        *sorted(more, key=lambda span: (span[0] - span[1], span[0])),
+    ]
+    at, end = regions.pop(0) if regions else (0, 0)
+    for start, stop in sorted(parts):
+        while start < stop:
+            if at == end:
+                at, end = regions.pop(0)
+            taken = min(stop - start, end - at)
+            places.append((start, at, taken))
+            start, at = start + taken, at + taken
+    return places
+
+
+def laid(moves: Iterable[Move], places: Sequence[tuple[int, int, int]]) -> list[Move]:
+    """The same moves with what is set aside coming from its places."""
+    starts = [start for start, _, _ in places]
+    done: list[Move] = []
+    for move in moves:
+        source, end = move.source - ASIDE, move.source - ASIDE + move.size
+        if source < 0:
+            done.append(move)
+            continue
+        i = bisect_right(starts, source) - 1
+        while source < end:
+            start, place, size = places[i]
+            taken = min(end, start + size) - source
+            target = move.target + move.size - (end - source)
+            done.append(Move(place + source - start, target, taken))
+            source, i = source + taken, i + 1
+    return done
+
+
+def outgoing(places: Iterable[tuple[int, int, int]]) -> list[Move]:
+    """The moves that set parts aside: those that continue each other are one."""
+    joined: list[Move] = []
+    for source, target, size in places:
+        before = joined[-1] if joined else Move(0, 0, -1)
+        if (before.source + before.size, before.target + before.size) == (source, target):
+            joined[-1] = Move(before.source, before.target, before.size + size)
+        else:
+            joined.append(Move(source, target, size))
+    return joined
+
+
+def spans_of(moves: Iterable[Move], end: str) -> list[Span]:
+    starts = ((getattr(move, end), move.size) for move in moves)
+    return [(start, start + size) for start, size in starts]
+
+
+def nbytes_of(spans: Iterable[Span]) -> int:
+    return sum(end - start for start, end in spans)
