@@ -14,6 +14,7 @@ from stitch.packing import gaps_between
 from stitch.planner import CostCertificate, Plan, Relocate, check_plan, plan
 from stitch.planner.mover import cycles
 from stitch.planner.mover.cost import ASIDE, Prices
+from stitch.planner.mover.cuts import cheapest_cut
 from stitch.planner.mover.cycles import break_cycles
 from stitch.planner.mover.order import Move, order_moves
 from stitch.program import DataType, Layout, Space, TensorDesc
@@ -124,6 +125,15 @@ def test_in_a_full_space_one_piece_leaves_once_for_all_cycles(random: Random) ->
 def test_a_cycle_of_three_equal_buffers_stages_no_more_than_one_of_them() -> None:
     ordered = carried_out([Move(0, 10, 10), Move(10, 20, 10), Move(20, 0, 10)], 30, outside=30)
     assert len(ordered) == 4 and outside_bytes(ordered) == 10
+
+
+def test_of_a_tensor_only_the_bytes_that_another_waits_for_give_way() -> None:
+    moves, prices = [Move(0, 2000, 1000), Move(2500, 980, 1000)], prices_of("tiny")
+    done = cheapest_cut(moves, [], [(5000, 5100)], 1000, prices, away=True)
+    assert done is not None and outside_bytes(done) == 20
+    assert sorted(done, key=lambda move: move.source)[:2] == [
+        Move(0, 2000, 980), Move(980, ASIDE + 980, 20)
+    ]  # fmt: skip
 
 
 def test_buffers_outside_the_cycle_move_whole() -> None:

@@ -119,7 +119,7 @@ def _sizes(moves: Sequence[Move], most: int, granule: int) -> set[int]:
     """Sizes of a piece that are worth a look: fractions of all bytes, whole tensors, all room."""
     nbytes = sum(move.size for move in moves)
     most = min(most, nbytes) // granule * granule
-    sizes = {move.size for move in moves} | {most, granule}
+    sizes = {move.size for move in moves} | {most}
     for of, by in ((1, 2), (4, 5)):
         share = nbytes
         while share >= granule:
