@@ -33,7 +33,7 @@ def prices_of(machine_name: str) -> Prices:
 def carried_out(moves: list[Move], limit: int, *, outside: int = 0) -> list[Move]:
     """Order and cut moves in `[0, limit)`, run them on bytes and compare; gives what was run."""
     first, core, last = order_moves(moves)
-    done = []
+    done: list[Move] = []
     if core:
         busy = [(m.source, m.size) for m in moves if m.source == m.target]
         busy += [(m.source, m.size) for m in (*core, *last)]
