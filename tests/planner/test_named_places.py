@@ -83,14 +83,17 @@ def test_nothing_is_born_in_bytes_that_a_task_wants_before(other: str) -> None:
     scene = Scene(SMALL)
     x = scene.tensor(desc_of(512, DRAM), 1024)
     (y,) = scene.run(program("makes", [], [desc_of(512)]))
+    born = [scene.run(program(f"makes {at}", [], [desc_of(256)]))[0] for at in (3072, 4096)]
     there = [desc_of(512, address=1024)]
     scene.run({
         "scratch": program("between", [], [], scratch=512),
         "output": program("between", [], there),
         "input": program("between", there, []),
     }[other], *([x] if other == "input" else []))  # fmt: skip
-    scene.run(program("reads", [desc_of(512, address=1280)], []), y)
-    assert len(moves(plan(scene.request()))) == 1
+    wanted = [desc_of(512, address=1280), *(desc_of(256, address=at) for at in (3072, 4096))]
+    scene.run(program("reads", wanted, []), y, *born)
+    # Were it born there, it would move twice, which the others' births would make up for.
+    assert sum(step.count for step in moves(plan(scene.request()))) == 1
 
 
 def test_what_has_to_make_way_later_makes_way_at_once() -> None:
