@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import lt
 
 from stitch.errors import LayoutError
 from stitch.program import DataType, Layout, MemoryLayout, ShardSpec, Space, TensorDesc
@@ -57,10 +58,7 @@ class MachineShape:
 
     def shortcomings(self, compiled_for: MachineShape) -> Iterator[str]:
         """Each way in which this machine cannot hold what was compiled for the other."""
-        if self.core_grid < compiled_for.core_grid and (
-            self.core_grid[0] < compiled_for.core_grid[0]
-            or self.core_grid[1] < compiled_for.core_grid[1]
-        ):
+        if any(map(lt, self.core_grid, compiled_for.core_grid)):
             yield f"core grid: needs {compiled_for.core_grid}, has {self.core_grid}"
         for space in compiled_for.spaces:
             theirs = compiled_for.space(space)

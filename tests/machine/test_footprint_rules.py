@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -174,3 +176,10 @@ def test_an_interleaved_footprint_follows_the_formula(
     else:
         expected = -(-place.pages // memory.banks) * round_up(place.page_nbytes, memory.alignment)
     assert place.size_per_bank == max(expected, memory.alignment)
+
+
+@pytest.mark.parametrize("grid", [(3, 1), (1, 9), (1, 1)])
+def test_a_grid_that_is_smaller_on_either_side_is_a_shortcoming(grid: tuple[int, int]) -> None:
+    ours, compiled_for = (replace(MACHINE, core_grid=of) for of in (grid, (2, 5)))
+    assert list(ours.shortcomings(compiled_for)) == [f"core grid: needs (2, 5), has {grid}"]
+    assert not list(compiled_for.shortcomings(replace(MACHINE, core_grid=(2, 4))))
