@@ -136,7 +136,7 @@ class LocalBackend:
         there = addresses or {}
         buffers = {b.number: b.where(there) for b in plan.request.buffers}
         binding = _PlanBinding(self, programs, bodies, buffers, there)
-        return binding.bound(plan, is_lent=addresses is not None)
+        return binding.bound(plan, only_results=addresses is not None)
 
     def bind_step(
         self, step: Step, programs: Sequence[PreparedProgram | None],
@@ -174,13 +174,13 @@ class _PlanBinding:
     argument_values: list[int] = field(default_factory=list)
     staging_nbytes: int = 0
 
-    def bound(self, plan: Plan, *, is_lent: bool) -> BoundPlan:
-        """All steps; where it is not lent each says at its begin how many are done, but freeing,
-        after which others may lie there, says that it is."""
+    def bound(self, plan: Plan, *, only_results: bool) -> BoundPlan:
+        """All steps; where more changes than its results each says at its begin how many are done,
+        but freeing, after which others may lie there, says that it is."""
         steps = []
         for self.index, step in enumerate(plan.steps):
             bound = self.step(step)
-            if not (is_lent or isinstance(step, Allocate)):
+            if not (only_results or isinstance(step, Allocate)):
                 done = self.index + isinstance(step, Free)
                 mark = partial(setitem, self.progress, 0, done)
                 bound = replace(bound, thunks=(mark, *bound.thunks))

@@ -21,14 +21,14 @@ class Picture:
 
     def __init__(
         self, records: Records, sources: Sequence[tuple[int, ValueRecord]], first_free: int,
-        now: int, without: Collection[PlaceOwner], lent: Collection[int],
+        now: int, without: Collection[PlaceOwner], staying: Collection[int],
     ) -> None:  # fmt: skip
         """`sources`: with their numbers; `without`: leases whose spare memory the plan may take;
-        `lent`: values that stay where they are."""
-        self._lent = {
+        `staying`: values that stay where they are."""
+        self._staying = {
             id(i.buffer)
             for number, value in sources
-            if number in lent
+            if number in staying
             for i in value.instances
             if i.buffer.address is not None
         }
@@ -64,7 +64,7 @@ class Picture:
         if number is None:
             number = self._numbers[id(buffer)] = len(self.buffers)
             # A buffer without users is reserved for good: constants, exported bytes.
-            pinned = buffer.pins > 0 or id(buffer) in self._lent
+            pinned = buffer.pins > 0 or id(buffer) in self._staying
             pinned = pinned or (not buffer.users and buffer.address is not None)
             place = buffer.space, buffer.address, buffer.size_per_bank
             self.buffers.append(Buffer(number, *place, buffer.desc, buffer.origin, pinned))
