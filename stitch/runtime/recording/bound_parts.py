@@ -1,8 +1,10 @@
 """The steps of a recording bound to bytes, for any places of its sources and results.
 
 Only what touches such places differs from one binding to the next: that is bound once for each set
-of addresses, the rest once for all. Comes in: a plan that moves nothing, and addresses. Goes out:
-bound plans that share steps. Must not know leases, or when a binding runs.
+of addresses, the rest once for all. Where written code is given arrays alone (`placed_objects`)
+steps at other places are bound only for hooks, and for listeners for whom no code is written yet.
+Comes in: a plan that moves nothing, and addresses. Goes out: bound plans that share steps. Must not
+know leases, or when a binding runs.
 """
 
 from __future__ import annotations

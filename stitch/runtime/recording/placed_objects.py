@@ -14,6 +14,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.lib.array_utils import byte_bounds
 
 from stitch.memory import WriteCounter
 from stitch.planner import Buffer
@@ -60,14 +61,14 @@ class PlacedObjects:
         objects: list[object] = []
         views: list[_View] = []
         for own, buffers in steps:
-            spans = [(buffer, *_span(_region(buffer, region_of))) for buffer in buffers]
+            spans = [(buffer, *byte_bounds(_region(buffer, region_of))) for buffer in buffers]
             for thing in own:
                 array = _array_of(thing)
                 if array is None:
                     if not _is_plain(thing):
                         return None
                 elif array.size:
-                    start, end = _span(array)
+                    start, end = byte_bounds(array)
                     over = [s for s in spans if start < s[2] and s[1] < end]
                     if over:
                         ((buffer, low, high), *others) = over
@@ -76,7 +77,7 @@ class PlacedObjects:
                         method = "" if array is thing else thing.__name__  # type: ignore[attr-defined]
                         views.append(
                             _View(
-                                len(objects), buffer, _address(array) - low, array.dtype,
+                                len(objects), buffer, array.ctypes.data - low, array.dtype,
                                 array.shape, array.strides, method,
                             )
                         )  # fmt: skip
@@ -122,17 +123,3 @@ def _is_plain(thing: object) -> bool:
 def _region(buffer: Buffer, region_of: RegionOf) -> Array:
     assert buffer.address is not None
     return region_of(buffer.space, buffer.address, buffer.size_per_bank)
-
-
-def _address(array: Array) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
-
-
-def _span(array: Array) -> tuple[int, int]:
-    """The first of an array's bytes, and one past the last; it has some."""
-    start = end = _address(array)
-    for length, stride in zip(array.shape, array.strides, strict=True):
-        reach = (length - 1) * stride
-        start, end = start + min(reach, 0), end + max(reach, 0)
-    return start, end + array.itemsize

@@ -1,11 +1,11 @@
 """From a window to what runs: a recording of the same work, or a new one.
 
-Comes in: windows. Goes out: bindings that may run now, bound if need be. A plan is made in a
+Comes in: windows. Goes out: bindings that may run now. A plan is made in a
 picture in which all leases are occupied and what nobody will refer to stays where it is, so that
 running it changes nothing but its results; where that asks for moves or evictions, or does not fit,
 it is made in the true picture, and leases give their memory up, least recently run first. Where a
-recording of the same work does not run only as things lie elsewhere, its plan's steps are bound to
-these places. Must not know handles, or how a binding runs.
+recording of the same work does not run only as things lie elsewhere, its plan is placed where they
+lie now (`planner.placed`). Must not know handles, or how a binding runs.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from stitch.runtime.values import AnyLease, Forms, Lease, Picture, Places, effec
 class Planned:
     """A plan, the picture that it was made in, and the leases whose spare memory it takes.
 
-    `is_lent`: it changes nothing but its results, wherever its sources lie. `is_known`: its steps
-    are those of an earlier one, bound to where things lie.
+    `only_results`: it changes nothing but its results, wherever its sources lie. `is_known`: its
+    steps are those of an earlier one, bound to where things lie.
     """
 
     plan: Plan
     picture: Picture
     leases: list[AnyLease]
-    is_lent: bool
+    only_results: bool
     is_known: bool = False
 
 
@@ -106,7 +106,7 @@ class RecordingMaker:
             return self.planned(window, kept)
         with suppress(StitchError):
             planned = self.planned(window, kept)
-            if planned.is_lent and len(planned.plan.copies) <= at_most:
+            if planned.only_results and len(planned.plan.copies) <= at_most:
                 return planned
         return None
 
@@ -169,7 +169,7 @@ class RecordingMaker:
         """A new recording; `is_one_of_many`: it alternates with those that there are, as the stages
         of a loop do, so its results lie outside of where these work."""
         device = self._device
-        plan, is_lent = planned.plan, planned.is_lent
+        plan, only_results = planned.plan, planned.only_results
         if device.copies_forbidden and plan.copies:
             raise TaskError(
                 "a copy would be needed where copies are forbidden",
@@ -182,13 +182,13 @@ class RecordingMaker:
             [lease for lease in planned.leases if id(lease) in device.records.leases]
         )
         recording = Recording(
-            plan, effects_of(plan, device.desc_key), None if is_lent else places,
+            plan, effects_of(plan, device.desc_key), None if only_results else places,
             sharing(places), [None if a is None else a.prepared() for a in agents],
             [None if a is None else a.program for a in agents],
             [0 if a is None else a.host_bytes.bound for a in agents],
             _has_fixed_results(plan),
         )  # fmt: skip
-        if not is_lent:
+        if not only_results:
             recording.look_around(device.records, planned.picture)
         recording.claim = claim
         device.recordings.plans_made += not planned.is_known
@@ -199,7 +199,7 @@ class RecordingMaker:
         recording.makes_way = is_one_of_many or bool(known)
         device.recordings.add(window.graph, kept, forms, recording)
         lease = None
-        if is_lent:
+        if only_results:
             recording.generation = device.records.generation
             lease = recording.take_places(device.records, device.recordings.works)
             assert lease is not None, "its own places are free"
@@ -212,31 +212,31 @@ class RecordingMaker:
         finds its places."""
         requests: dict[bool, tuple[PlanRequest, Picture]] = {}
         for recording in variants:
-            is_lent = recording.places is None
-            if is_lent not in requests:
-                lent = _lent(window, kept) if is_lent else ()
-                requests[is_lent] = self._request(window, kept, (), lent)
-            request, picture = requests[is_lent]
+            only_results = recording.places is None
+            if only_results not in requests:
+                staying = _passing(window, kept) if only_results else ()
+                requests[only_results] = self._request(window, kept, (), staying)
+            request, picture = requests[only_results]
             plan = placed(recording.plan, request)
             if plan is not None:
-                return Planned(plan, picture, [], is_lent, is_known=True)
+                return Planned(plan, picture, [], only_results, is_known=True)
         return None
 
     def planned(self, window: Window, kept: tuple[bool, ...]) -> Planned:
         """The plan for a window's work as things are; raises where there is none."""
         records = self._device.records
-        lent = _lent(window, kept)
+        passing = _passing(window, kept)
         spare = records.spare_leases()
         first: StitchError | None = None
         best: tuple[Plan, Picture, list[AnyLease]] | None = None
-        # How many leases were given up last; where nothing is lent, the first picture is true.
-        given_up = -1 if lent else 0
+        # How many leases were given up last; where all stay anyway, the first picture is true.
+        given_up = -1 if passing else 0
         try:
-            plan, picture = self._plan(window, kept, (), lent)
+            plan, picture = self._plan(window, kept, (), passing)
             effects = effects_of(plan, records.desc_key)
             if plan.moves_nothing and effects.is_simple and not _reads_fixed(plan, window):
                 return Planned(plan, picture, [], True)
-            if not lent:
+            if not passing:
                 best = plan, picture, []
         except StitchError as error:
             first = error
@@ -265,9 +265,9 @@ class RecordingMaker:
         window: Window,
         kept: tuple[bool, ...],
         without: Collection[AnyLease],
-        lent: Collection[int],
+        staying: Collection[int],
     ) -> tuple[Plan, Picture]:
-        request, picture = self._request(window, kept, without, lent)
+        request, picture = self._request(window, kept, without, staying)
         return plan(request, spills=self._device.spills), picture
 
     def _request(
@@ -275,13 +275,13 @@ class RecordingMaker:
         window: Window,
         kept: tuple[bool, ...],
         without: Collection[AnyLease],
-        lent: Collection[int],
+        staying: Collection[int],
     ) -> tuple[PlanRequest, Picture]:
         device, values = self._device, window.values
         for value in values:
             value.place()
         picture = Picture(
-            device.records, window.sources, len(values), window.number, without, lent
+            device.records, window.sources, len(values), window.number, without, staying
         )  # fmt: skip
         picture.kept.update(i for i, alive in enumerate(kept) if alive)
         request = PlanRequest(
@@ -299,19 +299,16 @@ class RecordingMaker:
         claim: object = recording.claim if recording.each is None else None
         bound: BoundPlan | Callable[[], BoundPlan]
         addresses: Mapping[int, int] = {}
-        objects: list[object] | None = None
-        code = recording.codes.get(device.observers)
         if lease is None or parts is None:
             bound = device.backend.bind(plan, recording.programs, recording.bodies)
         else:
             addresses = recording.addresses_for(lease, places)
             claimed = partial(device.host_memory.take_again, plan, lease.buffers)
             bound = partial(parts.bound, device.backend, addresses, claimed)
-            if code is None or code.placed is None:
-                bound = bound()
-            else:
+            if recording.has_code_anywhere(device.observers):
                 claim = claimed(0)
-                objects = code.placed.at(addresses, device.backend.region)
+            else:
+                bound = bound()
         if isinstance(bound, BoundPlan) and recording.each is None:
             recording.was_bound(bound)
         assert recording.each is not None, "its code is written once it has run"
@@ -320,26 +317,24 @@ class RecordingMaker:
         tally = Tally(plan, recording.each, addresses)
         device.history.add(index, tally)
         binding = Binding(index, recording, bound, lease, addresses, tally, claim)
-        if code is not None and objects is not None:
-            binding.straight = code.straight(objects, tally)
-            binding.written[device.observers] = binding.straight
         if lease is None:
             recording.alone = binding
         else:
             lease.bindings[places] = binding
-            while len(lease.bindings) > (MAX_LENT_BINDINGS if _is_lent(places) else MAX_BINDINGS):
+            most = MAX_LENT_BINDINGS if _reads_lent(places) else MAX_BINDINGS
+            while len(lease.bindings) > most:
                 lease.bindings.pop(next(iter(lease.bindings))).drop()
         if device.events.active:
             device.events.tell(PlanMade(index, binding.plan))
         return binding
 
 
-def _is_lent(places: Places) -> bool:
+def _reads_lent(places: Places) -> bool:
     """Whether some of it lies in bytes that somebody else owns."""
     return any(a is not None and a >= LENT_ADDRESSES for _, addresses in places for a in addresses)
 
 
-def _lent(window: Window, kept: tuple[bool, ...]) -> set[int]:
+def _passing(window: Window, kept: tuple[bool, ...]) -> set[int]:
     """The sources that nobody will refer to: they are freed when the window has run, unless an
     output of its tasks takes their buffer."""
     given = {

@@ -92,7 +92,8 @@ class Binding:
         """Whether it runs for those who observe now without anything's being bound."""
         straight = self.straight
         is_written = straight is not None and straight.observers == observers
-        return is_written or isinstance(self._bound, BoundPlan)
+        return (is_written or isinstance(self._bound, BoundPlan)
+                or self.recording.has_code_anywhere(observers))  # fmt: skip
 
     @property
     def plan(self) -> Plan:
@@ -235,6 +236,11 @@ class Recording(LeaseHolder["Binding"]):
         self.order = tuple([self.arrays.index(number) for number in asked])
         self.each = replace(totals_of_steps(self.plan), staging_nbytes=bound.staging_nbytes)
 
+    def has_code_anywhere(self, observers: int) -> bool:
+        """Whether code is written for those who observe that serves at any places as it is."""
+        code = self.codes.get(observers)
+        return code is not None and code.placed is not None
+
     # -- the guard -------------------------------------------------------------------------------
 
     def holds(self, records: Records) -> bool:
@@ -327,7 +333,7 @@ class Recording(LeaseHolder["Binding"]):
 
     def _most_leases(self) -> int:
         """Fewer where each binds kernels of its own."""
-        if self.parts is None or any(code.placed is not None for code in self.codes.values()):
+        if self.parts is None or any(map(self.has_code_anywhere, self.codes)):
             return MAX_LEASES
         return min(MAX_LEASES, self.parts.most)
 

@@ -160,7 +160,7 @@ def _straight(device: Site, binding: Binding) -> Straight | None:
     observers = device.observers
     straight = binding.written.get(observers)
     if straight is None:
-        straight = _of_another_binding(binding, observers)
+        straight = _of_another_binding(device, binding, observers)
         if straight is None and (device.hooks.bits or _is_worth_writing(binding, observers)):
             straight = _written(device, binding)
             device.code_written += 1
@@ -170,11 +170,14 @@ def _straight(device: Site, binding: Binding) -> Straight | None:
     return straight
 
 
-def _of_another_binding(binding: Binding, observers: int) -> Straight | None:
+def _of_another_binding(device: Site, binding: Binding, observers: int) -> Straight | None:
     """The code that was written for another binding, with the objects of this one."""
     code = binding.recording.codes.get(observers)
     if code is None:
         return None
+    if code.placed is not None:
+        placed = code.placed.at(binding.addresses, device.backend.region)
+        return code.straight(placed, binding.tally)
     objects = code.objects(_own_thunks(binding))
     return None if objects is None else code.straight(chain.from_iterable(objects), binding.tally)
 
