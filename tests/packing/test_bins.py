@@ -118,6 +118,14 @@ def test_a_budget_that_ends_proves_nothing_and_more_of_it_changes_no_answer() ->
     assert pack([4, 4], [10, 10], placements=0).chosen == (0, 0)
 
 
+@pytest.mark.parametrize("budget", [1_000, 4_000])
+def test_a_search_that_is_not_done_has_taken_the_placements_that_it_was_given(budget: int) -> None:
+    pieces, gaps = perfect(Random(3), 27, 7, 40_000)
+    gaps[0], gaps[1] = gaps[0] + gaps[1] // 3, gaps[1] - gaps[1] // 3
+    packing = pack(pieces, gaps, placements=budget)
+    assert not packing.ended and packing.placements == budget
+
+
 def test_gaps_too_large_for_sums_count_as_wholly_usable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bins, "_MOST_SUMS", 0)
     packing = pack([5, 5, 5, 4], [9, 10])

@@ -183,6 +183,35 @@ def test_an_eviction_that_finds_no_room_leaves_nothing_behind() -> None:
     assert [s.source.desc.layout.space for s in outs(made)] == [L1]
 
 
+def test_what_was_dropped_for_one_that_finds_no_room_is_not_dropped_for_another_that_does() -> None:
+    scene = Scene(machine_with(l1_nbytes=4096, dram_nbytes=8192))
+    near = scene.buffer(desc_of(1024), 1024, pinned=True)
+    spare = scene.buffer(desc_of(1024, DRAM), 0)
+    twice = scene.value(*(Instance(b.number, 0, b.desc) for b in (near, spare)), keep=True)
+    scene.tensor(desc_of(512, DRAM), 4096, keep=True)
+    # The first to leave finds no room in DRAM, not even without the copy that lies there.
+    large = scene.tensor(desc_of(1792), 2048, keep=True, idle=2)
+    small = scene.tensor(desc_of(512), 3840, keep=True, idle=1)
+    scene.run(program("p", [], [desc_of(1280)]), keep=True)
+    assert order(scene, "farthest", 1280) == [large, small]
+    made = sound(plan(scene.request()))
+    assert [out.value for out in outs(made)] == [small]
+    (left,) = (r for r in made.final_values if r.value == twice)
+    assert [i.buffer for i in left.instances] == [near.number, spare.number]
+
+
+def test_a_value_that_leaves_again_is_not_written_again() -> None:
+    scene = Scene(SMALL)
+    a = scene.tensor(desc_of(2560), 1024, keep=True)
+    for _ in range(3):
+        scene.run(program("fills", [], [desc_of(2048)]))
+        scene.run(program("reads", [desc_of(2560)], [desc_of(16, DRAM)]), a, keep=True)
+    made = sound(plan(scene.request()))
+    assert len(outs(made)) == 1
+    # Brought back for each of three tasks, though it left three times.
+    assert sum(isinstance(s, Copy) and s.kind == "copy" for s in made.steps) == 3
+
+
 # -- places and sources ---------------------------------------------------------------------------
 
 
