@@ -17,6 +17,7 @@ from stitch.program import Layout, TensorDesc
 from stitch.report.frozen_json import from_plain, to_plain
 from tests.support.planner.residency_chains import DESC, alternating, farthest_first, random_chain
 from tests.support.planner.small_requests import (
+    BF16,
     DRAM,
     F32,
     L1,
@@ -231,6 +232,20 @@ def test_a_copy_that_is_made_outside_makes_a_tensor_free_to_drop() -> None:
     (before, after) = shown(chain_of(scene.request()))
     assert before == (frozenset({a}), 1, 3, 1024, False)
     assert after == (frozenset({a}), 4, 5, 1024, False)
+
+
+def test_a_copy_in_another_form_can_be_dropped() -> None:
+    scene = Scene(SMALL)
+    desc = desc_of(1024)
+    half = TensorDesc(desc.shape, Layout(BF16, L1))
+    a = scene.tensor(desc, 1024, keep=True)
+    for inputs in ([half], [], [half]):
+        values = [a] * len(inputs)
+        scene.run(program("p", inputs, [desc_of(256, DRAM)]), *values)
+    chain = chain_of(scene.request())
+    # The copy is wanted at the first task and at the last; what it was made from is there all along.
+    dirty = {chain.holders[stay.holder].desc: stay.is_dirty for stay in chain.stays}
+    assert dirty == {bare(desc): True, bare(half): False}
 
 
 def test_a_copy_task_reads_from_where_its_source_lies() -> None:

@@ -212,6 +212,15 @@ def test_a_value_that_leaves_again_is_not_written_again() -> None:
     assert sum(isinstance(s, Copy) and s.kind == "copy" for s in made.steps) == 3
 
 
+def test_of_those_that_leave_together_the_spare_are_dropped() -> None:
+    scene = spare_copies(1024, 2048)
+    scene.tensor(desc_of(2048), 3072, pinned=True, keep=True)
+    scene.run(program("p", [], [desc_of(2048)]))
+    scene.run(program("reads", [desc_of(512)] * 2, [desc_of(16, DRAM)]), 0, 1, keep=True)
+    made = sound(plan(scene.request()))
+    assert outs(made) == [] and {Free(0), Free(2)} <= {*made.steps}
+
+
 # -- places and sources ---------------------------------------------------------------------------
 
 
