@@ -243,7 +243,7 @@ def test_a_copy_in_another_form_can_be_dropped() -> None:
         values = [a] * len(inputs)
         scene.run(program("p", inputs, [desc_of(256, DRAM)]), *values)
     chain = chain_of(scene.request())
-    # The copy is wanted at the first task and at the last; what it was made from is there all along.
+    # The copy can be made again from what it was made from, which lies nowhere else.
     dirty = {chain.holders[stay.holder].desc: stay.is_dirty for stay in chain.stays}
     assert dirty == {bare(desc): True, bare(half): False}
 

@@ -19,7 +19,7 @@ from stitch.cli.parser import add_options, make_parser, positive
 from stitch.cli.run_inputs import array_of_word, is_array_word
 from stitch.cli.wire_words import split_slot
 from stitch.compiler import split_graph
-from stitch.documents import MACHINE, MODULE, form_of
+from stitch.documents import MACHINE, MODULE, PIPELINE, form_of
 from stitch.errors import CompileError, FormatError, UsageError
 from stitch.files import FileBatch, nearest_file, read_text, unreadable
 from stitch.frontend import read_graph
@@ -82,7 +82,7 @@ def _compile(words: argparse.Namespace) -> int:
     try:
         return _compile_source(words)
     except FormatError as error:
-        refuse_other_forms(words.source, error)
+        refuse_other_forms(words, error)
         raise
 
 
@@ -282,14 +282,21 @@ def other_source(source: str) -> str | None:
     return nearest_file(source, (".yaml", ".yml", ".onnx", ".json", ".py")) or None
 
 
-def refuse_other_forms(source: str | None, error: FormatError) -> None:
-    """Raise `UsageError` where what is no sound module in YAML is another form of file."""
-    if source is None or Path(source).suffix.lower() not in (".yaml", ".yml"):
-        return
-    form = form_of(source, MODULE)
-    if form != MODULE:
-        how = f"stitch-compile module.yaml --target={source}"
-        raise UsageError(
-            f"{source!r} is a {form}, and only modules are compiled",
-            remedy=how if form == MACHINE else f"stitch-run {source}",
-        ) from error
+def refuse_other_forms(words: argparse.Namespace, error: FormatError) -> None:
+    """Raise `UsageError` where a module or a pipeline in YAML is another form of file."""
+    placed = f"a pipeline that runs {words.output}"
+    for path, wanted, only, expected in (
+        (words.source, MODULE, "only modules are compiled", None),
+        (words.pipeline, PIPELINE, "--for takes a pipeline", placed),
+    ):
+        if path is None or Path(path).suffix.lower() not in (".yaml", ".yml"):
+            continue
+        form = form_of(path, wanted)
+        if form != wanted:
+            remedy = {
+                MACHINE: f"stitch-compile module.yaml --target={path}",
+                MODULE: f"stitch-compile {path}",
+            }.get(form, f"stitch-run {path}")
+            raise UsageError(
+                f"{path!r} is a {form}, and {only}", expected=expected, remedy=remedy
+            ) from error
