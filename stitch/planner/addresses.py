@@ -69,9 +69,6 @@ def allocate(
                 state.shape(space)  # raises: the machine has no such space
             continue
         _place(state, demand, mine, task_name, ahead)
-        if space is Space.L1:
-            state.claimed += [(space, a, size) for a, size, what in demand.fixed
-                              if what == "scratch"]  # fmt: skip
         for w in mine:
             origin = f"{w.what} of {task_name!r}"
             w.buffer = state.allocate(space, w.span[0], w.size, w.desc, origin)

@@ -11,10 +11,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
 
-from stitch.machine import MachineShape, footprint, round_up
+from stitch.machine import MachineShape, footprint
 from stitch.packing import Span, union
 from stitch.planner.plan import PlanRequest
-from stitch.planner.plan_picture import Residency
+from stitch.planner.plan_picture import Residency, scratch_in_l1
 from stitch.program import Space, TensorDesc
 from stitch.tasks import Task, Transformation
 
@@ -157,12 +157,10 @@ def _names(what: Transformation, shape: MachineShape) -> _Names:
             regions.append((form.layout.space, (address, address + size)))
             if slot < len(what.inputs):
                 inputs.append((slot, form, address))
-    scratch = what.scratch
-    if scratch is not None and scratch.space is Space.L1 and scratch.size_per_bank:
-        l1 = shape.space(Space.L1)
-        regions.append(
-            (Space.L1, (l1.base, l1.base + round_up(scratch.size_per_bank, l1.alignment)))
-        )
+    promised = scratch_in_l1(what.scratch, shape)
+    if promised is not None:
+        _, base, size = promised
+        regions.append((Space.L1, (base, base + size)))
     return inputs, regions
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
-from stitch.machine import SpaceShape, footprint
+from stitch.machine import MachineShape, SpaceShape, footprint, round_up
 from stitch.memory import LENT_ADDRESSES, Allocator
 from stitch.packing import Span, minus, union
 from stitch.planner.plan import (
@@ -24,7 +24,7 @@ from stitch.planner.plan import (
     Resident,
     Step,
 )
-from stitch.program import Space, TensorDesc
+from stitch.program import Scratch, Space, TensorDesc
 
 #: "Not used again in this window": later than any task.
 NEVER = 1 << 60
@@ -302,6 +302,14 @@ def _uses(request: PlanRequest) -> dict[int, list[int]]:
             if not readers or readers[-1] != index:
                 readers.append(index)
     return uses
+
+
+def scratch_in_l1(scratch: Scratch | None, shape: MachineShape) -> Region | None:
+    """The bytes that a program's scratch in L1 is promised, at the bottom; None for any other."""
+    if scratch is None or scratch.space is not Space.L1 or not scratch.size_per_bank:
+        return None
+    l1 = shape.space(Space.L1)
+    return Space.L1, l1.base, round_up(scratch.size_per_bank, l1.alignment)
 
 
 def needed_regions(claimed: Iterable[Region], holders: Sequence[Buffer]) -> tuple[Region, ...]:

@@ -20,7 +20,7 @@ from stitch.planner.copy_cost import copy_cost, foreseen_seconds
 from stitch.planner.making_room import RoomDemand
 from stitch.planner.named_places import NamedPlaces
 from stitch.planner.plan import Copy, Execute, Instance, Plan, PlanRequest
-from stitch.planner.plan_picture import RULES, Residency
+from stitch.planner.plan_picture import RULES, Residency, scratch_in_l1
 from stitch.planner.residency import chain_of, choose
 from stitch.planner.shared_blocks import bring_back_blocks, other_ways, run_with_views
 from stitch.program import DataType, Layout, Scratch, Space, TensorDesc
@@ -213,16 +213,16 @@ def _serving(
 
 
 def _scratch_wants(state: Residency, task: Task, demands: dict[Space, RoomDemand]) -> list[Want]:
-    """Scratch in L1 is a promised region at the bottom; elsewhere it is a buffer for the run."""
+    """Scratch in L1 is a promised region; elsewhere it is a buffer for the run."""
     scratch = task.transformation.scratch
-    if scratch is None or scratch.size_per_bank == 0:
-        return []
-    shape = state.shape(scratch.space)
-    if scratch.space is Space.L1:
-        size = -(-scratch.size_per_bank // shape.alignment) * shape.alignment
-        demands[Space.L1].fixed.append((shape.base, size, "scratch"))
-        return []
-    return [Want.of(state, "scratch", scratch_desc(scratch, shape.banks), -1)]
+    promised = scratch_in_l1(scratch, state.machine.shape)
+    if promised is not None:
+        demands[Space.L1].fixed.append((*promised[1:], "scratch"))
+        state.claimed.append(promised)
+    elif scratch is not None and scratch.size_per_bank:
+        desc = scratch_desc(scratch, state.shape(scratch.space).banks)
+        return [Want.of(state, "scratch", desc, -1)]
+    return []
 
 
 def scratch_desc(scratch: Scratch, banks: int) -> TensorDesc:
@@ -278,15 +278,11 @@ def _execute(
         name = f"output {transformation.output_name(o)!r} of {transformation.name!r}"
         state.rename(instances[o].buffer, name)
         state.surrender(task.inputs[i], inputs[i].buffer, task.outputs[o])
-    region = None
+    region = scratch_in_l1(transformation.scratch, state.machine.shape)
     if scratch:
         buffer_of = state.buffers[scratch[0].buffer]
         assert buffer_of.address is not None
         region = (buffer_of.space, buffer_of.address, buffer_of.size_per_bank)
-    elif transformation.scratch is not None and transformation.scratch.size_per_bank:
-        shape = state.shape(transformation.scratch.space)
-        size = -(-transformation.scratch.size_per_bank // shape.alignment) * shape.alignment
-        region = (transformation.scratch.space, shape.base, size)
     state.steps.append(Execute(state.task, inputs, tuple(instances), region))
     for want in scratch:
         state.free(want.buffer)
