@@ -289,10 +289,8 @@ def refuse_other_forms(words: argparse.Namespace, error: FormatError) -> None:
         (words.source, MODULE, "only modules are compiled", None),
         (words.pipeline, PIPELINE, "--for takes a pipeline", placed),
     ):
-        if path is None or Path(path).suffix.lower() not in (".yaml", ".yml"):
-            continue
-        form = form_of(path, wanted)
-        if form != wanted:
+        is_yaml = path is not None and Path(path).suffix.lower() in (".yaml", ".yml")
+        if is_yaml and (form := form_of(path, wanted)) != wanted:
             remedy = {
                 MACHINE: f"stitch-compile module.yaml --target={path}",
                 MODULE: f"stitch-compile {path}",

@@ -159,7 +159,8 @@ def _cost_defect(
     """What is wrong with the two prices of leaving a space; None where they are right.
 
     What leaving takes is counted. Moves inside cannot be claimed to take more than all bytes take
-    in pieces of a granule, set aside and brought home.
+    in pieces of a granule, set aside and brought home; below that, that no cheaper ones exist is
+    not shown (decision 0027).
     """
     granule = run.machine.shape.space(step.space).alignment
     nbytes, moved, through = _prices(run, step, granule)
