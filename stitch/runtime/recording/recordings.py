@@ -3,8 +3,8 @@
 A recording is a kind of work (the same tasks on values of the same forms) with one plan. Its guard
 says whether the plan may run now: what it works in must be free, and what it moves or frees must
 lie as it did. Where it moves nothing, the same plan serves values at any places: for each set of
-places that it reads from, and each lease that it writes its results to, it is bound once. Comes in:
-plans. Goes out: bindings that may run. Must not know handles.
+places that it reads from, and each lease that it writes its results to, there is one binding. Comes
+in: plans. Goes out: bindings that may run. Must not know handles.
 """
 
 from __future__ import annotations
