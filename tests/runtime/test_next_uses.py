@@ -140,3 +140,35 @@ def test_what_is_learned_is_bounded_and_wrong_predictions_change_no_result(
         assert uses.is_wanted and 0 < len(uses._distances) <= 7 and 0 < len(uses._last) <= 3
         assert uses._tasks == len(uses._noted) <= 11
         assert len(uses._recent) <= next_uses.DEPTHS[0]
+
+
+def test_a_file_that_is_run_again_task_by_task_settles_to_the_best_loop(tmp_path: Path) -> None:
+    """Its input is idle for longer with each task, among weights that come in turn."""
+    file, plans, carried = rounds_in_a_file(tmp_path, 10), [], []
+    with stitch.open_device(MACHINE, window=1) as device:
+        pipe, weights = stitch.Pipeline.from_yaml(file, device=device), weights_of(device)
+        x = device.tensor(np.arange(32, dtype=np.float32)[None])
+        for _ in range(16):
+            before = device.account().total.nbytes
+            one(pipe(x, *weights)).numpy()
+            plans.append(device.statistics().plans_made)
+            carried.append(device.account().total.nbytes - before)
+    assert carried[2:] == [least_loads(10) * NBYTES] * 14
+    assert plans[-1] == plans[-5]
+
+
+@pytest.mark.parametrize(("tasks", "window"), [(100, 101), (100, 64), (1000, 64)])
+def test_a_queue_that_begins_anew_amid_a_cycle_settles(tasks: int, window: int) -> None:
+    """There, once a queue, weights come sooner than ever else: learned, and unlearned at once."""
+    made = []
+    with stitch.open_device(MACHINE, window=window) as device:
+        program, weights = device.load(times()), weights_of(device)
+        x = device.tensor(np.arange(32, dtype=np.float32)[None])
+        for _ in range(14):
+            y = x
+            for k in range(tasks):
+                y = one(program(y, weights[k % WEIGHTS]))
+            device.run_queue()
+            statistics = device.statistics()
+            made.append((statistics.plans_made, statistics.bindings_made))
+    assert made[-1] == made[-5]

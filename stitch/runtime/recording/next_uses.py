@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import TypeAlias
 
 from stitch.runtime.recording.window import Window
@@ -73,20 +74,23 @@ class NextUses:
         """Look at what was noted, if next uses are wanted."""
         if not self.is_wanted:
             return
-        surprises = [self._learn(*stretch) for stretch in self._noted]
+        told: dict[tuple[_Context, ...], int | None] = {}
+        for stretch in self._noted:
+            self._learn(*stretch, told)
         self._noted.clear()
         self._tasks = 0
-        self.version += any(surprises)
+        # What is learned once and unlearned at once, where work begins anew, changes nothing.
+        self.version += any(self._distance(after) != distance for after, distance in told.items())
         living = [(v, use) for v, use in self._last.items() if v.handles]
         self._last = dict(living[-MAX_VALUES:])
         for context in list(self._distances)[: max(0, len(self._distances) - MAX_DISTANCES)]:
             del self._distances[context]
 
     def _learn(
-        self, start: int, end: int, graph: TaskGraph, values: Sequence[ValueRecord | None]
-    ) -> bool:
-        """Whether a stretch of tasks reads something otherwise than predicted."""
-        is_surprising = False
+        self, start: int, end: int, graph: TaskGraph, values: Sequence[ValueRecord | None],
+        told: dict[tuple[_Context, ...], int | None],
+    ) -> None:  # fmt: skip
+        """Learn from a stretch of tasks; `told`: what was predicted for what it reads."""
         for at, task in enumerate(graph.tasks, start):
             self._recent = (*self._recent[1 - DEPTHS[0] :], task.transformation.key)
             before = [hash(self._recent[-depth:]) for depth in DEPTHS]
@@ -98,30 +102,31 @@ class NextUses:
                 use = self._use(value, start)
                 if use is not None and use.at < at and slot >= 0:
                     distance = at - use.at
-                    is_surprising |= self._distance(use) != distance
+                    told.setdefault(use.contexts, self._distance(use.contexts))
                     for context in use.contexts:
                         # The least recently learned goes first.
                         self._distances.pop(context, None)
                         self._distances[context] = distance
                 self._last.pop(value, None)
                 self._last[value] = _Use(at, tuple([(h, slot) for h in before]), end)
-        return is_surprising
 
     def predicted(
         self, window: Window, kept: Sequence[bool], others: Mapping[int, ValueRecord]
     ) -> tuple[tuple[int, int], ...]:
         """(Value, task of the window or after it that reads it next) for the values that live on,
         where that is known; `others`: by their numbers, those that no task of the window uses."""
-        now, end = window.number, window.end
         living = {n: value for n, value in enumerate(window.values) if kept[n]} | dict(others)
-        found = []
-        for number, value in living.items():
-            use = self._use(value, now)
-            distance = None if use is None else self._distance(use)
-            # What should have come is about to, for as long again; then it was wrong.
-            if use is not None and distance is not None and end < use.at + 2 * distance:
-                found.append((number, max(use.at + distance, end) - now))
-        return tuple(found)
+        uses = [(number, self.next_use(window, value)) for number, value in living.items()]
+        return tuple([(number, int(use) - window.number) for number, use in uses if use < inf])
+
+    def next_use(self, window: Window, value: ValueRecord) -> float:
+        """The task after a window that reads a value next, as predicted; infinity: not known."""
+        end, use = window.end, self._use(value, window.number)
+        distance = None if use is None else self._distance(use.contexts)
+        # What should have come is about to, for as long again; then it was wrong.
+        if use is None or distance is None or end >= use.at + 2 * distance:
+            return inf
+        return max(use.at + distance, end)
 
     def _use(self, value: ValueRecord, now: int) -> _Use | None:
         """The last use of a value before a task; one that was not seen is taken to be like the last
@@ -131,5 +136,5 @@ class NextUses:
             return use
         return _Use(use.at + value.last_used - use.last_used, use.contexts, value.last_used)
 
-    def _distance(self, use: _Use) -> int | None:
-        return next((self._distances[c] for c in use.contexts if c in self._distances), None)
+    def _distance(self, contexts: Sequence[_Context]) -> int | None:
+        return next((self._distances[c] for c in contexts if c in self._distances), None)

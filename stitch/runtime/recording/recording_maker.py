@@ -83,10 +83,10 @@ class RecordingMaker:
                 binding = None
         # Where the host has no memory to bind a recording once more, a new plan makes room first.
         with suppress(OutOfMemoryError):
-            binding = self._again(variants, places, window.number)
+            binding = self._again(variants, places, window)
             if binding is None and len(variants) > 1:
                 # Not its first time round: what others' leases have to spare may well be taken.
-                binding = self._again(variants, places, window.number, clear=True)
+                binding = self._again(variants, places, window, clear=True)
         if binding is None or self._next_uses.is_wanted:
             self._next_uses.note(window)
         if binding is None:
@@ -113,12 +113,12 @@ class RecordingMaker:
     # -- again -----------------------------------------------------------------------------------
 
     def _again(
-        self, variants: Sequence[Recording], places: Places, now: int, *, clear: bool = False
+        self, variants: Sequence[Recording], places: Places, window: Window, *, clear: bool = False
     ) -> Binding | None:
-        """A recording that may run; `clear`: after spare leases that lie in its way are revoked.
-        `now`: the number of its window."""
+        """A recording that may run; `clear`: after spare leases that lie in its way are revoked."""
         device = self._device
         records, shared = device.records, sharing(places)
+        version, next_use = self._next_uses.version, partial(self._next_uses.next_use, window)
         for recording in variants:
             if recording.shared != shared or recording.is_dropped:
                 continue
@@ -126,7 +126,7 @@ class RecordingMaker:
                 continue
             if device.copies_forbidden and recording.plan.copies:
                 continue
-            if not recording.chooses_well(records, self._next_uses.version, now):
+            if not recording.chooses_well(records, version, next_use):
                 continue
             if clear and recording.generation != records.generation:
                 recording.clear_way(records)

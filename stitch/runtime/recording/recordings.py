@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 
 from stitch.budget import Claim
 from stitch.planner import Buffer, Plan, Region, needed_regions, ranges_of
-from stitch.program import Program
+from stitch.program import Program, Space
 from stitch.runtime.backends import BoundPlan
 from stitch.runtime.executors import PreparedProgram
 from stitch.runtime.history import Tally, Totals, totals_of_steps
@@ -39,7 +40,7 @@ from stitch.tasks import TaskGraph
 
 #: Kinds of work that are kept, and recordings of one kind (they differ in what was in their way).
 MAX_KINDS = 512
-MAX_VARIANTS = 32
+MAX_VARIANTS = 64
 #: Leases of one recording, at most; a result that is held for longer than so many later ones leaves
 #: its own. Each is some 2 KB of Python's, and memory that others may have as soon as it is idle.
 MAX_LEASES = 2048
@@ -163,10 +164,11 @@ class Recording(LeaseHolder["Binding"]):
         #: this order; and for each array that a bound plan asks for its position among them.
         self.arrays: tuple[int, ...] = ()
         self.order: tuple[int, ...] = ()
-        #: Where it makes tensors give way: how much was known of next uses, how long those with
-        #: predicted ones had been idle, and how often its work may be planned anew for these.
+        #: Where it makes tensors give way: how much was known of next uses, where what could have
+        #: left lay and no task uses, the one read next first, and how often its work may be planned
+        #: anew for these.
         self.knowledge: int | None = None
-        self.idle_times: tuple[tuple[Place, int], ...] = ()
+        self.in_order: tuple[Place, ...] = ()
         self.tries = MAX_TRIES
         self._sources = {
             r.value: tuple([i.buffer for i in r.instances]) for r in plan.request.residents
@@ -181,29 +183,42 @@ class Recording(LeaseHolder["Binding"]):
         """Note by which predictions it makes tensors give way (`knowledge`: their version);
         `known`: the recordings of its work so far."""
         self.knowledge = knowledge
+        before = [old.tries for old in known if old.places == self.places]
+        self.tries = max(0, min([self.tries, *before]) - 1)
         request = self.plan.request
-        predicted = {value for value, _ in request.later}
-        places = {b.number: (b.space, b.address) for b in request.buffers if b.address is not None}
-        self.tries = max(0, min([self.tries, *(old.tries for old in known)]) - 1)
-        self.idle_times = tuple([
-            (place, resident.idle)
+        used = {value for task in request.tasks for value in task.inputs}
+        later = {value: use for value, use in request.later if value not in used}
+        # What lies elsewhere cannot leave.
+        places = {b.number: (b.space, b.address) for b in request.buffers
+                  if b.space is Space.L1 and b.address is not None and not b.pinned}  # fmt: skip
+        uses = [
+            (later[resident.value], places[instance.buffer])
             for resident in request.residents
-            if resident.value in predicted
+            if resident.value in later
             for instance in resident.instances
-            if (place := places.get(instance.buffer)) is not None
-        ])  # fmt: skip
+            if instance.buffer in places
+        ]
+        uses.sort(key=itemgetter(0))
+        self.in_order = tuple(dict.fromkeys([place for _, place in uses]))
 
-    def chooses_well(self, records: Records, knowledge: int, now: int) -> bool:
-        """Whether what gives way would still be chosen, as far as idle times tell."""
+    def chooses_well(
+        self, records: Records, knowledge: int, next_use: Callable[[ValueRecord], float]
+    ) -> bool:
+        """Whether what gives way would still be chosen, as far as the order tells in which the
+        others are read next, as predicted."""
         if self.knowledge is None or not self.tries:
             return True
         if self.knowledge != knowledge:
             return False
-        live = records.all_buffers()
-        for place, idle in self.idle_times:
+        live, last = records.all_buffers(), 0.0
+        for place in self.in_order:
             buffer = live.get(place)
-            if buffer is None or all(now - value.last_used != idle for value in buffer.users):
+            if buffer is None or not buffer.users:
                 return False
+            use = min(map(next_use, buffer.users))
+            if use < last:
+                return False
+            last = use
         return True
 
     def look_around(self, records: Records, picture: Picture) -> None:
